@@ -1,0 +1,1 @@
+"""nanochat: train a language model end to end, one concept a file."""

@@ -1,0 +1,149 @@
+"""What a run tells: lines on rank 0, a file of metrics with W&B as its mirror, and progress with the time left."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+
+def is_main_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def print0(*values: Any, end: str = "\n", file: TextIO | None = None) -> None:
+    """Print on rank 0 only, at once: the lines of a run that dies are still in its log."""
+    if is_main_rank():
+        print(*values, end=end, file=file, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """4.2s, 12m05s, 3h25m."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{seconds:.1f}s"
+
+
+class MetricLog:
+    """Appends one JSON object a line to `metrics.jsonl`, and mirrors it to W&B when `run` names a run.
+
+    The file is the record. W&B may be absent, offline or broken: that is printed once, and the run goes on.
+    """
+
+    def __init__(self, folder: Path, run: str = "", config: dict | None = None, project: str = "nanochat"):
+        self.path = folder / "metrics.jsonl"
+        self._wandb = None
+        if is_main_rank():
+            folder.mkdir(parents=True, exist_ok=True)
+            if run not in ("", "dummy"):
+                self._wandb = self._mirrored(lambda: _start_wandb(project, run, config))
+
+    def write(self, **metrics: Any) -> None:
+        """One record, handed to the operating system when this returns (not fsynced)."""
+        if is_main_rank():
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(metrics) + "\n")
+        if self._wandb is not None:
+            self._mirrored(lambda: self._wandb.log(metrics))
+
+    def __enter__(self) -> "MetricLog":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._wandb is not None:
+            self._mirrored(lambda: self._wandb.finish())
+
+    def _mirrored(self, act: Any) -> Any:
+        try:
+            return act()
+        except Exception as error:  # whatever a service does, training goes on
+            self._wandb = None
+            print0(f"W&B is off for the rest of this run ({type(error).__name__}: {error}); see {self.path}")
+
+
+def _start_wandb(project: str, run: str, config: dict | None) -> Any:
+    import wandb  # slow, and not needed by a run without a name
+
+    return wandb.init(project=project, name=run, config=config)
+
+
+class Progress:
+    """How far a task is: on a terminal one live line with a bar, elsewhere a plain line every few seconds.
+
+    `unit` is what `done` and `total` count; an unknown `total` is 0. Rate and time left come from the whole task.
+    """
+
+    def __init__(self, label: str, unit: str, stream: TextIO | None = None, plain_every: float = 5.0):
+        self.label, self.unit = label, unit
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._interval = 0.1 if self._live else plain_every  # seconds
+        self._start = self._shown = time.monotonic()
+        self._done = 0
+
+    def update(self, done: int, total: int = 0, note: str = "") -> None:
+        """Show the state if it is time to; cheap enough to call at every step."""
+        self._done = done
+        now = time.monotonic()
+        if now - self._shown < self._interval or not is_main_rank():
+            return
+        self._shown = now
+        self._show(self._line(done, max(total, done) if total else 0, now - self._start, note))
+
+    def close(self) -> None:
+        """Leave one closing line with the totals."""
+        if is_main_rank():
+            seconds = time.monotonic() - self._start
+            rate = _short(self._done / max(seconds, 1e-6))
+            self._show(f"{self.label}: {self._done:,} {self.unit} in {duration(seconds)} | {rate}/s", end="\n")
+
+    def _line(self, done: int, total: int, seconds: float, note: str) -> str:
+        rate = done / seconds
+        if total:
+            bar = "[" + ("#" * round(20 * done / total)).ljust(20, ".") + "] " if self._live else ""
+            parts = [f"{self.label}: {bar}{done / total:4.0%} of {_short(total)} {self.unit}", f"{_short(rate)}/s"]
+            parts.append(f"{duration((total - done) / rate)} left" if rate else "? left")
+        else:
+            parts = [f"{self.label}: {_short(done)} {self.unit}", f"{_short(rate)}/s"]
+        return " | ".join(parts + [note] * bool(note))
+
+    def _show(self, line: str, end: str = "") -> None:
+        if self._live:  # back to the first column, and clear what a longer line left
+            columns = shutil.get_terminal_size().columns
+            self._stream.write("\r" + line[: columns - 1] + "\x1b[K" + end)
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+class PhaseProgress:
+    """A callback (phase, done, total), a Progress for each phase: name=(unit, total), 0 takes the total it gets."""
+
+    def __init__(self, **phases: tuple[str, int]):
+        self._phases = phases
+        self._current: Progress | None = None
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        unit, known_total = self._phases[phase]
+        if self._current is None or self._current.label != phase:
+            self.__exit__()
+            self._current = Progress(phase, unit)
+        self._current.update(done, known_total or total)
+
+    def __enter__(self) -> "PhaseProgress":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._current is not None:
+            self._current.close()
+
+
+def _short(number: float) -> str:
+    """1234567 -> 1.2M"""
+    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{suffix}"
+    return f"{number:.0f}"

@@ -1,0 +1,146 @@
+"""What a stage did and where it ran: the record `outcome.json` that the report card is rendered from."""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from nanochat.paths import stage_dir, write_json
+
+ROOT = Path(__file__).parent.parent
+VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a stage did, as `outcome.json` in its folder.
+
+    config: every field; card: those of its fields that the report card shows. metrics: name -> a number, a text, or
+    {"value", "stderr", "format", "unit"} of which the last three may be absent. tables: {"title", "columns", "rows"}; a
+    column is [name, format spec], rows hold raw values, None where there is none. artifacts: file name -> SHA-256.
+    seconds: of wall clock, from start to end.
+    """
+
+    stage: str
+    tag: str
+    started: str
+    timestamp: str
+    command: str
+    config: dict
+    card: list
+    metrics: dict
+    tables: list
+    seconds: float
+    artifacts: dict
+    versions: dict
+    environment: dict
+
+    @classmethod
+    def begin(cls, stage: str, tag: str, config: Any) -> "Outcome":
+        """The record of a stage that starts now."""
+        return cls(
+            stage=stage,
+            tag=tag,
+            started=_now(),
+            timestamp="",
+            command=shlex.join(["python", *sys.orig_argv[1:]]),
+            config=dataclasses.asdict(config),
+            card=[field.name for field in dataclasses.fields(config) if field.metadata["in_card"]],
+            metrics={},
+            tables=[],
+            seconds=0.0,
+            artifacts={},
+            versions={name: version for name in VERSIONED if (version := _version(name))},
+            environment=environment(),
+        )
+
+    def add_artifact(self, path: Path) -> None:
+        self.artifacts[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def write(self) -> Path:
+        """Stop the clock and leave the record in the stage's folder: the last thing a stage does."""
+        self.timestamp = _now()
+        ended, started = datetime.fromisoformat(self.timestamp), datetime.fromisoformat(self.started)
+        self.seconds = (ended - started).total_seconds()
+        path = stage_dir(self.stage, self.tag) / "outcome.json"
+        write_json(path, dataclasses.asdict(self))
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> "Outcome":
+        """The record in `path`; ValueError or OSError with what is wrong with it."""
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for field in dataclasses.fields(cls):
+            if not isinstance(record, dict) or not isinstance(record.get(field.name), field.type):
+                raise ValueError(f"it has no `{field.name}` of type {field.type.__name__}")
+        for moment in (record["started"], record["timestamp"]):
+            datetime.fromisoformat(moment)
+        return cls(**{field.name: record[field.name] for field in dataclasses.fields(cls)})
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="milliseconds")
+
+
+def _version(package: str) -> str | None:
+    """From its metadata: importing torch takes seconds."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def output_of(*command: str) -> str:
+    """What a program prints, or nothing where it is absent or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def environment(root: Path = ROOT) -> dict[str, dict[str, str]]:
+    """Where a stage runs, as the header of the card shows it."""
+    software = {"Python": platform.python_version(), "PyTorch": _version("torch") or "not installed"}
+    return {"Git Information": _git(root), "Hardware": _hardware(), "Software": software}
+
+
+def _git(root: Path) -> dict[str, str]:
+    commit = output_of("git", "-C", str(root), "rev-parse", "--short", "HEAD")
+    if not commit:
+        return {"Commit": "unknown (not a git checkout)"}
+    # The card itself is rewritten by every run: that alone makes no tree dirty.
+    changes = output_of(
+        "git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!report.md"
+    )
+    branch = output_of("git", "-C", str(root), "rev-parse", "--abbrev-ref", "HEAD")
+    message = output_of("git", "-C", str(root), "log", "-1", "--format=%s")
+    return {"Branch": branch, "Commit": f"{commit} ({'dirty' if changes else 'clean'})", "Message": message}
+
+
+def _hardware() -> dict[str, str]:
+    parts = {"Platform": platform.system()}
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
+    # A core is a (package, core) pair; logical processors share it.
+    cores = len(set(re.findall(r"physical id\s*: (\d+)(?:\n.+)*?\ncore id\s*: (\d+)", text)))
+    parts["CPUs"] = f"{cores} cores ({os.cpu_count()} logical)" if cores else f"{os.cpu_count()} logical"
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        parts["Memory"] = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GB"
+    found = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    gpus = [line.rsplit(", ", 1) for line in found.splitlines() if ", " in line]
+    names = [name for name, _ in gpus]
+    parts["GPUs"] = ", ".join(f"{names.count(name)}x {name}" for name in dict.fromkeys(names)) or "none"
+    if gpus and all(memory.isdigit() for _, memory in gpus):
+        parts["GPU Memory"] = f"{sum(int(memory) for _, memory in gpus) / 1024:.1f} GB total"
+    if "torch" in sys.modules and sys.modules["torch"].version.cuda:
+        parts["CUDA Version"] = sys.modules["torch"].version.cuda
+    return parts

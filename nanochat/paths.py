@@ -1,0 +1,49 @@
+"""Where artifacts live, and how a file gets there whole or not at all."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+
+def base_dir() -> Path:
+    """Where every artifact of every run lives: NANOCHAT_BASE_DIR, read now."""
+    return Path(os.environ.get("NANOCHAT_BASE_DIR") or "~/.cache/nanochat").expanduser()
+
+
+def stage_dir(stage: str, tag: str, base: Path | None = None) -> Path:
+    """The folder of one stage of one run, which may not exist yet."""
+    if not re.fullmatch(r"[\w][\w.+-]*", tag):
+        raise ValueError(f"--tag={tag} cannot name a folder, use letters, digits, '-', '_' and '.'")
+    return (base or base_dir()) / stage / tag
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file so that a reader, or a crash at any moment, meets the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # two processes writing one path share no part
+    try:
+        with open(part, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """The same for a JSON document; a value JSON does not know is a TypeError before anything is written."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` outlive a power cut; a no-op where folders cannot be opened (Windows)."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Makes .venv ready: the locked packages, rustbpe built from source, nanochat itself. Run it as often as you like:
+# it does nothing when nothing changed, and starts over when the last setup did not finish.
+set -euo pipefail
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
+python=.venv/bin/python
+# Line 1, written when the packages are in: where and for which Python .venv was made. Without it .venv is made again
+# (half made, or moved). The rest, written last: checksums of all that went in. When they differ, .venv is updated.
+ready=.venv/ready
+
+say() { printf 'setup: %s\n' "$*"; }
+stop() {
+  printf 'setup: %s\n' "$*" >&2
+  exit 1
+}
+
+place() { printf '%s, %s\n' "$PWD" "$("$python" --version 2>&1)"; }
+sources() {
+  find requirements.lock pyproject.toml runs/setup.sh rustbpe \
+    -name target -prune -o -name Cargo.lock -prune -o -type f -exec cksum {} + | LC_ALL=C sort
+}
+
+find_uv() {
+  if uv --version >/dev/null 2>&1; then uv=uv; return; fi
+  uv=.venv/bin/uv
+  if [ -x "$uv" ]; then return; fi
+  local candidate
+  for candidate in python3 python3.13 python3.12 python3.11 python3.10 ''; do
+    if [ -z "$candidate" ]; then stop "no uv and no Python 3.10 to 3.13 found: install either one, then run this again."; fi
+    if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then break; fi
+  done
+  say "no uv: installing the locked one into .venv with pip"
+  "$candidate" -m venv --clear .venv ||
+    stop "$candidate has no venv module: install it (Debian: apt install python3-venv), then run this again."
+  sed -n '/^uv==/,/[^\\]$/p' requirements.lock >.venv/uv-only.lock
+  "$python" -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv-only.lock
+}
+
+find_cargo() {
+  if cargo --version >/dev/null 2>&1; then return; fi
+  say "no cargo: installing Rust with rustup"
+  # Fetched whole before it runs: a connection that breaks must not run half a script.
+  local installer
+  if installer=$(curl -fsS --proto '=https' --connect-timeout 20 https://sh.rustup.rs 2>/dev/null) &&
+    sh -s -- -y --quiet --profile minimal --default-toolchain stable --no-modify-path <<<"$installer" >&2 &&
+    cargo --version >/dev/null 2>&1; then return; fi
+  stop "Rust is missing and rustup could not be had: install Rust (cargo) 1.85 or newer, then run this again."
+}
+
+make_environment() {
+  rm -rf .venv
+  find_uv
+  if [ ! -x "$python" ]; then "$uv" venv --quiet --python '>=3.10,<3.14' .venv; fi
+  say "made .venv with $("$python" --version)"
+}
+
+install_locked() {
+  # uv links files from its cache; where that cannot be (another file system), say so to uv instead of hearing its warning.
+  local cache probe
+  cache=$("$uv" cache dir)
+  mkdir -p "$cache"
+  probe=$(mktemp "$cache/link-XXXXXX")
+  ln "$probe" .venv/link-probe 2>/dev/null || export UV_LINK_MODE="${UV_LINK_MODE:-copy}"
+  rm -f "$probe" .venv/link-probe
+  say "installing requirements.lock (the first time several GB are fetched)"
+  "$uv" pip install --quiet --python "$python" --require-hashes -r requirements.lock
+}
+
+build_rustbpe() {
+  command -v cc >/dev/null ||
+    stop "no C linker (cc): install one (Debian: build-essential; macOS: xcode-select --install), then run this again."
+  say "building rustbpe"
+  rm -rf rustbpe/target/wheels
+  if ! .venv/bin/maturin build --release --manifest-path rustbpe/Cargo.toml \
+    --interpreter "$python" --out rustbpe/target/wheels 2>.venv/build-rustbpe.log; then
+    cat .venv/build-rustbpe.log >&2
+    stop "rustbpe did not build; what cargo says stands above."
+  fi
+  "$uv" pip install --quiet --python "$python" --no-deps --reinstall rustbpe/target/wheels/rustbpe-*.whl
+}
+
+found=$(cat "$ready" 2>/dev/null || true)
+if [ "$found" = "$(place && sources)" ]; then
+  say "nothing changed"
+  exit 0
+fi
+
+find_cargo
+if [ "${found%%$'\n'*}" = "$(place)" ]; then find_uv; else make_environment; fi
+rm -f "$ready"
+install_locked
+place >"$ready"
+build_rustbpe
+"$uv" pip install --quiet --python "$python" --no-deps --no-build-isolation --editable .
+sources >>"$ready"
+say "done; start with: source .venv/bin/activate"

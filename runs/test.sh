@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Everything that must hold: set up, then formatting, lint, the Rust tests, the Python tests. All of them run even when an
+# earlier one fails; any failure is the exit status. Arguments go to pytest: `bash runs/test.sh -k tokenizer`.
+set -uo pipefail
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+PATH="$PWD/.venv/bin:$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
+
+bash runs/setup.sh || exit 1
+failed=()
+ruff format --check . || failed+=("ruff format (mend with: .venv/bin/ruff format)")
+ruff check --quiet . || failed+=("ruff check")
+cargo test --quiet --manifest-path rustbpe/Cargo.toml || failed+=("cargo test")
+
+# Said before pytest, whose closing line stays the last one.
+for name in "${failed[@]+"${failed[@]}"}"; do printf 'test: FAILED %s\n' "$name"; done
+python -m pytest "$@" || exit 1
+exit $((${#failed[@]} > 0))

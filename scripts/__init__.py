@@ -1,0 +1,1 @@
+"""One thin recipe a stage: `python -m scripts.tok_train --help`."""

@@ -1,0 +1,91 @@
+"""Train the tokenizer: merge the pairs of tokens that are most frequent in the text, one after the other.
+
+python -m scripts.tok_train --vocab-size=65536 --max-chars=2e9 --data=FOLDER
+"""
+
+import time
+from dataclasses import asdict, dataclass
+
+from nanochat.config import Count, option, run
+from nanochat.log import MetricLog, PhaseProgress, duration, print0
+from nanochat.outcome import Outcome
+from nanochat.paths import stage_dir
+
+
+@dataclass(frozen=True)
+class Config:
+    """Train the tokenizer on text of your own or on a named corpus."""
+
+    max_chars: Count = option(2_000_000_000, "how much text to read", group="data", unit="CHARACTERS")
+    doc_cap: Count = option(10_000, "how much to read of one document", group="data", unit="CHARACTERS")
+    vocab_size: Count = option(65_536, "bytes, merges and special tokens together", group="tokenizer", unit="TOKENS")
+    data: str = option(
+        "auto", "folder of .parquet, .txt or .md files, or a corpus by name", group="data", in_card=False
+    )
+    tag: str = option("default", "name of this run's folder", group="run", in_card=False)
+    run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
+    threads: Count = option(0, "0: as many as there are cores", group="run", unit="THREADS", in_card=False)
+
+    def __post_init__(self):
+        for name, least in (("max_chars", 1), ("doc_cap", 1), ("threads", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name.replace('_', '-')} has to be {least} or more, not {getattr(self, name)}")
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat.corpus import open_corpus
+    from nanochat.tokenizer import Tokenizer
+
+    outcome = Outcome.begin("tok_train", config.tag, config)
+    path = stage_dir("tok_train", config.tag) / "tokenizer.json"
+    corpus = open_corpus(config.data)
+    unseen = next(corpus.batches("val")).to_pylist()
+    print0(f"tok_train: {config.vocab_size:,} tokens from up to {config.max_chars:,} characters of {corpus.name}")
+
+    start = time.monotonic()
+    # The text may end before --max-chars does: the time left is reckoned to what comes first.
+    with PhaseProgress(count=("characters", min(config.max_chars, corpus.size)), merge=("merges", 0)) as progress:
+        tokenizer = Tokenizer.train(
+            corpus.batches("train"),
+            config.vocab_size,
+            max_chars=config.max_chars,
+            doc_cap=config.doc_cap,
+            threads=config.threads,
+            progress=progress,
+        )
+    train_time = time.monotonic() - start
+    if tokenizer.vocab_size < config.vocab_size:
+        print0(f"tok_train: the text yields {tokenizer.vocab_size:,} tokens, not the {config.vocab_size:,} asked for")
+
+    data = corpus.describe()
+    # Nothing of this machine or this hour: the same text and settings give the same file.
+    content_hash = tokenizer.save(path, {name: getattr(config, name) for name in outcome.card} | {"data": data})
+    # What was saved is what later stages load: it has to give back text that it was not trained on.
+    saved = Tokenizer.load(path)
+    assert saved.content_hash == content_hash, f"{path} is not what was written to it"
+    for text in unseen:
+        assert saved.decode(saved.encode(text)) == text, f"{path} does not give back {text!r}"
+
+    lengths = saved.token_lengths()
+    lengths = lengths[lengths > 0]  # special tokens stand for no text
+    outcome.metrics = {
+        "train_time": train_time,
+        "num_special_tokens": len(saved.special_tokens),
+        "token_bytes_min": int(lengths.min()),
+        "token_bytes_max": int(lengths.max()),
+        "token_bytes_mean": float(lengths.mean()),
+        "token_bytes_std": float(lengths.std()),
+        "vocab_size_reached": saved.vocab_size,
+        "data": f"{data['name']} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})",
+        "tokenizer_hash": content_hash,
+    }
+    outcome.add_artifact(path)
+    with MetricLog(path.parent, config.run, asdict(config)) as log:
+        log.write(**outcome.metrics)
+    print0(f"tok_train: {saved.vocab_size:,} tokens in {duration(train_time)}, saved as {path}")
+    outcome.write()
+
+
+if __name__ == "__main__":
+    run(main, Config)

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# The main job, and the table of contents: from text to a report card, one command a stage.
+#   bash speedrun.sh                   on the first text that this machine has
+#   bash speedrun.sh --data=FOLDER     on .parquet, .txt or .md files of your own
+# Artifacts go to NANOCHAT_BASE_DIR (default ~/.cache/nanochat), the card to report.md beside this file.
+set -euo pipefail
+
+data=auto
+for argument in "$@"; do
+  case $argument in
+    --data=*) data=${argument#--data=} ;;
+    *) printf 'speedrun: unknown argument %s, it takes --data=FOLDER\n' "$argument" >&2; exit 2 ;;
+  esac
+done
+if [ -d "$data" ]; then data=$(CDPATH='' cd -- "$data" && pwd); fi # where it lies now: the next line leaves this folder
+CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+
+stage() {
+  local name=$1
+  shift
+  printf '\n== %s\n' "$name"
+  "$@" || { local status=$?; printf 'speedrun: stopped in %s (exit status %s)\n' "$name" "$status" >&2; exit "$status"; }
+}
+
+# The environment: locked packages, rustbpe built from source. Under three seconds when nothing changed.
+stage setup bash runs/setup.sh
+python=.venv/bin/python
+
+# Tokens are what the model reads and writes: learn the vocabulary first. 65,536 still fits into 16 bits a token.
+stage tok_train "$python" -m scripts.tok_train --vocab-size=65536 --max-chars=2e9 --doc-cap=10000 --data="$data"
+
+# How much shorter do they make a text than GPT-2's and GPT-4's? What they save, every later stage saves.
+stage tok_eval "$python" -m scripts.tok_eval --data="$data"
+
+# The report card: one section for each stage above, and the summary.
+stage report "$python" -m nanochat.report --out=report.md

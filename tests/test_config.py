@@ -1,0 +1,156 @@
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from nanochat.config import Count, option, parse
+
+
+@dataclass(frozen=True)
+class Config:
+    """Bake a cake."""
+
+    max_chars: Count = option(2_000_000_000, "how much to read", group="data", unit="CHARACTERS")
+    data: str = option("auto", "where from", group="data")
+    heat: float = option(0.5, "how hot", group="oven")
+    fan: bool = option(False, "with air", group="oven")
+    size: Count | None = option(None, "None: as the parent", group="oven")
+    shape: Literal["round", "square"] = option("round", "of the tin", group="oven")
+
+    def __post_init__(self):
+        if self.heat > 1:
+            raise ValueError(f"--heat has to be at most 1, not {self.heat}")
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(ValueError) as refused:
+        parse(Config, words)
+    message = str(refused.value)
+    assert "\n" not in message
+    assert not set(message) & set("│─╭╰")
+    return message
+
+
+def test_defaults_are_the_fields():
+    assert parse(Config, []) == Config()
+
+
+@pytest.mark.parametrize("spelling", ["--max-chars", "--max_chars"])
+@pytest.mark.parametrize("number", ["2e4", "2E4", "20000", "20_000", "20,000", "2.0e4"])
+def test_counts_and_both_spellings(spelling, number):
+    assert parse(Config, [f"{spelling}={number}"]).max_chars == 20_000
+    assert parse(Config, [spelling, number]).max_chars == 20_000
+
+
+def test_a_count_is_exact():
+    assert parse(Config, ["--max-chars=9007199254740993"]).max_chars == 2**53 + 1
+
+
+@pytest.mark.parametrize("number", ["2.5", "2,5", "20,00", "many", "", "nan", "inf", "1e400", "1e999999999", "0x10"])
+def test_what_is_no_count(number):
+    message = refusal(f"--max-chars={number}")
+    assert message.startswith("--max-chars: ")
+    assert "is not a whole number" in message
+
+
+def test_other_kinds():
+    config = parse(Config, ["--fan", "--heat=1e-3", "--size", "3e2", "--shape=square", "--data", "a b"])
+    assert config == Config(fan=True, heat=0.001, size=300, shape="square", data="a b")
+    assert parse(Config, ["--size=None"]).size is None
+    assert dataclasses.is_dataclass(config)
+
+
+def test_a_leading_double_dash_is_dropped():
+    assert parse(Config, ["--", "--heat=0.25"]).heat == 0.25
+
+
+def test_unknown_flags():
+    assert refusal("--max-char=3") == "unknown argument --max-char, did you mean --max-chars?"
+    assert refusal("--hea_t", "1") == "unknown argument --hea_t, did you mean --heat?"
+    assert refusal("--zzzz") == "unknown argument --zzzz, see --help."
+    assert refusal("extra").startswith("unknown argument extra")
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["--heat=warm"], "--heat"),
+        (["--data"], "--data"),
+        (["--shape=oval"], "--shape"),
+        (["--heat", "x" * 300], "--heat"),
+    ],
+)
+def test_bad_values_name_their_flag(words, flag):
+    assert flag in refusal(*words)
+
+
+def test_a_config_checks_itself():
+    assert refusal("--heat=2") == "--heat has to be at most 1, not 2.0"
+
+
+def test_help_is_grouped_with_defaults_and_units(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(Config, ["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert "Bake a cake." in text
+    for part in ("data options", "oven options", "--max-chars CHARACTERS", "how much to read (default: 2,000,000,000)"):
+        assert part in text
+    assert "data." not in text  # a group is no prefix of its flags
+
+
+SCRIPT = """
+from dataclasses import dataclass
+from nanochat.config import Count, option, run
+@dataclass(frozen=True)
+class Config:
+    loaves: Count = option(1, "how many", group="bakery")
+def main(config):
+    if config.loaves > 9:
+        raise ValueError("--loaves has to be at most 9")
+    if config.loaves < 0:
+        int("minus")
+    print(f"{config.loaves} baked")
+if __name__ == "__main__":
+    run(main, Config)
+"""
+
+
+@pytest.fixture
+def bakery(tmp_path, python):
+    (tmp_path / "bakery.py").write_text(SCRIPT)
+    return lambda *words, options=(): python(*options, "-m", "bakery", *words, PYTHONPATH=f"{tmp_path}:.")
+
+
+def test_a_script_ends_with_one_sentence_and_code_2(bakery):
+    assert bakery("--loaves=3").stdout == "3 baked\n"
+    for words, sentence in [
+        (["--loaves=10"], "error: --loaves has to be at most 9\n"),
+        (["--loafs=1"], "error: unknown argument --loafs, did you mean --loaves?\n"),
+        (["--loaves=1.5"], "error: --loaves: 1.5 is not a whole number, write it like 20000 or 2e4\n"),
+    ]:
+        done = bakery(*words)
+        assert (done.returncode, done.stderr) == (2, sentence)
+
+
+def test_a_defect_says_where_it_is_and_dev_mode_shows_the_traceback(bakery):
+    done = bakery("--loaves=-1")
+    assert done.returncode == 2
+    assert done.stderr.endswith("bakery.py:11)\n")
+    assert "Traceback" in bakery("--loaves=-1", options=["-X", "dev"]).stderr
+
+
+@pytest.mark.parametrize("script", ["scripts.tok_train", "scripts.tok_eval", "nanochat.report"])
+def test_help_is_quick_and_imports_nothing_heavy(script, python, tmp_path):
+    for heavy in ("torch", "pyarrow", "numpy", "wandb", "tiktoken"):
+        (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
+    seconds = []
+    for _ in range(5):
+        start = time.monotonic()
+        done = python("-m", script, "--help", PYTHONPATH=str(tmp_path))
+        seconds.append(time.monotonic() - start)
+        assert done.returncode == 0, done.stderr
+        assert "(default: " in done.stdout
+    assert min(seconds) < 0.5

@@ -1,0 +1,102 @@
+import hashlib
+import json
+import platform
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+
+from nanochat.config import option
+from nanochat.outcome import Outcome, environment
+
+
+@dataclass(frozen=True)
+class Config:
+    depth: int = option(2, "layers", group="model")
+    data: str = option("/home/somebody/text", "where from", group="data", in_card=False)
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    outcome = Outcome.begin("bake", "d2", Config(depth=3))
+    artifact = tmp_path / "cake.bin"
+    artifact.write_bytes(b"cake")
+    outcome.metrics["loss"] = {"value": 2.5, "stderr": 0.1}
+    outcome.tables.append({"title": "Layers", "columns": [["Name", ""]], "rows": [["first"]]})
+    outcome.add_artifact(artifact)
+    return outcome, outcome.write()
+
+
+def test_a_record_comes_back_as_it_was_written(written, tmp_path):
+    outcome, path = written
+    assert path == tmp_path / "bake/d2/outcome.json"
+    assert Outcome.load(path) == outcome
+    assert outcome.config == {"depth": 3, "data": "/home/somebody/text"}
+    assert outcome.card == ["depth"]
+    assert outcome.artifacts == {"cake.bin": hashlib.sha256(b"cake").hexdigest()}
+    assert outcome.command.startswith("python ")
+    assert outcome.versions["pyarrow"]
+    assert 0 <= outcome.seconds < 60
+    assert outcome.started <= outcome.timestamp
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[1, 2]",
+        lambda text: text.replace('"stage"', '"Stage"'),
+        lambda text: json.dumps({**json.loads(text), "metrics": [1]}),
+        lambda text: json.dumps({**json.loads(text), "timestamp": "yesterday"}),
+    ],
+)
+def test_a_damaged_record_is_refused(written, damage):
+    _, path = written
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(ValueError):
+        Outcome.load(path)
+
+
+def git(folder, *words):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=trunk"]
+    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+
+
+def test_where_it_ran(tmp_path):
+    assert environment(tmp_path)["Git Information"] == {"Commit": "unknown (not a git checkout)"}
+    git(tmp_path, "init")
+    for name in ("report.md", "code.py"):
+        (tmp_path / name).write_text("old")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "First words")
+    found = environment(tmp_path)["Git Information"]
+    assert found["Branch"] == "trunk"
+    assert found["Message"] == "First words"
+    assert found["Commit"].endswith(" (clean)")
+    (tmp_path / "report.md").write_text("a new card")  # every run rewrites it
+    assert environment(tmp_path)["Git Information"]["Commit"].endswith(" (clean)")
+    (tmp_path / "code.py").write_text("new")
+    assert environment(tmp_path)["Git Information"]["Commit"].endswith(" (dirty)")
+
+
+SMI = "#!/bin/sh\nprintf 'NVIDIA H100 80GB HBM3, 81559\\nNVIDIA H100 80GB HBM3, %s\\n' "
+
+
+@pytest.mark.parametrize(
+    ("smi", "names", "memory"),
+    [
+        (SMI + "81559", "2x NVIDIA H100 80GB HBM3", "159.3 GB total"),
+        (SMI + "'[N/A]'", "2x NVIDIA H100 80GB HBM3", None),  # unknown: left out, never a wrong number
+        ("#!/bin/sh\necho no devices; exit 9", "none", None),
+    ],
+)
+def test_gpus(tmp_path, monkeypatch, smi, names, memory):
+    (tmp_path / "nvidia-smi").write_text(smi)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    hardware = environment()["Hardware"]
+    assert hardware["Platform"] == platform.system()
+    assert hardware["GPUs"] == names
+    assert hardware.get("GPU Memory") == memory

@@ -1,0 +1,75 @@
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nanochat import paths
+
+
+def test_base_dir_is_read_when_asked(monkeypatch, tmp_path):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    assert paths.base_dir() == tmp_path
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", "~/elsewhere")
+    assert paths.base_dir() == Path.home() / "elsewhere"
+    monkeypatch.delenv("NANOCHAT_BASE_DIR")
+    assert paths.base_dir() == Path.home() / ".cache/nanochat"
+    assert paths.stage_dir("tok_train", "d8-v1.0", tmp_path) == tmp_path / "tok_train" / "d8-v1.0"
+
+
+@pytest.mark.parametrize("tag", ["", "..", "a/b", "/tmp", ".hidden", "a\nb", "a b"])
+def test_a_tag_is_one_plain_folder(tag):
+    with pytest.raises(ValueError, match="cannot name a folder"):
+        paths.stage_dir("tok_train", tag)
+
+
+def test_text_and_json_are_written_whole(tmp_path):
+    path = tmp_path / "new" / "folder" / "card.json"
+    paths.write_json(path, {"text": "모든 — \n", "n": 1})
+    assert json.loads(path.read_bytes()) == {"text": "모든 — \n", "n": 1}
+    paths.write_text(path, "a\nb\n")
+    assert path.read_bytes() == b"a\nb\n"
+    assert os.listdir(path.parent) == ["card.json"]
+
+
+def test_a_failed_write_leaves_the_old_file(monkeypatch, tmp_path):
+    path = tmp_path / "card.json"
+    paths.write_text(path, "old")
+    with pytest.raises(TypeError):
+        paths.write_json(path, object())
+
+    def full(source, target):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="no space"):
+        paths.write_text(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["card.json"]
+
+
+def test_content_reaches_the_disk_before_the_name_and_the_name_before_the_return(monkeypatch, tmp_path):
+    acts = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (acts.append(stat.S_ISDIR(os.fstat(fd).st_mode)), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda *names: (acts.append("rename"), replace(*names)))
+    paths.write_text(tmp_path / "card", "new")
+    assert acts == [False, "rename", True]
+
+
+def test_a_reader_never_sees_a_part(tmp_path):
+    """Two processes write two long texts in turn while this one reads."""
+    path = tmp_path / "card"
+    writer = "import sys; from pathlib import Path; from nanochat.paths import write_text\n"
+    writer += "for _ in range(60): write_text(Path(sys.argv[1]), sys.argv[2] * 200_000)"
+    paths.write_text(path, "a" * 200_000)
+    root = Path(__file__).parent.parent
+    writers = [subprocess.Popen([sys.executable, "-c", writer, str(path), letter], cwd=root) for letter in "ab"]
+    seen = set()
+    while any(process.poll() is None for process in writers):
+        seen.add(path.read_text())
+    assert [process.returncode for process in writers] == [0, 0]
+    assert seen <= {"a" * 200_000, "b" * 200_000}

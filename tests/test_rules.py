@@ -1,0 +1,390 @@
+"""The rules of the house, each a function from a tree to its breaches ("file:line: what is wrong").
+
+Every rule is tried on this repository, where it must find nothing, and on small planted breaches, which it must see.
+"""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+OUR_CODE = ("nanochat", "scripts", "tasks")
+
+# Lowest first. A module imports only from lower layers; a new one gets its place here.
+LAYERS = [
+    "config stages runtime paths log hub",
+    "outcome tokenizer chat corpus world attention optim param_groups schedules fp8 quant sandbox calculator",
+    "gpt recursive scaling dataloader packing",
+    "checkpoint engine kvcache objectives rollouts eval_bpb eval_core eval_chat",
+    "loop report export serve sweep mixture merge variance",
+]
+LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}
+HIGHEST_LAYER_FOR_TASKS = 1
+
+MAX_SCRIPT, MAX_FILE, MAX_FUNCTION, MAX_PYTHON = 150, 400, 60, 9_000
+# "file" or "file::function" → why it may be longer: kernels and lookup tables only.
+EXEMPT: dict[str, str] = {}
+
+# What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
+PURE_CALLS = set(
+    "dataclass field option arg compile frozenset set dict tuple list range len sorted sum min max zip enumerate chr "
+    "ord int float str bytes split join format strip cache lru_cache wraps contextmanager property staticmethod".split()
+)
+WITHOUT_TORCH = {f"nanochat.{name}" for name in ("config", "stages", "paths", "log", "hub", "report")}
+
+# Declared for the next floors: taken off this list by the change that first imports it.
+NOT_YET_IMPORTED = set("torch safetensors huggingface_hub matplotlib starlette uvicorn transformers tokenizers".split())
+
+# In pieces, so that this file does not name what no file may name.
+PACKAGE_HOSTS = [
+    "pypi" + ".org",
+    "python" + "hosted",
+    "crates" + ".io",
+    "npm" + "js.",
+    "pytorch" + ".org/whl",
+    "ana" + "conda.",
+]
+PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+
+
+# ---- reading a tree ----
+
+
+def files(root: Path) -> list[str]:
+    """Paths of what is or could be committed; in a tree without git, all of it but hidden folders."""
+    if (root / ".git").exists():
+        command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
+        return sorted(path for path in listed if (root / path).is_file())
+    paths = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    return sorted(path.as_posix() for path in paths if not {".venv", "target", "__pycache__"} & set(path.parts))
+
+
+def python_files(root: Path, *folders: str) -> Iterator[tuple[str, ast.Module]]:
+    for path in files(root):
+        if path.endswith(".py") and (not folders or path.split("/")[0] in folders):
+            yield path, ast.parse((root / path).read_text(encoding="utf-8"))
+
+
+def imports(path: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """(dotted name, line) of every import, lazy ones too; `from a import b` counts as a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = ".".join(filter(None, [path.split("/")[0] if node.level else "", node.module]))
+            yield from ((f"{package}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def line_count(root: Path, path: str) -> int:
+    """Lines of a file, without the tests at the end of a Rust file."""
+    return len((root / path).read_text(encoding="utf-8").partition("#[cfg(test)]\nmod ")[0].splitlines())
+
+
+def declared(root: Path) -> dict[str, int]:
+    """Distribution → its line in pyproject.toml, over the dependencies and all extras."""
+    found, table = {}, ""
+    for number, line in enumerate((root / "pyproject.toml").read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("["):
+            table = line
+        elif table.startswith("[project") and (name := re.match(r' {4}"([\w.-]+)', line)):
+            found[name[1].replace("-", "_")] = number
+    return found
+
+
+# ---- the rules ----
+
+
+def rule_1_a_script_is_a_recipe(root: Path) -> Iterator[str]:
+    for path, tree in python_files(root, "scripts"):
+        if path.endswith("__init__.py"):
+            continue
+        if (lines := line_count(root, path)) > MAX_SCRIPT:
+            yield f"{path}:{MAX_SCRIPT + 1}: {lines} lines, a script has at most {MAX_SCRIPT}"
+        mains = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
+        if not mains or [argument.arg for argument in mains[0].args.args] != ["config"]:
+            yield f"{path}:1: a script has one main(config)"
+        for extra in [node for node in tree.body if isinstance(node, ast.ClassDef)][1:]:
+            yield f"{path}:{extra.lineno}: class {extra.name}: a script has no class but its config"
+
+
+def rule_2_imports_go_down(root: Path) -> Iterator[str]:
+    for path, tree in python_files(root, *OUR_CODE):
+        folder, module = path.split("/")[0], Path(path).stem
+        if folder == "nanochat" and module != "__init__" and module not in LAYER:
+            yield f"{path}:1: no layer is given for {module}; add it to LAYERS and to the plan of the house"
+        for name, line in imports(path, tree):
+            package, target = [*name.split("."), ""][:2]
+            if package in {"nanochat": ("scripts", "tasks"), "tasks": ("scripts",), "scripts": ("scripts",)}[folder]:
+                yield f"{path}:{line}: {folder}/ does not import {package}/"
+            ceiling = {"nanochat": LAYER.get(module, 99) - 1, "tasks": HIGHEST_LAYER_FOR_TASKS, "scripts": 99}[folder]
+            if package == "nanochat" and LAYER.get(target, 0) > ceiling:
+                yield f"{path}:{line}: {target} is not in a lower layer; pass in what is needed from it"
+
+
+def rule_3_one_training_loop(root: Path) -> Iterator[str]:
+    for path, tree in python_files(root, *OUR_CODE):
+        calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
+        for call in calls:
+            steps = call.func.attr == "step" and "opt" in ast.unparse(call.func.value).lower()
+            if path != "nanochat/loop.py" and (steps or call.func.attr == "backward"):
+                yield f"{path}:{call.lineno}: {ast.unparse(call.func)}() belongs in nanochat/loop.py alone"
+
+
+def rule_4_one_frozen_dataclass_is_the_command_line(root: Path) -> Iterator[str]:
+    for path, tree in python_files(root, "scripts"):
+        if path.endswith("__init__.py"):
+            continue
+        configs = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        if not configs or "dataclass(frozen=True)" not in map(ast.unparse, configs[0].decorator_list):
+            yield f"{path}:1: a script has one @dataclass(frozen=True), its command line, record and report lines"
+        for name, line in imports(path, tree):
+            if name.split(".")[0] in {"argparse", "click", "tyro"}:
+                yield f"{path}:{line}: the command line is read by nanochat.config, from the dataclass"
+
+
+def rule_7_small_files_and_functions(root: Path) -> Iterator[str]:
+    used = set()
+    lengths = [(path, 1, line_count(root, path), MAX_FILE) for path in files(root) if path.endswith((".py", ".rs"))]
+    for path, tree in python_files(root):
+        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        lengths += [(f"{path}::{f.name}", f.lineno, f.end_lineno - f.lineno + 1, MAX_FUNCTION) for f in functions]
+    for name, line, lines, limit in lengths:
+        if lines > limit and name in EXEMPT:
+            used.add(name)
+        elif lines > limit:
+            yield f"{name.split('::')[0]}:{line}: {name} has {lines} lines, the limit is {limit}"
+    yield from (f"{name.split('::')[0]}:1: exempt but short: take it off EXEMPT" for name in EXEMPT.keys() - used)
+
+
+def at_import(body: list[ast.AST]) -> Iterator[ast.AST]:
+    """Every node that runs when a module is imported: not what stands inside functions or under `if __name__`."""
+    for node in body:
+        if isinstance(node, ast.If) and re.search("__name__|TYPE_CHECKING", ast.unparse(node.test)):
+            continue
+        yield node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            defaults = [default for default in node.args.defaults + node.args.kw_defaults if default]
+            yield from at_import(defaults + getattr(node, "decorator_list", []))
+        else:
+            yield from at_import(list(ast.iter_child_nodes(node)))
+
+
+def rule_8_nothing_is_done_at_import(root: Path) -> Iterator[str]:
+    statements = (ast.For, ast.While, ast.With, ast.Try, ast.If, ast.Delete, ast.Raise)
+    for path, tree in python_files(root, *OUR_CODE):
+        for node in at_import(tree.body):
+            if isinstance(node, statements) or (
+                isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant)
+            ):
+                yield f"{path}:{node.lineno}: this statement runs at import; move it into a function"
+            elif isinstance(node, ast.Call):
+                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                if called not in PURE_CALLS and not called.lstrip("_")[:1].isupper():
+                    yield f"{path}:{node.lineno}: {ast.unparse(node.func)}() is called at import"
+            elif isinstance(node, ast.Attribute) and node.attr in ("environ", "argv"):
+                yield f"{path}:{node.lineno}: {ast.unparse(node)} is read at import"
+
+
+# Imports the modules named on its command line in order; prints (module, what it did) for all beyond importing.
+WATCHER = """
+import importlib, json, os, sys
+seen, current = [], ""
+def watch(event, args):
+    wrote = event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    if current and (wrote or event.startswith(("socket.", "subprocess.", "os.mkdir"))):
+        seen.append((current, f"{event} {args[0]}"))
+sys.addaudithook(watch)
+for current in sys.argv[1:]:
+    torch_before = "torch" in sys.modules
+    importlib.import_module(current)
+    if "torch" in sys.modules and not torch_before:
+        seen.append((current, "imports torch"))
+current = ""
+print(json.dumps(seen))
+"""
+
+
+def rule_8_importing_is_quiet(root: Path) -> Iterator[str]:
+    """In a fresh process: no file, socket or process is made; what must start fast is without torch."""
+    paths = {path.removesuffix(".py").replace("/", "."): path for path, _ in python_files(root, *OUR_CODE)}
+    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    light = {name for name in paths if name in WITHOUT_TORCH or name.startswith("scripts")}
+    command = [sys.executable, "-B", "-c", WATCHER, *sorted(light), *sorted(paths.keys() - light)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name, act in json.loads(done.stdout):
+        if name in light or act != "imports torch":
+            yield f"{paths[name]}:1: importing it: {act}"
+
+
+def rule_11_every_module_and_stage_is_tested(root: Path) -> Iterator[str]:
+    end_to_end = root / "tests" / "test_end_to_end.py"
+    ran = end_to_end.read_text(encoding="utf-8") if end_to_end.exists() else ""
+    for path, _ in python_files(root, "nanochat", "scripts"):
+        folder, module = path.split("/")[0], Path(path).stem
+        test = root / "tests" / f"test_{module}.py"
+        if module == "__init__":
+            continue
+        if folder == "nanochat" and not (test.exists() and "\ndef test_" in test.read_text(encoding="utf-8")):
+            yield f"{path}:1: no test in tests/test_{module}.py"
+        if folder == "scripts" and not re.search(rf"\b{module}\b", ran):
+            yield f"{path}:1: tests/test_end_to_end.py does not run it"
+
+
+def rule_12_subtract(root: Path) -> Iterator[str]:
+    outside = [path for path, _ in python_files(root) if not path.startswith("tests/")]
+    if (lines := sum(line_count(root, path) for path in outside)) > MAX_PYTHON:
+        longest = max(outside, key=lambda path: line_count(root, path))
+        yield f"{longest}:1: {lines:,} lines of Python outside tests, the ceiling is {MAX_PYTHON:,}"
+
+
+def rule_12_imported_is_declared_is_used(root: Path) -> Iterator[str]:
+    """bench/ is left out: it drives peers out of environments of their own."""
+    found, used = declared(root), {}
+    ours = {*OUR_CODE, "bench", "rustbpe", "tests", *(path.stem for path in (root / "tests").glob("*.py"))}
+    for path, tree in python_files(root, *OUR_CODE, "tests"):
+        for name, line in imports(path, tree):
+            used.setdefault(name.split(".")[0], f"{path}:{line}")
+    used.pop("tiktoken_ext", None)  # part of tiktoken
+    for name, where in used.items():
+        if name not in found and name not in ours and name not in sys.stdlib_module_names:
+            yield f"{where}: {name} is imported but not declared in pyproject.toml"
+    commands = (root / "pyproject.toml").read_text(encoding="utf-8").partition("[project]")[0]  # the build system
+    commands += "\n".join((root / path).read_text(encoding="utf-8") for path in files(root) if path.endswith(".sh"))
+    for name, line in found.items():
+        if name in NOT_YET_IMPORTED and name in used:
+            yield f"pyproject.toml:{line}: {name} is imported by now: take it off NOT_YET_IMPORTED"
+        if not (name in used or name in NOT_YET_IMPORTED or re.search(rf"\b{name}\b", commands)):
+            yield f"pyproject.toml:{line}: {name} is declared but neither imported nor run by a script"
+    yield from (
+        f"pyproject.toml:1: {name} is on NOT_YET_IMPORTED but not declared" for name in NOT_YET_IMPORTED - found.keys()
+    )
+
+
+def rule_12_the_lock_pins_everything(root: Path) -> Iterator[str]:
+    text = (root / "requirements.lock").read_text(encoding="utf-8")
+    locked = {name.replace("-", "_") for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)}
+    yield from (
+        f"pyproject.toml:{line}: {name} is not locked: run runs/lock.sh"
+        for name, line in declared(root).items()
+        if name not in locked
+    )
+    for number, line in enumerate(text.splitlines(), 1):
+        if not re.match(r"#|[\w.-]+==\S+ .*\\$|    --hash=sha256:[0-9a-f]{64}( \\)?$", line):
+            yield f"requirements.lock:{number}: not a pinned, hashed requirement: {line[:80]}"
+
+
+def rule_no_package_host_is_named(root: Path) -> Iterator[str]:
+    for path in files(root):
+        if path == "uv.lock":
+            yield f"{path}:1: it names package hosts, so it is made locally and never committed"
+        for number, line in enumerate((root / path).read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            yield from (
+                f"{path}:{number}: names a package host, {host}" for host in PACKAGE_HOSTS if host in line.lower()
+            )
+
+
+def rule_no_pickle(root: Path) -> Iterator[str]:
+    for path, tree in python_files(root):
+        for name, line in imports(path, tree):
+            if name.split(".")[0] in PICKLES:
+                yield f"{path}:{line}: {name} runs code when it loads; use JSON or safetensors"
+
+
+def rule_shell_scripts_parse(root: Path) -> Iterator[str]:
+    for path in files(root):
+        if path.endswith(".sh") or path == ".ci/run":
+            done = subprocess.run(["bash", "-n", path], cwd=root, capture_output=True, text=True)
+            line = re.search(r"line (\d+)", done.stderr)
+            if done.returncode:
+                yield f"{path}:{line[1] if line else 1}: {done.stderr.strip()}"
+
+
+# ---- every rule on the repository and on planted breaches ----
+
+CONFIG = "@dataclass(frozen=True)\nclass C: ...\n"
+PYPROJECT = '[project]\ndependencies = [\n    "numpy>=2",\n]\n'
+HASHED = " \\\n    --hash=sha256:" + "0" * 64 + "\n"
+# rule → (file, text, line at which the breach must be seen); around it stands an empty repository.
+PLANTED = {
+    rule_1_a_script_is_a_recipe: [
+        ("scripts/a.py", "def run(config): ...\n", 1),
+        ("scripts/a.py", CONFIG + "def main(config): ...\nclass Helper: ...\n", 4),
+        ("scripts/a.py", "def main(config): ...\n" + "x = 1\n" * MAX_SCRIPT, MAX_SCRIPT + 1),
+    ],
+    rule_2_imports_go_down: [
+        ("nanochat/config.py", "import os\nimport tasks.common\n", 2),
+        ("nanochat/config.py", "def f():\n    from nanochat import paths\n", 2),
+        ("nanochat/gpt.py", "from .loop import train\n", 1),
+        ("nanochat/novelty.py", "", 1),
+        ("scripts/a.py", "from scripts.b import main\n", 1),
+        ("tasks/a.py", "import nanochat.engine\n", 1),
+    ],
+    rule_3_one_training_loop: [
+        ("scripts/a.py", "def f(loss):\n    loss.backward()\n", 2),
+        ("nanochat/gpt.py", "def f(self):\n    self.optimizer.step()\n", 2),
+    ],
+    rule_4_one_frozen_dataclass_is_the_command_line: [
+        ("scripts/a.py", "@dataclass\nclass C: ...\n", 1),
+        ("scripts/a.py", CONFIG + "import argparse\n", 3),
+    ],
+    rule_7_small_files_and_functions: [
+        ("nanochat/gpt.py", "\n" * MAX_FILE + "x = 1\n", 1),
+        ("rustbpe/src/a.rs", "\n" * MAX_FILE + "// end\n", 1),
+        ("tests/test_a.py", "x = 1\ndef f():\n" + "    g()\n" * MAX_FUNCTION, 2),
+    ],
+    rule_8_nothing_is_done_at_import: [
+        ("nanochat/a.py", "import os\nHERE = os.getcwd()\n", 2),
+        ("nanochat/a.py", "import os\nHOME = os.environ['HOME']\n", 2),
+        ("scripts/a.py", "def main(config=load()): ...\n", 1),
+        ("tasks/a.py", "class T:\n    rows = fetch()\n", 2),
+        ("tasks/a.py", "for name in ('a', 'b'):\n    T[name] = 1\n", 1),
+    ],
+    rule_8_importing_is_quiet: [
+        ("nanochat/gpt.py", "import os\nos.mkdir(__file__ + '.d')\n", 1),
+        ("nanochat/paths.py", "open(__file__ + '.txt', 'w').close()\n", 1),
+        ("scripts/a.py", "import sys, types\nsys.modules['torch'] = types.ModuleType('torch')\n", 1),
+    ],
+    rule_11_every_module_and_stage_is_tested: [("nanochat/gpt.py", "", 1), ("scripts/a.py", "", 1)],
+    rule_12_subtract: [("bench/a.py", "x = 1\n" * (MAX_PYTHON + 1), 1)],
+    rule_12_imported_is_declared_is_used: [
+        ("nanochat/a.py", "import numpy\ndef f():\n    import requests\n", 3),
+        ("pyproject.toml", PYPROJECT, 3),
+    ],
+    rule_12_the_lock_pins_everything: [
+        ("pyproject.toml", PYPROJECT, 3),
+        ("requirements.lock", "numpy==2.0" + HASHED + "-e file:///tmp/x\n", 3),
+        ("requirements.lock", "numpy==2.0\n", 1),
+    ],
+    rule_no_package_host_is_named: [("README.md", "see\nhttps://" + PACKAGE_HOSTS[0] + "/\n", 2), ("uv.lock", "", 1)],
+    rule_no_pickle: [("tests/test_a.py", "import os\nfrom pickle import loads\n", 2)],
+    rule_shell_scripts_parse: [("runs/a.sh", "echo a\nif true; then\n", 3)],
+}
+
+
+@pytest.mark.parametrize("rule", PLANTED, ids=lambda rule: rule.__name__)
+def test_the_repository_keeps(rule):
+    assert list(rule(ROOT)) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "file", "text", "line"), [(rule, *plant) for rule in PLANTED for plant in PLANTED[rule]]
+)
+def test_a_planted_breach_is_seen(rule, file, text, line, tmp_path):
+    packages = {f"{folder}/__init__.py": "" for folder in OUR_CODE}
+    for name, content in {"pyproject.toml": "[project]\n", "requirements.lock": "", **packages, file: text}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    assert [breach for breach in rule(tmp_path) if breach.startswith(f"{file}:{line}: ")]
+
+
+def test_every_rule_has_its_plants():
+    rules = {value for name, value in globals().items() if name.startswith("rule_")}
+    assert rules == PLANTED.keys()

@@ -1,0 +1,85 @@
+"""runs/setup.sh and runs/test.sh as a stranger meets them: another directory, a path with spaces, no Rust."""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NEEDED = (
+    "pyproject.toml",
+    "requirements.lock",
+    "LICENSE",
+    "README.md",
+    "runs",
+    "rustbpe",
+    "nanochat",
+    "scripts",
+    "tasks",
+)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """What setup needs of this repository, copied to a path with spaces."""
+    copy = tmp_path / "a path with spaces" / "nanochat"
+    copy.mkdir(parents=True)
+    for name in NEEDED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("target", "__pycache__"))
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+def run(script: Path, elsewhere: Path, path: str = "") -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PATH": path + os.environ["PATH"]}
+    return subprocess.run(["bash", script], cwd=elsewhere, env=environment, capture_output=True, text=True)
+
+
+def test_without_cargo_and_rustup_one_sentence_says_what_to_install(checkout, tmp_path):
+    for name in ("cargo", "curl"):  # as on a machine without Rust and without a network
+        stub = tmp_path / "stubs" / name
+        stub.parent.mkdir(exist_ok=True)
+        stub.write_text("#!/bin/sh\nexit 1\n")
+        stub.chmod(0o755)
+    done = run(checkout / "runs" / "setup.sh", tmp_path, path=f"{stub.parent}:")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "install Rust" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.slow
+def test_setup_is_idempotent_and_recovers(checkout, tmp_path):
+    setup, python = checkout / "runs" / "setup.sh", checkout / ".venv" / "bin" / "python"
+    works = [python, "-c", "import rustbpe, nanochat, scripts, numpy; print(nanochat.__file__)"]
+    first = run(setup, tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "warning" not in first.stderr.lower()
+    where = subprocess.run(works, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert where.startswith(str(checkout))
+
+    started = time.monotonic()
+    assert run(setup, tmp_path).stdout == "setup: nothing changed\n"
+    assert time.monotonic() - started < 3
+
+    source = checkout / "rustbpe" / "src" / "lib.rs"
+    sound = source.read_text()
+    source.write_text(sound + "\nbroken\n")
+    broken = run(setup, tmp_path)
+    assert broken.returncode == 1
+    assert "error: expected" in broken.stderr
+    source.write_text(sound + "\n// mended\n")
+    mended = run(setup, tmp_path)
+    assert mended.returncode == 0
+    assert "made .venv" not in mended.stdout  # updated in place
+
+    # What a setup killed among its packages leaves: no mark of being ready, and half a package.
+    (checkout / ".venv" / "ready").unlink()
+    shutil.rmtree(next((checkout / ".venv").glob("lib/python*/site-packages/numpy")))
+    assert "made .venv" in run(setup, tmp_path).stdout
+    subprocess.run(works, cwd=tmp_path, check=True, capture_output=True)
