@@ -24,7 +24,8 @@ def train(
     vocab_size: 256 bytes + merges; special tokens are not counted here. Fewer merges come back when the text has no more pairs.
     max_chars, doc_cap: characters to read in all, and of each document (None: no limit).
     threads: 0 takes every core. The result does not depend on it.
-    progress: called as (phase, done, total) about ten times a second; phases are "count" (characters) and "merge".
+    progress: called as (phase, done, total) ten times a second and at the end of a phase; phases: "count" (characters),
+    "merge".
     """
 
 class Tokenizer:

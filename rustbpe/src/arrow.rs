@@ -68,7 +68,8 @@ impl StringArray {
         if array.null_count != 0 && !valid.is_null() {
             let is_null = |i: &usize| *valid.add((first + i) / 8) >> ((first + i) % 8) & 1 == 0;
             if let Some(i) = (0..len).find(is_null) {
-                let message = format!("element {i} of the Arrow array is null; drop such rows first, e.g. array.drop_null()");
+                let message =
+                    format!("element {i} of the Arrow array is null; drop such rows first, e.g. array.drop_null()");
                 return Err(Error::Input(message));
             }
         }
@@ -113,7 +114,9 @@ impl Texts for StringArray {
         let bytes = unsafe { std::slice::from_raw_parts(self.bytes.add(start as usize), (end - start) as usize) };
         std::str::from_utf8(bytes).map_err(|e| {
             let at = e.valid_up_to();
-            Error::Input(format!("element {i} of the Arrow array is not valid UTF-8 at its byte {at}; repair or drop the row"))
+            Error::Input(format!(
+                "element {i} of the Arrow array is not valid UTF-8 at its byte {at}; repair or drop the row"
+            ))
         })
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::split::{Splitter, MAX_TEXT};
 use crate::vocab::Vocabulary;
-use crate::words::{ask_for_huge_pages, hash, pack_word, WordMap, SHORT};
+use crate::words::{ask_for_huge_pages, WordMap, SHORT};
 use crate::{Error, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
@@ -89,8 +89,8 @@ struct Cache {
 impl Cache {
     /// Room for the words of a text of that many bytes (one in about 150 bytes is new).
     fn for_text(bytes: usize) -> Self {
-        let words = (bytes / 128).clamp(1 << 10, 1 << 19);
-        Cache { words: WordMap::new(2 * words), spill: Vec::new(), scratch: Vec::new() }
+        let words = (bytes / 192).clamp(1 << 10, 1 << 19);
+        Cache { words: WordMap::new(words), spill: Vec::new(), scratch: Vec::new() }
     }
 
     fn bytes(&self) -> usize {
@@ -101,14 +101,14 @@ impl Cache {
 pub struct Encoder {
     splitter: Splitter,
     pub vocabulary: Vocabulary,
-    whole_words: WordMap<Remembered>, // every token that fits a slot: a word that is a token needs no merging
+    whole_words: WordMap<Remembered>, // tokens that only a whole word becomes
     caches: Mutex<Vec<Cache>>,
 }
 
 impl Encoder {
     pub fn new(vocabulary: Vocabulary, splitter: Splitter) -> Self {
-        let mut whole_words = WordMap::new(2 * vocabulary.len());
-        for id in 0..vocabulary.len() as u32 {
+        let mut whole_words = WordMap::new(2 * vocabulary.only_whole.len());
+        for &id in &vocabulary.only_whole {
             *whole_words.entry(vocabulary.token(id)) = remembered(&[id], &mut Vec::new());
         }
         Encoder { splitter, vocabulary, whole_words, caches: Mutex::new(Vec::new()) }
@@ -118,7 +118,8 @@ impl Encoder {
     #[inline(always)]
     fn encode_into<T: Id>(&self, text: &str, out: &mut Vec<T>, cache: &mut Cache) -> Result<()> {
         if text.len() > MAX_TEXT {
-            let message = format!("a text of {} bytes is too long to encode at once; cut it below {MAX_TEXT}", text.len());
+            let message =
+                format!("a text of {} bytes is too long to encode at once; cut it below {MAX_TEXT}", text.len());
             return Err(Error::Input(message));
         }
         let bytes = text.as_bytes();
@@ -129,15 +130,9 @@ impl Encoder {
             if n == 0 {
                 return Ok(());
             }
-            let mut from = start;
-            for (&end, key) in ends[..n].iter().zip(&mut keys) {
-                let packed = pack_word(bytes, from, end as usize);
-                *key = (packed, hash(packed));
-                cache.words.prefetch(key.1);
-                from = end as usize;
-            }
+            cache.words.prepare(bytes, start, &ends[..n], &mut keys);
             // A token is at least one byte long, and a remembered word is written as INLINE ids.
-            out.reserve(from - start + INLINE);
+            out.reserve(ends[n - 1] as usize - start + INLINE);
             for (&end, key) in ends[..n].iter().zip(&keys) {
                 let value = match cache.words.get(key.0, key.1) {
                     Some(value) => *value,
@@ -164,18 +159,17 @@ impl Encoder {
     #[cold]
     #[inline(never)]
     fn look_up(&self, word: &[u8], key: (u128, u64), cache: &mut Cache) -> Remembered {
-        let short = word.len() <= SHORT;
-        let known = if short { self.whole_words.get(key.0, key.1) } else { cache.words.get_long(word) };
-        let known = known.or_else(|| if short { None } else { self.whole_words.get_long(word) }).copied();
-        if let (Some(value), false) = (known, short) {
-            return value;
+        if word.len() > SHORT {
+            if let Some(value) = cache.words.get_long(word) {
+                return *value;
+            }
         }
-        let value = known.unwrap_or_else(|| {
+        let value = self.whole_words.find(word).copied().unwrap_or_else(|| {
             cache.scratch.clear();
             self.vocabulary.encode_word(word, &mut cache.scratch);
             remembered(&cache.scratch, &mut cache.spill)
         });
-        if short {
+        if word.len() <= SHORT {
             *cache.words.short_entry(key.0, key.1) = value;
         } else if word.len() <= LONGEST_REMEMBERED {
             *cache.words.long_entry(word) = value;
@@ -209,7 +203,21 @@ impl Encoder {
         T: Id,
         B: Texts + ?Sized,
     {
-        let jobs = chunks(texts);
+        self.encode_chunks(texts, prepend, threads, CHUNK)
+    }
+
+    fn encode_chunks<T, B>(
+        &self,
+        texts: &B,
+        prepend: Option<u32>,
+        threads: usize,
+        chunk: usize,
+    ) -> Result<(Vec<T>, Vec<u64>)>
+    where
+        T: Id,
+        B: Texts + ?Sized,
+    {
+        let jobs = chunks(texts, chunk);
         let threads = threads.clamp(1, jobs.len().max(1));
         let size: usize = (0..texts.len()).map(|i| texts.size(i)).sum();
         let next = AtomicUsize::new(0);
@@ -251,12 +259,12 @@ struct Part<T> {
     jobs: Vec<(usize, usize, usize)>, // of each chunk: its first text, and where its ids and its ends begin
 }
 
-/// Neighbouring texts, about CHUNK bytes together.
-fn chunks(texts: &(impl Texts + ?Sized)) -> Vec<std::ops::Range<usize>> {
+/// Neighbouring texts, about `chunk` bytes together.
+fn chunks(texts: &(impl Texts + ?Sized), chunk: usize) -> Vec<std::ops::Range<usize>> {
     let (mut chunks, mut start, mut size) = (Vec::new(), 0, 0);
     for i in 0..texts.len() {
         size += texts.size(i);
-        if size >= CHUNK || i + 1 == texts.len() {
+        if size >= chunk || i + 1 == texts.len() {
             chunks.push(start..i + 1);
             (start, size) = (i + 1, 0);
         }
@@ -266,7 +274,7 @@ fn chunks(texts: &(impl Texts + ?Sized)) -> Vec<std::ops::Range<usize>> {
 
 fn roomy<T>(len: usize) -> Vec<T> {
     let mut room = Vec::<T>::with_capacity(len);
-    ask_for_huge_pages(room.as_mut_ptr().cast(), len * size_of::<T>());
+    ask_for_huge_pages(room.spare_capacity_mut());
     room
 }
 
@@ -285,4 +293,52 @@ fn join<T: Id>(parts: &[Part<T>], texts: usize) -> (Vec<T>, Vec<u64>) {
         offsets.extend(part.ends[first_end..last_end].iter().map(|&end| (base + end - first_id) as u64));
     }
     (ids, offsets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::split::DEFAULT_PATTERN;
+    use crate::testing::{naive_merge, naive_train, Random};
+
+    fn splitter() -> Splitter {
+        Splitter::new(DEFAULT_PATTERN).unwrap()
+    }
+
+    #[test]
+    fn a_batch_is_its_texts_one_by_one_however_many_threads() {
+        let seed = 0xE4C;
+        println!("seed {seed}");
+        let mut random = Random(seed);
+        let texts: Vec<String> = (0..400).map(|i| random.text(i % 300)).collect();
+        let words: Vec<&str> = texts[..40].iter().flat_map(|text| splitter().pieces(text).unwrap()).collect();
+        let merges = naive_train(&words, 300);
+        let encoder = Encoder::new(Vocabulary::from_merges(&merges).unwrap(), splitter());
+        let mut expected = (Vec::new(), vec![0]);
+        for text in &texts {
+            expected.0.push(9);
+            for piece in splitter().pieces(text).unwrap() {
+                expected.0.extend(naive_merge(piece.as_bytes(), &merges));
+            }
+            expected.1.push(expected.0.len() as u64);
+        }
+        // Small chunks, so that every thread gets several.
+        for threads in [1, 2, 5] {
+            for chunk in [1, 1000, CHUNK] {
+                assert_eq!(encoder.encode_chunks::<u32, _>(&texts[..], Some(9), threads, chunk).unwrap(), expected);
+            }
+        }
+        for (text, ends) in texts.iter().zip(expected.1.windows(2)) {
+            let ids = &expected.0[ends[0] as usize + 1..ends[1] as usize];
+            assert_eq!(encoder.encode::<u32>(text).unwrap(), ids);
+        }
+    }
+
+    #[test]
+    fn no_texts_and_empty_texts() {
+        let encoder = Encoder::new(Vocabulary::from_merges(&[]).unwrap(), splitter());
+        let none: [&str; 0] = [];
+        assert_eq!(encoder.encode_batch::<u16, _>(&none[..], None, 4).unwrap(), (vec![], vec![0]));
+        assert_eq!(encoder.encode_batch::<u16, _>(&["", "a", ""][..], None, 4).unwrap(), (vec![97], vec![0, 0, 1, 1]));
+    }
 }

@@ -174,7 +174,9 @@ impl HandSplitter {
                 let (following, after) = c.kind(next);
                 if following == Kind::Letter {
                     c.run(after, Kind::Letter)
-                } else if kind == Kind::Other || (c.text[start] == b' ' && following == Kind::Other && next < c.text.len()) {
+                } else if kind == Kind::Other
+                    || (c.text[start] == b' ' && following == Kind::Other && next < c.text.len())
+                {
                     let mut at = c.run(next, Kind::Other);
                     while at < c.text.len() && matches!(c.text[at], b'\r' | b'\n') {
                         at += 1;
@@ -367,8 +369,14 @@ mod tests {
         for shift in 0..=255u8 {
             let window = std::array::from_fn(|i| (i as u8).wrapping_mul(37).wrapping_add(shift));
             let (fast, plain) = (Masks::of(&window), Masks::plain(&window));
-            assert_eq!((fast.letter, fast.digit, fast.space, fast.newline), (plain.letter, plain.digit, plain.space, plain.newline));
-            assert_eq!((fast.other, fast.wide, fast.blank, fast.apostrophe), (plain.other, plain.wide, plain.blank, plain.apostrophe));
+            assert_eq!(
+                (fast.letter, fast.digit, fast.space, fast.newline),
+                (plain.letter, plain.digit, plain.space, plain.newline)
+            );
+            assert_eq!(
+                (fast.other, fast.wide, fast.blank, fast.apostrophe),
+                (plain.other, plain.wide, plain.blank, plain.apostrophe)
+            );
         }
     }
 }

@@ -6,10 +6,12 @@ pub mod train;
 pub mod vocab;
 pub mod words;
 
-mod arrow;
+pub mod arrow;
 mod gpt4;
 #[cfg(feature = "python")]
 mod py;
+#[cfg(test)]
+mod testing;
 
 use std::fmt;
 

@@ -73,9 +73,10 @@ impl Reporter {
 
     /// False when the work should stop; `raised` then holds why.
     fn tell(&mut self, phase: &str, done: u64, total: u64) -> bool {
-        if self.last.elapsed() < Self::EVERY && done < total {
-            return true;
-        }
+        self.last.elapsed() < Self::EVERY || self.tell_now(phase, done, total)
+    }
+
+    fn tell_now(&mut self, phase: &str, done: u64, total: u64) -> bool {
         self.last = Instant::now();
         let told = Python::attach(|py| {
             py.check_signals()?;
@@ -90,7 +91,12 @@ impl Reporter {
 }
 
 /// Feeds a source to the counter: one Arrow array, or an iterable of str or of Arrow arrays.
-fn count_source(source: &Bound<'_, PyAny>, counter: &mut WordCounter, reporter: &mut Reporter, total: u64) -> PyResult<()> {
+fn count_source(
+    source: &Bound<'_, PyAny>,
+    counter: &mut WordCounter,
+    reporter: &mut Reporter,
+    total: u64,
+) -> PyResult<()> {
     /// Bytes of str collected before the GIL is released to count them.
     const BATCH: usize = 32 << 20;
     let py = source.py();
@@ -101,32 +107,36 @@ fn count_source(source: &Bound<'_, PyAny>, counter: &mut WordCounter, reporter: 
     if source.is_instance_of::<PyString>() {
         return Err(PyTypeError::new_err("source is a single str; pass an iterable of texts, e.g. [text]"));
     }
-    let (mut batch, mut size, mut wanted) = (Vec::new(), 0, true);
+    let (mut batch, mut size) = (Vec::new(), 0);
+    let count_batch = |counter: &mut WordCounter, batch: &mut Vec<PyBackedStr>| {
+        let wanted = py.detach(|| counter.add(&batch[..]));
+        batch.clear();
+        wanted
+    };
     for (i, item) in source.try_iter()?.enumerate() {
         let item = item?;
-        if let Ok(text) = item.cast::<PyString>() {
+        let wanted = if let Ok(text) = item.cast::<PyString>() {
             let text = utf8(text, || format!("text {i}"))?;
             size += text.len();
             batch.push(text);
             if size < BATCH {
                 continue;
             }
-            wanted = py.detach(|| counter.add(&batch[..]))?;
-            (batch, size) = (Vec::new(), 0);
+            size = 0;
+            count_batch(counter, &mut batch)?
         } else if let Some(array) = arrow_strings(&item)? {
-            wanted = py.detach(|| counter.add(&array.strings))?;
+            count_batch(counter, &mut batch)? && py.detach(|| counter.add(&array.strings))?
         } else {
             let kind = item.get_type().name()?;
-            let message = format!("item {i} of source is a {kind}; texts are str, or Arrow string arrays (e.g. column.chunks)");
+            let message =
+                format!("item {i} of source is a {kind}; texts are str, or Arrow string arrays (e.g. column.chunks)");
             return Err(PyTypeError::new_err(message));
-        }
-        if !py.detach(|| reporter.tell("count", counter.chars, total)) || !wanted {
-            break;
+        };
+        if !wanted || !py.detach(|| reporter.tell("count", counter.chars, total)) {
+            return Ok(());
         }
     }
-    if wanted && reporter.raised.is_none() {
-        py.detach(|| counter.add(&batch[..]))?;
-    }
+    count_batch(counter, &mut batch)?;
     Ok(())
 }
 
@@ -150,13 +160,15 @@ fn train<'py>(
     let mut reporter = Reporter { callback: progress, last: Instant::now(), raised: None };
     let mut counter = WordCounter::new(Splitter::new(pattern)?, threads_or_all(threads), max_chars, doc_cap);
     count_source(source, &mut counter, &mut reporter, max_chars.unwrap_or(u64::MAX))?;
-    if let Some(error) = reporter.raised {
-        return Err(error);
-    }
     let wanted = vocab_size - 256;
     let learned = py.detach(|| {
-        let words = counter.finish();
-        learn_merges(words, wanted, |done| reporter.tell("merge", done as u64, wanted as u64))
+        if reporter.raised.is_some() || !reporter.tell_now("count", counter.chars, counter.chars) {
+            return Err(Error::Interrupted);
+        }
+        let learned =
+            learn_merges(counter.finish(), wanted, |done| reporter.tell("merge", done as u64, wanted as u64))?;
+        reporter.tell_now("merge", learned.len() as u64, learned.len() as u64);
+        Ok(learned)
     });
     if let Some(error) = reporter.raised {
         return Err(error);
@@ -176,7 +188,12 @@ struct Tokenizer {
 }
 
 impl Tokenizer {
-    fn build(vocabulary: Vocabulary, merges: Vec<(u32, u32)>, specials: Vec<(String, u32)>, pattern: String) -> PyResult<Self> {
+    fn build(
+        vocabulary: Vocabulary,
+        merges: Vec<(u32, u32)>,
+        specials: Vec<(String, u32)>,
+        pattern: String,
+    ) -> PyResult<Self> {
         let tokens = vocabulary.len();
         for (i, (name, id)) in specials.iter().enumerate() {
             let problem = match specials[..i].iter().find(|other| other.0 == *name || other.1 == *id) {
@@ -220,7 +237,13 @@ impl Tokenizer {
         Ok(bytes)
     }
 
-    fn encode_texts<'py, B>(&self, py: Python<'py>, texts: &B, prepend: Option<u32>, threads: usize) -> PyResult<Bound<'py, PyTuple>>
+    fn encode_texts<'py, B>(
+        &self,
+        py: Python<'py>,
+        texts: &B,
+        prepend: Option<u32>,
+        threads: usize,
+    ) -> PyResult<Bound<'py, PyTuple>>
     where
         B: Texts + ?Sized,
     {
@@ -233,12 +256,19 @@ impl Tokenizer {
         }
     }
 
-    fn encode_as<'py, T, B>(&self, py: Python<'py>, texts: &B, prepend: Option<u32>, threads: usize) -> PyResult<Bound<'py, PyTuple>>
+    fn encode_as<'py, T, B>(
+        &self,
+        py: Python<'py>,
+        texts: &B,
+        prepend: Option<u32>,
+        threads: usize,
+    ) -> PyResult<Bound<'py, PyTuple>>
     where
         T: Id + numpy::Element,
         B: Texts + ?Sized,
     {
-        let (ids, offsets) = py.detach(|| self.encoder.encode_batch::<T, B>(texts, prepend, threads_or_all(threads)))?;
+        let (ids, offsets) =
+            py.detach(|| self.encoder.encode_batch::<T, B>(texts, prepend, threads_or_all(threads)))?;
         (ids.into_pyarray(py), offsets.into_pyarray(py)).into_pyobject(py)
     }
 }
@@ -249,7 +279,9 @@ impl Tokenizer {
     #[pyo3(signature = (merges, special_tokens=vec![], pattern=DEFAULT_PATTERN.to_string()))]
     fn new(merges: &Bound<'_, PyAny>, special_tokens: Vec<String>, pattern: String) -> PyResult<Self> {
         let merges: Vec<(u32, u32)> = match merges.extract::<PyReadonlyArray2<u32>>() {
-            Ok(array) if array.as_array().ncols() == 2 => array.as_array().rows().into_iter().map(|row| (row[0], row[1])).collect(),
+            Ok(array) if array.as_array().ncols() == 2 => {
+                array.as_array().rows().into_iter().map(|row| (row[0], row[1])).collect()
+            }
             _ => merges.extract()?,
         };
         let vocabulary = Vocabulary::from_merges(&merges)?;
@@ -260,7 +292,11 @@ impl Tokenizer {
 
     #[staticmethod]
     #[pyo3(signature = (tokens, special_tokens=None, pattern=DEFAULT_PATTERN.to_string()))]
-    fn from_ranks(tokens: Vec<PyBackedBytes>, special_tokens: Option<HashMap<String, u32>>, pattern: String) -> PyResult<Self> {
+    fn from_ranks(
+        tokens: Vec<PyBackedBytes>,
+        special_tokens: Option<HashMap<String, u32>>,
+        pattern: String,
+    ) -> PyResult<Self> {
         let tokens: Vec<Vec<u8>> = tokens.iter().map(|token| token.to_vec()).collect();
         let mut specials: Vec<_> = special_tokens.unwrap_or_default().into_iter().collect();
         specials.sort_by_key(|special| special.1);
@@ -277,7 +313,12 @@ impl Tokenizer {
     }
 
     #[pyo3(signature = (texts, prepend=None, threads=0))]
-    fn encode_batch<'py>(&self, texts: &Bound<'py, PyAny>, prepend: Option<u32>, threads: usize) -> PyResult<Bound<'py, PyTuple>> {
+    fn encode_batch<'py>(
+        &self,
+        texts: &Bound<'py, PyAny>,
+        prepend: Option<u32>,
+        threads: usize,
+    ) -> PyResult<Bound<'py, PyTuple>> {
         if texts.is_instance_of::<PyString>() {
             return Err(PyTypeError::new_err("texts is a single str; pass a list of texts, or call encode"));
         }
@@ -293,7 +334,12 @@ impl Tokenizer {
     }
 
     #[pyo3(signature = (array, prepend=None, threads=0))]
-    fn encode_arrow<'py>(&self, array: &Bound<'py, PyAny>, prepend: Option<u32>, threads: usize) -> PyResult<Bound<'py, PyTuple>> {
+    fn encode_arrow<'py>(
+        &self,
+        array: &Bound<'py, PyAny>,
+        prepend: Option<u32>,
+        threads: usize,
+    ) -> PyResult<Bound<'py, PyTuple>> {
         let Some(borrowed) = arrow_strings(array)? else {
             let kind = array.get_type().name()?;
             let message = format!("a {kind} is not an Arrow array (it has no __arrow_c_array__); for a chunked one pass each of its chunks");

@@ -53,7 +53,8 @@ impl Splitter {
     /// The same pattern through the regular expression, also where hand-written code exists.
     pub fn regex(pattern: &str) -> Result<Self> {
         let regex = fancy_regex::RegexBuilder::new(pattern).backtrack_limit(usize::MAX).build();
-        let regex = regex.map_err(|e| Error::Pattern(format!("the split pattern is not a valid regular expression: {e}")))?;
+        let regex =
+            regex.map_err(|e| Error::Pattern(format!("the split pattern is not a valid regular expression: {e}")))?;
         Ok(Splitter::Regex(Box::new(regex)))
     }
 
@@ -107,37 +108,7 @@ fn fill_regex(regex: &fancy_regex::Regex, text: &str, start: usize, ends: &mut [
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A small generator of its own (xorshift), so that the crate needs no dependency for its tests.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, n: usize) -> usize {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 % n as u64) as usize
-        }
-
-        /// Text in which the pattern's alternatives meet: runs from small alphabets, and any character at all.
-        fn text(&mut self, chars: usize) -> String {
-            const ALPHABETS: [&str; 9] =
-                ["abcXYZ", "0123456789", " ", " \t\n\r", "\r\n", "'sdmtlvreSDMTLVREſ", ".,!?\"'-’“", "한국어ëß漢字", "\u{a0}\u{3000}\u{85}²½٣Ⅷ\u{301}🙂"];
-            let mut text = String::new();
-            while text.chars().count() < chars {
-                let alphabet: Vec<char> = ALPHABETS[self.below(ALPHABETS.len())].chars().collect();
-                let longest = if self.below(20) == 0 { 90 } else { 4 };
-                let run = 1 + self.below(longest);
-                for _ in 0..run {
-                    match self.below(50) {
-                        0 => text.extend(char::from_u32(self.below(0x110000) as u32)),
-                        _ => text.push(alphabet[self.below(alphabet.len())]),
-                    }
-                }
-            }
-            text
-        }
-    }
+    use crate::testing::Random;
 
     #[test]
     fn hand_written_code_splits_as_the_regular_expression_does() {

@@ -5,7 +5,7 @@
 
 use crate::encode::Texts;
 use crate::split::{Splitter, MAX_TEXT};
-use crate::words::{hash, pack_word, WordMap, SHORT};
+use crate::words::{WordMap, SHORT};
 use crate::{Error, Result};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -99,16 +99,14 @@ fn count_words(splitter: &Splitter, text: &str, map: &mut WordMap<u64>) -> Resul
         if n == 0 {
             return Ok(());
         }
-        let mut from = start;
-        for (&end, key) in ends[..n].iter().zip(&mut keys) {
-            let packed = pack_word(text.as_bytes(), from, end as usize);
-            *key = (packed, hash(packed));
-            map.prefetch(key.1);
-            from = end as usize;
-        }
+        map.prepare(text.as_bytes(), start, &ends[..n], &mut keys);
         for (&end, key) in ends[..n].iter().zip(&keys) {
             let end = end as usize;
-            *if end - start <= SHORT { map.short_entry(key.0, key.1) } else { map.long_entry(&text.as_bytes()[start..end]) } += 1;
+            *if end - start <= SHORT {
+                map.short_entry(key.0, key.1)
+            } else {
+                map.long_entry(&text.as_bytes()[start..end])
+            } += 1;
             start = end;
         }
     }
@@ -159,7 +157,8 @@ impl Pairs {
         if (self.used + 1) * 4 > self.slots.len() * 3 {
             let larger = vec![Pair::default(); self.slots.len() * 2];
             // A pair whose count fell to zero never comes back.
-            let kept: Vec<Pair> = std::mem::replace(&mut self.slots, larger).into_iter().filter(|p| p.key != 0 && p.count > 0).collect();
+            let kept: Vec<Pair> =
+                std::mem::replace(&mut self.slots, larger).into_iter().filter(|p| p.key != 0 && p.count > 0).collect();
             self.used = kept.len();
             for pair in kept {
                 let at = self.find(pair.key);
@@ -180,9 +179,9 @@ fn key(left: u32, right: u32) -> u64 {
 /// The tokens on one side of a merge: how often each stands there, and where.
 #[derive(Default)]
 struct Side {
-    count: Vec<u64>,  // by token
-    places: Vec<u32>, // number of places, by token; then where the next one goes
-    seen: Vec<u32>,   // tokens with at least one
+    count: Vec<u64>,      // by token
+    places: Vec<u32>,     // number of places, by token; then where the next one goes
+    seen: Vec<u32>,       // tokens with at least one
     met: Vec<(u32, u32)>, // (token, place of the pair it will form), in text order
 }
 
@@ -211,7 +210,11 @@ struct Merger {
 
 /// The `merges` most frequent pairs in the order they merge; fewer when no pair is left.
 /// `progress` is told how many are done and answers whether to go on.
-pub fn learn_merges(words: WordMap<u64>, merges: usize, mut progress: impl FnMut(usize) -> bool) -> Result<Vec<(u32, u32)>> {
+pub fn learn_merges(
+    words: WordMap<u64>,
+    merges: usize,
+    mut progress: impl FnMut(usize) -> bool,
+) -> Result<Vec<(u32, u32)>> {
     let mut merger = Merger::new(words)?;
     let mut learned = Vec::with_capacity(merges);
     while learned.len() < merges {
@@ -239,7 +242,9 @@ impl Merger {
         let mut size = 1;
         words.for_each(|word, _| size += word.len() + 1);
         if size >= INSIDE as usize {
-            let message = format!("the text has {size} bytes of distinct words, more than the trainer's 4 billion; set max_chars");
+            let message = format!(
+                "the text has {size} bytes of distinct words, more than the trainer's 4 billion; set max_chars"
+            );
             return Err(Error::Input(message));
         }
         let (mut cells, mut counts) = (Vec::with_capacity(size), Vec::with_capacity(words.len()));
@@ -376,5 +381,70 @@ impl Merger {
             side.places[token as usize] = 0;
         }
         side.met.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::split::DEFAULT_PATTERN;
+    use crate::testing::{naive_train, Random};
+
+    fn train(
+        texts: &[&str],
+        threads: usize,
+        max_chars: Option<u64>,
+        doc_cap: Option<usize>,
+        merges: usize,
+    ) -> Vec<(u32, u32)> {
+        let mut counter = WordCounter::new(Splitter::new(DEFAULT_PATTERN).unwrap(), threads, max_chars, doc_cap);
+        counter.add(texts).unwrap();
+        learn_merges(counter.finish(), merges, |_| true).unwrap()
+    }
+
+    fn naive(texts: &[&str], merges: usize) -> Vec<(u32, u32)> {
+        let splitter = Splitter::new(DEFAULT_PATTERN).unwrap();
+        let words: Vec<&str> = texts.iter().flat_map(|text| splitter.pieces(text).unwrap()).collect();
+        naive_train(&words, merges)
+    }
+
+    #[test]
+    fn merges_are_those_of_the_definition() {
+        let seed = 0x7EA1;
+        println!("seed {seed}");
+        let mut random = Random(seed);
+        for _ in 0..40 {
+            let texts: Vec<String> = (0..8).map(|_| random.text(120)).collect();
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let expected = naive(&texts, 200);
+            assert_eq!(train(&texts, 1, None, None, 200), expected);
+            assert_eq!(train(&texts, 3, None, None, 200), expected);
+        }
+    }
+
+    #[test]
+    fn runs_of_one_letter_merge_left_to_right() {
+        for text in ["aaaaaaa", "abababab", "aabaabaab", "aaabaaab", "abcabcabcab"] {
+            assert_eq!(train(&[text], 1, None, None, 50), naive(&[text], 50), "{text}");
+        }
+    }
+
+    #[test]
+    fn training_ends_when_no_pair_is_left() {
+        assert_eq!(train(&["ab", "ab"], 1, None, None, 50), [(97, 98)]);
+        assert_eq!(train(&["", "a", "b"], 1, None, None, 50), []);
+    }
+
+    #[test]
+    fn limits_count_characters() {
+        assert_eq!(train(&["한국어", "abcd"], 1, None, Some(2), 50), naive(&["한국", "ab"], 50));
+        assert_eq!(train(&["한국어", "abcd"], 1, Some(5), None, 50), naive(&["한국어", "ab"], 50));
+    }
+
+    #[test]
+    fn progress_can_stop_it() {
+        let mut counter = WordCounter::new(Splitter::new(DEFAULT_PATTERN).unwrap(), 1, None, None);
+        counter.add(&["some text"][..]).unwrap();
+        assert_eq!(learn_merges(counter.finish(), 10, |_| false), Err(Error::Interrupted));
     }
 }

@@ -5,6 +5,7 @@
 //! compared in an arena. Linear probing; nothing is ever removed, so a probe ends at the first free slot.
 
 use std::alloc::{alloc, dealloc, handle_alloc_error, Layout};
+use std::mem::MaybeUninit;
 
 /// Longest word that is packed.
 pub const SHORT: usize = 15;
@@ -31,7 +32,7 @@ fn pack_tail(word: &[u8]) -> u128 {
 
 /// The packed word text[start..end]; 0 for one too long to pack.
 #[inline(always)]
-pub fn pack_word(text: &[u8], start: usize, end: usize) -> u128 {
+fn pack_word(text: &[u8], start: usize, end: usize) -> u128 {
     let len = end - start;
     if len > SHORT {
         return 0;
@@ -48,7 +49,7 @@ fn unpack(key: u128) -> ([u8; 16], usize) {
 }
 
 #[inline(always)]
-pub fn hash(key: u128) -> u64 {
+fn hash(key: u128) -> u64 {
     mix(key as u64 ^ 0x9E37_79B9_7F4A_7C15, (key >> 64) as u64 ^ 0xD1B5_4A32_D192_ED03)
 }
 
@@ -88,16 +89,17 @@ unsafe impl<V: Sync> Sync for Slots<V> {}
 
 const HUGE_PAGE: usize = 2 << 20;
 
-/// A table of tens of megabytes read at random is bound by address translation on pages of 4 kB.
-pub fn ask_for_huge_pages(at: *mut u8, bytes: usize) {
+/// Large memory read at random is bound by address translation on pages of 4 kB.
+pub fn ask_for_huge_pages<T>(room: &mut [MaybeUninit<T>]) {
     #[cfg(target_os = "linux")]
-    if bytes >= HUGE_PAGE {
-        let skip = at.align_offset(HUGE_PAGE).min(bytes);
-        // SAFETY: advice on memory the caller owns; it changes no content, and a refusal does no harm.
-        unsafe { libc::madvise(at.add(skip) as *mut libc::c_void, bytes - skip, libc::MADV_HUGEPAGE) };
+    if size_of_val(room) >= HUGE_PAGE {
+        let at = room.as_mut_ptr() as *mut u8;
+        let skip = at.align_offset(HUGE_PAGE).min(size_of_val(room));
+        // SAFETY: advice on memory that is borrowed here; it changes no content, and a refusal does no harm.
+        unsafe { libc::madvise(at.add(skip).cast(), size_of_val(room) - skip, libc::MADV_HUGEPAGE) };
     }
     #[cfg(not(target_os = "linux"))]
-    let _ = (at, bytes);
+    let _ = room;
 }
 
 impl<V> Slots<V> {
@@ -114,9 +116,10 @@ impl<V> Slots<V> {
         if at.is_null() {
             handle_alloc_error(layout);
         }
-        ask_for_huge_pages(at, layout.size()); // before the first touch, or it comes too late
-        // SAFETY: freshly allocated; a slot of zeros is valid for every V used (plain integers).
-        unsafe { at.write_bytes(0, layout.size()) };
+        // SAFETY: freshly allocated, that long.
+        let room = unsafe { std::slice::from_raw_parts_mut(at as *mut MaybeUninit<u8>, layout.size()) };
+        ask_for_huge_pages(room); // before the first touch, or it comes too late
+        room.fill(MaybeUninit::new(0)); // a slot of zeros is valid for every V used: plain integers
         Slots { at: at as *mut Slot<V>, len }
     }
 
@@ -189,10 +192,10 @@ impl<V: Value> Table<V> {
         (slot.key != 0).then_some(&slot.value)
     }
 
-    /// Doubles the table when it is half full.
+    /// Doubles the table when it is three quarters full.
     #[inline(always)]
     fn make_room(&mut self, hash_of: impl Fn(u128) -> u64) {
-        if self.used * 2 >= self.slots.len {
+        if self.used * 4 >= self.slots.len * 3 {
             self.grow(hash_of);
         }
     }
@@ -243,10 +246,17 @@ impl<V: Value> WordMap<V> {
         (self.short.slots.len + self.long.slots.len) * size_of::<Slot<V>>() + self.arena.len()
     }
 
-    /// Starts loading the slot of a packed word.
+    /// The keys, with their hashes, of the words of a text from `start` on that end at `ends`; 0 for a long word.
+    /// Their slots are on the way when this returns.
     #[inline(always)]
-    pub fn prefetch(&self, hash: u64) {
-        self.short.prefetch(hash);
+    pub fn prepare(&self, text: &[u8], start: usize, ends: &[u32], keys: &mut [(u128, u64)]) {
+        let mut start = start;
+        for (&end, key) in ends.iter().zip(keys) {
+            let packed = pack_word(text, start, end as usize);
+            *key = (packed, hash(packed));
+            self.short.prefetch(key.1);
+            start = end as usize;
+        }
     }
 
     /// The value of a packed word; None for the key 0.
@@ -301,6 +311,15 @@ impl<V: Value> WordMap<V> {
         self.short_entry(key, hash(key))
     }
 
+    /// The value of any word, if it has one.
+    pub fn find(&self, word: &[u8]) -> Option<&V> {
+        if word.len() > SHORT {
+            return self.get_long(word);
+        }
+        let key = pack_tail(word);
+        self.get(key, hash(key))
+    }
+
     /// Every word with its value, in no particular order.
     pub fn for_each(&self, mut visit: impl FnMut(&[u8], V)) {
         for slot in self.short.slots.slice().iter().filter(|slot| slot.key != 0) {
@@ -310,5 +329,46 @@ impl<V: Value> WordMap<V> {
         for slot in self.long.slots.slice().iter().filter(|slot| slot.key != 0) {
             visit(&self.arena[long_span(slot.key)], slot.value);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Random;
+    use std::collections::HashMap;
+
+    #[test]
+    fn it_counts_as_the_standard_map_does() {
+        let seed = 0x30D5;
+        println!("seed {seed}");
+        let mut random = Random(seed);
+        let (mut map, mut standard) = (WordMap::<u64>::new(1), HashMap::<Vec<u8>, u64>::new());
+        for _ in 0..50_000 {
+            let len = 1 + random.below(20);
+            let word: Vec<u8> = (0..len).map(|_| [0, b'a', b'b', 0xFF][random.below(4)]).collect();
+            *map.entry(&word) += 1;
+            *standard.entry(word).or_default() += 1;
+        }
+        assert_eq!(map.len(), standard.len());
+        for (word, count) in &standard {
+            assert_eq!(map.find(word), Some(count));
+        }
+        assert_eq!((map.find(b"c"), map.find(&[b'c'; 40])), (None, None));
+        let mut seen = HashMap::new();
+        map.for_each(|word, count| assert!(seen.insert(word.to_vec(), count).is_none()));
+        assert_eq!(seen, standard);
+    }
+
+    #[test]
+    fn keys_are_the_same_wherever_a_word_stands() {
+        let text = b"abcdefghijklmnopqrstuvwxyz";
+        for (start, len) in [(0, 1), (0, 15), (3, 7), (20, 6), (25, 1)] {
+            let word = &text[start..start + len];
+            assert_eq!(pack_word(text, start, start + len), pack_tail(word));
+            let (bytes, unpacked) = unpack(pack_tail(word));
+            assert_eq!(&bytes[..unpacked], word);
+        }
+        assert_eq!(pack_word(text, 0, 16), 0);
     }
 }

@@ -1,0 +1,77 @@
+"""Byte-level BPE by its definition, without a thought of speed: the oracle of the tests of `rustbpe`."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+
+import regex
+
+
+def train(texts: Iterable[str], merges: int, pattern: str) -> list[tuple[int, int]]:
+    """Count all pairs of neighbours, merge the most frequent one (of equals the smaller ids), repeat."""
+    pieces = Counter(piece for text in texts for piece in split(text, pattern))
+    words = [(list(piece.encode()), count) for piece, count in pieces.items()]
+    learned: list[tuple[int, int]] = []
+    while len(learned) < merges:
+        counts: Counter = Counter()
+        for ids, count in words:
+            for pair in zip(ids, ids[1:], strict=False):
+                counts[pair] += count
+        if not counts:
+            break
+        best = min(counts, key=lambda pair: (-counts[pair], pair))
+        for ids, _ in words:
+            merge(ids, best, 256 + len(learned))
+        learned.append(best)
+    return learned
+
+
+def merge(ids: list[int], pair: tuple[int, int], new: int) -> None:
+    """Replace `pair` by `new` in place, left to right."""
+    at = 0
+    while at + 1 < len(ids):
+        if (ids[at], ids[at + 1]) == pair:
+            ids[at : at + 2] = [new]
+        at += 1
+
+
+def encode(text: str, merges: list[tuple[int, int]], pattern: str) -> list[int]:
+    """Every merge in the order it was learned, in every piece."""
+    encoded = []
+    for piece in split(text, pattern):
+        ids = list(piece.encode())
+        for rank, pair in enumerate(merges):
+            merge(ids, pair, 256 + rank)
+        encoded += ids
+    return encoded
+
+
+def split(text: str, pattern: str) -> list[str]:
+    return regex.findall(pattern, text)
+
+
+ALPHABETS = (
+    "abcdefghijklmnopqrstuvwxyzABCDEFG",
+    "0123456789",
+    " ",
+    " \t\r\n",
+    "'sdmtlvreSDMTLVRE\u017f",  # contractions; the long s is an s to them
+    ".,!?-_(){}\"'’“”",
+    "한국어는안녕하세요가나다",
+    "éüßñçøæЖдяλπ漢字かな",
+    "\u00a0\u2003\u3000\u0085\u2028",  # spaces beyond ASCII
+    "²½٣७Ⅷ\u0301\u200d🙂👩‍🚀",  # numbers, marks and symbols beyond ASCII
+    "\x00\x01\x1c\x7f",
+)
+
+
+def random_text(dice: random.Random) -> str:
+    """Runs from small alphabets, in which the alternatives of a split pattern meet, and any character at all."""
+    parts = []
+    for _ in range(dice.randint(1, 12)):
+        if dice.random() < 0.2:
+            parts += [chr(code) for _ in range(3) if not 0xD800 <= (code := dice.randrange(0x110000)) < 0xE000]
+        else:
+            longest = 100 if dice.random() < 0.03 else 6
+            parts += dice.choices(dice.choice(ALPHABETS), k=dice.randint(1, longest))
+    return "".join(parts)

@@ -1,0 +1,42 @@
+"""The commands and the Python that the documentation shows, run as they stand."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What sets up the very environment these tests run in; tests/test_setup.py and tests/test_end_to_end.py run them.
+ELSEWHERE = ("bash speedrun.sh", "bash runs/test.sh", "source .venv/bin/activate")
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """(language, content) of the fenced blocks of a page."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_shows_works(page: Path, python, text_folder: Path, tmp_path: Path):
+    shutil.copytree(text_folder, tmp_path / "my-text")
+    for language, content in blocks(page):
+        if language == "python":
+            done = python("-c", content, cwd=tmp_path)
+            assert done.returncode == 0, f"{content}\n{done.stderr}"
+            continue
+        assert language == "bash", f"{page.name} shows a block of {language}, which nothing runs"
+        for line in content.splitlines():
+            command = shlex.split(line, comments=True)
+            if not command or line.startswith(ELSEWHERE):
+                continue
+            assert command[0] == "python", f"{page.name}: nothing runs `{line}`"
+            done = python(*command[1:], cwd=tmp_path, https_proxy="http://127.0.0.1:9")
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"

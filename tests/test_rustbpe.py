@@ -1,0 +1,342 @@
+"""The Rust core against the definition of BPE, against tiktoken, and against bad input."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import naive_bpe
+import numpy as np
+import pyarrow as pa
+import pytest
+import rustbpe
+import tiktoken
+
+PATTERN = rustbpe.DEFAULT_PATTERN
+SAMPLES = Path(__file__).parent.parent / "scripts/samples"
+SEED = 20261120
+
+
+def sample_texts() -> list[str]:
+    return [path.read_text(encoding="utf-8") for path in sorted(SAMPLES.glob("*.txt"))]
+
+
+def random_texts(count: int, seed: int = SEED) -> list[str]:
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    return [naive_bpe.random_text(dice) for _ in range(count)]
+
+
+def as_tiktoken(tokenizer: rustbpe.Tokenizer) -> tiktoken.Encoding:
+    ranks = {tokenizer.token_bytes(rank): rank for rank in range(tokenizer.vocab_size)}
+    return tiktoken.Encoding("test", pat_str=tokenizer.pattern, mergeable_ranks=ranks, special_tokens={})
+
+
+def reference(name: str) -> tiktoken.Encoding:
+    """A real vocabulary, from TIKTOKEN_CACHE_DIR: tests do not download."""
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR")
+    if not folder or not any(Path(folder).glob("*")):
+        pytest.skip(f"TIKTOKEN_CACHE_DIR names no folder with {name}")
+    return tiktoken.get_encoding(name)
+
+
+def from_reference(encoding: tiktoken.Encoding) -> rustbpe.Tokenizer:
+    tokens = sorted(encoding._mergeable_ranks, key=encoding._mergeable_ranks.get)
+    return rustbpe.Tokenizer.from_ranks(tokens, encoding._special_tokens, encoding._pat_str)
+
+
+def assert_same_ids(tokenizer: rustbpe.Tokenizer, encoding: tiktoken.Encoding, texts: list[str]) -> None:
+    """Text by text; batches of ours go through two threads."""
+    ids, offsets = tokenizer.encode_batch(texts, threads=2)
+    expected = encoding.encode_ordinary_batch(texts, num_threads=2)
+    lengths = np.array([len(row) for row in expected])
+    if not np.array_equal(np.diff(offsets), lengths) or not np.array_equal(ids, np.concatenate(expected)):
+        wrong = next(i for i, row in enumerate(expected) if ids[offsets[i] : offsets[i + 1]].tolist() != row)
+        got = ids[offsets[wrong] : offsets[wrong + 1]].tolist()
+        raise AssertionError(f"{texts[wrong]!r}\nours {got}\ntiktoken {expected[wrong]}")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> rustbpe.Tokenizer:
+    return rustbpe.Tokenizer(rustbpe.train(sample_texts(), 1000), ["<|bos|>", "<|end|>"])
+
+
+# --- training
+
+
+CORPORA = {
+    "samples": sample_texts(),
+    "random": random_texts(300),
+    "runs": ["a" * 37, "ab" * 20, "aab" * 11, "aaab" * 9, "abcabcab" * 5, " " * 50, "\n" * 9, "가" * 21],
+    "ties": ["ab cd ef gh", "ba dc fe hg", "abcdefgh"],
+    "one text": ["the quick brown fox jumps over the lazy dog; the dog sleeps on, the fox is off " * 3],
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_merges_are_those_of_the_naive_trainer(corpus: str, threads: int):
+    texts = CORPORA[corpus]
+    expected = naive_bpe.train(texts, 400, PATTERN)
+    assert rustbpe.train(texts, 256 + 400, threads=threads).tolist() == [list(pair) for pair in expected]
+
+
+def test_every_kind_of_source_gives_the_same_merges():
+    texts = random_texts(200)
+    expected = rustbpe.train(texts, 600).tolist()
+    halves = [pa.array(texts[:77]), pa.array(texts[77:], pa.large_string())]
+    assert rustbpe.train((text for text in texts), 600).tolist() == expected
+    assert rustbpe.train(pa.array(texts), 600).tolist() == expected
+    assert rustbpe.train(halves, 600).tolist() == expected
+    assert rustbpe.train(pa.chunked_array([halves[0]]).chunks + halves[1:], 600).tolist() == expected
+    assert rustbpe.train([*texts[:50], pa.array(texts[50:])], 600).tolist() == expected
+
+
+def test_a_slice_of_an_arrow_array_is_read_from_where_it_begins():
+    texts = random_texts(60)
+    whole = pa.array(texts)
+    assert rustbpe.train(whole[13:40], 500).tolist() == rustbpe.train(texts[13:40], 500).tolist()
+
+
+def test_limits_count_characters_not_bytes():
+    texts = ["한국어 토크나이저", "plain text here", "끝까지 읽지 않는다"]
+    for cap in (1, 4, 9):
+        expected = naive_bpe.train([text[:cap] for text in texts], 100, PATTERN)
+        assert rustbpe.train(texts, 356, doc_cap=cap).tolist() == [list(pair) for pair in expected]
+    for most in (5, 12, 30):
+        read = [texts[0][:most], texts[1][: max(0, most - 9)], texts[2][: max(0, most - 24)]]
+        expected = naive_bpe.train(read, 100, PATTERN)
+        assert rustbpe.train(texts, 356, max_chars=most).tolist() == [list(pair) for pair in expected]
+        assert rustbpe.train(pa.array(texts), 356, max_chars=most).tolist() == [list(pair) for pair in expected]
+
+
+def test_a_source_is_not_read_past_max_chars():
+    def endless():
+        while True:
+            yield "some text " * 1000
+
+    assert len(rustbpe.train(endless(), 260, max_chars=100_000_000)) == 4
+
+
+def test_fewer_pairs_than_asked_for_give_fewer_merges():
+    assert rustbpe.train(["ab"], 1000).tolist() == [[97, 98]]
+    assert rustbpe.train([], 1000).shape == (0, 2)
+    assert rustbpe.train(["", "a", "\x00"], 1000).shape == (0, 2)
+
+
+def test_progress_is_told_in_order_and_to_the_end():
+    told = []
+    merges = rustbpe.train(sample_texts(), 900, progress=lambda *state: told.append(state))
+    phases = [phase for phase, _, _ in told]
+    assert phases == sorted(phases)
+    assert ("count", sum(map(len, sample_texts())), sum(map(len, sample_texts()))) in told
+    assert told[-1] == ("merge", len(merges), len(merges))
+
+
+def test_a_million_equal_characters_do_not_blow_up():
+    dice = random.Random(SEED)
+    strings = ["a" * 10**6, " " * 10**6, "-" * 10**6, "".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=10**6))]
+    for text in strings:
+        tokenizer = rustbpe.Tokenizer(rustbpe.train([text], 300))
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    # 2 MB of one word: naive training of its first part sees the same first merges.
+    assert rustbpe.train([strings[0]], 260).tolist() == [[97, 97], [256, 256], [257, 257], [258, 258]]
+
+
+# --- encoding
+
+
+def test_ids_are_those_of_the_definition(tokenizer: rustbpe.Tokenizer):
+    merges = [tuple(pair) for pair in tokenizer.merges.tolist()]
+    for text in random_texts(150):
+        assert tokenizer.encode(text).tolist() == naive_bpe.encode(text, merges, PATTERN), text
+
+
+def test_ids_are_those_of_tiktoken(tokenizer: rustbpe.Tokenizer):
+    plain = rustbpe.Tokenizer(tokenizer.merges)
+    assert_same_ids(plain, as_tiktoken(plain), random_texts(20_000))
+
+
+@pytest.mark.parametrize("name", ["cl100k_base", "o200k_base"])
+def test_real_vocabularies_give_tiktokens_ids(name: str):
+    encoding = reference(name)
+    assert_same_ids(from_reference(encoding), encoding, random_texts(20_000) + sample_texts())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ours", "cl100k_base", "o200k_base"])
+def test_a_million_random_strings_and_a_hundred_megabytes(name: str):
+    hub = os.environ.get("NANOCHAT_HUB")
+    shards = sorted(Path(hub, "datasets/local/mixed-text").glob("*.parquet")) if hub else []
+    if not shards:
+        pytest.skip("NANOCHAT_HUB names no mirror with datasets/local/mixed-text")
+    documents = pa.concat_tables([pa.parquet.read_table(shard) for shard in shards])["text"]
+    if name == "ours":
+        tokenizer = rustbpe.Tokenizer(rustbpe.train(documents.chunks, 32_768))
+        encoding = as_tiktoken(tokenizer)
+    else:
+        encoding = reference(name)
+        tokenizer = from_reference(encoding)
+    assert sum(len(text.encode()) for text in documents.to_pylist()) > 1e8
+    assert_same_ids(tokenizer, encoding, documents.to_pylist())
+    for part in range(20):
+        assert_same_ids(tokenizer, encoding, random_texts(50_000, seed=part))
+
+
+def test_batches_arrow_arrays_and_single_texts_agree(tokenizer: rustbpe.Tokenizer):
+    texts = ["", *random_texts(500), ""]
+    bos = tokenizer.special_tokens["<|bos|>"]
+    rows = [[bos, *tokenizer.encode(text).tolist()] for text in texts]
+    for array in (pa.array(texts), pa.array(texts, pa.large_string())):
+        for threads in (1, 2, 3):
+            for ids, offsets in (
+                tokenizer.encode_arrow(array, bos, threads),
+                tokenizer.encode_batch(texts, bos, threads),
+            ):
+                assert ids.dtype == np.uint16
+                assert offsets.dtype == np.uint64
+                assert ids.tolist() == [id for row in rows for id in row]
+                assert [ids[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)] == rows
+
+
+def test_a_vocabulary_beyond_16_bits_has_32_bit_ids():
+    text = "".join(map(chr, range(0x4E00, 0x9000))) * 2
+    few = rustbpe.Tokenizer([], [f"<|{i}|>" for i in range(65_536 - 256)])
+    many = rustbpe.Tokenizer([], [f"<|{i}|>" for i in range(65_537 - 256)])
+    assert (few.encode(text).dtype, many.encode(text).dtype) == (np.uint16, np.uint32)
+    assert few.encode(text).tolist() == many.encode(text).tolist() == list(text.encode())
+
+
+def test_special_tokens_never_come_from_text(tokenizer: rustbpe.Tokenizer):
+    text = "<|bos|>hello<|end|>"
+    ids = tokenizer.encode(text)
+    assert ids.max() < tokenizer.special_tokens["<|bos|>"]
+    assert tokenizer.decode(ids) == text
+
+
+def test_extreme_strings_are_exact():
+    dice = random.Random(SEED)
+    tokenizer = rustbpe.Tokenizer(rustbpe.train([*sample_texts(), "a" * 5000, " " * 5000, "=-" * 3000], 2000))
+    encoding = as_tiktoken(tokenizer)
+    for alphabet in ("a", "abcdefghijklmnopqrstuvwxyz", "-", "=-", ".,;:!?", "가", "가나다라", "\n", "1"):
+        text = "".join(dice.choices(alphabet, k=50_000))
+        assert tokenizer.encode(text).tolist() == encoding.encode_ordinary(text), alphabet
+    spaces = tokenizer.encode(" " * 10**6)
+    assert tokenizer.decode(spaces) == " " * 10**6
+
+
+def test_any_other_pattern_goes_through_the_regular_expression():
+    pattern = r"\w+|\s|."  # leaves nothing out, but is not GPT-4's
+    texts = random_texts(100)
+    merges = rustbpe.train(texts, 400, pattern=pattern)
+    assert merges.tolist() == [list(pair) for pair in naive_bpe.train(texts, 144, pattern)]
+    gaps = rustbpe.Tokenizer([(97, 98)], pattern="[a-z]+")
+    assert gaps.decode(gaps.encode("12 ab, ab!")) == "12 ab, ab!"
+
+
+# --- decoding
+
+
+def test_decode_takes_arrays_and_lists_and_replaces_what_is_no_utf8(tokenizer: rustbpe.Tokenizer):
+    ids = tokenizer.encode("héllo 한국")
+    for form in (ids, ids.tolist(), ids.astype(np.uint32), ids.astype(np.int64), tuple(ids.tolist())):
+        assert tokenizer.decode(form) == "héllo 한국"
+        assert tokenizer.decode_bytes(form) == "héllo 한국".encode()
+    assert tokenizer.decode([0xED, 0x95]) == "\ufffd"
+    assert tokenizer.decode([tokenizer.special_tokens["<|bos|>"], 97]) == "<|bos|>a"
+    assert tokenizer.decode([]) == ""
+
+
+def test_token_lengths_are_those_of_the_bytes(tokenizer: rustbpe.Tokenizer):
+    lengths = tokenizer.token_lengths()
+    assert len(lengths) == tokenizer.vocab_size
+    assert [len(tokenizer.token_bytes(id)) for id in range(1000)] == lengths[:1000].tolist()
+    assert lengths[1000:].tolist() == [0, 0]
+
+
+# --- bad input
+
+
+BAD_CALLS = {
+    "lone surrogate": (lambda t: t.encode("a\ud800"), ValueError, "lone surrogate"),
+    "lone surrogate in a batch": (lambda t: t.encode_batch(["a", "\udfff"]), ValueError, "text 1"),
+    "lone surrogate in training": (lambda t: rustbpe.train(["a", "b\ud912"], 300), ValueError, "text 1"),
+    "no str": (lambda t: t.encode(7), TypeError, "str"),
+    "None in a batch": (lambda t: t.encode_batch(["a", None]), TypeError, "text 1 is a NoneType"),
+    "one str as a batch": (lambda t: t.encode_batch("abc"), TypeError, "single str"),
+    "one str as a source": (lambda t: rustbpe.train("abc", 300), TypeError, "single str"),
+    "numbers as a source": (lambda t: rustbpe.train([1], 300), TypeError, "item 0 of source is a int"),
+    "small vocabulary": (lambda t: rustbpe.train(["a"], 255), ValueError, "at least 256"),
+    "null in an Arrow array": (lambda t: t.encode_arrow(pa.array(["a", None])), ValueError, "element 1"),
+    "null in a slice": (lambda t: t.encode_arrow(pa.array(["a"] * 9 + [None])[3:]), ValueError, "element 6"),
+    "null in training": (lambda t: rustbpe.train([pa.array([None, "a"])], 300), ValueError, "element 0"),
+    "no Arrow array": (lambda t: t.encode_arrow(["a"]), TypeError, "not an Arrow array"),
+    "chunked Arrow array": (lambda t: t.encode_arrow(pa.chunked_array([["a"]])), TypeError, "chunks"),
+    "Arrow array of numbers": (lambda t: t.encode_arrow(pa.array([1])), ValueError, "not string"),
+    "dictionary": (lambda t: t.encode_arrow(pa.array(["a"]).dictionary_encode()), ValueError, "not string"),
+    "unknown id": (lambda t: t.decode([5000]), ValueError, "id 5000"),
+    "negative id": (lambda t: t.decode([-1]), ValueError, "id -1"),
+    "unknown id to prepend": (lambda t: t.encode_batch(["a"], prepend=1002), ValueError, "id 1002"),
+    "merges out of order": (lambda t: rustbpe.Tokenizer([(97, 257), (97, 98)]), ValueError, "out of order"),
+    "no merges": (lambda t: rustbpe.Tokenizer("merges"), TypeError, ""),
+    "special token twice": (lambda t: rustbpe.Tokenizer([], ["<|a|>", "<|a|>"]), ValueError, "twice"),
+    "special token without a name": (lambda t: rustbpe.Tokenizer([], [""]), ValueError, "no name"),
+    "special token over a token": (lambda t: rustbpe.Tokenizer.from_ranks(ALL_BYTES, {"x": 5}), ValueError, "ordinary"),
+    "bytes missing": (lambda t: rustbpe.Tokenizer.from_ranks([b"a"]), ValueError, "single byte"),
+    "empty token": (lambda t: rustbpe.Tokenizer.from_ranks([*ALL_BYTES, b""]), ValueError, "no bytes"),
+    "broken pattern": (lambda t: rustbpe.train(["a"], 300, pattern="(["), ValueError, "regular expression"),
+}
+ALL_BYTES = [bytes([byte]) for byte in range(256)]
+
+
+@pytest.mark.parametrize("call", BAD_CALLS)
+def test_bad_input_is_an_exception_with_a_sentence(tokenizer: rustbpe.Tokenizer, call: str):
+    act, kind, words = BAD_CALLS[call]
+    with pytest.raises(kind) as raised:
+        act(tokenizer)
+    assert type(raised.value) is kind
+    assert words in str(raised.value)
+
+
+def test_invalid_utf8_in_an_arrow_array_is_named(tokenizer: rustbpe.Tokenizer):
+    offsets = pa.array([0, 1, 3], pa.int32()).buffers()[1]
+    broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xc3\x28")])
+    for act in (lambda: tokenizer.encode_arrow(broken), lambda: rustbpe.train([broken], 300)):
+        with pytest.raises(ValueError, match="element 1 of the Arrow array is not valid UTF-8 at its byte 0"):
+            act()
+
+
+def test_nul_bytes_and_empty_strings_are_text(tokenizer: rustbpe.Tokenizer):
+    for text in ("", "\x00", "a\x00b", "\x00" * 100):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert rustbpe.train(["\x00\x00"], 300).tolist() == [[0, 0]]
+
+
+def test_what_an_iterator_raises_half_way_comes_through():
+    def breaks():
+        yield "some text"
+        raise RuntimeError("the disk is gone")
+
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        rustbpe.train(breaks(), 300)
+
+
+def test_what_the_callback_raises_comes_through():
+    def callback(*_):
+        raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        rustbpe.train(sample_texts(), 300, progress=callback)
+
+
+def test_ctrl_c_ends_training_at_once():
+    script = "import rustbpe\nprint('ready', flush=True)\nrustbpe.train(('text %d' % i for i in range(10**12)), 300)"
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "ready\n"
+    time.sleep(0.5)
+    child.send_signal(signal.SIGINT)
+    _, complaint = child.communicate(timeout=30)
+    assert complaint.rstrip().endswith("KeyboardInterrupt")

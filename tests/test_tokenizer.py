@@ -1,0 +1,115 @@
+"""The tokenizer as the rest of the house knows it: nine special tokens, and an artifact that proves itself."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from nanochat.tokenizer import SPECIAL_TOKENS, ArtifactError, Tokenizer
+
+TEXTS = [path.read_text(encoding="utf-8") for path in sorted(Path("scripts/samples").glob("*.txt"))]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(TEXTS, 800)
+
+
+@pytest.fixture
+def artifact(tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    tokenizer.save(tmp_path / "tokenizer.json", {"max_chars": 1000})
+    return tmp_path / "tokenizer.json"
+
+
+def test_the_vocabulary_is_bytes_merges_and_the_nine_special_tokens(tokenizer: Tokenizer):
+    assert tokenizer.vocab_size == 800
+    assert list(tokenizer.special_tokens) == list(SPECIAL_TOKENS)
+    assert list(tokenizer.special_tokens.values()) == list(range(791, 800))
+
+
+def test_text_comes_back(tokenizer: Tokenizer):
+    for text in [*TEXTS, "", "<|bos|>", "\x00 한글 🙂"]:
+        ids = tokenizer.encode(text)
+        assert all(type(id) is int and id < 791 for id in ids)
+        assert tokenizer.decode(ids) == text
+
+
+def test_a_saved_tokenizer_is_the_same_when_loaded(tokenizer: Tokenizer, artifact: Path):
+    loaded = Tokenizer.load(artifact)
+    assert loaded.content_hash == tokenizer.content_hash
+    assert loaded.special_tokens == tokenizer.special_tokens
+    assert loaded.training == {"max_chars": 1000}
+    array = pa.array(TEXTS)
+    bos = loaded.special_tokens["<|bos|>"]
+    ids, offsets = loaded.encode_arrow(array, prepend=bos, threads=2)
+    assert ids.tolist() == [id for text in TEXTS for id in [bos, *tokenizer.encode(text)]]
+    assert offsets[-1] == len(ids)
+
+
+def test_the_artifact_is_json_that_says_it_all(tokenizer: Tokenizer, artifact: Path):
+    record = json.loads(artifact.read_text(encoding="utf-8"))
+    assert set(record) == {
+        "format",
+        "content_hash",
+        "training",
+        "pattern",
+        "merges",
+        "special_tokens",
+        "token_bytes",
+        "file_hash",
+    }
+    assert record["token_bytes"] == tokenizer.token_lengths().tolist()
+    assert len(record["merges"]) == 800 - 256 - 9
+
+
+def test_the_hash_changes_with_what_decides_the_ids_and_with_nothing_else(tokenizer: Tokenizer, tmp_path: Path):
+    same = Tokenizer.train(TEXTS, 800, threads=1)
+    assert same.save(tmp_path / "a.json", {"note": "other settings"}) == tokenizer.content_hash
+    assert Tokenizer.train(TEXTS, 799).content_hash != tokenizer.content_hash
+
+
+def test_tiktoken_gives_the_same_ids(tokenizer: Tokenizer):
+    encoding = tokenizer.to_tiktoken()
+    for text in TEXTS:
+        assert encoding.encode_ordinary(text) == tokenizer.encode(text)
+    assert encoding.encode("<|bos|>", allowed_special="all") == [tokenizer.special_tokens["<|bos|>"]]
+    assert encoding.n_vocab == tokenizer.vocab_size
+
+
+def test_damage_is_found_wherever_it_is(artifact: Path):
+    whole = artifact.read_bytes()
+    for at in range(0, len(whole), 97):
+        changed = bytearray(whole)
+        changed[at] ^= 1
+        artifact.write_bytes(changed)
+        with pytest.raises(ArtifactError, match="tokenizer.json"):
+            Tokenizer.load(artifact)
+    for cut in (0, 1, len(whole) // 2, len(whole) - 3):
+        artifact.write_bytes(whole[:cut])
+        with pytest.raises(ArtifactError, match="tokenizer.json"):
+            Tokenizer.load(artifact)
+    artifact.write_bytes(whole)
+    Tokenizer.load(artifact)
+
+
+def test_what_is_no_artifact_says_what_to_do(tmp_path: Path):
+    with pytest.raises(ArtifactError, match=r"train one with `python -m scripts\.tok_train`"):
+        Tokenizer.load(tmp_path / "absent.json")
+    for other in ("[]", "{}", '{"format": "something else"}'):
+        (tmp_path / "other.json").write_text(other)
+        with pytest.raises(ArtifactError, match="is not a tokenizer file"):
+            Tokenizer.load(tmp_path / "other.json")
+
+
+def test_an_interrupted_save_leaves_the_old_artifact(artifact: Path):
+    before = artifact.read_bytes()
+    with pytest.raises(TypeError):
+        Tokenizer.load(artifact).save(artifact, {"not": object()})
+    assert artifact.read_bytes() == before
+    assert list(artifact.parent.iterdir()) == [artifact]
+
+
+def test_a_vocabulary_without_room_for_the_bytes_is_refused():
+    with pytest.raises(ValueError, match="at least 265"):
+        Tokenizer.train(TEXTS, 264)
