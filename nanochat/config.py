@@ -86,14 +86,26 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
 
 
 def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
-    """A script's last line: `main` of the parsed config; a ValueError ends it with one sentence and code 2."""
+    """A script's last line: `main` of the parsed config; what a user can mend ends it with one sentence, no traceback.
+
+    Exit code 2: a setting that cannot be. 1: a file or folder that fails. 130: Ctrl-C.
+    """
     try:
         main(parse(config_class))
-    except ValueError as error:
-        if sys.flags.dev_mode:  # python -X dev shows the traceback
-            raise
-        # Who wrote a `raise` wrote a sentence for the user; any other ValueError is a defect: say where.
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        place = "" if (where.line or "").startswith("raise") else f" ({where.filename}:{where.lineno})"
-        print(f"error: {error}{place}", file=sys.stderr)
-        raise SystemExit(2) from None
+    except (ValueError, OSError, KeyboardInterrupt) as error:
+        if sys.flags.dev_mode or (isinstance(error, OSError) and not error.filename):
+            raise  # python -X dev shows the traceback; an OSError without a file is nothing a user can mend
+        sentence, code = _last_words(error)
+        print(sentence, file=sys.stderr)
+        raise SystemExit(code) from None
+
+
+def _last_words(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
+    if isinstance(error, OSError):
+        return f"error: {error.filename}: {error.strerror}", 1
+    # Who wrote a `raise` wrote a sentence for the user; any other ValueError is a defect: say where.
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = "" if (where.line or "").startswith("raise") else f" ({where.filename}:{where.lineno})"
+    return f"error: {error}{place}", 2

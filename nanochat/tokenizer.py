@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import rustbpe
 
+import rustbpe
 from nanochat.paths import write_text
 
 SPECIAL_TOKENS = (
@@ -123,14 +123,20 @@ class Tokenizer:
         try:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ArtifactError(f"there is no tokenizer at {path}; train one with `python -m scripts.tok_train`") from None
+            raise ArtifactError(
+                f"there is no tokenizer at {path}; train one with `python -m scripts.tok_train`"
+            ) from None
         except ValueError as error:
             raise ArtifactError(f"{path} is damaged ({error}); train it again or restore it from a copy") from None
         if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise ArtifactError(f"{path} is not a tokenizer file of the format {FORMAT}; train one with scripts.tok_train")
+            raise ArtifactError(
+                f"{path} is not a tokenizer file of the format {FORMAT}; train one with scripts.tok_train"
+            )
         expected = record.pop("file_hash", None)
         if _digest(record) != expected:
-            raise ArtifactError(f"{path} is damaged (its hash does not match); train it again or restore it from a copy")
+            raise ArtifactError(
+                f"{path} is damaged (its hash does not match); train it again or restore it from a copy"
+            )
         merges = np.array(record["merges"], np.uint32).reshape(-1, 2)
         names = sorted(record["special_tokens"], key=record["special_tokens"].get)
         return cls(rustbpe.Tokenizer(merges, names, record["pattern"]), record["training"])

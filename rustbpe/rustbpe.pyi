@@ -21,7 +21,7 @@ def train(
     """Merges learned from `source`, as a (n, 2) uint32 array: row i merges its two ids into id 256 + i.
 
     source: an iterable of str, or of Arrow string arrays (anything with `__arrow_c_array__`), read without copying.
-    vocab_size: 256 bytes + merges; special tokens are not counted here. Fewer merges come back when the text has no more pairs.
+    vocab_size: 256 bytes + merges; special tokens are not counted here. Fewer merges come back when no pair is left.
     max_chars, doc_cap: characters to read in all, and of each document (None: no limit).
     threads: 0 takes every core. The result does not depend on it.
     progress: called as (phase, done, total) ten times a second and at the end of a phase; phases: "count" (characters),
@@ -32,17 +32,24 @@ class Tokenizer:
     """Encoder and decoder for one vocabulary: 256 bytes, then merges, then special tokens."""
 
     def __init__(
-        self, merges: np.ndarray | Sequence[tuple[int, int]], special_tokens: Sequence[str] = (), pattern: str = DEFAULT_PATTERN
+        self,
+        merges: np.ndarray | Sequence[tuple[int, int]],
+        special_tokens: Sequence[str] = (),
+        pattern: str = DEFAULT_PATTERN,
     ) -> None: ...
     @staticmethod
-    def from_ranks(tokens: Sequence[bytes], special_tokens: dict[str, int] | None = None, pattern: str = DEFAULT_PATTERN) -> Tokenizer:
+    def from_ranks(
+        tokens: Sequence[bytes], special_tokens: dict[str, int] | None = None, pattern: str = DEFAULT_PATTERN
+    ) -> Tokenizer:
         """A tiktoken vocabulary: `tokens[rank]` are the bytes of that rank."""
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of one text, uint16 where the vocabulary fits, else uint32. Text never becomes a special token."""
 
-    def encode_batch(self, texts: Sequence[str], prepend: int | None = None, threads: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, offsets): text i is ids[offsets[i]:offsets[i + 1]]; offsets are uint64, one more than there are texts."""
+    def encode_batch(
+        self, texts: Sequence[str], prepend: int | None = None, threads: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, offsets): text i is ids[offsets[i]:offsets[i + 1]]; uint64 offsets, one more than there are texts."""
 
     def encode_arrow(self, array: Any, prepend: int | None = None, threads: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """The same for an Arrow string array, read without copying."""

@@ -1,8 +1,10 @@
 """Byte-level BPE by its definition, without a thought of speed: the oracle of the tests of `rustbpe`."""
 
 import random
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 import regex
 
@@ -15,7 +17,7 @@ def train(texts: Iterable[str], merges: int, pattern: str) -> list[tuple[int, in
     while len(learned) < merges:
         counts: Counter = Counter()
         for ids, count in words:
-            for pair in zip(ids, ids[1:], strict=False):
+            for pair in pairwise(ids):
                 counts[pair] += count
         if not counts:
             break
@@ -63,6 +65,11 @@ ALPHABETS = (
     "²½٣७Ⅷ\u0301\u200d🙂👩‍🚀",  # numbers, marks and symbols beyond ASCII
     "\x00\x01\x1c\x7f",
 )
+
+
+def assigned(text: str) -> str:
+    """The characters that Python knows: on those added to Unicode since, two regular expression engines may differ."""
+    return "".join(char for char in text if unicodedata.category(char) != "Cn")
 
 
 def random_text(dice: random.Random) -> str:

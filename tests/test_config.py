@@ -1,5 +1,4 @@
 import dataclasses
-import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -112,6 +111,10 @@ def main(config):
         raise ValueError("--loaves has to be at most 9")
     if config.loaves < 0:
         int("minus")
+    if config.loaves == 7:
+        open("/no such folder/bread", "w")
+    if config.loaves == 8:
+        raise KeyboardInterrupt
     print(f"{config.loaves} baked")
 if __name__ == "__main__":
     run(main, Config)
@@ -142,15 +145,17 @@ def test_a_defect_says_where_it_is_and_dev_mode_shows_the_traceback(bakery):
     assert "Traceback" in bakery("--loaves=-1", options=["-X", "dev"]).stderr
 
 
+def test_a_file_that_fails_and_an_interruption_are_no_tracebacks(bakery):
+    done = bakery("--loaves=7")
+    assert (done.returncode, done.stderr) == (1, "error: /no such folder/bread: No such file or directory\n")
+    done = bakery("--loaves=8")
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 @pytest.mark.parametrize("script", ["scripts.tok_train", "scripts.tok_eval", "nanochat.report"])
-def test_help_is_quick_and_imports_nothing_heavy(script, python, tmp_path):
+def test_help_imports_nothing_heavy(script, python, tmp_path):
     for heavy in ("torch", "pyarrow", "numpy", "wandb", "tiktoken"):
         (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
-    seconds = []
-    for _ in range(5):
-        start = time.monotonic()
-        done = python("-m", script, "--help", PYTHONPATH=str(tmp_path))
-        seconds.append(time.monotonic() - start)
-        assert done.returncode == 0, done.stderr
-        assert "(default: " in done.stdout
-    assert min(seconds) < 0.5
+    done = python("-m", script, "--help", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "(default: " in done.stdout

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nanochat.tokenizer import SPECIAL_TOKENS, ArtifactError, Tokenizer
 
@@ -33,6 +35,14 @@ def test_text_comes_back(tokenizer: Tokenizer):
         ids = tokenizer.encode(text)
         assert all(type(id) is int and id < 791 for id in ids)
         assert tokenizer.decode(ids) == text
+
+
+@given(st.text())
+def test_any_text_comes_back_and_nothing_special_comes_out(tokenizer: Tokenizer, text: str):
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert sum(tokenizer.token_lengths()[ids]) == len(text.encode())
+    assert not set(ids) & set(tokenizer.special_tokens.values())
 
 
 def test_a_saved_tokenizer_is_the_same_when_loaded(tokenizer: Tokenizer, artifact: Path):
@@ -83,11 +93,11 @@ def test_damage_is_found_wherever_it_is(artifact: Path):
         changed = bytearray(whole)
         changed[at] ^= 1
         artifact.write_bytes(changed)
-        with pytest.raises(ArtifactError, match="tokenizer.json"):
+        with pytest.raises(ArtifactError, match=r"tokenizer\.json"):
             Tokenizer.load(artifact)
     for cut in (0, 1, len(whole) // 2, len(whole) - 3):
         artifact.write_bytes(whole[:cut])
-        with pytest.raises(ArtifactError, match="tokenizer.json"):
+        with pytest.raises(ArtifactError, match=r"tokenizer\.json"):
             Tokenizer.load(artifact)
     artifact.write_bytes(whole)
     Tokenizer.load(artifact)

@@ -112,7 +112,7 @@ impl Texts for StringArray {
         }
         // SAFETY: the offsets of a valid array lie within its bytes.
         let bytes = unsafe { std::slice::from_raw_parts(self.bytes.add(start as usize), (end - start) as usize) };
-        std::str::from_utf8(bytes).map_err(|e| {
+        simdutf8::compat::from_utf8(bytes).map_err(|e| {
             let at = e.valid_up_to();
             Error::Input(format!(
                 "element {i} of the Arrow array is not valid UTF-8 at its byte {at}; repair or drop the row"

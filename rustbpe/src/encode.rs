@@ -5,8 +5,10 @@
 
 use crate::split::{Splitter, MAX_TEXT};
 use crate::vocab::Vocabulary;
-use crate::words::{ask_for_huge_pages, WordMap, SHORT};
+use crate::words::{WordMap, SHORT};
 use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 
@@ -15,7 +17,7 @@ const WORDS: usize = 256;
 /// Longer words are merged each time: they hardly ever come back.
 const LONGEST_REMEMBERED: usize = 256;
 /// Bytes a thread may remember; beyond that it starts afresh.
-const MAX_REMEMBERED: usize = 256 << 20;
+const MAX_REMEMBERED: usize = 128 << 20;
 /// Bytes of text handed to a thread at a time.
 const CHUNK: usize = 1 << 20;
 
@@ -50,9 +52,9 @@ pub trait Texts: Sync {
     fn get(&self, i: usize) -> Result<&str>;
 }
 
-impl<T: AsRef<str> + Sync> Texts for [T] {
+impl<T: AsRef<str> + Sync> Texts for Vec<T> {
     fn len(&self) -> usize {
-        <[T]>::len(self)
+        Vec::len(self)
     }
     fn size(&self, i: usize) -> usize {
         self[i].as_ref().len()
@@ -130,6 +132,9 @@ impl Encoder {
             if n == 0 {
                 return Ok(());
             }
+            if cache.bytes() > MAX_REMEMBERED {
+                *cache = Cache::for_text(bytes.len());
+            }
             cache.words.prepare(bytes, start, &ends[..n], &mut keys);
             // A token is at least one byte long, and a remembered word is written as INLINE ids.
             out.reserve(ends[n - 1] as usize - start + INLINE);
@@ -138,6 +143,7 @@ impl Encoder {
                     Some(value) => *value,
                     None => self.look_up(&bytes[start..end as usize], *key, cache),
                 };
+                let size = end as usize - start;
                 start = end as usize;
                 if value[0] < SPILLED {
                     let ids = [value[0] & ID_MASK, value[1], value[2], value[3]].map(T::from_u32);
@@ -150,6 +156,9 @@ impl Encoder {
                 } else {
                     let spilled = &cache.spill[value[1] as usize..][..value[2] as usize];
                     out.extend(spilled.iter().map(|&id| T::from_u32(id)));
+                    if size > LONGEST_REMEMBERED {
+                        cache.spill.truncate(value[1] as usize);
+                    }
                 }
             }
         }
@@ -183,9 +192,7 @@ impl Encoder {
     }
 
     fn keep_cache(&self, cache: Cache) {
-        if cache.bytes() <= MAX_REMEMBERED {
-            self.caches.lock().expect("no thread panics while it holds this").push(cache);
-        }
+        self.caches.lock().expect("no thread panics while it holds this").push(cache);
     }
 
     /// Ids of one text.
@@ -198,69 +205,94 @@ impl Encoder {
     }
 
     /// Ids of all texts one after another, and where those of each begin (with a last offset for the end).
-    pub fn encode_batch<T, B>(&self, texts: &B, prepend: Option<u32>, threads: usize) -> Result<(Vec<T>, Vec<u64>)>
-    where
-        T: Id,
-        B: Texts + ?Sized,
-    {
+    pub fn encode_batch<T: Id>(
+        &self,
+        texts: &dyn Texts,
+        prepend: Option<u32>,
+        threads: usize,
+    ) -> Result<(Vec<T>, Vec<u64>)> {
         self.encode_chunks(texts, prepend, threads, CHUNK)
     }
 
-    fn encode_chunks<T, B>(
+    fn encode_chunks<T: Id>(
         &self,
-        texts: &B,
+        texts: &dyn Texts,
         prepend: Option<u32>,
         threads: usize,
         chunk: usize,
-    ) -> Result<(Vec<T>, Vec<u64>)>
-    where
-        T: Id,
-        B: Texts + ?Sized,
-    {
+    ) -> Result<(Vec<T>, Vec<u64>)> {
         let jobs = chunks(texts, chunk);
         let threads = threads.clamp(1, jobs.len().max(1));
         let size: usize = (0..texts.len()).map(|i| texts.size(i)).sum();
-        let next = AtomicUsize::new(0);
-        // Each thread takes chunks in turn; what it encodes lies in one array of its own, cut at `ends`.
-        let work = || -> Result<Part<T>> {
+        let encode = |job: &Range<usize>, ids: &mut Vec<T>, ends: &mut Vec<u64>, cache: &mut Cache| -> Result<()> {
+            for i in job.clone() {
+                ids.extend(prepend.map(T::from_u32));
+                self.encode_into(texts.get(i)?, ids, cache)?;
+                ends.push(ids.len() as u64);
+            }
+            Ok(())
+        };
+        let (mut ids, mut offsets) = (Vec::with_capacity(size / 3), Vec::with_capacity(texts.len() + 1));
+        offsets.push(0);
+        if threads == 1 {
+            let mut cache = self.take_cache(size);
+            let outcome = encode(&(0..texts.len()), &mut ids, &mut offsets, &mut cache);
+            self.keep_cache(cache);
+            return outcome.map(|()| (ids, offsets));
+        }
+        let (next, output) = (AtomicUsize::new(0), Mutex::new(Output::new(ids, offsets)));
+        let work = || -> Result<()> {
             let mut cache = self.take_cache(size / threads);
-            let mut part = Part { ids: roomy(size / threads / 3), ends: Vec::new(), jobs: Vec::new() };
-            while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                part.jobs.push((job.start, part.ids.len(), part.ends.len()));
-                for i in job.clone() {
-                    part.ids.extend(prepend.map(T::from_u32));
-                    self.encode_into(texts.get(i)?, &mut part.ids, &mut cache)?;
-                    part.ends.push(part.ids.len());
-                }
-                if cache.bytes() > MAX_REMEMBERED {
-                    cache = Cache::for_text(size);
-                }
+            let (mut ids, mut ends) = (Vec::new(), Vec::new());
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let Some(job) = jobs.get(number) else { break };
+                encode(job, &mut ids, &mut ends, &mut cache)?;
+                (ids, ends) = output.lock().expect("no thread panics while it holds this").take_in(number, ids, ends);
             }
             self.keep_cache(cache);
-            Ok(part)
+            Ok(())
         };
-        if threads == 1 {
-            let part = work()?;
-            let offsets = std::iter::once(0).chain(part.ends.iter().map(|&end| end as u64));
-            return Ok((part.ids, offsets.collect()));
-        }
-        let parts = std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            workers.into_iter().map(|worker| worker.join().expect("workers do not panic")).collect::<Result<Vec<_>>>()
+            workers.into_iter().try_for_each(|worker| worker.join().expect("workers do not panic"))
         })?;
-        Ok(join(&parts, texts.len()))
+        let output = output.into_inner().expect("no thread panicked");
+        Ok((output.ids, output.offsets))
     }
 }
 
-/// What one thread has encoded.
-struct Part<T> {
+/// The chunks of all threads, put in order as they come: the few that are early wait, and their arrays are used again,
+/// so that little memory is touched beside the result itself.
+struct Output<T> {
     ids: Vec<T>,
-    ends: Vec<usize>,                 // of each text, in `ids`
-    jobs: Vec<(usize, usize, usize)>, // of each chunk: its first text, and where its ids and its ends begin
+    offsets: Vec<u64>,
+    next: usize,                                // number of the first chunk that is not in
+    early: BTreeMap<usize, (Vec<T>, Vec<u64>)>, // ids of a chunk, and where each of its texts ends in them
+    spare: Vec<(Vec<T>, Vec<u64>)>,
+}
+
+impl<T: Id> Output<T> {
+    fn new(ids: Vec<T>, offsets: Vec<u64>) -> Self {
+        Output { ids, offsets, next: 0, early: BTreeMap::new(), spare: Vec::new() }
+    }
+
+    /// Takes a chunk; gives back empty arrays for the next one.
+    fn take_in(&mut self, number: usize, ids: Vec<T>, ends: Vec<u64>) -> (Vec<T>, Vec<u64>) {
+        self.early.insert(number, (ids, ends));
+        while let Some((mut ids, mut ends)) = self.early.remove(&self.next) {
+            let base = self.ids.len() as u64;
+            self.offsets.extend(ends.drain(..).map(|end| base + end));
+            self.ids.append(&mut ids);
+            self.spare.push((ids, ends));
+            self.next += 1;
+        }
+        self.spare.pop().unwrap_or_default()
+    }
 }
 
 /// Neighbouring texts, about `chunk` bytes together.
-fn chunks(texts: &(impl Texts + ?Sized), chunk: usize) -> Vec<std::ops::Range<usize>> {
+fn chunks(texts: &dyn Texts, chunk: usize) -> Vec<Range<usize>> {
     let (mut chunks, mut start, mut size) = (Vec::new(), 0, 0);
     for i in 0..texts.len() {
         size += texts.size(i);
@@ -270,29 +302,6 @@ fn chunks(texts: &(impl Texts + ?Sized), chunk: usize) -> Vec<std::ops::Range<us
         }
     }
     chunks
-}
-
-fn roomy<T>(len: usize) -> Vec<T> {
-    let mut room = Vec::<T>::with_capacity(len);
-    ask_for_huge_pages(room.spare_capacity_mut());
-    room
-}
-
-/// Puts the chunks of all threads in the order of the texts.
-fn join<T: Id>(parts: &[Part<T>], texts: usize) -> (Vec<T>, Vec<u64>) {
-    let mut jobs: Vec<_> = parts.iter().flat_map(|part| (0..part.jobs.len()).map(move |j| (part, j))).collect();
-    jobs.sort_unstable_by_key(|(part, j)| part.jobs[*j].0);
-    let mut ids = roomy(parts.iter().map(|part| part.ids.len()).sum());
-    let mut offsets = Vec::with_capacity(texts + 1);
-    offsets.push(0);
-    for (part, j) in jobs {
-        let (_, first_id, first_end) = part.jobs[j];
-        let (_, last_id, last_end) = part.jobs.get(j + 1).copied().unwrap_or((0, part.ids.len(), part.ends.len()));
-        let base = ids.len();
-        ids.extend_from_slice(&part.ids[first_id..last_id]);
-        offsets.extend(part.ends[first_end..last_end].iter().map(|&end| (base + end - first_id) as u64));
-    }
-    (ids, offsets)
 }
 
 #[cfg(test)]
@@ -325,7 +334,7 @@ mod tests {
         // Small chunks, so that every thread gets several.
         for threads in [1, 2, 5] {
             for chunk in [1, 1000, CHUNK] {
-                assert_eq!(encoder.encode_chunks::<u32, _>(&texts[..], Some(9), threads, chunk).unwrap(), expected);
+                assert_eq!(encoder.encode_chunks::<u32>(&texts, Some(9), threads, chunk).unwrap(), expected);
             }
         }
         for (text, ends) in texts.iter().zip(expected.1.windows(2)) {
@@ -337,8 +346,8 @@ mod tests {
     #[test]
     fn no_texts_and_empty_texts() {
         let encoder = Encoder::new(Vocabulary::from_merges(&[]).unwrap(), splitter());
-        let none: [&str; 0] = [];
-        assert_eq!(encoder.encode_batch::<u16, _>(&none[..], None, 4).unwrap(), (vec![], vec![0]));
-        assert_eq!(encoder.encode_batch::<u16, _>(&["", "a", ""][..], None, 4).unwrap(), (vec![97], vec![0, 0, 1, 1]));
+        let none: Vec<&str> = vec![];
+        assert_eq!(encoder.encode_batch::<u16>(&none, None, 4).unwrap(), (vec![], vec![0]));
+        assert_eq!(encoder.encode_batch::<u16>(&vec!["", "a", ""], None, 4).unwrap(), (vec![97], vec![0, 0, 1, 1]));
     }
 }

@@ -1,7 +1,7 @@
 //! The Python module. Errors become exceptions with a sentence, and the GIL is released while the crate works.
 
 use crate::arrow::{ArrowArray, ArrowSchema, StringArray};
-use crate::encode::{Encoder, Id, Texts};
+use crate::encode::{Encoder, Texts};
 use crate::split::{Splitter, DEFAULT_PATTERN};
 use crate::train::{learn_merges, WordCounter};
 use crate::vocab::Vocabulary;
@@ -11,7 +11,7 @@ use pyo3::exceptions::{PyKeyboardInterrupt, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyCapsule, PyDict, PyString, PyTuple};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 impl From<Error> for PyErr {
@@ -109,7 +109,7 @@ fn count_source(
     }
     let (mut batch, mut size) = (Vec::new(), 0);
     let count_batch = |counter: &mut WordCounter, batch: &mut Vec<PyBackedStr>| {
-        let wanted = py.detach(|| counter.add(&batch[..]));
+        let wanted = py.detach(|| counter.add(batch));
         batch.clear();
         wanted
     };
@@ -195,12 +195,13 @@ impl Tokenizer {
         pattern: String,
     ) -> PyResult<Self> {
         let tokens = vocabulary.len();
-        for (i, (name, id)) in specials.iter().enumerate() {
-            let problem = match specials[..i].iter().find(|other| other.0 == *name || other.1 == *id) {
+        let (mut names, mut ids) = (HashSet::new(), HashSet::new());
+        for (name, id) in &specials {
+            let problem = match (*id as usize) < tokens {
                 _ if name.is_empty() => "has no name",
-                _ if (*id as usize) < tokens => "has the id of an ordinary token",
-                Some(_) => "is given twice, or shares its id with another",
-                None => continue,
+                true => "has the id of an ordinary token",
+                false if !names.insert(name) || !ids.insert(id) => "is given twice, or shares its id with another",
+                false => continue,
             };
             return Err(PyValueError::new_err(format!("special token {name:?} (id {id}) {problem}")));
         }
@@ -237,39 +238,24 @@ impl Tokenizer {
         Ok(bytes)
     }
 
-    fn encode_texts<'py, B>(
+    fn encode_texts<'py>(
         &self,
         py: Python<'py>,
-        texts: &B,
+        texts: &dyn Texts,
         prepend: Option<u32>,
         threads: usize,
-    ) -> PyResult<Bound<'py, PyTuple>>
-    where
-        B: Texts + ?Sized,
-    {
+    ) -> PyResult<Bound<'py, PyTuple>> {
         if let Some(id) = prepend {
             self.bytes_of(id.into())?;
         }
-        match self.fits_u16() {
-            true => self.encode_as::<u16, B>(py, texts, prepend, threads),
-            false => self.encode_as::<u32, B>(py, texts, prepend, threads),
+        let threads = threads_or_all(threads);
+        if self.fits_u16() {
+            let (ids, offsets) = py.detach(|| self.encoder.encode_batch::<u16>(texts, prepend, threads))?;
+            (ids.into_pyarray(py), offsets.into_pyarray(py)).into_pyobject(py)
+        } else {
+            let (ids, offsets) = py.detach(|| self.encoder.encode_batch::<u32>(texts, prepend, threads))?;
+            (ids.into_pyarray(py), offsets.into_pyarray(py)).into_pyobject(py)
         }
-    }
-
-    fn encode_as<'py, T, B>(
-        &self,
-        py: Python<'py>,
-        texts: &B,
-        prepend: Option<u32>,
-        threads: usize,
-    ) -> PyResult<Bound<'py, PyTuple>>
-    where
-        T: Id + numpy::Element,
-        B: Texts + ?Sized,
-    {
-        let (ids, offsets) =
-            py.detach(|| self.encoder.encode_batch::<T, B>(texts, prepend, threads_or_all(threads)))?;
-        (ids.into_pyarray(py), offsets.into_pyarray(py)).into_pyobject(py)
     }
 }
 
@@ -330,7 +316,7 @@ impl Tokenizer {
             };
             batch.push(utf8(text, || format!("text {i}"))?);
         }
-        self.encode_texts(texts.py(), &batch[..], prepend, threads)
+        self.encode_texts(texts.py(), &batch, prepend, threads)
     }
 
     #[pyo3(signature = (array, prepend=None, threads=0))]

@@ -29,7 +29,7 @@ impl WordCounter {
     }
 
     /// Counts the words of some texts; false when no more text is wanted.
-    pub fn add(&mut self, texts: &(impl Texts + ?Sized)) -> Result<bool> {
+    pub fn add(&mut self, texts: &dyn Texts) -> Result<bool> {
         /// Texts given to a thread at a time.
         const BATCH: usize = 16;
         let mut read = Vec::with_capacity(texts.len());
@@ -398,7 +398,7 @@ mod tests {
         merges: usize,
     ) -> Vec<(u32, u32)> {
         let mut counter = WordCounter::new(Splitter::new(DEFAULT_PATTERN).unwrap(), threads, max_chars, doc_cap);
-        counter.add(texts).unwrap();
+        counter.add(&texts.to_vec()).unwrap();
         learn_merges(counter.finish(), merges, |_| true).unwrap()
     }
 
@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn progress_can_stop_it() {
         let mut counter = WordCounter::new(Splitter::new(DEFAULT_PATTERN).unwrap(), 1, None, None);
-        counter.add(&["some text"][..]).unwrap();
+        counter.add(&vec!["some text"]).unwrap();
         assert_eq!(learn_merges(counter.finish(), 10, |_| false), Err(Error::Interrupted));
     }
 }

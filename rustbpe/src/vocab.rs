@@ -12,8 +12,8 @@ const BLOCK: usize = 40;
 const REPETITIVE_BLOCK: usize = 512;
 
 /// The merge of two ids, by open addressing: a slot holds left, right and result in 21, 21 and 22 bits. A free slot is
-/// all ones, so that its result reads NONE. Most pairs asked for do not merge; `filter`, with four bits a slot and small
-/// enough for the cache, turns nearly all of them away.
+/// all ones, so that its result reads NONE. Most pairs asked for do not merge; `filter`, with eight bits a slot and small
+/// enough for the cache, turns nearly all of them away, so the table can be dense.
 struct PairTable {
     slots: Vec<u64>,
     filter: Vec<u64>,
@@ -22,8 +22,8 @@ struct PairTable {
 
 impl PairTable {
     fn new(pairs: usize) -> Self {
-        let len = (pairs * 2).next_power_of_two().max(64);
-        PairTable { slots: vec![u64::MAX; len], filter: vec![0; len / 16], shift: 64 - len.trailing_zeros() }
+        let len = (pairs * 5 / 4).next_power_of_two().max(64);
+        PairTable { slots: vec![u64::MAX; len], filter: vec![0; len / 8], shift: 64 - len.trailing_zeros() }
     }
 
     /// A pair, and its hash.
@@ -36,7 +36,7 @@ impl PairTable {
     /// The bit of a hash in the filter: its word, and the bit in that.
     #[inline(always)]
     fn filter_bit(&self, hash: u64) -> (usize, u64) {
-        let bit = hash >> (self.shift - 2);
+        let bit = hash >> (self.shift - 3);
         (bit as usize / 64, 1 << (bit % 64))
     }
 

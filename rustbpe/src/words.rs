@@ -90,7 +90,7 @@ unsafe impl<V: Sync> Sync for Slots<V> {}
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Large memory read at random is bound by address translation on pages of 4 kB.
-pub fn ask_for_huge_pages<T>(room: &mut [MaybeUninit<T>]) {
+fn ask_for_huge_pages<T>(room: &mut [MaybeUninit<T>]) {
     #[cfg(target_os = "linux")]
     if size_of_val(room) >= HUGE_PAGE {
         let at = room.as_mut_ptr() as *mut u8;
