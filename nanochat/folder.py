@@ -28,7 +28,6 @@ DEALT_CHARS = 1 << 20  # that wait to be written to one of them
 ROW_GROUP = 1024  # documents
 LEAST_ROW_GROUPS = 64  # where documents are few, row groups are smaller: each lane of the loader wants its own
 VALIDATION_BELOW = 2**64 // 100  # documents with a smaller hash are held out, one in a hundred
-DEALT = pa.schema([("text", pa.large_string()), ("key", pa.uint64())])
 
 
 def convert(name: str, root: Path, files: list[Path], skip_bad: bool = False, seed: int = 0) -> Path:
@@ -96,7 +95,7 @@ def _write_shards(name: str, files: list[Path], out: Path, bad: Bad, seed: int) 
     row_group = max(1, min(ROW_GROUP, count // LEAST_ROW_GROUPS))
     rows = {"train": 0, "val": 0}
     how = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
-    with pq.ParquetWriter(out / "val.parquet", DEALT.remove(1), **how) as validation:
+    with pq.ParquetWriter(out / "val.parquet", pa.schema([("text", pa.large_string())]), **how) as validation:
         for i, path in enumerate(dealt):
             table = pa.ipc.open_file(str(path)).read_all()
             path.unlink()
@@ -128,15 +127,15 @@ def _deal(texts: Iterator[str], paths: list[Path], seed: int) -> tuple[int, int,
 
     (smallest hash, documents dealt, blank ones left out)
     """
+    schema = pa.schema([("text", pa.large_string()), ("key", pa.uint64())])
     generator, smallest, count, blank = random.Random(seed), 2**64 - 1, 0, 0
-    waiting: list[list[tuple[str, int]]] = [[] for _ in paths]
+    waiting: list[list[dict]] = [[] for _ in paths]  # rows for each file
     chars = [0] * len(paths)
     with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(pa.ipc.new_file(str(path), DEALT)) for path in paths]
+        writers = [stack.enter_context(pa.ipc.new_file(str(path), schema)) for path in paths]
 
         def write(i: int) -> None:
-            columns = zip(*waiting[i], strict=True) if waiting[i] else ([], [])
-            writers[i].write(pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, DEALT, strict=True)], DEALT))
+            writers[i].write(pa.RecordBatch.from_pylist(waiting[i], schema))
             waiting[i], chars[i] = [], 0
 
         for text in texts:
@@ -146,7 +145,7 @@ def _deal(texts: Iterator[str], paths: list[Path], seed: int) -> tuple[int, int,
             key = int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
             smallest, count = min(smallest, key), count + 1
             i = generator.randrange(len(paths))
-            waiting[i].append((text, key))
+            waiting[i].append({"text": text, "key": key})
             chars[i] += len(text)
             if chars[i] >= DEALT_CHARS:
                 write(i)

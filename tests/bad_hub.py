@@ -13,7 +13,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class BadHub(ThreadingHTTPServer):
-    """files: path → content, of one data set `some/set`. faults: (method, path) → what goes wrong, a request each.
+    """files: path in the data set `some/set`, or owner/name/path → content. faults: (method, path) → one a request.
 
     Faults: "500" and other statuses; of a GET also "reset" and "break" half-way through the body, "short" (less than
     HEAD has announced), "wrong" (other content of the same length), "drip" (slowly), "silence" half-way.
@@ -45,14 +45,14 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: BadHub
 
-    def do_HEAD(self):  # noqa: N802 - the name that http.server calls
+    def do_HEAD(self):
         self.answer(head=True)
 
-    def do_GET(self):  # noqa: N802
+    def do_GET(self):
         self.answer(head=False)
 
     def answer(self, head: bool) -> None:
-        path = re.sub(r"^/datasets/some/set/resolve/[^/]+/", "", self.path)
+        path = re.sub(r"^/datasets/([^/]+/[^/]+)/resolve/[^/]+", r"\1", self.path).removeprefix("some/set/")
         asked = self.headers.get("Range", "")
         if path == self.path:  # what else a library asks of its hub
             self.send_error(404)

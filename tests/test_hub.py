@@ -76,7 +76,9 @@ def nothing_half(tmp_path: Path, server: BadHub) -> None:
     """Whatever has a final name in the cache is whole."""
     for file in (tmp_path / "cache").rglob("snapshots/*/**/*"):
         if file.is_file():
-            assert file.read_bytes() == server.files[file.relative_to(file.parents[-1]).as_posix().split(COMMIT + "/")[1]]
+            assert (
+                file.read_bytes() == server.files[file.relative_to(file.parents[-1]).as_posix().split(COMMIT + "/")[1]]
+            )
 
 
 # ---- a mirror ----
@@ -128,9 +130,9 @@ def test_a_mirror_that_is_none(monkeypatch, tmp_path):
 
 def test_what_no_hub_has(monkeypatch):
     monkeypatch.delenv("NANOCHAT_HUB", raising=False)
-    with pytest.raises(HubError, match="eval_bundle/core.yaml: on no hub, set NANOCHAT_HUB"):
+    with pytest.raises(HubError, match=r"eval_bundle/core\.yaml: on no hub, set NANOCHAT_HUB"):
         hub.fetch([HubFile("eval_bundle/core.yaml")])
-    with pytest.raises(HubError, match="datasets/local/text/a.txt: on no hub"):
+    with pytest.raises(HubError, match=r"datasets/local/text/a\.txt: on no hub"):
         hub.fetch([HubFile("a.txt", "local/text")])
 
 
@@ -172,9 +174,9 @@ def test_files_come_and_are_then_in_the_cache(server, start, tmp_path):
         ({"GET": ["silence"]}, "resume"),
         ({"GET": ["drip"]}, ""),
     ],
-    ids=lambda value: "-".join(f"{method}-{'-'.join(faults)}" for method, faults in value.items())
-    if isinstance(value, dict)
-    else "",
+    ids=lambda value: (
+        "-".join(f"{method}-{'-'.join(faults)}" for method, faults in value.items()) if isinstance(value, dict) else ""
+    ),
 )
 def test_what_passes_is_waited_for(server, start, tmp_path, faults, line):
     for method, several in faults.items():
@@ -224,7 +226,7 @@ def test_a_server_that_is_not_there(start):
 def test_a_pinned_hash_that_never_comes(server, start, tmp_path):
     message = refusal(start({"path": "a.bin", "sha256": "0" * 64}, "b.bin"))
     assert re.search(r"a\.bin: its SHA-256 is [0-9a-f]{64} and not 0{64}\n", message), message
-    assert not [file for file in (tmp_path / "cache").rglob("*a.bin")]
+    assert not list((tmp_path / "cache").rglob("*a.bin"))
     server.faults["GET", "deep/c.bin"] += ["wrong"] * 5
     assert re.search(r"deep/c\.bin: .* its SHA-256 is .*, after 5 attempts", refusal(start("deep/c.bin")))
     nothing_half(tmp_path, server)
