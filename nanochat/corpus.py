@@ -272,4 +272,4 @@ def _converted(listing: Listing, skip_bad: bool) -> Path:
     def work() -> str:
         return str(convert(listing.name, listing.root, files, skip_bad or listing.skip_bad))
 
-    return Path(once_a_node(f"the conversion of {listing.name}", work))
+    return Path(once_a_node(f"the conversion of {listing.root}", work))

@@ -22,7 +22,7 @@ from nanochat.documents import DOCUMENT_CHARS, MAX_LINE, PACKED, Bad, documents
 from nanochat.log import Progress, print0
 from nanochat.paths import base_dir, publish_folder, read_sha256, write_json
 
-SHARD_BYTES = 256 << 20  # of text, about; how many shards follows from the size of the files
+SHARD_BYTES = 128 << 20  # of text, about; how many shards follows from the size of the files
 MAX_SHARDS = 256  # all are open while documents are dealt out
 DEALT_CHARS = 1 << 20  # that wait to be written to one of them
 ROW_GROUP = 1024  # documents

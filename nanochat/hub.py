@@ -23,6 +23,7 @@ from nanochat.paths import read_sha256
 AT_ONCE = 8  # downloads
 ATTEMPTS = 5
 FIRST_WAIT = 1.0  # seconds; doubled after each attempt, give or take half
+SAY_EVERY = 10.0  # seconds
 FOR_GOOD = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS}  # trying again mends none of these
 HINTS = {401: ", it does not exist or needs HF_TOKEN", 403: ", HF_TOKEN may not read it", 404: ", it does not exist"}
 
@@ -178,9 +179,14 @@ def _each(files: Sequence[HubFile], act: Callable[[HubFile], Any]) -> Iterator[t
     # Daemons: a long download must not keep the process alive when another file has failed.
     for _ in range(min(AT_ONCE, len(left))):
         threading.Thread(target=work, daemon=True).start()
+    number, total = 0, len(left)
     try:
-        for _ in range(len(left)):
-            yield ended.get()
+        while number < total:
+            try:
+                yield ended.get(timeout=SAY_EVERY)
+                number += 1
+            except queue.Empty:
+                print(f"hub: {number:,} of {total:,} files so far", flush=True)
     finally:
         left.clear()  # none is begun any more
 
@@ -191,26 +197,28 @@ def _patiently(file: HubFile, act: Callable[[HubFile], Any]) -> tuple[Any, str]:
         try:
             return act(file), ""
         except Exception as error:  # of httpx, xet, the system: none is ours, and all but a clear no may pass
-            why, final = _judge(error)
+            why, final, pause = _judge(error)
         if final or attempt == ATTEMPTS:
             break
-        wait = FIRST_WAIT * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
+        wait = pause + FIRST_WAIT * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
         print(f"hub: {file}: {why}; attempt {attempt} of {ATTEMPTS}, again in {wait:.1f} s", flush=True)
         time.sleep(wait)
     return None, why + (f", after {attempt} attempts" if attempt > 1 else "")
 
 
-def _judge(error: Exception) -> tuple[str, bool]:
-    """What is wrong, in a few words, and whether it stays so."""
+def _judge(error: Exception) -> tuple[str, bool, int]:
+    """What is wrong, in a few words; whether it stays so; how many seconds the hub wants to be left alone."""
     if isinstance(error, HubError):
-        return str(error), True
+        return str(error), True, 0
     # The library wraps what a HEAD request met in an error of its own.
     answers = [getattr(cause, "response", None) for cause in (error, error.__cause__)]
-    status = next((answer.status_code for answer in answers if answer is not None), None)
-    if status:
-        return f"HTTP {status}{HINTS.get(status, '')}", status < 500 and status not in (408, 429)
-    why = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return why, getattr(error, "errno", None) in FOR_GOOD
+    answer = next((answer for answer in answers if answer is not None), None)
+    if answer is None:
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return why, getattr(error, "errno", None) in FOR_GOOD, 0
+    status, pause = answer.status_code, answer.headers.get("Retry-After", "")
+    final = status < 500 and status not in (408, 429)
+    return f"HTTP {status}{HINTS.get(status, '')}", final, int(pause) if pause.isdigit() else 0
 
 
 def _ask(file: HubFile) -> None:

@@ -27,7 +27,7 @@ class BadHub(ThreadingHTTPServer):
         self.faults: dict[tuple[str, str], list[str]] = defaultdict(list)
         self.seen: list[tuple[str, str, str]] = []  # (method, path, its Range) of every request
         self.drip_seconds = 2.0
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=[0.05], daemon=True).start()
 
     def shutdown_request(self, request) -> None:
         """Without the polite goodbye that would make a break of every reset."""
@@ -64,6 +64,8 @@ class Handler(BaseHTTPRequestHandler):
         if content is None or fault.isdigit():
             self.send_response(int(fault) if fault else 404)
             self.send_header("X-Repo-Commit", COMMIT)
+            if fault == "429":
+                self.send_header("Retry-After", "2")
             if not fault:
                 self.send_header("X-Error-Code", "EntryNotFound")
             self.send_header("Content-Length", "0")

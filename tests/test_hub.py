@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 FETCH = """
 import json, sys
 from nanochat import hub
-hub.FIRST_WAIT = 0.05
+hub.FIRST_WAIT, hub.SAY_EVERY = 0.05, 0.9
 try:
     files = [hub.HubFile(**about) for about in json.loads(sys.argv[1])]
     print(json.dumps([(str(found.path), found.origin) for found in hub.fetch(files, offline="offline" in sys.argv)]))
@@ -162,28 +162,29 @@ def test_files_come_and_are_then_in_the_cache(server, start, tmp_path):
     assert len(server.seen) == asked  # not a single question
 
 
-@pytest.mark.parametrize(
-    ("faults", "line"),
-    [
-        ({"HEAD": ["500", "503"]}, r"a\.bin: HTTP 503; attempt 2 of 5, again in 0\.\d s"),
-        ({"GET": ["500", "502"]}, r"a\.bin: HTTP 502; attempt 2 of 5"),
-        ({"GET": ["reset", "reset"]}, r"a\.bin: .*; attempt 2 of 5"),
-        ({"GET": ["short"]}, r"a\.bin: .*size.*; attempt 1 of 5"),
-        ({"GET": ["wrong"]}, r"a\.bin: .*SHA-256 .* and not .*; attempt 1 of 5"),
-        ({"GET": ["break", "500", "reset"]}, "resume"),
-        ({"GET": ["silence"]}, "resume"),
-        ({"GET": ["drip"]}, ""),
-    ],
-    ids=lambda value: (
-        "-".join(f"{method}-{'-'.join(faults)}" for method, faults in value.items()) if isinstance(value, dict) else ""
-    ),
-)
-def test_what_passes_is_waited_for(server, start, tmp_path, faults, line):
-    for method, several in faults.items():
-        server.faults[method, "a.bin"] += several
-    [(path, _)], said = finish(start("a.bin"))
-    assert re.search(line, said), said
-    assert path.read_bytes() == server.files["a.bin"]
+# File → (what goes wrong with it, the line that tells so).
+PASSING = {
+    "ask.bin": ({"HEAD": ["500", "503"]}, "HTTP 503; attempt 2 of 5, again in 0\\.\\d s"),
+    "busy.bin": ({"HEAD": ["429"]}, "HTTP 429; attempt 1 of 5, again in 2\\.\\d s"),
+    "get.bin": ({"GET": ["500", "502"]}, "HTTP 502; attempt 2 of 5"),
+    "reset.bin": ({"GET": ["reset", "reset"]}, "Error: .*reset.*; attempt 2 of 5"),
+    "short.bin": ({"GET": ["short"]}, "OSError: .*size.*; attempt 1 of 5"),
+    "wrong.bin": ({"GET": ["wrong"]}, "OSError: its SHA-256 is .* and not .*; attempt 1 of 5"),
+    "all.bin": ({"GET": ["break", "500", "reset", "wrong"]}, "attempt 3 of 5"),
+    "drip.bin": ({"GET": ["drip"]}, ""),
+}
+
+
+def test_what_passes_is_waited_for(server, start, tmp_path):
+    for name, (faults, _) in PASSING.items():
+        server.files[name] = content(name)
+        for method, several in faults.items():
+            server.faults[method, name] += several
+    found, said = finish(start(*PASSING))
+    for (path, _), (name, (_, line)) in zip(found, PASSING.items(), strict=True):
+        assert path.read_bytes() == server.files[name]
+        assert re.search(rf"^hub: datasets/some/set/{name}: .*{line}" if line else "", said, re.MULTILINE), said
+    assert re.search(r"^hub: \d of 8 files so far$", said, re.MULTILINE)
     assert not any(server.faults.values())
     nothing_half(tmp_path, server)
     assert not list((tmp_path / "cache").rglob("*.incomplete"))
@@ -266,16 +267,15 @@ def test_a_killed_download_leaves_nothing_under_the_final_name(server, start, tm
     assert path.read_bytes() == server.files["a.bin"]
 
 
-@pytest.mark.parametrize("by", ["flag", "variable"])
-def test_offline_lists_all_that_is_missing_and_asks_nobody(server, start, by):
+def test_offline_lists_all_that_is_missing_and_asks_nobody(server, start):
     finish(start("a.bin"))
     asked = len(server.seen)
-    offline = {"offline": True} if by == "flag" else {"HF_HUB_OFFLINE": "1"}
-    message = refusal(start("deep/c.bin", "a.bin", "b.bin", **offline))
-    assert message.startswith("2 of 3 files cannot be had:")
-    assert "deep/c.bin: not in the cache" in message
-    assert "b.bin: not in the cache" in message
-    assert finish(start("a.bin", **offline))[0][0][1] == "cache"
+    for offline in ({"offline": True}, {"HF_HUB_OFFLINE": "1"}):
+        message = refusal(start("deep/c.bin", "a.bin", "b.bin", **offline))
+        assert message.startswith("2 of 3 files cannot be had:")
+        assert "deep/c.bin: not in the cache" in message
+        assert "b.bin: not in the cache" in message
+    assert finish(start("a.bin", offline=True))[0][0][1] == "cache"
     assert len(server.seen) == asked
 
 
