@@ -4,6 +4,7 @@ import hashlib
 import re
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -32,6 +33,10 @@ class BadHub(ThreadingHTTPServer):
     def shutdown_request(self, request) -> None:
         """Without the polite goodbye that would make a break of every reset."""
         self.close_request(request)
+
+    def handle_error(self, request, client_address) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # that a client goes away is no news
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:

@@ -176,14 +176,18 @@ def test_cut_files_are_named(tmp_path):
 
 def test_a_damaged_row_group_is_named_and_the_others_read(tmp_path):
     texts = [f"some text {number}" for number in range(3000)]
+    texts[2500] = None
     data = bytearray(parquet(texts, row_group_size=1000, use_dictionary=False, write_page_checksum=True))
     with pq.ParquetFile(pa.BufferReader(bytes(data))) as shard:
         column = shard.metadata.row_group(1).column(1)
     data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
     path = written(tmp_path / "a.parquet", bytes(data))
     good, complaints = skipped(path)
-    assert good == texts[:1000] + texts[2000:]
-    assert [what.split(" (")[0] for what in complaints] == [f"{path} is damaged between rows 1001 and 2000"]
+    assert good == texts[:1000] + texts[2000:2500] + texts[2501:]
+    assert [what.split(" (")[0] for what in complaints] == [
+        f"{path} is damaged between rows 1001 and 2000",
+        f"{path}: row 2501 is null or not UTF-8",
+    ]
     assert f"{path} is damaged between rows 1001 and 2000" in complaint(path)
 
 
