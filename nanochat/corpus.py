@@ -1,179 +1,275 @@
-"""Text to train on: a folder of your own or a named corpus, as Arrow string arrays, some of it kept for validation.
+"""Text to train on: corpora by name, folders of your own, and mixes of both, as parquet shards with some text held out.
 
-Not here yet: hub corpora, mixtures, JSON lines, compressed files.
+--data is a name of CORPORA or HERE, a folder or `folder:PATH`, `auto`, or a mix by shares of tokens, like
+`climbmix:0.7,folder:my-text:0.3`.
 """
 
 import hashlib
-import os
+import math
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from nanochat import hub
+from nanochat.documents import KINDS, Bad, text_files
+from nanochat.folder import convert
+from nanochat.hub import Found, HubFile
 from nanochat.log import print0
+from nanochat.nodes import once_a_node
+from nanochat.paths import base_dir
+from nanochat.shards import Shard, open_shards, read_row_group
 
-DOCUMENT_CHARS = 8192  # a text file is cut at line ends into documents of about this size
-BATCH_DOCUMENTS = 1024
-VALIDATION_EVERY = 100  # without a shard of its own, validation takes every 100th document
+
+@dataclass(frozen=True)
+class Named:
+    """A data set of the hub: `count` shards to train on, of which `default` are taken, and one to validate."""
+
+    repo: str
+    count: int
+    default: int
+    validation: str
+    train: Callable[[int], str] = lambda i: f"shard_{i:05d}.parquet"
+    column: str = "text"
+    revision: str | None = None
+
+    def files(self, num_shards: int = 0) -> list[HubFile]:
+        """What a run reads, the validation shard last."""
+        if not 0 <= num_shards <= self.count:
+            raise ValueError(f"--num-shards={num_shards} is out of range, {self.repo} has {self.count:,}")
+        paths = [*(self.train(i) for i in range(num_shards or self.default)), self.validation]
+        return [HubFile(path, self.repo, self.revision) for path in paths]
+
+
+CORPORA = {
+    # 400 B tokens of a mix of web text, code and mathematics, shuffled; a shard has 250 M characters.
+    "climbmix": Named("karpathy/climbmix-400b-shuffle", 6542, 8, "shard_06542.parquet"),
+    # 100 B tokens of educational web pages, shuffled; shards of the same size.
+    "fineweb-edu": Named("karpathy/fineweb-edu-100b-shuffle", 1822, 8, "shard_01822.parquet"),
+    # Korean web pages; shards of about 4 GB.
+    "fineweb2-ko": Named(
+        "HuggingFaceFW/fineweb-2",
+        25,
+        1,
+        "data/kor_Hang/test/000_00000.parquet",
+        lambda i: f"data/kor_Hang/train/{i // 5:03d}_{i % 5:05d}.parquet",
+    ),
+    # 125 MB of books, documentation, Korean and code, of a mirror only.
+    "mixed-text": Named("local/mixed-text", 7, 7, "shard_00007.parquet"),
+}
+AUTO = ("climbmix", "mixed-text")  # the first that is on this machine, else the embedded world
+
+
+@dataclass(frozen=True)
+class Source:
+    """Shards of one kind, in order: to train on, and to validate."""
+
+    name: str
+    column: str
+    train: tuple[Shard, ...]
+    val: tuple[Shard, ...]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files of one kind, parquet shards or text, under a name that may be shown to anyone.
+    """Sources, each with its share of the tokens; the shares sum to 1. bad: what to do with damaged text."""
 
-    size: bytes of text, which is at least the number of characters. strict: a text file that is no UTF-8 is an error;
-    otherwise it is left out and counted.
-    """
+    parts: tuple[tuple[Source, float], ...]
+    bad: Bad = field(default_factory=lambda: Bad(skip=False), compare=False)
 
-    name: str
-    files: tuple[Path, ...]
-    size: int
-    strict: bool = True
+    @property
+    def name(self) -> str:
+        if len(self.parts) == 1:
+            return self.parts[0][0].name
+        return "+".join(f"{source.name}:{share:.2g}" for source, share in self.parts)
+
+    @property
+    def size(self) -> int:
+        """Bytes of text, which is at least the number of characters."""
+        return sum(shard.size for source, _ in self.parts for shard in source.train + source.val)
 
     def batches(self, split: str) -> Iterator[pa.Array]:
-        """Arrow string arrays of the documents of "train" or "val", in the order of the files."""
+        """Arrow string arrays of the documents of "train" or "val", a row group each.
+
+        Of a mix, always one of the source that is furthest behind its share, by bytes, until all have ended.
+        """
         assert split in ("train", "val"), split
-        shards = self.files[0].suffix == ".parquet"
-        if shards and len(self.files) > 1:
-            batches = _parquet_batches(self.files[-1:] if split == "val" else self.files[:-1])
-        else:
-            batches = _every_nth(_parquet_batches(self.files) if shards else self._text_batches(), split == "val")
-        empty = True
-        for batch in batches:
-            yield batch
-            empty = False
-        if empty:
-            raise ValueError(f"--data: {self.name} has no document for {split}, give it at least two")
+        streams = [[0.0, share, self._row_groups(source, split)] for source, share in self.parts]
+        while streams:
+            behind = min(streams, key=lambda stream: stream[0])
+            batch = next(behind[2], None)
+            if batch is None:
+                streams.remove(behind)
+            else:
+                behind[0] += batch.nbytes / behind[1]
+                yield batch
 
     def describe(self) -> dict:
-        """What a record says of the data: no path of this machine; a hash of the names and sizes of the files."""
-        listing = "\n".join(f"{file.name} {file.stat().st_size}" for file in self.files)
-        fingerprint = hashlib.sha256(listing.encode()).hexdigest()
-        return {"name": self.name, "files": len(self.files), "bytes": self.size, "fingerprint": fingerprint}
+        """What a record says of the data: no path of this machine; hashes of the content of all that is read."""
+        splits = [(split, source, share) for source, share in self.parts for split in ("train", "val")]
+        shards = [(split, share, shard) for split, source, share in splits for shard in getattr(source, split)]
+        listing = "\n".join(f"{split} {share:.6f} {shard.hash}" for split, share, shard in shards)
+        held_out = "\n".join(shard.hash for split, _, shard in shards if split == "val")
+        return {
+            "name": self.name,
+            "files": len(shards),
+            "bytes": self.size,
+            "documents": sum(shard.rows for _, _, shard in shards),
+            "fingerprint": hashlib.sha256(listing.encode()).hexdigest(),
+            "validation": hashlib.sha256(held_out.encode()).hexdigest(),
+        }
 
-    def _text_batches(self) -> Iterator[pa.Array]:
-        waiting: list[str] = []
-        left_out = 0
-        for file in self.files:
-            try:
-                waiting += _documents(file.read_bytes().decode("utf-8"))
-            except UnicodeDecodeError as error:
-                if self.strict:
-                    raise ValueError(f"{file} is not UTF-8 (byte {error.start}), convert it or move it away") from None
-                left_out += 1
-            while len(waiting) >= BATCH_DOCUMENTS:
-                yield pa.array(waiting[:BATCH_DOCUMENTS], pa.string())
-                waiting = waiting[BATCH_DOCUMENTS:]
-        if waiting:
-            yield pa.array(waiting, pa.string())
-        if left_out:
-            print0(f"data: left {left_out} files of {self.name} out, they are not UTF-8")
+    def manifest(self) -> list[dict]:
+        """Every file, for the manifest of a run."""
+        return [
+            {"source": source.name, "split": split, "file": shard.path.name, "revision": hub.revision(shard.path)}
+            | {"rows": shard.rows, "size": shard.stamp[0], "sha256": shard.hash}
+            for source, _ in self.parts
+            for split, shards in (("train", source.train), ("val", source.val))
+            for shard in shards
+        ]
 
-
-def open_corpus(data: str) -> Corpus:
-    """The corpus that `--data` names: a row of CORPORA, a folder, or `auto`, the first row that this machine has.
-
-    Every parquet file's footer is read here, so that a damaged one ends a run before it begins.
-    """
-    if data == "auto":
-        found = [name for name, (find, _) in CORPORA.items() if find()]
-        if not found:
-            raise ValueError("--data=auto found no text on this machine, name a folder of .parquet, .txt or .md files")
-        missed = [f"{name}: {need}" for name, (_, need) in CORPORA.items() if name not in found]
-        print0(f"data: {found[0]} is the first corpus here" + (f" ({'; '.join(missed)})" if missed else ""))
-        return open_corpus(found[0])
-    if data in CORPORA:
-        find, need = CORPORA[data]
-        name, files = data, find()
-        if not files:
-            raise ValueError(f"--data={data} is not on this machine: {need}")
-    else:
-        name, files = Path(data).expanduser().resolve().name, _files_of_folder(data)
-    sizes = [_text_bytes(file) if file.suffix == ".parquet" else file.stat().st_size for file in files]
-    return Corpus(name, tuple(files), sum(sizes), strict=data != "python")
-
-
-def _files_of_folder(data: str) -> list[Path]:
-    folder = Path(data).expanduser()
-    if not folder.is_dir():
-        what = "is a file, name its folder" if folder.is_file() else "is no folder"
-        raise ValueError(f"--data={data} {what}; the corpora with a name are auto, {', '.join(CORPORA)}")
-    shards, texts = _files_below(folder, ".parquet"), _files_below(folder, ".txt", ".md")
-    if not shards and not texts:
-        raise ValueError(f"--data={data} holds no .parquet, .txt or .md file")
-    if shards and texts:
-        print0(f"data: {folder.name} has parquet files, its {len(texts)} .txt and .md files are not read")
-    return shards or texts
-
-
-def _files_below(folder: Path, *suffixes: str) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.suffix in suffixes and file.is_file())
-
-
-def _mixed_text() -> list[Path]:
-    hub = os.environ.get("NANOCHAT_HUB")
-    return _files_below(Path(hub).expanduser() / "datasets/local/mixed-text", ".parquet") if hub else []
-
-
-def _python_sources() -> list[Path]:
-    """The Python files of the running installation: real text that every machine has."""
-    folders = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    # site-packages may lie below the standard library: a set, so that its files count once.
-    return sorted({file for folder in folders for file in _files_below(Path(folder), ".py")})
-
-
-# Name -> (its files on this machine, what it takes to have them).
-CORPORA: dict[str, tuple[Callable[[], list[Path]], str]] = {
-    "mixed-text": (_mixed_text, "set NANOCHAT_HUB to a mirror that has datasets/local/mixed-text"),
-    "python": (_python_sources, "it needs the source files of the Python installation"),
-}
-
-
-def _documents(text: str) -> Iterator[str]:
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start + DOCUMENT_CHARS - 1) + 1 or len(text)
-        yield text[start:end]
-        start = end
-
-
-def _every_nth(batches: Iterator[pa.Array], held_out: bool) -> Iterator[pa.Array]:
-    """Every VALIDATION_EVERY-th document from the first on, or all the others."""
-    seen = 0
-    for batch in batches:
-        chosen = [i for i in range(len(batch)) if ((seen + i) % VALIDATION_EVERY == 0) == held_out]
-        seen += len(batch)
-        if chosen:
-            yield batch.take(chosen)
-
-
-def _text_bytes(file: Path) -> int:
-    """Bytes of the text column, uncompressed; ValueError where the file or the column is not what it should be."""
-    try:
-        footer = pq.read_metadata(file)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{file} is no whole parquet file ({error}), fetch or write it again") from error
-    schema = footer.schema.to_arrow_schema()
-    if "text" not in schema.names:
-        raise ValueError(f"{file} has no column `text`, only {', '.join(schema.names)}: rename the one with the text")
-    kind = schema.field("text").type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise ValueError(f"{file} has a column `text` of type {kind}, it has to be string")
-    columns = [footer.row_group(g).column(c) for g in range(footer.num_row_groups) for c in range(footer.num_columns)]
-    return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == "text")
-
-
-def _parquet_batches(files: tuple[Path, ...]) -> Iterator[pa.Array]:
-    for file in files:
-        try:
-            with pq.ParquetFile(file) as shard:
-                for batch in shard.iter_batches(BATCH_DOCUMENTS, columns=["text"]):
-                    texts = batch.column(0)
-                    if texts.null_count:
-                        raise ValueError(f"{file} has {texts.null_count} nulls among its texts, write it without them")
+    def _row_groups(self, source: Source, split: str) -> Iterator[pa.Array]:
+        for shard in getattr(source, split):
+            for group in range(shard.row_groups):
+                try:
+                    shard.check()
+                    texts = read_row_group(shard, group, source.column)
+                except ValueError as error:
+                    self.bad(str(error))
+                else:
                     yield texts
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{file} is damaged ({error}), fetch or write it again") from error
+
+
+# ---- from --data to shards ----
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files that a part of --data names; without `val` they are still to be converted, from below `root`."""
+
+    name: str
+    train: tuple[Found, ...]
+    val: tuple[Found, ...] = ()
+    column: str = "text"
+    root: Path = Path()
+    share: float = 1.0
+    skip_bad: bool = False
+
+
+def open_corpus(data: str, num_shards: int = 0, offline: bool = False, skip_bad: bool = False) -> Corpus:
+    """The corpus that --data names, its files fetched or converted where need be, and opened: damage is found here.
+
+    num_shards: of a corpus with a name, to train on; 0 for its default. With skip_bad, what is damaged is left out.
+    """
+    bad, parts = Bad(skip_bad), []
+    for listing in find(data, num_shards, offline):
+        if listing.val:
+            train, val = [found.path for found in listing.train], [found.path for found in listing.val]
+        else:
+            home = _converted(listing, skip_bad)
+            train, val = sorted(home.glob("train-*.parquet")), [home / "val.parquet"]
+        source = Source(
+            listing.name,
+            listing.column,
+            *(open_shards(paths, listing.column, bad, hub.sha256) for paths in (train, val)),
+        )
+        if not source.train or not source.val:
+            raise ValueError(f"--data: {listing.name} has no whole shard for {'val' if source.train else 'train'}")
+        parts.append((source, listing.share))
+    for what in bad.first:
+        print0(f"data: left out: {what}")
+    held_out = {shard.hash: shard for source, _ in parts for shard in source.val}
+    for shard in (shard for source, _ in parts for shard in source.train):
+        if shard.hash in held_out:
+            raise ValueError(f"{shard.path} is to train on and to validate: it is {held_out[shard.hash].path}")
+    return Corpus(tuple(parts), bad)
+
+
+def find(data: str, num_shards: int = 0, offline: bool = False) -> list[Listing]:
+    """The files that --data names, fetched where they are missing, one listing for each part of a mix."""
+    parts = _parse(data)
+    total = math.fsum(share for _, share in parts)
+    return [replace(_list(source, num_shards, offline), share=share / total) for source, share in parts]
+
+
+def hub_files(data: str, num_shards: int = 0) -> list[HubFile]:
+    """What --data names on the hub, fetched or not."""
+    return [file for source, _ in _parse(data) if source in CORPORA for file in CORPORA[source].files(num_shards)]
+
+
+def _parse(data: str) -> list[tuple[str, float]]:
+    """(source, share) of each part of a mix; one alone has share 1. A folder's name may hold commas and colons."""
+    if Path(data.removeprefix("folder:")).expanduser().is_dir():
+        return [(data, 1.0)]
+    parts = []
+    for word in data.split(","):
+        source, _, share = word.strip().rpartition(":")
+        try:
+            parts.append((source, float(share)))
+        except ValueError:
+            parts.append((word.strip(), math.nan))
+    if len(parts) == 1:
+        return [(parts[0][0], 1.0)]
+    for source, share in parts:
+        if not 0 < share < math.inf:
+            raise ValueError(f"--data={data}: {source} needs its share of the tokens, like climbmix:0.7,my-text:0.3")
+    if len({source for source, _ in parts}) < len(parts):
+        raise ValueError(f"--data={data} names a source twice, add up its shares")
+    return parts
+
+
+def _list(source: str, num_shards: int, offline: bool) -> Listing:
+    if source == "auto":
+        source = next((name for name in AUTO if hub.is_here(CORPORA[name].files(num_shards))), "world")
+        print0(f"data: {source} is what --data=auto finds")
+    if source in HERE:
+        return HERE[source]()
+    if source not in CORPORA:
+        return _list_folder(source)
+    named = CORPORA[source]
+    *train, val = hub.fetch(named.files(num_shards), offline)
+    return Listing(source, tuple(train), (val,), named.column)
+
+
+def _list_folder(source: str) -> Listing:
+    root = Path(source.removeprefix("folder:")).expanduser()
+    if not root.is_dir():
+        what = "is a file, name its folder" if root.is_file() else "is no folder"
+        raise ValueError(f"--data={source} {what}; the corpora with a name are auto, {', '.join([*CORPORA, *HERE])}")
+    files = text_files(root)
+    if not files:
+        raise ValueError(f"--data={source} holds no {', '.join(KINDS)} file, nor one of them as .gz or .zst")
+    return Listing(root.resolve().name, tuple(Found(file, "folder") for file in files), root=root)
+
+
+def _list_world() -> Listing:
+    """The embedded world: in the mirror where there is one, else made on this machine."""
+    root, where, folder = hub.mirror(), "mirror", "datasets/local/world"
+    if root is None or not (root / folder).is_dir():
+        from nanochat.world import ensure_world
+
+        root, where = Path(once_a_node("the embedded world", lambda: str(ensure_world(base_dir(), 0, "small")))), "made"
+    *train, val = (Found(file, where) for file in text_files(root / folder, (".parquet",)))
+    return Listing("world", tuple(train), (val,))
+
+
+def _list_python() -> Listing:
+    """The standard library of the running Python: real text that every machine has."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [file for file in text_files(root, (".py",)) if "site-packages" not in file.parts]
+    return Listing("python", tuple(Found(file, "python") for file in files), root=root, skip_bad=True)
+
+
+HERE: dict[str, Callable[[], Listing]] = {"world": _list_world, "python": _list_python}
+
+
+def _converted(listing: Listing, skip_bad: bool) -> Path:
+    files = [found.path for found in listing.train]
+
+    def work() -> str:
+        return str(convert(listing.name, listing.root, files, skip_bad or listing.skip_bad))
+
+    return Path(once_a_node(f"the conversion of {listing.root}", work))

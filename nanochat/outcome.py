@@ -1,7 +1,6 @@
 """What a stage did and where it ran: the record `outcome.json` that the report card is rendered from."""
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -14,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nanochat.paths import stage_dir, write_json
+from nanochat.paths import read_sha256, stage_dir, write_json
 
 ROOT = Path(__file__).parent.parent
 VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
@@ -64,7 +63,7 @@ class Outcome:
         )
 
     def add_artifact(self, path: Path) -> None:
-        self.artifacts[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        self.artifacts[path.name] = read_sha256(path)
 
     def write(self) -> Path:
         """Stop the clock and leave the record in the stage's folder: the last thing a stage does."""

@@ -1,5 +1,6 @@
-"""Where artifacts live, and how a file gets there whole or not at all."""
+"""Where artifacts live, how a file gets there whole or not at all, and the hash of what is in it."""
 
+import hashlib
 import json
 import os
 import re
@@ -37,6 +38,25 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """The same for a JSON document; a value JSON does not know is a TypeError before anything is written."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def publish_folder(part: Path, home: Path) -> None:
+    """Give a folder of files its final name: after a crash it has all of them in full, or is not there."""
+    for path in part.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    _sync_folder(part)
+    os.rename(part, home)
+    _sync_folder(home.parent)
+
+
+def read_sha256(path: Path) -> str:
+    """The hash of a file, read to its end, in hexadecimal."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(block):
+            digest.update(block[:size])
+    return digest.hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

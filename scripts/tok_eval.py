@@ -25,9 +25,8 @@ SPLIT_BYTES = 4_000_000  # of each split of the corpus
 class Config:
     """Compare the tokenizer with those of GPT-2 and GPT-4."""
 
-    data: str = option(
-        "auto", "folder of .parquet, .txt or .md files, or a corpus by name", group="data", in_card=False
-    )
+    data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data", in_card=False)
+    skip_bad: bool = option(False, "leave out damaged files and rows", group="data", in_card=False)
     tag: str = option("default", "name of the folder with the tokenizer", group="run", in_card=False)
     run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
     threads: Count = option(0, "0: as many as there are cores", group="run", unit="THREADS", in_card=False)
@@ -102,7 +101,7 @@ def main(config: Config) -> None:
     outcome = Outcome.begin("tok_eval", config.tag, config)
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
     tokenizer = Tokenizer.load(path)
-    corpus = open_corpus(config.data)
+    corpus = open_corpus(config.data, skip_bad=config.skip_bad)
     texts = {name: [(Path(__file__).parent / f"samples/{name}.txt").read_text(encoding="utf-8")] for name in SAMPLES}
     texts |= {f"{corpus.name}-{split}": beginning(corpus.batches(split)) for split in ("train", "val")}
     ours = {

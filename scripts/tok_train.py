@@ -19,9 +19,8 @@ class Config:
     max_chars: Count = option(2_000_000_000, "how much text to read", group="data", unit="CHARACTERS")
     doc_cap: Count = option(10_000, "how much to read of one document", group="data", unit="CHARACTERS")
     vocab_size: Count = option(65_536, "bytes, merges and special tokens together", group="tokenizer", unit="TOKENS")
-    data: str = option(
-        "auto", "folder of .parquet, .txt or .md files, or a corpus by name", group="data", in_card=False
-    )
+    data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data", in_card=False)
+    skip_bad: bool = option(False, "leave out damaged files and rows", group="data", in_card=False)
     tag: str = option("default", "name of this run's folder", group="run", in_card=False)
     run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
     threads: Count = option(0, "0: as many as there are cores", group="run", unit="THREADS", in_card=False)
@@ -39,7 +38,7 @@ def main(config: Config) -> None:
 
     outcome = Outcome.begin("tok_train", config.tag, config)
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
-    corpus = open_corpus(config.data)
+    corpus = open_corpus(config.data, skip_bad=config.skip_bad)
     unseen = next(corpus.batches("val")).to_pylist()
     print0(f"tok_train: {config.vocab_size:,} tokens from up to {config.max_chars:,} characters of {corpus.name}")
 

@@ -21,7 +21,7 @@ def python(base: Path):
     """Run `python ARGUMENTS` in the repository's root, without this machine's settings; `variables` are added."""
 
     def run(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess:
-        ours = ("NANOCHAT_", "TIKTOKEN_", "WANDB_", "RANK", "COLUMNS", "PYTHONPATH")
+        ours = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "COLUMNS", "PYTHONPATH")
         env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         env |= {"NANOCHAT_BASE_DIR": str(base), **variables}
         command = [sys.executable, *arguments]

@@ -1,4 +1,5 @@
 import hashlib
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -6,179 +7,263 @@ import pyarrow.parquet as pq
 import pytest
 
 from nanochat import corpus
-from nanochat.corpus import open_corpus
+from nanochat.corpus import CORPORA, open_corpus
+from nanochat.hub import HubError
 
 
-def shard(path: Path, texts: list, kind=None, column: str = "text") -> None:
+def shard(path: Path, texts: list, kind=None, **how) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"id": range(len(texts)), column: pa.array(texts, kind or pa.string())}), path)
+    pq.write_table(pa.table({"text": pa.array(texts, kind or pa.string())}), path, **how)
+    return path
 
 
-def texts_of(data, split: str) -> list[str]:
-    batches = list(open_corpus(str(data)).batches(split))
+def folder(path: Path, count: int, word: str) -> Path:
+    path.mkdir(parents=True)
+    (path / "a.jsonl").write_text("".join(json.dumps({"text": f"{word} {number}"}) + "\n" for number in range(count)))
+    return path
+
+
+def texts_of(data, split: str, **how) -> list[str]:
+    batches = list(open_corpus(str(data), **how).batches(split))
     assert all(pa.types.is_string(batch.type) or pa.types.is_large_string(batch.type) for batch in batches)
     return [text for batch in batches for text in batch.to_pylist()]
 
 
-def refusal(data, split: str = "train") -> str:
+def refusal(data, **how) -> str:
     with pytest.raises(ValueError) as refused:
-        texts_of(data, split)
-    assert "\n" not in str(refused.value)
+        texts_of(data, "train", **how)
     return str(refused.value)
 
 
-def test_the_last_shard_is_validation(tmp_path):
-    shard(tmp_path / "b.parquet", ["b1", "b2"], pa.large_string())
-    shard(tmp_path / "a/z.parquet", ["z1", ""])
-    shard(tmp_path / "c.parquet", ["c1"])
-    assert texts_of(tmp_path, "train") == ["z1", "", "b1", "b2"]
-    assert texts_of(tmp_path, "val") == ["c1"]
+@pytest.fixture(autouse=True)
+def mirror(tmp_path, monkeypatch):
+    """A mirror with the default shards of two corpora, and a folder for what is made."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "mirror"))
+    for name in ("climbmix", "mixed-text"):
+        for number, file in enumerate(CORPORA[name].files()):
+            texts = [f"{name} {number} {row}" for row in range(6)]
+            shard(tmp_path / "mirror" / str(file), texts, row_group_size=2)
+    return tmp_path / "mirror/datasets"
 
 
-@pytest.mark.parametrize("count", [2, 99, 101, 2500])
-def test_without_a_shard_of_its_own_validation_is_every_100th(tmp_path, count):
-    texts = [f"text {number}" for number in range(count)]
-    shard(tmp_path / "a.parquet", texts)
-    assert texts_of(tmp_path, "val") == texts[::100]
-    assert texts_of(tmp_path, "train") == [text for number, text in enumerate(texts) if number % 100]
+# ---- a folder ----
 
 
-def test_text_files_are_cut_at_line_ends_and_lose_nothing(tmp_path):
-    whole = "".join(f"{number} 줄 \r\n" for number in range(5000)) + "no line end" + "x" * 20_000
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/one.md").write_bytes(whole.encode())
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / "two.txt").write_text("second")
-    (tmp_path / "three.rst").write_text("not read")
-    documents = next(open_corpus(str(tmp_path))._text_batches()).to_pylist()
-    assert "".join(documents[:-1]) == whole
-    assert documents[-1] == "second"
-    assert len(documents) > 5
-    assert all(text.endswith("\n") and len(text) < 8300 for text in documents[:-2])
-
-
-def test_many_documents_come_in_several_batches(tmp_path):
-    (tmp_path / "a.txt").write_text(("x" * 8191 + "\n") * 2100)
-    batches = list(open_corpus(str(tmp_path)).batches("train"))
-    assert len(batches) == 3
-    assert sum(map(len, batches)) == 2100 - 21
-
-
-def test_parquet_goes_before_text_and_says_so(tmp_path, capsys):
-    shard(tmp_path / "a.parquet", ["row 1", "row 2"])
-    (tmp_path / "README.md").write_text("about the shards")
-    assert texts_of(tmp_path, "train") == ["row 2"]
-    assert "its 1 .txt and .md files are not read" in capsys.readouterr().out
+def test_a_folder_is_converted_and_read(tmp_path):
+    path = folder(tmp_path / "my text, 0.5:0.5", 200, "row")
+    (path / "more.txt").write_text("and a text")
+    assert texts_of(path, "train") == texts_of(f"folder:{path}", "train")
+    everything = texts_of(path, "train") + texts_of(path, "val")
+    assert sorted(everything) == sorted([*(f"row {number}" for number in range(200)), "and a text"])
+    assert open_corpus(str(path)).name == "my text, 0.5:0.5"
 
 
 def test_what_a_folder_can_lack(tmp_path):
-    assert "is no folder" in refusal(tmp_path / "missing")
+    assert "is no folder; the corpora with a name are auto, climbmix, " in refusal(tmp_path / "missing")
+    assert "folder:missing is no folder" in refusal("folder:missing")
     (tmp_path / "empty").mkdir()
-    assert "holds no .parquet, .txt or .md file" in refusal(tmp_path / "empty")
+    assert "holds no .parquet, .jsonl, .txt, .md file" in refusal(tmp_path / "empty")
     (tmp_path / "one.txt").write_text("a single document")
     assert "is a file, name its folder" in refusal(tmp_path / "one.txt")
-    assert "has no document for train" in refusal(tmp_path)
 
 
-def test_a_damaged_file_is_named_before_anything_is_read(tmp_path):
-    shard(tmp_path / "a.parquet", ["text"] * 1000)
-    bad = tmp_path / "b.parquet"
-    for content in (b"", b"PAR1", (tmp_path / "a.parquet").read_bytes()[:-100]):
-        bad.write_bytes(content)
-        with pytest.raises(ValueError, match=r"b\.parquet is no whole parquet file"):
-            open_corpus(str(tmp_path))
+def test_bad_rows_are_an_error_or_left_out(tmp_path):
+    path = folder(tmp_path / "text", 100, "row")
+    with open(path / "a.jsonl", "a") as file:
+        file.write("{}\n")
+    assert "a.jsonl:101: not an object with a text" in refusal(path)
+    assert len(texts_of(path, "train", skip_bad=True) + texts_of(path, "val", skip_bad=True)) == 100
 
 
-def test_a_damaged_page_is_named_when_it_is_read(tmp_path):
-    pq.write_table(
-        pa.table({"text": [f"some text {n}" for n in range(5000)]}), tmp_path / "a.parquet", compression="zstd"
-    )
-    content = bytearray((tmp_path / "a.parquet").read_bytes())
-    content[200 : len(content) // 2] = bytes(len(content) // 2 - 200)
-    (tmp_path / "a.parquet").write_bytes(content)
-    assert "a.parquet is damaged" in refusal(tmp_path)
+# ---- names ----
 
 
-def test_wrong_columns(tmp_path):
-    shard(tmp_path / "a.parquet", ["x"], column="content")
-    message = refusal(tmp_path)
-    assert "a.parquet has no column `text`, only id, content" in message
-    shard(tmp_path / "a.parquet", [1, 2], pa.int64())
-    assert "of type int64, it has to be string" in refusal(tmp_path)
-    shard(tmp_path / "a.parquet", ["x", None, "y"])
-    assert "a.parquet has 1 nulls" in refusal(tmp_path)
+@pytest.mark.parametrize("name", CORPORA)
+def test_the_validation_shard_is_never_trained_on(name):
+    named = CORPORA[name]
+    for count in (0, 1, named.count):
+        *train, validation = named.files(count)
+        assert len(set(train)) == len(train) == (count or named.default)
+        assert validation not in train
+    assert f"{named.count + 1} is out of range" in refusal(name, num_shards=named.count + 1)
 
 
-def test_text_that_is_not_utf8_is_named(tmp_path):
-    (tmp_path / "good.txt").write_text("good")
-    (tmp_path / "bad.txt").write_bytes("añb".encode("latin-1"))
-    assert "bad.txt is not UTF-8 (byte 1)" in refusal(tmp_path)
+def test_the_files_of_the_hub():
+    files = [str(file) for file in CORPORA["climbmix"].files(CORPORA["climbmix"].count)]
+    assert len(files) == 6543
+    assert files[0] == "datasets/karpathy/climbmix-400b-shuffle/shard_00000.parquet"
+    assert files[-2:] == [f"datasets/karpathy/climbmix-400b-shuffle/shard_0654{i}.parquet" for i in (1, 2)]
+    korean = [file.path for file in CORPORA["fineweb2-ko"].files(25)]
+    assert korean[0] == "data/kor_Hang/train/000_00000.parquet"
+    assert korean[5] == "data/kor_Hang/train/001_00000.parquet"
+    assert korean[-2:] == ["data/kor_Hang/train/004_00004.parquet", "data/kor_Hang/test/000_00000.parquet"]
 
 
-# ---- corpora with a name ----
+def test_a_corpus_by_name_is_read_where_it_lies(mirror):
+    found = open_corpus("climbmix")
+    assert texts_of("climbmix", "train") == [f"climbmix {n} {row}" for n in range(8) for row in range(6)]
+    assert texts_of("climbmix", "val") == [f"climbmix 8 {row}" for row in range(6)]
+    assert texts_of("climbmix", "train", num_shards=2)[-1] == "climbmix 1 5"
+    [(source, share)] = found.parts
+    assert (source.name, source.column, share) == ("climbmix", "text", 1.0)
+    assert [entry.path.parent for entry in source.train] == [mirror / "karpathy/climbmix-400b-shuffle"] * 8
+    assert {(entry.row_groups, entry.rows) for entry in source.train + source.val} == {(3, 6)}
 
 
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """A machine with a mirror and a Python of two files, one of them not UTF-8."""
-    mirror = tmp_path / "hub/datasets/local/mixed-text"
-    for number in range(2):
-        shard(mirror / f"shard_{number}.parquet", [f"mixed {number}"])
-    library = tmp_path / "python/site-packages"
-    library.mkdir(parents=True)
+def test_all_that_is_missing_is_listed(mirror):
+    for number in (1, 4):
+        (mirror / f"local/mixed-text/shard_{number:05d}.parquet").unlink()
+    with pytest.raises(HubError) as refused:
+        open_corpus("mixed-text")
+    assert [line.split(":")[0].strip() for line in str(refused.value).splitlines()[1:]] == [
+        "datasets/local/mixed-text/shard_00001.parquet",
+        "datasets/local/mixed-text/shard_00004.parquet",
+    ]
+
+
+def test_auto_is_the_first_that_is_here(mirror, capsys):
+    assert open_corpus("auto").name == "climbmix"
+    (mirror / "karpathy/climbmix-400b-shuffle/shard_00003.parquet").unlink()
+    assert open_corpus("auto").name == "mixed-text"
+    assert "data: mixed-text is what --data=auto finds" in capsys.readouterr().out
+    (mirror / "local/mixed-text/shard_00003.parquet").unlink()
+    for number in range(3):
+        shard(mirror / f"local/world/shard_{number:05d}.parquet", [f"world {number}"])
+    assert texts_of("auto", "train") == ["world 0", "world 1"]
+    assert texts_of("world", "val") == ["world 2"]
+
+
+def test_python_leaves_out_what_is_not_utf8_and_counts_it(tmp_path, monkeypatch, capsys):
+    library = tmp_path / "lib"
+    (library / "site-packages").mkdir(parents=True)
     (library / "good.py").write_text("a = 1\n" * 5000)
     (library / "bad.py").write_bytes(b"# \xff\n")
-    folders = {"stdlib": library.parent, "purelib": library, "platlib": library}
-    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(folders[name]))
-    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
-    return tmp_path
-
-
-def test_auto_is_the_first_that_is_here(machine, monkeypatch, capsys):
-    assert open_corpus("auto").name == "mixed-text"
-    assert texts_of("mixed-text", "val") == ["mixed 1"]
-    capsys.readouterr()
-    monkeypatch.delenv("NANOCHAT_HUB")
-    assert open_corpus("auto").name == "python"
-    assert "python is the first corpus here (mixed-text: set NANOCHAT_HUB" in capsys.readouterr().out
-    assert "set NANOCHAT_HUB" in refusal("mixed-text")
-
-
-def test_python_leaves_out_what_is_not_utf8_and_counts_it(machine, capsys):
-    assert len(open_corpus("python").files) == 2  # each once, although one folder lies in the other
+    (library / "site-packages/other.py").write_text("b = 2\n")
+    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(library))
     assert set("".join(texts_of("python", "train")).splitlines()) == {"a = 1"}
-    assert "left 1 files of python out" in capsys.readouterr().out
+    assert "1 bad left out" in capsys.readouterr().out
 
 
-def test_a_machine_without_any(machine, monkeypatch):
-    monkeypatch.delenv("NANOCHAT_HUB")
-    for file in (machine / "python").rglob("*.py"):
-        file.unlink()
-    assert "name a folder" in refusal("auto")
+# ---- mixes ----
 
 
-def test_this_machine_has_python_text():
-    found = open_corpus("python")
-    assert len(found.files) > 100
-    assert next(found.batches("val"))[0].as_py()
+@pytest.mark.parametrize(
+    ("data", "parts"),
+    [
+        ("climbmix:0.7,mixed-text:0.3", [("climbmix", 0.7), ("mixed-text", 0.3)]),
+        ("climbmix:2, folder:/a:b:6", [("climbmix", 2.0), ("folder:/a:b", 6.0)]),
+        ("folder:relative/path:1e-1,my-text:.9", [("folder:relative/path", 0.1), ("my-text", 0.9)]),
+        ("climbmix:0.7", [("climbmix", 1.0)]),
+        ("folder:/a:b", [("folder:/a:b", 1.0)]),
+    ],
+)
+def test_a_mix_is_read_as_it_was_meant(data, parts):
+    assert corpus._parse(data) == parts
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["climbmix,mixed-text", "climbmix:0.5,mixed-text", "climbmix:0,python:1", "climbmix:-1,python:1", "a:nan,b:1"],
+)
+def test_every_part_needs_its_share(data):
+    assert "needs its share of the tokens, like climbmix:0.7" in refusal(data)
+
+
+def test_a_source_is_named_once():
+    assert "names a source twice" in refusal("climbmix:0.5,climbmix:0.5")
+
+
+def test_a_mix_keeps_its_shares_until_a_part_ends(tmp_path):
+    paths = [folder(tmp_path / name, 3000, name) for name in ("first", "other")]
+    found = open_corpus(f"{paths[0]}:3,folder:{paths[1]}:1")
+    assert [(source.name, share) for source, share in found.parts] == [("first", 0.75), ("other", 0.25)]
+    assert found.name == "first:0.75+other:0.25"
+    read = [text.split()[0] for batch in found.batches("train") for text in batch.to_pylist()]
+    assert sorted(set(read)) == ["first", "other"]
+    assert 5800 < len(read) < 6000  # none is left out in the end
+    for end in (1000, 2000, 3500):
+        assert 0.7 < read[:end].count("first") / end < 0.8
+    assert {text.split()[0] for batch in found.batches("val") for text in batch.to_pylist()} == {"first", "other"}
+
+
+# ---- damage ----
+
+
+def test_damaged_shards_are_an_error_or_left_out(mirror, capsys):
+    bad = mirror / "local/mixed-text/shard_00002.parquet"
+    bad.write_bytes(bad.read_bytes()[:-50])
+    assert "shard_00002.parquet is no whole parquet file" in refusal("mixed-text")
+    found = open_corpus("mixed-text", skip_bad=True)
+    assert found.bad.count == 1
+    assert "data: left out: " in capsys.readouterr().out
+    assert len(found.parts[0][0].train) == 6
+    validation = mirror / "local/mixed-text/shard_00007.parquet"
+    validation.write_bytes(b"")
+    assert "mixed-text has no whole shard for val" in refusal("mixed-text", skip_bad=True)
+
+
+def test_a_shard_that_changes_under_way(mirror):
+    for skip_bad, left in ((False, 0), (True, 36)):
+        found = open_corpus("mixed-text", skip_bad=skip_bad)
+        changed = mirror / "local/mixed-text/shard_00000.parquet"
+        shard(changed, [f"changed {skip_bad}"] * 6, row_group_size=2)
+        if skip_bad:
+            assert sum(map(len, found.batches("train"))) == left
+            assert found.bad.count == 3
+        else:
+            with pytest.raises(ValueError, match=r"shard_00000\.parquet has changed since this run began"):
+                next(found.batches("train"))
+
+
+def test_the_same_text_is_not_to_train_on_and_to_validate(mirror):
+    files = mirror / "local/mixed-text"
+    (files / "shard_00002.parquet").write_bytes((files / "shard_00007.parquet").read_bytes())
+    assert "shard_00002.parquet is to train on and to validate" in refusal("mixed-text")
+
+
+# ---- records ----
 
 
 def test_what_a_record_says(tmp_path, text_folder, monkeypatch):
     about = open_corpus(str(text_folder)).describe()
-    size = sum(file.stat().st_size for file in text_folder.iterdir())
-    assert (about["name"], about["files"], about["bytes"]) == ("letters", 40, size)
+    assert (about["name"], about["files"]) == ("letters", 2)
     assert str(tmp_path) not in str(about)
     monkeypatch.chdir(text_folder)
     assert open_corpus(".").describe() == about
     (text_folder / "00.txt").write_text("shorter")
-    assert open_corpus(".").describe()["fingerprint"] != about["fingerprint"]
-    assert len(about["fingerprint"]) == len(hashlib.sha256().hexdigest())
+    other = open_corpus(".").describe()
+    assert other["fingerprint"] != about["fingerprint"]
+    assert len(about["fingerprint"]) == len(about["validation"]) == len(hashlib.sha256().hexdigest())
+    mixes = [open_corpus(f"climbmix:{share},mixed-text:1").describe() for share in (1, 2)]
+    assert mixes[0]["fingerprint"] != mixes[1]["fingerprint"]
+    assert mixes[0]["validation"] == mixes[1]["validation"]
+
+
+def test_what_a_manifest_says(mirror):
+    entries = open_corpus("mixed-text").manifest()
+    assert len(entries) == 8
+    assert [entry["split"] for entry in entries] == ["train"] * 7 + ["val"]
+    for entry in entries:
+        content = (mirror / "local/mixed-text" / entry["file"]).read_bytes()
+        assert (entry["size"], entry["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+        assert (entry["source"], entry["revision"], entry["rows"]) == ("mixed-text", None, 6)
 
 
 def test_size_is_at_least_the_characters(tmp_path):
-    shard(tmp_path / "a.parquet", [f"{number} 가나다" * 30 for number in range(3000)])
-    found = open_corpus(str(tmp_path))
+    found = open_corpus(str(folder(tmp_path / "text", 3000, "가나다" * 30)))
     characters = sum(
         len(text.as_py()) for split in ("train", "val") for batch in found.batches(split) for text in batch
     )
     assert characters <= found.size < 4 * characters
+
+
+def test_the_real_mixed_text(monkeypatch):
+    shared = Path(__file__).parent.parent.parent / "shared/hub"
+    if not shared.is_dir():
+        pytest.skip("no mirror with real data beside this checkout")
+    monkeypatch.setenv("NANOCHAT_HUB", str(shared))
+    found = open_corpus("mixed-text")
+    assert found.describe()["documents"] == 16384
+    assert {entry.row_groups for entry in found.parts[0][0].train} == {2}
+    assert len(next(found.batches("val"))) == 1024

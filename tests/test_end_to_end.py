@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import tiktoken
+from bad_hub import BadHub
 
 from nanochat.stages import STAGES
 from scripts.tok_eval import comparison
@@ -186,7 +187,7 @@ def test_the_samples_are_of_one_or_two_kilobytes():
 def test_too_little_text_is_said_plainly(python, base, tmp_path):
     (tmp_path / "tiny").mkdir()
     for number in range(3):
-        (tmp_path / f"tiny/{number}.txt").write_text("aaaa bbbb aaaa")
+        (tmp_path / f"tiny/{number}.txt").write_text("aaaa bbbb" + " aaaa" * number)
     done = python("-m", "scripts.tok_train", "--vocab-size=5000", f"--data={tmp_path / 'tiny'}")
     assert done.returncode == 0, done.stderr
     reached = outcome(base, "tok_train")["metrics"]["vocab_size_reached"]
@@ -203,17 +204,96 @@ def test_too_little_text_is_said_plainly(python, base, tmp_path):
         ("tok_train", ["--threads=-1"], "--threads has to be 0 or more"),
         ("tok_train", ["--vocab-size=100"], "100"),
         ("tok_train", ["--data=/no/such/folder"], "--data=/no/such/folder is no folder"),
+        ("prepare", ["--tasks=gsm9k"], "gsm9k is not one of core, gsm8k,"),
+        (
+            "prepare",
+            ["--num-shards=9999"],
+            "--num-shards=9999 is out of range, karpathy/climbmix-400b-shuffle has 6,542",
+        ),
         ("tok_train", ["--tag=../up"], "--tag=../up cannot name a folder"),
         ("tok_eval", ["--tag=never"], "tok_train/never/tokenizer.json; train one"),
     ],
 )
 def test_mistakes_end_with_one_sentence(script, words, part, python, text_folder):
-    data = [] if any(word.startswith("--data") for word in words) else [f"--data={text_folder}"]
+    data = [] if script == "prepare" or any(word.startswith("--data") for word in words) else [f"--data={text_folder}"]
     done = python("-m", f"scripts.{script}", *words, *data)
     assert done.returncode == 2, done.stderr
     assert part in done.stderr.splitlines()[-1]
     assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
+
+
+# ---- prepare, which makes ready and is no stage ----
+
+
+def test_prepare_converts_a_folder_and_the_stages_find_it(python, base, text_folder):
+    done = python("-m", "scripts.prepare", f"--data={text_folder}")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^letters/train-00000\.parquet +[\d,]+ +made here +\d+\.\d$", done.stdout, re.MULTILINE)
+    assert re.search(r"^data: letters: 40 documents, [\d,]+ bytes of text, [0-9a-f]{12}$", done.stdout, re.MULTILINE)
+    [made] = [path for path in (base / "corpora").iterdir() if path.is_dir()]
+    before = {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
+    done = python("-m", "scripts.tok_train", "--vocab-size=300", f"--data=folder:{text_folder}")
+    assert done.returncode == 0, done.stderr
+    assert {path.name: path.stat().st_mtime_ns for path in made.iterdir()} == before
+
+
+def test_prepare_fetches_from_a_hub(python, base, tmp_path):
+    names = {
+        f"openai/gsm8k/main/{split}-00000-of-00001.parquet": b"rows of " + split.encode() for split in ("train", "test")
+    }
+    with BadHub(names) as hub:
+        variables = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1"}
+        first, second = (python("-m", "scripts.prepare", "--data=", "--tasks=gsm8k", **variables) for _ in range(2))
+        missing = python("-m", "scripts.prepare", "--data=", "--tasks=gsm8k,humaneval,aqua", "--offline", **variables)
+        hub.shutdown()
+    for done, origin in ((first, "hub"), (second, "cache")):
+        assert done.returncode == 0, done.stderr
+        for name, content in names.items():
+            assert re.search(rf"^datasets/{name} +{len(content)} +{origin} +\d+\.\d$", done.stdout, re.MULTILINE), (
+                done.stdout
+            )
+        assert re.search(r"^prepare: 2 files, 25 bytes, in \d+\.\d s$", done.stdout, re.MULTILINE)
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("error: 3 of 5 files cannot be had:\n")
+    assert len(re.findall(r"^  datasets/\S+\.parquet: not in the cache$", missing.stderr, re.MULTILINE)) == 3
+
+
+def test_prepare_reads_a_mirror(python, tmp_path):
+    mirror = tmp_path / "mirror"
+    (mirror / "eval_bundle/eval_data/some").mkdir(parents=True)
+    (mirror / "eval_bundle/core.yaml").write_text(
+        "icl_tasks:\n-\n  dataset_uri: some/a.jsonl\n-\n  dataset_uri: some/a.jsonl\n"
+    )
+    (mirror / "eval_bundle/eval_meta_data.csv").write_text("name\n")
+    done = python("-m", "scripts.prepare", "--data=", "--tasks=core", NANOCHAT_HUB=str(mirror))
+    assert done.returncode == 2
+    assert "1 of 1 files cannot be had:\n  eval_bundle/eval_data/some/a.jsonl: not in the mirror" in done.stderr
+    (mirror / "eval_bundle/eval_data/some/a.jsonl").write_text("{}\n")
+    done = python("-m", "scripts.prepare", "--data=", "--tasks=core", NANOCHAT_HUB=str(mirror))
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^(eval_bundle/\S+) +[\d,]+ +mirror", done.stdout, re.MULTILINE) == [
+        "eval_bundle/core.yaml",
+        "eval_bundle/eval_meta_data.csv",
+        "eval_bundle/eval_data/some/a.jsonl",
+    ]
+
+
+def test_check_lists_what_is_wrong(trained, python, text_folder):
+    done = python("-m", "scripts.prepare", "--check", f"--data={text_folder}")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^letters +40 +40 +[\d,]+ +[\d,]+ +0 +0 +0$", done.stdout, re.MULTILINE), done.stdout
+    assert "check: 0 problems; tokens are counted by the tokenizer default" in done.stdout
+    (text_folder / "bad.jsonl").write_text('{"text": "good"}\n{"text": 5}\n{"text": ""}\n')
+    done = python("-m", "scripts.prepare", "--check", f"--data={text_folder}", "--tag=none")
+    assert done.returncode == 1
+    assert f"{text_folder / 'bad.jsonl'}:2: not an object with a text" in done.stdout
+    assert f"{text_folder / 'bad.jsonl'}: document 2 is blank" in done.stdout
+    assert "check: 2 problems; tokens are counted characters / 4.2" in done.stdout
+    assert python("-m", "scripts.prepare", f"--data={text_folder}").returncode == 2
+    done = python("-m", "scripts.prepare", f"--data={text_folder}", "--skip-bad")
+    assert done.returncode == 0, done.stderr
+    assert "1 blank left out, 1 bad left out" in done.stdout
 
 
 # ---- speedrun.sh, in a copy of its own where the environment is this one ----

@@ -1,0 +1,245 @@
+"""A file of a data set: from the mirror directory that NANOCHAT_HUB names, else through `huggingface_hub`.
+
+That library brings a cache with locks, the rest of a body that broke off, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE. Here
+are patience, checks, and one fetching rank a node. What is in the cache is taken as it is: pin a revision to be sure.
+"""
+
+import errno
+import hashlib
+import os
+import queue
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nanochat.nodes import once_a_node
+from nanochat.paths import read_sha256
+
+AT_ONCE = 8  # downloads
+ATTEMPTS = 5
+FIRST_WAIT = 1.0  # seconds; doubled after each attempt, give or take half
+SAY_EVERY = 10.0  # seconds
+FOR_GOOD = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS}  # trying again mends none of these
+HINTS = {401: ", it does not exist or needs HF_TOKEN", 403: ", HF_TOKEN may not read it", 404: ", it does not exist"}
+
+
+class HubError(ValueError):
+    """Files that cannot be had, each of them named."""
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file by name: `path` in the data set `repo` ("owner/name"), or in a mirror's root where there is no repo.
+
+    What is pinned is checked: revision, size in bytes, sha256.
+    """
+
+    path: str
+    repo: str = ""
+    revision: str | None = None
+    size: int | None = None
+    sha256: str | None = None
+
+    def __str__(self) -> str:
+        return f"datasets/{self.repo}/{self.path}" if self.repo else self.path
+
+
+class Found(NamedTuple):
+    """Where a file lies, where it came from ("mirror", "cache", "hub"), and how many seconds that took."""
+
+    path: Path
+    origin: str
+    seconds: float = 0.0
+
+
+def fetch(files: Sequence[HubFile], offline: bool = False) -> list[Found]:
+    """Every file, in order, fetched by one rank of each node where it is missing; a HubError names all that fail."""
+
+    def work() -> list:
+        return [(str(found.path), found.origin, found.seconds) for found in _fetch_here(files, offline)]
+
+    request = hashlib.sha256(repr((files, offline)).encode()).hexdigest()[:16]
+    answers = once_a_node(f"{len(files)} files ({request})", work)
+    return [Found(Path(path), origin, seconds) for path, origin, seconds in answers]
+
+
+def is_here(files: Sequence[HubFile]) -> bool:
+    """Whether all of them are on this machine, in the mirror or in the cache."""
+    return all(_find(file)[0] for file in files)
+
+
+def manifest_entry(file: HubFile, path: Path) -> dict:
+    """What a run records of a file that it used."""
+    about = {"size": path.stat().st_size, "sha256": sha256(path)}
+    return {"file": str(file), "revision": revision(path) or file.revision, **about}
+
+
+def revision(path: Path) -> str | None:
+    """The commit that a file in the hub's cache is of."""
+    commit = re.search(r"/snapshots/([0-9a-f]{40})/", path.as_posix())
+    return commit[1] if commit else None
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file's content, not read again where the cache tells it: it was checked when the file came."""
+    return _promised_sha256(path) or read_sha256(path)
+
+
+def mirror() -> Path | None:
+    """The directory that NANOCHAT_HUB names, if it does."""
+    named = os.environ.get("NANOCHAT_HUB")
+    if named and not Path(named).expanduser().is_dir():
+        raise HubError(f"NANOCHAT_HUB={named} is no directory, name a mirror or unset it")
+    return Path(named).expanduser() if named else None
+
+
+def _find(file: HubFile) -> tuple[Path | None, str]:
+    """Where a file lies on this machine, or nothing and why."""
+    path: Path | None = None
+    if root := mirror():
+        path, why = root / str(file), "not in the mirror that NANOCHAT_HUB names"
+    elif _is_on_no_hub(file):
+        why = "on no hub, set NANOCHAT_HUB to a mirror that has it"
+    else:
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(file.repo, file.path, revision=file.revision, repo_type="dataset")
+        path, why = (Path(cached) if isinstance(cached, str) else None), "not in the cache"
+    if path and path.is_file():
+        why = _differs_from_pins(file, path)
+    return (None, why) if why else (path, "")
+
+
+def _is_on_no_hub(file: HubFile) -> bool:
+    return not file.repo or file.repo.startswith("local/")
+
+
+def _differs_from_pins(file: HubFile, path: Path) -> str:
+    size = path.stat().st_size
+    if file.size not in (None, size):
+        return f"it has {size:,} bytes and not {file.size:,}"
+    if file.sha256 and (content := sha256(path)) != file.sha256:
+        return f"its SHA-256 is {content} and not {file.sha256}"
+    return ""
+
+
+def _promised_sha256(path: Path) -> str | None:
+    """In the hub's cache a large file lies under the name of its SHA-256."""
+    blob = path.resolve()
+    return blob.name if blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", blob.name) else None
+
+
+def _fetch_here(files: Sequence[HubFile], offline: bool) -> list[Found]:
+    origin = "mirror" if mirror() else "cache"
+    places = {file: _find(file) for file in files}
+    missing = {file: why for file, (path, why) in places.items() if not path}
+    if mirror() or offline or _hub_is_offline(missing):
+        lost = missing
+    else:
+        lost = {file: why for file, why in missing.items() if _is_on_no_hub(file)}
+    # Asked first, so that all that does not exist is known before the first long download.
+    lost = lost or {file: why for file, (_, why) in _each(missing, _ask) if why}
+    came: dict[HubFile, Found] = {}
+    for file, (found, why) in _each([] if lost else missing, _download):
+        if why:
+            lost = {other: "not fetched, as another failed" for other in missing if other not in came} | {file: why}
+            break
+        came[file] = found
+    if lost:
+        lines = [
+            f"{len(lost)} of {len(places)} files cannot be had:",
+            *(f"{file}: {why}" for file, why in lost.items()),
+        ]
+        raise HubError("\n  ".join(lines))
+    return [came[file] if file in came else Found(places[file][0], origin) for file in files]
+
+
+def _hub_is_offline(missing: dict) -> bool:
+    if not missing:
+        return False
+    from huggingface_hub import constants  # reads HF_HUB_OFFLINE
+
+    return constants.HF_HUB_OFFLINE
+
+
+def _each(files: Sequence[HubFile], act: Callable[[HubFile], Any]) -> Iterator[tuple[HubFile, tuple[Any, str]]]:
+    """(file, (what `act` gave, or why it failed)), several at once, as they end."""
+    left, ended = list(files), queue.SimpleQueue()
+    waiting = iter(left)
+
+    def work() -> None:
+        for file in waiting:
+            ended.put((file, _patiently(file, act)))
+
+    # Daemons: a long download must not keep the process alive when another file has failed.
+    for _ in range(min(AT_ONCE, len(left))):
+        threading.Thread(target=work, daemon=True).start()
+    number, total = 0, len(left)
+    try:
+        while number < total:
+            try:
+                yield ended.get(timeout=SAY_EVERY)
+                number += 1
+            except queue.Empty:
+                print(f"hub: {number:,} of {total:,} files so far", flush=True)
+    finally:
+        left.clear()  # none is begun any more
+
+
+def _patiently(file: HubFile, act: Callable[[HubFile], Any]) -> tuple[Any, str]:
+    """What `act` gave, or why it failed; tried again after what may pass, with a printed line each time."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return act(file), ""
+        except Exception as error:  # of httpx, xet, the system: none is ours, and all but a clear no may pass
+            why, final, pause = _judge(error)
+        if final or attempt == ATTEMPTS:
+            break
+        wait = pause + FIRST_WAIT * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
+        print(f"hub: {file}: {why}; attempt {attempt} of {ATTEMPTS}, again in {wait:.1f} s", flush=True)
+        time.sleep(wait)
+    return None, why + (f", after {attempt} attempts" if attempt > 1 else "")
+
+
+def _judge(error: Exception) -> tuple[str, bool, int]:
+    """What is wrong, in a few words; whether it stays so; how many seconds the hub wants to be left alone."""
+    if isinstance(error, HubError):
+        return str(error), True, 0
+    # The library wraps what a HEAD request met in an error of its own.
+    answers = [getattr(cause, "response", None) for cause in (error, error.__cause__)]
+    answer = next((answer for answer in answers if answer is not None), None)
+    if answer is None:
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return why, getattr(error, "errno", None) in FOR_GOOD, 0
+    status, pause = answer.status_code, answer.headers.get("Retry-After", "")
+    final = status < 500 and status not in (408, 429)
+    return f"HTTP {status}{HINTS.get(status, '')}", final, int(pause) if pause.isdigit() else 0
+
+
+def _ask(file: HubFile) -> None:
+    """A question whether the hub has a file: an error where it has not."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    get_hf_file_metadata(hf_hub_url(file.repo, file.path, repo_type="dataset", revision=file.revision))
+
+
+def _download(file: HubFile) -> Found:
+    from huggingface_hub import hf_hub_download
+
+    start = time.monotonic()
+    path = Path(hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision))
+    # Where the hub has named the hash, a pin that differs is final; else the content may have been damaged on its way.
+    expected = _promised_sha256(path) or file.sha256
+    content = read_sha256(path) if expected else None
+    if content != expected or (wrong := _differs_from_pins(file, path)):
+        path.resolve().unlink(missing_ok=True)  # or the cache would give it again
+        path.unlink(missing_ok=True)
+        if content != expected:
+            raise OSError(f"its SHA-256 is {content} and not {expected}")
+        raise HubError(wrong)
+    return Found(path, "hub", time.monotonic() - start)
