@@ -184,6 +184,9 @@ def read_row_group(shard: Any, group: int, column: str) -> pa.Array:
     """Stand-in for the one of the hub branch, which replaces this file."""
     try:
         with pq.ParquetFile(shard.path) as file:
-            return file.read_row_group(group, columns=[column]).column(0).combine_chunks()
+            texts = file.read_row_group(group, columns=[column]).column(0).combine_chunks()
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{shard.path} is damaged ({error}), fetch or write it again") from error
+        raise ValueError(f"{shard.path} is damaged in row group {group} ({error})") from error
+    if texts.null_count:
+        raise ValueError(f"{shard.path} has {texts.null_count} nulls in row group {group}")
+    return texts

@@ -8,7 +8,7 @@ stream is cut.
 import itertools
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 from os import cpu_count
@@ -69,7 +69,8 @@ class TextLoader:
         self.rank, self.world_size, self.device = rank, world_size, torch.device(device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())  # the background thread has another one
-        self._tokenizer, self._threads, self._tokens, self._bad = tokenizer, threads, tokens, corpus.bad
+        self._tokenizer, self._threads, self._tokens = tokenizer, threads, tokens
+        self._tell, self._told = corpus.bad, set()
         self._bos = tokenizer.special_tokens["<|bos|>"]
         self._names = [source.name for source, _ in corpus.parts]
         self._mix = Mix([weight for _, weight in corpus.parts], lanes)
@@ -210,29 +211,28 @@ class TextLoader:
     def _deal(self, part: int, source: Any, split: str, seed: int) -> Deal:
         shards = source.train if split == "train" else source.val
         first_groups = list(itertools.accumulate((shard.row_groups for shard in shards), initial=0))
-        bad = set()
         documents = sum(shard.rows for shard in shards)
         if not documents:
             raise ValueError(f"{source.name} has no document for {split}: give it more text")
 
         def read(group: int) -> Group:
             at = bisect_right(first_groups, group) - 1
-            try:
-                return self._read(shards[at], group - first_groups[at], source.column)
-            except ValueError as error:
-                if group not in bad:  # in the next epoch it is no news
-                    self._bad(str(error))
-                    print0(f"data: left out: {error}")
-                    bad.add(group)
-                return np.zeros(0, np.uint16), np.zeros(1, np.int64)
+            return self._read(shards[at], group - first_groups[at], source.column)
 
         return Deal(read, first_groups[-1], documents, self.lanes, (seed, part))
 
     def _read(self, shard: Any, group: int, column: str) -> Group:
         if self._tokens is None:
-            return encode_group(shard, group, column, self._tokenizer, self._threads)
+            return encode_group(shard, group, column, self._tokenizer, self._threads, self._bad)
         about = _about(shard, column, self._setting["tokenizer"])
         return read_token_group(token_path(self._tokens, shard.path, shard.hash), group, about)
+
+    def _bad(self, what: str) -> None:
+        """Tell it, but in the next epoch it is no news."""
+        if what not in self._told:
+            self._tell(what)
+            print0(f"data: left out: {what}")
+            self._told.add(what)
 
 
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -241,19 +241,25 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return states[0] | {"lanes": {lane: windows for state in states for lane, windows in state["lanes"].items()}}
 
 
-def encode_group(shard: Any, group: int, column: str, tokenizer: Tokenizer, threads: int) -> Group:
-    """The ids of a row group of text; ValueError with the name of a file that cannot be read or encoded."""
-    shard.check()
-    texts = read_row_group(shard, group, column)
+def encode_group(
+    shard: Any, group: int, column: str, tokenizer: Tokenizer, threads: int, bad: Callable[[str], None]
+) -> Group:
+    """The ids of a row group of text; none if it cannot be read, and `bad`, which is told so, does not raise."""
     try:
-        threads = threads or min(MOST_THREADS, cpu_count() or 1)
-        return tokenizer.encode_arrow(texts, tokenizer.special_tokens["<|bos|>"], threads)
+        shard.check()
+        texts = read_row_group(shard, group, column)
     except ValueError as error:
-        raise ValueError(f"{shard.path}, row group {group}: {error}") from error
+        bad(str(error))
+        return np.array([], np.uint16), np.array([0])
+    threads = threads or min(MOST_THREADS, cpu_count() or 1)
+    return tokenizer.encode_arrow(texts, tokenizer.special_tokens["<|bos|>"], threads)
 
 
 def tokenize(corpus: Any, tokenizer: Tokenizer, folder: Path, threads: int = 0) -> int:
-    """Make the token shards of both splits of a corpus that are not there yet; returns how many that were."""
+    """Make the token shards of both splits of a corpus that are not there yet; returns how many that were.
+
+    A row group that cannot be read, if `corpus.bad` lets that pass, has no documents there.
+    """
     content_hash, made = tokenizer.content_hash, 0
     shards = [(shard, source.column) for source, _ in corpus.parts for shard in (*source.train, *source.val)]
     total = sum(shard.row_groups for shard, _ in shards)
@@ -261,7 +267,7 @@ def tokenize(corpus: Any, tokenizer: Tokenizer, folder: Path, threads: int = 0) 
 
     def groups(shard: Any, column: str) -> Iterator[Group]:
         for group in range(shard.row_groups):
-            yield encode_group(shard, group, column, tokenizer, threads)
+            yield encode_group(shard, group, column, tokenizer, threads, corpus.bad)
             progress.update(done + group + 1, total, shard.path.name)
 
     for shard, column in shards:
