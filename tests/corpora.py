@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,17 @@ def text_corpus(folder: Path, shards: Sequence[Sequence[str]], group: int) -> Co
     """The last shard is for validation, where there are several."""
     made = [write_shard(folder / f"{number:02d}.parquet", texts, group) for number, texts in enumerate(shards)]
     return Corpus(((Source("letters", tuple(made[:-1] or made), tuple(made[-1:])), 1.0),))
+
+
+def damaged(corpus: Corpus, number: int) -> Corpus:
+    """The same, opened after a part in the middle of one training shard was overwritten."""
+    source, weight = corpus.parts[0]
+    path = source.train[number].path
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
+    path.write_bytes(content)
+    train = tuple(shard_of(shard.path) for shard in source.train)
+    return Corpus(((replace(source, train=train), weight),))
 
 
 def counted_shard(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from corpora import Corpus, Source, counted_shard, text_corpus
+from corpora import Corpus, Source, counted_shard, damaged, text_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -322,11 +322,7 @@ def test_cropping_drops_and_says_how_much(tmp_path, tokenizer):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_damaged_shard_ends_it_with_its_name(tmp_path, tokenizer, ranks, capsys):
-    corpus = text_corpus(tmp_path, [texts_of(300)] * 3, 32)
-    damaged = corpus.parts[0][0].train[1].path
-    whole = bytearray(damaged.read_bytes())
-    whole[len(whole) // 3 : len(whole) // 2] = bytes(len(whole) // 2 - len(whole) // 3)
-    damaged.write_bytes(whole)
+    corpus = damaged(text_corpus(tmp_path, [texts_of(300)] * 3, 32), 1)
     for loader in ranks_of(corpus, tokenizer, ranks):
         for _ in range(2):  # and again, when asked again
             with pytest.raises(ValueError, match=r"01\.parquet"):
@@ -382,15 +378,12 @@ def test_token_shards_give_the_same_stream(corpus, tokenizer, stream, tmp_path):
 
 
 def test_token_shards_of_damaged_text(corpus, tokenizer, tmp_path):
-    damaged = text_corpus(tmp_path / "text", [texts_of(300)], 32)
-    path = damaged.parts[0][0].train[0].path
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2] + bytes(2000) + whole[len(whole) // 2 + 2000 :])
+    strict = damaged(text_corpus(tmp_path / "text", [texts_of(300)] * 2, 32), 0)
     with pytest.raises(ValueError, match=r"00\.parquet"):
-        tokenize(damaged, tokenizer, tmp_path / "ids")
+        tokenize(strict, tokenizer, tmp_path / "ids")
     assert not (tmp_path / "ids").exists()
-    tolerant = replace(damaged, skip_bad=True)
-    assert tokenize(tolerant, tokenizer, tmp_path / "ids") == 1
+    tolerant = replace(strict, skip_bad=True)
+    assert tokenize(tolerant, tokenizer, tmp_path / "ids") == 2
     with loader_of(tolerant, tokenizer) as text, loader_of(tolerant, tokenizer, tokens=tmp_path / "ids") as ids:
         assert np.array_equal(rows_of([text], 30), rows_of([ids], 30))
 
