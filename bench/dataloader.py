@@ -266,7 +266,7 @@ def show(results: dict[str, list[dict]]) -> None:
         print(f"{name:20}{speed(name):12.2f}{first:11.2f} s{dropped:10.2%}{memory:9.0f}{ratios}")
     long = [run["long_memory"] - run["memory"] for run in results["ours, carry"]]
     print(
-        f"\nours, carry: from the first pass to the end of the long run the peak grows by {statistics.median(long):.0f} MB"
+        f"\nours, carry: the peak grows by {statistics.median(long):.0f} MB from the first pass to the long run's end"
     )
 
 
