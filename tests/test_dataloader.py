@@ -190,49 +190,13 @@ def test_numbers_that_do_not_divide(corpus, tokenizer):
         loader_of(corpus, tokenizer, seed=-1)
 
 
-RANK = """
-import hashlib, os, sys
-import numpy as np, torch, torch.distributed as dist
-from pathlib import Path
-from nanochat.dataloader import TextLoader, merge_states
-from nanochat.tokenizer import Tokenizer
-from corpora import Corpus, Source, shard_of
-dist.init_process_group("gloo")
-rank, ranks = dist.get_rank(), dist.get_world_size()
-shards = tuple(shard_of(path) for path in sorted(Path(sys.argv[1]).glob("*.parquet")))
-corpus = Corpus(((Source("letters", shards[:-1], shards[-1:]), 1.0),))
-tokenizer = Tokenizer.load(Path(sys.argv[2]))
-def loader():
-    return TextLoader(corpus, tokenizer, 8, 32, lanes=8, seed=3, rank=rank, world_size=ranks)
-def batches(source):
-    for _ in range(10):
-        inputs, targets = next(source)
-        mine = torch.cat([inputs, targets[:, -1:]], dim=1)
-        shares = [torch.empty_like(mine) for _ in range(ranks)]
-        dist.all_gather(shares, mine)
-        digest.update(torch.stack(shares, dim=1).reshape(8, 33).numpy().tobytes())
-digest = hashlib.sha256()
-with loader() as first:
-    batches(first)
-    states = [None] * ranks
-    dist.all_gather_object(states, first.state_dict())
-with loader() as second:
-    second.load_state_dict(merge_states(states))
-    batches(second)
-if rank == 0:
-    print("digest", digest.hexdigest())
-dist.destroy_process_group()
-"""
-
-
 def test_processes_under_torchrun(corpus, tokenizer, stream, tmp_path, python):
     tokenizer.save(tmp_path / "tokenizer.json")
-    (tmp_path / "rank.py").write_text(RANK)
-    root = Path(__file__).parent.parent
+    here = Path(__file__).parent
     folder = corpus.parts[0][0].train[0].path.parent
+    arguments = [str(here / "dataloader_rank.py"), str(folder), str(tmp_path / "tokenizer.json")]
     command = "-m torch.distributed.run --standalone --nproc_per_node=2".split()
-    arguments = [str(tmp_path / "rank.py"), str(folder), str(tmp_path / "tokenizer.json")]
-    done = python(*command, *arguments, PYTHONPATH=f"{root}:{root / 'tests'}", OMP_NUM_THREADS="1")
+    done = python(*command, *arguments, PYTHONPATH=str(here.parent), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["digest", hashlib.sha256(stream[: 20 * BATCH].tobytes()).hexdigest()]
 
