@@ -4,6 +4,8 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,25 @@ def stage_dir(stage: str, tag: str, base: Path | None = None) -> Path:
     return (base or base_dir()) / stage / tag
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file so that a reader, or a crash at any moment, meets the old content or the new, never a part."""
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A name to write to: a reader of `path`, or a crash at any moment, meets the old content or the new, no part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # two processes writing one path share no part
     try:
-        with open(part, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
+        yield part
+        with open(part, "rb") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file, whole or not at all."""
+    with whole_file(path) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,0 +1,300 @@
+"""Batches of token ids for pretraining, in an order that does not depend on the number of ranks.
+
+The stream is a sequence of rows: row i comes from lane i % lanes (see `lanes.py`), and a batch is the next rows of it.
+Rank r of n makes the rows with i % n == r, which are those of its lanes r, r + n, …; the batch size only says where the
+stream is cut.
+"""
+
+import itertools
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from os import cpu_count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nanochat.lanes import Deal, Group, Lane, Mix, Window
+from nanochat.log import Progress, print0
+from nanochat.prefetch import Background, Upload
+from nanochat.shards import read_row_group
+from nanochat.token_shards import read_token_group, token_path, token_shard_is, write_token_shard
+from nanochat.tokenizer import Tokenizer
+
+BATCHES_AHEAD = 4
+MOST_THREADS = 4  # that tokenize, unless more are asked for: other ranks may run on these cores
+
+
+class TextLoader:
+    """An endless source of (inputs, targets), each (batch_size / world_size, seq_len) int64 on `device`.
+
+    corpus: what has `parts`, pairs of a source of shards and its share of the tokens. batch_size: rows of all ranks.
+    overflow: what is too long for the rest of a row is cut there, and the remainder goes into another row ("carry") or
+    is dropped ("crop"). tokens: a folder that `tokenize` filled, read in place of the text. What cannot be read is told
+    to `corpus.bad`, and left out where that returns. Nothing is read before the first batch is asked for.
+    """
+
+    prefetchable = True  # and prefetched: batches do not depend on the model
+
+    def __init__(
+        self,
+        corpus: Any,
+        tokenizer: Tokenizer,
+        batch_size: int,
+        seq_len: int,
+        *,
+        split: str = "train",
+        seed: int = 0,
+        lanes: int = 64,
+        overflow: str = "carry",
+        rank: int = 0,
+        world_size: int = 1,
+        device: str | torch.device = "cpu",
+        threads: int = 0,
+        tokens: Path | None = None,
+    ):
+        assert split in ("train", "val"), split
+        assert 0 <= rank < world_size, (rank, world_size)
+        if overflow not in ("carry", "crop"):
+            raise ValueError(f"overflow is {overflow!r}: it has to be 'carry' or 'crop'")
+        if seed < 0 or seq_len < 1:
+            raise ValueError(f"seed={seed} and seq_len={seq_len}: the seed has to be 0 or more, the length 1 or more")
+        _share("lanes", lanes, world_size)
+        _share("rows of a batch", batch_size, world_size)
+        self.batch_size, self.seq_len, self.lanes, self.overflow = batch_size, seq_len, lanes, overflow
+        self.rank, self.world_size, self.device = rank, world_size, torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())  # the background thread has another one
+        self._tokenizer, self._threads, self._tokens = tokenizer, threads, tokens
+        self._tell, self._told = corpus.bad, set()
+        self._bos = tokenizer.special_tokens["<|bos|>"]
+        self._names = [source.name for source, _ in corpus.parts]
+        self._mix = Mix([weight for _, weight in corpus.parts], lanes)
+        self._deals = [self._deal(part, source, split, seed) for part, (source, _) in enumerate(corpus.parts)]
+        self._setting = {
+            "data": _fingerprint(corpus, split),
+            "tokenizer": tokenizer.content_hash,
+            "split": split,
+            "seed": seed,
+            "lanes": lanes,
+            "seq_len": seq_len,
+            "overflow": overflow,
+        }
+        self.wait_seconds = 0.0  # spent in `next`, by this object
+        self._row = 0  # rows of the stream that all ranks have been given
+        self._windows = {(lane, part): Window() for lane in self._my_lanes() for part in range(len(self._deals))}
+        self._ahead: Background | None = None
+
+    # ---- the iterator ----
+
+    def __iter__(self) -> "TextLoader":
+        return self
+
+    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        start = time.perf_counter()
+        if self._ahead is None:
+            self._ahead = Background(self._batches(), BATCHES_AHEAD)
+        batch, copied, windows = next(self._ahead)
+        if copied is not None:
+            torch.cuda.current_stream(self.device).wait_event(copied)
+            batch.record_stream(torch.cuda.current_stream(self.device))
+        batch = batch.to(self.device)
+        self._windows.update(windows)
+        self._row += self.batch_size
+        self.wait_seconds += time.perf_counter() - start
+        return batch[0], batch[1]
+
+    def close(self) -> None:
+        """End the background thread; the next batch starts it again where the consumer is."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def __enter__(self) -> "TextLoader":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def _batches(self) -> Iterator[tuple[torch.Tensor, Any, dict[tuple[int, int], Window]]]:
+        """What the background thread makes: batches, the event of their copy, and the windows their rows are in."""
+        size, carry = self.seq_len + 1, self.overflow == "carry"
+        lanes = {
+            (lane, part): Lane(self._deals[part], lane, size, self._bos, carry, window, self._rows_of(lane)[part])
+            for (lane, part), window in self._windows.items()
+        }
+        shape = (2, self.batch_size // self.world_size, self.seq_len)  # inputs and targets
+        upload = Upload(self.device, shape) if self.device.type == "cuda" else None
+        row = self._row + (self.rank - self._row) % self.world_size
+        while True:
+            batch = upload.buffer() if upload else torch.empty(shape, dtype=torch.int64)
+            windows = {}
+            for inputs, targets in zip(*batch.numpy(), strict=True):
+                turn, lane = divmod(row, self.lanes)
+                key = lane, self._mix.part(lane, turn)
+                ids = lanes[key].take()
+                inputs[:], targets[:] = ids[:-1], ids[1:]
+                windows[key] = lanes[key].window
+                row += self.world_size
+            yield *(upload.send() if upload else (batch, None)), windows
+
+    # ---- where the consumer is ----
+
+    @property
+    def tokens_seen(self) -> int:
+        """Inputs that all ranks have been given since the beginning of the stream."""
+        return self._row * self.seq_len
+
+    @property
+    def epochs(self) -> dict[str, float]:
+        """How often each part has been read, by name, measured on this rank's lanes."""
+        places = [[] for _ in self._deals]
+        for (lane, part), window in self._windows.items():
+            done = (self._rows_of(lane)[part] - window.row) / max(window.rows, 1)
+            places[part].append(window.unit + window.units * done)
+        return {
+            name: float(np.mean(place)) * self.lanes / deal.units
+            for name, place, deal in zip(self._names, places, self._deals, strict=True)
+        }
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the part that has been read most often."""
+        return max(self.epochs.values())
+
+    @property
+    def dropped_share(self) -> float:
+        """Of the text that was packed so far for this rank's lanes, what found no room."""
+        dropped = sum(window.dropped + window.lost for window in self._windows.values())
+        packed = sum(window.row + window.rows for window in self._windows.values()) * (self.seq_len + 1)
+        return dropped / max(dropped + packed, 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the consumer is, as small JSON; of this rank's lanes, so ranks have theirs joined by `merge_states`."""
+        lanes = {str(lane): [] for lane in self._my_lanes()}
+        for (lane, _), window in self._windows.items():
+            lanes[str(lane)].append(asdict(window))
+        return {"setting": dict(self._setting), "rows": self._row, "lanes": lanes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a loader of the same setting was, on whatever number of ranks and with whatever batch size."""
+        wrong = [
+            f"{name}={state['setting'].get(name)!r} and not {value!r}"
+            for name, value in self._setting.items()
+            if state["setting"].get(name) != value
+        ]
+        if wrong:
+            raise ValueError(
+                f"the saved place in the data is for {', '.join(wrong)}: go on with the same, or start anew"
+            )
+        if missing := [lane for lane in self._my_lanes() if str(lane) not in state["lanes"]]:
+            raise ValueError(f"the saved place lacks lanes {missing}: join the states of all ranks with merge_states")
+        self.close()
+        self._row = state["rows"]
+        for lane, part in self._windows:
+            window = state["lanes"][str(lane)][part]
+            self._windows[lane, part] = Window(**{**window, "left": tuple(map(tuple, window["left"]))})
+
+    def _my_lanes(self) -> range:
+        return range(self.rank, self.lanes, self.world_size)
+
+    def _rows_of(self, lane: int) -> list[int]:
+        """Rows of each part that a lane has given to the consumer."""
+        return self._mix.rows_before(lane, (self._row - lane - 1) // self.lanes + 1)
+
+    # ---- reading ----
+
+    def _deal(self, part: int, source: Any, split: str, seed: int) -> Deal:
+        shards = source.train if split == "train" else source.val
+        first_groups = list(itertools.accumulate((shard.row_groups for shard in shards), initial=0))
+        documents = sum(shard.rows for shard in shards)
+        if not documents:
+            raise ValueError(f"{source.name} has no document for {split}: give it more text")
+
+        def read(group: int) -> Group:
+            at = bisect_right(first_groups, group) - 1
+            return self._read(shards[at], group - first_groups[at], source.column)
+
+        return Deal(read, first_groups[-1], documents, self.lanes, (seed, part))
+
+    def _read(self, shard: Any, group: int, column: str) -> Group:
+        if self._tokens is None:
+            return encode_group(shard, group, column, self._tokenizer, self._threads, self._bad)
+        about = _about(shard, column, self._setting["tokenizer"])
+        return read_token_group(token_path(self._tokens, shard.path, shard.hash), group, about)
+
+    def _bad(self, what: str) -> None:
+        """Tell it, but in the next epoch it is no news."""
+        if what not in self._told:
+            self._tell(what)
+            print0(f"data: left out: {what}")
+            self._told.add(what)
+
+
+def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The state of all ranks' loaders as one, of which any number of ranks can go on."""
+    assert all((state["rows"], state["setting"]) == (states[0]["rows"], states[0]["setting"]) for state in states)
+    return states[0] | {"lanes": {lane: windows for state in states for lane, windows in state["lanes"].items()}}
+
+
+def encode_group(
+    shard: Any, group: int, column: str, tokenizer: Tokenizer, threads: int, bad: Callable[[str], None]
+) -> Group:
+    """The ids of a row group of text; none if it cannot be read, and `bad`, which is told so, does not raise."""
+    try:
+        shard.check()
+        texts = read_row_group(shard, group, column)
+    except ValueError as error:
+        bad(str(error))
+        return np.array([], np.uint16), np.array([0])
+    threads = threads or min(MOST_THREADS, cpu_count() or 1)
+    return tokenizer.encode_arrow(texts, tokenizer.special_tokens["<|bos|>"], threads)
+
+
+def tokenize(corpus: Any, tokenizer: Tokenizer, folder: Path, threads: int = 0) -> int:
+    """Make the token shards of both splits of a corpus that are not there yet; returns how many that were.
+
+    A row group that cannot be read, if `corpus.bad` lets that pass, has no documents there.
+    """
+    content_hash, made = tokenizer.content_hash, 0
+    shards = [(shard, source.column) for source, _ in corpus.parts for shard in (*source.train, *source.val)]
+    total = sum(shard.row_groups for shard, _ in shards)
+    progress, done = Progress("tokenize", "row groups"), 0
+
+    def groups(shard: Any, column: str) -> Iterator[Group]:
+        for group in range(shard.row_groups):
+            yield encode_group(shard, group, column, tokenizer, threads, corpus.bad)
+            progress.update(done + group + 1, total, shard.path.name)
+
+    for shard, column in shards:
+        path, about = token_path(folder, shard.path, shard.hash), _about(shard, column, content_hash)
+        if not token_shard_is(path, about):
+            write_token_shard(path, groups(shard, column), about)
+            made += 1
+        done += shard.row_groups
+    progress.close()
+    return made
+
+
+def _about(shard: Any, column: str, content_hash: str) -> dict[str, str]:
+    return {"tokenizer": content_hash, "shard": shard.hash, "column": column}
+
+
+def _share(what: str, count: int, ranks: int) -> None:
+    if count < 1 or count % ranks:
+        below = max(1, count // ranks) * ranks
+        near = sorted({below, below + ranks})
+        raise ValueError(f"{count} {what} cannot be shared by {ranks} ranks: take {' or '.join(map(str, near))}")
+
+
+def _fingerprint(corpus: Any, split: str) -> str:
+    """A hash of all that decides which documents there are, and of their shares."""
+    digest = sha256()
+    for source, weight in corpus.parts:
+        shards = source.train if split == "train" else source.val
+        digest.update(repr((source.column, weight, [shard.hash for shard in shards])).encode())
+    return digest.hexdigest()
