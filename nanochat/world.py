@@ -134,8 +134,10 @@ def _write_all(folder: Path, seed: int, size: str) -> None:
 
 
 def is_written(folder: Path, seed: int, size: str) -> bool:
-    """Whether this very world is there; ValueError where something else is."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    """Whether this very world is there; ValueError where something else is, or a part is missing."""
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file, name a folder")
+    if not folder.exists() or not any(folder.iterdir()):
         return False
     record = folder / "world.json"
     if not record.is_file():
@@ -146,7 +148,7 @@ def is_written(folder: Path, seed: int, size: str) -> bool:
         raise ValueError(f"{folder} holds another world ({which}), name another folder")
     for path, length in found["files"].items():
         if not (folder / path).is_file() or (folder / path).stat().st_size != length:
-            raise ValueError(f"{folder} has lost a part of {path}, remove the folder and write it again")
+            raise ValueError(f"{folder / path} is damaged or missing, remove the folder and write it again")
     return True
 
 
@@ -154,6 +156,7 @@ def write_world(folder: Path, seed: int, size: str) -> bool:
     """Write a world, whole or not at all; False where it was there. Several processes may try at once."""
     if size not in SIZES:
         raise ValueError(f"--size={size} is not a size of the world, use {' or '.join(SIZES)}")
+    folder = folder.resolve()
     if is_written(folder, seed, size):
         return False
     part = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")

@@ -37,16 +37,18 @@ def questions(world: Any, dice: Any, split: str, repeats: int = 1) -> list[Quest
 def _arc(world: Any, dice: Any) -> dict[str, list[dict]]:
     sets: dict[str, list[dict]] = {}
     for split in ("train", "validation", "test"):
-        for number, (fact, text, choices, right) in enumerate(questions(world, dice, split)):
-            name = "ARC-Easy" if fact.subject.kind in EASY else "ARC-Challenge"
-            labelled = {"text": choices, "label": list(LETTERS[: len(choices)])}
-            row = {
-                "id": f"{world.name}_{split}_{number}",
-                "question": text,
-                "choices": labelled,
-                "answerKey": LETTERS[right],
-            }
-            sets.setdefault(f"allenai/ai2_arc/{name}/{split}", []).append(row)
+        asked = questions(world, dice, split)
+        for name, easy in (("ARC-Easy", True), ("ARC-Challenge", False)):
+            chosen = [question for question in asked if (question.fact.subject.kind in EASY) == easy]
+            sets[f"allenai/ai2_arc/{name}/{split}"] = [
+                {
+                    "id": f"{world.name}_{split}_{number}",
+                    "question": text,
+                    "choices": {"text": choices, "label": list(LETTERS[: len(choices)])},
+                    "answerKey": LETTERS[right],
+                }
+                for number, (_, text, choices, right) in enumerate(chosen)
+            ]
     return sets
 
 
@@ -242,11 +244,13 @@ class CoreTask(NamedTuple):
     delimiter: str = " "
 
 
-def _cloze(fact: Any, dice: Any) -> dict:
-    """A statement that ends in the value, cut before it."""
+def _cloze(world: Any, fact: Any, dice: Any) -> dict:
+    """A statement that ends in the value, cut before it, where no other fact could go on."""
     ending = f" {fact.value.name}."
-    say = dice.pick([say for say in fact.says if say.endswith(ending)])
-    return {"context": say.removesuffix(ending), "continuation": fact.value.name}
+    others = tuple(say for other in world.about[fact.subject] if other is not fact for say in other.says)
+    starts = [say.removesuffix(ending) for say in fact.says if say.endswith(ending)]
+    clear = [start for start in starts if not any(say.startswith(f"{start} ") for say in others)]
+    return {"context": dice.pick(clear), "continuation": fact.value.name}
 
 
 def _schema(world: Any, fact: Any, dice: Any) -> dict:
@@ -278,13 +282,14 @@ def core_bundle(world: Any, dice: Any) -> list[CoreTask]:
     spelled = [{"context": f"The word {w} is spelled", "continuation": "-".join(w)} for w in world.held_out_words]
     steps = [world.sum(dice, held_out=True) for _ in range(100)]
     sums = [{"context": f"{s.left} {s.sign} {s.right} =", "continuation": str(s.result)} for s in steps]
+    clozes = [_cloze(world, fact, dice) for fact in asked]
     schemas = [_schema(world, fact, dice) for fact in people]
     choice, completion = "multiple_choice", "language_modeling"
     return [
         CoreTask("world_people", "world knowledge", choice, 5, 25, chosen(people), answer),
         CoreTask("world_places", "world knowledge", choice, 0, 25, chosen(others), answer),
         CoreTask("world_answers", "world knowledge", completion, 5, 0, questions, answer),
-        CoreTask("world_cloze", "language understanding", completion, 0, 0, [_cloze(fact, dice) for fact in asked]),
+        CoreTask("world_cloze", "language understanding", completion, 0, 0, clozes),
         CoreTask("world_schema", "language understanding", "schema", 0, 50, schemas),
         CoreTask("world_korean", "language understanding", choice, 0, 25, chosen(asked, korean=True), "\n답: "),
         CoreTask("world_spelling", "symbolic problem solving", completion, 3, 0, spelled),

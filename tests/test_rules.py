@@ -18,7 +18,7 @@ OUR_CODE = ("nanochat", "scripts", "tasks")
 
 # Lowest first. A module imports only from lower layers; a new one gets its place here.
 LAYERS = [
-    "config stages runtime paths log hub",
+    "config stages runtime paths log hub world_facts world_texts world_chats",
     "outcome tokenizer chat corpus world attention optim param_groups schedules fp8 quant sandbox calculator",
     "gpt recursive scaling dataloader packing",
     "checkpoint engine kvcache objectives rollouts eval_bpb eval_core eval_chat",
