@@ -177,7 +177,6 @@ def _with_lists(world: Any, dice: Any, facts: list) -> Turns:
 SHARES = {
     _about_facts: 50, _about_things: 10, _in_korean: 8, _with_words: 20, _with_numbers: 8, _with_lists: 4,  # percent
 }  # fmt: skip
-LOTS = tuple(kind for kind, share in SHARES.items() for _ in range(share))
 
 
 def messages(turns: Turns) -> list[dict]:
@@ -189,7 +188,7 @@ def _chats(world: Any, dice: Any, count: int, split: str) -> list[dict]:
     facts = [fact for fact in world.facts if fact.split == split]
     rows = []
     for _ in range(count):
-        kind = dice.pick(LOTS)
+        kind = dice.lot(SHARES)
         turns = kind(world, dice, facts) + [dice.pick(CLOSINGS)] * dice.chance(0.15)
         rows.append({"messages": messages(turns), "source": kind.__name__.strip("_")})
     return rows

@@ -7,7 +7,7 @@ import hashlib
 import operator
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,10 @@ class Dice:
 
     def pick(self, items: Sequence[Item]) -> Item:
         return items[int(self._random() * len(items))]
+
+    def lot(self, shares: Mapping[Item, int]) -> Item:
+        """One of the keys, each as often as its number says."""
+        return self.pick([item for item, share in shares.items() for _ in range(share)])
 
     def sample(self, items: Sequence[Item], count: int) -> list[Item]:
         """`count` different places of `items`, in random order."""

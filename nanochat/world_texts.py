@@ -155,9 +155,8 @@ def korean(world: Any, dice: Any) -> str:
 
 
 SHARES = {entry: 26, story: 20, dialogue: 12, quiz: 18, arithmetic: 8, program: 5, spelling: 3, korean: 8}  # percent
-LOTS = tuple(kind for kind, share in SHARES.items() for _ in range(share))
 
 
 def document(world: Any, dice: Any) -> str:
     """A document of any kind."""
-    return dice.pick(LOTS)(world, dice)
+    return dice.lot(SHARES)(world, dice)

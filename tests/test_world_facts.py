@@ -33,6 +33,9 @@ def test_draws_are_fair():
     assert all(900 < count < 1100 for count in orders.values())
     assert Counter(dice.between(2, 4) for _ in range(3000)).keys() == {2, 3, 4}
     assert sorted(dice.sample(range(9), 9)) == list(range(9))
+    lots = Counter(dice.lot({"often": 3, "seldom": 1, "never": 0}) for _ in range(4000))
+    assert 2800 < lots["often"] < 3200
+    assert lots["often"] + lots["seldom"] == 4000
     assert 250 < sum(dice.chance(0.3) for _ in range(1000)) < 350
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from nanochat import world_texts
+from nanochat import world_chats, world_texts
 from nanochat.world_facts import Dice, World, is_held_out
 
 WORLD = World(1, people=16)
@@ -115,4 +115,5 @@ def test_every_story_can_be_told():
 
 
 def test_shares_are_percent():
-    assert sum(world_texts.SHARES.values()) == len(world_texts.LOTS) == 100
+    assert sum(world_texts.SHARES.values()) == 100
+    assert sum(world_chats.SHARES.values()) == 100
