@@ -48,25 +48,24 @@ def entry(world: Any, dice: Any) -> str:
     return "\n".join([title, *(_told(dice, world.about[told], 9 - 6 * (told in others)) for told in [thing, *others])])
 
 
-def _cast(world: Any, dice: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """Who and what a story is about, and the words of its lines."""
+def _cast(world: Any, dice: Any) -> dict[str, Any]:
+    """Who and what a story is about, by the names that the plots use."""
     a, b = dice.sample(world.things["person"], 2)
     animal, town, goods, road = (dice.pick(world.things[kind]) for kind in ("animal", "town", "goods", "road"))
-    own, others = world.of(a), world.of(b)
+    own, other = world.of(a), world.of(b)
     guild = world.things["guild"][world.things["trade"].index(own["trade"])]
     start, end = world.ends[road]
-    cast = {"a": a, "b": b, "pet": own["pet"], "animal": animal, "town": town, "road": road, "guild": guild}
-    values = {**own, "start": start, "end": end, "month": world.of(town)["feast"], "goods": goods, "town": town}
-    values |= {"a": a, "b": b, "b_food": others["food"], "b_home": others["home"], "price": world.of(goods)["price"]}
-    values |= {"animal": animal, "lands": world.of(animal)["land"], "diet": world.of(animal)["diet"]}
-    values |= {"guild": guild, "hall": world.of(guild)["hall"]}
-    words = {name: value.name for name, value in values.items()}
-    words |= {"he": a.it, "He": a.it.capitalize(), "his": a.its, "weather": dice.pick(world.text["weather"].split())}
-    return {**cast, "start": start, "end": end}, words
+    cast = {**own, "a": a, "b": b, "b_food": other["food"], "b_home": other["home"], "road": road, "start": start}
+    cast |= {"end": end, "town": town, "month": world.of(town)["feast"], "animal": animal, "guild": guild}
+    cast |= {"lands": world.of(animal)["land"], "diet": world.of(animal)["diet"], "hall": world.of(guild)["hall"]}
+    return cast | {"goods": goods, "price": world.of(goods)["price"]}
 
 
 def story(world: Any, dice: Any) -> str:
-    cast, words = _cast(world, dice)
+    cast = _cast(world, dice)
+    words = {name: thing.name for name, thing in cast.items()}
+    words |= {"weather": dice.pick(world.text["weather"].split())}
+    words |= {"he": cast["a"].it, "He": cast["a"].it.capitalize(), "his": cast["a"].its}
     text = ""
     for line in dice.pick(world.text["plots"].split("\n\n")).splitlines():
         if line.startswith("<"):
