@@ -246,12 +246,12 @@ def _list_folder(source: str) -> Listing:
 
 
 def _list_world() -> Listing:
-    """The embedded world: in the mirror where there is one, else made on this machine."""
+    """The embedded world: of the mirror where it has one, else made on this machine, as a mirror of its own."""
     root, where, folder = hub.mirror(), "mirror", "datasets/local/world"
     if root is None or not (root / folder).is_dir():
         from nanochat.world import ensure_world
 
-        root, where = Path(once_a_node("the embedded world", lambda: str(ensure_world(base_dir(), 0, "small")))), "made"
+        root, where = Path(once_a_node("the embedded world", lambda: str(ensure_world(base_dir())))), "made"
     *train, val = (Found(file, where) for file in text_files(root / folder, (".parquet",)))
     return Listing("world", tuple(train), (val,))
 
