@@ -265,9 +265,13 @@ def tokenize(corpus: Any, tokenizer: Tokenizer, folder: Path, threads: int = 0) 
     total = sum(shard.row_groups for shard, _ in shards)
     progress, done = Progress("tokenize", "row groups"), 0
 
+    def bad(what: str) -> None:
+        corpus.bad(what)
+        print0(f"data: left out: {what}")
+
     def groups(shard: Any, column: str) -> Iterator[Group]:
         for group in range(shard.row_groups):
-            yield encode_group(shard, group, column, tokenizer, threads, corpus.bad)
+            yield encode_group(shard, group, column, tokenizer, threads, bad)
             progress.update(done + group + 1, total, shard.path.name)
 
     for shard, column in shards:

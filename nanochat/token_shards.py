@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from nanochat.paths import whole_file
 
-AGAIN = "make it with `python -m scripts.prepare --tokenize`"
+AGAIN = "make it with `python -m scripts.prepare --tokenize --data=…`"
 
 
 def token_path(folder: Path, shard: Path, content_hash: str) -> Path:

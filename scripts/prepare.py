@@ -2,6 +2,7 @@
 
 python -m scripts.prepare --data=climbmix --num-shards=170 --tasks=core,gsm8k
 python -m scripts.prepare --check --data=my-text
+python -m scripts.prepare --tokenize --data=my-text
 """
 
 import re
@@ -35,15 +36,18 @@ TASK_FILES = {
 class Config:
     """Fetch, convert and check beforehand all that a run will need."""
 
-    data: str = option(
-        "climbmix", "corpus by name, folder:PATH, or a mix like climbmix:0.7,my-text:0.3; empty: none", group="data"
-    )
+    data: str = option("climbmix", "corpus, folder:PATH, mix like climbmix:0.7,my-text:0.3; empty: none", group="data")
     tasks: str = option("", f"tasks, by comma, whose files to fetch: {', '.join(TASK_FILES)}", group="data")
     num_shards: Count = option(0, "shards of a named corpus to train on; 0: its default", group="data", unit="SHARDS")
     offline: bool = option(False, "fetch nothing: a file that is missing is an error", group="data")
     skip_bad: bool = option(False, "leave out damaged files and rows, and count them", group="data")
     check: bool = option(False, "read every document and list what is wrong; exit with 1 if anything is", group="check")
-    tag: str = option("default", "folder of the tokenizer that counts tokens, if it exists", group="check")
+    tokenize: bool = option(False, "write the text as token shards too, by the tokenizer of --tag", group="tokens")
+    tag: str = option("default", "name of the tokenizer; --check counts without one if need be", group="tokens")
+
+    def __post_init__(self):
+        if self.tokenize and (self.check or not self.data):
+            raise ValueError("--tokenize needs a --data and goes without --check, run that before")
 
 
 def task_files(tasks: str) -> list[HubFile]:
@@ -100,11 +104,14 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.corpus import CORPORA, hub_files, open_corpus
     from nanochat.report import terminal_table
+    from nanochat.tokenizer import Tokenizer
 
     if config.check:
         if check(config):
             raise SystemExit(1)
         return
+    # Asked for first: that it is missing is not to be found out after the downloads.
+    tokenizer = Tokenizer.load(stage_dir("tok_train", config.tag) / "tokenizer.json") if config.tokenize else None
 
     start = time.monotonic()
     wanted = [*hub_files(config.data, config.num_shards), *task_files(config.tasks)]
@@ -121,7 +128,7 @@ def main(config: Config) -> None:
         corpus = open_corpus(config.data, config.num_shards, config.offline, config.skip_bad)
         seconds = time.monotonic() - began
         made = [entry for entry in corpus.manifest() if entry["source"] not in CORPORA]
-        rows += [[f"{entry['source']}/{entry['file']}", entry["size"], "made here", seconds] for entry in made]
+        rows += [[f"{entry['source']}/{entry['file']}", entry["size"], "this machine", seconds] for entry in made]
         about = corpus.describe()
     columns = [["File", ""], ["Bytes", ",d"], ["From", ""], ["Seconds", ".1f"]]
     print0(terminal_table({"title": "", "columns": columns, "rows": rows}))
@@ -129,6 +136,13 @@ def main(config: Config) -> None:
         content = f"{about['documents']:,} documents, {about['bytes']:,} bytes of text, {about['fingerprint'][:12]}"
         print0(f"data: {about['name']}: {content}")
     print0(f"prepare: {len(rows):,} files, {sum(row[1] for row in rows):,} bytes, in {time.monotonic() - start:.1f} s")
+
+    if tokenizer:
+        from nanochat.dataloader import tokenize  # brings torch, which takes seconds
+
+        began, folder = time.monotonic(), stage_dir("tokens", config.tag)
+        count = tokenize(corpus, tokenizer, folder)
+        print0(f"tokenize: {count:,} of {about['files']:,} shards, in {time.monotonic() - began:.1f} s; to {folder}")
 
 
 if __name__ == "__main__":

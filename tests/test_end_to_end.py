@@ -210,6 +210,8 @@ def test_too_little_text_is_said_plainly(python, base, tmp_path):
             ["--num-shards=9999"],
             "--num-shards=9999 is out of range, karpathy/climbmix-400b-shuffle has 6,542",
         ),
+        ("prepare", ["--tokenize", "--data=python", "--tag=never"], "tok_train/never/tokenizer.json; train one"),
+        ("prepare", ["--tokenize", "--check"], "--tokenize needs a --data and goes without --check"),
         ("tok_train", ["--tag=../up"], "--tag=../up cannot name a folder"),
         ("tok_eval", ["--tag=never"], "tok_train/never/tokenizer.json; train one"),
     ],
@@ -229,7 +231,7 @@ def test_mistakes_end_with_one_sentence(script, words, part, python, text_folder
 def test_prepare_converts_a_folder_and_the_stages_find_it(python, base, text_folder):
     done = python("-m", "scripts.prepare", f"--data={text_folder}")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^letters/train-00000\.parquet +[\d,]+ +made here +\d+\.\d$", done.stdout, re.MULTILINE)
+    assert re.search(r"^letters/train-00000\.parquet +[\d,]+ +this machine +\d+\.\d$", done.stdout, re.MULTILINE)
     assert re.search(r"^data: letters: 40 documents, [\d,]+ bytes of text, [0-9a-f]{12}$", done.stdout, re.MULTILINE)
     [made] = [path for path in (base / "corpora").iterdir() if path.is_dir()]
     before = {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
@@ -294,6 +296,40 @@ def test_check_lists_what_is_wrong(trained, python, text_folder):
     done = python("-m", "scripts.prepare", f"--data={text_folder}", "--skip-bad")
     assert done.returncode == 0, done.stderr
     assert "1 blank left out, 1 bad left out" in done.stdout
+
+
+def test_prepare_writes_token_shards_that_the_loader_reads(trained, python, base, text_folder, monkeypatch):
+    for made in (2, 0):
+        done = python("-m", "scripts.prepare", "--tokenize", f"--data={text_folder}")
+        assert done.returncode == 0, done.stderr
+        folder = base / "tokens/default"
+        assert re.search(rf"^tokenize: {made} of 2 shards, in \d+\.\d s; to {folder}$", done.stdout, re.MULTILINE)
+
+    from nanochat.corpus import open_corpus
+    from nanochat.dataloader import TextLoader
+    from nanochat.tokenizer import Tokenizer
+
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
+    corpus = open_corpus(str(text_folder))
+    tokenizer = Tokenizer.load(base / "tok_train/default/tokenizer.json")
+    with (
+        TextLoader(corpus, tokenizer, 4, 64, lanes=4) as of_text,
+        TextLoader(corpus, tokenizer, 4, 64, lanes=4, tokens=folder) as of_tokens,
+    ):
+        for _ in range(5):
+            assert next(of_text)[0].tolist() == next(of_tokens)[0].tolist()
+
+
+def test_the_embedded_world_is_what_a_bare_machine_trains_on(python, base):
+    done = python("-m", "scripts.prepare", "--data=auto", HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    assert "data: world is what --data=auto finds" in done.stdout
+    assert len(re.findall(r"^world/shard_0000\d\.parquet +[\d,]+ +this machine +", done.stdout, re.MULTILINE)) == 9
+    [mirror] = (base / "world").iterdir()
+    again = python("-m", "scripts.prepare", "--data=world", "--tasks=core,gsm8k", NANOCHAT_HUB=str(mirror))
+    assert again.returncode == 0, again.stderr
+    records = [re.search(r"^data: world: .*", output.stdout, re.MULTILINE)[0] for output in (done, again)]
+    assert records[0] == records[1]
 
 
 # ---- speedrun.sh, in a copy of its own where the environment is this one ----
