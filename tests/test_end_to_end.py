@@ -77,10 +77,13 @@ def test_tokenizer_training(trained, base, text_folder, python):
     assert artifacts[0] == artifacts[1]  # the same text and settings, whatever the threads and the folder
 
 
-def test_training_shows_its_progress_on_a_terminal(base):
+def test_training_shows_its_progress_on_a_terminal(base, tmp_path):
+    (tmp_path / "words").mkdir()
+    lines = (" ".join(f"{line * 12 + word:x}" for word in range(12)) + "\n" for line in range(400_000))
+    (tmp_path / "words/new.txt").write_text("".join(lines))  # words that were not seen before take longest to count
     leader, follower = pty.openpty()
     env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "TERM": "xterm", "COLUMNS": "100"}
-    words = ["--data=python", "--max-chars=3e7", "--vocab-size=3000", "--threads=1"]
+    words = [f"--data={tmp_path / 'words'}", "--max-chars=3e7", "--vocab-size=3000", "--threads=1"]
     command = [sys.executable, "-m", "scripts.tok_train", *words]
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=follower)
     os.close(follower)

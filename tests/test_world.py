@@ -138,8 +138,9 @@ def test_lanes_find_enough_row_groups(mirror):
     assert all(footer.row_group(0).column(0).compression == "ZSTD" for footer in footers)
 
 
-def test_it_is_a_corpus_whose_validation_text_is_not_trained_on(mirror):
-    corpus = open_corpus(str(mirror / "datasets/local/world"))
+def test_it_is_a_corpus_whose_validation_text_is_not_trained_on(mirror, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_HUB", str(mirror))
+    corpus = open_corpus("world")
     train, val = ([text for batch in corpus.batches(split) for text in batch.to_pylist()] for split in ("train", "val"))
     assert len(train) == SIZES["tiny"].documents == 32 * len(val)
     assert len({*train, *val}) == len(train) + len(val)
