@@ -8,7 +8,8 @@ set -euo pipefail
 data=auto
 for argument in "$@"; do
   case $argument in
-    --data=*) data=${argument#--data=} ;;
+    --data=?*) data=${argument#--data=} ;;
+    --help | -h) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) printf 'speedrun: unknown argument %s, it takes --data=FOLDER\n' "$argument" >&2; exit 2 ;;
   esac
 done

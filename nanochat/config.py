@@ -93,8 +93,8 @@ def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
     try:
         main(parse(config_class))
     except (ValueError, OSError, KeyboardInterrupt) as error:
-        if sys.flags.dev_mode or (isinstance(error, OSError) and not error.filename):
-            raise  # python -X dev shows the traceback; an OSError without a file is nothing a user can mend
+        if sys.flags.dev_mode:  # python -X dev shows the traceback
+            raise
         sentence, code = _last_words(error)
         print(sentence, file=sys.stderr)
         raise SystemExit(code) from None
@@ -104,7 +104,7 @@ def _last_words(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130
     if isinstance(error, OSError):
-        return f"error: {error.filename}: {error.strerror}", 1
+        return f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", 1
     # Who wrote a `raise` wrote a sentence for the user; any other ValueError is a defect: say where.
     where = traceback.extract_tb(error.__traceback__)[-1]
     place = "" if (where.line or "").startswith("raise") else f" ({where.filename}:{where.lineno})"

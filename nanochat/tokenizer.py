@@ -123,10 +123,8 @@ class Tokenizer:
         try:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ArtifactError(
-                f"there is no tokenizer at {path}; train one with `python -m scripts.tok_train`"
-            ) from None
-        except ValueError as error:
+            raise ArtifactError(f"no tokenizer is at {path}; train one with `python -m scripts.tok_train`") from None
+        except (OSError, ValueError, RecursionError) as error:
             raise ArtifactError(f"{path} is damaged ({error}); train it again or restore it from a copy") from None
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise ArtifactError(
@@ -137,9 +135,15 @@ class Tokenizer:
             raise ArtifactError(
                 f"{path} is damaged (its hash does not match); train it again or restore it from a copy"
             )
-        merges = np.array(record["merges"], np.uint32).reshape(-1, 2)
-        names = sorted(record["special_tokens"], key=record["special_tokens"].get)
-        return cls(rustbpe.Tokenizer(merges, names, record["pattern"]), record["training"])
+        try:
+            specials = record["special_tokens"]
+            names = sorted(specials, key=specials.get)
+            tokenizer = cls(rustbpe.Tokenizer(record["merges"], names, record["pattern"]), record["training"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ArtifactError(f"{path} was not written by this program ({error}); train one with it") from None
+        if tokenizer.content_hash != record["content_hash"]:
+            raise ArtifactError(f"{path} was not written by this program (its ids differ); train one with it")
+        return tokenizer
 
     def to_tiktoken(self) -> Any:
         """The same tokenizer as a `tiktoken.Encoding`."""

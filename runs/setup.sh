@@ -34,7 +34,8 @@ find_uv() {
   "$candidate" -m venv --clear .venv ||
     stop "$candidate has no venv module: install it (Debian: apt install python3-venv), then run this again."
   sed -n '/^uv==/,/[^\\]$/p' requirements.lock >.venv/uv-only.lock
-  "$python" -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv-only.lock
+  "$python" -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv-only.lock ||
+    stop "uv could not be installed (what pip says stands above): is the network there? Then run this again."
 }
 
 find_cargo() {
@@ -64,12 +65,11 @@ install_locked() {
   ln "$probe" .venv/link-probe 2>/dev/null || export UV_LINK_MODE="${UV_LINK_MODE:-copy}"
   rm -f "$probe" .venv/link-probe
   say "installing requirements.lock (the first time several GB are fetched)"
-  "$uv" pip install --quiet --python "$python" --require-hashes -r requirements.lock
+  "$uv" pip install --quiet --python "$python" --require-hashes -r requirements.lock ||
+    stop "the packages of requirements.lock could not be installed (what uv says stands above): is the network there? Then run this again."
 }
 
 build_rustbpe() {
-  command -v cc >/dev/null ||
-    stop "no C linker (cc): install one (Debian: build-essential; macOS: xcode-select --install), then run this again."
   say "building rustbpe"
   rm -rf rustbpe/target/wheels
   if ! .venv/bin/maturin build --release --manifest-path rustbpe/Cargo.toml \
@@ -86,6 +86,8 @@ if [ "$found" = "$(place && sources)" ]; then
   exit 0
 fi
 
+command -v cc >/dev/null ||
+  stop "no C linker (cc): install one (Debian: build-essential; macOS: xcode-select --install), then run this again."
 find_cargo
 if [ "${found%%$'\n'*}" = "$(place)" ]; then find_uv; else make_environment; fi
 rm -f "$ready"

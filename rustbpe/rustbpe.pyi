@@ -1,4 +1,7 @@
-"""Byte-level BPE: train, encode, decode. The algorithms live in Rust; texts are never copied on the way in."""
+"""Byte-level BPE: train, encode, decode. The algorithms live in Rust.
+
+Arrow arrays are read where they lie. So is a str, but of one that is not ASCII CPython makes and keeps a copy in UTF-8.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,12 +23,12 @@ def train(
 ) -> np.ndarray:
     """Merges learned from `source`, as a (n, 2) uint32 array: row i merges its two ids into id 256 + i.
 
-    source: an iterable of str, or of Arrow string arrays (anything with `__arrow_c_array__`), read without copying.
+    source: an iterable of str, or of Arrow string arrays (anything with `__arrow_c_array__`), or one such array.
     vocab_size: 256 bytes + merges; special tokens are not counted here. Fewer merges come back when no pair is left.
     max_chars, doc_cap: characters to read in all, and of each document (None: no limit).
     threads: 0 takes every core. The result does not depend on it.
-    progress: called as (phase, done, total) ten times a second and at the end of a phase; phases: "count" (characters),
-    "merge".
+    progress: called as (phase, done, total) ten times a second, between batches of text or arrays, and at the end of a
+    phase; phases: "count" (characters), "merge".
     """
 
 class Tokenizer:
@@ -41,7 +44,7 @@ class Tokenizer:
     def from_ranks(
         tokens: Sequence[bytes], special_tokens: dict[str, int] | None = None, pattern: str = DEFAULT_PATTERN
     ) -> Tokenizer:
-        """A tiktoken vocabulary: `tokens[rank]` are the bytes of that rank."""
+        """A tiktoken vocabulary: `tokens[rank]` are the bytes of that rank, in the order they were learned."""
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of one text, uint16 where the vocabulary fits, else uint32. Text never becomes a special token."""
@@ -72,7 +75,7 @@ class Tokenizer:
     def pattern(self) -> str: ...
     @property
     def merges(self) -> np.ndarray:
-        """(n, 2) uint32, as given."""
+        """(n, 2) uint32, as given; ValueError for a vocabulary given by ranks."""
 
     @property
     def special_tokens(self) -> dict[str, int]: ...

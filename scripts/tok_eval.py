@@ -34,6 +34,11 @@ class Config:
         30, "longest wait for a vocabulary to be fetched", group="run", unit="SECONDS", in_card=False
     )
 
+    def __post_init__(self):
+        for name in ("threads", "patience"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name} has to be 0 or more, not {getattr(self, name)}")
+
 
 def load_references(patience: float) -> dict[str, Any]:
     """A tiktoken.Encoding for each of REFERENCES, or a text that says why there is none."""

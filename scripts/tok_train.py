@@ -26,6 +26,10 @@ class Config:
     threads: Count = option(0, "0: as many as there are cores", group="run", unit="THREADS", in_card=False)
 
     def __post_init__(self):
+        if not 265 <= self.vocab_size <= 2**21:
+            raise ValueError(
+                f"--vocab-size has to be from 265 (bytes, special tokens) to 2,097,152, not {self.vocab_size}"
+            )
         for name, least in (("max_chars", 1), ("doc_cap", 1), ("threads", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name.replace('_', '-')} has to be {least} or more, not {getattr(self, name)}")
@@ -38,6 +42,7 @@ def main(config: Config) -> None:
 
     outcome = Outcome.begin("tok_train", config.tag, config)
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
+    path.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written shall be known before the work
     corpus = open_corpus(config.data, skip_bad=config.skip_bad)
     unseen = next(corpus.batches("val")).to_pylist()
     print0(f"tok_train: {config.vocab_size:,} tokens from up to {config.max_chars:,} characters of {corpus.name}")

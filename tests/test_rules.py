@@ -85,7 +85,7 @@ def imports(path: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 def line_count(root: Path, path: str) -> int:
     """Lines of a file, without the tests at the end of a Rust file."""
-    return len((root / path).read_text(encoding="utf-8").partition("#[cfg(test)]\nmod ")[0].splitlines())
+    return len((root / path).read_text(encoding="utf-8").partition("#[cfg(test)]\nmod tests {")[0].splitlines())
 
 
 def declared(root: Path) -> dict[str, int]:

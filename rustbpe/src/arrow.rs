@@ -53,14 +53,18 @@ impl StringArray {
     /// Both pointers come from one producer of the interface, are not released, and outlive what is returned.
     pub unsafe fn new(schema: *const ArrowSchema, array: *const ArrowArray) -> Result<Self> {
         let (schema, array) = (&*schema, &*array);
-        let format = CStr::from_ptr(schema.format).to_string_lossy();
         if schema.release.is_none() || array.release.is_none() {
             return Err(Error::Input("the Arrow array has already been released".into()));
         }
+        let format = CStr::from_ptr(schema.format).to_string_lossy();
         if !matches!(&*format, "u" | "U") || !schema.dictionary.is_null() {
             return Err(Error::Input(format!(
-                "the Arrow array has the type with format {format:?}, not string or large_string; cast it, e.g. array.cast('string')"
+                "the Arrow array has the type with format {format:?}, not string or large_string; \
+                 cast it, e.g. array.cast('string')"
             )));
+        }
+        if array.length < 0 || array.offset < 0 || array.buffer_count != 3 || array.buffers.is_null() {
+            return Err(Error::Input("the Arrow array is not laid out as a string array; validate it".into()));
         }
         let (len, first) = (array.length as usize, array.offset as usize);
         let buffer = |i| *array.buffers.add(i);

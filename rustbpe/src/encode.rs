@@ -103,17 +103,12 @@ impl Cache {
 pub struct Encoder {
     splitter: Splitter,
     pub vocabulary: Vocabulary,
-    whole_words: WordMap<Remembered>, // tokens that only a whole word becomes
     caches: Mutex<Vec<Cache>>,
 }
 
 impl Encoder {
     pub fn new(vocabulary: Vocabulary, splitter: Splitter) -> Self {
-        let mut whole_words = WordMap::new(2 * vocabulary.only_whole.len());
-        for &id in &vocabulary.only_whole {
-            *whole_words.entry(vocabulary.token(id)) = remembered(&[id], &mut Vec::new());
-        }
-        Encoder { splitter, vocabulary, whole_words, caches: Mutex::new(Vec::new()) }
+        Encoder { splitter, vocabulary, caches: Mutex::new(Vec::new()) }
     }
 
     /// Ids of one text appended to `out`.
@@ -173,11 +168,9 @@ impl Encoder {
                 return *value;
             }
         }
-        let value = self.whole_words.find(word).copied().unwrap_or_else(|| {
-            cache.scratch.clear();
-            self.vocabulary.encode_word(word, &mut cache.scratch);
-            remembered(&cache.scratch, &mut cache.spill)
-        });
+        cache.scratch.clear();
+        self.vocabulary.encode_word(word, &mut cache.scratch);
+        let value = remembered(&cache.scratch, &mut cache.spill);
         if word.len() <= SHORT {
             *cache.words.short_entry(key.0, key.1) = value;
         } else if word.len() <= LONGEST_REMEMBERED {

@@ -59,6 +59,23 @@ impl HandSplitter {
 
     /// As `Splitter::fill`.
     pub fn fill(&self, text: &[u8], start: usize, ends: &mut [u32]) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2") {
+            // SAFETY: the processor has what this is compiled for.
+            return unsafe { self.fill_avx2(text, start, ends) };
+        }
+        self.fill_anywhere(text, start, ends)
+    }
+
+    /// The same code, compiled for processors whose arithmetic on bit masks is cheaper.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,bmi1,bmi2")]
+    fn fill_avx2(&self, text: &[u8], start: usize, ends: &mut [u32]) -> usize {
+        self.fill_anywhere(text, start, ends)
+    }
+
+    #[inline(always)]
+    fn fill_anywhere(&self, text: &[u8], start: usize, ends: &mut [u32]) -> usize {
         let cursor = Cursor { text, table: &TABLE };
         let (mut n, mut at) = (0, start);
         while at < text.len() && n < ends.len() {

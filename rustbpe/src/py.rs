@@ -1,18 +1,18 @@
 //! The Python module. Errors become exceptions with a sentence, and the GIL is released while the crate works.
 
+mod train;
+
 use crate::arrow::{ArrowArray, ArrowSchema, StringArray};
 use crate::encode::{Encoder, Texts};
 use crate::split::{Splitter, DEFAULT_PATTERN};
-use crate::train::{learn_merges, WordCounter};
-use crate::vocab::Vocabulary;
+use crate::vocab::{Vocabulary, MAX_VOCAB};
 use crate::Error;
-use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
+use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyKeyboardInterrupt, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyCapsule, PyDict, PyString, PyTuple};
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> PyErr {
@@ -23,11 +23,28 @@ impl From<Error> for PyErr {
     }
 }
 
-fn threads_or_all(threads: usize) -> usize {
-    match threads {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        _ => threads,
+/// Threads to use: all cores for 0, and never more than make sense.
+fn thread_count(threads: i64) -> PyResult<usize> {
+    /// More than any machine has; each costs memory.
+    const MOST: usize = 256;
+    match usize::try_from(threads) {
+        Ok(0) => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
+        Ok(threads) => Ok(threads.min(MOST)),
+        Err(_) => Err(PyValueError::new_err(format!("threads is {threads}; it must be 0 (all cores) or more"))),
     }
+}
+
+/// An array of whole numbers from whatever holds some; `what` names it in the error.
+fn whole_numbers<'py>(object: &Bound<'py, PyAny>, what: &str) -> PyResult<Bound<'py, PyUntypedArray>> {
+    let py = object.py();
+    let refuse = || PyTypeError::new_err(format!("{what} must be whole numbers of at most 63 bits"));
+    let array = py.import("numpy")?.call_method1("asarray", (object,)).map_err(|_| refuse())?;
+    let (kind, size): (String, usize) =
+        (array.getattr("dtype")?.getattr("kind")?.extract()?, array.getattr("size")?.extract()?);
+    if size > 0 && kind != "i" && kind != "u" {
+        return Err(refuse());
+    }
+    Ok(array.call_method1("astype", ("int64",))?.cast_into()?)
 }
 
 /// UTF-8 of a str; `which` names it in the error.
@@ -61,128 +78,11 @@ fn arrow_strings(object: &Bound<'_, PyAny>) -> PyResult<Option<Borrowed>> {
     Ok(Some(Borrowed { strings, _owners: (schema.into_any().unbind(), array.into_any().unbind()) }))
 }
 
-/// Reports to a Python callback at most ten times a second, and looks for Ctrl-C as often.
-struct Reporter {
-    callback: Option<Py<PyAny>>,
-    last: Instant,
-    raised: Option<PyErr>,
-}
-
-impl Reporter {
-    const EVERY: Duration = Duration::from_millis(100);
-
-    /// False when the work should stop; `raised` then holds why.
-    fn tell(&mut self, phase: &str, done: u64, total: u64) -> bool {
-        self.last.elapsed() < Self::EVERY || self.tell_now(phase, done, total)
-    }
-
-    fn tell_now(&mut self, phase: &str, done: u64, total: u64) -> bool {
-        self.last = Instant::now();
-        let told = Python::attach(|py| {
-            py.check_signals()?;
-            match &self.callback {
-                Some(callback) => callback.call1(py, (phase, done, total)).map(|_| ()),
-                None => Ok(()),
-            }
-        });
-        self.raised = told.err();
-        self.raised.is_none()
-    }
-}
-
-/// Feeds a source to the counter: one Arrow array, or an iterable of str or of Arrow arrays.
-fn count_source(
-    source: &Bound<'_, PyAny>,
-    counter: &mut WordCounter,
-    reporter: &mut Reporter,
-    total: u64,
-) -> PyResult<()> {
-    /// Bytes of str collected before the GIL is released to count them.
-    const BATCH: usize = 32 << 20;
-    let py = source.py();
-    if let Some(array) = arrow_strings(source)? {
-        py.detach(|| counter.add(&array.strings))?;
-        return Ok(());
-    }
-    if source.is_instance_of::<PyString>() {
-        return Err(PyTypeError::new_err("source is a single str; pass an iterable of texts, e.g. [text]"));
-    }
-    let (mut batch, mut size) = (Vec::new(), 0);
-    let count_batch = |counter: &mut WordCounter, batch: &mut Vec<PyBackedStr>| {
-        let wanted = py.detach(|| counter.add(batch));
-        batch.clear();
-        wanted
-    };
-    for (i, item) in source.try_iter()?.enumerate() {
-        let item = item?;
-        let wanted = if let Ok(text) = item.cast::<PyString>() {
-            let text = utf8(text, || format!("text {i}"))?;
-            size += text.len();
-            batch.push(text);
-            if size < BATCH {
-                continue;
-            }
-            size = 0;
-            count_batch(counter, &mut batch)?
-        } else if let Some(array) = arrow_strings(&item)? {
-            count_batch(counter, &mut batch)? && py.detach(|| counter.add(&array.strings))?
-        } else {
-            let kind = item.get_type().name()?;
-            let message =
-                format!("item {i} of source is a {kind}; texts are str, or Arrow string arrays (e.g. column.chunks)");
-            return Err(PyTypeError::new_err(message));
-        };
-        if !wanted || !py.detach(|| reporter.tell("count", counter.chars, total)) {
-            return Ok(());
-        }
-    }
-    count_batch(counter, &mut batch)?;
-    Ok(())
-}
-
-#[pyfunction]
-#[pyo3(signature = (source, vocab_size, *, pattern=DEFAULT_PATTERN, max_chars=None, doc_cap=None, threads=0, progress=None))]
-#[allow(clippy::too_many_arguments)]
-fn train<'py>(
-    source: &Bound<'py, PyAny>,
-    vocab_size: usize,
-    pattern: &str,
-    max_chars: Option<u64>,
-    doc_cap: Option<usize>,
-    threads: usize,
-    progress: Option<Py<PyAny>>,
-) -> PyResult<Bound<'py, PyArray2<u32>>> {
-    let py = source.py();
-    if vocab_size < 256 {
-        let message = format!("vocab_size is {vocab_size}; it must be at least 256, for every byte is a token");
-        return Err(PyValueError::new_err(message));
-    }
-    let mut reporter = Reporter { callback: progress, last: Instant::now(), raised: None };
-    let mut counter = WordCounter::new(Splitter::new(pattern)?, threads_or_all(threads), max_chars, doc_cap);
-    count_source(source, &mut counter, &mut reporter, max_chars.unwrap_or(u64::MAX))?;
-    let wanted = vocab_size - 256;
-    let learned = py.detach(|| {
-        if reporter.raised.is_some() || !reporter.tell_now("count", counter.chars, counter.chars) {
-            return Err(Error::Interrupted);
-        }
-        let learned =
-            learn_merges(counter.finish(), wanted, |done| reporter.tell("merge", done as u64, wanted as u64))?;
-        reporter.tell_now("merge", learned.len() as u64, learned.len() as u64);
-        Ok(learned)
-    });
-    if let Some(error) = reporter.raised {
-        return Err(error);
-    }
-    let learned = learned?;
-    let flat: Vec<u32> = learned.iter().flat_map(|&(left, right)| [left, right]).collect();
-    flat.into_pyarray(py).reshape([learned.len(), 2])
-}
-
 #[pyclass(frozen, module = "rustbpe")]
 struct Tokenizer {
     encoder: Encoder,
     pattern: String,
-    merges: Vec<(u32, u32)>,
+    merges: Option<Vec<(u32, u32)>>, // None: given by ranks
     specials: Vec<(String, u32)>,
     vocab_size: usize,
 }
@@ -190,7 +90,7 @@ struct Tokenizer {
 impl Tokenizer {
     fn build(
         vocabulary: Vocabulary,
-        merges: Vec<(u32, u32)>,
+        merges: Option<Vec<(u32, u32)>>,
         specials: Vec<(String, u32)>,
         pattern: String,
     ) -> PyResult<Self> {
@@ -200,6 +100,7 @@ impl Tokenizer {
             let problem = match (*id as usize) < tokens {
                 _ if name.is_empty() => "has no name",
                 true => "has the id of an ordinary token",
+                false if *id as usize >= MAX_VOCAB => "has an id beyond the largest vocabulary",
                 false if !names.insert(name) || !ids.insert(id) => "is given twice, or shares its id with another",
                 false => continue,
             };
@@ -226,14 +127,11 @@ impl Tokenizer {
     }
 
     fn all_bytes(&self, ids: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+        let ids = whole_numbers(ids, "ids")?;
+        let ids = ids.cast::<PyArray1<i64>>().map_err(|_| PyValueError::new_err("ids must be one row, not a table"))?;
         let mut bytes = Vec::new();
-        let mut add = |id: i64| self.bytes_of(id).map(|token| bytes.extend_from_slice(token));
-        if let Ok(ids) = ids.extract::<PyReadonlyArray1<u16>>() {
-            ids.as_array().iter().try_for_each(|&id| add(id.into()))?;
-        } else if let Ok(ids) = ids.extract::<PyReadonlyArray1<u32>>() {
-            ids.as_array().iter().try_for_each(|&id| add(id.into()))?;
-        } else {
-            ids.extract::<Vec<i64>>()?.into_iter().try_for_each(add)?;
+        for &id in ids.readonly().as_array() {
+            bytes.extend_from_slice(self.bytes_of(id)?);
         }
         Ok(bytes)
     }
@@ -243,12 +141,12 @@ impl Tokenizer {
         py: Python<'py>,
         texts: &dyn Texts,
         prepend: Option<u32>,
-        threads: usize,
+        threads: i64,
     ) -> PyResult<Bound<'py, PyTuple>> {
         if let Some(id) = prepend {
             self.bytes_of(id.into())?;
         }
-        let threads = threads_or_all(threads);
+        let threads = thread_count(threads)?;
         if self.fits_u16() {
             let (ids, offsets) = py.detach(|| self.encoder.encode_batch::<u16>(texts, prepend, threads))?;
             (ids.into_pyarray(py), offsets.into_pyarray(py)).into_pyobject(py)
@@ -264,16 +162,22 @@ impl Tokenizer {
     #[new]
     #[pyo3(signature = (merges, special_tokens=vec![], pattern=DEFAULT_PATTERN.to_string()))]
     fn new(merges: &Bound<'_, PyAny>, special_tokens: Vec<String>, pattern: String) -> PyResult<Self> {
-        let merges: Vec<(u32, u32)> = match merges.extract::<PyReadonlyArray2<u32>>() {
-            Ok(array) if array.as_array().ncols() == 2 => {
-                array.as_array().rows().into_iter().map(|row| (row[0], row[1])).collect()
-            }
-            _ => merges.extract()?,
-        };
+        let table = whole_numbers(merges, "merges")?;
+        if table.len() > 0 && (table.ndim() != 2 || table.shape()[1] != 2) {
+            return Err(PyValueError::new_err(format!(
+                "merges must be rows of two ids, not of shape {:?}",
+                table.shape()
+            )));
+        }
+        let table = table.call_method1("reshape", (-1, 2))?.cast_into::<PyArray2<i64>>()?;
+        // An id out of range reads as one that is not known yet.
+        let id = |id: i64| u32::try_from(id).unwrap_or(u32::MAX);
+        let merges: Vec<_> =
+            table.readonly().as_array().rows().into_iter().map(|row| (id(row[0]), id(row[1]))).collect();
         let vocabulary = Vocabulary::from_merges(&merges)?;
         let first = vocabulary.len() as u32;
         let specials = special_tokens.into_iter().zip(first..).collect();
-        Self::build(vocabulary, merges, specials, pattern)
+        Self::build(vocabulary, Some(merges), specials, pattern)
     }
 
     #[staticmethod]
@@ -286,7 +190,7 @@ impl Tokenizer {
         let tokens: Vec<Vec<u8>> = tokens.iter().map(|token| token.to_vec()).collect();
         let mut specials: Vec<_> = special_tokens.unwrap_or_default().into_iter().collect();
         specials.sort_by_key(|special| special.1);
-        Self::build(Vocabulary::from_ranks(&tokens)?, Vec::new(), specials, pattern)
+        Self::build(Vocabulary::from_ranks(&tokens)?, None, specials, pattern)
     }
 
     fn encode<'py>(&self, text: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
@@ -303,7 +207,7 @@ impl Tokenizer {
         &self,
         texts: &Bound<'py, PyAny>,
         prepend: Option<u32>,
-        threads: usize,
+        threads: i64,
     ) -> PyResult<Bound<'py, PyTuple>> {
         if texts.is_instance_of::<PyString>() {
             return Err(PyTypeError::new_err("texts is a single str; pass a list of texts, or call encode"));
@@ -324,7 +228,7 @@ impl Tokenizer {
         &self,
         array: &Bound<'py, PyAny>,
         prepend: Option<u32>,
-        threads: usize,
+        threads: i64,
     ) -> PyResult<Bound<'py, PyTuple>> {
         let Some(borrowed) = arrow_strings(array)? else {
             let kind = array.get_type().name()?;
@@ -365,8 +269,11 @@ impl Tokenizer {
 
     #[getter]
     fn merges<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<u32>>> {
-        let flat: Vec<u32> = self.merges.iter().flat_map(|&(left, right)| [left, right]).collect();
-        flat.into_pyarray(py).reshape([self.merges.len(), 2])
+        let merges = self.merges.as_ref().ok_or_else(|| {
+            PyValueError::new_err("this vocabulary was given by ranks: its ids are not 256 bytes and then merges")
+        })?;
+        let flat: Vec<u32> = merges.iter().flat_map(|&(left, right)| [left, right]).collect();
+        flat.into_pyarray(py).reshape([merges.len(), 2])
     }
 
     #[getter]
@@ -382,6 +289,6 @@ impl Tokenizer {
 #[pymodule]
 fn rustbpe(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("DEFAULT_PATTERN", DEFAULT_PATTERN)?;
-    module.add_function(wrap_pyfunction!(train, module)?)?;
+    module.add_function(wrap_pyfunction!(train::train, module)?)?;
     module.add_class::<Tokenizer>()
 }

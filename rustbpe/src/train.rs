@@ -23,7 +23,7 @@ pub struct WordCounter {
 impl WordCounter {
     /// `max_chars` characters are read in all, `doc_cap` of each text.
     pub fn new(splitter: Splitter, threads: usize, max_chars: Option<u64>, doc_cap: Option<usize>) -> Self {
-        let maps = (0..threads.max(1)).map(|_| WordMap::new(1 << 16)).collect();
+        let maps = (0..threads.max(1)).map(|_| WordMap::new(1 << 10)).collect();
         let (chars_left, doc_cap) = (max_chars.unwrap_or(u64::MAX), doc_cap.unwrap_or(usize::MAX));
         WordCounter { splitter, maps, chars_left, doc_cap, chars: 0 }
     }
@@ -216,7 +216,7 @@ pub fn learn_merges(
     mut progress: impl FnMut(usize) -> bool,
 ) -> Result<Vec<(u32, u32)>> {
     let mut merger = Merger::new(words)?;
-    let mut learned = Vec::with_capacity(merges);
+    let mut learned = Vec::new();
     while learned.len() < merges {
         if learned.len() % 64 == 0 && !progress(learned.len()) {
             return Err(Error::Interrupted);

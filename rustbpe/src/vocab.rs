@@ -1,9 +1,12 @@
 //! A vocabulary: the bytes of its tokens, which pairs merge, and the merging of one word.
 
 use crate::{Error, Result};
+use std::collections::HashSet;
 
 /// A slot of the pair table has 21 bits for an id.
 pub const MAX_VOCAB: usize = 1 << 21;
+/// Bytes of all tokens together. Text makes tokens of a few bytes; merges made up can double them 60 times over.
+const MAX_BYTES: usize = 1 << 28;
 /// No merge: 22 bits, larger than every id.
 const NONE: u32 = (1 << 22) - 1;
 const NO_MERGE: i32 = (NONE << 6) as i32;
@@ -73,14 +76,14 @@ pub struct Vocabulary {
     byte_ids: [u32; 256],
     byte_pairs: Box<[u32]>, // what two bytes merge to, by left << 8 | right
     pairs: PairTable,
-    bytes: Vec<u8>,           // of all tokens, one after another
-    ends: Vec<usize>,         // of each token in `bytes`
-    pub only_whole: Vec<u32>, // tokens that no merge makes
+    bytes: Vec<u8>,   // of all tokens, one after another
+    ends: Vec<usize>, // of each token in `bytes`
 }
 
 impl Vocabulary {
     /// 256 bytes (id = byte), then merges in the order they were learned (id = 256 + index).
     pub fn from_merges(merges: &[(u32, u32)]) -> Result<Self> {
+        let (mut seen, mut size) = (HashSet::new(), 0);
         let mut tokens: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
         for (i, &(left, right)) in merges.iter().enumerate() {
             let known = tokens.len() as u32;
@@ -90,7 +93,17 @@ impl Vocabulary {
                      the merges are damaged or out of order"
                 )));
             }
-            tokens.push([&tokens[left as usize][..], &tokens[right as usize][..]].concat());
+            if !seen.insert((left, right)) {
+                return Err(Error::Vocabulary(format!("merge {i} joins ids {left} and {right} a second time")));
+            }
+            let token = [&tokens[left as usize][..], &tokens[right as usize][..]].concat();
+            size += token.len();
+            if size > MAX_BYTES {
+                let message =
+                    format!("merge {i} makes the tokens longer than {MAX_BYTES} bytes in all; they are damaged");
+                return Err(Error::Vocabulary(message));
+            }
+            tokens.push(token);
         }
         let mut vocabulary = Self::without_merges(&tokens)?;
         for (i, &(left, right)) in merges.iter().enumerate() {
@@ -99,18 +112,23 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    /// Tokens in rank order (tiktoken's form). A token's merge is the pair it comes down to when only lower ranks may
-    /// merge; a token that comes down to more than a pair is only ever a whole word.
+    /// Tokens in the order they were learned (tiktoken's form). A token's merge is the pair it comes down to when only
+    /// the tokens before it may merge.
     pub fn from_ranks(tokens: &[Vec<u8>]) -> Result<Self> {
         let mut vocabulary = Self::without_merges(tokens)?;
         let mut ids = Vec::new();
         for (rank, token) in tokens.iter().enumerate().filter(|(_, token)| token.len() > 1) {
             ids.clear();
             vocabulary.merge(token, &mut ids);
-            match ids[..] {
-                [left, right] => vocabulary.add_merge(left, right, rank as u32),
-                _ => vocabulary.only_whole.push(rank as u32),
-            }
+            let [left, right] = ids[..] else {
+                return Err(Error::Vocabulary(format!(
+                    "token {rank} ({:?}) does not come down to two tokens before it but to {}; \
+                     the tokens have to be in the order they were learned, each once",
+                    String::from_utf8_lossy(token),
+                    ids.len()
+                )));
+            };
+            vocabulary.add_merge(left, right, rank as u32);
         }
         Ok(vocabulary)
     }
@@ -141,7 +159,6 @@ impl Vocabulary {
             pairs: PairTable::new(tokens.len()),
             ends: ends.collect(),
             bytes: tokens.concat(),
-            only_whole: Vec::new(),
         })
     }
 
@@ -360,7 +377,6 @@ mod tests {
         let by_merges = Vocabulary::from_merges(&merges).unwrap();
         let tokens: Vec<Vec<u8>> = (0..by_merges.len() as u32).map(|id| by_merges.token(id).to_vec()).collect();
         let by_ranks = Vocabulary::from_ranks(&tokens).unwrap();
-        assert!(by_ranks.only_whole.is_empty());
         for &(left, right) in &merges {
             assert_eq!(by_ranks.pairs.get(left, right), by_merges.pairs.get(left, right));
         }
@@ -369,9 +385,14 @@ mod tests {
     #[test]
     fn what_is_no_vocabulary_is_an_error() {
         assert!(Vocabulary::from_merges(&[(256, 97)]).is_err());
+        assert!(Vocabulary::from_merges(&[(97, 98), (97, 98)]).is_err());
+        let doubling: Vec<(u32, u32)> = std::iter::once((97, 97)).chain((256..320).map(|id| (id, id))).collect();
+        assert!(Vocabulary::from_merges(&doubling).is_err());
         assert!(Vocabulary::from_ranks(&[vec![97]]).is_err());
-        let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
-        tokens.push(Vec::new());
-        assert!(Vocabulary::from_ranks(&tokens).is_err());
+        let tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+        for odd in [vec![], vec![b"abc".to_vec(), b"ab".to_vec()], vec![b"ab".to_vec(), b"ab".to_vec()]] {
+            let odd = if odd.is_empty() { vec![Vec::new()] } else { odd };
+            assert!(Vocabulary::from_ranks(&[tokens.clone(), odd].concat()).is_err());
+        }
     }
 }

@@ -312,6 +312,7 @@ impl<V: Value> WordMap<V> {
     }
 
     /// The value of any word, if it has one.
+    #[cfg(test)]
     pub fn find(&self, word: &[u8]) -> Option<&V> {
         if word.len() > SHORT {
             return self.get_long(word);
