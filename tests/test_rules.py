@@ -18,10 +18,10 @@ OUR_CODE = ("nanochat", "scripts", "tasks")
 
 # Lowest first. A module imports only from lower layers; a new one gets its place here.
 LAYERS = [
-    "config stages runtime paths log nodes documents world_facts world_texts world_chats",
+    "config stages hardware paths log nodes documents world_facts world_texts world_chats",
     "hub folder shards world lanes token_shards prefetch",
-    "outcome tokenizer chat corpus attention optim param_groups schedules fp8 quant sandbox calculator",
-    "gpt recursive scaling dataloader packing lint",
+    "outcome tokenizer chat corpus attention cross_entropy optim param_groups schedules fp8 quant sandbox calculator",
+    "runtime gpt recursive scaling dataloader packing lint",
     "checkpoint engine kvcache objectives rollouts eval_bpb eval_core eval_chat",
     "loop report export serve sweep mixture merge variance",
 ]
