@@ -19,9 +19,9 @@ OUR_CODE = ("nanochat", "scripts", "tasks")
 # Lowest first. A module imports only from lower layers; a new one gets its place here.
 LAYERS = [
     "config stages hardware paths log nodes documents world_facts world_texts world_chats",
-    "interrupt plots hub folder shards world lanes token_shards prefetch",
-    "outcome tokenizer chat corpus attention cross_entropy optim param_groups schedules fp8 quant sandbox calculator",
-    "runtime gpt recursive scaling dataloader packing lint",
+    "interrupt plots cross_entropy_triton hub folder shards world lanes token_shards prefetch",
+    "outcome tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
+    "runtime param_groups gpt recursive scaling dataloader packing lint",
     "checkpoint engine kvcache objectives rollouts eval_bpb eval_core eval_chat",
     "loop report export serve sweep mixture merge variance",
 ]
