@@ -1,0 +1,218 @@
+"""One attention call and the table of ways to compute it: fused kernels where there are any, plain everywhere."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+
+class Plan(NamedTuple):
+    """What all layers with one window share: made once a forward, outside of what is compiled."""
+
+    path: str
+    window: int  # 0: no limit
+    mask: Any  # what the path made of lengths, window, positions and starts; None where its kernel needs none
+    by_position: bool  # queries stand where positions say, not at the end of the keys
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, path: str, window=0, positions=None, starts=None, scale=None
+) -> Tensor:
+    """Causal attention of q (B, Tq, H, D) over k and v (B, Tk, Hkv, D), lengths of any size.
+
+    Key j stands at position j; query i of row b at positions[b, i], or without them the queries are the last Tq of the
+    keys. A query sees keys up to its own position, the last `window` of them if that is not 0, and none before
+    starts[b, i], where its document begins.
+    """
+    where = {"device": q.device, "dtype": q.dtype}
+    sight = plan(path, q.shape[1], k.shape[1], **where, window=window, positions=positions, starts=starts)
+    return attend(q, k, v, sight, scale)
+
+
+def plan(
+    path: str,
+    queries: int,
+    keys: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    window: int = 0,
+    positions: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> Plan:
+    """The first half of `attention`: all but the tensors themselves; ValueError where the path cannot do it."""
+    if path not in PATHS:
+        raise ValueError(f"there is no attention path {path}, choose one of {', '.join(PATHS)}")
+    asked = {"window": window or None, "positions": positions, "starts": starts}
+    if why := _refusal(path, device, dtype, {name for name, given in asked.items() if given is not None}):
+        raise ValueError(f"attention path {path} {why}; sdpa does everything everywhere")
+    window = 0 if window >= keys else window
+    if positions is None and starts is None:
+        mask = _lasting_mask(path, queries, keys, window, device)
+    else:
+        query = torch.arange(keys - queries, keys, device=device)[None] if positions is None else positions
+        mask = PATHS[path].mask(query, keys, window, starts)
+    return Plan(path, window, mask, positions is not None)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float | None = None) -> Tensor:
+    """The second half: what runs in every layer."""
+    return PATHS[plan.path].run(q, k, v, plan, q.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def choose(device: torch.device, dtype: torch.dtype, needs: Iterable[str] = ()) -> tuple[str, str]:
+    """The fastest path that does what is needed (of: window, positions, starts), and why it is that one."""
+    skipped = []
+    for name, path in PATHS.items():
+        why = _refusal(name, device, dtype, set(needs))
+        if not why and path.pays_with and not path.pays_with & set(needs):
+            why = f"pays only with {' or '.join(sorted(path.pays_with))}"
+        if not why:
+            return name, f"{name}: {'; '.join(skipped) or 'the fastest on ' + device.type}"
+        skipped.append(f"{name} {why}")
+    raise AssertionError("the twin does everything everywhere")
+
+
+def _refusal(name: str, device: torch.device, dtype: torch.dtype, needs: set[str]) -> str:
+    unmet = " and ".join(sorted(needs - PATHS[name].can))
+    return PATHS[name].missing(device, dtype) or (unmet and f"cannot do {unmet}")
+
+
+# ---- which keys a query sees ----
+
+
+def _sees(query: Tensor, key: Tensor, window: int, start: Tensor | None) -> Tensor:
+    """The definition, for positions of any shapes that broadcast."""
+    seen = (key <= query) & (key > query - window) if window else key <= query
+    return seen if start is None else seen & (key >= start)
+
+
+def _dense_mask(query: Tensor, keys: int, window: int, starts: Tensor | None) -> Tensor:
+    """(B or 1, 1, Tq, Tk), from the positions of the queries, (B or 1, Tq)."""
+    start = None if starts is None else starts[:, None, :, None]
+    return _sees(query[:, None, :, None], torch.arange(keys, device=query.device), window, start)
+
+
+def _block_mask(query: Tensor, keys: int, window: int, starts: Tensor | None):
+    rows = len(query) if starts is None else len(starts)
+    query = query.expand(rows, -1)
+
+    def sees(row, head, i, key):
+        return _sees(query[row, i], key, window, None if starts is None else starts[row, i])
+
+    return create_block_mask(sees, rows if rows > 1 else None, None, query.shape[1], keys, device=query.device)
+
+
+@lru_cache(maxsize=16)
+def _lasting_mask(path: str, queries: int, keys: int, window: int, device: torch.device):
+    """A mask that follows from the lengths: the next step asks for it again."""
+    if PATHS[path].bare(queries, keys, window):
+        return None
+    with torch.inference_mode(False):  # made by an evaluation, it must still serve the backward of the step after
+        return PATHS[path].mask(torch.arange(keys - queries, keys, device=device)[None], keys, window, None)
+
+
+# ---- the paths ----
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention as the books have it; all the scores at once."""
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    scores = ((q @ k.mT).float() * scale).masked_fill(~mask, -torch.inf)
+    return (scores.softmax(-1).to(v.dtype) @ v).transpose(1, 2)
+
+
+def _chunks(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
+    """The plain way by quarters of the queries, each with the keys it can see: compiled, it is a CPU's fastest."""
+    queries, before, parts = q.shape[1], k.shape[1] - q.shape[1], []
+    if plan.by_position:
+        return _plain(q, k, v, plan.mask, scale)
+    for chunk in range(0, queries, size := max(128, -(-queries // 4))):
+        here = slice(chunk, min(chunk + size, queries))
+        seen = slice(max(0, before + chunk - plan.window + 1) if plan.window else 0, before + here.stop)
+        parts.append(_plain(q[:, here], k[:, seen], v[:, seen], plan.mask[..., here, seen], scale))
+    return torch.cat(parts, dim=1)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
+    options = {"is_causal": plan.mask is None and q.shape[1] > 1, "enable_gqa": q.shape[2] != k.shape[2]}
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=plan.mask, scale=scale, **options).transpose(1, 2)
+
+
+@lru_cache(maxsize=1)
+def _compiled_flex() -> Callable:
+    return torch.compile(flex_attention)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
+    fused = q.device.type == "cuda"
+    if not fused and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        raise ValueError(f"attention path flex has no gradient on {q.device.type}; sdpa has")
+    run = _compiled_flex() if fused and not torch.compiler.is_compiling() else flex_attention
+    options = {"block_mask": plan.mask, "scale": scale, "enable_gqa": q.shape[2] != k.shape[2]}
+    return run(*(x.transpose(1, 2) for x in (q, k, v)), **options).transpose(1, 2)
+
+
+def _flash(package: str, q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
+    window = (plan.window - 1, 0) if plan.window else (-1, -1)  # theirs counts the keys before one's own
+    kernel = importlib.import_module(package).flash_attn_func
+    out = kernel(q, k, v, softmax_scale=scale, causal=True, window_size=window)
+    return out[0] if isinstance(out, tuple) else out  # some versions add the log-sum-exp
+
+
+@lru_cache(maxsize=8)
+def _installed(package: str) -> bool:
+    return all(importlib.util.find_spec(part) for part in accumulate(package.split("."), "{}.{}".format))
+
+
+def _no_flash(package: str, majors: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> str:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] not in majors:
+        return "has no kernel for this device"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"has no kernel for {dtype}"
+    return "" if _installed(package) else f"needs the package {package}, which is not installed"
+
+
+@dataclass(frozen=True)
+class Path:
+    """run: (q, k, v, plan, scale) → out. mask: (positions of the queries, keys, window, starts) → Plan.mask.
+
+    can: what it can do; all do grouped queries and odd lengths. missing: why a device and dtype have it not, or "".
+    bare: (queries, keys, window) that need no mask. pays_with: it is chosen when one of these is needed, or if empty.
+    """
+
+    run: Callable[..., Tensor]
+    mask: Callable[..., Any] = _dense_mask
+    can: frozenset[str] = frozenset({"window", "positions", "starts"})
+    missing: Callable[[torch.device, torch.dtype], str] = lambda device, dtype: ""
+    bare: Callable[[int, int, int], bool] = lambda queries, keys, window: False
+    pays_with: frozenset[str] = frozenset()
+
+
+_FLASH = {"can": frozenset({"window"}), "bare": lambda queries, keys, window: True}
+PATHS = {  # fastest first
+    "chunks": Path(_chunks, missing=lambda device, dtype: "" if device.type == "cpu" else "is for CPUs"),
+    "flash4": Path(
+        lambda *given: _flash("flash_attn.cute", *given),
+        missing=lambda *where: _no_flash("flash_attn.cute", (9, 10), *where),
+        **_FLASH,
+    ),
+    "flash3": Path(
+        lambda *given: _flash("flash_attn_interface", *given),
+        missing=lambda *where: _no_flash("flash_attn_interface", (9,), *where),
+        **_FLASH,
+    ),
+    "flex": Path(_flex, _block_mask, pays_with=frozenset({"window", "starts"})),
+    "sdpa": Path(_sdpa, bare=lambda queries, keys, window: not window and queries in (1, keys)),
+    "twin": Path(lambda q, k, v, plan, scale: _plain(q, k, v, plan.mask, scale)),
+}

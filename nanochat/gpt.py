@@ -1,0 +1,348 @@
+"""The Transformer, from config to logits; every trick of it is a field that can be switched off."""
+
+import re
+import zlib
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from nanochat import attention as attn
+from nanochat.cross_entropy import cross_entropy
+
+VOCAB_MULTIPLE = 64  # the vocabulary is padded to it: matrix units like whole tiles
+SHORT_MULTIPLE = 128  # and the short window to this, the tile of the attention kernels
+VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # how many of the channels the two gates look at
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The model's shape and tricks; the defaults are the public reference of mid-2026, at depth 12."""
+
+    vocab_size: int = 32768
+    depth: int = 12
+    width: int = 768
+    heads: int = 6
+    kv_heads: int = 0  # 0: as many as heads
+    max_seq_len: int = 2048
+    mlp: str = "relu2"  # a key of MLP_KINDS
+    mlp_ratio: float = 4.0  # hidden units per channel
+    window_pattern: str = "SSSL"  # laid along the layers, the last is always L. S: a quarter of max_seq_len, L: all
+    rope_base: float = 100_000.0
+    rope_dims: int = 0  # how many of a head's channels turn with position; 0: all
+    norm_eps: float = 2**-23  # of every norm: what fp32 itself can resolve beside 1
+    qk_norm: bool = True
+    qk_scale: float = 1.2  # of queries and keys each, for sharper attention
+    qk_gain: bool = False  # a learned factor per head besides
+    softcap: float = 15.0  # logits lie within ±softcap; 0: anywhere
+    tie_embeddings: bool = False
+    embed_norm: bool = True
+    residual_lambdas: bool = True  # x = r·x before each block, r learned per layer
+    x0_lambdas: bool = True  # x += a·x0, what entered the first block, before each block
+    value_embeds: bool = True  # every other layer, the last included, adds an embedding of the token to its values
+    smear: bool = True  # each token's embedding takes some of the token's before it, within a document
+    backout: bool = True  # what the middle of the network made is taken out before the head
+    bos_id: int = -1  # the token that starts a document: smear does not reach across it; -1: rows are one document
+
+    def __post_init__(self):
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        head = self.width // max(self.heads, 1)
+        positive = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "mlp_ratio", "norm_eps")
+        rules = [
+            *((getattr(self, name) > 0, f"{name} must be above 0") for name in positive),
+            (self.heads > 0 and self.width % self.heads == 0, "width must be a multiple of heads"),
+            (self.width >= SMEAR_GATE_INPUTS, f"width must be at least {SMEAR_GATE_INPUTS}"),
+            (self.heads % self.kv_heads == 0, "heads must be a multiple of kv_heads"),
+            (head % 2 == 0, "a head needs an even number of channels: change width or heads"),
+            (self.rope_dims % 2 == 0 and 0 <= self.rope_dims <= head, f"rope_dims must be even and at most {head}"),
+            (self.mlp in MLP_KINDS, f"mlp must be one of {', '.join(MLP_KINDS)}"),
+            (re.fullmatch("[SL]+", self.window_pattern), "window_pattern is made of the letters S and L"),
+            (self.softcap >= 0, "softcap must be 0 or above"),
+            (self.bos_id < self.vocab_size, "bos_id must be below vocab_size"),
+        ]
+        for kept, sentence in rules:
+            if not kept:
+                raise ValueError(f"{sentence} ({self})")
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def padded_vocab(self) -> int:
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @property
+    def mlp_width(self) -> int:
+        return max(64, round(self.mlp_ratio * self.width / 64) * 64)
+
+    @property
+    def windows(self) -> list[int]:
+        """Per layer how many keys a token sees, itself included; 0: all."""
+        short = -(-self.max_seq_len // (4 * SHORT_MULTIPLE)) * SHORT_MULTIPLE
+        letters = (self.window_pattern * self.depth)[: self.depth - 1] + "L"
+        return [short if letter == "S" and short < self.max_seq_len else 0 for letter in letters]
+
+    @property
+    def value_layers(self) -> list[int]:
+        return list(range((self.depth - 1) % 2, self.depth, 2)) if self.value_embeds else []
+
+
+_PLAIN = {"window_pattern": "L", "qk_scale": 1.0} | dict.fromkeys(
+    ("residual_lambdas", "x0_lambdas", "value_embeds", "smear", "backout"), False
+)
+CONFIGURATIONS = {  # name → fields that differ from the defaults
+    "reference": {},
+    "october-2025": {**_PLAIN, "rope_base": 10_000.0},
+    "portable": {**_PLAIN, "mlp": "swiglu", "mlp_ratio": 8 / 3, "softcap": 0.0},  # what other runtimes know as Qwen3
+}
+MLP_KINDS = {  # name → (has a gate, hidden units from what `up` and `gate` give)
+    "relu2": (False, lambda up, gate: F.relu(up).square()),
+    "swiglu": (True, lambda up, gate: F.silu(gate) * up),
+}
+
+
+class Linear(nn.Linear):
+    """No bias; the fp32 master weight is cast to the dtype of what comes in, so that gradients add up in fp32."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+def norm(x: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], eps=eps)  # its sum of squares is fp32 whatever x is
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (B, T, H, D) turned by its position, in fp32: channel i pairs with i + n/2, the channels after n stay."""
+    a, b, rest = x.split([cos.shape[-1], cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest.float()], dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: GPTConfig, has_values: bool):
+        super().__init__()
+        self.config = config
+        self.q = Linear(config.width, config.width)
+        self.k = Linear(config.width, config.kv_heads * config.head_dim)
+        self.v = Linear(config.width, config.kv_heads * config.head_dim)
+        self.o = Linear(config.width, config.width)
+        self.ve_gate = Linear(VALUE_GATE_INPUTS, config.kv_heads) if has_values else None
+        self.qk_gain = nn.Parameter(torch.empty(config.heads)) if config.qk_gain else None
+
+    def forward(self, x: Tensor, values: Tensor | None, rope: tuple, plan: attn.Plan, cache=None) -> Tensor:
+        config = self.config
+        q, k, v = (project(x).unflatten(-1, (-1, config.head_dim)) for project in (self.q, self.k, self.v))
+        if self.ve_gate is not None:
+            gate = 3 * torch.sigmoid(self.ve_gate(x[..., :VALUE_GATE_INPUTS]))
+            v = v + gate[..., None] * values.view_as(v)
+        q, k = rotate(q, *rope), rotate(k, *rope)
+        if config.qk_norm:
+            q, k = norm(q, config.norm_eps), norm(k, config.norm_eps)
+        if self.qk_gain is not None:
+            q = q * self.qk_gain[:, None]
+        q, k = q.to(x.dtype), k.to(x.dtype)
+        if cache is not None:
+            k, v = cache.update(k, v)
+        scale = config.qk_scale**2 * config.head_dim**-0.5
+        return self.o(attn.attend(q, k, v, plan, scale).flatten(-2))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        has_gate, self.activation = MLP_KINDS[config.mlp]
+        self.up = Linear(config.width, config.mlp_width)
+        self.gate = Linear(config.width, config.mlp_width) if has_gate else None
+        self.down = Linear(config.mlp_width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x), None if self.gate is None else self.gate(x)))
+
+
+class Block(nn.Module):
+    """One layer, all of it, so that compiling it fuses the mixing too; what differs between layers comes as tensors."""
+
+    def __init__(self, config: GPTConfig, has_values: bool):
+        super().__init__()
+        self.eps = config.norm_eps
+        self.attn = Attention(config, has_values)
+        self.mlp = MLP(config)
+
+    def forward(self, x, x0, residual_lambda, x0_lambda, values, rope, plan, cache=None) -> Tensor:
+        if residual_lambda is not None:
+            x = residual_lambda * x
+        if x0_lambda is not None:
+            x = x + x0_lambda * x0
+        x = x + self.attn(norm(x, self.eps), values, rope, plan, cache)
+        return x + self.mlp(norm(x, self.eps))
+
+
+class GPT(nn.Module):
+    """The model; may be built on the meta device, to_empty brings it to another, init_weights gives it values.
+
+    A `cache`, for decoding, has: `capacity`, how many keys a row holds; `positions` (B, T), where in its row each of
+    the given tokens stands; `previous` (B, 1), the token before each row's first (any, for a row that is empty); and
+    `layers[i].update(k, v)`, which stores keys and values (B, T, Hkv, D) at the positions and returns all of the row's,
+    (B, capacity, Hkv, D), key j at position j. The model changes nothing else of it: who owns it moves it on.
+    """
+
+    def __init__(self, config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False):
+        super().__init__()
+        self.config, self.attention, self.checkpointing = config, attention, checkpointing
+        self.compute_dtype = torch.float32  # of activations; parameters stay fp32
+        values_width = config.kv_heads * config.head_dim
+        self.embed = nn.Embedding(config.padded_vocab, config.width)
+        self.value_embeds = nn.ModuleDict(
+            {str(i): nn.Embedding(config.padded_vocab, values_width) for i in config.value_layers}
+        )
+        self.blocks = nn.ModuleList(Block(config, i in config.value_layers) for i in range(config.depth))
+        if not config.tie_embeddings:
+            self.head = Linear(config.width, config.padded_vocab)
+        self.smear_gate = Linear(SMEAR_GATE_INPUTS, 1) if config.smear else None
+        sizes = {"residual_lambdas": config.depth, "x0_lambdas": config.depth, "smear_lambda": 1, "backout_lambda": 1}
+        for name, size in sizes.items():
+            used = getattr(config, name.removesuffix("_lambda"))
+            self.register_parameter(name, nn.Parameter(torch.empty(size)) if used else None)
+        for name in ("rope_cos", "rope_sin"):
+            shape = (config.max_seq_len, (config.rope_dims or config.head_dim) // 2)
+            self.register_buffer(name, torch.empty(shape), persistent=False)
+        self.init_buffers()
+
+    @torch.no_grad()
+    def init_buffers(self) -> None:
+        """The tables of rotation, which no checkpoint holds: call it after to_empty if the weights are loaded."""
+        pairs = self.rope_cos.shape[1]
+        rates = self.config.rope_base ** -(torch.arange(pairs, device="cpu", dtype=torch.float64) / pairs)
+        angles = torch.outer(torch.arange(self.config.max_seq_len, device="cpu", dtype=torch.float64), rates)
+        self.rope_cos.copy_(angles.cos())
+        self.rope_sin.copy_(angles.sin())
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Every parameter from the seed and its own name: the same for any device, dtype and number of ranks."""
+        self.init_buffers()
+        for name, parameter in self.named_parameters():
+            fill = next(fill for pattern, fill in INITIAL if re.fullmatch(pattern, name))
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+            parameter.copy_(fill(torch.empty(parameter.shape, device="cpu"), self.config, generator))
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.embed.weight if self.config.tie_embeddings else self.head.weight
+
+    def hidden(self, ids: Tensor, starts: Tensor | None = None, cache=None) -> Tensor:
+        """What the head reads, (B, T, width) in compute_dtype; starts (B, T): where each token's document begins.
+
+        Without starts attention sees the whole row.
+        """
+        config, length = self.config, ids.shape[1]
+        keys = length if cache is None else cache.capacity
+        if keys > config.max_seq_len:
+            raise ValueError(f"{keys} positions are more than the model's max_seq_len, {config.max_seq_len}: shorten")
+        positions = None if cache is None else cache.positions
+        rows = slice(length) if cache is None else positions
+        rope = tuple(table[rows].unsqueeze(-2) for table in (self.rope_cos, self.rope_sin))
+        common = {"device": ids.device, "dtype": self.compute_dtype, "positions": positions, "starts": starts}
+        plans = {w: attn.plan(self.attention, length, keys, window=w, **common) for w in set(config.windows)}
+        x0 = self._smear(self._embed(ids), ids, starts, cache)
+        # A view, for the compiler makes another graph where two arguments are one and the same tensor.
+        x, middle = x0.view_as(x0), None
+        none = [None] * config.depth
+        residual, x0_mix = (
+            none if all_ is None else all_.unbind() for all_ in (self.residual_lambdas, self.x0_lambdas)
+        )
+        for i, block in enumerate(self.blocks):
+            values = (
+                F.embedding(ids, self.value_embeds[str(i)].weight).to(x.dtype) if i in config.value_layers else None
+            )
+            given = (x, x0, residual[i], x0_mix[i], values, rope, plans[config.windows[i]])
+            if cache is not None:
+                x = block(*given, cache.layers[i])
+            elif self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, *given, use_reentrant=False)
+            else:
+                x = block(*given)
+            if i == config.depth // 2:
+                middle = x
+        if config.backout:
+            x = x - self.backout_lambda.to(x.dtype) * middle
+        return norm(x, config.norm_eps)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids).to(self.compute_dtype)
+        return norm(x, self.config.norm_eps) if self.config.embed_norm else x
+
+    def _smear(self, x: Tensor, ids: Tensor, starts: Tensor | None, cache) -> Tensor:
+        if not self.config.smear:
+            return x
+        first = self._embed(cache.previous) if cache is not None else torch.zeros_like(x[:, :1])
+        before = torch.cat([first, x[:, :-1]], dim=1)
+        positions = torch.arange(ids.shape[1], device=ids.device) if cache is None else cache.positions
+        alone = (ids == self.config.bos_id) | (positions == (0 if starts is None else starts))
+        gate = self.smear_lambda.to(x.dtype) * torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_INPUTS]))
+        return x + gate.masked_fill(alone[..., None], 0) * before
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(…, vocab_size) in fp32."""
+        logits = F.linear(hidden, self.head_weight.to(hidden.dtype))[..., : self.config.vocab_size].float()
+        return self.config.softcap * (logits / self.config.softcap).tanh() if self.config.softcap else logits
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None, starts=None, reduction: str = "sum") -> Tensor:
+        """Logits (B, T, vocab_size), or the loss at targets (B, T; -1: none there): its sum, or (B, T) for "none"."""
+        hidden = self.hidden(ids, starts)
+        if targets is None:
+            return self.logits(hidden)
+        options = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "reduction": reduction}
+        loss = cross_entropy(hidden.flatten(0, 1), self.head_weight, targets.flatten(), **options)
+        return loss.view_as(targets) if reduction == "none" else loss
+
+    def parameter_counts(self) -> dict[str, int]:
+        """By kind, and the total; the padding of the vocabulary is counted."""
+        counts = dict.fromkeys(KINDS, 0)
+        for name, parameter in self.named_parameters():
+            counts[next(kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, name))] += parameter.numel()
+        return {**counts, "total": sum(counts.values())}
+
+    def flops_per_token(self) -> int:
+        """Forward and backward: 6 a matmul weight, 12 a channel and visible key; softmax, norms, lookups are left out.
+
+        Every token is counted as if all of its window, or of max_seq_len, stood before it.
+        """
+        config = self.config
+        linears = sum(module.weight.numel() for module in self.modules() if isinstance(module, Linear))
+        tied = self.embed.weight.numel() if config.tie_embeddings else 0
+        return 6 * (linears + tied) + 12 * config.width * sum(window or config.max_seq_len for window in config.windows)
+
+
+KINDS = {  # kind of parameter → pattern of names, the first that fits
+    "matrices": r"blocks\..*\.weight",
+    "embed": r"embed\.weight",
+    "head": r"head\.weight",
+    "value_embeds": r"value_embeds\..*",
+    "scalars": ".*",
+}
+
+
+def _uniform(t: Tensor, std: float, generator: torch.Generator) -> Tensor:
+    return t.uniform_(-(3**0.5) * std, 3**0.5 * std, generator=generator)  # uniform: no outliers
+
+
+# Pattern of names → value from (empty fp32 tensor, config, generator). What writes to the residual stream starts at 0.
+INITIAL = (
+    (r"embed\.weight", lambda t, config, g: t.normal_(0, 0.02 if config.tie_embeddings else 0.8, generator=g)),
+    (r"head\.weight", lambda t, config, g: t.normal_(0, 0.001, generator=g)),
+    (r"value_embeds\..*|blocks\..*\.[qkv]\.weight", lambda t, config, g: _uniform(t, config.width**-0.5, g)),
+    (r"blocks\..*\.(up|gate)\.weight", lambda t, config, g: _uniform(t, 0.4 * config.width**-0.5, g)),
+    (r"blocks\..*\.(o|down)\.weight|smear_lambda", lambda t, config, g: t.zero_()),
+    (r".*(ve|smear)_gate\.weight", lambda t, config, g: t.uniform_(0, 0.02, generator=g)),
+    (r".*\.qk_gain", lambda t, config, g: t.fill_(1)),
+    (r"residual_lambdas", lambda t, config, g: torch.linspace(1.15, 1.05, len(t), device="cpu")),
+    (r"x0_lambdas", lambda t, config, g: torch.linspace(0.20, 0.05, len(t), device="cpu")),
+    (r"backout_lambda", lambda t, config, g: t.fill_(0.2)),
+)
