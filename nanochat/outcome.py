@@ -60,7 +60,7 @@ class Outcome:
             tables=[],
             seconds=0.0,
             artifacts={},
-            versions={name: version for name in VERSIONED if (version := _version(name))},
+            versions=versions(),
             environment=environment(),
         )
 
@@ -99,6 +99,11 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def versions() -> dict[str, str]:
+    """What of VERSIONED is installed."""
+    return {name: version for name in VERSIONED if (version := _version(name))}
 
 
 def output_of(*command: str) -> str:
