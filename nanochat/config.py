@@ -35,12 +35,16 @@ _COUNT = tyro.constructors.PrimitiveConstructorSpec(
 Count = Annotated[int, _COUNT]
 
 
-def option(default: Any, text: str, *, group: str, unit: str | None = None, in_card: bool = True) -> Any:
+def option(
+    default: Any, text: str, *, group: str, unit: str | None = None, in_card: bool = True, may_change: bool = False
+) -> Any:
     """A field of a config: its default, its help, and whether it is a line of the report card.
 
     group: the box of `--help` it stands in, one word. unit: what `--help` shows in place of the value, in capitals.
+    may_change: a run that was begun may go on with another value.
     """
-    return dataclasses.field(default=default, metadata={"text": text, "group": group, "unit": unit, "in_card": in_card})
+    about = {"text": text, "group": group, "unit": unit, "in_card": in_card, "may_change": may_change}
+    return dataclasses.field(default=default, metadata=about)
 
 
 def _grouped(config_class: type) -> type:

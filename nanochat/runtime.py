@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class Runtime:
     rank: int = 0
     world_size: int = 1
     accelerator: Accelerator | None = None
+    store: Any = None  # torch.distributed's, through which ranks may speak outside of collectives
 
     @property
     def dtype_name(self) -> str:
@@ -97,18 +98,21 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention_path: str = 
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32 for what is left in fp32
+    store = None
     if world_size > 1:
         backend, bound = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-        dist.init_process_group(backend, device_id=bound, timeout=timedelta(minutes=30))
+        store, *_ = next(dist.rendezvous("env://"))
+        shared = {"store": dist.PrefixStore("process group", store), "rank": rank, "world_size": world_size}
+        dist.init_process_group(backend, device_id=bound, timeout=timedelta(minutes=30), **shared)
     try:
-        runtime = Runtime(device, torch.float32, "", rank, world_size, find(_name(device)))
+        runtime = Runtime(device, torch.float32, "", rank, world_size, find(_name(device)), store)
         precision, why_dtype = runtime.first(_precision(device, dtype))
         path, why_path = _attention(device, DTYPES[precision], attention_path)
         ranks = f"{world_size} ranks" if world_size > 1 else "1 process"
         print0(f"device: {device.type} ({_name(device)}), {ranks}: {why}")
         print0(f"precision: {precision}: {why_dtype}")
         print0(f"attention: {path}: {why_path}")
-        yield Runtime(device, DTYPES[precision], path, rank, world_size, runtime.accelerator)
+        yield replace(runtime, dtype=DTYPES[precision], attention=path)
     finally:
         if world_size > 1:
             dist.destroy_process_group()

@@ -1,0 +1,94 @@
+"""What a stage starts from: a run to go on with, or a model to use."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanochat.checkpoint import Checkpoint, load, newest, set_rng_state, steps
+from nanochat.gpt import GPT, GPTConfig
+from nanochat.log import print0
+from nanochat.paths import stage_dir
+from nanochat.tokenizer import Tokenizer
+
+
+def fixed_settings(config: Any) -> dict[str, Any]:
+    """The fields of a script's config that a run keeps from its beginning to its end."""
+    fields = dataclasses.fields(config)
+    return {field.name: getattr(config, field.name) for field in fields if not field.metadata["may_change"]}
+
+
+def run_to_go_on_with(folder: Path, resume: str, config: Any, runtime: Any) -> Checkpoint | None:
+    """The checkpoint in a run's folder that it goes on from, the same on all ranks; None for a new run.
+
+    resume: auto (the newest that is whole, if it is of this configuration), never (an error if there is any), or a step.
+    """
+    found = runtime.first(_choose(folder, resume, config) if runtime.rank == 0 else None)
+    if isinstance(found, str):
+        raise ValueError(found)
+    return None if found is None else load(folder, found, hashes=False)
+
+
+def _choose(folder: Path, resume: str, config: Any) -> int | str | None:
+    """A step, None, or a sentence for all ranks."""
+    try:
+        if resume == "never":
+            return f"{folder} has checkpoints: take another --tag, or remove them" if steps(folder) else None
+        if resume != "auto" and not resume.isdecimal():
+            return f"--resume={resume} is not known, take auto, never or a step's number"
+        if resume != "auto" and int(resume) not in steps(folder):
+            return f"--resume={resume}: {folder} has {', '.join(map(str, steps(folder))) or 'no checkpoints'}"
+        checkpoint = newest(folder) if resume == "auto" else load(folder, int(resume))
+    except ValueError as error:
+        return str(error)
+    if checkpoint is None:
+        return f"{folder} has checkpoints, but none that is whole: remove them" if steps(folder) else None
+    before, now = checkpoint.manifest["config"], fixed_settings(config)
+    differ = [f"--{name.replace('_', '-')} was {before.get(name)} and is {now[name]}" for name in now]
+    differ = [line for line, name in zip(differ, now, strict=True) if before.get(name) != now[name]]
+    if differ:
+        return f"{folder} holds another run: {'; '.join(differ)}. Go on with the same, or take another --tag"
+    return checkpoint.step
+
+
+def load_model(stage: str, tag: str, step: int | None, runtime: Any) -> tuple[GPT, Tokenizer, Checkpoint]:
+    """A trained model on the runtime's device, to be used; its tokenizer; where it comes from. step None: the newest."""
+    folder = stage_dir(stage, tag)
+    found = runtime.first(_find(folder, step) if runtime.rank == 0 else None)
+    if isinstance(found, str):
+        raise ValueError(f"{found}: python -m scripts.{stage} makes one")
+    checkpoint = load(folder, found, hashes=False)
+    manifest = checkpoint.manifest
+    tokenizer = Tokenizer.load(stage_dir("tok_train", manifest["tokenizer"]["tag"]) / "tokenizer.json")
+    if tokenizer.content_hash != manifest["tokenizer"]["hash"]:
+        raise ValueError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
+    model = build_model(GPTConfig(**manifest["model"]), runtime)
+    model.load_state_dict(checkpoint.model_tensors())
+    print0(f"model: {stage} {tag}, step {checkpoint.step:,}")
+    return model.eval().requires_grad_(False), tokenizer, checkpoint
+
+
+def _find(folder: Path, step: int | None) -> int | str:
+    try:
+        checkpoint = newest(folder) if step is None else load(folder, step)
+    except ValueError as error:
+        return str(error)
+    return checkpoint.step if checkpoint else f"there is no model in {folder}"
+
+
+def build_model(config: GPTConfig, runtime: Any, **options: Any) -> GPT:
+    """A model on the runtime's device whose weights are not set yet."""
+    with torch.device("meta"):
+        model = GPT(config, runtime.attention, **options)
+    model.to_empty(device=runtime.device).init_buffers()
+    model.compute_dtype = runtime.dtype
+    return model
+
+
+def restore(checkpoint: Checkpoint, model: GPT, optimizer: Any, source: Any) -> dict[str, Any]:
+    """Put a run back where it was; the loop's state. Call it when the model has its weights (see `load_weights`)."""
+    optimizer.load_state_tensors(checkpoint.optimizer_state)
+    source.load_state_dict(checkpoint.manifest["source"])
+    set_rng_state(checkpoint.manifest["rng"])
+    return checkpoint.manifest["loop"]
