@@ -31,6 +31,13 @@ def save(saver: Saver, step: int) -> None:
     saver.save(step, model_of(step), states_of(step, saver.rank, saver.world_size), record_of(step))
 
 
+def saved(folder: Path, *numbers: int, **options) -> Path:
+    with Saver(folder, **options) as saver:
+        for number in numbers:
+            save(saver, number)
+    return folder
+
+
 def check(checkpoint: Checkpoint) -> None:
     """All of it is as it was saved."""
     step, model = checkpoint.step, checkpoint.model_tensors()
