@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanochat.cross_entropy import FORMS, choose, cross_entropy
 
-# Greatest difference from the plain loss computed in fp64, relative to the greatest value. The head's weights are rounded
-# to the dtype of the hidden states before, in both.
+# Greatest difference from the plain loss computed in fp64, relative to the greatest value. In both, the weight is
+# rounded to the dtype of the hidden states first.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 

@@ -200,7 +200,7 @@ def test_a_graph_is_whole_and_reads_refreshed_weights():
 
 
 def test_what_cannot_be_done_is_said():
-    with pytest.raises(ValueError, match="cpu does not multiply in fp8 .* leave fp8 off"):
+    with pytest.raises(ValueError, match=r"cpu does not multiply in fp8 .* leave fp8 off"):
         convert(Block())
     with pytest.raises(ValueError, match="15 tokens in a micro-batch: fp8 needs a multiple of 16"):
         block()(torch.randn(3, 5, 32))
