@@ -14,9 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 IGNORED = -1  # the target of a token that is not learned
 
-# Logits per chunk. A CPU wants them in its caches; for a GPU every chunk must still be a large matmul.
-CHUNK_BYTES = {"cpu": 8 << 20, "cuda": 512 << 20}
-CHUNK_BYTES_ELSEWHERE = 64 << 20
+# Logits per chunk, by device type. A CPU wants them in its caches; for a GPU a chunk must still be a large matmul.
+CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
 
 
 def cross_entropy(
@@ -39,10 +38,12 @@ def cross_entropy(
     assert hidden.shape == (len(targets), weight.shape[1]), (hidden.shape, weight.shape, targets.shape)
     chunk_losses = FORMS[form or choose(hidden.device)[0]]
     vocab_size = vocab_size or len(weight)
-    pieces = _pieces(len(targets), chunk or _chunk_tokens(hidden, len(weight)))
+    chunk = chunk or max(1, CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size()))
+    chunks = max(1, -(-len(targets) // chunk))
+    chunk = -(-len(targets) // chunks)  # as long as each other, so that few shapes occur
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if recorded and reduction == "sum":
-        return _SumOfLosses.apply(hidden, weight, targets, pieces, chunk_losses, softcap, vocab_size)
+        return _SumOfLosses.apply(hidden, weight, targets, chunk, chunk_losses, softcap, vocab_size)
 
     def losses(hidden: Tensor, targets: Tensor) -> Tensor:
         logits = hidden @ weight.to(hidden.dtype).t()
@@ -50,37 +51,25 @@ def cross_entropy(
 
     if recorded:  # per-token losses are differentiated by autograd, which computes a chunk's logits once more
         losses = functools.partial(checkpoint, losses, use_reentrant=False)
-    each = torch.cat([losses(hidden[piece], targets[piece]) for piece in pieces])
+    each = torch.cat(list(map(losses, hidden.split(chunk), targets.split(chunk))))
     return each if reduction == "none" else each.sum()
-
-
-def _chunk_tokens(hidden: Tensor, vocab: int) -> int:
-    return max(1, CHUNK_BYTES.get(hidden.device.type, CHUNK_BYTES_ELSEWHERE) // (vocab * hidden.element_size()))
-
-
-def _pieces(tokens: int, limit: int) -> list[slice]:
-    """Pieces as long as each other, so that few shapes occur."""
-    count = max(1, -(-tokens // limit))
-    size = -(-tokens // count)
-    return [slice(number * size, min(tokens, (number + 1) * size)) for number in range(count)]
 
 
 class _SumOfLosses(torch.autograd.Function):
     """The gradient for a loss of 1 is made in the forward pass, while a chunk's logits are there."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets, pieces, chunk_losses, softcap, vocab_size):
+    def forward(ctx, hidden, weight, targets, chunk, chunk_losses, softcap, vocab_size):
         head = weight.to(hidden.dtype)
-        precise = torch.promote_types(weight.dtype, torch.float32)
         total = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
         hidden_gradient = torch.empty_like(hidden)
-        weight_gradient = torch.zeros_like(weight, dtype=precise)
-        for piece in pieces:
-            logits = hidden[piece] @ head.t()
-            losses, gradient = chunk_losses(logits, targets[piece], softcap, vocab_size, True)
+        weight_gradient = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        chunks = (tensor.split(chunk) for tensor in (hidden, targets, hidden_gradient))
+        for rows, labels, rows_gradient in zip(*chunks, strict=True):
+            losses, gradient = chunk_losses(rows @ head.t(), labels, softcap, vocab_size, True)
             total += losses.sum()
-            hidden_gradient[piece] = gradient @ head
-            weight_gradient += gradient.t() @ hidden[piece]
+            rows_gradient.copy_(gradient @ head)
+            weight_gradient += gradient.t() @ rows
         ctx.save_for_backward(hidden_gradient, weight_gradient.to(weight.dtype))
         return total
 

@@ -1,7 +1,7 @@
 """Linear layers that multiply in fp8: e4m3 for activations and weights, e5m2 for gradients, one scale per tensor.
 
-The parameters stay what they were, fp32 under their own names; beside each lie its fp8 copies, in the two orders that the
-forward and the backward product read, made once per optimizer step. Evaluation is not in fp8: see Float8Linear.forward.
+The parameters stay what they were, fp32 under their own names; beside each lie its fp8 copies, in the two orders that
+the forward and the backward product read, made once per optimizer step. Evaluation is not in fp8: Float8Linear.forward.
 """
 
 from collections.abc import Collection
@@ -61,10 +61,9 @@ class Float8Linear(nn.Linear):
         self.quantized: tuple[Tensor, Tensor, Tensor] | None = None  # by rows, by columns, scale
         self.quantized_version = -1
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Quantize the weight anew, into the same memory: a compiled graph goes on reading it."""
-        by_rows, scale = quantize(self.weight, FORWARD)
+        by_rows, scale = quantize(self.weight.detach(), FORWARD)
         fresh = by_rows, by_rows.t().contiguous(), scale
         if self.quantized and self.quantized[0].device == self.weight.device:
             for old, new in zip(self.quantized, fresh, strict=True):

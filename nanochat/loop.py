@@ -168,7 +168,8 @@ class _Loop:
         """Hand a step to the device: forward, backward, update. Only fp16 waits for anything."""
         state, start, waited = self.state, time.perf_counter(), self.source.wait_seconds
         progress = min(self.plan.progress(state, self.source), 1.0)
-        multiplier = schedules.apply(self.optimizer.groups, self.plan.schedules, progress, state.step)
+        schedules.apply(self.optimizer.groups, self.plan.schedules, progress, state.step)
+        multiplier = self.optimizer.groups[0].lr / self.optimizer.groups[0].initial_lr
         batch = next(self.source)
         wait = self.source.wait_seconds - waited
         totals = self._gradients(batch)
@@ -176,7 +177,8 @@ class _Loop:
         told = torch.tensor([len(asked), self._trained if self.runtime.rank == 0 else 0.0], dtype=precise)
         own = torch.cat([totals.to(precise), told.to(totals.device)])
         figures = self.runtime.all_sum(own.clone())
-        norm = self.optimizer.step(1.0 / (figures[1].clamp(min=1) * state.loss_scale), self.plan.clip)
+        count = figures[1].float().clamp(min=1)
+        norm = self.optimizer.step(1 / (count * state.loss_scale), self.plan.clip)
         self.optimizer.zero_grad()
         figures, ready = torch.cat([figures, norm.to(precise).view(1)]), None
         if figures.device.type == "cuda":

@@ -39,7 +39,7 @@ class Runtime:
     @property
     def peak_flops(self) -> float | None:
         """Per second, of this rank's accelerator in this precision; None where it is not known."""
-        return self.accelerator.peak.get(self.dtype_name) if self.accelerator else None
+        return self.accelerator.peak(self.dtype_name) if self.accelerator else None
 
     def all_sum(self, numbers: torch.Tensor) -> torch.Tensor:
         """Over ranks, in place."""
@@ -111,7 +111,7 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention_path: str = 
         ranks = f"{world_size} ranks" if world_size > 1 else "1 process"
         print0(f"device: {device.type} ({_name(device)}), {ranks}: {why}")
         print0(f"precision: {precision}: {why_dtype}")
-        print0(f"attention: {path}: {why_path}")
+        print0(f"attention: {why_path}")
         yield replace(runtime, dtype=DTYPES[precision], attention=path)
     finally:
         if world_size > 1:
@@ -169,4 +169,4 @@ def _attention(device: torch.device, dtype: torch.dtype, path: str) -> tuple[str
         return attention.choose(device, dtype)
     if path not in attention.PATHS:
         raise ValueError(f"--attention={path} is not known, take one of auto, {', '.join(attention.PATHS)}")
-    return path, "as asked"
+    return path, f"{path}: as asked"

@@ -22,7 +22,7 @@ LAYERS = [
     "interrupt plots cross_entropy_triton hub folder shards world lanes token_shards prefetch",
     "outcome tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
     "runtime param_groups gpt recursive scaling dataloader packing lint",
-    "checkpoint engine kvcache objectives rollouts eval_bpb eval_core eval_chat",
+    "blueprint checkpoint engine kvcache objectives rollouts eval_bpb eval_core eval_chat",
     "loop restore report export serve sweep mixture merge variance",
 ]
 LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}
@@ -208,7 +208,11 @@ def watch(event, args):
 sys.addaudithook(watch)
 for current in sys.argv[1:]:
     torch_before = "torch" in sys.modules
-    importlib.import_module(current)
+    try:
+        importlib.import_module(current)
+    except ModuleNotFoundError as missing:
+        if missing.name != "triton":  # published for Linux only, and what needs it is imported only there
+            raise
     if "torch" in sys.modules and not torch_before:
         seen.append((current, "imports torch"))
 current = ""
