@@ -1,10 +1,9 @@
 """A small model stepped on any number of ranks: what the tests of the optimizer run here and under torchrun.
 
-Arguments of a rank: the folder where the runs are left, and where a run `world1` is that it goes on from if it is there.
+Argument of a rank: the folder where runs are left, such as `half2.safetensors` of 2 ranks, and where `half1` is.
 """
 
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -136,29 +135,24 @@ class Run:
 
 def main(folder: str) -> None:
     dist.init_process_group("gloo")
-    place = dist.get_rank(), dist.get_world_size()
+    rank, ranks = place = dist.get_rank(), dist.get_world_size()
     half = Run(*place).go(0, 3).tensors()
-    # The first backward teaches the order in which chunks are sent: a fault there and a fault later.
-    first, later = ((step, place[1] - 1) for step in (0, 2))
-    faulty = Run(*place).go(0, 3, fault=later)
-    runs: dict[str, Callable[[], Run]] = {
-        "straight": lambda: Run(*place).go(0, STEPS),
-        "resumed": lambda: Run(*place).load(half).go(3, STEPS),
-        "micro1": lambda: Run(*place).go(0, 3, micro=1),
-        "fault_first": lambda: Run(*place).go(0, 3, fault=first),
-        "fault_later": lambda: faulty,
+    runs = {
+        "straight": Run(*place).go(0, STEPS),
+        "resumed": Run(*place).load(half).go(3, STEPS),
+        "micro1": Run(*place).go(0, 3, micro=1),
+        # The first backward teaches the order of sending, so a fault there differs from a later one.
+        "fault_first": Run(*place).go(0, 3, fault=(0, ranks - 1)),
+        "fault_later": Run(*place).go(0, 3, fault=(2, ranks - 1)),
+        "reloaded": Run(*place).load(load_file(Path(folder) / "half1.safetensors")),
     }
-    if (world1 := Path(folder) / "world1.safetensors").exists():
-        runs["reloaded"] = lambda: Run(*place).load(load_file(world1))
-    results = {name: make() for name, make in runs.items()}
-    # Chunks were sent within the backward, and in the one that failed some were and some were not.
-    whole = Run(*place).go(0, 3)
-    sent = [whole.sent_early, len(whole.optimizer._reduce._chunks)]
-    tensors = {name: run.tensors() for name, run in results.items()} | {"half": half}
-    if place[0] == 0:
-        for name, kept in tensors.items():
-            save_file(kept, Path(folder) / f"{name}{place[1]}.safetensors")
-        print("sent", *sent)
+    # In a backward chunks are sent; in the one that failed some had been, some had not.
+    chunks = len(runs["straight"].optimizer._reduce._chunks)
+    assert runs["straight"].sent_early > chunks // 2
+    assert 0 < runs["fault_later"].sent_early < chunks // 2 or rank < ranks - 1
+    for name, tensors in {"half": half, **{name: run.tensors() for name, run in runs.items()}}.items():
+        if rank == 0:
+            save_file(tensors, Path(folder) / f"{name}{ranks}.safetensors")
     dist.destroy_process_group()
 
 
