@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from nanochat.checkpoint import Checkpoint, load, newest, set_rng_state, steps
+from nanochat.checkpoint import Checkpoint, Saver, load, newest, rng_state, set_rng_state, steps
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import print0
 from nanochat.paths import stage_dir
@@ -22,7 +22,7 @@ def fixed_settings(config: Any) -> dict[str, Any]:
 def run_to_go_on_with(folder: Path, resume: str, config: Any, runtime: Any) -> Checkpoint | None:
     """The checkpoint in a run's folder that it goes on from, the same on all ranks; None for a new run.
 
-    resume: auto (the newest that is whole, if it is of this configuration), never (an error if there is any), or a step.
+    resume: auto (the newest that is whole, if it is of this configuration), never (an error if there is any), a step.
     """
     found = runtime.first(_choose(folder, resume, config) if runtime.rank == 0 else None)
     if isinstance(found, str):
@@ -53,7 +53,7 @@ def _choose(folder: Path, resume: str, config: Any) -> int | str | None:
 
 
 def load_model(stage: str, tag: str, step: int | None, runtime: Any) -> tuple[GPT, Tokenizer, Checkpoint]:
-    """A trained model on the runtime's device, to be used; its tokenizer; where it comes from. step None: the newest."""
+    """A trained model on the runtime's device, its tokenizer, and where it comes from; step None: the newest."""
     folder = stage_dir(stage, tag)
     found = runtime.first(_find(folder, step) if runtime.rank == 0 else None)
     if isinstance(found, str):
@@ -86,9 +86,29 @@ def build_model(config: GPTConfig, runtime: Any, **options: Any) -> GPT:
     return model
 
 
-def restore(checkpoint: Checkpoint, model: GPT, optimizer: Any, source: Any) -> dict[str, Any]:
-    """Put a run back where it was; the loop's state. Call it when the model has its weights (see `load_weights`)."""
-    optimizer.load_state_tensors(checkpoint.optimizer_state)
-    source.load_state_dict(checkpoint.manifest["source"])
-    set_rng_state(checkpoint.manifest["rng"])
-    return checkpoint.manifest["loop"]
+class Keeper:
+    """Saves a training run, and puts it back: what all stages save, in one place.
+
+    about: what the stage's manifests say besides (stage, parent, data, tokenizer); merge: of all ranks' source states.
+    """
+
+    def __init__(self, saver: Saver, model: GPT, optimizer: Any, source: Any, merge: Any, runtime: Any, about: dict):
+        self.saver, self.model, self.optimizer, self.source = saver, model, optimizer, source
+        self.merge, self.runtime, self.about = merge, runtime, about
+
+    def save(self, state: Any) -> None:
+        """A hook of the loop, the last one, so that what other hooks noted is saved too; a collective."""
+        record = self.about | {
+            "model": dataclasses.asdict(self.model.config),
+            "loop": dataclasses.asdict(state),
+            "source": self.merge(self.runtime.everyones(self.source.state_dict())),
+            "rng": rng_state(),
+        }
+        self.saver.save(state.step, self.model.state_dict(), self.optimizer.state_tensors(), record)
+
+    def put_back(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Optimizer, source and generators as they were, the model has its weights by now; the loop's state."""
+        self.optimizer.load_state_tensors(checkpoint.optimizer_state)
+        self.source.load_state_dict(checkpoint.manifest["source"])
+        set_rng_state(checkpoint.manifest["rng"])
+        return checkpoint.manifest["loop"]

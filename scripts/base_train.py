@@ -8,69 +8,70 @@ from dataclasses import asdict, dataclass
 
 from nanochat.config import Count, option, run
 
+MAY = {"may_change": True}
+SIDE = {"may_change": True, "in_card": False}
+
 
 @dataclass(frozen=True)
 class Config:
     """Pretrain the base model on a corpus. One dial, --depth, decides what is not given."""
 
-    run: str = option("dummy", "name for W&B; dummy: do without", group="run")
-    tag: str = option("", "name of this run's folder; empty: d and the depth", group="run", in_card=False)
+    run: str = option("dummy", "name for W&B; dummy: do without", group="run", may_change=True)
+    tag: str = option("", "name of this run's folder; empty: d and the depth", group="run", **SIDE)
     seed: Count = option(42, "of the weights and of the order of the data", group="run")
-    resume: str = option(
-        "auto", "auto: go on if this run was begun; never; or a step's number", group="run", in_card=False
-    )
-    dry_run: bool = option(False, "print the plan, with its cost, and stop", group="run", in_card=False)
-    on: str = option("", "hardware the plan is for, like 8xH100; empty: this machine", group="run", in_card=False)
+    resume: str = option("auto", "auto: go on if this run was begun; never; or a step's number", group="run", **SIDE)
+    dry_run: bool = option(False, "print the plan, with its cost, and stop", group="run", **SIDE)
+    on: str = option("", "hardware to plan for, like 8xH100; empty: this machine", group="run", **SIDE)
 
-    device_type: str = option("auto", "auto, cuda, mps or cpu", group="device")
-    dtype: str = option("auto", "auto, bf16, fp16 or fp32; auto on a CPU measures", group="device")
-    attention: str = option("auto", "auto, or a path of nanochat/attention.py", group="device", in_card=False)
-    compile: bool = option(True, "compile the blocks: slower to start, faster to run", group="device", in_card=False)
+    device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", may_change=True)
+    dtype: str = option("auto", "auto, bf16, fp16 or fp32; on a CPU auto measures", group="device")
+    attention: str = option("auto", "auto, or a path of nanochat/attention.py", group="device", **SIDE)
+    compile: bool = option(True, "compile the blocks: slower to start, faster to run", group="device", **SIDE)
     fp8: bool = option(False, "matrix products in 8 bits, on GPUs that have them", group="device")
-    checkpointing: bool = option(
-        False, "recompute activations in the backward: less memory, a third slower", group="device"
-    )
+    checkpointing: bool = option(False, "compute activations twice to save memory", group="device", may_change=True)
 
-    model: str = option("nanochat", "architecture, a name in CONFIGURATIONS of nanochat/gpt.py", group="model")
+    model: str = option("reference", "architecture: reference, october-2025 or portable", group="model")
     depth: Count = option(12, "layers: the dial", group="model", unit="LAYERS")
     aspect_ratio: Count = option(64, "width for each layer of depth", group="model")
-    head_dim: Count = option(128, "width of an attention head; the model's is a multiple of it", group="model")
+    head_dim: Count = option(128, "width of a head, of which the model's is a multiple", group="model")
     kv_heads: Count = option(0, "heads of keys and values, 0: as many as of queries", group="model")
     max_seq_len: Count = option(2048, "length of the context", group="model", unit="TOKENS")
-    window_pattern: str = option("", "S and L for layers that see a quarter or all of the context", group="model")
+    window_pattern: str = option("", "S and L: layers that see a quarter or all; empty: the model's", group="model")
 
-    num_iterations: Count = option(-1, "steps; -1: from what follows", group="horizon", unit="STEPS")
-    target_flops: float = option(-1.0, "compute to spend; -1: from what follows", group="horizon", unit="FLOPS")
-    target_seconds: float = option(-1.0, "time to train; -1: from what follows", group="horizon", unit="SECONDS")
-    target_param_data_ratio: float = option(12.0, "tokens for each parameter that scales", group="horizon")
+    num_iterations: Count = option(-1, "steps", group="horizon", unit="STEPS")
+    target_flops: float = option(-1.0, "compute to spend", group="horizon", unit="FLOPS")
+    target_seconds: float = option(-1.0, "time to train", group="horizon", unit="SECONDS")
+    target_param_data_ratio: float = option(
+        -1.0, "tokens for each parameter; 12 if no horizon is given", group="horizon"
+    )
 
-    device_batch_size: str = option("auto", "rows at once on a device; auto: the most that fit", group="batch")
+    device_batch_size: str = option("auto", "rows at once on a device, auto: the most that fit", group="batch", **MAY)
     total_batch_size: Count = option(-1, "tokens of a step; -1: from the horizon", group="batch", unit="TOKENS")
 
     embedding_lr: float = option(0.3, "AdamW, before scaling by batch and width", group="optimizer")
     unembedding_lr: float = option(0.008, "AdamW, before scaling by batch and width", group="optimizer")
     matrix_lr: float = option(0.02, "Muon, before scaling by batch", group="optimizer")
     scalar_lr: float = option(0.5, "AdamW, before scaling by batch", group="optimizer")
-    weight_decay: float = option(0.28, "Muon's, cautious, before scaling by batch and horizon", group="optimizer")
+    weight_decay: float = option(0.28, "Muon's, before scaling by batch and horizon", group="optimizer")
     warmup_steps: Count = option(40, "to the full learning rate", group="optimizer", unit="STEPS")
     warmdown_ratio: float = option(0.65, "share of the run in which it falls", group="optimizer")
     final_lr_frac: float = option(0.05, "of the learning rate at the end", group="optimizer")
     grad_clip: float = option(0.0, "largest norm of the gradient, 0: any", group="optimizer")
 
     data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data")
-    num_shards: Count = option(0, "of a named corpus, 0: its default", group="data", in_card=False)
-    tokens: str = option(
-        "", "folder of token shards that scripts.prepare made; empty: read text", group="data", in_card=False
-    )
-    skip_bad: bool = option(False, "leave out damaged files and rows", group="data", in_card=False)
+    num_shards: Count = option(0, "of a named corpus; 0: as many as the horizon needs", group="data", in_card=False)
+    tokens: str = option("", "folder that scripts.prepare --tokenize filled; empty: read text", group="data", **SIDE)
+    skip_bad: bool = option(False, "leave out damaged files and rows", group="data", **SIDE)
     tokenizer_tag: str = option("default", "run whose tokenizer to use", group="data", in_card=False)
     overflow: str = option("carry", "the end of a text too long for its row: carry, or crop", group="data")
 
-    eval_every: Count = option(250, "steps between validations, -1: none", group="evaluation", unit="STEPS")
+    eval_every: Count = option(
+        250, "between validations; 0: first and last; -1: none", group="evaluation", unit="STEPS"
+    )
     eval_bytes: Count = option(4_000_000, "of validation text", group="evaluation", unit="BYTES")
 
-    save_every: Count = option(1000, "steps between checkpoints, -1: only the last", group="checkpoints", unit="STEPS")
-    keep_last: Count = option(2, "newest checkpoints to keep", group="checkpoints", in_card=False)
-    keep_every: Count = option(
-        0, "keep those of every so many steps too", group="checkpoints", unit="STEPS", in_card=False
+    save_every: Count = option(
+        1000, "between checkpoints; -1: only the last", group="checkpoints", unit="STEPS", **SIDE
     )
+    keep_last: Count = option(2, "newest checkpoints to keep", group="checkpoints", **SIDE)
+    keep_every: Count = option(0, "keep those of every so many steps too", group="checkpoints", unit="STEPS", **SIDE)
