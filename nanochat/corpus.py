@@ -164,7 +164,7 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False, skip_bad:
 
     num_shards: of a corpus with a name, to train on; 0 for its default. With skip_bad, what is damaged is left out.
     """
-    bad, parts = Bad(skip_bad), []
+    bad, parts = Bad(skip_bad, tell=True), []
     for listing in find(data, num_shards, offline):
         if listing.val:
             train, val = [found.path for found in listing.train], [found.path for found in listing.val]
@@ -179,8 +179,6 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False, skip_bad:
         if not source.train or not source.val:
             raise ValueError(f"--data: {listing.name} has no whole shard for {'val' if source.train else 'train'}")
         parts.append((source, listing.share))
-    for what in bad.first:
-        print0(f"data: left out: {what}")
     held_out = {shard.hash: shard for source, _ in parts for shard in source.val}
     for shard in (shard for source, _ in parts for shard in source.train):
         if shard.hash in held_out:
