@@ -205,7 +205,7 @@ class TextLoader:
         if missing := [lane for lane in self._my_lanes() if str(lane) not in state["lanes"]]:
             raise ValueError(f"the saved place lacks lanes {missing}: join the states of all ranks with merge_states")
         self.close()
-        self._row = state["rows"]
+        self._row, self._given = state["rows"], {}
         for lane, part in self._windows:
             window = state["lanes"][str(lane)][part]
             self._windows[lane, part] = Window(**{**window, "left": tuple(map(tuple, window["left"]))})

@@ -8,7 +8,9 @@ import pytest
 
 from nanochat import corpus
 from nanochat.corpus import CORPORA, open_corpus
+from nanochat.dataloader import TextLoader
 from nanochat.hub import HubError
+from nanochat.tokenizer import Tokenizer
 
 
 def shard(path: Path, texts: list, kind=None, **how) -> Path:
@@ -250,12 +252,32 @@ def test_what_a_manifest_says(mirror):
         assert (entry["source"], entry["revision"], entry["rows"]) == ("mixed-text", None, 6)
 
 
-def test_size_is_at_least_the_characters(tmp_path):
+def test_the_size_of_text(tmp_path):
     found = open_corpus(str(folder(tmp_path / "text", 3000, "가나다" * 30)))
     characters = sum(
         len(text.as_py()) for split in ("train", "val") for batch in found.batches(split) for text in batch
     )
     assert characters <= found.size < 4 * characters
+
+
+def test_no_batch_of_any_seed_mix_or_epoch_has_validation_text(tmp_path):
+    names = ("alpha", "beta")
+    found = open_corpus(
+        ",".join(f"{folder(tmp_path / name, 300, name)}:{share}" for name, share in zip(names, (3, 1), strict=True))
+    )
+    tokenizer = Tokenizer.train(["alpha beta 0123456789"], 266)  # so that what is decoded is what was written
+    # Of three digits, so that none is what a row has left of another.
+    held_out = [text for batch in found.batches("val") for text in batch.to_pylist() if text[-3:].isdigit()]
+    trained = [text for batch in found.batches("train") for text in batch.to_pylist()]
+    assert len(held_out) >= 2
+    for seed in (0, 1):
+        seen = set()
+        with TextLoader(found, tokenizer, 8, 255, lanes=8, seed=seed) as loader:
+            while min(loader.epochs.values()) < 2:
+                for row in next(loader)[0].tolist():
+                    seen.update(tokenizer.decode(row).split("<|bos|>"))
+        assert not seen & set(held_out)
+        assert len(seen & set(trained)) > 0.9 * len(trained)
 
 
 def test_the_real_mixed_text(monkeypatch):
