@@ -205,6 +205,22 @@ def hub_files(data: str, num_shards: int = 0) -> list[HubFile]:
     return [file for source, _ in _parse(data) if source in CORPORA for file in CORPORA[source].files(num_shards)]
 
 
+def shards_for(data: str, size: float, offline: bool = False) -> int:
+    """How many shards of the corpora with a name that --data names hold `size` bytes of text to train on together.
+
+    Reckoned from the first shard of each, and no more than there are; 0 where nothing has a name.
+    """
+    parts, most = _parse(settle(data)), 0
+    for source, share in parts:
+        if source in CORPORA:
+            named = CORPORA[source]
+            paths = [found.path for found in hub.fetch(named.files(1)[:1], offline)]
+            [first] = open_shards(paths, named.column, Bad(skip=False), hub.sha256)
+            part = size * share / math.fsum(share for _, share in parts)
+            most = max(most, min(named.count, math.ceil(part / first.size)))
+    return most
+
+
 def _parse(data: str) -> list[tuple[str, float]]:
     """(source, share) of each part of a mix; one alone has share 1. A folder's name may hold commas and colons."""
     if Path(data.removeprefix("folder:")).expanduser().is_dir():

@@ -113,6 +113,18 @@ def test_a_corpus_by_name_is_read_where_it_lies(mirror):
     assert {(entry.row_groups, entry.rows) for entry in source.train + source.val} == {(3, 6)}
 
 
+def test_as_many_shards_as_a_run_needs(tmp_path, mirror):
+    """Of the mirror all shards are alike, but for the one to validate."""
+    each = open_corpus("climbmix", num_shards=1).parts[0][0].train[0].size
+    assert corpus.shards_for("climbmix", 1) == 1
+    assert corpus.shards_for("climbmix", 3 * each) == 3
+    assert corpus.shards_for("climbmix", 3 * each + 1) == 4
+    assert corpus.shards_for("auto", 1e15) == CORPORA["climbmix"].count
+    assert corpus.shards_for(f"climbmix:1,{folder(tmp_path / 'text', 9, 'row')}:3", 40 * each) == 10
+    assert corpus.shards_for("climbmix:1,mixed-text:3", 8 * each) == 6
+    assert corpus.shards_for(str(tmp_path / "text"), 1e15) == 0
+
+
 def test_all_that_is_missing_is_listed(mirror):
     for number in (1, 4):
         (mirror / f"local/mixed-text/shard_{number:05d}.parquet").unlink()
