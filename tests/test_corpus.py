@@ -228,6 +228,11 @@ def test_a_shard_that_changes_under_way(mirror, capsys):
         else:
             with pytest.raises(ValueError, match=r"shard_00000\.parquet has changed since this run began"):
                 next(found.batches("train"))
+            with (
+                TextLoader(found, Tokenizer.train(["any"], 266), 1, 8, lanes=1) as loader,
+                pytest.raises(ValueError, match=r"shard_00000\.parquet has changed since this run began"),
+            ):
+                next(loader)
 
 
 def test_the_same_text_is_not_to_train_on_and_to_validate(mirror):
