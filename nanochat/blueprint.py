@@ -9,7 +9,22 @@ import torch
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
 from nanochat.hardware import Accelerator
-from nanochat.scaling import HORIZONS, REFERENCE_DEPTH, Scale, Shape, cost, legal_rows, memory, scale, shape
+from nanochat.log import print0
+from nanochat.loop import largest_device_batch
+from nanochat.optim import Group
+from nanochat.param_groups import LEARNING_RATES, build_groups
+from nanochat.scaling import (
+    HORIZONS,
+    REFERENCE_DEPTH,
+    Scale,
+    Shape,
+    accumulation_steps,
+    cost,
+    legal_rows,
+    memory,
+    scale,
+    shape,
+)
 
 
 @dataclass(frozen=True)
@@ -25,9 +40,52 @@ class Blueprint:
     notes: list[str]
 
     @property
+    def summary(self) -> dict[str, Any]:
+        """As the report card names it; what a clock decides is left out."""
+        facts = {f"Number of parameters, {kind}": count for kind, count in self.counts.items() if kind != "total"}
+        facts = {"Number of parameters": self.counts["total"], **facts}
+        facts["Number of FLOPs per token"] = {"value": self.flops_per_token, "format": ".4e"}
+        if self.tokens is not None:
+            facts["Calculated number of iterations"] = self.scale.steps
+            facts["Number of training tokens"] = self.tokens
+            facts["Tokens : Params ratio"] = {"value": self.tokens / self.scaled, "format": ".2f"}
+        return facts
+
+    def device_rows(self, asked: str, model: GPT, objective: Any, runtime: Any) -> int:
+        """Rows of a micro-batch: as asked, or the most that fit."""
+        batch, length = self.scale.total_batch_size, self.model.max_seq_len
+        rows = legal_rows(batch, length, runtime.world_size)
+        if asked == "auto":
+            ids = torch.zeros(rows[-1], length, dtype=torch.int64, device=runtime.device)
+            states = 8 * self.counts["total"] // runtime.world_size
+            size, how = largest_device_batch(model, objective, (ids, ids), runtime, states), "the most that fit"
+        else:
+            size, how = _whole(asked), "as asked"
+        steps = accumulation_steps(batch, size, length, runtime.world_size)
+        print0(f"device batch: {size} rows of {length:,} tokens, {how}; {steps} of them make a step on each rank")
+        return size
+
+    def groups(self, model: GPT, config: Any) -> list[Group]:
+        """Of the optimizer, with this run's rates."""
+        rates = {name: getattr(config, name) for name in LEARNING_RATES}
+        return build_groups(
+            model.named_parameters(),
+            batch_tokens=self.scale.total_batch_size,
+            width=self.shape.width,
+            matrix_weight_decay=config.weight_decay * self.scale.weight_decay,
+            learning_rates=rates,
+        )
+
+    @property
     def tokens(self) -> int | None:
         """Of the whole run; None if a clock ends it."""
         return None if self.scale.steps is None else self.scale.steps * self.scale.total_batch_size
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f"--device-batch-size={text} is no number of rows, take auto or a whole number")
+    return int(text)
 
 
 def draw(config: Any, vocab_size: int, bos_id: int) -> Blueprint:
@@ -64,7 +122,7 @@ def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator,
     """Lines of what the run will take on some hardware: memory of a rank, time, dollars."""
     rows = legal_rows(plan.scale.total_batch_size, config.max_seq_len, ranks)
     asked = config.device_batch_size
-    sizes = rows if asked == "auto" else [int(asked)]
+    sizes = rows if asked == "auto" else [_whole(asked)]
     options = {"logits": CHUNK_BYTES["cuda"], "checkpointing": config.checkpointing}
     needs = {size: memory(plan.counts, plan.shape, size, config.max_seq_len, ranks, **options) for size in sizes}
     fit = [size for size in sizes if not accelerator.memory or sum(needs[size].values()) < 0.9e9 * accelerator.memory]

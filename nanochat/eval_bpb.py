@@ -6,13 +6,14 @@ on batch size, ranks or padding. A special token stands for no bytes and is not 
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from nanochat.log import print0
 from nanochat.tokenizer import Tokenizer
 
 
@@ -88,3 +89,16 @@ def bits_per_byte(model: Any, text: EvalText, seq_len: int, batch_size: int, run
     excess = sums[:, 0] / math.log(2) - value * sums[:, 1]
     stderr = math.sqrt(rows / max(rows - 1, 1) * float((excess**2).sum())) / size if rows > 1 else math.nan
     return Bpb(value, stderr, int(size))
+
+
+def validation(model: Any, text: EvalText, seq_len: int, batch_size: int, runtime: Any, log: Any) -> Callable:
+    """A hook of the training loop: the figure goes to the log, and with the lowest one into the state's notes."""
+
+    def validate(state: Any) -> None:
+        found = bits_per_byte(model, text, seq_len, batch_size, runtime)
+        lowest = min(found.value, state.notes.get("lowest val bpb", math.inf))
+        state.notes |= {"val bpb": found.value, "val bpb stderr": found.stderr, "lowest val bpb": lowest}
+        print0(f"step {state.step:05d} | validation bpb: {found.value:.4f} ± {found.stderr:.4f}")
+        log.write(step=state.step, **{"val/bpb": found.value, "val/bpb_stderr": found.stderr})
+
+    return validate

@@ -109,6 +109,11 @@ def convert(
     return converted, left
 
 
+def describe(converted: list[str], left: dict[str, str]) -> str:
+    reasons = "; ".join(f"{name}: {why}" for name, why in left.items())
+    return f"fp8: {len(converted)} layers" + (f"; not {reasons}" if reasons else "")
+
+
 def _why_not(name: str, linear: nn.Linear, min_dim: int, keep: Collection[str]) -> str:
     """Why a layer stays as it is, or nothing."""
     dims = linear.out_features, linear.in_features

@@ -35,12 +35,14 @@ class Plan:
     """How long to train, and how a step is cut.
 
     Horizon: `steps`, or `seconds` of training, or with neither of them the source's own progress. device_batch: rows of
-    a micro-batch. schedules: as `schedules.apply` takes them. clip: largest norm of the gradient, 0: any.
+    a micro-batch. schedules: as `schedules.apply` takes them. after_step: called when the weights have changed. clip:
+    largest norm of the gradient, 0: any.
     """
 
     device_batch: int
     flops_per_token: float
     schedules: Mapping[str, Any]
+    after_step: Callable[[], None] | None = None
     steps: int | None = None
     seconds: float | None = None
     clip: float = 0.0
@@ -55,12 +57,13 @@ class Plan:
 class State:
     """Where the loop is, JSON-able: saved with a checkpoint, and gone on from.
 
-    seconds: of training steps alone. notes: what hooks keep, like the best evaluation. stop: the signal that ended it.
+    seconds: of training steps alone; waited: of these, for data. notes: what hooks keep, like the best evaluation. stop: the signal that ended it.
     """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    waited: float = 0.0
     flops: float = 0.0
     loss: float = math.nan  # of the last step
     smooth_loss: float = 0.0  # a moving average, still to be divided by 1 - SMOOTHING ** step
@@ -180,6 +183,8 @@ class _Loop:
         count = figures[1].float().clamp(min=1)
         norm = self.optimizer.step(1 / (count * state.loss_scale), self.plan.clip)
         self.optimizer.zero_grad()
+        if self.plan.after_step:
+            self.plan.after_step()
         figures, ready = torch.cat([figures, norm.to(precise).view(1)]), None
         if figures.device.type == "cuda":
             figures, own = figures.to("cpu", non_blocking=True), own.to("cpu", non_blocking=True)
@@ -244,6 +249,7 @@ class _Loop:
         seconds = now - max(self._settled, step.start)
         self._settled, self._trained = now, self._trained + seconds
         state.seconds = clock if world_size > 1 else self._trained
+        state.waited += step.wait
         state.tokens += step.tokens
         state.flops += step.tokens * self.plan.flops_per_token
         state.loss, state.smooth_loss = loss, SMOOTHING * state.smooth_loss + (1 - SMOOTHING) * loss
@@ -299,11 +305,11 @@ class _Loop:
         return f"step {step.number}: {what} ({'; '.join(culprits) or 'all losses are finite'})"
 
 
-def largest_device_batch(model: Any, objective: Objective, batch: Batch, runtime: Any, reserve: int) -> int:
+def largest_device_batch(model: Any, objective: Objective, batch: Batch, runtime: Any, reserve: int = 0) -> int:
     """The most rows of a step's batch that fit through forward and backward at once, the same on all ranks.
 
     reserve: bytes that the optimizer will take, not taken yet. On a GPU it is tried; elsewhere what one row saves for
-    its backward is counted, and half of the free memory is given to it.
+    its backward is counted, and half of the free memory is given to it. The model is not compiled yet.
     """
     rows = len(batch[0])
     if runtime.device.type != "cuda":

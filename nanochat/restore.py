@@ -1,12 +1,14 @@
 """What a stage starts from: a run to go on with, or a model to use."""
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nanochat.checkpoint import Checkpoint, Saver, load, newest, rng_state, set_rng_state, steps
+from nanochat.checkpoint import Checkpoint, Saver, hold, load, newest, rng_state, set_rng_state, steps
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import print0
 from nanochat.paths import stage_dir
@@ -17,6 +19,21 @@ def fixed_settings(config: Any) -> dict[str, Any]:
     """The fields of a script's config that a run keeps from its beginning to its end."""
     fields = dataclasses.fields(config)
     return {field.name: getattr(config, field.name) for field in fields if not field.metadata["may_change"]}
+
+
+@contextmanager
+def hold_for_all(folder: Path, runtime: Any) -> Iterator[None]:
+    """Keep a run's folder from other runs, for all of its ranks."""
+    with ExitStack() as stack:
+        fault = None
+        if runtime.rank == 0:
+            try:
+                stack.enter_context(hold(folder))
+            except ValueError as error:
+                fault = str(error)
+        if fault := runtime.first(fault):
+            raise ValueError(fault)
+        yield
 
 
 def run_to_go_on_with(folder: Path, resume: str, config: Any, runtime: Any) -> Checkpoint | None:
@@ -63,8 +80,7 @@ def load_model(stage: str, tag: str, step: int | None, runtime: Any) -> tuple[GP
     tokenizer = Tokenizer.load(stage_dir("tok_train", manifest["tokenizer"]["tag"]) / "tokenizer.json")
     if tokenizer.content_hash != manifest["tokenizer"]["hash"]:
         raise ValueError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
-    model = build_model(GPTConfig(**manifest["model"]), runtime)
-    model.load_state_dict(checkpoint.model_tensors())
+    model = build_model(GPTConfig(**manifest["model"]), runtime, checkpoint)
     print0(f"model: {stage} {tag}, step {checkpoint.step:,}")
     return model.eval().requires_grad_(False), tokenizer, checkpoint
 
@@ -77,12 +93,17 @@ def _find(folder: Path, step: int | None) -> int | str:
     return checkpoint.step if checkpoint else f"there is no model in {folder}"
 
 
-def build_model(config: GPTConfig, runtime: Any, **options: Any) -> GPT:
-    """A model on the runtime's device whose weights are not set yet."""
+def build_model(config: GPTConfig, runtime: Any, weights: Checkpoint | int, **options: Any) -> GPT:
+    """A model on the runtime's device; weights: of a checkpoint, or new ones from a seed."""
     with torch.device("meta"):
         model = GPT(config, runtime.attention, **options)
-    model.to_empty(device=runtime.device).init_buffers()
+    model.to_empty(device=runtime.device)
     model.compute_dtype = runtime.dtype
+    if isinstance(weights, Checkpoint):
+        model.init_buffers()
+        model.load_state_dict(weights.model_tensors())
+    else:
+        model.init_weights(weights)
     return model
 
 
@@ -95,6 +116,17 @@ class Keeper:
     def __init__(self, saver: Saver, model: GPT, optimizer: Any, source: Any, merge: Any, runtime: Any, about: dict):
         self.saver, self.model, self.optimizer, self.source = saver, model, optimizer, source
         self.merge, self.runtime, self.about = merge, runtime, about
+
+    def __enter__(self) -> "Keeper":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Wait for what is being written; a run that broke down learns where it can go on from."""
+        self.saver.wait()
+        if isinstance(error, FloatingPointError):
+            there = steps(self.saver.folder)
+            kept = f"the checkpoint of step {there[-1]:,} is kept" if there else "no checkpoint was saved before"
+            raise FloatingPointError(f"{error}; {kept} in {self.saver.folder}") from None
 
     def save(self, state: Any) -> None:
         """A hook of the loop, the last one, so that what other hooks noted is saved too; a collective."""

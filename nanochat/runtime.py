@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from nanochat import attention
-from nanochat.hardware import Accelerator, find
+from nanochat.hardware import Accelerator, find, parse_named
 from nanochat.log import print0
 from nanochat.paths import base_dir
 
@@ -40,6 +40,16 @@ class Runtime:
     def peak_flops(self) -> float | None:
         """Per second, of this rank's accelerator in this precision; None where it is not known."""
         return self.accelerator.peak(self.dtype_name) if self.accelerator else None
+
+    @property
+    def optimizer_options(self) -> dict[str, Any]:
+        """Muon's matrix products in bf16, and its step compiled, where a GPU gains by it."""
+        gpu = self.device.type == "cuda"
+        return {"polar_dtype": torch.bfloat16 if gpu else torch.float32, "compile": gpu}
+
+    def as_in(self, manifest: dict[str, Any]) -> "Runtime":
+        """In the precision of the run that a checkpoint is of: what auto measures may differ from day to day."""
+        return replace(self, dtype=DTYPES[manifest["dtype"]])
 
     def all_sum(self, numbers: torch.Tensor) -> torch.Tensor:
         """Over ranks, in place."""
@@ -116,6 +126,15 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention_path: str = 
     finally:
         if world_size > 1:
             dist.destroy_process_group()
+
+
+def planned_hardware(named: str) -> tuple[int, Accelerator]:
+    """How many of which accelerator a plan is for: as named (8xH100), or those of this machine."""
+    if named:
+        return parse_named(named)
+    device, _ = _device("auto")
+    name = _name(device)
+    return max(1, torch.cuda.device_count()), find(name) or Accelerator(name)
 
 
 def _device(device_type: str) -> tuple[torch.device, str]:

@@ -22,8 +22,9 @@ LAYERS = [
     "interrupt plots cross_entropy_triton hub folder shards world lanes token_shards prefetch",
     "outcome tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
     "runtime param_groups gpt recursive scaling dataloader packing lint",
-    "blueprint checkpoint engine kvcache objectives rollouts eval_bpb eval_core eval_chat",
-    "loop restore report export serve sweep mixture merge variance",
+    "checkpoint engine kvcache objectives rollouts eval_bpb eval_core eval_chat",
+    "loop card report export serve sweep mixture merge variance",
+    "blueprint restore",
 ]
 LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}
 HIGHEST_LAYER_FOR_TASKS = 2
