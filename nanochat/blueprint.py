@@ -1,4 +1,4 @@
-"""What a pretraining run will be, from its flags alone: the model's shape, batch, horizon, rates; and what it takes."""
+"""A pretraining run on paper, from its flags alone: the model's shape, batch, horizon, rates, and what it takes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,13 +6,17 @@ from typing import Any
 
 import torch
 
+from nanochat import fp8
+from nanochat.checkpoint import Checkpoint
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
 from nanochat.hardware import Accelerator
 from nanochat.log import print0
 from nanochat.loop import largest_device_batch
-from nanochat.optim import Group
+from nanochat.objectives import next_token
+from nanochat.optim import Optimizer
 from nanochat.param_groups import LEARNING_RATES, build_groups
+from nanochat.restore import build_model
 from nanochat.scaling import (
     HORIZONS,
     REFERENCE_DEPTH,
@@ -51,30 +55,35 @@ class Blueprint:
             facts["Tokens : Params ratio"] = {"value": self.tokens / self.scaled, "format": ".2f"}
         return facts
 
-    def device_rows(self, asked: str, model: GPT, objective: Any, runtime: Any) -> int:
-        """Rows of a micro-batch: as asked, or the most that fit."""
+    def build(self, config: Any, weights: Checkpoint | int, runtime: Any) -> tuple[GPT, Optimizer, int]:
+        """The model (weights: a checkpoint's, or new ones from a seed), its optimizer, and rows of a micro-batch."""
+        model = build_model(self.model, runtime, weights, checkpointing=config.checkpointing)
+        rows = self._device_rows(config.device_batch_size, model, runtime)
+        if config.fp8:
+            print0(fp8.describe(*fp8.convert(model)))
+        if config.compile:
+            model.compile_parts()
+        groups = build_groups(
+            model.named_parameters(),
+            batch_tokens=self.scale.total_batch_size,
+            width=self.shape.width,
+            matrix_weight_decay=config.weight_decay * self.scale.weight_decay,
+            learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
+        )
+        return model, Optimizer(groups, runtime.rank, runtime.world_size, **runtime.optimizer_options), rows
+
+    def _device_rows(self, asked: str, model: GPT, runtime: Any) -> int:
         batch, length = self.scale.total_batch_size, self.model.max_seq_len
         rows = legal_rows(batch, length, runtime.world_size)
         if asked == "auto":
             ids = torch.zeros(rows[-1], length, dtype=torch.int64, device=runtime.device)
             states = 8 * self.counts["total"] // runtime.world_size
-            size, how = largest_device_batch(model, objective, (ids, ids), runtime, states), "the most that fit"
+            size, how = largest_device_batch(model, next_token, (ids, ids), runtime, states), "the most that fit"
         else:
             size, how = _whole(asked), "as asked"
         steps = accumulation_steps(batch, size, length, runtime.world_size)
         print0(f"device batch: {size} rows of {length:,} tokens, {how}; {steps} of them make a step on each rank")
         return size
-
-    def groups(self, model: GPT, config: Any) -> list[Group]:
-        """Of the optimizer, with this run's rates."""
-        rates = {name: getattr(config, name) for name in LEARNING_RATES}
-        return build_groups(
-            model.named_parameters(),
-            batch_tokens=self.scale.total_batch_size,
-            width=self.shape.width,
-            matrix_weight_decay=config.weight_decay * self.scale.weight_decay,
-            learning_rates=rates,
-        )
 
     @property
     def tokens(self) -> int | None:

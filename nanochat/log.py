@@ -14,10 +14,10 @@ def is_main_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def print0(*values: Any, end: str = "\n", file: TextIO | None = None) -> None:
+def print0(*values: Any, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
     """Print on rank 0 only, at once: the lines of a run that dies are still in its log."""
     if is_main_rank():
-        print(*values, end=end, file=file, flush=True)
+        print(*values, sep=sep, end=end, file=file, flush=True)
 
 
 def duration(seconds: float) -> str:

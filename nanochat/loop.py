@@ -57,7 +57,8 @@ class Plan:
 class State:
     """Where the loop is, JSON-able: saved with a checkpoint, and gone on from.
 
-    seconds: of training steps alone; waited: of these, for data. notes: what hooks keep, like the best evaluation. stop: the signal that ended it.
+    seconds: of training steps alone; waited: of these, for data. notes: what hooks keep, like the best evaluation.
+    stop: what ended it early.
     """
 
     step: int = 0

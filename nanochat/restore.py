@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nanochat.checkpoint import Checkpoint, Saver, hold, load, newest, rng_state, set_rng_state, steps
+from nanochat.checkpoint import Checkpoint, Saver, check_free_space, hold, load, newest, rng_state, set_rng_state, steps
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import print0
 from nanochat.paths import stage_dir
@@ -110,12 +110,21 @@ def build_model(config: GPTConfig, runtime: Any, weights: Checkpoint | int, **op
 class Keeper:
     """Saves a training run, and puts it back: what all stages save, in one place.
 
-    about: what the stage's manifests say besides (stage, parent, data, tokenizer); merge: of all ranks' source states.
+    merge: joins the states that the ranks' sources give. about: what manifests say besides: stage, parent, data,
+    tokenizer.
     """
 
-    def __init__(self, saver: Saver, model: GPT, optimizer: Any, source: Any, merge: Any, runtime: Any, about: dict):
-        self.saver, self.model, self.optimizer, self.source = saver, model, optimizer, source
-        self.merge, self.runtime, self.about = merge, runtime, about
+    def __init__(
+        self, folder: Path, config: Any, runtime: Any, model: GPT, optimizer: Any, source: Any, merge: Any, **about: Any
+    ):
+        self.runtime, self.model, self.optimizer, self.source, self.merge = runtime, model, optimizer, source, merge
+        self.about = about | {"config": fixed_settings(config), "dtype": runtime.dtype_name}
+        cadence = {"keep_last": config.keep_last, "keep_every": config.keep_every}
+        self.saver = Saver(folder, runtime.rank, runtime.world_size, store=runtime.store, **cadence)
+        copies = config.keep_last + 1  # the one that is being written besides
+        check_free_space(
+            folder, copies * sum(12 * p.numel() for p in model.parameters()), "the checkpoints of this run"
+        )
 
     def __enter__(self) -> "Keeper":
         return self

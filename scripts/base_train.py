@@ -6,7 +6,6 @@ torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=24 --f
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
@@ -89,17 +88,16 @@ def main(config: Config) -> None:
     from nanochat import fp8, loop, schedules
     from nanochat.blueprint import draw, estimate
     from nanochat.card import curves, training_facts
-    from nanochat.checkpoint import MANIFEST, Saver, check_free_space
+    from nanochat.checkpoint import MANIFEST
     from nanochat.corpus import open_corpus, shards_for
     from nanochat.dataloader import TextLoader, merge_states
     from nanochat.eval_bpb import read_text, validation
     from nanochat.objectives import next_token
-    from nanochat.optim import Optimizer
-    from nanochat.restore import Keeper, build_model, fixed_settings, hold_for_all, run_to_go_on_with
+    from nanochat.restore import Keeper, hold_for_all, run_to_go_on_with
     from nanochat.runtime import planned_hardware, setup
     from nanochat.tokenizer import Tokenizer
 
-    tag = config.tag or f"d{config.depth}"
+    tag, length = config.tag or f"d{config.depth}", config.max_seq_len
     folder, outcome = stage_dir("base_train", tag), Outcome.begin("base_train", tag, config)
     tokenizer = Tokenizer.load(stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json")
     plan = draw(config, tokenizer.vocab_size, tokenizer.special_tokens["<|bos|>"])
@@ -115,44 +113,30 @@ def main(config: Config) -> None:
     ):
         begun = run_to_go_on_with(folder, config.resume, config, runtime)
         runtime = runtime.as_in(begun.manifest) if begun else runtime
-        check_free_space(folder, 12 * plan.counts["total"] * (config.keep_last + 1), "its checkpoints")
         num_shards = config.num_shards or shards_for(config.data, BYTES_PER_TOKEN * (plan.tokens or 0))
         corpus = open_corpus(config.data, num_shards, skip_bad=config.skip_bad)
         text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes)
+        model, optimizer, rows = plan.build(config, begun or config.seed, runtime)
 
-        model = build_model(plan.model, runtime, begun or config.seed, checkpointing=config.checkpointing)
-        rows = plan.device_rows(config.device_batch_size, model, next_token, runtime)
-        if config.fp8:
-            print0(fp8.describe(*fp8.convert(model)))
-        if config.compile:  # block by block: they are alike, so that one graph serves all
-            for block in model.blocks:
-                block.compile()
-        place = {"rank": runtime.rank, "world_size": runtime.world_size}
-        optimizer = Optimizer(plan.groups(model, config), **place, **runtime.optimizer_options)
         options = {"seed": config.seed, "overflow": config.overflow, "tokens": config.tokens and Path(config.tokens)}
-        total_rows = plan.scale.total_batch_size // config.max_seq_len
-        source = TextLoader(
-            corpus, tokenizer, total_rows, config.max_seq_len, device=runtime.device, **place, **options
-        )
-        moves = schedules.pretraining(config.warmup_steps, config.warmdown_ratio, config.final_lr_frac)
-        horizon = {"steps": plan.scale.steps, "seconds": plan.scale.seconds, "clip": config.grad_clip}
-        steps = loop.Plan(rows, plan.flops_per_token, moves, lambda: fp8.refresh(model), **horizon)
-        saver = Saver(folder, **place, keep_last=config.keep_last, keep_every=config.keep_every, store=runtime.store)
-        about = {"stage": "base_train", "parent": None, "config": fixed_settings(config), "data": corpus.manifest()}
-        about |= {
-            "tokenizer": {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash},
-            "dtype": runtime.dtype_name,
-        }
-        with source, Keeper(saver, model, optimizer, source, merge_states, runtime, about) as keeper:
+        options |= {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
+        source = TextLoader(corpus, tokenizer, plan.scale.total_batch_size // length, length, **options)
+        about = {"stage": "base_train", "parent": None, "data": corpus.manifest()}
+        about["tokenizer"] = {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash}
+        with source, Keeper(folder, config, runtime, model, optimizer, source, merge_states, **about) as keeper:
             state = loop.State(**keeper.put_back(begun)) if begun else loop.State()
-            validate = validation(model, text, config.max_seq_len, rows, runtime, log)
+            log.rewind(state.step)
+            validate = validation(model, text, length, rows, runtime, log)
+            # Saved last, so that a checkpoint knows what the validation before it found.
             hooks = [loop.every(config.eval_every, validate, at_start=True)] * (config.eval_every >= 0)
             hooks.append(loop.every(config.save_every, keeper.save, at_stop=True))
-            log.rewind(state.step)
+            moves = schedules.pretraining(config.warmup_steps, config.warmdown_ratio, config.final_lr_frac)
+            horizon = {"steps": plan.scale.steps, "seconds": plan.scale.seconds, "clip": config.grad_clip}
+            steps = loop.Plan(rows, plan.flops_per_token, moves, lambda: fp8.refresh(model), **horizon)
             loop.train(model, source, next_token, optimizer, steps, hooks, runtime, log, state)
-            if state.stop:
-                print0(f"stopped by {state.stop} after step {state.step:,}: the same command goes on from there")
-                return
+        if state.stop:
+            print0(f"stopped by {state.stop} after step {state.step:,}: the same command goes on from there")
+            return
         outcome.metrics = plan.summary | training_facts(state, source, corpus, runtime)
         outcome.curves = curves(log)
         if runtime.rank == 0:

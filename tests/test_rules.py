@@ -23,8 +23,8 @@ LAYERS = [
     "outcome tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
     "runtime param_groups gpt recursive scaling dataloader packing lint",
     "checkpoint engine kvcache objectives rollouts eval_bpb eval_core eval_chat",
-    "loop card report export serve sweep mixture merge variance",
-    "blueprint restore",
+    "loop restore card report export serve sweep mixture merge variance",
+    "blueprint",
 ]
 LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}
 HIGHEST_LAYER_FOR_TASKS = 2
