@@ -29,6 +29,9 @@ from nanochat.scaling import (
     scale,
     shape,
 )
+from nanochat.tokenizer import Tokenizer
+
+ASSUMED_VOCABULARY = 2**16
 
 
 @dataclass(frozen=True)
@@ -97,13 +100,16 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def draw(config: Any, vocab_size: int, bos_id: int) -> Blueprint:
-    """The blueprint of `config`, scripts.base_train's."""
+def draw(config: Any, tokenizer: Tokenizer | None) -> Blueprint:
+    """The blueprint of `config`, scripts.base_train's; without a tokenizer, of a vocabulary of common size."""
     if config.model not in CONFIGURATIONS:
         raise ValueError(f"--model={config.model} is not known, take one of {', '.join(CONFIGURATIONS)}")
-    notes: list[str] = []
-    form, model = _model(config, config.depth, vocab_size, bos_id, notes.append)
-    _, reference = _model(config, REFERENCE_DEPTH, vocab_size, bos_id, lambda line: None)
+    notes: list[str] = (
+        [] if tokenizer else [f"vocabulary {ASSUMED_VOCABULARY:,} = assumed, no tokenizer is trained yet"]
+    )
+    words = (tokenizer.vocab_size, tokenizer.special_tokens["<|bos|>"]) if tokenizer else (ASSUMED_VOCABULARY, 0)
+    form, model = _model(config, config.depth, *words, notes.append)
+    _, reference = _model(config, REFERENCE_DEPTH, *words, lambda line: None)
     counts, scaled = model.parameter_counts(), _scaled(model)
     flops = model.flops_per_token()
     horizon = {name: value for name in HORIZONS if (value := getattr(config, name)) > 0}
@@ -127,8 +133,9 @@ def _scaled(model: GPT) -> int:
     return counts["matrices"] + (counts["head"] or counts["embed"])
 
 
-def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator, dtype: str) -> list[str]:
+def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator) -> list[str]:
     """Lines of what the run will take on some hardware: memory of a rank, time, dollars."""
+    dtype = "bf16" if config.dtype == "auto" else config.dtype
     rows = legal_rows(plan.scale.total_batch_size, config.max_seq_len, ranks)
     asked = config.device_batch_size
     sizes = rows if asked == "auto" else [_whole(asked)]

@@ -133,8 +133,10 @@ def planned_hardware(named: str) -> tuple[int, Accelerator]:
     if named:
         return parse_named(named)
     device, _ = _device("auto")
-    name = _name(device)
-    return max(1, torch.cuda.device_count()), find(name) or Accelerator(name)
+    if device.type != "cuda":
+        return 1, Accelerator(device.type.upper(), memory=Runtime(device, torch.float32, "").free_memory() / 1e9)
+    name, memory = _name(device), torch.cuda.get_device_properties(device).total_memory / 1e9
+    return torch.cuda.device_count(), find(name) or Accelerator(name, memory=memory)
 
 
 def _device(device_type: str) -> tuple[torch.device, str]:

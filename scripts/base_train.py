@@ -99,8 +99,9 @@ def main(config: Config) -> None:
 
     tag, length = config.tag or f"d{config.depth}", config.max_seq_len
     folder, outcome = stage_dir("base_train", tag), Outcome.begin("base_train", tag, config)
-    tokenizer = Tokenizer.load(stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json")
-    plan = draw(config, tokenizer.vocab_size, tokenizer.special_tokens["<|bos|>"])
+    vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
+    tokenizer = None if config.dry_run and not vocabulary.exists() else Tokenizer.load(vocabulary)
+    plan = draw(config, tokenizer)
     print0(*plan.notes, *(f"{name}: {show(value)}" for name, value in plan.summary.items()), sep="\n")
     if config.dry_run:
         print0(*estimate(plan, config, *planned_hardware(config.on)), sep="\n")
@@ -118,7 +119,8 @@ def main(config: Config) -> None:
         text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes)
         model, optimizer, rows = plan.build(config, begun or config.seed, runtime)
 
-        options = {"seed": config.seed, "overflow": config.overflow, "tokens": config.tokens and Path(config.tokens)}
+        options = {"seed": config.seed, "overflow": config.overflow}
+        options |= {"tokens": Path(config.tokens) if config.tokens else None}
         options |= {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
         source = TextLoader(corpus, tokenizer, plan.scale.total_batch_size // length, length, **options)
         about = {"stage": "base_train", "parent": None, "data": corpus.manifest()}
