@@ -105,7 +105,7 @@ def test_polar_express_makes_singular_values_one():
 
 
 def test_what_muon_does_not_depend_on():
-    """The size of gradients; and, except for the length of the step, the other matrices of the batch."""
+    """The size of the gradients, and the other matrices of its shape."""
     results = []
     for size, company in [(1, 0), (1e-6, 0), (1e6, 3)]:
         torch.manual_seed(SEED)
