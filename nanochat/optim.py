@@ -6,7 +6,7 @@ become views of them. So nothing is copied to be batched or sent, and a paramete
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -94,21 +94,22 @@ def muon_update(
     update = gradients.lerp(momenta, momentum)  # Nesterov
     # MuonEq: every row gets the same norm, which conditions what is orthogonalised; then the whole gets norm 1.
     rows = update.norm(dim=-1, keepdim=True)
-    floor = (rows.norm(dim=-2, keepdim=True) * (ROW_FLOOR / m**0.5)).clamp_min(TINY**3)
-    raised = rows.maximum(floor)
-    whole = (rows / raised).norm(dim=-2, keepdim=True).clamp_min(TINY)
-    update = polar_express((update / raised / (whole * SAFETY)).to(polar_dtype)).float()
-    # Muon+: the Frobenius norm of a matrix that is semi-orthogonal exactly.
-    update *= min(m, n) ** 0.5 / update.norm(dim=(-2, -1), keepdim=True).clamp_min(TINY)
+    raised = rows.maximum(rows.norm(dim=-2, keepdim=True) * (ROW_FLOOR / m**0.5)).clamp_min(TINY**2)
+    whole = (rows / raised).norm(dim=-2, keepdim=True).clamp_min(1)
+    update = polar_express((update / (raised * whole * SAFETY)).to(polar_dtype))
+    # Muon+: the Frobenius norm of an exactly semi-orthogonal matrix. It is reached by way of the last factor.
     # NorMuon: rows (or columns) that are always large are damped, the others raised, the norm of the whole is kept.
-    means = update.square().mean(dim=-1 if m >= n else -2, keepdim=True)
+    along = -1 if m >= n else -2
+    squares = update.norm(dim=along, keepdim=True, dtype=torch.float32).square()
+    snap = min(m, n) / squares.sum(dim=(-2, -1), keepdim=True).clamp_min(TINY)
+    means = squares * snap / grads.size(along)
     variances.lerp_(means, 1 - beta2)
     damping = variances.clamp_min(TINY).rsqrt()
     energy = means.sum(dim=(-2, -1), keepdim=True)
-    damped = (means * damping.square()).sum(dim=(-2, -1), keepdim=True)
-    update = (update * damping * (energy / damped.clamp_min(TINY)).sqrt()).view_as(values)
+    damped = (means * damping.square()).sum(dim=(-2, -1), keepdim=True).clamp_min(TINY)
+    update = (update * (lr * damping * (snap * energy / damped).sqrt())).view_as(values)
     # Cautious: weights decay only where the step shrinks them as well.
-    values.sub_(lr * (update + weight_decay * values * (update * values >= 0)))
+    values.mul_(1 - lr * weight_decay * (update * values >= 0)).sub_(update)
 
 
 class _Stack:
@@ -118,48 +119,45 @@ class _Stack:
     subclass says how slots fill a chunk, what the states are, and how they are stepped.
     """
 
+    steps: Tensor | None = None  # (chunks,)
+
     def __init__(self, group: Group, members: list[tuple[str, Parameter]], number: int, rank: int, ranks: int):
         self.group, self.members, self.number, self.rank, self.ranks = group, members, number, rank, ranks
-        self.shape, self.numel, self.device = members[0][1].shape, members[0][1].numel(), members[0][1].device
+        self.shape, self.numel = members[0][1].shape, members[0][1].numel()
         self.states: dict[str, tuple[Tensor, Sequence[int], int]] = {}  # (chunks, share of it); one's shape; its slot
-        self.steps: Tensor | None = None  # (chunks,)
 
     def _allocate(self, slot: int, per_chunk: int, share: int) -> None:
-        self.slot, self.per_chunk = slot, per_chunk
-        self.chunks = math.ceil(len(self.members) / per_chunk)
+        self.per_chunk, self.chunks = per_chunk, math.ceil(len(self.members) / per_chunk)
         self.values, self.grads = self._zeros(self.ranks, share), self._zeros(self.ranks, share)
         self.mine = self.values[:, self.rank]  # (chunks, share)
         self.reduced = self.grads[:, 0] if self.ranks == 1 else self._zeros(share)
         for index, (name, parameter) in enumerate(self.members):
             assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}: master weights are float32"
             chunk, at = self.place(index)
-            value, grad = (
-                buffer.view(self.chunks, -1)[chunk, at * slot : at * slot + self.numel].view(self.shape)
-                for buffer in (self.values, self.grads)
-            )
-            parameter.data, parameter.grad = value.copy_(parameter.data), grad
+            both = (buffer[chunk].view(-1)[at * slot :][: self.numel] for buffer in (self.values, self.grads))
+            value, parameter.grad = (flat.view(self.shape) for flat in both)
+            parameter.data = value.copy_(parameter.data)
 
     def _zeros(self, *sizes: int) -> Tensor:
-        return torch.zeros(self.chunks, *sizes, device=self.device)
+        return torch.zeros(self.chunks, *sizes, device=self.members[0][1].device)
 
     def place(self, index: int) -> tuple[int, int]:
         """The chunk of a parameter, and its slot there."""
         return divmod(index, self.per_chunk)
 
     def save(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Whole states by name: ranks take turns, chunk by chunk, and gather together."""
+        """Whole states by name: ranks gather together, and take turns to save a chunk."""
         for chunk in range(self.chunks):
             wholes = {state: self._whole(tensor[chunk]) for state, (tensor, _, _) in self.states.items()}
             if (self.number + chunk) % self.ranks != self.rank:
                 continue
             if self.ranks > 1:  # room on the device is for training
                 wholes = {state: whole.cpu() for state, whole in wholes.items()}
-            for index in range(chunk * self.per_chunk, min((chunk + 1) * self.per_chunk, len(self.members))):
+            for at, (name, _) in enumerate(self.members[chunk * self.per_chunk :][: self.per_chunk]):
                 saved = {} if self.steps is None else {"step": self.steps[chunk]}
                 for state, (_, shape, slot) in self.states.items():
-                    start = self.place(index)[1] * slot
-                    saved[state] = wholes[state][start : start + math.prod(shape)].view(shape)
-                yield self.members[index][0], saved
+                    saved[state] = wholes[state][at * slot :][: math.prod(shape)].view(shape)
+                yield name, saved
 
     def _whole(self, share: Tensor) -> Tensor:
         if self.ranks == 1:
@@ -171,8 +169,7 @@ class _Stack:
     def load(self, read: Callable[[str], dict[str, Tensor]]) -> None:
         """Of each whole state, take what lies in this rank's share."""
         for index, (name, _) in enumerate(self.members):
-            chunk, at = self.place(index)
-            saved = read(name)
+            (chunk, at), saved = self.place(index), read(name)
             if self.steps is not None:
                 self.steps[chunk] = saved["step"]
             for state, (tensor, shape, slot) in self.states.items():
@@ -246,21 +243,21 @@ class Optimizer:
         compile: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
     ):
-        self.groups, self.world_size, self._polar_dtype = list(groups), world_size, polar_dtype
+        self.groups, self._polar_dtype = list(groups), polar_dtype
         self._muon = torch.compile(muon_update, fullgraph=True, dynamic=False) if compile else muon_update
         self._factor = torch.tensor if compile else float  # a graph would be compiled anew for each float
         self._stacks: list[MuonStack | AdamWStack] = []
+        limit = chunk_bytes if world_size > 1 else 2**63  # nothing is sent
         for group in self.groups:
             by_shape: dict[tuple[int, ...], list[tuple[str, Parameter]]] = {}
             for name, parameter in group.params:
                 by_shape.setdefault(tuple(parameter.shape), []).append((name, parameter))
             for members in by_shape.values():
-                about = (group, members, len(self._stacks), rank, world_size)
-                chunk_limit = chunk_bytes if world_size > 1 else 2**63
-                self._stacks.append(STACKS[group.kind](*about, chunk_bytes=chunk_limit))
+                stack = STACKS[group.kind](group, members, len(self._stacks), rank, world_size, chunk_bytes=limit)
+                self._stacks.append(stack)
         self._reduce = _Reduce(self._stacks) if world_size > 1 else None
 
-    @torch.no_grad()
+    @torch.no_grad
     def step(self, grad_scale: float | Tensor = 1.0, clip: float = 0.0) -> Tensor:
         """Update by the ranks' summed gradients × grad_scale; their norm, 0-d on the device, before it is clipped.
 
@@ -293,10 +290,7 @@ class Optimizer:
     @contextmanager
     def reduce_in_backward(self) -> Iterator[None]:
         """Around the last backward before a step: what is complete there starts to be summed over the ranks."""
-        if self._reduce is None:
-            yield
-            return
-        with self._reduce.during_backward():
+        with self._reduce.during_backward() if self._reduce else nullcontext():
             yield
 
     def restart(self) -> None:
@@ -312,7 +306,7 @@ class Optimizer:
         """
         return iter([named for stack in self._stacks for named in stack.save()])
 
-    @torch.no_grad()
+    @torch.no_grad
     def load_state_tensors(self, read: Callable[[str], dict[str, Tensor]]) -> None:
         """Go on from states that any number of ranks saved; `read` gives the states of a parameter."""
         for stack in self._stacks:

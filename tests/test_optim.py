@@ -66,8 +66,12 @@ class PlainMuon:
         self.matrix = self.matrix - group.lr * math.sqrt(max(1, m / n)) * (x + decay)
 
 
-@pytest.mark.parametrize("silent", ["nothing", "row", "matrix"])
-def test_muon_equals_its_plain_twin(silent):
+@pytest.mark.parametrize(
+    ("rows", "loudness"),
+    [(slice(0), 1.0), (slice(1), 0.0), (slice(1), 1e-6), (slice(None), 0.0)],
+    ids=["all rows alike", "a silent row", "a faint row", "a silent matrix"],
+)
+def test_muon_equals_its_plain_twin(rows, loudness):
     shapes = [(random.randint(1, 24), random.randint(1, 24)) for _ in range(4)]
     params = parameters(*(shape for shape in shapes for _ in range(random.randint(1, 3))))
     group = muon_group(params)
@@ -76,10 +80,8 @@ def test_muon_equals_its_plain_twin(silent):
     for _ in range(3):
         gradients = give_gradients(params)
         for (_, parameter), gradient in zip(params, gradients, strict=True):
-            if silent != "nothing":
-                cut = slice(0, 1) if silent == "row" else slice(None)
-                gradient[cut] = 0
-                parameter.grad[cut] = 0
+            gradient[rows] *= loudness
+            parameter.grad[rows] *= loudness
         optimizer.step(0.01)
         for twin, gradient in zip(twins, gradients, strict=True):
             twin.step(0.01 * gradient, group)
@@ -105,7 +107,7 @@ def test_polar_express_makes_singular_values_one():
 
 
 def test_what_muon_does_not_depend_on():
-    """The size of gradients; and, except for the length of the step, the other matrices of the batch."""
+    """The size of the gradients, and the other matrices of its shape."""
     results = []
     for size, company in [(1, 0), (1e-6, 0), (1e6, 3)]:
         torch.manual_seed(SEED)

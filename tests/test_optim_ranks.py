@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 
-def test_gradients_and_parameters_stay_where_they_are():
+def test_gradients_and_parameters_stay_where_they_are(tmp_path):
     run = Run()
+    save_file(run.model.state_dict(), tmp_path / "model.safetensors")  # it refuses tensors that overlap
     places = [(p.data_ptr(), p.grad.data_ptr()) for p in run.model.parameters()]
     assert all(place % 16 == 0 for pair in places for place in pair)
     run.go(0, 2)
