@@ -106,6 +106,7 @@ def _block_mask(query: Tensor, keys: int, window: int, starts: Tensor | None):
     query = query.expand(rows, -1)
 
     def sees(row, head, i, key):
+        row = row if rows > 1 else row * 0  # one row's positions may stand for all
         return _sees(query[row, i], key, window, None if starts is None else starts[row, i])
 
     return create_block_mask(sees, rows if rows > 1 else None, None, query.shape[1], keys, device=query.device)

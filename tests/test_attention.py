@@ -1,0 +1,164 @@
+"""Every path against the plain twin, and the twin against a loop that a reader can check by eye."""
+
+import math
+
+import pytest
+import torch
+
+from nanochat.attention import PATHS, attention, choose, plan
+
+CPU = torch.device("cpu")
+# name → (queries, keys, what else is asked). starts and positions are drawn for three rows.
+CASES = {
+    "causal": (256, 256, {}),
+    "odd": (201, 201, {}),
+    "tiny": (1, 1, {}),
+    "window": (300, 300, {"window": 37}),
+    "window of one": (150, 150, {"window": 1}),
+    "window longer than the row": (140, 140, {"window": 500}),
+    "one more token": (1, 77, {}),
+    "one more token, window": (1, 77, {"window": 20}),
+    "a chunk more": (130, 333, {}),
+    "a chunk more, window": (130, 333, {"window": 50}),
+    "positions": (5, 90, {"positions": True}),
+    "positions, window": (150, 190, {"positions": True, "window": 33}),
+    "starts": (131, 131, {"starts": True}),
+    "starts, window": (200, 200, {"starts": True, "window": 64}),
+    "starts, positions, window": (7, 64, {"starts": True, "positions": True, "window": 9}),
+}
+
+
+def tensors(case, heads=4, kv_heads=2, dtype=torch.float32, device="cpu", seed=7):
+    print(f"seed {seed}")
+    queries, keys, asked = CASES[case]
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda length, number: torch.randn(3, length, number, 16, generator=generator).to(device, dtype)  # noqa: E731
+    q, k, v = draw(queries, heads), draw(keys, kv_heads), draw(keys, kv_heads)
+    options = {"window": asked.get("window", 0)}
+    stands = torch.arange(keys - queries, keys).expand(3, -1)
+    if "positions" in asked:  # rows of unequal lengths
+        stands = stands - torch.randint(0, keys - queries + 1, (3, 1), generator=generator)
+        options["positions"] = stands.to(device)
+    if "starts" in asked:
+        starts = (stands * torch.rand(3, queries, generator=generator)).long()
+        options["starts"] = starts.to(device)
+    return (q, k, v), options
+
+
+def result_and_gradients(given, path, options):
+    given = [x.detach().clone().requires_grad_() for x in given]
+    out = attention(*given, path=path, **options)
+    out.backward(torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out).to(out.dtype))
+    return [out.detach(), *(x.grad for x in given)]
+
+
+def by_hand(q, k, v, window, positions, starts, scale):
+    out = torch.zeros_like(q)
+    for b in range(q.shape[0]):
+        for i in range(q.shape[1]):
+            here = positions[b, i].item() if positions is not None else k.shape[1] - q.shape[1] + i
+            low = max(0, here - window + 1) if window else 0
+            low = max(low, starts[b, i].item()) if starts is not None else low
+            for h in range(q.shape[2]):
+                kv = h // (q.shape[2] // k.shape[2])
+                weights = torch.softmax(k[b, low : here + 1, kv] @ q[b, i, h] * scale, 0)
+                out[b, i, h] = weights @ v[b, low : here + 1, kv]
+    return out
+
+
+@pytest.mark.parametrize("case", ["tiny", "one more token, window", "positions", "starts, positions, window"])
+def test_the_twin_is_attention(case):
+    given, options = tensors(case)
+    for scale in (None, 0.7):
+        expected = by_hand(*given, options["window"], options.get("positions"), options.get("starts"), scale or 0.25)
+        torch.testing.assert_close(attention(*given, path="twin", scale=scale, **options), expected)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 1])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("path", ["chunks", "sdpa"])
+def test_paths_are_the_twin(path, case, kv_heads):
+    given, options = tensors(case, kv_heads=kv_heads)
+    expected = result_and_gradients(given, "twin", options)
+    for ours, twin in zip(result_and_gradients(given, path, options), expected, strict=True):
+        torch.testing.assert_close(ours, twin, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_flex_is_the_twin_forward_and_says_that_it_has_no_gradient_here(case):
+    given, options = tensors(case)
+    out = attention(*given, path="flex", **options)
+    torch.testing.assert_close(out, attention(*given, path="twin", **options), atol=2e-5, rtol=2e-5)
+    with pytest.raises(ValueError, match="no gradient on cpu; sdpa has"):
+        result_and_gradients(given, "flex", options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("path", ["chunks", "sdpa", "twin"])
+def test_half_precision(path, dtype):
+    given, options = tensors("window", dtype=dtype)
+    expected = result_and_gradients([x.float() for x in given], "twin", options)
+    for ours, exact in zip(result_and_gradients(given, path, options), expected, strict=True):
+        assert ours.dtype == dtype
+        assert (ours.float() - exact).norm() < 8 * torch.finfo(dtype).eps * exact.norm()
+
+
+def test_a_mask_made_in_inference_mode_serves_training():
+    given, options = tensors("window")
+    for path in ("chunks", "sdpa", "twin"):
+        options["window"] += 1  # a mask that no other test has made
+        with torch.inference_mode():
+            attention(*given, path=path, **options)
+        result_and_gradients(given, path, options)
+
+
+def test_a_mask_that_lengths_determine_is_made_once():
+    make = lambda window: plan("twin", 50, 50, device=CPU, dtype=torch.float32, window=window).mask  # noqa: E731
+    assert make(8) is make(8)
+    assert make(8) is not make(9)
+
+
+@pytest.mark.parametrize("name", ["flash3", "flash4"])
+def test_what_cannot_be_done_is_refused(name):
+    given, options = tensors("causal")
+    with pytest.raises(ValueError, match=f"attention path {name} has no kernel for this device; sdpa does everything"):
+        attention(*given, path=name, **options)
+    assert PATHS[name].can == {"window"}
+
+
+def test_refusals_name_what_is_missing(monkeypatch):
+    monkeypatch.setitem(PATHS, "narrow", type(PATHS["sdpa"])(PATHS["sdpa"].run, can=frozenset({"window"})))
+    for case, word in {"positions": "positions", "starts, positions, window": "positions and starts"}.items():
+        given, options = tensors(case)
+        with pytest.raises(ValueError, match=f"cannot do {word};"):
+            attention(*given, path="narrow", **options)
+    given, options = tensors("causal")
+    with pytest.raises(ValueError, match="no attention path flsh, choose one of chunks"):
+        attention(*given, path="flsh", **options)
+
+
+def test_the_choice_has_a_reason():
+    assert choose(CPU, torch.bfloat16) == ("chunks", "chunks: the fastest on cpu")
+    name, reason = choose(torch.device("meta"), torch.float32)  # stands for a device without kernels of its own
+    assert name == "sdpa"
+    assert "chunks is for CPUs; flash4 has no kernel for this device" in reason
+    assert "flex pays only with starts or window" in reason
+    assert choose(torch.device("meta"), torch.float32, {"window"})[0] == "flex"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("path", ["flash3", "flash4", "flex", "sdpa"])
+def test_paths_are_the_twin_on_a_gpu(path, case):
+    if why := PATHS[path].missing(torch.device("cuda"), torch.bfloat16):
+        pytest.skip(f"{path} {why}")
+    given, options = tensors(case, dtype=torch.bfloat16, device="cuda")
+    given = [torch.cat([x] * 4, dim=-1) for x in given]  # heads of 64, which every kernel takes
+    if options.keys() - PATHS[path].can:
+        with pytest.raises(ValueError, match="cannot do"):
+            attention(*given, path=path, **options)
+        return
+    expected = result_and_gradients([x.float() for x in given], "twin", options)
+    for ours, exact in zip(result_and_gradients(given, path, options), expected, strict=True):
+        assert (ours.float() - exact).norm() < 0.03 * exact.norm() + 1e-3 * math.sqrt(exact.numel())

@@ -1,0 +1,467 @@
+"""The model: what it computes, that every switch acts, and that all ways to run it agree."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.utils import counters
+
+from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
+
+BOS = 3
+SMALL = {"vocab_size": 100, "depth": 4, "width": 64, "heads": 4, "kv_heads": 2, "max_seq_len": 512, "bos_id": BOS}
+ODD_SHAPES = {"rope_dims": 6, "tie_embeddings": True, "qk_gain": True, "mlp": "swiglu", "window_pattern": "S"}
+CONFIGS = {name: {**SMALL, **fields} for name, fields in CONFIGURATIONS.items()}
+CONFIGS["odd shapes"] = {**SMALL, **ODD_SHAPES, "depth": 3, "kv_heads": 1, "mlp_ratio": 1.7}
+
+
+def lively(fields, seed=5, **options) -> GPT:
+    """A model in which nothing is zero, as if it had been trained."""
+    print(f"seed {seed}")
+    model = GPT(GPTConfig(**fields), **options)
+    model.init_weights(seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+        if model.smear_lambda is not None:
+            model.smear_lambda += 1
+    return model
+
+
+def tokens(rows=2, length=200, seed=6):
+    """Token ids of several documents; windows are 128 at these lengths, so they bite."""
+    print(f"seed {seed}")
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(BOS + 1, 100, (rows, length), generator=generator)
+    ids[:, 0] = BOS
+    ids[0, length // 3], ids[-1, length // 2] = BOS, BOS
+    return ids
+
+
+def document_starts(ids):
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    return torch.where(ids == BOS, positions, 0).cummax(dim=1).values
+
+
+# ---- configuration ----
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("width", 65, "width must be a multiple of heads"),
+        ("width", 8, "width must be at least 24"),
+        ("width", 60, "even number of channels"),
+        ("heads", 0, "heads must be above 0"),
+        ("kv_heads", 3, "heads must be a multiple of kv_heads"),
+        ("depth", 0, "depth must be above 0"),
+        ("rope_dims", 18, "rope_dims must be even and at most 16"),
+        ("rope_dims", 3, "rope_dims must be even"),
+        ("mlp", "gelu", "mlp must be one of relu2, swiglu"),
+        ("window_pattern", "SX", "letters S and L"),
+        ("window_pattern", "", "letters S and L"),
+        ("softcap", -1.0, "softcap must be 0 or above"),
+        ("bos_id", 100, "bos_id must be below vocab_size"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(field, value, words):
+    with pytest.raises(ValueError, match=words):
+        GPTConfig(**{**SMALL, field: value})
+
+
+def test_a_config_survives_json():
+    config = GPTConfig(**CONFIGS["portable"])
+    assert GPTConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
+
+
+def test_the_reference_shapes():
+    config = GPTConfig(depth=24, width=1536, heads=12)
+    assert config.kv_heads == 12
+    assert config.windows == [512, 512, 512, 0] * 6
+    assert GPTConfig(depth=6, max_seq_len=1024, window_pattern="SL").windows == [256, 0] * 3
+    assert GPTConfig(depth=3, max_seq_len=600, window_pattern="S").windows == [256, 256, 0]
+    assert GPTConfig(depth=3, max_seq_len=128, window_pattern="S").windows == [0, 0, 0]  # all is short enough
+    assert GPTConfig(depth=5).value_layers == [0, 2, 4]
+    assert GPTConfig(depth=4).value_layers == [1, 3]
+
+
+# ---- counts ----
+
+
+def test_counts_of_a_small_model_by_hand():
+    model = GPT(GPTConfig(**SMALL))  # width 64, 4 heads of 16, 2 for keys and values; vocabulary 100 → 128
+    layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 2 * 64 * 256
+    counts = {
+        "matrices": 4 * layer + 2 * 12 * 2,
+        "embed": 128 * 64,
+        "head": 128 * 64,
+        "value_embeds": 2 * 128 * 32,
+        "scalars": 4 + 4 + 24 + 1 + 1,
+    }
+    assert model.parameter_counts() == {**counts, "total": sum(counts.values())}
+    assert sum(counts.values()) == sum(parameter.numel() for parameter in model.parameters())
+    weights = counts["matrices"] + counts["head"] + 24
+    assert model.flops_per_token() == 6 * weights + 12 * 64 * (128 + 128 + 128 + 512)
+    tied = GPT(GPTConfig(**SMALL, tie_embeddings=True))
+    assert tied.parameter_counts()["head"] == 0
+    assert tied.flops_per_token() == model.flops_per_token()
+
+
+def test_counts_of_the_reference_at_depth_24():
+    with torch.device("meta"):
+        model = GPT(GPTConfig(depth=24, width=1536, heads=12))
+    counts = {kind: round(count / 1e6, 1) for kind, count in model.parameter_counts().items()}
+    expected = {"matrices": 679.5, "embed": 50.3, "head": 50.3, "value_embeds": 604.0, "scalars": 0.0, "total": 1384.1}
+    assert counts == expected
+    assert model.parameter_counts()["matrices"] == 24 * 12 * 1536**2 + 12 * 12 * 12
+    assert 12 * 1536 * (18 * 512 + 6 * 2048) == 396_361_728  # attention
+    assert model.flops_per_token() == 6 * (679_478_976 + 50_331_648 + 24) + 396_361_728
+    assert round(model.flops_per_token() / 1e9, 2) == 4.78  # the reference gives 4.77
+
+
+# ---- initial values ----
+
+
+def test_initial_values():
+    model = GPT(GPTConfig(**{**SMALL, "width": 256}, qk_gain=True))
+    model.init_weights(11)
+    values = dict(model.named_parameters())
+    bound = 3**0.5 / 256**0.5
+    for name, largest in {"q": 1.0, "k": 1.0, "v": 1.0}.items():
+        weight = values[f"blocks.2.attn.{name}.weight"]
+        assert 0.95 * bound * largest < weight.abs().max() < bound * largest
+    assert 0.95 < values["blocks.0.mlp.up.weight"].std() * 256**0.5 / 0.4 < 1.05
+    assert 0.95 < values["value_embeds.1.weight"].std() * 256**0.5 < 1.05
+    assert 0.77 < values["embed.weight"].std() < 0.83
+    assert 0.0009 < values["head.weight"].std() < 0.0011
+    for name in ("blocks.1.attn.o.weight", "blocks.1.mlp.down.weight", "smear_lambda"):
+        assert not values[name].any()
+    for name in ("blocks.1.attn.ve_gate.weight", "smear_gate.weight"):
+        assert values[name].min() >= 0
+        assert 0 < values[name].max() < 0.02
+    torch.testing.assert_close(model.residual_lambdas.data, torch.tensor([1.15, 1.15 - 0.1 / 3, 1.05 + 0.1 / 3, 1.05]))
+    torch.testing.assert_close(model.x0_lambdas.data, torch.tensor([0.20, 0.15, 0.10, 0.05]))
+    assert model.backout_lambda.item() == pytest.approx(0.2)
+    assert (model.blocks[0].attn.qk_gain == 1).all()
+
+
+def test_the_seed_alone_decides():
+    here, deeper, other = (GPT(GPTConfig(**{**SMALL, "depth": depth})) for depth in (4, 6, 4))
+    with torch.device("meta"):
+        there = GPT(GPTConfig(**SMALL))
+    there.to_empty(device="cpu")
+    for model, seed in ((here, 1), (deeper, 1), (other, 2), (there, 1)):
+        torch.manual_seed(torch.initial_seed() + 1)  # the global generator has no say
+        model.init_weights(seed)
+    for (name, a), (_, b) in zip(here.named_parameters(), there.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert torch.equal(here.blocks[2].attn.q.weight, deeper.blocks[2].attn.q.weight)
+    assert not torch.equal(here.blocks[2].attn.q.weight, other.blocks[2].attn.q.weight)
+    assert not torch.equal(here.blocks[2].attn.q.weight, here.blocks[1].attn.q.weight)
+    assert torch.equal(here(tokens()), there(tokens()))  # the tables of rotation are filled too
+
+
+def test_loaded_weights_need_only_the_buffers():
+    model = lively(SMALL)
+    with torch.device("meta"):
+        other = GPT(model.config)
+    other.to_empty(device="cpu")
+    other.load_state_dict(model.state_dict())
+    other.init_buffers()
+    assert torch.equal(model(tokens()), other(tokens()))
+    assert not any("rope" in name for name in model.state_dict())
+
+
+# ---- what it computes ----
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_token_sees_a_later_one(name):
+    model, ids = lively(CONFIGS[name]), tokens()
+    before = model(ids)
+    for place in (1, 130, 199):
+        changed = ids.clone()
+        changed[:, place] = 4 + (changed[:, place] + 1) % 90
+        after = model(changed)
+        assert torch.equal(after[:, :place], before[:, :place])
+        assert ((after[:, place:] - before[:, place:]).abs().amax(dim=(0, 2)) > 0)[:2].all()
+
+
+def test_a_layer_by_hand():
+    """Depth 1, the plain block and the reference's, from the formulas."""
+    for fields in (CONFIGURATIONS["october-2025"], CONFIGURATIONS["reference"]):
+        config = GPTConfig(**{**SMALL, "depth": 1, "kv_heads": 4, **fields})
+        model, ids, plain = lively(dataclasses.asdict(config)), tokens(1, 20), fields != {}
+        p = {key: value.detach() for key, value in model.named_parameters()}
+        rms = lambda x: x / (x.square().mean(-1, keepdim=True) + 2**-23).sqrt()  # noqa: E731
+        x = rms(p["embed.weight"][ids[0]])
+        if not plain:
+            gate = p["smear_lambda"] * torch.sigmoid(x[:, :24] @ p["smear_gate.weight"].T)
+            for t in reversed(range(1, 20)):
+                if ids[0, t] != BOS:
+                    x[t] += gate[t] * x[t - 1]
+            x = (p["residual_lambdas"] + p["x0_lambdas"]) * x
+        y = rms(x)
+        q, k, v = (
+            (y @ p[f"blocks.0.attn.{name}.weight"].T).view(20, 4, 16).transpose(0, 1) for name in ("q", "k", "v")
+        )
+        if not plain:
+            gate = 3 * torch.sigmoid(y[:, :12] @ p["blocks.0.attn.ve_gate.weight"].T)
+            v = v + (gate[..., None] * p["value_embeds.0.weight"][ids[0]].view(20, 4, 16)).transpose(0, 1)
+        base = 10_000.0 if plain else 100_000.0
+        turns = torch.polar(torch.ones(20, 8), torch.arange(20.0)[:, None] * base ** -(torch.arange(8.0) / 8))
+        q, k = (torch.view_as_real(torch.complex(x[..., :8], x[..., 8:]) * turns).mT.flatten(-2) for x in (q, k))
+        scores = rms(q) @ rms(k).mT * (1 if plain else 1.44) / 4
+        weights = scores.masked_fill(torch.ones(20, 20).triu(1).bool(), -torch.inf).softmax(-1)
+        x = x + (weights @ v).transpose(0, 1).flatten(1) @ p["blocks.0.attn.o.weight"].T
+        x = x + F.relu(rms(x) @ p["blocks.0.mlp.up.weight"].T).square() @ p["blocks.0.mlp.down.weight"].T
+        x = x if plain else (1 - p["backout_lambda"]) * x
+        logits = 15 * torch.tanh(rms(x) @ p["head.weight"][:100].T / 15)
+        torch.testing.assert_close(model(ids)[0], logits, atol=1e-4, rtol=1e-4)
+
+
+SWITCHES = {
+    "qk_norm": False,
+    "qk_scale": 1.0,
+    "qk_gain": True,
+    "softcap": 0.0,
+    "tie_embeddings": True,
+    "embed_norm": False,
+    "residual_lambdas": False,
+    "x0_lambdas": False,
+    "value_embeds": False,
+    "smear": False,
+    "backout": False,
+    "rope_dims": 8,
+    "rope_base": 10_000.0,
+    "window_pattern": "L",
+    "mlp": "swiglu",
+    "mlp_ratio": 2.0,
+    "kv_heads": 4,
+    "norm_eps": 1e-2,
+    "bos_id": -1,
+}
+
+
+@pytest.mark.parametrize("field", SWITCHES)
+def test_every_switch_acts(field):
+    ids = tokens()
+    usual, switched = lively(SMALL), lively({**SMALL, field: SWITCHES[field]})
+    kept = {name: value for name, value in usual.state_dict().items() if name in switched.state_dict()}
+    if field not in ("mlp_ratio", "kv_heads"):  # same shapes: then nothing but the switch differs
+        switched.load_state_dict(kept, strict=False)
+    for name in ("residual_lambdas", "x0_lambdas", "value_embeds", "smear", "backout"):
+        gone = [key for key in usual.state_dict() if key.startswith(name.removesuffix("s")) and key not in kept]
+        assert bool(gone) == (field == name), name
+    assert (usual(ids) - switched(ids)).abs().max() > 1e-3
+
+
+def test_logits_are_capped_and_cut_to_the_vocabulary():
+    model, ids = lively(SMALL), tokens()
+    with torch.no_grad():
+        model.head.weight *= 1000
+    logits = model(ids)
+    assert logits.shape == (2, 200, 100)
+    assert 14 < logits.abs().max() <= 15
+
+
+def test_the_smear_stops_where_a_document_starts():
+    """At first blocks write nothing, so what crosses from token to token is the smear alone."""
+    model = GPT(GPTConfig(**SMALL))
+    model.init_weights(3)
+    with torch.no_grad():
+        model.smear_lambda.fill_(1)
+    ids = tokens(1, 50)
+    (place,) = (ids[0, 1:] == BOS).nonzero()[0].tolist()  # the token before a start
+    changed = ids.clone()
+    changed[0, place] = ids[0, place] % 90 + 5
+    moved = (model.hidden(changed) - model.hidden(ids)).abs().amax(-1)[0] > 0
+    assert moved.nonzero().flatten().tolist() == [place]
+    changed, inside = ids.clone(), place + 5
+    changed[0, inside] = ids[0, inside] % 90 + 5
+    moved = (model.hidden(changed) - model.hidden(ids)).abs().amax(-1)[0] > 0
+    assert moved.nonzero().flatten().tolist() == [inside, inside + 1]
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["bos", "starts alone"])
+def test_with_starts_documents_know_nothing_of_each_other(marked):
+    model, ids = lively({**SMALL, "bos_id": BOS if marked else -1}), tokens()
+    starts = document_starts(ids)
+    logits = model(ids, starts=starts)
+    for row, first in ((0, 66), (1, 100)):
+        assert starts[row, first] == first
+        # Its logits do not depend on what stands before it, nor (rotation is relative) on how much of it.
+        changed = ids.clone()
+        changed[row, :first] = ids[row, :first].flip(0)
+        torch.testing.assert_close(model(changed, starts=starts)[row, first:], logits[row, first:], atol=1e-4, rtol=0)
+        assert (model(changed, starts=starts)[row, 1:first] - logits[row, 1:first]).abs().max() > 0.01
+        alone = model(ids[row : row + 1, first:])
+        torch.testing.assert_close(alone[0], logits[row, first:], atol=1e-3, rtol=1e-3)
+    assert (model(ids) - logits).abs().max() > 0.01
+
+
+def test_the_loss_is_the_plain_one():
+    model, ids = lively(SMALL), tokens()
+    targets = ids.roll(-1, dims=1)
+    targets[:, -7:] = -1
+    plain = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none").view(2, 200)
+    torch.testing.assert_close(model(ids, targets, reduction="none"), plain)
+    torch.testing.assert_close(model(ids, targets), plain.sum())
+    assert (plain[:, -7:] == 0).all()
+
+
+def test_longer_than_the_tables_is_refused():
+    model = lively(SMALL)
+    with pytest.raises(ValueError, match="600 positions are more than the model's max_seq_len, 512"):
+        model(tokens(1, 600))
+
+
+# ---- ways to run it ----
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_half_precision_is_close_and_gradients_are_fp32(name, dtype):
+    model, ids = lively(CONFIGS[name]), tokens()
+    exact, loss = model(ids), model(ids, ids)
+    model.compute_dtype = dtype
+    assert model.hidden(ids).dtype == dtype
+    assert (model(ids) - exact).norm() < 20 * torch.finfo(dtype).eps * exact.norm()
+    ours = model(ids, ids)
+    assert ours.item() == pytest.approx(loss.item(), rel=2 * torch.finfo(dtype).eps)
+    (ours / 400).backward()
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_norms_hold_where_squares_do_not():
+    model, ids = lively({**SMALL, "embed_norm": False}), tokens()
+    model.compute_dtype = torch.float16
+    with torch.no_grad():
+        model.embed.weight *= 3000  # its squares are beyond fp16
+    assert model.hidden(ids).isfinite().all()
+
+
+def gradients(model, ids):
+    model.zero_grad()
+    loss = model(ids, ids)
+    (loss / ids.numel()).backward()
+    return {"loss": loss.detach(), **{name: parameter.grad for name, parameter in model.named_parameters()}}
+
+
+def test_every_parameter_learns():
+    for name, fields in CONFIGS.items():
+        assert all(value.any() for value in gradients(lively(fields), tokens()).values()), name
+
+
+@pytest.mark.parametrize("other", [{"checkpointing": True}, {"attention": "chunks"}, {"attention": "twin"}], ids=str)
+def test_other_ways_give_the_same_gradients(other):
+    ids = tokens()
+    torch.testing.assert_close(
+        gradients(lively(SMALL, **other), ids), gradients(lively(SMALL), ids), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_checkpointing_keeps_less():
+    def kept(model):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+            model(tokens(), tokens())
+        return sum(sizes)
+
+    assert kept(lively(SMALL, checkpointing=True)) < 0.5 * kept(lively(SMALL))
+
+
+@pytest.mark.parametrize(("backend", "pattern", "kinds"), [("inductor", "L", 2), ("eager", "SL", 3)])
+def test_compiled_blocks_agree_and_deeper_models_need_no_more_graphs(backend, pattern, kinds):
+    """A graph for each kind of layer: with values or without, with a short window or a long one."""
+    torch.compiler.reset()
+    counters.clear()
+    for depth in (3, 6):
+        fields = {**SMALL, "depth": depth, "window_pattern": pattern}
+        model, ids = lively(fields), tokens(1, 160)
+        for block in model.blocks:
+            block.compile(backend=backend)
+        torch.testing.assert_close(gradients(model, ids), gradients(lively(fields), ids), atol=1e-5, rtol=1e-3)
+        assert counters["stats"]["unique_graphs"] == {3: 2, 6: kinds}[depth]
+
+
+class Cache:
+    """Keys and values of each row at their positions; `given` of the tokens handed over are real, the rest padding."""
+
+    def __init__(self, model: GPT, rows: int, capacity: int):
+        config = model.config
+        shape = (rows, capacity, config.kv_heads, config.head_dim)
+        self.capacity = capacity
+        self.layers = [Layer(self, shape) for _ in range(config.depth)]
+        self.lengths = torch.zeros(rows, 1, dtype=torch.long)
+        self.previous = torch.zeros(rows, 1, dtype=torch.long)
+
+    def decode(self, model: GPT, ids, given):
+        """Logits of a chunk (rows, T), of which row b's first given[b] count."""
+        self.positions = (self.lengths + torch.arange(ids.shape[1])).clamp(max=self.capacity - 1)
+        logits = model.logits(model.hidden(ids, cache=self))
+        self.lengths += given
+        self.previous = torch.where(given > 0, ids.gather(1, (given - 1).clamp(min=0)), self.previous)
+        return logits
+
+
+class Layer:
+    def __init__(self, cache: Cache, shape):
+        self.cache, self.keys, self.values = cache, torch.full(shape, 9.0), torch.full(shape, 9.0)  # 9: never written
+
+    def update(self, k, v):
+        rows = torch.arange(len(k))[:, None]
+        self.keys[rows, self.cache.positions], self.values[rows, self.cache.positions] = k, v
+        return self.keys, self.values
+
+
+@pytest.mark.parametrize("path", ["sdpa", "chunks", "twin", "flex"])
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_decoding_with_a_cache_is_the_full_pass(name, path):
+    """Three rows of unequal lengths, in chunks of unequal lengths, then token by token."""
+    if path == "flex" and name != "reference":
+        pytest.skip("flex runs its slow plain form here: once is enough")
+    model, ids = lively(CONFIGS[name], attention=path), tokens(3, 170)
+    full = lively(CONFIGS[name])(ids)
+    cache, done = Cache(model, 3, 200), torch.zeros(3, 1, dtype=torch.long)
+    counts = [
+        [140, 66, 1],
+        [9, 30, 0],
+        [1, 1, 1],
+        [1, 1, 1],
+        [0, 1, 1],
+    ]  # 66: the row stops short of a document's start
+    for given in torch.tensor(counts)[..., None]:
+        chunk = torch.full((3, int(given.max())), 50)  # padding
+        for row in range(3):
+            chunk[row, : given[row]] = ids[row, done[row] : done[row] + given[row]]
+        logits = cache.decode(model, chunk, given)
+        for row in range(3):
+            expected = full[row, done[row] : done[row] + given[row]]
+            torch.testing.assert_close(logits[row, : given[row]], expected, atol=2e-4, rtol=1e-4)
+        done += given
+
+
+def test_a_cache_beyond_the_tables_is_refused():
+    model = lively(SMALL)
+    with pytest.raises(ValueError, match="513 positions are more than the model's max_seq_len"):
+        Cache(model, 1, 513).decode(model, tokens(1, 5), torch.tensor([[5]]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("path", ["sdpa", "flex"])
+def test_compiled_on_a_gpu_agrees_with_the_twin_on_a_cpu(path):
+    ids, fields = tokens(), {**SMALL, "width": 256}  # heads of 64
+    model = lively(fields, attention=path).cuda()
+    model.compute_dtype = torch.bfloat16
+    for block in model.blocks:
+        block.compile()
+    ours, twin = gradients(model, ids.cuda()), gradients(lively(fields, attention="twin"), ids)
+    for name, expected in twin.items():
+        assert (ours[name].cpu() - expected).norm() < 0.1 * expected.norm(), name
