@@ -66,7 +66,8 @@ def run_reference(job: Job) -> dict[str, Any]:
     sys.path.insert(0, job.reference)
     import numpy as np
     import torch
-    from nanochat.common import COMPUTE_DTYPE
+    from nanochat.common import COMPUTE_DTYPE  # the reference's
+
     from nanochat.gpt import GPT, GPTConfig
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
