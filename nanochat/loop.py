@@ -222,7 +222,9 @@ class _Loop:
     def _take_smaller_parts(self, rows: int) -> None:
         state, where = self.state, f"step {self.state.step + 1}, rank {self.runtime.rank}: out of memory"
         if state.device_batch == 1:
-            raise ValueError(f"{where} with one row at once: take --checkpointing, or a shorter --max-seq-len") from None
+            raise ValueError(
+                f"{where} with one row at once: take --checkpointing, or a shorter --max-seq-len"
+            ) from None
         state.device_batch = _largest_divisor(rows, state.device_batch // 2)
         print(f"{where}, the step starts again with --device-batch-size={state.device_batch}", flush=True)
 

@@ -54,11 +54,14 @@ def test_an_echo_is_not_a_second_signal_but_a_later_one_is():
 
 
 def test_a_signal_may_come_while_the_process_prints():
-    program = STEPS[: STEPS.index("    time.sleep(SLEEP)")] + """
+    program = (
+        STEPS[: STEPS.index("    time.sleep(SLEEP)")]
+        + """
     while not asked:
         print("x" * 5000, flush=True)
     print("asked", asked[0], flush=True)
 """
+    )
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     child = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=buffered, stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
