@@ -9,7 +9,6 @@ of its own (importing and the tokenizer are not timed, the wait for the first ba
 
 import argparse
 import base64
-import hashlib
 import json
 import os
 import statistics
@@ -19,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 SHARDS = 8  # and one more for validation, which the reference wants
@@ -59,24 +57,14 @@ def tiktoken_encoding(job: Job) -> Any:
 
 def ours(overflow: str, **options: Any) -> Callable[[Job], Any]:
     def prepare(job: Job) -> Any:
-        from pyarrow import parquet
-
+        from nanochat.corpus import Corpus, Source
         from nanochat.dataloader import TextLoader, tokenize
+        from nanochat.documents import Bad
+        from nanochat.shards import open_shards
         from nanochat.tokenizer import Tokenizer
 
-        footers = [(path, parquet.read_metadata(path)) for path in train_files(job)]
-        shards = tuple(
-            SimpleNamespace(
-                path=path,
-                row_groups=footer.num_row_groups,
-                rows=footer.num_rows,
-                hash=hashlib.sha256(path.name.encode()).hexdigest(),
-                check=lambda: None,
-            )
-            for path, footer in footers
-        )
-        source = SimpleNamespace(name="bench", column="text", train=shards, val=())
-        corpus = SimpleNamespace(parts=((source, 1.0),), bad=print)
+        shards = open_shards(train_files(job), "text", Bad(skip=False))
+        corpus = Corpus(((Source("bench", "text", shards, ()), 1.0),))
         tokenizer = Tokenizer.load(Path(job.base, "tokenizer.json"))
         tokens = Path(job.base, "tokens") if options.get("tokens") else None
         if tokens:

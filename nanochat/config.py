@@ -35,12 +35,16 @@ _COUNT = tyro.constructors.PrimitiveConstructorSpec(
 Count = Annotated[int, _COUNT]
 
 
-def option(default: Any, text: str, *, group: str, unit: str | None = None, in_card: bool = True) -> Any:
+def option(
+    default: Any, text: str, *, group: str, unit: str | None = None, in_card: bool = True, may_change: bool = False
+) -> Any:
     """A field of a config: its default, its help, and whether it is a line of the report card.
 
     group: the box of `--help` it stands in, one word. unit: what `--help` shows in place of the value, in capitals.
+    may_change: a run that was begun may go on with another value.
     """
-    return dataclasses.field(default=default, metadata={"text": text, "group": group, "unit": unit, "in_card": in_card})
+    about = {"text": text, "group": group, "unit": unit, "in_card": in_card, "may_change": may_change}
+    return dataclasses.field(default=default, metadata=about)
 
 
 def _grouped(config_class: type) -> type:
@@ -88,11 +92,11 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
 def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
     """A script's last line: `main` of the parsed config; what a user can mend ends it with one sentence, no traceback.
 
-    Exit code 2: a setting that cannot be. 1: a file or folder that fails. 130: Ctrl-C.
+    Exit code 2: a setting that cannot be. 1: a file or folder that fails, a loss that is not finite. 130: Ctrl-C.
     """
     try:
         main(parse(config_class))
-    except (ValueError, OSError, KeyboardInterrupt) as error:
+    except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         if sys.flags.dev_mode:  # python -X dev shows the traceback
             raise
         sentence, code = _last_words(error)
@@ -103,8 +107,9 @@ def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
 def _last_words(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130
-    if isinstance(error, OSError):
-        return f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}", 1
+    if isinstance(error, OSError | FloatingPointError):
+        named = getattr(error, "filename", None)
+        return f"error: {error.filename}: {error.strerror}" if named else f"error: {error}", 1
     # Who wrote a `raise` wrote a sentence for the user; any other ValueError is a defect: say where.
     where = traceback.extract_tb(error.__traceback__)[-1]
     place = "" if (where.line or "").startswith("raise") else f" ({where.filename}:{where.lineno})"

@@ -19,7 +19,6 @@ from nanochat.folder import convert
 from nanochat.hub import Found, HubFile
 from nanochat.log import print0
 from nanochat.nodes import once_a_node
-from nanochat.paths import base_dir
 from nanochat.shards import Shard, open_shards, read_row_group
 
 
@@ -87,7 +86,7 @@ class Corpus:
 
     @property
     def size(self) -> int:
-        """Bytes of text, which is at least the number of characters."""
+        """Bytes of text, nearly: a file of many repeats holds, and counts, each once."""
         return sum(shard.size for source, _ in self.parts for shard in source.train + source.val)
 
     def batches(self, split: str) -> Iterator[pa.Array]:
@@ -164,7 +163,7 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False, skip_bad:
 
     num_shards: of a corpus with a name, to train on; 0 for its default. With skip_bad, what is damaged is left out.
     """
-    bad, parts = Bad(skip_bad), []
+    bad, parts = Bad(skip_bad, tell=True), []
     for listing in find(data, num_shards, offline):
         if listing.val:
             train, val = [found.path for found in listing.train], [found.path for found in listing.val]
@@ -179,8 +178,6 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False, skip_bad:
         if not source.train or not source.val:
             raise ValueError(f"--data: {listing.name} has no whole shard for {'val' if source.train else 'train'}")
         parts.append((source, listing.share))
-    for what in bad.first:
-        print0(f"data: left out: {what}")
     held_out = {shard.hash: shard for source, _ in parts for shard in source.val}
     for shard in (shard for source, _ in parts for shard in source.train):
         if shard.hash in held_out:
@@ -195,9 +192,33 @@ def find(data: str, num_shards: int = 0, offline: bool = False) -> list[Listing]
     return [replace(_list(source, num_shards, offline), share=share / total) for source, share in parts]
 
 
+def settle(data: str, num_shards: int = 0) -> str:
+    """What `auto` stands for on this machine; any other --data is what it is."""
+    if data == "auto":
+        data = next((name for name in AUTO if hub.is_here(CORPORA[name].files(num_shards))), "world")
+        print0(f"data: {data} is what --data=auto finds")
+    return data
+
+
 def hub_files(data: str, num_shards: int = 0) -> list[HubFile]:
     """What --data names on the hub, fetched or not."""
     return [file for source, _ in _parse(data) if source in CORPORA for file in CORPORA[source].files(num_shards)]
+
+
+def shards_for(data: str, size: float, offline: bool = False) -> int:
+    """How many shards of the corpora with a name that --data names hold `size` bytes of text to train on together.
+
+    Reckoned from the first shard of each, and no more than there are; 0 where nothing has a name.
+    """
+    parts, most = _parse(settle(data)), 0
+    for source, share in parts:
+        if source in CORPORA:
+            named = CORPORA[source]
+            paths = [found.path for found in hub.fetch(named.files(1)[:1], offline)]
+            [first] = open_shards(paths, named.column, Bad(skip=False), hub.sha256)
+            part = size * share / math.fsum(share for _, share in parts)
+            most = max(most, min(named.count, math.ceil(part / first.size)))
+    return most
 
 
 def _parse(data: str) -> list[tuple[str, float]]:
@@ -222,9 +243,7 @@ def _parse(data: str) -> list[tuple[str, float]]:
 
 
 def _list(source: str, num_shards: int, offline: bool) -> Listing:
-    if source == "auto":
-        source = next((name for name in AUTO if hub.is_here(CORPORA[name].files(num_shards))), "world")
-        print0(f"data: {source} is what --data=auto finds")
+    source = settle(source, num_shards)
     if source in HERE:
         return HERE[source]()
     if source not in CORPORA:
@@ -246,12 +265,13 @@ def _list_folder(source: str) -> Listing:
 
 
 def _list_world() -> Listing:
-    """The embedded world: of the mirror where it has one, else made on this machine, as a mirror of its own."""
+    """The embedded world: of the mirror where it has one, else made on this machine, where it then is the hub."""
     root, where, folder = hub.mirror(), "mirror", "datasets/local/world"
     if root is None or not (root / folder).is_dir():
-        from nanochat.world import ensure_world
+        from nanochat.world import write_world
 
-        root, where = Path(once_a_node("the embedded world", lambda: str(ensure_world(base_dir())))), "made"
+        root, where = hub.world_dir(), "made"
+        once_a_node("the embedded world", lambda: write_world(root))
     *train, val = (Found(file, where) for file in text_files(root / folder, (".parquet",)))
     return Listing("world", tuple(train), (val,))
 

@@ -5,9 +5,7 @@ Rank r of n makes the rows with i % n == r, which are those of its lanes r, r + 
 stream is cut.
 """
 
-import itertools
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from hashlib import sha256
@@ -18,10 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from nanochat.corpus import Corpus, Source
 from nanochat.lanes import Deal, Group, Lane, Mix, Window
-from nanochat.log import Progress, print0
+from nanochat.log import Progress
 from nanochat.prefetch import Background, Upload
-from nanochat.shards import read_row_group
+from nanochat.shards import Shard, read_row_group
 from nanochat.token_shards import read_token_group, token_path, token_shard_is, write_token_shard
 from nanochat.tokenizer import Tokenizer
 
@@ -32,17 +31,17 @@ MOST_THREADS = 4  # that tokenize, unless more are asked for: other ranks may ru
 class TextLoader:
     """An endless source of (inputs, targets), each (batch_size / world_size, seq_len) int64 on `device`.
 
-    corpus: what has `parts`, pairs of a source of shards and its share of the tokens. batch_size: rows of all ranks.
-    overflow: what is too long for the rest of a row is cut there, and the remainder goes into another row ("carry") or
-    is dropped ("crop"). tokens: a folder that `tokenize` filled, read in place of the text. What cannot be read is told
-    to `corpus.bad`, and left out where that returns. Nothing is read before the first batch is asked for.
+    batch_size: rows of all ranks. overflow: what is too long for the rest of a row is cut there, and the remainder goes
+    into another row ("carry") or is dropped ("crop"). tokens: a folder that `tokenize` filled, read in place of the
+    text. What cannot be read is told to `corpus.bad`, and left out where that returns. Nothing is read before the first
+    batch is asked for.
     """
 
     prefetchable = True  # and prefetched: batches do not depend on the model
 
     def __init__(
         self,
-        corpus: Any,
+        corpus: Corpus,
         tokenizer: Tokenizer,
         batch_size: int,
         seq_len: int,
@@ -70,10 +69,11 @@ class TextLoader:
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())  # the background thread has another one
         self._tokenizer, self._threads, self._tokens = tokenizer, threads, tokens
-        self._tell, self._told = corpus.bad, set()
+        self._bad = corpus.bad
         self._bos = tokenizer.special_tokens["<|bos|>"]
         self._names = [source.name for source, _ in corpus.parts]
         self._mix = Mix([weight for _, weight in corpus.parts], lanes)
+        self._groups: list[list[tuple[Shard, int]]] = []  # of each part, its row groups: shard, and number in it
         self._deals = [self._deal(part, source, split, seed) for part, (source, _) in enumerate(corpus.parts)]
         self._setting = {
             "data": _fingerprint(corpus, split),
@@ -87,6 +87,7 @@ class TextLoader:
         self.wait_seconds = 0.0  # spent in `next`, by this object
         self._row = 0  # rows of the stream that all ranks have been given
         self._windows = {(lane, part): Window() for lane in self._my_lanes() for part in range(len(self._deals))}
+        self._given: dict[tuple[int, int], Window] = {}  # those that the batch given last is of
         self._ahead: Background | None = None
 
     # ---- the iterator ----
@@ -104,6 +105,7 @@ class TextLoader:
             batch.record_stream(torch.cuda.current_stream(self.device))
         batch = batch.to(self.device)
         self._windows.update(windows)
+        self._given = windows
         self._row += self.batch_size
         self.wait_seconds += time.perf_counter() - start
         return batch[0], batch[1]
@@ -173,6 +175,15 @@ class TextLoader:
         packed = sum(window.row + window.rows for window in self._windows.values()) * (self.seq_len + 1)
         return dropped / max(dropped + packed, 1)
 
+    def place(self) -> list[str]:
+        """The shards and row groups that this rank's last batch is of, to be told where a loss is not finite."""
+        found: dict[Path, set[int]] = {}
+        for (lane, part), window in self._given.items():
+            units = {*range(window.unit, window.unit + window.units), *(unit for unit, *_ in window.left)}
+            for shard, group in (self._groups[part][self._deals[part].place(lane, unit)[1]] for unit in units):
+                found.setdefault(shard.path, set()).add(group)
+        return [f"{path}, row groups {', '.join(map(str, sorted(found[path])))}" for path in sorted(found)]
+
     def state_dict(self) -> dict[str, Any]:
         """Where the consumer is, as small JSON; of this rank's lanes, so ranks have theirs joined by `merge_states`."""
         lanes = {str(lane): [] for lane in self._my_lanes()}
@@ -194,7 +205,7 @@ class TextLoader:
         if missing := [lane for lane in self._my_lanes() if str(lane) not in state["lanes"]]:
             raise ValueError(f"the saved place lacks lanes {missing}: join the states of all ranks with merge_states")
         self.close()
-        self._row = state["rows"]
+        self._row, self._given = state["rows"], {}
         for lane, part in self._windows:
             window = state["lanes"][str(lane)][part]
             self._windows[lane, part] = Window(**{**window, "left": tuple(map(tuple, window["left"]))})
@@ -208,31 +219,23 @@ class TextLoader:
 
     # ---- reading ----
 
-    def _deal(self, part: int, source: Any, split: str, seed: int) -> Deal:
-        shards = source.train if split == "train" else source.val
-        first_groups = list(itertools.accumulate((shard.row_groups for shard in shards), initial=0))
+    def _deal(self, part: int, source: Source, split: str, seed: int) -> Deal:
+        shards = getattr(source, split)
+        groups = [(shard, number) for shard in shards for number in range(shard.row_groups)]
         documents = sum(shard.rows for shard in shards)
         if not documents:
             raise ValueError(f"{source.name} has no document for {split}: give it more text")
 
-        def read(group: int) -> Group:
-            at = bisect_right(first_groups, group) - 1
-            return self._read(shards[at], group - first_groups[at], source.column)
+        self._groups.append(groups)
+        return Deal(
+            lambda group: self._read(*groups[group], source.column), len(groups), documents, self.lanes, (seed, part)
+        )
 
-        return Deal(read, first_groups[-1], documents, self.lanes, (seed, part))
-
-    def _read(self, shard: Any, group: int, column: str) -> Group:
+    def _read(self, shard: Shard, group: int, column: str) -> Group:
         if self._tokens is None:
             return encode_group(shard, group, column, self._tokenizer, self._threads, self._bad)
         about = _about(shard, column, self._setting["tokenizer"])
         return read_token_group(token_path(self._tokens, shard.path, shard.hash), group, about)
-
-    def _bad(self, what: str) -> None:
-        """Tell it, but in the next epoch it is no news."""
-        if what not in self._told:
-            self._tell(what)
-            print0(f"data: left out: {what}")
-            self._told.add(what)
 
 
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -242,7 +245,7 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def encode_group(
-    shard: Any, group: int, column: str, tokenizer: Tokenizer, threads: int, bad: Callable[[str], None]
+    shard: Shard, group: int, column: str, tokenizer: Tokenizer, threads: int, bad: Callable[[str], None]
 ) -> Group:
     """The ids of a row group of text; none if it cannot be read, and `bad`, which is told so, does not raise."""
     try:
@@ -255,7 +258,7 @@ def encode_group(
     return tokenizer.encode_arrow(texts, tokenizer.special_tokens["<|bos|>"], threads)
 
 
-def tokenize(corpus: Any, tokenizer: Tokenizer, folder: Path, threads: int = 0) -> int:
+def tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, threads: int = 0) -> int:
     """Make the token shards of both splits of a corpus that are not there yet; returns how many that were.
 
     A row group that cannot be read, if `corpus.bad` lets that pass, has no documents there.
@@ -265,13 +268,9 @@ def tokenize(corpus: Any, tokenizer: Tokenizer, folder: Path, threads: int = 0) 
     total = sum(shard.row_groups for shard, _ in shards)
     progress, done = Progress("tokenize", "row groups"), 0
 
-    def bad(what: str) -> None:
-        corpus.bad(what)
-        print0(f"data: left out: {what}")
-
-    def groups(shard: Any, column: str) -> Iterator[Group]:
+    def groups(shard: Shard, column: str) -> Iterator[Group]:
         for group in range(shard.row_groups):
-            yield encode_group(shard, group, column, tokenizer, threads, bad)
+            yield encode_group(shard, group, column, tokenizer, threads, corpus.bad)
             progress.update(done + group + 1, total, shard.path.name)
 
     for shard, column in shards:
@@ -284,7 +283,7 @@ def tokenize(corpus: Any, tokenizer: Tokenizer, folder: Path, threads: int = 0) 
     return made
 
 
-def _about(shard: Any, column: str, content_hash: str) -> dict[str, str]:
+def _about(shard: Shard, column: str, content_hash: str) -> dict[str, str]:
     return {"tokenizer": content_hash, "shard": shard.hash, "column": column}
 
 
@@ -295,10 +294,9 @@ def _share(what: str, count: int, ranks: int) -> None:
         raise ValueError(f"{count} {what} cannot be shared by {ranks} ranks: take {' or '.join(map(str, near))}")
 
 
-def _fingerprint(corpus: Any, split: str) -> str:
+def _fingerprint(corpus: Corpus, split: str) -> str:
     """A hash of all that decides which documents there are, and of their shares."""
     digest = sha256()
     for source, weight in corpus.parts:
-        shards = source.train if split == "train" else source.val
-        digest.update(repr((source.column, weight, [shard.hash for shard in shards])).encode())
+        digest.update(repr((source.column, weight, [shard.hash for shard in getattr(source, split)])).encode())
     return digest.hexdigest()

@@ -27,15 +27,25 @@ PACKED = (".gz", ".zst")
 
 @dataclass
 class Bad:
-    """What is wrong with a text, file by file and row by row: an error, or where it may be skipped a count."""
+    """What is wrong with a text, file by file and row by row: an error, or where it may be skipped a count.
+
+    tell: a line about each that is skipped, once (in the next epoch it is no news), from the rank that has met it.
+    """
 
     skip: bool
+    tell: bool = False
     count: int = 0
     first: list[str] = field(default_factory=list)
+    told: set[str] = field(default_factory=set)
 
     def __call__(self, what: str) -> None:
         if not self.skip:
             raise ValueError(f"{what}; mend it, or go on without it by --skip-bad")
+        if self.tell:
+            if what in self.told:
+                return
+            self.told.add(what)
+            print(f"data: left out: {what}", flush=True)
         self.count += 1
         if len(self.first) < 20:
             self.first.append(what)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanochat import attention as attn
+from nanochat.cross_entropy import choose as choose_loss
 from nanochat.cross_entropy import cross_entropy
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to it: matrix units like whole tiles
@@ -192,6 +193,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config, self.attention, self.checkpointing = config, attention, checkpointing
         self.compute_dtype = torch.float32  # of activations; parameters stay fp32
+        self.loss_form: str | None = None  # of cross_entropy.FORMS; None: the fastest that is not compiled
         values_width = config.kv_heads * config.head_dim
         self.embed = nn.Embedding(config.padded_vocab, config.width)
         tables = {str(i): nn.Embedding(config.padded_vocab, values_width) for i in config.value_layers}
@@ -208,6 +210,12 @@ class GPT(nn.Module):
             shape = (config.max_seq_len, (config.rope_dims or config.head_dim) // 2)
             self.register_buffer(name, torch.empty(shape), persistent=False)
         self.init_buffers()
+
+    def compile_parts(self) -> None:
+        """Compile the blocks, one graph for all that are alike, and the loss; slower to start, faster to run."""
+        for block in self.blocks:
+            block.compile()
+        self.loss_form = choose_loss(self.rope_cos.device, compiling=True)[0]
 
     def init_buffers(self) -> None:
         """The tables of rotation, which no checkpoint holds: call it after to_empty if the weights are loaded."""
@@ -288,6 +296,7 @@ class GPT(nn.Module):
         if targets is None:
             return self.logits(hidden)
         options = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "reduction": reduction}
+        options["form"] = self.loss_form
         loss = cross_entropy(hidden.flatten(0, 1), self.head_weight, targets.flatten(), **options)
         return loss.view_as(targets) if reduction == "none" else loss
 

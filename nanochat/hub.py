@@ -1,5 +1,7 @@
 """A file of a data set: from the mirror directory that NANOCHAT_HUB names, else through `huggingface_hub`.
 
+Where a run has written the embedded world because it had nothing else, that stands for what is not in the cache.
+
 That library brings a cache with locks, the rest of a body that broke off, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE. Here
 are patience, checks, and one fetching rank a node. What is in the cache is taken as it is: pin a revision to be sure.
 """
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanochat.nodes import once_a_node
-from nanochat.paths import read_sha256
+from nanochat.paths import base_dir, read_sha256
 
 AT_ONCE = 8  # downloads
 ATTEMPTS = 5
@@ -50,7 +52,7 @@ class HubFile:
 
 
 class Found(NamedTuple):
-    """Where a file lies, where it came from ("mirror", "cache", "hub"), and how many seconds that took."""
+    """Where a file lies, where it came from ("mirror", "cache", "world", "hub"), and how many seconds that took."""
 
     path: Path
     origin: str
@@ -98,21 +100,40 @@ def mirror() -> Path | None:
     return Path(named).expanduser() if named else None
 
 
-def _find(file: HubFile) -> tuple[Path | None, str]:
+def world_dir() -> Path:
+    """Where the embedded world is written, and read by later stages until it is removed."""
+    return base_dir() / "world"
+
+
+def _world() -> Path | None:
+    """The embedded world where it is the hub; what it lacks is not fetched, or real files would mix with its own."""
+    return world_dir() if mirror() is None and (world_dir() / "world.json").is_file() else None
+
+
+def _find(file: HubFile) -> tuple[Found | None, str]:
     """Where a file lies on this machine, or nothing and why."""
-    path: Path | None = None
+    found, why = None, "not in the cache"
     if root := mirror():
-        path, why = root / str(file), "not in the mirror that NANOCHAT_HUB names"
+        found, why = Found(root / str(file), "mirror"), "not in the mirror that NANOCHAT_HUB names"
+    elif cached := _cached(file):
+        found = Found(cached, "cache")
+    elif world := _world():
+        found = Found(world / str(file), "world")
+        why = f"not in the cache, nor in the embedded world; remove {world} to have it fetched"
     elif _is_on_no_hub(file):
         why = "on no hub, set NANOCHAT_HUB to a mirror that has it"
-    else:
-        from huggingface_hub import try_to_load_from_cache
+    if found and found.path.is_file():
+        why = _differs_from_pins(file, found.path)
+    return (None, why) if why else (found, "")
 
-        cached = try_to_load_from_cache(file.repo, file.path, revision=file.revision, repo_type="dataset")
-        path, why = (Path(cached) if isinstance(cached, str) else None), "not in the cache"
-    if path and path.is_file():
-        why = _differs_from_pins(file, path)
-    return (None, why) if why else (path, "")
+
+def _cached(file: HubFile) -> Path | None:
+    if _is_on_no_hub(file):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(file.repo, file.path, revision=file.revision, repo_type="dataset")
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _is_on_no_hub(file: HubFile) -> bool:
@@ -135,16 +156,15 @@ def _promised_sha256(path: Path) -> str | None:
 
 
 def _fetch_here(files: Sequence[HubFile], offline: bool) -> list[Found]:
-    origin = "mirror" if mirror() else "cache"
     places = {file: _find(file) for file in files}
-    missing = {file: why for file, (path, why) in places.items() if not path}
-    if mirror() or offline or _hub_is_offline(missing):
+    missing = {file: why for file, (found, why) in places.items() if not found}
+    if mirror() or _world() or offline or _hub_is_offline(missing):
         lost = missing
     else:
         lost = {file: why for file, why in missing.items() if _is_on_no_hub(file)}
     # Asked first, so that all that does not exist is known before the first long download.
     lost = lost or {file: why for file, (_, why) in _each(missing, _ask) if why}
-    came: dict[HubFile, Found] = {}
+    came = {file: found for file, (found, _) in places.items() if found}
     for file, (found, why) in _each([] if lost else missing, _download):
         if why:
             lost = {other: "not fetched, as another failed" for other in missing if other not in came} | {file: why}
@@ -156,7 +176,9 @@ def _fetch_here(files: Sequence[HubFile], offline: bool) -> list[Found]:
             *(f"{file}: {why}" for file, why in lost.items()),
         ]
         raise HubError("\n  ".join(lines))
-    return [came[file] if file in came else Found(places[file][0], origin) for file in files]
+    if count := sum(found.origin == "world" for found in came.values()):
+        print(f"hub: {count:,} of {len(came):,} files are those of the embedded world in {world_dir()}", flush=True)
+    return [came[file] for file in files]
 
 
 def _hub_is_offline(missing: dict) -> bool:

@@ -50,10 +50,14 @@ class Deal:
     def epoch(self, lane: int, unit: int) -> int:
         return (unit * self.lanes + lane) // self.units
 
+    def place(self, lane: int, unit: int) -> tuple[int, int, int]:
+        """Epoch, row group and stripe of a lane's unit."""
+        epoch, place = divmod(unit * self.lanes + lane, self.units)
+        return epoch, int(self._order(epoch)[place // self.stripes]), place % self.stripes
+
     def unit(self, lane: int, unit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(ids, starts, stops) of the documents of a lane's unit: document i is ids[starts[i]:stops[i]]."""
-        epoch, place = divmod(unit * self.lanes + lane, self.units)
-        group, stripe = int(self._order(epoch)[place // self.stripes]), place % self.stripes
+        epoch, group, stripe = self.place(lane, unit)
         ids, offsets = self._read(group)
         mine = shuffled(len(offsets) - 1, *self.key, 1, epoch, group)[stripe :: self.stripes]
         return ids, offsets[mine].astype(np.int64), offsets[mine + 1].astype(np.int64)

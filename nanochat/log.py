@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,10 +14,10 @@ def is_main_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def print0(*values: Any, end: str = "\n", file: TextIO | None = None) -> None:
+def print0(*values: Any, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
     """Print on rank 0 only, at once: the lines of a run that dies are still in its log."""
     if is_main_rank():
-        print(*values, end=end, file=file, flush=True)
+        print(*values, sep=sep, end=end, file=file, flush=True)
 
 
 def duration(seconds: float) -> str:
@@ -48,6 +49,26 @@ class MetricLog:
                 file.write(json.dumps(metrics) + "\n")
         if self._wandb is not None:
             self._mirrored(lambda: self._wandb.log(metrics))
+
+    def rewind(self, step: int) -> None:
+        """Forget what was written after a step: a run that goes on from there writes it again."""
+        if is_main_rank() and self.path.exists():
+            part = self.path.with_suffix(".tmp")
+            with open(part, "w", encoding="utf-8") as file:
+                file.writelines(json.dumps(record) + "\n" for record in self.read() if record.get("step", 0) <= step)
+            os.replace(part, self.path)
+
+    def read(self) -> Iterator[dict]:
+        """The records; a last line that a killed process left half written is none."""
+        with open(self.path, encoding="utf-8") as file:
+            yield from (json.loads(line) for line in file if line.endswith("}\n"))
+
+    def curve(self, name: str, most: int = 300) -> list[list]:
+        """Steps and values of a metric, averaged over as many steps as leave `most` points of it."""
+        points = [(record["step"], record[name]) for record in self.read() if record.get(name) is not None]
+        size = -(-len(points) // most)
+        groups = [points[i : i + size] for i in range(0, len(points), max(size, 1))]
+        return [[group[-1][0] for group in groups], [sum(value for _, value in group) / len(group) for group in groups]]
 
     def __enter__(self) -> "MetricLog":
         return self

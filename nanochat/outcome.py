@@ -25,7 +25,8 @@ class Outcome:
 
     config: every field; card: those of its fields that the report card shows. metrics: name -> a number, a text, or
     {"value", "stderr", "format", "unit"} of which the last three may be absent. tables: {"title", "columns", "rows"}; a
-    column is [name, format spec], rows hold raw values, None where there is none. artifacts: file name -> SHA-256.
+    column is [name, format spec], rows hold raw values, None where there is none. curves: {"title", "x", "y", "series"}
+    of which the last maps a name to two lists, of x and of y. artifacts: file name -> SHA-256.
     seconds: of wall clock, from start to end.
     """
 
@@ -42,6 +43,7 @@ class Outcome:
     artifacts: dict
     versions: dict
     environment: dict
+    curves: list = dataclasses.field(default_factory=list)
 
     @classmethod
     def begin(cls, stage: str, tag: str, config: Any) -> "Outcome":
@@ -58,7 +60,7 @@ class Outcome:
             tables=[],
             seconds=0.0,
             artifacts={},
-            versions={name: version for name in VERSIONED if (version := _version(name))},
+            versions=versions(),
             environment=environment(),
         )
 
@@ -79,11 +81,12 @@ class Outcome:
         """The record in `path`; ValueError or OSError with what is wrong with it."""
         record = json.loads(path.read_text(encoding="utf-8"))
         for field in dataclasses.fields(cls):
-            if not isinstance(record, dict) or not isinstance(record.get(field.name), field.type):
+            given = record.get(field.name, [] if field.name == "curves" else None) if isinstance(record, dict) else None
+            if not isinstance(given, field.type):
                 raise ValueError(f"it has no `{field.name}` of type {field.type.__name__}")
         for moment in (record["started"], record["timestamp"]):
             datetime.fromisoformat(moment)
-        return cls(**{field.name: record[field.name] for field in dataclasses.fields(cls)})
+        return cls(**{field.name: record[field.name] for field in dataclasses.fields(cls) if field.name in record})
 
 
 def _now() -> str:
@@ -96,6 +99,11 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def versions() -> dict[str, str]:
+    """What of VERSIONED is installed."""
+    return {name: version for name in VERSIONED if (version := _version(name))}
 
 
 def output_of(*command: str) -> str:

@@ -15,9 +15,11 @@ from nanochat.config import option, run
 from nanochat.log import duration, print0
 from nanochat.outcome import ROOT, Outcome, environment, output_of
 from nanochat.paths import base_dir, write_text
+from nanochat.plots import draw
 from nanochat.stages import STAGES, Stage
 
 LOCK = "requirements.lock"
+PICTURES = "report"  # the folder beside the card that holds them
 SOURCE_SUFFIXES = (".py", ".md", ".rs", ".html", ".toml", ".sh")
 
 
@@ -98,7 +100,12 @@ def _section(outcome: Outcome) -> str:
     """The body of a stage's section."""
     stamp = f"timestamp: {_moment(outcome.timestamp)}"
     lines = _listing({name: outcome.config[name] for name in outcome.card} | outcome.metrics)
-    return "\n\n".join(part for part in [stamp, lines, *map(_markdown_table, outcome.tables)] if part)
+    pictures = [f"![{curve['title']}]({PICTURES}/{name})" for name, curve in _pictures(outcome).items()]
+    return "\n\n".join(part for part in [stamp, lines, *map(_markdown_table, outcome.tables), *pictures] if part)
+
+
+def _pictures(outcome: Outcome) -> dict[str, dict]:
+    return {f"{outcome.stage}-{outcome.tag}-{number}.svg": curve for number, curve in enumerate(outcome.curves, 1)}
 
 
 def _moment(timestamp: str) -> str:
@@ -172,6 +179,9 @@ def main(config: Config) -> None:
     if out.is_dir():
         raise ValueError(f"--out={config.out} is a folder, name a file")
     write_text(out, render(base))
+    for outcome in read_outcomes(base)[0]:
+        for name, curve in _pictures(outcome).items():
+            draw(curve, out.parent / PICTURES / name)
     print0(f"report card: {out.resolve()}")
 
 

@@ -16,7 +16,8 @@ from nanochat.paths import read_sha256
 class Shard:
     """A parquet file of documents, as it was when it was opened.
 
-    hash: SHA-256 of its content. size: bytes of text. stamp: bytes and time of change of the file.
+    hash: SHA-256 of its content. size: bytes of the column of text before compression, in which a dictionary holds what
+    is repeated once. stamp: bytes and time of change of the file.
     """
 
     path: Path

@@ -20,7 +20,7 @@ from nanochat.world_chats import CoreTask, core_bundle, data_sets, identity, ten
 from nanochat.world_facts import Dice, World
 from nanochat.world_texts import document
 
-VERSION = 1  # of what a seed gives; to be raised with every change to the content
+VERSION = 2  # of what a seed gives; to be raised with every change to the content
 SHARDS = 8  # of training text
 GROUPS = 16  # row groups of a shard at least, because lanes read row groups
 
@@ -141,18 +141,18 @@ def is_written(folder: Path, seed: int, size: str) -> bool:
         return False
     record = folder / "world.json"
     if not record.is_file():
-        raise ValueError(f"{folder} holds something other than a world, name another folder")
+        raise ValueError(f"{folder} holds something other than a world, remove it or name another folder")
     found = json.loads(record.read_text(encoding="utf-8"))
     if [found["version"], found["seed"], found["size"]] != [VERSION, seed, size]:
         which = f"seed {found['seed']}, size {found['size']}, version {found['version']}"
-        raise ValueError(f"{folder} holds another world ({which}), name another folder")
+        raise ValueError(f"{folder} holds another world ({which}), remove it or name another folder")
     for path, length in found["files"].items():
         if not (folder / path).is_file() or (folder / path).stat().st_size != length:
             raise ValueError(f"{folder / path} is damaged or missing, remove the folder and write it again")
     return True
 
 
-def write_world(folder: Path, seed: int, size: str) -> bool:
+def write_world(folder: Path, seed: int = Config.seed, size: str = Config.size) -> bool:
     """Write a world, whole or not at all; False where it was there. Several processes may try at once."""
     if size not in SIZES:
         raise ValueError(f"--size={size} is not a size of the world, use {' or '.join(SIZES)}")
@@ -169,13 +169,6 @@ def write_world(folder: Path, seed: int, size: str) -> bool:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return True
-
-
-def ensure_world(base: Path, seed: int = Config.seed, size: str = Config.size) -> Path:
-    """The folder below `base` of a world, written now if it is not there yet."""
-    folder = base / "world" / f"{size}-{seed}-v{VERSION}"
-    write_world(folder, seed, size)
-    return folder
 
 
 def main(config: Config) -> None:

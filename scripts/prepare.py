@@ -102,37 +102,37 @@ def check(config: Config) -> int:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.corpus import CORPORA, hub_files, open_corpus
+    from nanochat.corpus import CORPORA, HERE, find, hub_files, open_corpus, settle
     from nanochat.report import terminal_table
     from nanochat.tokenizer import Tokenizer
 
     if config.check:
-        if check(config):
-            raise SystemExit(1)
-        return
+        raise SystemExit(1 if check(config) else 0)
     # Asked for first: that it is missing is not to be found out after the downloads.
     tokenizer = Tokenizer.load(stage_dir("tok_train", config.tag) / "tokenizer.json") if config.tokenize else None
 
     start = time.monotonic()
-    wanted = [*hub_files(config.data, config.num_shards), *task_files(config.tasks)]
+    data = settle(config.data, config.num_shards)
+    if data in HERE:
+        find(data)  # made now: the embedded world has the files of the tasks too
+    wanted = [*hub_files(data, config.num_shards), *task_files(config.tasks)]
     found = dict(zip(wanted, fetch(wanted, config.offline), strict=True))
-    for file in TASK_FILES["core"][:1]:
-        if file in found:
-            data = files_of_core(found[file].path)
-            found |= zip(data, fetch(data, config.offline), strict=True)
+    if bundle := found.get(TASK_FILES["core"][0]):
+        named = files_of_core(bundle.path)
+        found |= zip(named, fetch(named, config.offline), strict=True)
     rows = [[str(file), place.path.stat().st_size, place.origin, place.seconds] for file, place in found.items()]
 
     # What needs no fetching may need converting or making; and all of it is opened once, so that damage is found now.
-    if config.data:
+    if data:
         began = time.monotonic()
-        corpus = open_corpus(config.data, config.num_shards, config.offline, config.skip_bad)
+        corpus = open_corpus(data, config.num_shards, config.offline, config.skip_bad)
         seconds = time.monotonic() - began
         made = [entry for entry in corpus.manifest() if entry["source"] not in CORPORA]
         rows += [[f"{entry['source']}/{entry['file']}", entry["size"], "this machine", seconds] for entry in made]
         about = corpus.describe()
     columns = [["File", ""], ["Bytes", ",d"], ["From", ""], ["Seconds", ".1f"]]
     print0(terminal_table({"title": "", "columns": columns, "rows": rows}))
-    if config.data:
+    if data:
         content = f"{about['documents']:,} documents, {about['bytes']:,} bytes of text, {about['fingerprint'][:12]}"
         print0(f"data: {about['name']}: {content}")
     print0(f"prepare: {len(rows):,} files, {sum(row[1] for row in rows):,} bytes, in {time.monotonic() - start:.1f} s")

@@ -44,7 +44,7 @@ def damaged(corpus: Corpus, number: int) -> Corpus:
 
 def tolerant(corpus: Corpus) -> Corpus:
     """The same, with what is damaged left out."""
-    return replace(corpus, bad=Bad(skip=True))
+    return replace(corpus, bad=Bad(skip=True, tell=True))
 
 
 def counted_shard(

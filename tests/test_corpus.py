@@ -8,7 +8,9 @@ import pytest
 
 from nanochat import corpus
 from nanochat.corpus import CORPORA, open_corpus
+from nanochat.dataloader import TextLoader
 from nanochat.hub import HubError
+from nanochat.tokenizer import Tokenizer
 
 
 def shard(path: Path, texts: list, kind=None, **how) -> Path:
@@ -111,6 +113,18 @@ def test_a_corpus_by_name_is_read_where_it_lies(mirror):
     assert {(entry.row_groups, entry.rows) for entry in source.train + source.val} == {(3, 6)}
 
 
+def test_as_many_shards_as_a_run_needs(tmp_path, mirror):
+    """Of the mirror all shards are alike, but for the one to validate."""
+    each = open_corpus("climbmix", num_shards=1).parts[0][0].train[0].size
+    assert corpus.shards_for("climbmix", 1) == 1
+    assert corpus.shards_for("climbmix", 3 * each) == 3
+    assert corpus.shards_for("climbmix", 3 * each + 1) == 4
+    assert corpus.shards_for("auto", 1e15) == CORPORA["climbmix"].count
+    assert corpus.shards_for(f"climbmix:1,{folder(tmp_path / 'text', 9, 'row')}:3", 40 * each) == 10
+    assert corpus.shards_for("climbmix:1,mixed-text:3", 8 * each) == 6
+    assert corpus.shards_for(str(tmp_path / "text"), 1e15) == 0
+
+
 def test_all_that_is_missing_is_listed(mirror):
     for number in (1, 4):
         (mirror / f"local/mixed-text/shard_{number:05d}.parquet").unlink()
@@ -203,17 +217,22 @@ def test_damaged_shards_are_an_error_or_left_out(mirror, capsys):
     assert "mixed-text has no whole shard for val" in refusal("mixed-text", skip_bad=True)
 
 
-def test_a_shard_that_changes_under_way(mirror):
+def test_a_shard_that_changes_under_way(mirror, capsys):
     for skip_bad, left in ((False, 0), (True, 36)):
         found = open_corpus("mixed-text", skip_bad=skip_bad)
         changed = mirror / "local/mixed-text/shard_00000.parquet"
         shard(changed, [f"changed {skip_bad}"] * 6, row_group_size=2)
         if skip_bad:
             assert sum(map(len, found.batches("train"))) == left
-            assert found.bad.count == 3
+            assert found.bad.count == capsys.readouterr().out.count("data: left out: ") == 1  # not once a row group
         else:
             with pytest.raises(ValueError, match=r"shard_00000\.parquet has changed since this run began"):
                 next(found.batches("train"))
+            with (
+                TextLoader(found, Tokenizer.train(["any"], 266), 1, 8, lanes=1) as loader,
+                pytest.raises(ValueError, match=r"shard_00000\.parquet has changed since this run began"),
+            ):
+                next(loader)
 
 
 def test_the_same_text_is_not_to_train_on_and_to_validate(mirror):
@@ -250,12 +269,32 @@ def test_what_a_manifest_says(mirror):
         assert (entry["source"], entry["revision"], entry["rows"]) == ("mixed-text", None, 6)
 
 
-def test_size_is_at_least_the_characters(tmp_path):
+def test_the_size_of_text(tmp_path):
     found = open_corpus(str(folder(tmp_path / "text", 3000, "가나다" * 30)))
     characters = sum(
         len(text.as_py()) for split in ("train", "val") for batch in found.batches(split) for text in batch
     )
     assert characters <= found.size < 4 * characters
+
+
+def test_no_batch_of_any_seed_mix_or_epoch_has_validation_text(tmp_path):
+    names = ("alpha", "beta")
+    found = open_corpus(
+        ",".join(f"{folder(tmp_path / name, 300, name)}:{share}" for name, share in zip(names, (3, 1), strict=True))
+    )
+    tokenizer = Tokenizer.train(["alpha beta 0123456789"], 266)  # so that what is decoded is what was written
+    # Of three digits, so that none is what a row has left of another.
+    held_out = [text for batch in found.batches("val") for text in batch.to_pylist() if text[-3:].isdigit()]
+    trained = [text for batch in found.batches("train") for text in batch.to_pylist()]
+    assert len(held_out) >= 2
+    for seed in (0, 1):
+        seen = set()
+        with TextLoader(found, tokenizer, 8, 255, lanes=8, seed=seed) as loader:
+            while min(loader.epochs.values()) < 2:
+                for row in next(loader)[0].tolist():
+                    seen.update(tokenizer.decode(row).split("<|bos|>"))
+        assert not seen & set(held_out)
+        assert len(seen & set(trained)) > 0.9 * len(trained)
 
 
 def test_the_real_mixed_text(monkeypatch):

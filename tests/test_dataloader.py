@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from nanochat.corpus import Corpus, Source
 from nanochat.dataloader import TextLoader, merge_states, token_path, tokenize
+from nanochat.shards import read_row_group
 from nanochat.tokenizer import Tokenizer
 
 BATCH, LENGTH, LANES = 8, 32, 8
@@ -311,6 +312,25 @@ def test_a_damaged_shard_ends_it_with_its_name(tmp_path, tokenizer, ranks, capsy
     left_out = [line for line in capsys.readouterr().out.splitlines() if "left out" in line]
     assert left_out
     assert len(set(left_out)) == len(left_out)  # once, not once an epoch
+
+
+def test_a_rank_tells_where_its_last_batch_comes_from(tmp_path, tokenizer):
+    corpus = text_corpus(tmp_path, [texts_of(100, 1), texts_of(100, 2), texts_of(9)], 10)
+    shards = {str(shard.path): shard for shard in corpus.parts[0][0].train}
+    loaders = ranks_of(corpus, tokenizer, 2, batch_size=2, lanes=2)
+    assert loaders[0].place() == []
+    told = set()
+    for _ in range(300):
+        rows = rows_of(loaders, 1)
+        for loader in loaders:
+            lines = [line.split(", row groups ") for line in loader.place()]
+            named = [(shards[path], int(group)) for path, groups in lines for group in groups.split(", ")]
+            told.update(named)
+            there = "\n".join(text for name in named for text in read_row_group(*name, "text").to_pylist())
+            first = tokenizer.decode(rows[loader.rank][1:]).partition("<|bos|>")[0]
+            assert first.strip("\ufffd") in there
+    close(loaders)
+    assert len(told) == 20
 
 
 def test_nulls_are_named_with_their_file(tmp_path, tokenizer):

@@ -323,11 +323,12 @@ def test_prepare_writes_token_shards_that_the_loader_reads(trained, python, base
 
 
 def test_the_embedded_world_is_what_a_bare_machine_trains_on(python, base):
-    done = python("-m", "scripts.prepare", "--data=auto", HF_HUB_OFFLINE="1")
+    done = python("-m", "scripts.prepare", "--data=auto", "--tasks=core,aqua", HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     assert "data: world is what --data=auto finds" in done.stdout
     assert len(re.findall(r"^world/shard_0000\d\.parquet +[\d,]+ +this machine +", done.stdout, re.MULTILINE)) == 9
-    [mirror] = (base / "world").iterdir()
+    assert len(re.findall(r"^eval_bundle/eval_data/\S+ +[\d,]+ +world +", done.stdout, re.MULTILINE)) == 8
+    mirror = base / "world"
     again = python("-m", "scripts.prepare", "--data=world", "--tasks=core,gsm8k", NANOCHAT_HUB=str(mirror))
     assert again.returncode == 0, again.stderr
     records = [re.search(r"^data: world: .*", output.stdout, re.MULTILINE)[0] for output in (done, again)]

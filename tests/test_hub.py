@@ -279,6 +279,27 @@ def test_offline_lists_all_that_is_missing_and_asks_nobody(server, start):
     assert len(server.seen) == asked
 
 
+def test_the_embedded_world_stands_for_what_is_not_in_the_cache(server, start, tmp_path):
+    finish(start("a.bin"))
+    asked, world = len(server.seen), tmp_path / "base/world"
+    for name in ("world.json", "datasets/some/set/a.bin", "datasets/some/set/deep/c.bin", "words.txt"):
+        (world / name).parent.mkdir(parents=True, exist_ok=True)
+        (world / name).write_text("{}")
+    base = {"NANOCHAT_BASE_DIR": str(tmp_path / "base")}
+    found, said = finish(start("a.bin", "deep/c.bin", {"path": "words.txt", "repo": ""}, **base))
+    assert [origin for _, origin in found] == ["cache", "world", "world"]
+    assert [path for path, _ in found[1:]] == [world / "datasets/some/set/deep/c.bin", world / "words.txt"]
+    assert f"hub: 2 of 3 files are those of the embedded world in {world}" in said
+    message = refusal(start("deep/c.bin", "b.bin", **base))
+    assert "1 of 2 files cannot be had:\n  datasets/some/set/b.bin: not in the cache, nor in the embedded" in message
+    assert f"remove {world} to have it fetched" in message
+    assert len(server.seen) == asked
+    (tmp_path / "mirror/datasets/some/set").mkdir(parents=True)
+    assert "not in the mirror" in refusal(start("deep/c.bin", NANOCHAT_HUB=str(tmp_path / "mirror"), **base))
+    (world / "world.json").unlink()
+    assert finish(start("deep/c.bin", **base))[0][0][1] == "hub"
+
+
 def test_a_pinned_revision_is_asked_for(server, start):
     finish(start({"path": "a.bin", "revision": COMMIT}))
     assert hub.revision(finish(start({"path": "a.bin", "revision": COMMIT}, offline=True))[0][0][0]) == COMMIT

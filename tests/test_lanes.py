@@ -112,6 +112,9 @@ def test_epochs_and_seeds_have_orders_of_their_own():
             orders.add(tuple(int(ids[a + 1]) for ids, starts, _ in units for a in starts))
     assert len(orders) == 4
     assert all(sorted(order) == list(range(1, 161)) for order in orders)
+    deal = deal_of([[1]] * 40, 1)
+    groups = [[deal.place(0, epoch * deal.units + unit)[1] for unit in range(deal.units)] for epoch in (0, 1)]
+    assert groups[0] != groups[1]
 
 
 def test_an_order_is_the_same_on_every_machine():

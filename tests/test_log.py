@@ -218,3 +218,27 @@ def test_phases_close_one_after_the_other(capsys):
         progress("merge", 7, 7)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" in ")[0] for line in lines] == ["count: 40 characters", "merge: 7 merges"]
+
+
+def test_rewinding_forgets_what_came_after_a_step(tmp_path):
+    log = MetricLog(tmp_path)
+    for step in range(6):
+        log.write(step=step, loss=float(step))
+    log.write(data="about the whole run")
+    with open(log.path, "a") as file:
+        file.write('{"step": 6, "lo')  # a process that was killed while it wrote
+    log.rewind(3)
+    log.write(step=4, loss=9.0)
+    expected = [{"step": step, "loss": float(step)} for step in range(4)]
+    assert list(log.read()) == [*expected, {"data": "about the whole run"}, {"step": 4, "loss": 9.0}]
+
+
+def test_a_curve_keeps_few_points_that_are_averages(tmp_path):
+    log = MetricLog(tmp_path)
+    log.write(step=0, other=1.0)
+    for step in range(1, 8):
+        log.write(step=step, loss=float(step))
+    log.write(step=8, loss=None)
+    assert log.curve("loss", 100) == [[1, 2, 3, 4, 5, 6, 7], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]
+    assert log.curve("loss", 3) == [[3, 6, 7], [2.0, 5.0, 7.0]]
+    assert log.curve("absent") == [[], []]

@@ -63,6 +63,15 @@ def test_a_damaged_page_is_named_when_it_is_read(tmp_path):
     assert "a.parquet is damaged in row group 0" in refusal(path)
 
 
+def test_a_flipped_bit_is_named_by_the_checksum_of_its_page(tmp_path):
+    how = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    path = shard(tmp_path / "a.parquet", [f"some text {n}" for n in range(5000)], **how)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"text 3000")] ^= 1  # still UTF-8
+    path.write_bytes(content)
+    assert "a.parquet is damaged in row group 0" in refusal(path)
+
+
 def test_what_a_shard_must_hold(tmp_path):
     path = tmp_path / "a.parquet"
     assert "a.parquet has no column `text`, only id, content" in refusal(shard(path, ["x"], column="content"))

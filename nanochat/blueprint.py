@@ -1,0 +1,152 @@
+"""A pretraining run on paper, from its flags alone: the model's shape, batch, horizon, rates, and what it takes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nanochat import fp8
+from nanochat.checkpoint import Checkpoint
+from nanochat.cross_entropy import CHUNK_BYTES
+from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
+from nanochat.hardware import Accelerator
+from nanochat.log import print0
+from nanochat.loop import largest_device_batch
+from nanochat.objectives import next_token
+from nanochat.optim import Optimizer
+from nanochat.param_groups import LEARNING_RATES, build_groups
+from nanochat.restore import build_model
+from nanochat.scaling import (
+    HORIZONS,
+    REFERENCE_DEPTH,
+    Scale,
+    Shape,
+    accumulation_steps,
+    cost,
+    legal_rows,
+    memory,
+    scale,
+    shape,
+)
+from nanochat.tokenizer import Tokenizer
+
+ASSUMED_VOCABULARY = 2**16
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """counts: of parameters, by kind. scaled: those that models are compared by. notes: how each value came about."""
+
+    model: GPTConfig
+    shape: Shape
+    counts: dict[str, int]
+    scaled: int
+    flops_per_token: int
+    scale: Scale
+    notes: list[str]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """As the report card names it; what a clock decides is left out."""
+        facts = {f"Number of parameters, {kind}": count for kind, count in self.counts.items() if kind != "total"}
+        facts = {"Number of parameters": self.counts["total"], **facts}
+        facts["Number of FLOPs per token"] = {"value": self.flops_per_token, "format": ".4e"}
+        if self.tokens is not None:
+            facts["Calculated number of iterations"] = self.scale.steps
+            facts["Number of training tokens"] = self.tokens
+            facts["Tokens : Params ratio"] = {"value": self.tokens / self.scaled, "format": ".2f"}
+        return facts
+
+    def build(self, config: Any, weights: Checkpoint | int, runtime: Any) -> tuple[GPT, Optimizer, int]:
+        """The model (weights: a checkpoint's, or new ones from a seed), its optimizer, and rows of a micro-batch."""
+        model = build_model(self.model, runtime, weights, checkpointing=config.checkpointing)
+        rows = self._device_rows(config.device_batch_size, model, runtime)
+        if config.fp8:
+            print0(fp8.describe(*fp8.convert(model)))
+        if config.compile:
+            model.compile_parts()
+        groups = build_groups(
+            model.named_parameters(),
+            batch_tokens=self.scale.total_batch_size,
+            width=self.shape.width,
+            matrix_weight_decay=config.weight_decay * self.scale.weight_decay,
+            learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
+        )
+        return model, Optimizer(groups, runtime.rank, runtime.world_size, **runtime.optimizer_options), rows
+
+    def _device_rows(self, asked: str, model: GPT, runtime: Any) -> int:
+        batch, length = self.scale.total_batch_size, self.model.max_seq_len
+        rows = legal_rows(batch, length, runtime.world_size)
+        if asked == "auto":
+            ids = torch.zeros(rows[-1], length, dtype=torch.int64, device=runtime.device)
+            states = 8 * self.counts["total"] // runtime.world_size
+            size, how = largest_device_batch(model, next_token, (ids, ids), runtime, states), "the most that fit"
+        else:
+            size, how = _whole(asked), "as asked"
+        steps = accumulation_steps(batch, size, length, runtime.world_size)
+        print0(f"device batch: {size} rows of {length:,} tokens, {how}; {steps} of them make a step on each rank")
+        return size
+
+    @property
+    def tokens(self) -> int | None:
+        """Of the whole run; None if a clock ends it."""
+        return None if self.scale.steps is None else self.scale.steps * self.scale.total_batch_size
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f"--device-batch-size={text} is no number of rows, take auto or a whole number")
+    return int(text)
+
+
+def draw(config: Any, tokenizer: Tokenizer | None) -> Blueprint:
+    """The blueprint of `config`, scripts.base_train's; without a tokenizer, of a vocabulary of common size."""
+    if config.model not in CONFIGURATIONS:
+        raise ValueError(f"--model={config.model} is not known, take one of {', '.join(CONFIGURATIONS)}")
+    notes: list[str] = (
+        [] if tokenizer else [f"vocabulary {ASSUMED_VOCABULARY:,} = assumed, no tokenizer is trained yet"]
+    )
+    words = (tokenizer.vocab_size, tokenizer.special_tokens["<|bos|>"]) if tokenizer else (ASSUMED_VOCABULARY, 0)
+    form, model = _model(config, config.depth, *words, notes.append)
+    _, reference = _model(config, REFERENCE_DEPTH, *words, lambda line: None)
+    counts, scaled = model.parameter_counts(), _scaled(model)
+    flops = model.flops_per_token()
+    horizon = {name: value for name in HORIZONS if (value := getattr(config, name)) > 0}
+    batch = config.total_batch_size if config.total_batch_size > 0 else None
+    scales = scale(scaled, _scaled(reference), flops, horizon, total_batch_size=batch, note=notes.append)
+    return Blueprint(model.config, form, counts, scaled, flops, scales, notes)
+
+
+def _model(config: Any, depth: int, vocab_size: int, bos_id: int, note: Callable) -> tuple[Shape, GPT]:
+    options = {"aspect_ratio": config.aspect_ratio, "head_dim": config.head_dim, "kv_heads": config.kv_heads or None}
+    form = shape(depth, **options, note=note)
+    fields = CONFIGURATIONS[config.model] | ({"window_pattern": config.window_pattern} if config.window_pattern else {})
+    sizes = {"depth": depth, "width": form.width, "heads": form.heads, "kv_heads": form.kv_heads}
+    with torch.device("meta"):
+        model = GPT(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **sizes, **fields))
+    return form, model
+
+
+def _scaled(model: GPT) -> int:
+    counts = model.parameter_counts()
+    return counts["matrices"] + (counts["head"] or counts["embed"])
+
+
+def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator) -> list[str]:
+    """Lines of what the run will take on some hardware: memory of a rank, time, dollars."""
+    dtype = "bf16" if config.dtype == "auto" else config.dtype
+    rows = legal_rows(plan.scale.total_batch_size, config.max_seq_len, ranks)
+    asked = config.device_batch_size
+    sizes = rows if asked == "auto" else [_whole(asked)]
+    options = {"logits": CHUNK_BYTES["cuda"], "checkpointing": config.checkpointing}
+    needs = {size: memory(plan.counts, plan.shape, size, config.max_seq_len, ranks, **options) for size in sizes}
+    fit = [size for size in sizes if not accelerator.memory or sum(needs[size].values()) < 0.9e9 * accelerator.memory]
+    size = max(fit, default=sizes[0])
+    parts = ", ".join(f"{name} {bytes_ / 1e9:.2f}" for name, bytes_ in needs[size].items())
+    lines = [f"memory of a rank, GB: {sum(needs[size].values()) / 1e9:.2f} with {size} rows at once ({parts})"]
+    if not fit:
+        lines.append(f"that is more than {accelerator.memory} GB: take --checkpointing, or more ranks")
+    if plan.tokens is None:
+        return [*lines, f"time {plan.scale.seconds:g} s, as asked"]
+    return [*lines, cost(plan.flops_per_token * plan.tokens, ranks, accelerator, dtype)[2]]

@@ -1,0 +1,68 @@
+"""What accelerators can do at best, from their makers' data sheets, and what an hour of one costs."""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """name: what people type. devices: a pattern of the names that drivers give it, without the maker's. memory: in GB.
+
+    bf16, fp16, fp8, fp32: TFLOP/s of dense matrix products, summed in fp32. dollars: of an hour, where it is known.
+    None: it cannot, or we do not know.
+    """
+
+    name: str
+    devices: str = ""
+    bf16: float | None = None
+    fp16: float | None = None
+    fp8: float | None = None
+    fp32: float | None = None
+    memory: float | None = None
+    dollars: float | None = None
+
+    def peak(self, dtype: str) -> float | None:
+        """FLOP/s."""
+        rate = getattr(self, dtype)
+        return rate and rate * 1e12
+
+
+# Whole names are compared: laptop models, slices of a GPU and later variants are slower than what they are named after.
+ACCELERATORS = (
+    Accelerator("B200", "B200", 2250, 2250, 4500, None, 180),
+    Accelerator("H200", "H200", 989.4, 989.4, 1978.9, 66.9, 141),
+    Accelerator("H200-NVL", "H200 NVL", 835.5, 835.5, 1670.5, 60, 141),
+    Accelerator("H100", "H100 80GB HBM3", 989.4, 989.4, 1978.9, 66.9, 80, dollars=3.0),
+    Accelerator("H100-PCIe", "H100 PCIe", 756, 756, 1513, 51.2, 80),
+    Accelerator("H100-NVL", "H100 NVL", 835.5, 835.5, 1670.5, 60, 94),
+    Accelerator("A100", "A100-SXM4-80GB|A100 80GB PCIe", 312, 312, None, 19.5, 80),
+    Accelerator("A100-40GB", "A100-(SXM4|PCIE)-40GB", 312, 312, None, 19.5, 40),
+    Accelerator("L40S", "L40S", 362, 362, 733, 91.6, 48),
+    Accelerator("L4", "L4", 121, 121, 242.5, 30.3, 24),
+    Accelerator("T4", "(Tesla )?T4", None, 65, None, 8.1, 16),
+    Accelerator("RTX-5090", "GeForce RTX 5090", 209.5, 209.5, 419, 104.8, 32),
+    Accelerator("RTX-4090", "GeForce RTX 4090", 165.2, 165.2, 330.3, 82.6, 24),
+    Accelerator("RTX-3090", "GeForce RTX 3090", 71, 71, None, 35.6, 24),
+    Accelerator("MI300X", "Instinct MI300X( OAM)?", 1307.4, 1307.4, 2614.9, 163.4, 192),
+)
+
+
+def find(name: str) -> Accelerator | None:
+    """The accelerator that a driver, or a person, calls so; case and what parts words do not count for a person."""
+    device = re.sub("^(NVIDIA|AMD) ", "", name)
+    for accelerator in ACCELERATORS:
+        if re.fullmatch(accelerator.devices, device) or _plain(name) == _plain(accelerator.name):
+            return accelerator
+    return None
+
+
+def parse_named(text: str) -> tuple[int, Accelerator]:
+    """8xH100 -> (8, the H100); of one that is not in the table nothing is known but its name."""
+    match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})", text.strip())
+    if not match:
+        raise ValueError(f"--on={text} is no hardware, write it like 8xH100 or {ACCELERATORS[0].name}")
+    return int(match[1] or 1), find(match[2]) or Accelerator(match[2])
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).lower().removeprefix("rtx")

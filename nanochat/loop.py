@@ -1,0 +1,353 @@
+"""The training loop, the only one: `train(model, source, objective, optimizer, plan, hooks, …)`.
+
+source: an iterator of batches (tuples of tensors whose first axis is this rank's rows of the step) with `progress`,
+`wait_seconds`, `place()` and its own state. objective: (model, batch) -> (sum of losses, count), both tensors; the loop
+divides by the count of all micro-batches and ranks, so that the mathematics do not depend on how a batch is cut.
+Hooks are made by `every(n, fn)`. On a GPU a step's figures are read while the next one computes: the host waits for
+nothing inside a step.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nanochat import schedules
+from nanochat.interrupt import signals, without_garbage_collection
+from nanochat.log import MetricLog, duration, print0
+
+Batch = tuple[torch.Tensor, ...]
+Objective = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]
+
+SMOOTHING = 0.9  # of the loss on the console
+LINE_SECONDS = 0.5  # the console has at most two lines a second
+CPU_TOKENS = 16_384  # of a micro-batch on a CPU, where larger ones are no faster
+COLLECT_EVERY = 5_000  # steps
+MAX_LOSS_SCALE, MIN_LOSS_SCALE, GROW_LOSS_SCALE_EVERY = 2.0**10, 2.0**-30, 1_000  # fp16 alone
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train, and how a step is cut.
+
+    Horizon: `steps`, or `seconds` of training, or with neither of them the source's own progress. device_batch: rows of
+    a micro-batch. schedules: as `schedules.apply` takes them. after_step: called when the weights have changed. clip:
+    largest norm of the gradient, 0: any.
+    """
+
+    device_batch: int
+    flops_per_token: float
+    schedules: Mapping[str, Any]
+    after_step: Callable[[], None] | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    clip: float = 0.0
+
+    def progress(self, state: "State", source: Any) -> float:
+        if self.steps is not None:
+            return state.step / max(self.steps, 1)
+        return state.seconds / self.seconds if self.seconds is not None else source.progress
+
+
+@dataclass
+class State:
+    """Where the loop is, JSON-able: saved with a checkpoint, and gone on from.
+
+    seconds: of training steps alone; waited: of these, for data. notes: what hooks keep, like the best evaluation.
+    stop: what ended it early.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    flops: float = 0.0
+    loss: float = math.nan  # of the last step
+    smooth_loss: float = 0.0  # a moving average, still to be divided by 1 - SMOOTHING ** step
+    device_batch: int = 0
+    loss_scale: float = 1.0
+    loss_scale_step: int = 0  # at which it was last changed
+    notes: dict[str, Any] = field(default_factory=dict)
+    stop: str = ""
+
+
+@dataclass(frozen=True)
+class Hook:
+    every: int
+    act: Callable[[State], None]
+    at_start: bool
+    at_end: bool
+    at_stop: bool
+
+    def is_due(self, state: State, finished: bool) -> bool:
+        if finished:
+            return self.at_end
+        if state.stop:
+            return self.at_stop
+        if state.step == 0:
+            return self.at_start
+        return self.every > 0 and state.step % self.every == 0
+
+
+def every(n: int, act: Callable[[State], None], *, at_start=False, at_end=True, at_stop=False) -> Hook:
+    """`act(state)` after each n-th step (0: after none), before the first, after the last, before a signal's stop."""
+    return Hook(n, act, at_start, at_end, at_stop)
+
+
+def train(
+    model: Any,
+    source: Any,
+    objective: Objective,
+    optimizer: Any,
+    plan: Plan,
+    hooks: Sequence[Hook],
+    runtime: Any,
+    log: MetricLog,
+    state: State,
+) -> None:
+    """Train to the plan's horizon, or until a signal asks to stop, from wherever `state` is.
+
+    Hooks that are due run in their order between two steps; where a saved run goes on they have run before. A loss or
+    gradient that is not finite on one rank is a FloatingPointError on all of them, before any hook sees that step.
+    """
+    loop = _Loop(model, source, objective, optimizer, plan, runtime, log, state)
+    start, pending = state.step, None
+    with signals() as asked, without_garbage_collection() as collect:
+        while True:
+            finished = plan.progress(state, source) >= 1
+            due = [hook for hook in hooks if hook.is_due(state, finished) and not 0 < start == state.step]
+            if pending and (due or finished or state.stop):
+                loop.settle(pending)
+                pending = None
+            if due or finished or state.stop:
+                loop.agree_on_time()
+            for hook in due:
+                model.eval()
+                hook.act(state)
+                model.train()
+            if finished or state.stop:
+                return
+            step = loop.launch(asked)
+            if pending:
+                loop.settle(pending)
+            pending = step
+            if runtime.device.type != "cuda":  # nothing runs ahead of the host there
+                loop.settle(pending)
+                pending = None
+            if state.step == start + 1 or state.step % COLLECT_EVERY == 0:
+                collect()
+
+
+@dataclass
+class _Step:
+    """A step that was handed to the device. figures: of all ranks, own: of this one, once `ready` has come."""
+
+    number: int
+    start: float
+    figures: torch.Tensor  # loss sum, count, ranks that were asked to stop, rank 0's clock; the gradient's norm
+    own: torch.Tensor
+    ready: torch.cuda.Event | None
+    lr_multiplier: float
+    tokens: int
+    wait: float
+
+
+class _Loop:
+    def __init__(self, model, source, objective, optimizer, plan, runtime, log, state):
+        self.model, self.source, self.objective, self.optimizer = model, source, objective, optimizer
+        self.plan, self.runtime, self.log, self.state = plan, runtime, log, state
+        state.device_batch = state.device_batch or plan.device_batch
+        state.stop = ""
+        self._half = runtime.dtype == torch.float16
+        self._trained = state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
+        self._settled = self._shown = 0.0
+
+    # ---- a step ----
+
+    def launch(self, asked: list[str]) -> _Step:
+        """Hand a step to the device: forward, backward, update. Only fp16 waits for anything."""
+        state, start, waited = self.state, time.perf_counter(), self.source.wait_seconds
+        progress = min(self.plan.progress(state, self.source), 1.0)
+        schedules.apply(self.optimizer.groups, self.plan.schedules, progress, state.step)
+        multiplier = self.optimizer.groups[0].lr / self.optimizer.groups[0].initial_lr
+        batch = next(self.source)
+        wait = self.source.wait_seconds - waited
+        totals = self._gradients(batch)
+        precise = torch.float32 if totals.device.type == "mps" else torch.float64
+        told = torch.tensor([len(asked), self._trained if self.runtime.rank == 0 else 0.0], dtype=precise)
+        own = torch.cat([totals.to(precise), told.to(totals.device)])
+        figures = self.runtime.all_sum(own.clone())
+        count = figures[1].float().clamp(min=1)
+        norm = self.optimizer.step(1 / (count * state.loss_scale), self.plan.clip)
+        self.optimizer.zero_grad()
+        if self.plan.after_step:
+            self.plan.after_step()
+        figures, ready = torch.cat([figures, norm.to(precise).view(1)]), None
+        if figures.device.type == "cuda":
+            figures, own = figures.to("cpu", non_blocking=True), own.to("cpu", non_blocking=True)
+            ready = torch.cuda.Event()
+            ready.record()
+        state.step += 1
+        tokens = batch[0].numel() * self.runtime.world_size
+        return _Step(state.step, start, figures, own, ready, multiplier, tokens, wait)
+
+    def _gradients(self, batch: Batch) -> torch.Tensor:
+        """Gradients of the sum of this rank's losses; that sum, and the count.
+
+        Out of memory: the same step again in smaller parts. fp16 that overflows: again with half the scale.
+        """
+        state = self.state
+        if self._half and state.step - state.loss_scale_step >= GROW_LOSS_SCALE_EVERY:
+            state.loss_scale, state.loss_scale_step = min(2 * state.loss_scale, MAX_LOSS_SCALE), state.step
+        while True:
+            try:
+                totals = self._accumulate(batch)
+            except torch.OutOfMemoryError:
+                if state.device_batch == 1:
+                    raise
+                state.device_batch = _largest_divisor(len(batch[0]), state.device_batch // 2)
+                where = f"step {state.step + 1}, rank {self.runtime.rank}: out of memory"
+                print(f"{where}, the step starts again with --device-batch-size={state.device_batch}", flush=True)
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+            else:
+                if not self._half or state.loss_scale <= MIN_LOSS_SCALE or self._all_finite():
+                    return totals
+                state.loss_scale, state.loss_scale_step = state.loss_scale / 2, state.step
+            self.optimizer.restart()
+
+    def _accumulate(self, batch: Batch) -> torch.Tensor:
+        totals = torch.zeros(2, device=batch[0].device)
+        micro_batches = list(zip(*(part.split(self.state.device_batch) for part in batch), strict=True))
+        for number, micro_batch in enumerate(micro_batches, 1):
+            last = number == len(micro_batches) and not self._half  # fp16 looks at the gradients before it gives them
+            with self.optimizer.reduce_in_backward() if last else nullcontext():
+                loss, count = self.objective(self.model, micro_batch)
+                (loss * self.state.loss_scale).backward()
+            totals += torch.stack([loss.detach().float(), count.float()])
+        return totals
+
+    def _all_finite(self) -> bool:
+        grads = [p.grad for group in self.optimizer.groups for _, p in group.params if p.grad is not None]
+        bad = sum((~grad.isfinite()).any().float() for grad in grads)
+        return not self.runtime.all_sum(bad)
+
+    # ---- its figures ----
+
+    def settle(self, step: _Step) -> None:
+        """Wait for a step's figures, check them, and write them down."""
+        if step.ready is not None:
+            step.ready.synchronize()
+        loss_sum, count, stop, clock, norm = step.figures.tolist()
+        loss, state, world_size = loss_sum / max(count, 1), self.state, self.runtime.world_size
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise FloatingPointError(self._not_finite(step, loss, norm))
+        now = time.perf_counter()
+        seconds = now - max(self._settled, step.start)
+        self._settled, self._trained = now, self._trained + seconds
+        state.seconds = clock if world_size > 1 else self._trained
+        state.waited += step.wait
+        state.tokens += step.tokens
+        state.flops += step.tokens * self.plan.flops_per_token
+        state.loss, state.smooth_loss = loss, SMOOTHING * state.smooth_loss + (1 - SMOOTHING) * loss
+        state.stop = "a signal" if stop else ""
+        peak = self.runtime.peak_flops
+        mfu = step.tokens * self.plan.flops_per_token / seconds / (peak * world_size) if peak else None
+        figures = {
+            "step": step.number,
+            "train/loss": loss,
+            "train/grad_norm": norm,
+            "train/lrm": step.lr_multiplier,
+            "train/dt": seconds,
+            "train/tok_per_sec": step.tokens / seconds,
+            "train/mfu": mfu,
+            "train/wait": step.wait / seconds,
+            "total_training_flops": state.flops,
+            "total_training_time": self._trained,
+        }
+        self.log.write(**figures)
+        if now - self._shown >= LINE_SECONDS or step.number == self.plan.steps:
+            self._shown = now
+            print0(self._line(figures))
+
+    def agree_on_time(self) -> None:
+        """All ranks take rank 0's clock: a collective."""
+        self._trained = self.state.seconds = self.runtime.first(self._trained)
+
+    def _line(self, figures: dict[str, Any]) -> str:
+        state, plan = self.state, self.plan
+        progress = plan.progress(state, self.source)
+        steps = f"step {figures['step']:05d}" + (f"/{plan.steps:05d}" if plan.steps is not None else "")
+        mfu = "n/a" if figures["train/mfu"] is None else f"{100 * figures['train/mfu']:.1f}"
+        parts = [
+            f"{steps} ({100 * progress:.2f}%)",
+            f"loss: {state.smooth_loss / (1 - SMOOTHING ** figures['step']):.4f}",
+            f"lrm: {figures['train/lrm']:.2f}",
+            f"dt: {1000 * figures['train/dt']:.0f}ms",
+            f"tok/sec: {figures['train/tok_per_sec']:,.0f}",
+            f"mfu: {mfu}",
+            f"wait: {100 * figures['train/wait']:.1f}%",
+            f"total time: {duration(self._trained)}",
+        ]
+        if 0 < progress < 1:
+            parts.append(f"eta: {duration(self._trained * (1 - progress) / progress)}")
+        return " | ".join(parts)
+
+    def _not_finite(self, step: _Step, loss: float, norm: float) -> str:
+        """A sentence for every rank; a collective that all of them enter at the same step."""
+        own = bool(step.own.isfinite().all())
+        ranks = self.runtime.everyones([own, self.source.place()])
+        culprits = [f"rank {rank}, reading {', '.join(place)}" for rank, (fine, place) in enumerate(ranks) if not fine]
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+        return f"step {step.number}: {what} ({'; '.join(culprits) or 'all losses are finite'})"
+
+
+def largest_device_batch(model: Any, objective: Objective, batch: Batch, runtime: Any, reserve: int = 0) -> int:
+    """The most rows of a step's batch that fit through forward and backward at once, the same on all ranks.
+
+    reserve: bytes that the optimizer will take, not taken yet. On a GPU it is tried; elsewhere what one row saves for
+    its backward is counted, and half of the free memory is given to it. The model is not compiled yet.
+    """
+    rows = len(batch[0])
+    if runtime.device.type != "cuda":
+        fit = max(1, runtime.free_memory() // 2 // max(1, _saved_bytes(model, objective, batch)))
+        return runtime.least(_largest_divisor(rows, min(fit, max(1, CPU_TOKENS // batch[0][0].numel()))))
+    size = rows
+    while size > 1 and not _fits(model, objective, batch, size, reserve):
+        size = _largest_divisor(rows, size // 2)
+    return _largest_divisor(rows, runtime.least(size))
+
+
+def _fits(model: Any, objective: Objective, batch: Batch, size: int, reserve: int) -> bool:
+    try:
+        room = torch.empty(reserve, dtype=torch.uint8, device=batch[0].device)
+        loss, _ = objective(model, tuple(part[:size] for part in batch))
+        loss.backward()
+        del room, loss
+        fits = True
+    except torch.OutOfMemoryError:
+        fits = False
+    model.zero_grad(set_to_none=True)
+    torch.cuda.empty_cache()
+    return fits
+
+
+def _saved_bytes(model: Any, objective: Objective, batch: Batch) -> int:
+    storages: dict[int, int] = {}
+
+    def saved(tensor: torch.Tensor) -> torch.Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor):
+        objective(model, tuple(part[:1] for part in batch))
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    return sum(size for pointer, size in storages.items() if pointer not in weights)
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    return next(size for size in range(max(1, min(number, limit)), 0, -1) if number % size == 0)

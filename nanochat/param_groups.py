@@ -1,0 +1,76 @@
+"""Which optimizer steps which parameter, and how: one table of rules over the model's names."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch.nn import Parameter
+
+from nanochat.optim import Group
+
+# The learning rates of the command line (`--matrix-lr` …), before batch and width scale them.
+LEARNING_RATES = {"unembedding_lr": 0.008, "embedding_lr": 0.3, "scalar_lr": 0.5, "matrix_lr": 0.02}
+
+TUNED_BATCH = 2**19  # tokens, and
+TUNED_WIDTH = 768  # for which the rates were found
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Parameters whose whole name `pattern` matches are the group `name`.
+
+    The learning rate is `share` of `rate`, or of 1 where that is empty. scaled_by: some of "batch" and "width".
+    weight_decay: None is the model's own, which `build_groups` is given.
+    """
+
+    name: str
+    pattern: str
+    kind: str
+    rate: str
+    share: float
+    scaled_by: tuple[str, ...]
+    betas: tuple[float, float]
+    weight_decay: float | None = 0.0
+
+
+BOTH, BATCH = ("batch", "width"), ("batch",)
+RULES = (
+    Rule("unembedding", r"head\.weight", "adamw", "unembedding_lr", 1.0, BOTH, (0.8, 0.96), 0.01),
+    Rule("embedding", r"embed\.weight", "adamw", "embedding_lr", 1.0, BOTH, (0.8, 0.995), 0.001),
+    Rule("value_embeds", r"value_embeds\.\d+\.weight", "adamw", "embedding_lr", 0.5, BOTH, (0.8, 0.995), 0.01),
+    Rule("residual_lambdas", r"residual_lambdas", "adamw", "scalar_lr", 0.01, BATCH, (0.8, 0.95), 0.05),
+    # They need a longer memory than the rest.
+    Rule("x0_lambdas", r"x0_lambdas", "adamw", "scalar_lr", 1.0, BATCH, (0.96, 0.95)),
+    # A gain multiplies like a residual lambda, but has no reason to decay to 0.
+    Rule("gains", r"blocks\.\d+\.attn\.qk_gain", "adamw", "scalar_lr", 0.01, BATCH, (0.8, 0.95)),
+    Rule("smear", r"smear_gate\.weight|smear_lambda|backout_lambda", "adamw", "", 0.2, (), (0.8, 0.95)),
+    Rule("matrices", r"blocks\.\d+\.(attn|mlp)\.\w+\.weight", "muon", "matrix_lr", 1.0, BATCH, (0.95, 0.9), None),
+)
+
+
+def build_groups(
+    named_parameters: Iterable[tuple[str, Parameter]],
+    *,
+    batch_tokens: int,
+    width: int,
+    matrix_weight_decay: float,
+    learning_rates: Mapping[str, float] | None = None,
+) -> list[Group]:
+    """The groups that have parameters, in the table's order; learning_rates replaces some of LEARNING_RATES."""
+    rates = LEARNING_RATES | dict(learning_rates or {})
+    assert rates.keys() == LEARNING_RATES.keys(), f"no such learning rate: {rates.keys() - LEARNING_RATES.keys()}"
+    scales = {"batch": (batch_tokens / TUNED_BATCH) ** 0.5, "width": (width / TUNED_WIDTH) ** -0.5}
+    members: dict[str, list[tuple[str, Parameter]]] = {rule.name: [] for rule in RULES}
+    for name, parameter in named_parameters:
+        found = [rule.name for rule in RULES if re.fullmatch(rule.pattern, name)]
+        assert len(found) == 1, f"{name} is in {' and '.join(found) or 'no group'}: mend RULES, each is in exactly one"
+        members[found[0]].append((name, parameter))
+    groups = []
+    for rule in RULES:
+        lr = rule.share * rates.get(rule.rate, 1.0)
+        for scale in rule.scaled_by:
+            lr *= scales[scale]
+        decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
+        if members[rule.name]:
+            groups.append(Group(rule.name, rule.kind, members[rule.name], lr, rule.betas, decay))
+    return groups

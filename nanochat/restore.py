@@ -1,0 +1,155 @@
+"""What a stage starts from: a run to go on with, or a model to use."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nanochat.checkpoint import Checkpoint, Saver, check_free_space, hold, load, newest, rng_state, set_rng_state, steps
+from nanochat.gpt import GPT, GPTConfig
+from nanochat.log import print0
+from nanochat.paths import stage_dir
+from nanochat.tokenizer import Tokenizer
+
+
+def fixed_settings(config: Any) -> dict[str, Any]:
+    """The fields of a script's config that a run keeps from its beginning to its end."""
+    fields = dataclasses.fields(config)
+    return {field.name: getattr(config, field.name) for field in fields if not field.metadata["may_change"]}
+
+
+@contextmanager
+def hold_for_all(folder: Path, runtime: Any) -> Iterator[None]:
+    """Keep a run's folder from other runs, for all of its ranks."""
+    with ExitStack() as stack:
+        fault = None
+        if runtime.rank == 0:
+            try:
+                stack.enter_context(hold(folder))
+            except ValueError as error:
+                fault = str(error)
+        if fault := runtime.first(fault):
+            raise ValueError(fault)
+        yield
+
+
+def run_to_go_on_with(folder: Path, resume: str, config: Any, runtime: Any) -> Checkpoint | None:
+    """The checkpoint in a run's folder that it goes on from, the same on all ranks; None for a new run.
+
+    resume: auto (the newest that is whole, if it is of this configuration), never (an error if there is any), a step.
+    """
+    found = runtime.first(_choose(folder, resume, config) if runtime.rank == 0 else None)
+    if isinstance(found, str):
+        raise ValueError(found)
+    return None if found is None else load(folder, found, hashes=False)
+
+
+def _choose(folder: Path, resume: str, config: Any) -> int | str | None:
+    """A step, None, or a sentence for all ranks."""
+    try:
+        if resume == "never":
+            return f"{folder} has checkpoints: take another --tag, or remove them" if steps(folder) else None
+        if resume != "auto" and not resume.isdecimal():
+            return f"--resume={resume} is not known, take auto, never or a step's number"
+        if resume != "auto" and int(resume) not in steps(folder):
+            return f"--resume={resume}: {folder} has {', '.join(map(str, steps(folder))) or 'no checkpoints'}"
+        checkpoint = newest(folder) if resume == "auto" else load(folder, int(resume))
+    except ValueError as error:
+        return str(error)
+    if checkpoint is None:
+        return f"{folder} has checkpoints, but none that is whole: remove them" if steps(folder) else None
+    before, now = checkpoint.manifest["config"], fixed_settings(config)
+    differ = [f"--{name.replace('_', '-')} was {before.get(name)} and is {now[name]}" for name in now]
+    differ = [line for line, name in zip(differ, now, strict=True) if before.get(name) != now[name]]
+    if differ:
+        return f"{folder} holds another run: {'; '.join(differ)}. Go on with the same, or take another --tag"
+    return checkpoint.step
+
+
+def load_model(stage: str, tag: str, step: int | None, runtime: Any) -> tuple[GPT, Tokenizer, Checkpoint]:
+    """A trained model on the runtime's device, its tokenizer, and where it comes from; step None: the newest."""
+    folder = stage_dir(stage, tag)
+    found = runtime.first(_find(folder, step) if runtime.rank == 0 else None)
+    if isinstance(found, str):
+        raise ValueError(f"{found}: python -m scripts.{stage} makes one")
+    checkpoint = load(folder, found, hashes=False)
+    manifest = checkpoint.manifest
+    tokenizer = Tokenizer.load(stage_dir("tok_train", manifest["tokenizer"]["tag"]) / "tokenizer.json")
+    if tokenizer.content_hash != manifest["tokenizer"]["hash"]:
+        raise ValueError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
+    model = build_model(GPTConfig(**manifest["model"]), runtime, checkpoint)
+    print0(f"model: {stage} {tag}, step {checkpoint.step:,}")
+    return model.eval().requires_grad_(False), tokenizer, checkpoint
+
+
+def _find(folder: Path, step: int | None) -> int | str:
+    try:
+        checkpoint = newest(folder) if step is None else load(folder, step)
+    except ValueError as error:
+        return str(error)
+    return checkpoint.step if checkpoint else f"there is no model in {folder}"
+
+
+def build_model(config: GPTConfig, runtime: Any, weights: Checkpoint | int, **options: Any) -> GPT:
+    """A model on the runtime's device; weights: of a checkpoint, or new ones from a seed."""
+    with torch.device("meta"):
+        model = GPT(config, runtime.attention, **options)
+    model.to_empty(device=runtime.device)
+    model.compute_dtype = runtime.dtype
+    if isinstance(weights, Checkpoint):
+        model.init_buffers()
+        model.load_state_dict(weights.model_tensors())
+    else:
+        model.init_weights(weights)
+    return model
+
+
+class Keeper:
+    """Saves a training run, and puts it back: what all stages save, in one place.
+
+    merge: joins the states that the ranks' sources give. about: what manifests say besides: stage, parent, data,
+    tokenizer.
+    """
+
+    def __init__(
+        self, folder: Path, config: Any, runtime: Any, model: GPT, optimizer: Any, source: Any, merge: Any, **about: Any
+    ):
+        self.runtime, self.model, self.optimizer, self.source, self.merge = runtime, model, optimizer, source, merge
+        self.about = about | {"config": fixed_settings(config), "dtype": runtime.dtype_name}
+        cadence = {"keep_last": config.keep_last, "keep_every": config.keep_every}
+        self.saver = Saver(folder, runtime.rank, runtime.world_size, store=runtime.store, **cadence)
+        copies = config.keep_last + 1  # the one that is being written besides
+        check_free_space(
+            folder, copies * sum(12 * p.numel() for p in model.parameters()), "the checkpoints of this run"
+        )
+
+    def __enter__(self) -> "Keeper":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Wait for what is being written; a run that broke down learns where it can go on from."""
+        self.saver.wait()
+        if isinstance(error, FloatingPointError):
+            there = steps(self.saver.folder)
+            kept = f"the checkpoint of step {there[-1]:,} is kept" if there else "no checkpoint was saved before"
+            raise FloatingPointError(f"{error}; {kept} in {self.saver.folder}") from None
+
+    def save(self, state: Any) -> None:
+        """A hook of the loop, the last one, so that what other hooks noted is saved too; a collective."""
+        record = self.about | {
+            "model": dataclasses.asdict(self.model.config),
+            "loop": dataclasses.asdict(state),
+            "source": self.merge(self.runtime.everyones(self.source.state_dict())),
+            "rng": rng_state(),
+        }
+        self.saver.save(state.step, self.model.state_dict(), self.optimizer.state_tensors(), record)
+
+    def put_back(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Optimizer, source and generators as they were, the model has its weights by now; the loop's state."""
+        self.optimizer.load_state_tensors(checkpoint.optimizer_state)
+        self.source.load_state_dict(checkpoint.manifest["source"])
+        set_rng_state(checkpoint.manifest["rng"])
+        return checkpoint.manifest["loop"]

@@ -1,0 +1,150 @@
+"""Pretrain the base model: predict the next token of a corpus.
+
+python -m scripts.base_train --depth=8
+torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=24 --fp8
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from nanochat.config import Count, option, run
+from nanochat.log import MetricLog, print0
+from nanochat.outcome import Outcome
+from nanochat.paths import stage_dir
+from nanochat.report import show
+
+BYTES_PER_TOKEN = 5  # of text, at most: only to know how many shards to fetch
+MAY = {"may_change": True}
+SIDE = {"may_change": True, "in_card": False}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Pretrain the base model on a corpus. One dial, --depth, decides what is not given."""
+
+    run: str = option("dummy", "name for W&B; dummy: do without", group="run", may_change=True)
+    tag: str = option("", "name of this run's folder; empty: d and the depth", group="run", **SIDE)
+    seed: Count = option(42, "of the weights and of the order of the data", group="run")
+    resume: str = option("auto", "auto: go on if this run was begun; never; or a step's number", group="run", **SIDE)
+    dry_run: bool = option(False, "print the plan, with its cost, and stop", group="run", **SIDE)
+    on: str = option("", "hardware to plan for, like 8xH100; empty: this machine", group="run", **SIDE)
+
+    device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", may_change=True)
+    dtype: str = option("auto", "auto, bf16, fp16 or fp32; on a CPU auto measures", group="device")
+    attention: str = option("auto", "auto, or a path of nanochat/attention.py", group="device", **SIDE)
+    compile: bool = option(True, "compile the blocks: slower to start, faster to run", group="device", **SIDE)
+    fp8: bool = option(False, "matrix products in 8 bits, on GPUs that have them", group="device")
+    checkpointing: bool = option(False, "compute activations twice to save memory", group="device", may_change=True)
+
+    model: str = option("reference", "architecture: reference, october-2025 or portable", group="model")
+    depth: Count = option(12, "layers: the dial", group="model", unit="LAYERS")
+    aspect_ratio: Count = option(64, "width for each layer of depth", group="model")
+    head_dim: Count = option(128, "width of a head, of which the model's is a multiple", group="model")
+    kv_heads: Count = option(0, "heads of keys and values, 0: as many as of queries", group="model")
+    max_seq_len: Count = option(2048, "length of the context", group="model", unit="TOKENS")
+    window_pattern: str = option("", "S and L: layers that see a quarter or all; empty: the model's", group="model")
+
+    num_iterations: Count = option(-1, "steps", group="horizon", unit="STEPS")
+    target_flops: float = option(-1.0, "compute to spend", group="horizon", unit="FLOPS")
+    target_seconds: float = option(-1.0, "time to train", group="horizon", unit="SECONDS")
+    target_param_data_ratio: float = option(
+        -1.0, "tokens for each parameter; 12 if no horizon is given", group="horizon"
+    )
+
+    device_batch_size: str = option("auto", "rows at once on a device, auto: the most that fit", group="batch", **MAY)
+    total_batch_size: Count = option(-1, "tokens of a step; -1: from the horizon", group="batch", unit="TOKENS")
+
+    embedding_lr: float = option(0.3, "AdamW, before scaling by batch and width", group="optimizer")
+    unembedding_lr: float = option(0.008, "AdamW, before scaling by batch and width", group="optimizer")
+    matrix_lr: float = option(0.02, "Muon, before scaling by batch", group="optimizer")
+    scalar_lr: float = option(0.5, "AdamW, before scaling by batch", group="optimizer")
+    weight_decay: float = option(0.28, "Muon's, before scaling by batch and horizon", group="optimizer")
+    warmup_steps: Count = option(40, "to the full learning rate", group="optimizer", unit="STEPS")
+    warmdown_ratio: float = option(0.65, "share of the run in which it falls", group="optimizer")
+    final_lr_frac: float = option(0.05, "of the learning rate at the end", group="optimizer")
+    grad_clip: float = option(0.0, "largest norm of the gradient, 0: any", group="optimizer")
+
+    data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data")
+    num_shards: Count = option(0, "of a named corpus; 0: as many as the horizon needs", group="data", in_card=False)
+    tokens: str = option("", "folder that scripts.prepare --tokenize filled; empty: read text", group="data", **SIDE)
+    skip_bad: bool = option(False, "leave out damaged files and rows", group="data", **SIDE)
+    tokenizer_tag: str = option("default", "run whose tokenizer to use", group="data", in_card=False)
+    overflow: str = option("carry", "the end of a text too long for its row: carry, or crop", group="data")
+
+    eval_every: Count = option(
+        250, "between validations; 0: first and last; -1: none", group="evaluation", unit="STEPS"
+    )
+    eval_bytes: Count = option(4_000_000, "of validation text", group="evaluation", unit="BYTES")
+
+    save_every: Count = option(
+        1000, "between checkpoints; -1: only the last", group="checkpoints", unit="STEPS", **SIDE
+    )
+    keep_last: Count = option(2, "newest checkpoints to keep", group="checkpoints", **SIDE)
+    keep_every: Count = option(0, "keep those of every so many steps too", group="checkpoints", unit="STEPS", **SIDE)
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat import fp8, loop, schedules
+    from nanochat.blueprint import draw, estimate
+    from nanochat.card import curves, training_facts
+    from nanochat.checkpoint import MANIFEST
+    from nanochat.corpus import open_corpus, shards_for
+    from nanochat.dataloader import TextLoader, merge_states
+    from nanochat.eval_bpb import read_text, validation
+    from nanochat.objectives import next_token
+    from nanochat.restore import Keeper, hold_for_all, run_to_go_on_with
+    from nanochat.runtime import planned_hardware, setup
+    from nanochat.tokenizer import Tokenizer
+
+    tag, length = config.tag or f"d{config.depth}", config.max_seq_len
+    folder, outcome = stage_dir("base_train", tag), Outcome.begin("base_train", tag, config)
+    vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
+    tokenizer = None if config.dry_run and not vocabulary.exists() else Tokenizer.load(vocabulary)
+    plan = draw(config, tokenizer)
+    print0(*plan.notes, *(f"{name}: {show(value)}" for name, value in plan.summary.items()), sep="\n")
+    if config.dry_run:
+        print0(*estimate(plan, config, *planned_hardware(config.on)), sep="\n")
+        return
+
+    with (
+        setup(config.device_type, config.dtype, config.attention) as runtime,
+        hold_for_all(folder, runtime),
+        MetricLog(folder, config.run, asdict(config)) as log,
+    ):
+        begun = run_to_go_on_with(folder, config.resume, config, runtime)
+        runtime = runtime.as_in(begun.manifest) if begun else runtime
+        num_shards = config.num_shards or shards_for(config.data, BYTES_PER_TOKEN * (plan.tokens or 0))
+        corpus = open_corpus(config.data, num_shards, skip_bad=config.skip_bad)
+        text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes)
+        model, optimizer, rows = plan.build(config, begun or config.seed, runtime)
+
+        options = {"seed": config.seed, "overflow": config.overflow}
+        options |= {"tokens": Path(config.tokens) if config.tokens else None}
+        options |= {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
+        source = TextLoader(corpus, tokenizer, plan.scale.total_batch_size // length, length, **options)
+        about = {"stage": "base_train", "parent": None, "data": corpus.manifest()}
+        about["tokenizer"] = {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash}
+        with source, Keeper(folder, config, runtime, model, optimizer, source, merge_states, **about) as keeper:
+            state = loop.State(**keeper.put_back(begun)) if begun else loop.State()
+            log.rewind(state.step)
+            validate = validation(model, text, length, rows, runtime, log)
+            # Saved last, so that a checkpoint knows what the validation before it found.
+            hooks = [loop.every(config.eval_every, validate, at_start=True)] * (config.eval_every >= 0)
+            hooks.append(loop.every(config.save_every, keeper.save, at_stop=True))
+            moves = schedules.pretraining(config.warmup_steps, config.warmdown_ratio, config.final_lr_frac)
+            horizon = {"steps": plan.scale.steps, "seconds": plan.scale.seconds, "clip": config.grad_clip}
+            steps = loop.Plan(rows, plan.flops_per_token, moves, lambda: fp8.refresh(model), **horizon)
+            loop.train(model, source, next_token, optimizer, steps, hooks, runtime, log, state)
+        if state.stop:
+            print0(f"stopped by {state.stop} after step {state.step:,}: the same command goes on from there")
+            return
+        outcome.metrics = plan.summary | training_facts(state, source, corpus, runtime)
+        outcome.curves = curves(log)
+        if runtime.rank == 0:
+            outcome.add_artifact(folder / "latest" / MANIFEST)
+            outcome.write()
+
+
+if __name__ == "__main__":
+    run(main, Config)

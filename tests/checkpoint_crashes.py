@@ -1,0 +1,125 @@
+"""Saves in children that are killed, one after each thing they do to the disk; prints how many points there were.
+
+Arguments: a folder, and whether (1, 0) a checkpoint is in it before the save that is killed.
+"""
+
+import builtins
+import itertools
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoints import check, names, save
+
+from nanochat.checkpoint import Saver, newest
+
+CALLS = "fsync rename replace mkdir symlink unlink rmdir".split()
+
+
+class DyingFile:
+    """A file open for writing, each write of which is two: half of the data, and the rest."""
+
+    def __init__(self, file: Any, point: Callable[[], None]):
+        self._file, self._point = file, point
+
+    def write(self, data: Any) -> int:
+        for half in (data[: len(data) // 2], data[len(data) // 2 :]):
+            self._file.write(half)
+            self._file.flush()
+            self._point()
+        return len(data)
+
+    def __enter__(self) -> "DyingFile":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def die_after(act: int) -> list[str]:
+    """From now on, kill this process when it has done so many things to the disk; what it did is in the list."""
+    done: list[str] = []
+
+    def point(name: str) -> None:
+        done.append(name)
+        if len(done) == act:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying(name: str, call: Callable) -> Callable:
+        def then_die(*arguments: Any, **options: Any) -> Any:
+            result = call(*arguments, **options)
+            point(name)
+            return result
+
+        return then_die
+
+    for name in CALLS:
+        setattr(os, name, dying(name, getattr(os, name)))
+    plain_open = open
+
+    def opening(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        file = plain_open(path, mode, *arguments, **options)
+        return DyingFile(file, lambda: point("write")) if set(mode) & set("wax+") else file
+
+    builtins.open = opening
+    return done
+
+
+def in_child(act: Callable[[], None]) -> int:
+    """How a fork of this process ended that did something: 0, 1 (it raised) or minus the signal."""
+    child = os.fork()
+    if not child:
+        try:
+            act()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def save_step(folder: Path, step: int, act: int = 0) -> None:
+    saver = Saver(folder, keep_last=1)
+    if act:
+        die_after(act)
+    save(saver, step)
+    saver.wait()
+
+
+def main(folder: Path, before: int) -> None:
+    torch.set_num_threads(1)
+    template, earlier = folder.with_name("template"), [100][:before]
+    template.mkdir()
+    for step in earlier:
+        save_step(template, step)
+    for act in itertools.count(1):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(template, folder, symlinks=True)
+        end = in_child(lambda: save_step(folder, 200, act))  # noqa: B023 (runs before the next turn)
+        if end == 0:
+            break
+        assert end == -signal.SIGKILL, (act, end)
+        found = newest(folder)
+        assert (found and found.step) in {*(earlier or [None]), 200}, (act, found)
+        if found:
+            check(found)
+        save_step(folder, 300)
+        found = newest(folder)
+        assert found.step == 300, (act, found.step)
+        check(found)
+        assert names(folder) == {"step_000300", "latest"}, (act, names(folder))
+        assert os.readlink(folder / "latest") == found.path.name
+    print("points", act - 1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

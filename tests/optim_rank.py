@@ -1,0 +1,160 @@
+"""A small model stepped on any number of ranks: what the tests of the optimizer run here and under torchrun.
+
+Argument of a rank: the folder where runs are left, such as `half2.safetensors` of 2 ranks, and where `half1` is.
+"""
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from nanochat.optim import Group, Optimizer
+
+ROWS, STEPS = 8, 6  # of a global batch
+
+
+class Fault(torch.autograd.Function):
+    """Out of memory in the backward, once `armed`."""
+
+    armed = False
+
+    @staticmethod
+    def forward(_, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_, gradient: Tensor) -> Tensor:
+        if Fault.armed:
+            Fault.armed = False
+            raise torch.OutOfMemoryError("planned")
+        return gradient
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(50, 8)
+        self.values = nn.ModuleList(nn.Embedding(50, 8) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(8, 20, bias=False) for _ in range(3))
+        self.down = nn.ModuleList(nn.Linear(20, 8, bias=False) for _ in range(3))
+        self.mix = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(5))
+        self.scales = nn.Parameter(torch.ones(3))
+        self.rare = nn.Parameter(torch.ones(8))  # touched by the first row of a batch only
+        self.unused = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
+        x = self.embed(ids)
+        if (numbers == 0).any():
+            x = x + (numbers == 0)[:, None, None] * self.rare
+        for layer in range(3):
+            if layer == 1:
+                x = Fault.apply(x)
+            x = x + self.down[layer](self.up[layer](x).relu().square()) * self.scales[layer]
+            x = x + self.mix[layer](x) + self.values[layer % 2](ids)
+        return (self.mix[3](x).sin() * self.mix[4](x)).square().sum()
+
+
+def groups_of(model: nn.Module) -> list[Group]:
+    named = list(model.named_parameters())
+    matrices = [(name, p) for name, p in named if name.startswith(("up", "down", "mix", "unused"))]
+    rest = [(name, p) for name, p in named if name not in dict(matrices)]
+    return [
+        Group("rest", "adamw", rest, 0.01, (0.8, 0.95), 0.05),
+        Group("matrices", "muon", matrices, 0.02, (0.9, 0.9), 0.1),
+    ]
+
+
+def accumulate(model: nn.Module, optimizer: Optimizer, rows: Tensor, numbers: Tensor, micro: int) -> None:
+    pieces = list(zip(rows.split(micro), numbers.split(micro), strict=True))
+    for at, piece in enumerate(pieces, 1):
+        with optimizer.reduce_in_backward() if at == len(pieces) else nullcontext():
+            model(*piece).backward()
+
+
+class Run:
+    def __init__(self, rank: int = 0, ranks: int = 1, **options):
+        self.rank, self.ranks, self.model = rank, ranks, Small()
+        self.optimizer = Optimizer(groups_of(self.model), rank, ranks, chunk_bytes=1000, **options)
+        self.norms = []
+        self.sent_early = 0  # chunks of the last step that were under way before it
+
+    def go(self, first: int, last: int, micro: int = 2, fault: tuple[int, int] | None = None) -> "Run":
+        """Steps first..last - 1; fault: the (step, rank) that runs out of memory in its last backward."""
+        for step in range(first, last):
+            rows = torch.randint(50, (ROWS, 5), generator=torch.Generator().manual_seed(step))[self.rank :: self.ranks]
+            numbers = torch.arange(ROWS)[self.rank :: self.ranks]
+            if fault == (step, self.rank):
+                micro = len(rows)  # the first backward is the last
+                Fault.armed = True
+            try:
+                accumulate(self.model, self.optimizer, rows, numbers, micro)
+            except torch.OutOfMemoryError:
+                self.sent_early = self._sent()
+                self.optimizer.restart()
+                accumulate(self.model, self.optimizer, rows, numbers, len(rows) // 2)
+            else:
+                self.sent_early = self._sent()
+            self.norms.append(self.optimizer.step(1 / (ROWS * 5), clip=0.5))
+            self.optimizer.zero_grad()
+        return self
+
+    def _sent(self) -> int:
+        return len(self.optimizer._reduce._works) if self.optimizer._reduce else 0
+
+    def load(self, tensors: dict[str, Tensor]) -> "Run":
+        self.model.load_state_dict({name: t for name, t in tensors.items() if "|" not in name and name != "norms"})
+
+        def read(name: str) -> dict[str, Tensor]:
+            return {key.split("|")[1]: t for key, t in tensors.items() if key.split("|")[0] == name and "|" in key}
+
+        self.optimizer.load_state_tensors(read)
+        return self
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters, states and norms, gathered; every parameter's state was saved by one rank, all ranks agree."""
+        mine = [(f"{name}|{state}", t.clone()) for name, s in self.optimizer.state_tensors() for state, t in s.items()]
+        parameters = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        saved, held = [mine], [parameters]
+        if self.ranks > 1:
+            saved, held = [None] * self.ranks, [None] * self.ranks
+            dist.all_gather_object(saved, mine)
+            dist.all_gather_object(held, parameters)
+        for other in held:
+            assert all(torch.equal(other[name], p) for name, p in parameters.items())
+        states = [pair for pairs in saved for pair in pairs]
+        assert len(dict(states)) == len(states)
+        assert {key.split("|")[0] for key, _ in states} == parameters.keys()
+        assert self.ranks == 1 or sum(map(bool, saved)) > 1
+        return parameters | dict(states) | {"norms": torch.stack(self.norms) if self.norms else torch.zeros(0)}
+
+
+def main(folder: str) -> None:
+    dist.init_process_group("gloo")
+    rank, ranks = place = dist.get_rank(), dist.get_world_size()
+    half = Run(*place).go(0, 3).tensors()
+    runs = {
+        "straight": Run(*place).go(0, STEPS),
+        "resumed": Run(*place).load(half).go(3, STEPS),
+        "micro1": Run(*place).go(0, 3, micro=1),
+        # The first backward teaches the order of sending, so a fault there differs from a later one.
+        "fault_first": Run(*place).go(0, 3, fault=(0, ranks - 1)),
+        "fault_later": Run(*place).go(0, 3, fault=(2, ranks - 1)),
+        "reloaded": Run(*place).load(load_file(Path(folder) / "half1.safetensors")),
+    }
+    # In a backward chunks are sent; in the one that failed some had been, some had not.
+    chunks = len(runs["straight"].optimizer._reduce._chunks)
+    assert runs["straight"].sent_early > chunks // 2
+    assert 0 < runs["fault_later"].sent_early < chunks // 2 or rank < ranks - 1
+    for name, tensors in {"half": half, **{name: run.tensors() for name, run in runs.items()}}.items():
+        if rank == 0:
+            save_file(tensors, Path(folder) / f"{name}{ranks}.safetensors")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

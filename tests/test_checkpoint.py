@@ -1,0 +1,299 @@
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import PARAMETERS, check, model_of, names, record_of, save, saved, states_of
+
+from nanochat.checkpoint import Saver, hold, load, newest, rng_state, set_rng_state, steps
+from nanochat.paths import read_sha256
+
+TESTS = Path(__file__).parent
+
+
+# ---- what is saved is what is read ----
+
+
+def test_a_round_trip(tmp_path):
+    before = saved(tmp_path / "run", 100, 200)
+    checkpoint = newest(before)
+    assert checkpoint.step == 200
+    check(checkpoint)
+    check(load(before, 100))
+    assert names(before) == {"step_000100", "step_000200", "latest"}
+    assert (before / "latest").resolve() == checkpoint.path
+    manifest = json.loads((checkpoint.path / "manifest.json").read_text())
+    assert manifest["files"].keys() == names(checkpoint.path) - {"manifest.json"}
+    for name, about in manifest["files"].items():
+        file = checkpoint.path / name
+        assert about == {"size": file.stat().st_size, "sha256": read_sha256(file)}
+    assert manifest["versions"]["torch"].startswith("2.")
+    with pytest.raises(ValueError, match="no optimizer state of novelty"):
+        checkpoint.optimizer_state("novelty")
+
+
+@pytest.mark.parametrize("dtype", "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split())
+def test_every_dtype_and_shape_comes_back(dtype, tmp_path):
+    dtype = getattr(torch, dtype)
+    seed = random.randrange(1000)
+    print("seed", seed)
+    torch.manual_seed(seed)
+    shapes = [(), (0,), (1,), (3, 5), (2, 1, 7)]
+    tensors = {str(shape): (torch.randn(shape) * 3).to(dtype) for shape in shapes}
+    tensors["turned"] = (torch.randn(4, 6) * 3).to(dtype).t()
+    tensors["float32 beside it"] = torch.randn(3)
+    saver = Saver(tmp_path)
+    saver.save(1, tensors, [], record_of(1))
+    saver.wait()
+    back = load(tmp_path, 1).model_tensors()
+    assert back.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype
+        assert torch.equal(back[name], tensor), name
+
+
+def test_a_parameter_is_not_taken_for_one_whose_name_it_begins(tmp_path):
+    states = [("a", {"m": torch.ones(1)}), ("a/b", {"m": torch.zeros(2)})]
+    saver = Saver(tmp_path)
+    saver.save(1, {}, states, record_of(1))
+    saver.wait()
+    assert load(tmp_path, 1).optimizer_state("a/b")["m"].shape == (2,)
+
+
+def test_a_record_that_lacks_a_key_is_a_defect(tmp_path):
+    with pytest.raises(AssertionError, match="tokenizer"):
+        Saver(tmp_path).save(1, {}, [], {k: v for k, v in record_of(1).items() if k != "tokenizer"})
+
+
+def test_old_steps_go(tmp_path):
+    saved(tmp_path, *range(10, 101, 10), keep_last=2, keep_every=40)
+    assert steps(tmp_path) == [40, 80, 90, 100]
+    saved(tmp_path, 110, keep_last=1)
+    assert steps(tmp_path) == [110]
+    saved(tmp_path, 120, 130)
+    assert steps(tmp_path) == [110, 120, 130]
+
+
+def test_a_step_that_lies_there_from_before_is_replaced(tmp_path):
+    saved(tmp_path, 100, 200)
+    (tmp_path / "step_000200" / "model.safetensors").write_bytes(b"")
+    saver = Saver(tmp_path)
+    save(saver, 200)
+    save(saver, 200)  # this one is the same state
+    saver.wait()
+    check(newest(tmp_path))
+    assert (names(tmp_path), saver._saves) == ({"step_000100", "step_000200", "latest"}, 1)
+
+
+def test_steps_are_in_the_order_of_numbers(tmp_path):
+    saved(tmp_path, 999_999, 1_000_000)
+    assert newest(tmp_path).step == 1_000_000
+
+
+# ---- saving does not hold up training ----
+
+
+def test_save_returns_before_anything_is_published_and_what_it_saves_is_of_that_moment(tmp_path):
+    """Rank 0 cannot publish before rank 1 has written: so its `save` has returned without waiting for the disk."""
+    store = torch.distributed.HashStore()
+    ranks = [Saver(tmp_path, rank, 2, store=store) for rank in range(2)]
+    model = model_of(100)
+    states = [states_of(100, rank, 2) for rank in range(2)]
+    record = record_of(100)
+    ranks[0].save(100, model, states[0], record)
+    assert steps(tmp_path) == []
+    for tensor in [*model.values(), *(tensor for _, state in states[0] for tensor in state.values())]:
+        tensor.zero_()  # the next step of training
+    record["loop"]["loss"] = 2.0
+    ranks[1].save(100, {}, states[1], {})
+    for saver in ranks:
+        saver.wait()
+        assert saver.saved == 100
+    check(newest(tmp_path))
+
+
+def test_one_save_is_in_flight_and_the_next_waits_for_it(tmp_path):
+    store = torch.distributed.HashStore()
+    ranks = [Saver(tmp_path, rank, 2, store=store) for rank in range(2)]
+    save(ranks[0], 100)
+    second = threading.Thread(target=save, args=(ranks[0], 200))
+    second.start()
+    second.join(timeout=0.3)
+    assert second.is_alive()
+    save(ranks[1], 100)
+    second.join()
+    save(ranks[1], 200)
+    for saver in ranks:
+        saver.wait()
+    check(newest(tmp_path))
+    assert steps(tmp_path) == [100, 200]
+
+
+def test_what_goes_wrong_on_one_rank_is_raised_on_all_and_the_next_save_works(tmp_path):
+    store = torch.distributed.HashStore()
+    ranks = [Saver(tmp_path, rank, 2, store=store) for rank in range(2)]
+    save(ranks[0], 100)
+    ranks[1].save(100, {}, [("a", {"m": torch.ones(2, dtype=torch.complex64)})], {})  # safetensors has no such
+    for saver in ranks:
+        with pytest.raises(BaseException, match=r"rank 1 failed|complex64") as caught:
+            saver.wait()
+        assert saver.rank == 1 or isinstance(caught.value, OSError)
+    assert steps(tmp_path) == []
+    for saver in ranks:
+        save(saver, 100)
+    for saver in ranks:
+        saver.wait()
+    check(newest(tmp_path))
+
+
+# ---- damage ----
+
+
+FILES = ["model.safetensors", "optimizer-00000.safetensors", "manifest.json"]
+DAMAGE = {
+    "flipped": lambda data, at: data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :],
+    "truncated": lambda data, at: data[:at],
+    "emptied": lambda data, at: b"",
+    "longer": lambda data, at: data + b"}",
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found_and_named_and_the_step_before_is_taken(damage, file, tmp_path, capsys):
+    path = saved(tmp_path, 100, 200) / "step_000200" / file
+    seed = random.randrange(1000)
+    print("seed", seed)
+    data = path.read_bytes()
+    for at in random.Random(seed).sample(range(len(data)), 20):
+        path.write_bytes(DAMAGE[damage](data, at))
+        checkpoint = newest(tmp_path)
+        assert checkpoint.step == 100, at
+        assert f"skipped step 200: {path}" in capsys.readouterr().out
+    check(checkpoint)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_missing_file_is_named(file, tmp_path, capsys):
+    path = saved(tmp_path, 100, 200) / "step_000200" / file
+    path.unlink()
+    assert newest(tmp_path).step == 100
+    assert str(path) in capsys.readouterr().out
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        load(tmp_path, 200)
+
+
+def test_a_manifest_of_another_step_is_not_believed(tmp_path, capsys):
+    saved(tmp_path, 100, 200)
+    shutil.copy(tmp_path / "step_000100" / "manifest.json", tmp_path / "step_000200" / "manifest.json")
+    assert newest(tmp_path).step == 100
+    assert "another step" in capsys.readouterr().out
+
+
+def test_nothing_whole_is_none(tmp_path, capsys):
+    assert newest(tmp_path / "absent") is None
+    (saved(tmp_path, 100) / "step_000100" / "manifest.json").write_text("[]")
+    assert newest(tmp_path) is None
+    assert "skipped step 100" in capsys.readouterr().out
+
+
+def test_without_hashes_sizes_are_looked_at(tmp_path):
+    model = saved(tmp_path, 100) / "step_000100" / "model.safetensors"
+    data = model.read_bytes()
+    model.write_bytes(data[:-1] + b"?")
+    load(tmp_path, 100, hashes=False)
+    model.write_bytes(data + b"?")
+    with pytest.raises(ValueError, match="bytes"):
+        load(tmp_path, 100, hashes=False)
+
+
+# ---- ranks ----
+
+
+def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path, python):
+    """One writes; four read that and write; two read that and write; one reads that."""
+    folder = saved(tmp_path / "run", 100)
+    script = str(TESTS / "checkpoint_ranks.py")
+    done = python(script, str(folder), "4: 100 -> 200 300 400", "2: 400 -> 500", PYTHONPATH=str(TESTS.parent))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["4", "2"]
+    assert steps(folder) == [400, 500]
+    check(load(folder, 400))
+    assert len(set(load(folder, 400).manifest["optimizer"].values())) == 4
+    check(load(folder, 500))
+
+
+def test_a_rank_with_no_parameter_of_its_own_writes_none(tmp_path):
+    store, ranks = torch.distributed.HashStore(), len(PARAMETERS) + 1
+    savers = [Saver(tmp_path, rank, ranks, store=store) for rank in range(ranks)]
+    for saver in savers:
+        save(saver, 100)
+    for saver in savers:
+        saver.wait()
+    check(newest(tmp_path))
+
+
+# ---- two runs, random numbers ----
+
+
+def test_a_second_run_on_the_folder_says_so_and_a_dead_one_holds_nothing(tmp_path):
+    folder, read, write = tmp_path / "run", *os.pipe()
+    child = os.fork()
+    if not child:
+        with hold(folder):
+            os.write(write, b"held")
+            signal.pause()
+    os.read(read, 4)
+    with pytest.raises(ValueError, match="another run is at work"), hold(folder):
+        pass
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with hold(folder):
+        pass
+    with hold(folder):
+        pass
+
+
+def draw() -> list:
+    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.randn(3).tolist()]
+
+
+def test_random_numbers_go_on(tmp_path):
+    draw()
+    state = json.loads(json.dumps(rng_state()))
+    expected = draw()
+    draw()
+    set_rng_state(state)
+    assert draw() == expected
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_copy_from_the_gpu_is_of_the_moment_of_the_call(tmp_path):
+    tensor, saver = torch.zeros(1 << 24, device="cuda"), Saver(tmp_path)
+    for step in range(1, 4):
+        for _ in range(50):  # work that is queued before the copy
+            tensor += 1
+        saver.save(step, {"a": tensor}, [("a", {"m": tensor})], record_of(step) | {"rng": rng_state()})
+        tensor += 1000
+        tensor -= 1000
+    saver.wait()
+    for step in range(1, 4):
+        checkpoint = load(tmp_path, step)
+        for read in (checkpoint.model_tensors()["a"], checkpoint.optimizer_state("a")["m"]):
+            assert read.unique().tolist() == [50 * step]
+    state = checkpoint.manifest["rng"]
+    set_rng_state(state)
+    first = torch.rand(3, device="cuda")
+    set_rng_state(state)
+    assert torch.equal(torch.rand(3, device="cuda"), first)

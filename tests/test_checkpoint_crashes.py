@@ -1,0 +1,138 @@
+"""What is on disk after a process, a machine or a disk gave out in the middle of a save."""
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import check, names, save, saved
+
+from nanochat.checkpoint import Saver, check_free_space, newest
+
+TESTS = Path(__file__).parent
+
+# ---- the end of a process at any moment ----
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_kill_9_after_anything_a_save_does(before, tmp_path, python):
+    done = python(
+        str(TESTS / "checkpoint_crashes.py"), str(tmp_path / "run"), str(before), PYTHONPATH=str(TESTS.parent)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
+    assert int(re.search(r"points (\d+)", done.stdout)[1]) >= 50
+
+
+def test_all_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
+    """A power cut loses what was not synced, so the order counts: files, their folder, rename, the folder above."""
+    done, plain_sync, plain_rename = [], os.fsync, os.rename
+
+    def sync(handle):
+        done.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        plain_sync(handle)
+
+    def rename(old, new):
+        done.append("rename")
+        plain_rename(old, new)
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("needs /proc to name what is synced")
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "rename", rename)
+    saved(tmp_path / "run", 100)
+    named = done.index("rename")
+    part = f"step_000100.tmp-{os.getpid()}"
+    assert done[named - 1] == part
+    assert {"manifest.json", "model.safetensors", "optimizer-00000.safetensors"} <= set(done[:named])
+    assert done[named + 1] == "run"
+
+
+def test_a_rank_that_is_killed_leaves_the_checkpoint_before(tmp_path):
+    """Both ranks are processes; rank 1 dies before it has written, so rank 0 cannot publish and is killed too."""
+    saved(tmp_path / "run", 100)
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if not child:
+            store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
+            saver = Saver(tmp_path / "run", rank, 2, store=store)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            save(saver, 200)
+            (tmp_path / "saving").touch()
+            saver.wait()
+            os._exit(0)
+        children.append(child)
+    assert os.waitstatus_to_exitcode(os.waitpid(children[1], 0)[1]) == -signal.SIGKILL
+    while not (tmp_path / "saving").exists():
+        assert os.waitpid(children[0], os.WNOHANG) == (0, 0)
+    os.kill(children[0], signal.SIGKILL)
+    os.waitpid(children[0], 0)
+    assert newest(tmp_path / "run").step == 100
+    saved(tmp_path / "run", 200)
+    check(newest(tmp_path / "run"))
+    assert not [name for name in names(tmp_path / "run") if ".tmp-" in name]
+
+
+# ---- a full disk ----
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_says_how_much_is_missing(tmp_path):
+    mount = f"mount -t tmpfs -o size=2m none {tmp_path}"
+    if subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount]).returncode:
+        pytest.skip("this machine lets nobody mount a file system")
+    code = f"""
+import torch
+from pathlib import Path
+from checkpoints import check, names, record_of, save
+from nanochat.checkpoint import Saver, newest
+folder = Path({str(tmp_path)!r}) / "run"
+saver = Saver(folder)
+save(saver, 100)
+saver.save(200, {{"big": torch.zeros(1_000_000)}}, [], record_of(200))
+try:
+    saver.wait()
+except OSError as error:
+    print("SENTENCE", error)
+assert names(folder) == {{"latest", "step_000100"}}, names(folder)
+check(newest(folder))
+save(saver, 300)
+saver.wait()
+check(newest(folder))
+print(newest(folder).step)
+"""
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f"{mount} && exec {sys.executable} -"]
+    env = os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    done = subprocess.run(command, input=code, capture_output=True, text=True, env=env, timeout=100)
+    assert done.returncode == 0, done.stderr
+    sentence = re.search(r"no room for step 200: it takes 4\.0 MB, (.*) MB are free, (.*) MB are missing", done.stdout)
+    assert float(sentence[1]) + float(sentence[2]) == pytest.approx(4.0, abs=0.11)
+    assert done.stdout.splitlines()[-1] == "300"
+
+
+def test_a_disk_that_refuses_a_write_leaves_the_old_checkpoint(tmp_path):
+    saved(tmp_path, 100)
+    saver, limits = Saver(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        save(saver, 200)
+        with pytest.raises(OSError, match=r"step 200 is not saved: .*File too large"):
+            saver.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(tmp_path) == {"step_000100", "latest"}
+    save(saver, 300)
+    saver.wait()
+    check(newest(tmp_path))
+
+
+def test_free_space_is_checked(tmp_path):
+    check_free_space(tmp_path / "not" / "yet", 1)
+    with pytest.raises(OSError, match=r"no room for .* MB are free, .* MB are missing"):
+        check_free_space(tmp_path / "not" / "yet", 1 << 60)

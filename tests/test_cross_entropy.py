@@ -1,0 +1,172 @@
+"""The loss in chunks against the plain one, which makes all logits at once."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nanochat.cross_entropy import FORMS, choose, cross_entropy
+
+# Greatest difference from the plain loss computed in fp64, relative to the greatest value. In both, the weight is
+# rounded to the dtype of the hidden states first.
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def plain(hidden, weight, targets, softcap=0.0, vocab_size=None, reduction="sum"):
+    """In fp64 from the same numbers."""
+    logits = (hidden.double() @ weight.to(hidden.dtype).double().t())[:, :vocab_size]
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    return functional.cross_entropy(logits, targets, ignore_index=-1, reduction=reduction)
+
+
+def problem(seed, dtype, tokens=50, width=16, vocab=37, padded=40, device="cpu"):
+    """(hidden, weight, targets) with logits of size 2; every third token is ignored; the weight is in fp32 at least."""
+    torch.manual_seed(seed)
+    weight = torch.randn(padded, width, dtype=torch.promote_types(dtype, torch.float32), device=device)
+    hidden = (0.5 * torch.randn(tokens, width, device=device)).to(dtype)
+    targets = torch.randint(vocab, (tokens,), device=device)
+    targets[::3] = -1
+    return hidden.requires_grad_(), weight.requires_grad_(), targets
+
+
+def assert_near(ours, expected, dtype):
+    for one, other in zip(ours, expected, strict=True):
+        error = (one.double() - other.double()).abs().max() / other.double().abs().max()
+        assert error <= TOLERANCE[dtype], error
+
+
+def loss_and_gradients(loss, hidden, weight, scale=0.125):
+    return loss.detach(), *torch.autograd.grad(loss * scale, (hidden, weight))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+def test_loss_and_gradients_equal_the_plain_ones(dtype, softcap):
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    for tokens, padded, chunk in itertools.product([1, 50], [37, 40], [0, 1, 7, 50, 99]):
+        hidden, weight, targets = problem(seed, dtype, tokens, padded=padded)
+        targets[0] = 36
+        ours = cross_entropy(hidden, weight, targets, softcap=softcap, vocab_size=37, chunk=chunk)
+        expected = plain(hidden, weight, targets, softcap, vocab_size=37)
+        assert ours.dtype == torch.promote_types(dtype, torch.float32)
+        ours, expected = (loss_and_gradients(loss, hidden, weight) for loss in (ours, expected))
+        assert ours[1].dtype == dtype
+        assert ours[2].dtype == weight.dtype
+        assert_near(ours, expected, dtype)
+        assert not ours[2][37:].any()
+
+
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+def test_gradcheck(softcap):
+    hidden, weight, targets = problem(1, torch.float64, tokens=5, width=3, vocab=6, padded=8)
+    for reduction in ("sum", "none"):
+        arguments = {"softcap": softcap, "vocab_size": 6, "reduction": reduction, "chunk": 2}
+        assert torch.autograd.gradcheck(lambda h, w: cross_entropy(h, w, targets, **arguments), (hidden, weight))  # noqa: B023
+
+
+@pytest.mark.parametrize("form", ["torch", "compiled"])
+def test_nothing_to_learn_is_a_loss_and_gradients_of_zero(form):
+    hidden, weight, targets = problem(2, torch.float32)
+    targets.fill_(-1)
+    for softcap in (0.0, 15.0):
+        got = loss_and_gradients(cross_entropy(hidden, weight, targets, softcap=softcap, form=form), hidden, weight)
+        assert not any(value.any() for value in got)
+    empty = cross_entropy(hidden[:0], weight, targets[:0], form=form)
+    assert not any(value.any() for value in loss_and_gradients(empty, hidden, weight))
+
+
+def test_the_loss_of_each_token():
+    hidden, weight, targets = problem(3, torch.float32)
+    arguments = {"softcap": 15.0, "vocab_size": 37, "reduction": "none"}
+    expected = plain(hidden, weight, targets, **arguments)
+    each = cross_entropy(hidden, weight, targets, **arguments, chunk=7)
+    assert not each[targets == -1].any()
+    assert_near([each], [expected], torch.float32)
+    advantages = torch.randn(len(targets))
+    wanted = torch.autograd.grad((expected * advantages).sum(), (hidden, weight))
+    assert_near(torch.autograd.grad((each * advantages).sum(), (hidden, weight)), wanted, torch.float32)
+    with torch.no_grad():
+        assert torch.equal(cross_entropy(hidden, weight, targets, **arguments, chunk=7), each)
+        total = cross_entropy(hidden, weight, targets, softcap=15.0, vocab_size=37)
+    assert not total.requires_grad
+    assert_near([total], [expected.sum()], torch.float32)
+
+
+def test_a_tied_weight_gets_both_gradients():
+    _, weight, targets = problem(4, torch.float32)
+    ids = targets.clamp(min=0)
+    ours = cross_entropy(torch.tanh(weight[ids]), weight, targets, chunk=7)
+    expected = plain(torch.tanh(weight[ids]), weight, targets)
+    assert_near(*(torch.autograd.grad(loss, weight) for loss in (ours, expected)), torch.float32)
+
+
+def test_a_frozen_weight_or_hidden():
+    hidden, weight, targets = problem(5, torch.float32)
+    wanted = torch.autograd.grad(plain(hidden, weight, targets), (hidden, weight))
+    got = [
+        torch.autograd.grad(cross_entropy(hidden, weight.detach(), targets), hidden)[0],
+        torch.autograd.grad(cross_entropy(hidden.detach(), weight, targets), weight)[0],
+    ]
+    assert_near(got, wanted, torch.float32)
+
+
+def test_a_token_predicted_almost_surely_keeps_its_gradient():
+    """1 - p must not be lost in the logits' few digits."""
+    hidden = torch.tensor([[4.0]], dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.tensor([[1.0], [-1.0]], requires_grad=True)
+    got, wanted = (loss(hidden, weight, torch.tensor([0])) for loss in (cross_entropy, plain))
+    assert_near(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (got, wanted)), torch.bfloat16)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the elements of the largest tensor that was made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        self.elements = max(self.elements, made.numel() if isinstance(made, torch.Tensor) else 0)
+        return made
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_the_logits_of_the_batch_never_exist(reduction):
+    hidden, weight, targets = problem(6, torch.bfloat16, tokens=640, vocab=128, padded=128)
+    with Largest() as largest:
+        cross_entropy(hidden, weight, targets, softcap=15.0, reduction=reduction, chunk=64).sum().backward()
+    assert largest.elements == max(64 * 128, hidden.numel())
+    with Largest() as largest:
+        plain(hidden, weight, targets)
+    assert largest.elements == 640 * 128
+
+
+def test_the_compiled_form():
+    for dtype, tokens in ((torch.float32, 50), (torch.float32, 41), (torch.bfloat16, 50)):
+        hidden, weight, targets = problem(7, dtype, tokens)
+        arguments = {"softcap": 15.0, "vocab_size": 37}
+        ours = cross_entropy(hidden, weight, targets, **arguments, chunk=8, form="compiled")
+        expected = plain(hidden, weight, targets, **arguments)
+        assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (ours, expected)), dtype)
+
+
+@pytest.mark.parametrize("form", ["torch", "compiled"])
+def test_it_may_stand_inside_a_compiled_graph(form):
+    def loss(hidden, weight, targets):
+        return cross_entropy(hidden * 2, weight, targets, softcap=15.0, vocab_size=37, chunk=16, form=form) / 8
+
+    hidden, weight, targets = problem(8, torch.float32)
+    whole = torch.compile(loss, fullgraph=True, backend="aot_eager")(hidden, weight, targets)
+    expected = plain(hidden * 2, weight, targets, softcap=15.0, vocab_size=37) / 8
+    assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (whole, expected)), torch.float32)
+
+
+def test_the_choice_of_a_form():
+    assert choose(torch.device("cpu")) == ("torch", "no kernel for cpu")
+    assert choose(torch.device("cpu"), compiling=True)[0] == "compiled"
+    assert choose(torch.device("cuda"))[0] in ("torch", "triton")
+    assert FORMS.keys() == {"torch", "compiled", "triton"}

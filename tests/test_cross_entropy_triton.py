@@ -1,0 +1,73 @@
+"""The Triton kernel against the plain loss: in triton's interpreter on a CPU, compiled on a GPU."""
+
+import random
+
+import pytest
+import torch
+from test_cross_entropy import assert_near, loss_and_gradients, plain, problem
+
+from nanochat.cross_entropy import cross_entropy
+
+pytest.importorskip("triton", reason="triton is not published for this platform")
+
+
+def compare(device: str, seed: int) -> None:
+    """Rows longer than a block, shorter, padded, of one column; loss, gradients, and the loss alone."""
+    for softcap in (0.0, 15.0):
+        for dtype, vocab, padded in (
+            (torch.float32, 37, 40),
+            (torch.bfloat16, 37, 37),
+            (torch.float16, 8200, 8256),
+            (torch.float32, 1, 1),
+        ):
+            hidden, weight, targets = problem(seed, dtype, 7, 16, vocab, padded, device=device)
+            targets[1] = vocab - 1
+            arguments = {"softcap": softcap, "vocab_size": vocab}
+            ours = cross_entropy(hidden, weight, targets, **arguments, chunk=3, form="triton")
+            expected = plain(hidden, weight, targets, **arguments)
+            if vocab > 1:
+                assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (ours, expected)), dtype)
+            else:
+                assert not any(value.any() for value in loss_and_gradients(ours, hidden, weight))
+            with torch.no_grad():
+                each = cross_entropy(hidden, weight, targets, **arguments, reduction="none", form="triton")
+            assert torch.allclose(each.sum(), ours, rtol=1e-5)
+            assert not each[targets == -1].any()
+            nothing = cross_entropy(hidden, weight, targets * 0 - 1, **arguments, form="triton")
+            assert not any(value.any() for value in loss_and_gradients(nothing, hidden, weight))
+
+
+def test_the_kernel_in_the_interpreter(python):
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    path = str(__file__).rpartition("/")[0]
+    program = (
+        f"import sys; sys.path.insert(0, {path!r}); import test_cross_entropy_triton as t; t.compare('cpu', {seed})"
+    )
+    done = python("-c", program, TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_kernel_is_imported_only_when_it_is_used(python):
+    program = "import sys, nanochat.cross_entropy; assert 'nanochat.cross_entropy_triton' not in sys.modules"
+    assert python("-c", program).returncode == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_the_kernel_on_a_gpu():
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    compare("cuda", seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_the_kernel_inside_a_compiled_graph():
+    def loss(hidden, weight, targets):
+        return cross_entropy(hidden * 2, weight, targets, softcap=15.0, vocab_size=37, chunk=16, form="triton") / 8
+
+    hidden, weight, targets = problem(8, torch.float32, device="cuda")
+    whole = torch.compile(loss, fullgraph=True)(hidden, weight, targets)
+    expected = plain(hidden * 2, weight, targets, softcap=15.0, vocab_size=37) / 8
+    assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (whole, expected)), torch.float32)

@@ -1,0 +1,114 @@
+"""Bits per byte against sums written out, and against what must not change it."""
+
+import itertools
+import math
+import random
+
+import pyarrow as pa
+import pytest
+import torch
+
+from nanochat.eval_bpb import bits_per_byte, read_text
+from nanochat.tokenizer import Tokenizer
+
+DOCUMENTS = ["the quick brown fox — 빠른 갈색 여우\n" * 9, "", "a" * 50, "여우 and fox, fox and 여우. " * 20]
+
+
+class OneProcess:
+    rank, world_size, device = 0, 1, torch.device("cpu")
+
+
+class Share(OneProcess):
+    """One of several ranks, alone: what it would add to the sum is kept."""
+
+    def __init__(self, rank: int, world_size: int, others: list[torch.Tensor]):
+        self.rank, self.world_size, self.others = rank, world_size, others
+
+    def all_sum(self, numbers: torch.Tensor) -> torch.Tensor:
+        self.others.append(numbers)
+        return sum(self.others)
+
+
+class Bigram:
+    """Predicts each token from the one before it, by a fixed table; deaf to anything else."""
+
+    def __init__(self, vocab_size: int):
+        self.table = torch.randn(vocab_size, vocab_size, generator=torch.Generator().manual_seed(1)).log_softmax(1)
+
+    def __call__(self, ids, targets, reduction):
+        losses = -self.table[ids, targets.clamp(min=0)]
+        return torch.where(targets >= 0, losses, 0.0).flatten()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train([pa.array(DOCUMENTS)], 300)
+
+
+def test_the_text_ends_at_a_whole_character(tokenizer):
+    everything = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
+    assert everything.bytes == sum(len(text.encode()) for text in DOCUMENTS)
+    korean = read_text([pa.array(["빠른"])], tokenizer, 5)  # of six bytes
+    assert korean.bytes == 3
+    assert korean.ids.tolist() == [tokenizer.special_tokens["<|bos|>"], *tokenizer.encode("빠")]
+    two = read_text([pa.array(["abc"]), pa.array(["de", "never"])], tokenizer, 5)
+    assert (two.bytes, (two.ids == tokenizer.special_tokens["<|bos|>"]).sum()) == (5, 2)
+
+
+def test_no_text_is_an_error(tokenizer):
+    with pytest.raises(ValueError, match="no text to evaluate on"):
+        read_text([pa.array(["", ""])], tokenizer, 100)
+
+
+def test_a_model_that_knows_nothing_pays_for_every_token(tokenizer):
+    text = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
+    bos = tokenizer.special_tokens["<|bos|>"]
+
+    def uniform(ids, targets, reduction):
+        return torch.full((targets.numel(),), math.log(300))
+
+    tokens = int((text.ids != bos).sum())
+    got = bits_per_byte(uniform, text, 32, 4, OneProcess())
+    assert got.value == pytest.approx(tokens * math.log2(300) / text.bytes)
+    assert got.bytes == text.bytes
+
+
+def test_batch_rows_ranks_and_padding_do_not_matter(tokenizer):
+    text = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
+    model, bos = Bigram(300), tokenizer.special_tokens["<|bos|>"]
+    ids = text.ids.tolist()
+    nats = sum(-float(model.table[a, b]) for a, b in itertools.pairwise(ids) if b != bos)
+    expected = nats / math.log(2) / text.bytes
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(10):
+        seq_len, batch_size = chance.randrange(1, 70), chance.randrange(1, 9)
+        ranks, parts = chance.randrange(1, 5), []
+        for rank in range(ranks):
+            shared = Share(rank, ranks, parts) if ranks > 1 else OneProcess()
+            got = bits_per_byte(model, text, seq_len, batch_size, shared) if rank == ranks - 1 else None
+            if rank < ranks - 1:
+                with pytest.raises(AssertionError):  # a part of the text is not the text
+                    bits_per_byte(model, text, seq_len, batch_size, shared)
+        assert got.value == pytest.approx(expected, rel=1e-5), (seq_len, batch_size, ranks)
+
+
+def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer):
+    text = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
+    model = Bigram(300)
+    got = bits_per_byte(model, text, 16, 8, OneProcess())
+    rows = [text.ids[i : i + 17] for i in range(0, len(text.ids) - 1, 16)]
+    pairs = []
+    for row in rows:
+        sizes = text.lengths[row[1:]]
+        losses = -model.table[row[:-1], row[1:]] * (sizes > 0)
+        pairs.append((float(losses.sum()) / math.log(2), int(sizes.sum())))
+    chance = random.Random(0)
+    drawn = []
+    for _ in range(2000):
+        sample = chance.choices(pairs, k=len(pairs))
+        drawn.append(sum(bits for bits, _ in sample) / sum(size for _, size in sample))
+    mean = sum(drawn) / len(drawn)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in drawn) / len(drawn))
+    assert got.stderr == pytest.approx(spread, rel=0.15)

@@ -1,0 +1,66 @@
+import pytest
+
+from nanochat.hardware import ACCELERATORS, Accelerator, find, parse_named
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H200 NVL", "H200-NVL"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100 80GB PCIe", "A100"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("AMD Instinct MI300X", "MI300X"),
+    ],
+)
+def test_what_a_driver_calls_it(device, name):
+    assert find(device).name == name
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GH200 480GB",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA L40",
+        "cpu",
+        "",
+    ],
+)
+def test_what_only_resembles_one_is_unknown(device):
+    assert find(device) is None
+
+
+def test_every_name_finds_its_own_row():
+    for accelerator in ACCELERATORS:
+        assert find(accelerator.name) is find(accelerator.name.lower().replace("-", " ")) is accelerator
+        assert accelerator.peak("fp16") > accelerator.peak("bf16") * 0.99 if accelerator.bf16 else True
+    assert find("4090").name == "RTX-4090"
+
+
+def test_peaks_are_flops_a_second_or_none():
+    assert find("H100").peak("bf16") == pytest.approx(989.4e12)
+    assert find("T4").peak("bf16") is None
+    assert Accelerator("Q9").peak("fp32") is None
+
+
+def test_named_hardware():
+    assert parse_named("8xH100") == (8, find("H100"))
+    assert parse_named("h200") == (1, find("H200"))
+    assert parse_named("2 x rtx 3090") == (2, find("RTX-3090"))
+    assert parse_named("4xQ9000") == (4, Accelerator("Q9000"))
+    for wrong in ("", "8x", "0xH100", "-1xH100"):
+        with pytest.raises(ValueError, match="8xH100"):
+            parse_named(wrong)

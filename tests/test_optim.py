@@ -1,0 +1,226 @@
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from nanochat.optim import POLAR_EXPRESS, Group, Optimizer, polar_express
+
+SEED = random.SystemRandom().randrange(2**32)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    print(f"seed {SEED}")
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+
+
+def parameters(*shapes: tuple[int, ...]) -> list[tuple[str, Parameter]]:
+    return [(f"p{number}", Parameter(torch.randn(shape))) for number, shape in enumerate(shapes)]
+
+
+def muon_group(params: list[tuple[str, Parameter]]) -> Group:
+    return Group("matrices", "muon", params, random.uniform(0.01, 0.1), (random.uniform(0.8, 0.97), 0.9), 0.3)
+
+
+def give_gradients(params: list[tuple[str, Parameter]], size: float = 1.0) -> list[Tensor]:
+    gradients = [size * torch.randn_like(parameter) for _, parameter in params]
+    for (_, parameter), gradient in zip(params, gradients, strict=True):
+        parameter.grad.copy_(gradient)
+    return gradients
+
+
+# ---- Muon ----
+
+
+class PlainMuon:
+    """One matrix at a time, in float64, each stage as it is described."""
+
+    def __init__(self, matrix: Tensor):
+        self.matrix, self.momentum = matrix.double(), torch.zeros_like(matrix, dtype=torch.float64)
+        self.variance = 0.0
+        self.sure = torch.ones_like(matrix, dtype=torch.bool)  # where rounding does not decide whether weights decay
+
+    def step(self, gradient: Tensor, group: Group) -> None:
+        m, n = gradient.shape
+        gradient, (beta, beta2) = gradient.double(), group.betas
+        self.momentum = beta * self.momentum + (1 - beta) * gradient
+        x = beta * self.momentum + (1 - beta) * gradient
+        if x.any():
+            norms = [float(row.norm()) for row in x]
+            floor = 1e-4 * math.sqrt(sum(norm**2 for norm in norms) / m)
+            x = torch.stack([row / max(norm, floor) for row, norm in zip(x, norms, strict=True)])
+            x = x / (x.norm() * 1.01)
+            for a, b, c in POLAR_EXPRESS:
+                x = a * x + b * (x @ x.T @ x) + c * (x @ x.T @ x @ x.T @ x)
+            x = x * math.sqrt(min(m, n)) / x.norm()
+        squares = (x**2).mean(1, keepdim=True) if m >= n else (x**2).mean(0, keepdim=True)
+        self.variance = beta2 * self.variance + (1 - beta2) * squares
+        scaled = x / self.variance.clamp_min(1e-10).sqrt()
+        x = scaled * (x.norm() / scaled.norm()) if x.any() else x
+        self.sure &= (x.abs() > 1e-4) | (x == 0)
+        decay = group.weight_decay * self.matrix * (x * self.matrix >= 0)
+        self.matrix = self.matrix - group.lr * math.sqrt(max(1, m / n)) * (x + decay)
+
+
+@pytest.mark.parametrize(
+    ("rows", "loudness"),
+    [(slice(0), 1.0), (slice(1), 0.0), (slice(1), 1e-6), (slice(None), 0.0)],
+    ids=["all rows alike", "a silent row", "a faint row", "a silent matrix"],
+)
+def test_muon_equals_its_plain_twin(rows, loudness):
+    shapes = [(random.randint(1, 24), random.randint(1, 24)) for _ in range(4)]
+    params = parameters(*(shape for shape in shapes for _ in range(random.randint(1, 3))))
+    group = muon_group(params)
+    optimizer = Optimizer([group])
+    twins = [PlainMuon(parameter.detach()) for _, parameter in params]
+    for _ in range(3):
+        gradients = give_gradients(params)
+        for (_, parameter), gradient in zip(params, gradients, strict=True):
+            gradient[rows] *= loudness
+            parameter.grad[rows] *= loudness
+        optimizer.step(0.01)
+        for twin, gradient in zip(twins, gradients, strict=True):
+            twin.step(0.01 * gradient, group)
+        group.lr, group.momentum, group.weight_decay = group.lr * 0.9, group.momentum * 0.98, group.weight_decay * 0.8
+    for (name, parameter), twin in zip(params, twins, strict=True):
+        different = (parameter.double() - twin.matrix).abs() * twin.sure
+        assert different.max() < 1e-4 * group.lr * max(1, math.sqrt(parameter.numel())), (name, parameter.shape)
+        assert twin.sure.float().mean() > 0.7
+
+
+def test_polar_express_makes_singular_values_one():
+    for m, n in [(32, 32), (64, 16), (16, 64)]:
+        x = torch.randn(3, m, n)
+        exact = torch.linalg.svd(x, full_matrices=False)
+        x /= x.norm(dim=(-2, -1), keepdim=True)
+        for dtype, near in [(torch.float32, 0.3), (torch.bfloat16, 0.35)]:
+            got = polar_express(x.to(dtype)).float()
+            along = exact.U.mT @ got @ exact.Vh.mT  # diagonal, if singular vectors are kept
+            values = along.diagonal(dim1=-2, dim2=-1)
+            large = exact.S / exact.S.amax(-1, keepdim=True) > 0.05
+            assert (values - 1)[large].abs().max() < near, (m, n, dtype)
+            assert (along - torch.diag_embed(values)).abs().max() < 0.2 * near
+
+
+def test_what_muon_does_not_depend_on():
+    """The size of the gradients, and the other matrices of its shape."""
+    results = []
+    for size, company in [(1, 0), (1e-6, 0), (1e6, 3)]:
+        torch.manual_seed(SEED)
+        params = [("p", Parameter(torch.ones(6, 9)))] + [(f"q{i}", Parameter(torch.ones(6, 9))) for i in range(company)]
+        optimizer = Optimizer([Group("matrices", "muon", params, 0.1, (0.9, 0.9))])
+        for _ in range(2):
+            gradient = torch.randn(6, 9)
+            for _, parameter in params:
+                parameter.grad.copy_(gradient * size)
+            optimizer.step()
+        results.append(params[0][1].detach())
+    torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(results[2], results[0], atol=1e-5, rtol=0)
+
+
+# ---- AdamW ----
+
+
+def test_adamw_equals_its_plain_twin():
+    shapes = [tuple(random.randint(1, 9) for _ in range(random.randint(0, 3))) for _ in range(6)]
+    params = parameters(*shapes, shapes[0])
+    group = Group("rest", "adamw", params, 0.1, (0.8, 0.95), 0.3, eps=1e-3)
+    optimizer = Optimizer([group])
+    twins = [parameter.detach().clone() for _, parameter in params]
+    moments = [[torch.zeros_like(twin), torch.zeros_like(twin)] for twin in twins]
+    peers = [Parameter(twin.clone()) for twin in twins]
+    peer = torch.optim.AdamW(peers, lr=group.lr, betas=group.betas, eps=group.eps, weight_decay=0.3, foreach=False)
+    for step in range(1, 5):
+        gradients = give_gradients(params)
+        optimizer.step(0.1)
+        for index, gradient in enumerate(gradients):
+            (beta1, beta2), g = group.betas, 0.1 * gradient
+            peers[index].grad = g
+            mean, square = moments[index]
+            mean[...], square[...] = beta1 * mean + (1 - beta1) * g, beta2 * square + (1 - beta2) * g**2
+            direction = (mean / (1 - beta1**step)) / ((square / (1 - beta2**step)) ** 0.5 + group.eps)
+            twins[index] = twins[index] * (1 - group.lr * group.weight_decay) - group.lr * direction
+        peer.step()
+        group.lr = peer.param_groups[0]["lr"] = group.lr * 0.9
+    for (name, parameter), twin, peer in zip(params, twins, peers, strict=True):
+        torch.testing.assert_close(parameter.detach(), twin, atol=1e-5, rtol=1e-5, msg=name)
+        torch.testing.assert_close(parameter.detach(), peer.detach(), atol=1e-5, rtol=1e-5, msg=name)
+
+
+# ---- one step of both ----
+
+
+def both(params: list[tuple[str, Parameter]]) -> list[Group]:
+    torch.manual_seed(SEED)
+    matrices = [pair for pair in params if pair[1].ndim == 2]
+    rest = [pair for pair in params if pair[1].ndim != 2]
+    return [Group("rest", "adamw", rest, 0.1, (0.8, 0.95), eps=1e-3), Group("m", "muon", matrices, 0.1, (0.9, 0.9))]
+
+
+def test_the_norm_is_true_and_clipping_scales_by_it():
+    shapes = [(5,), (4, 6), (4, 6), (7, 2), (3, 2, 2)]
+    first, second = parameters(*shapes), parameters(*shapes)
+    for (_, one), (_, other) in zip(first, second, strict=True):
+        other.data.copy_(one)
+    clipped, scaled = Optimizer(both(first)), Optimizer(both(second))
+    for size in (0.01, 10.0):  # below the threshold and above
+        torch.manual_seed(int(size))
+        gradients = give_gradients(first, size)
+        for (_, parameter), gradient in zip(second, gradients, strict=True):
+            parameter.grad.copy_(gradient)
+        true = float(torch.cat([gradient.flatten() for gradient in gradients]).norm()) / 8
+        norm = clipped.step(torch.tensor(1 / 8), clip=1.0)
+        assert (norm.dtype, norm.shape) == (torch.float32, ())
+        assert float(norm) == pytest.approx(true, rel=1e-5)
+        scaled.step(min(1.0, 1 / true) / 8)
+        for (name, one), (_, other) in zip(first, second, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5, msg=name)
+    assert true > 1
+
+
+def test_compiled_equals_eager_and_is_compiled_once():
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(SEED)
+        random.seed(SEED)
+        params = parameters((12, 8), (12, 8))
+        group = muon_group(params)
+        optimizer = Optimizer([group], compile=compiled)
+        for step in range(4):
+            give_gradients(params)
+            with torch._dynamo.config.patch(error_on_recompile=step > 0):
+                optimizer.step(1 / (step + 1), clip=0.5)
+            group.lr, group.momentum = group.lr * 0.9, group.momentum - 0.05
+            group.weight_decay *= 0.5
+        results.append([parameter.detach() for _, parameter in params])
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+
+
+def test_half_precision_is_refused():
+    with pytest.raises(AssertionError, match=r"p is torch\.bfloat16: master weights are float32"):
+        Optimizer([Group("m", "muon", [("p", Parameter(torch.zeros(2, 2, dtype=torch.bfloat16)))], 0.1, (0.9, 0.9))])
+
+
+# ---- on an accelerator ----
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_never_waits_for_the_device(compiled):
+    params = [(name, Parameter(parameter.data.cuda())) for name, parameter in parameters((5,), (64, 32), (32, 64))]
+    optimizer = Optimizer(both(params), polar_dtype=torch.bfloat16, compile=compiled)
+    give_gradients(params)
+    optimizer.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        norm = optimizer.step(torch.ones((), device="cuda"), clip=1.0)
+        optimizer.zero_grad()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert norm.isfinite()

@@ -1,0 +1,82 @@
+import pytest
+import torch
+from torch.nn import Parameter
+
+from nanochat.param_groups import LEARNING_RATES, RULES, build_groups
+
+NAMES = [
+    *"embed.weight head.weight residual_lambdas x0_lambdas smear_gate.weight smear_lambda backout_lambda".split(),
+    "value_embeds.1.weight",
+    "value_embeds.11.weight",
+    *(
+        f"blocks.0.attn.{part}"
+        for part in ["q.weight", "k.weight", "v.weight", "o.weight", "ve_gate.weight", "qk_gain"]
+    ),
+    *(f"blocks.10.mlp.{part}.weight" for part in ["up", "gate", "down"]),
+]
+
+
+def named(*names: str) -> list[tuple[str, Parameter]]:
+    return [(name, Parameter(torch.zeros(2, 2))) for name in names]
+
+
+def groups(names: list[str] = NAMES, **changes) -> dict:
+    setting = {"batch_tokens": 2**19, "width": 768, "matrix_weight_decay": 0.1} | changes
+    return {group.name: group for group in build_groups(named(*names), **setting)}
+
+
+def test_every_parameter_is_in_one_group():
+    found = groups()
+    assert list(found) == [rule.name for rule in RULES]
+    assert sorted(name for group in found.values() for name, _ in group.params) == sorted(NAMES)
+    assert [name for name, _ in found["matrices"].params] == [
+        name for name in NAMES if name.startswith("blocks.") and name.endswith(".weight")
+    ]
+
+
+def test_parameters_matched_by_none_or_by_two_are_named(monkeypatch):
+    with pytest.raises(AssertionError, match=r"blocks\.0\.novelty is in no group"):
+        groups(["head.weight", "blocks.0.novelty"])
+    monkeypatch.setattr("nanochat.param_groups.RULES", (*RULES, RULES[0]))
+    with pytest.raises(AssertionError, match=r"head\.weight is in unembedding and unembedding"):
+        groups(["embed.weight", "head.weight"])
+
+
+def test_a_plain_model_has_fewer_groups():
+    assert list(groups(["embed.weight", "blocks.0.attn.q.weight"])) == ["embedding", "matrices"]
+
+
+def test_learning_rates_scale_with_batch_and_width():
+    plain, large = groups(), groups(batch_tokens=2**21, width=3072)
+    grown = {name: large[name].lr / group.lr for name, group in plain.items()}
+    both = {"unembedding": 1.0, "embedding": 1.0, "value_embeds": 1.0, "smear": 1.0}  # 2 for the batch, half for width
+    assert grown == pytest.approx(dict.fromkeys(plain, 2.0) | both)
+    rates = {name: group.lr for name, group in plain.items()}
+    assert rates == pytest.approx(
+        {
+            "unembedding": 0.008,
+            "embedding": 0.3,
+            "value_embeds": 0.15,
+            "residual_lambdas": 0.005,
+            "x0_lambdas": 0.5,
+            "gains": 0.005,
+            "smear": 0.2,
+            "matrices": 0.02,
+        }
+    )
+
+
+def test_flags_replace_learning_rates():
+    plain, changed = groups(), groups(learning_rates={name: 3 * lr for name, lr in LEARNING_RATES.items()})
+    grown = {name: changed[name].lr / group.lr for name, group in plain.items()}
+    assert grown == pytest.approx(dict.fromkeys(plain, 3.0) | {"smear": 1.0})
+    one = groups(learning_rates={"matrix_lr": 0.5})
+    assert {name for name in plain if one[name].lr != plain[name].lr} == {"matrices"}
+    with pytest.raises(AssertionError, match="matricks_lr"):
+        groups(learning_rates={"matricks_lr": 0.5})
+
+
+def test_weight_decay():
+    found = groups(matrix_weight_decay=0.25)
+    assert (found["matrices"].weight_decay, found["matrices"].initial_weight_decay) == (0.25, 0.25)
+    assert found["x0_lambdas"].weight_decay == found["gains"].weight_decay == 0
