@@ -124,7 +124,7 @@ def test_an_impossible_batch_names_the_nearest_possible():
     )
     with pytest.raises(ValueError, match=r"--total-batch-size=5000 .* take --total-batch-size=4608 or 5120"):
         accumulation_steps(5000, 8, 512, 1)
-    with pytest.raises(ValueError, match="take --total-batch-size=1024$"):
+    with pytest.raises(ValueError, match=r"take --total-batch-size=1024$"):
         legal_rows(100, 512, 2)
     assert legal_rows(12 * 512, 512, 1) == [1, 2, 3, 4, 6, 12]
 
