@@ -38,7 +38,9 @@ PURE_CALLS = set(
     "dataclass field option arg compile frozenset set dict tuple list range len sorted sum min max zip enumerate chr "
     "ord int float str bytes split join format strip cache lru_cache wraps contextmanager property staticmethod no_grad".split()
 )
-WITHOUT_TORCH = {f"nanochat.{name}" for name in ("config", "stages", "paths", "log", "nodes", "hub", "report")}
+WITHOUT_TORCH = {
+    f"nanochat.{name}" for name in ("config", "stages", "hardware", "paths", "log", "nodes", "hub", "report", "scaling")
+}
 
 # Declared for the next floors: taken off this list by the change that first imports it.
 NOT_YET_IMPORTED = set("starlette uvicorn transformers tokenizers".split())
