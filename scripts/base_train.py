@@ -119,9 +119,13 @@ def main(config: Config) -> None:
         text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes)
         model, optimizer, rows = plan.build(config, begun or config.seed, runtime)
 
-        options = {"seed": config.seed, "overflow": config.overflow}
-        options |= {"tokens": Path(config.tokens) if config.tokens else None}
-        options |= {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
+        options = {"overflow": config.overflow, "tokens": Path(config.tokens) if config.tokens else None}
+        options |= {
+            "seed": config.seed,
+            "rank": runtime.rank,
+            "world_size": runtime.world_size,
+            "device": runtime.device,
+        }
         source = TextLoader(corpus, tokenizer, plan.scale.total_batch_size // length, length, **options)
         about = {"stage": "base_train", "parent": None, "data": corpus.manifest()}
         about["tokenizer"] = {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash}
