@@ -121,8 +121,7 @@ def main(config: Config) -> None:
 
         place = {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
         options = {"overflow": config.overflow, "tokens": Path(config.tokens) if config.tokens else None}
-        total_rows = plan.scale.total_batch_size // length
-        source = TextLoader(corpus, tokenizer, total_rows, length, seed=config.seed, **place, **options)
+        source = TextLoader(corpus, tokenizer, plan.rows, length, seed=config.seed, **place, **options)
         about = {"stage": "base_train", "parent": None, "data": corpus.manifest()}
         about["tokenizer"] = {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash}
         with source, Keeper(folder, config, runtime, model, optimizer, source, merge_states, **about) as keeper:
