@@ -72,6 +72,15 @@ class GPTConfig:
         return self.width // self.heads
 
     @property
+    def attention_scale(self) -> float:
+        return self.qk_scale**2 * self.head_dim**-0.5
+
+    @property
+    def scores_are_bounded(self) -> bool:
+        """Whether normed queries and keys, of length √head_dim, keep all scores from overflowing an exponential."""
+        return self.qk_norm and not self.qk_gain and self.attention_scale * self.head_dim <= attn.SAFE_EXPONENT
+
+    @property
     def padded_vocab(self) -> int:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
@@ -145,8 +154,7 @@ class Attention(nn.Module):
         q, k = q.to(x.dtype), k.to(x.dtype)
         if cache is not None:
             k, v = cache.update(k, v)
-        scale = config.qk_scale**2 * config.head_dim**-0.5
-        return self.o(attn.attend(q, k, v, plan, scale).flatten(-2))
+        return self.o(attn.attend(q, k, v, plan, config.attention_scale).flatten(-2))
 
 
 class MLP(nn.Module):
@@ -250,6 +258,7 @@ class GPT(nn.Module):
         rows = slice(length) if cache is None else positions
         rope = tuple(table[rows].unsqueeze(-2) for table in (self.rope_cos, self.rope_sin))
         common = {"device": ids.device, "dtype": self.compute_dtype, "positions": positions, "starts": starts}
+        common["bounded"] = config.scores_are_bounded
         plans = {w: attn.plan(self.attention, length, keys, window=w, **common) for w in set(config.windows)}
         x0 = self._smear(self._embed(ids), ids, starts, cache)
         # A view, for the compiler makes another graph where two arguments are one and the same tensor.

@@ -287,3 +287,14 @@ def test_longer_than_the_tables_is_refused():
     model = lively(SMALL)
     with pytest.raises(ValueError, match="600 positions are more than the model's max_seq_len, 512"):
         model(tokens(1, 600))
+
+
+def test_the_bound_of_scores_holds():
+    config = GPTConfig(width=64, heads=2, depth=2)
+    assert config.scores_are_bounded
+    x = torch.randn(1000, config.head_dim, generator=torch.Generator().manual_seed(5)) * 100
+    unit = torch.nn.functional.rms_norm(x, x.shape[-1:])
+    largest = float((unit @ unit.T * config.attention_scale).abs().max())
+    assert largest == pytest.approx(config.attention_scale * config.head_dim, rel=1e-4)
+    for other in ({"qk_norm": False}, {"qk_gain": True}, {"qk_scale": 5.0}):
+        assert not GPTConfig(width=64, heads=2, depth=2, **other).scores_are_bounded
