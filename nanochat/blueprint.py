@@ -61,7 +61,8 @@ class Blueprint:
     def build(self, config: Any, weights: Checkpoint | int, runtime: Any) -> tuple[GPT, Optimizer, int]:
         """The model (weights: a checkpoint's, or new ones from a seed), its optimizer, and rows of a micro-batch."""
         model = build_model(self.model, runtime, weights, checkpointing=config.checkpointing)
-        rows = self._device_rows(config.device_batch_size, model, runtime)
+        before = weights.manifest["loop"]["device_batch"] if isinstance(weights, Checkpoint) else None
+        rows = self._device_rows(config.device_batch_size, before, model, runtime)
         if config.fp8:
             print0(fp8.describe(*fp8.convert(model)))
         if config.compile:
@@ -75,10 +76,12 @@ class Blueprint:
         )
         return model, Optimizer(groups, runtime.rank, runtime.world_size, **runtime.optimizer_options), rows
 
-    def _device_rows(self, asked: str, model: GPT, runtime: Any) -> int:
+    def _device_rows(self, asked: str, before: int | None, model: GPT, runtime: Any) -> int:
         batch, length = self.scale.total_batch_size, self.model.max_seq_len
         rows = legal_rows(batch, length, runtime.world_size)
-        if asked == "auto":
+        if asked == "auto" and before in rows:
+            size, how = before, "as before"  # free memory may differ by now, and with the size the rounding
+        elif asked == "auto":
             ids = torch.zeros(rows[-1], length, dtype=torch.int64, device=runtime.device)
             states = 8 * self.counts["total"] // runtime.world_size
             size, how = largest_device_batch(model, next_token, (ids, ids), runtime, states), "the most that fit"
@@ -144,6 +147,7 @@ def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator)
     rows = legal_rows(plan.scale.total_batch_size, config.max_seq_len, ranks)
     asked = config.device_batch_size
     sizes = rows if asked == "auto" else [_whole(asked)]
+    accumulation_steps(plan.scale.total_batch_size, sizes[0], config.max_seq_len, ranks)  # or it says what is possible
     options = {"logits": CHUNK_BYTES["cuda"], "checkpointing": config.checkpointing}
     needs = {size: memory(plan.counts, plan.shape, size, config.max_seq_len, ranks, **options) for size in sizes}
     fit = [size for size in sizes if not accelerator.memory or sum(needs[size].values()) < 0.9e9 * accelerator.memory]

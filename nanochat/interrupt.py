@@ -5,10 +5,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from nanochat.log import print0
+from nanochat.log import is_main_rank
 
 ECHO_SECONDS = 3.0  # torchrun hands a terminal's Ctrl-C on to ranks that have had it already
 
@@ -26,7 +26,9 @@ def signals() -> Iterator[list[str]]:
         if not asked:
             first = time.monotonic()
             asked.append(signal.Signals(number).name)
-            print0(f"{asked[0]}: stopping at the end of this step, once more ends at once")
+            if is_main_rank():  # not by print: the signal may have come in the midst of one, which allows no other
+                with suppress(OSError):
+                    os.write(1, f"{asked[0]}: stopping at the end of this step, once more ends at once\n".encode())
 
     before = {name: signal.signal(name, note) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     try:

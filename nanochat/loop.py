@@ -57,8 +57,8 @@ class Plan:
 class State:
     """Where the loop is, JSON-able: saved with a checkpoint, and gone on from.
 
-    seconds: of training steps alone; waited: of these, for data. notes: what hooks keep, like the best evaluation.
-    stop: what ended it early.
+    seconds: of training steps alone; waited: of these, for data. device_batch: of this rank, smaller than the plan's
+    once memory ran out. notes: what hooks keep, like the best evaluation. stop: what ended it early.
     """
 
     step: int = 0
@@ -119,10 +119,12 @@ def train(
     with signals() as asked, without_garbage_collection() as collect:
         while True:
             finished = plan.progress(state, source) >= 1
-            due = [hook for hook in hooks if hook.is_due(state, finished) and not 0 < start == state.step]
-            if pending and (due or finished or state.stop):
-                loop.settle(pending)
+            if pending and (finished or state.stop or any(hook.is_due(state, finished) for hook in hooks)):
+                loop.settle(pending)  # it may ask to stop
                 pending = None
+            if finished:
+                state.stop = ""
+            due = [hook for hook in hooks if hook.is_due(state, finished) and not 0 < start == state.step]
             if due or finished or state.stop:
                 loop.agree_on_time()
             for hook in due:
@@ -154,14 +156,14 @@ class _Step:
     lr_multiplier: float
     tokens: int
     wait: float
+    place: list[str]  # in the data
 
 
 class _Loop:
     def __init__(self, model, source, objective, optimizer, plan, runtime, log, state):
         self.model, self.source, self.objective, self.optimizer = model, source, objective, optimizer
         self.plan, self.runtime, self.log, self.state = plan, runtime, log, state
-        state.device_batch = state.device_batch or plan.device_batch
-        state.stop = ""
+        state.device_batch, state.stop = plan.device_batch, ""
         self._half = runtime.dtype == torch.float16
         self._trained = state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
         self._settled = self._shown = 0.0
@@ -173,13 +175,14 @@ class _Loop:
         state, start, waited = self.state, time.perf_counter(), self.source.wait_seconds
         progress = min(self.plan.progress(state, self.source), 1.0)
         schedules.apply(self.optimizer.groups, self.plan.schedules, progress, state.step)
-        multiplier = self.optimizer.groups[0].lr / self.optimizer.groups[0].initial_lr
+        multiplier = next((group.lr / group.initial_lr for group in self.optimizer.groups if group.initial_lr), 0.0)
         batch = next(self.source)
         wait = self.source.wait_seconds - waited
         totals = self._gradients(batch)
         precise = torch.float32 if totals.device.type == "mps" else torch.float64
         told = torch.tensor([len(asked), self._trained if self.runtime.rank == 0 else 0.0], dtype=precise)
-        own = torch.cat([totals.to(precise), told.to(totals.device)])
+        own = torch.cat([totals.to(precise), told.to(totals.device, non_blocking=True)])
+        self.optimizer.finish_reducing()
         figures = self.runtime.all_sum(own.clone())
         count = figures[1].float().clamp(min=1)
         norm = self.optimizer.step(1 / (count * state.loss_scale), self.plan.clip)
@@ -193,7 +196,7 @@ class _Loop:
             ready.record()
         state.step += 1
         tokens = batch[0].numel() * self.runtime.world_size
-        return _Step(state.step, start, figures, own, ready, multiplier, tokens, wait)
+        return _Step(state.step, start, figures, own, ready, multiplier, tokens, wait, self.source.place())
 
     def _gradients(self, batch: Batch) -> torch.Tensor:
         """Gradients of the sum of this rank's losses; that sum, and the count.
@@ -207,18 +210,23 @@ class _Loop:
             try:
                 totals = self._accumulate(batch)
             except torch.OutOfMemoryError:
-                if state.device_batch == 1:
-                    raise
-                state.device_batch = _largest_divisor(len(batch[0]), state.device_batch // 2)
-                where = f"step {state.step + 1}, rank {self.runtime.rank}: out of memory"
-                print(f"{where}, the step starts again with --device-batch-size={state.device_batch}", flush=True)
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
+                self._take_smaller_parts(len(batch[0]))
             else:
                 if not self._half or state.loss_scale <= MIN_LOSS_SCALE or self._all_finite():
                     return totals
                 state.loss_scale, state.loss_scale_step = state.loss_scale / 2, state.step
             self.optimizer.restart()
+            if self.runtime.device.type == "cuda":
+                torch.cuda.empty_cache()  # now that no traceback holds what the step had made
+
+    def _take_smaller_parts(self, rows: int) -> None:
+        state, where = self.state, f"step {self.state.step + 1}, rank {self.runtime.rank}: out of memory"
+        if state.device_batch == 1:
+            raise ValueError(
+                f"{where} with one row at once: take --checkpointing, or a shorter --max-seq-len"
+            ) from None
+        state.device_batch = _largest_divisor(rows, state.device_batch // 2)
+        print(f"{where}, the step starts again with --device-batch-size={state.device_batch}", flush=True)
 
     def _accumulate(self, batch: Batch) -> torch.Tensor:
         totals = torch.zeros(2, device=batch[0].device)
@@ -300,10 +308,12 @@ class _Loop:
     def _not_finite(self, step: _Step, loss: float, norm: float) -> str:
         """A sentence for every rank; a collective that all of them enter at the same step."""
         own = bool(step.own.isfinite().all())
-        ranks = self.runtime.everyones([own, self.source.place()])
-        culprits = [f"rank {rank}, reading {', '.join(place)}" for rank, (fine, place) in enumerate(ranks) if not fine]
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
-        return f"step {step.number}: {what} ({'; '.join(culprits) or 'all losses are finite'})"
+        ranks = self.runtime.everyones([own, step.place])
+        places = [f"rank {rank}, reading {', '.join(place)}" for rank, (_, place) in enumerate(ranks)]
+        culprits = [place for place, (fine, _) in zip(places, ranks, strict=True) if not fine]
+        if math.isfinite(loss):  # of the gradients only their sum over ranks is known
+            return f"step {step.number}: the gradient's norm is {norm}, all losses are finite ({'; '.join(places)})"
+        return f"step {step.number}: the loss is {loss} ({'; '.join(culprits)})"
 
 
 def largest_device_batch(model: Any, objective: Objective, batch: Batch, runtime: Any, reserve: int = 0) -> int:

@@ -229,8 +229,8 @@ class Optimizer:
     """Steps the groups' parameters, on one rank or with the ranks of the default process group.
 
     polar_dtype: of Muon's matrix products. compile: Muon's step as one graph for each shape. The model is on its device
-    by now, and stays: parameters are replaced in place only. Between `reduce_in_backward` and `step` no rank calls
-    other collectives.
+    by now, and stays: parameters are replaced in place only. Between `reduce_in_backward` and `finish_reducing` no rank
+    calls other collectives.
     """
 
     def __init__(
@@ -263,11 +263,11 @@ class Optimizer:
 
         No host synchronisation. Gradients are undefined afterwards, until `zero_grad`.
         """
-        if self._reduce:
-            self._reduce.finish()
+        self.finish_reducing()
         shards = [stack.reduced for stack in self._stacks]
         squares = torch.stack(torch._foreach_norm(shards)).square().sum()
         if self._reduce:
+            self._reduce.forget()
             dist.all_reduce(squares)
         norm = squares.sqrt() * grad_scale
         scale = grad_scale if isinstance(grad_scale, Tensor) else torch.full_like(norm, grad_scale)
@@ -292,6 +292,11 @@ class Optimizer:
         """Around the last backward before a step: what is complete there starts to be summed over the ranks."""
         with self._reduce.during_backward() if self._reduce else nullcontext():
             yield
+
+    def finish_reducing(self) -> None:
+        """Sum over the ranks what no backward has sent: other collectives may follow. `step` does it where none did."""
+        if self._reduce:
+            self._reduce.finish()
 
     def restart(self) -> None:
         """Throw the gradients away: this rank accumulates the step anew; what it has sent (complete) stays sent."""
@@ -372,6 +377,8 @@ class _Reduce:
         while len(self._works) < len(self._order):
             self._send()
         self.wait()
+
+    def forget(self) -> None:
         self._works = []
 
 

@@ -20,7 +20,7 @@ class Rule:
     """Parameters whose whole name `pattern` matches are the group `name`.
 
     The learning rate is `share` of `rate`, or of 1 where that is empty. scaled_by: some of "batch" and "width".
-    weight_decay: None is the model's own, which `build_groups` is given.
+    weight_decay: None is the model's own, which `build_groups` is given. eps: of AdamW.
     """
 
     name: str
@@ -31,19 +31,23 @@ class Rule:
     scaled_by: tuple[str, ...]
     betas: tuple[float, float]
     weight_decay: float | None = 0.0
+    eps: float = 1e-10
 
 
 BOTH, BATCH = ("batch", "width"), ("batch",)
+# In the first step of a new model the gradient of a factor of the residual stream is zero but for rounding, 1e-10 as
+# measured, and soon 1e-4 and more: without this, noise would move it by its full rate, another way on each machine.
+NOISE = 1e-6
 RULES = (
     Rule("unembedding", r"head\.weight", "adamw", "unembedding_lr", 1.0, BOTH, (0.8, 0.96), 0.01),
     Rule("embedding", r"embed\.weight", "adamw", "embedding_lr", 1.0, BOTH, (0.8, 0.995), 0.001),
     Rule("value_embeds", r"value_embeds\.\d+\.weight", "adamw", "embedding_lr", 0.5, BOTH, (0.8, 0.995), 0.01),
-    Rule("residual_lambdas", r"residual_lambdas", "adamw", "scalar_lr", 0.01, BATCH, (0.8, 0.95), 0.05),
+    Rule("residual_lambdas", r"residual_lambdas", "adamw", "scalar_lr", 0.01, BATCH, (0.8, 0.95), 0.05, NOISE),
     # They need a longer memory than the rest.
-    Rule("x0_lambdas", r"x0_lambdas", "adamw", "scalar_lr", 1.0, BATCH, (0.96, 0.95)),
+    Rule("x0_lambdas", r"x0_lambdas", "adamw", "scalar_lr", 1.0, BATCH, (0.96, 0.95), 0.0, NOISE),
     # A gain multiplies like a residual lambda, but has no reason to decay to 0.
     Rule("gains", r"blocks\.\d+\.attn\.qk_gain", "adamw", "scalar_lr", 0.01, BATCH, (0.8, 0.95)),
-    Rule("smear", r"smear_gate\.weight|smear_lambda|backout_lambda", "adamw", "", 0.2, (), (0.8, 0.95)),
+    Rule("smear", r"smear_gate\.weight|smear_lambda|backout_lambda", "adamw", "", 0.2, (), (0.8, 0.95), 0.0, NOISE),
     Rule("matrices", r"blocks\.\d+\.(attn|mlp)\.\w+\.weight", "muon", "matrix_lr", 1.0, BATCH, (0.95, 0.9), None),
 )
 
@@ -72,5 +76,5 @@ def build_groups(
             lr *= scales[scale]
         decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
         if members[rule.name]:
-            groups.append(Group(rule.name, rule.kind, members[rule.name], lr, rule.betas, decay))
+            groups.append(Group(rule.name, rule.kind, members[rule.name], lr, rule.betas, decay, rule.eps))
     return groups

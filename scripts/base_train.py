@@ -47,9 +47,7 @@ class Config:
     num_iterations: Count = option(-1, "steps", group="horizon", unit="STEPS")
     target_flops: float = option(-1.0, "compute to spend", group="horizon", unit="FLOPS")
     target_seconds: float = option(-1.0, "time to train", group="horizon", unit="SECONDS")
-    target_param_data_ratio: float = option(
-        -1.0, "tokens for each parameter; 12 if no horizon is given", group="horizon"
-    )
+    target_param_data_ratio: float = option(-1.0, "tokens for each parameter; 12 if none is given", group="horizon")
 
     device_batch_size: str = option("auto", "rows at once on a device, auto: the most that fit", group="batch", **MAY)
     total_batch_size: Count = option(-1, "tokens of a step; -1: from the horizon", group="batch", unit="TOKENS")
@@ -71,9 +69,7 @@ class Config:
     tokenizer_tag: str = option("default", "run whose tokenizer to use", group="data", in_card=False)
     overflow: str = option("carry", "the end of a text too long for its row: carry, or crop", group="data")
 
-    eval_every: Count = option(
-        250, "between validations; 0: first and last; -1: none", group="evaluation", unit="STEPS"
-    )
+    eval_every: Count = option(250, "between validations; 0: but the ends; -1: none", group="evaluation", unit="STEPS")
     eval_bytes: Count = option(4_000_000, "of validation text", group="evaluation", unit="BYTES")
 
     save_every: Count = option(
@@ -126,7 +122,7 @@ def main(config: Config) -> None:
         about["tokenizer"] = {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash}
         with source, Keeper(folder, config, runtime, model, optimizer, source, merge_states, **about) as keeper:
             state = loop.State(**keeper.put_back(begun)) if begun else loop.State()
-            log.rewind(state.step)
+            log.rewind(state.step if begun else -1)
             validate = validation(model, text, length, rows, runtime, log)
             # Saved last, so that a checkpoint knows what the validation before it found.
             hooks = [loop.every(config.eval_every, validate, at_start=True)] * (config.eval_every >= 0)
@@ -137,6 +133,9 @@ def main(config: Config) -> None:
             loop.train(model, source, next_token, optimizer, steps, hooks, runtime, log, state)
         if state.stop:
             print0(f"stopped by {state.stop} after step {state.step:,}: the same command goes on from there")
+            return
+        if begun and begun.step == state.step and (folder / "outcome.json").exists():
+            print0(f"the run had ended with step {state.step:,}: nothing is left to train")
             return
         outcome.metrics = plan.summary | training_facts(state, source, corpus, runtime)
         outcome.curves = curves(log)

@@ -53,6 +53,25 @@ def test_an_echo_is_not_a_second_signal_but_a_later_one_is():
     assert child.wait(30) == 128 + signal.SIGTERM
 
 
+def test_a_signal_may_come_while_the_process_prints():
+    program = (
+        STEPS[: STEPS.index("    time.sleep(SLEEP)")]
+        + """
+    while not asked:
+        print("x" * 5000, flush=True)
+    print("asked", asked[0], flush=True)
+"""
+    )
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    child = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=buffered, stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "ready\n"
+    time.sleep(0.5)  # by then the pipe is full, and print waits in it
+    child.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    assert child.communicate(timeout=30)[0].endswith("asked SIGTERM\n")
+    assert child.returncode == 0
+
+
 def test_handlers_are_given_back():
     before = signal.getsignal(signal.SIGINT)
     with contextlib.suppress(ZeroDivisionError), signals() as asked:
