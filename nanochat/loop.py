@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -221,11 +221,12 @@ class _Loop:
 
     def _take_smaller_parts(self, rows: int) -> None:
         state, where = self.state, f"step {self.state.step + 1}, rank {self.runtime.rank}: out of memory"
-        if state.device_batch == 1:
+        size = min(state.device_batch, rows)
+        if size == 1:
             raise ValueError(
                 f"{where} with one row at once: take --checkpointing, or a shorter --max-seq-len"
             ) from None
-        state.device_batch = _largest_divisor(rows, state.device_batch // 2)
+        state.device_batch = _largest_divisor(rows, size // 2)
         print(f"{where}, the step starts again with --device-batch-size={state.device_batch}", flush=True)
 
     def _accumulate(self, batch: Batch) -> torch.Tensor:
@@ -288,7 +289,7 @@ class _Loop:
 
     def _line(self, figures: dict[str, Any]) -> str:
         state, plan = self.state, self.plan
-        progress = plan.progress(state, self.source)
+        progress = plan.progress(replace(state, step=figures["step"]), self.source)
         steps = f"step {figures['step']:05d}" + (f"/{plan.steps:05d}" if plan.steps is not None else "")
         mfu = "n/a" if figures["train/mfu"] is None else f"{100 * figures['train/mfu']:.1f}"
         parts = [
@@ -355,8 +356,8 @@ def _saved_bytes(model: Any, objective: Objective, batch: Batch) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor):
         objective(model, tuple(part[:1] for part in batch))
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    return sum(size for pointer, size in storages.items() if pointer not in weights)
+    there = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *batch)}
+    return sum(size for pointer, size in storages.items() if pointer not in there)
 
 
 def _largest_divisor(number: int, limit: int) -> int:

@@ -1,0 +1,93 @@
+"""Processes and ranks forked from one that has imported the code: as real as any other, and seconds sooner at work."""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PRELOADED = "torch._dynamo nanochat.blueprint nanochat.card nanochat.corpus nanochat.eval_bpb nanochat.runtime".split()
+SETTINGS = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_")
+
+
+class Forked:
+    """One process, or the ranks of a process group, at work on `function(*arguments)` in an environment of its own.
+
+    What rank r prints goes to `folder/r.out` and `folder/r.err`.
+    """
+
+    def __init__(self, folder: Path, function: Callable, *arguments: Any, ranks: int = 1, **variables: str):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, context = folder, multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["pytest", "scripts.base_train", *PRELOADED])
+        if ranks > 1:
+            from torch.distributed import TCPStore
+
+            self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+            variables |= {"WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}", "MASTER_ADDR": "localhost"}
+            variables |= {"MASTER_PORT": f"{self._store.port}", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        self.processes = []
+        for rank in range(ranks):
+            place = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} if ranks > 1 else {}
+            whole = (folder / f"{rank}", variables | place, function, arguments)
+            self.processes.append(context.Process(target=_work, args=whole, daemon=True))
+            self.processes[-1].start()
+
+    def signal(self, number: int, rank: int = 0) -> None:
+        os.kill(self.processes[rank].pid, number)
+
+    def codes(self, timeout: float = 60) -> list[int]:
+        """The exit codes of all ranks; whoever is not done in time is killed, and that fails."""
+        end = time.monotonic() + timeout
+        for process in self.processes:
+            process.join(max(0.0, end - time.monotonic()))
+        late = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
+        for rank in late:
+            self.processes[rank].kill()
+        assert not late, f"ranks {late} were still at work after {timeout} seconds: {self.out()}{self.err()}"
+        return [process.exitcode for process in self.processes]
+
+    def done(self, timeout: float = 60) -> str:
+        """What rank 0 printed, once all ranks have ended well."""
+        assert set(self.codes(timeout)) == {0}, "".join(self.err(rank) for rank in range(len(self.processes)))
+        return self.out()
+
+    def out(self, rank: int = 0) -> str:
+        return (self.folder / f"{rank}.out").read_text(encoding="utf-8")
+
+    def err(self, rank: int = 0) -> str:
+        return (self.folder / f"{rank}.err").read_text(encoding="utf-8")
+
+
+def _work(files: Path, variables: dict[str, str], function: Callable, arguments: tuple) -> None:
+    import torch
+
+    for number, end in ((1, "out"), (2, "err")):
+        file = os.open(f"{files}.{end}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(file, number)
+    # Under pytest the parent's streams may be of its own making.
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+    for name in [name for name in os.environ if name.startswith(SETTINGS)]:
+        del os.environ[name]
+    os.environ.update(variables)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch.set_num_threads(1)
+    try:
+        function(*arguments)
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(70) from None
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def stage(module: str, *flags: str) -> None:
+    """`python -m MODULE FLAGS`"""
+    sys.argv = [module, *flags]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,129 @@
+"""A small model, made-up rows, faults to plant, and training with them: what the tests of the loop run on any ranks."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat import loop, schedules
+from nanochat.attention import choose
+from nanochat.gpt import GPT, GPTConfig
+from nanochat.log import MetricLog
+from nanochat.objectives import next_token
+from nanochat.optim import Optimizer
+from nanochat.param_groups import build_groups
+from nanochat.restore import build_model
+from nanochat.runtime import Runtime
+
+CPU = torch.device("cpu")
+ALONE = Runtime(CPU, torch.float32, choose(CPU, torch.float32)[0])
+AHEAD = replace(ALONE, device=torch.device("cuda"))  # the loop runs ahead of what it computes, as on a GPU; on the CPU
+ROWS, LENGTH, VOCABULARY = 8, 32, 128
+EXACT = 1e-5  # two models are equal
+WARM = schedules.pretraining(40, 0.65, 0.05)  # as base training begins
+
+
+class Planted(torch.autograd.Function):
+    """What comes in; `fault` makes of its gradient another one, or raises."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, fault: Callable[[Tensor], Tensor]) -> Tensor:
+        context.fault = fault
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return context.fault(gradient), None
+
+
+def plant(model: GPT, fault: Callable[[Tensor], Tensor]) -> GPT:
+    """The model, with a fault in the midst of its backward: some gradients have come by then, some have not."""
+    model.blocks[1].register_forward_pre_hook(lambda _, given: (Planted.apply(given[0], fault), *given[1:]))
+    return model
+
+
+class Rows:
+    """The same stream of made-up rows on any number of ranks, of which row i has `targets(i)` targets."""
+
+    wait_seconds = 0.0
+
+    def __init__(self, runtime: Runtime = ALONE, targets: Callable[[int], int] = lambda row: LENGTH, batches: int = 0):
+        self.rank, self.ranks, self.targets, self.batches = runtime.rank, runtime.world_size, targets, batches
+        self.taken = 0
+
+    @property
+    def progress(self) -> float:
+        return self.taken / self.batches
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self.taken)
+        ids = torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=generator)
+        targets = ids[:, 1:].clone()
+        for row in range(ROWS):
+            targets[row, self.targets(row) :] = -1
+        self.taken += 1
+        return ids[self.rank :: self.ranks, :-1], targets[self.rank :: self.ranks]
+
+    def place(self) -> list[str]:
+        return [f"rows-{self.taken}.parquet"]
+
+
+def uneven(row: int) -> int:
+    return 5 * row % LENGTH
+
+
+def every_other(row: int) -> int:
+    return LENGTH * (row % 2)
+
+
+def skipping(model: GPT, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """An objective that leaves the model alone where there is nothing to learn: its gradients do not arrive."""
+    return next_token(model, batch) if (batch[1] >= 0).any() else (0 * model.head.weight.sum(), torch.tensor(0))
+
+
+@dataclass
+class Trained:
+    state: loop.State
+    parameters: dict[str, Tensor]
+    records: list[dict[str, Any]]  # of metrics.jsonl
+    source: Any
+
+
+def small_model(runtime: Runtime = ALONE) -> GPT:
+    return build_model(GPTConfig(VOCABULARY, depth=2, width=64, heads=2, max_seq_len=LENGTH, bos_id=0), runtime, 1)
+
+
+def train(
+    folder: Path,
+    runtime: Runtime = ALONE,
+    *,
+    device_batch: int = ROWS,
+    objective: Callable = next_token,
+    hooks: Sequence[loop.Hook] = (),
+    state: loop.State | None = None,
+    source: Any = None,
+    model: GPT | None = None,
+    **plan: Any,
+) -> Trained:
+    """The loop on a new model, for 3 steps where `plan` says nothing else."""
+    model, source, state = model or small_model(), source or Rows(runtime), state or loop.State()
+    sizes = {"batch_tokens": ROWS * LENGTH, "width": 64, "matrix_weight_decay": 0.1}
+    groups = build_groups(model.named_parameters(), **sizes)
+    optimizer = Optimizer(groups, runtime.rank, runtime.world_size, chunk_bytes=2**17)
+    plan = {"steps": None if "seconds" in plan else 3, "schedules": WARM} | plan
+    with MetricLog(folder) as log:
+        arguments = (optimizer, loop.Plan(device_batch, 1e6, **plan), hooks, runtime, log, state)
+        loop.train(model, source, objective, *arguments)
+    parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    records = [json.loads(line) for line in log.path.read_text().splitlines()] if log.path.exists() else []
+    return Trained(state, parameters, records, source)
+
+
+def furthest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """How far two models are from each other, in the parameter that differs most."""
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
