@@ -98,13 +98,9 @@ def run_reference(job: Job) -> dict[str, Any]:
     # As its base_train sets them: the batch is 2**19 tokens at depth 12, and decay goes by the horizon of ratio 12.
     batch_scale = math.sqrt(rows * length / 2**19)
     decay = 0.28 * batch_scale * scaling(build(12)) / scaling(original)
-    optimizer = original.setup_optimizer(
-        unembedding_lr=0.008 * batch_scale,
-        embedding_lr=0.3 * batch_scale,
-        scalar_lr=0.5 * batch_scale,
-        matrix_lr=0.02 * batch_scale,
-        weight_decay=decay,
-    )
+    rates = {"unembedding_lr": 0.008, "embedding_lr": 0.3, "scalar_lr": 0.5, "matrix_lr": 0.02}
+    scaled = {name: rate * batch_scale for name, rate in rates.items()}
+    optimizer = original.setup_optimizer(weight_decay=decay, **scaled)
     times, losses = [], []
     for step in range(steps):
         start = time.perf_counter()

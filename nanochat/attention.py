@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+SAFE_EXPONENT = 60.0  # of which the exponential, summed over any row, is far from fp32's limit
+
 
 class Plan(NamedTuple):
     """What all layers with one window share: made once a forward, outside of what is compiled."""
@@ -21,10 +23,11 @@ class Plan(NamedTuple):
     window: int  # 0: no limit
     mask: Any  # what the path made of lengths, window, positions and starts; None where its kernel needs none
     by_position: bool  # queries stand where positions say, not at the end of the keys
+    bounded: bool  # no score, times scale, is beyond SAFE_EXPONENT
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, path: str, window=0, positions=None, starts=None, scale=None
+    q: Tensor, k: Tensor, v: Tensor, *, path: str, window=0, positions=None, starts=None, bounded=False, scale=None
 ) -> Tensor:
     """Causal attention of q (B, Tq, H, D) over k and v (B, Tk, Hkv, D), lengths of any size.
 
@@ -32,7 +35,7 @@ def attention(
     keys. A query sees keys up to its own position, the last `window` of them if that is not 0, and none before
     starts[b, i], where its document begins.
     """
-    where = {"device": q.device, "dtype": q.dtype}
+    where = {"device": q.device, "dtype": q.dtype, "bounded": bounded}
     sight = plan(path, q.shape[1], k.shape[1], **where, window=window, positions=positions, starts=starts)
     return attend(q, k, v, sight, scale)
 
@@ -47,8 +50,12 @@ def plan(
     window: int = 0,
     positions: Tensor | None = None,
     starts: Tensor | None = None,
+    bounded: bool = False,
 ) -> Plan:
-    """The first half of `attention`: all but the tensors themselves; ValueError where the path cannot do it."""
+    """The first half of `attention`: all but the tensors themselves; ValueError where the path cannot do it.
+
+    bounded: it is known that no score, times scale, will be beyond ±SAFE_EXPONENT.
+    """
     if path not in PATHS:
         raise ValueError(f"there is no attention path {path}, choose one of {', '.join(PATHS)}")
     asked = {"window": window or None, "positions": positions, "starts": starts}
@@ -60,7 +67,7 @@ def plan(
     else:
         query = torch.arange(keys - queries, keys, device=device)[None] if positions is None else positions
         mask = PATHS[path].mask(query, keys, window, starts)
-    return Plan(path, window, mask, positions is not None)
+    return Plan(path, window, mask, positions is not None, bounded)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float | None = None) -> Tensor:
@@ -124,12 +131,15 @@ def _lasting_mask(path: str, queries: int, keys: int, window: int, device: torch
 # ---- the paths ----
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attention as the books have it; all the scores at once."""
+def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, bounded: bool = False) -> Tensor:
+    """Attention as the books have it; all the scores at once. bounded: in fewer passes over them."""
     k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    scores = ((q @ k.mT).float() * scale).masked_fill(~mask, -torch.inf)
-    return (scores.softmax(-1).to(v.dtype) @ v).transpose(1, 2)
+    scores = (q @ k.mT).float() * scale
+    if not bounded:
+        return (scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype) @ v).transpose(1, 2)
+    weights = scores.exp().masked_fill(~mask, 0)  # no maximum to look for; what is divided is the sum over keys
+    return ((weights.to(v.dtype) @ v) / weights.sum(-1, keepdim=True)).to(v.dtype).transpose(1, 2)
 
 
 def _chunks(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
@@ -140,7 +150,7 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor
     for chunk in range(0, queries, size := max(128, -(-queries // 4))):
         here = slice(chunk, min(chunk + size, queries))
         seen = slice(max(0, before + chunk - plan.window + 1) if plan.window else 0, before + here.stop)
-        parts.append(_plain(q[:, here], k[:, seen], v[:, seen], plan.mask[..., here, seen], scale))
+        parts.append(_plain(q[:, here], k[:, seen], v[:, seen], plan.mask[..., here, seen], scale, plan.bounded))
     return torch.cat(parts, dim=1)
 
 

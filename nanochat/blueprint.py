@@ -92,6 +92,11 @@ class Blueprint:
         return size
 
     @property
+    def rows(self) -> int:
+        """Of a step, of all ranks."""
+        return self.scale.total_batch_size // self.model.max_seq_len
+
+    @property
     def tokens(self) -> int | None:
         """Of the whole run; None if a clock ends it."""
         return None if self.scale.steps is None else self.scale.steps * self.scale.total_batch_size

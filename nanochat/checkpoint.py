@@ -55,8 +55,8 @@ class Checkpoint:
         if name not in self.manifest["optimizer"]:
             raise ValueError(f"{self.path} has no optimizer state of {name}: it is of another model or optimizer")
         with safe_open(self.path / self.manifest["optimizer"][name], "pt") as file:
-            keys = [key for key in file.keys() if key.startswith(f"{name}/")]  # noqa: SIM118 (no dict: not iterable)
-            return {key.removeprefix(f"{name}/"): file.get_tensor(key) for key in keys}
+            keys = [key.rpartition("/") for key in file.keys()]  # noqa: SIM118 (no dict: not iterable)
+            return {state: file.get_tensor(f"{name}/{state}") for owner, _, state in keys if owner == name}
 
 
 def load(folder: Path, step: int, hashes: bool = True) -> Checkpoint:
@@ -68,8 +68,6 @@ def load(folder: Path, step: int, hashes: bool = True) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         sound = manifest.pop("sha256") == _seal(manifest) and manifest["step"] == step
-    except FileNotFoundError:
-        raise ValueError(f"{path / MANIFEST} is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ValueError(f"{path / MANIFEST} cannot be read ({error!r})") from error
     if not sound:
@@ -177,7 +175,7 @@ class Saver:
 
     def wait(self) -> None:
         """Until the last save is on disk. What went wrong is raised on every rank, as an OSError if it is the disk."""
-        if self._thread.ident:
+        if self._thread.is_alive():
             self._thread.join()
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -226,9 +224,7 @@ class Saver:
             link.replace(self.folder / "latest")
             done = [old for old in steps(self.folder) if old <= step]
             for old in done[: -self.keep_last] if self.keep_last else []:
-                if not (
-                    self.keep_every and old % self.keep_every == 0
-                ):  # renamed first: half of it must not look whole
+                if not self.keep_every or old % self.keep_every:  # renamed first: half of it must not look whole
                     _home(self.folder, old).rename(_home(self.folder, old).with_suffix(".tmp-old"))
             for stale in self.folder.glob("step_*.tmp-*"):
                 shutil.rmtree(stale)

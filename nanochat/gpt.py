@@ -55,7 +55,7 @@ class GPTConfig:
             *((getattr(self, name) > 0, f"{name} must be above 0") for name in positive),
             (self.heads > 0 and self.width % self.heads == 0, "width must be a multiple of heads"),
             (self.width >= SMEAR_GATE_INPUTS, f"width must be at least {SMEAR_GATE_INPUTS}"),
-            (self.heads % self.kv_heads == 0, "heads must be a multiple of kv_heads"),
+            (self.heads % max(self.kv_heads, 1) == 0, "heads must be a multiple of kv_heads"),
             (head % 2 == 0, "a head needs an even number of channels: change width or heads"),
             (self.rope_dims % 2 == 0 and 0 <= self.rope_dims <= head, f"rope_dims must be even and at most {head}"),
             (self.mlp in MLP_KINDS, f"mlp must be one of {', '.join(MLP_KINDS)}"),
@@ -72,12 +72,17 @@ class GPTConfig:
         return self.width // self.heads
 
     @property
-    def padded_vocab(self) -> int:
-        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    def attention_scale(self) -> float:
+        return self.qk_scale**2 * self.head_dim**-0.5
 
     @property
-    def mlp_width(self) -> int:
-        return max(64, round(self.mlp_ratio * self.width / 64) * 64)
+    def scores_are_bounded(self) -> bool:
+        """Whether normed queries and keys, of length √head_dim, keep all scores from overflowing an exponential."""
+        return self.qk_norm and not self.qk_gain and self.attention_scale * self.head_dim <= attn.SAFE_EXPONENT
+
+    @property
+    def padded_vocab(self) -> int:
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @property
     def windows(self) -> list[int]:
@@ -91,9 +96,8 @@ class GPTConfig:
         return list(range((self.depth - 1) % 2, self.depth, 2)) if self.value_embeds else []
 
 
-_PLAIN = {"window_pattern": "L", "qk_scale": 1.0} | dict.fromkeys(
-    ("residual_lambdas", "x0_lambdas", "value_embeds", "smear", "backout"), False
-)
+_NO_LAMBDAS = {"residual_lambdas": False, "x0_lambdas": False, "smear": False, "backout": False}
+_PLAIN = {**_NO_LAMBDAS, "value_embeds": False, "window_pattern": "L", "qk_scale": 1.0}
 CONFIGURATIONS = {  # name → fields that differ from the defaults
     "reference": {},
     "october-2025": {**_PLAIN, "rope_base": 10_000.0},
@@ -150,17 +154,17 @@ class Attention(nn.Module):
         q, k = q.to(x.dtype), k.to(x.dtype)
         if cache is not None:
             k, v = cache.update(k, v)
-        scale = config.qk_scale**2 * config.head_dim**-0.5
-        return self.o(attn.attend(q, k, v, plan, scale).flatten(-2))
+        return self.o(attn.attend(q, k, v, plan, config.attention_scale).flatten(-2))
 
 
 class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         has_gate, self.activation = MLP_KINDS[config.mlp]
-        self.up = Linear(config.width, config.mlp_width)
-        self.gate = Linear(config.width, config.mlp_width) if has_gate else None
-        self.down = Linear(config.mlp_width, config.width)
+        units = max(64, round(config.mlp_ratio * config.width / 64) * 64)  # whole tiles again
+        self.up = Linear(config.width, units)
+        self.gate = Linear(config.width, units) if has_gate else None
+        self.down = Linear(units, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.activation(self.up(x), None if self.gate is None else self.gate(x)))
@@ -200,9 +204,8 @@ class GPT(nn.Module):
         self.loss_form: str | None = None  # of cross_entropy.FORMS; None: the fastest that is not compiled
         values_width = config.kv_heads * config.head_dim
         self.embed = nn.Embedding(config.padded_vocab, config.width)
-        self.value_embeds = nn.ModuleDict(
-            {str(i): nn.Embedding(config.padded_vocab, values_width) for i in config.value_layers}
-        )
+        tables = {str(i): nn.Embedding(config.padded_vocab, values_width) for i in config.value_layers}
+        self.value_embeds = nn.ModuleDict(tables)
         self.blocks = nn.ModuleList(Block(config, i in config.value_layers) for i in range(config.depth))
         if not config.tie_embeddings:
             self.head = Linear(config.width, config.padded_vocab)
@@ -222,7 +225,6 @@ class GPT(nn.Module):
             block.compile()
         self.loss_form = choose_loss(self.rope_cos.device, compiling=True)[0]
 
-    @torch.no_grad()
     def init_buffers(self) -> None:
         """The tables of rotation, which no checkpoint holds: call it after to_empty if the weights are loaded."""
         pairs = self.rope_cos.shape[1]
@@ -231,14 +233,13 @@ class GPT(nn.Module):
         self.rope_cos.copy_(angles.cos())
         self.rope_sin.copy_(angles.sin())
 
-    @torch.no_grad()
     def init_weights(self, seed: int) -> None:
         """Every parameter from the seed and its own name: the same for any device, dtype and number of ranks."""
         self.init_buffers()
         for name, parameter in self.named_parameters():
             fill = next(fill for pattern, fill in INITIAL if re.fullmatch(pattern, name))
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-            parameter.copy_(fill(torch.empty(parameter.shape, device="cpu"), self.config, generator))
+            parameter.data.copy_(fill(torch.empty(parameter.shape, device="cpu"), self.config, generator))
 
     @property
     def head_weight(self) -> Tensor:
@@ -257,19 +258,16 @@ class GPT(nn.Module):
         rows = slice(length) if cache is None else positions
         rope = tuple(table[rows].unsqueeze(-2) for table in (self.rope_cos, self.rope_sin))
         common = {"device": ids.device, "dtype": self.compute_dtype, "positions": positions, "starts": starts}
+        common["bounded"] = config.scores_are_bounded
         plans = {w: attn.plan(self.attention, length, keys, window=w, **common) for w in set(config.windows)}
         x0 = self._smear(self._embed(ids), ids, starts, cache)
         # A view, for the compiler makes another graph where two arguments are one and the same tensor.
         x, middle = x0.view_as(x0), None
-        none = [None] * config.depth
-        residual, x0_mix = (
-            none if all_ is None else all_.unbind() for all_ in (self.residual_lambdas, self.x0_lambdas)
-        )
-        for i, block in enumerate(self.blocks):
-            values = (
-                F.embedding(ids, self.value_embeds[str(i)].weight).to(x.dtype) if i in config.value_layers else None
-            )
-            given = (x, x0, residual[i], x0_mix[i], values, rope, plans[config.windows[i]])
+        mixes = (self.residual_lambdas, self.x0_lambdas)
+        mixes = ([None] * config.depth if mix is None else mix.unbind() for mix in mixes)
+        for i, (block, window, r, a) in enumerate(zip(self.blocks, config.windows, *mixes, strict=True)):
+            values = self.value_embeds[str(i)](ids).to(x.dtype) if str(i) in self.value_embeds else None
+            given = (x, x0, r, a, values, rope, plans[window])
             if cache is not None:
                 x = block(*given, cache.layers[i])
             elif self.checkpointing and torch.is_grad_enabled():
@@ -319,14 +317,11 @@ class GPT(nn.Module):
         return {**counts, "total": sum(counts.values())}
 
     def flops_per_token(self) -> int:
-        """Forward and backward: 6 a matmul weight, 12 a channel and visible key; softmax, norms, lookups are left out.
-
-        Every token is counted as if all of its window, or of max_seq_len, stood before it.
-        """
-        config = self.config
+        """Forward and backward: 6 a matmul weight, 12 a channel and key as if windows were full; norms are left out."""
         linears = sum(module.weight.numel() for module in self.modules() if isinstance(module, Linear))
-        tied = self.embed.weight.numel() if config.tie_embeddings else 0
-        return 6 * (linears + tied) + 12 * config.width * sum(window or config.max_seq_len for window in config.windows)
+        tied = self.embed.weight.numel() if self.config.tie_embeddings else 0
+        keys = sum(window or self.config.max_seq_len for window in self.config.windows)
+        return 6 * (linears + tied) + 12 * self.config.width * keys
 
 
 KINDS = {  # kind of parameter → pattern of names, the first that fits
@@ -338,16 +333,16 @@ KINDS = {  # kind of parameter → pattern of names, the first that fits
 }
 
 
-def _uniform(t: Tensor, std: float, generator: torch.Generator) -> Tensor:
-    return t.uniform_(-(3**0.5) * std, 3**0.5 * std, generator=generator)  # uniform: no outliers
+def _spread(t: Tensor, config: GPTConfig, generator: torch.Generator) -> Tensor:
+    return t.uniform_(-1, 1, generator=generator) * (3 / config.width) ** 0.5  # deviation 1/√width, no outliers
 
 
 # Pattern of names → value from (empty fp32 tensor, config, generator). What writes to the residual stream starts at 0.
 INITIAL = (
     (r"embed\.weight", lambda t, config, g: t.normal_(0, 0.02 if config.tie_embeddings else 0.8, generator=g)),
     (r"head\.weight", lambda t, config, g: t.normal_(0, 0.001, generator=g)),
-    (r"value_embeds\..*|blocks\..*\.[qkv]\.weight", lambda t, config, g: _uniform(t, config.width**-0.5, g)),
-    (r"blocks\..*\.(up|gate)\.weight", lambda t, config, g: _uniform(t, 0.4 * config.width**-0.5, g)),
+    (r"value_embeds\..*|blocks\..*\.[qkv]\.weight", _spread),
+    (r"blocks\..*\.(up|gate)\.weight", lambda t, config, g: 0.4 * _spread(t, config, g)),
     (r"blocks\..*\.(o|down)\.weight|smear_lambda", lambda t, config, g: t.zero_()),
     (r".*(ve|smear)_gate\.weight", lambda t, config, g: t.uniform_(0, 0.02, generator=g)),
     (r".*\.qk_gain", lambda t, config, g: t.fill_(1)),

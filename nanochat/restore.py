@@ -66,6 +66,10 @@ def _choose(folder: Path, resume: str, config: Any) -> int | str | None:
     differ = [line for line, name in zip(differ, now, strict=True) if before.get(name) != now[name]]
     if differ:
         return f"{folder} holds another run: {'; '.join(differ)}. Go on with the same, or take another --tag"
+    for later in (step for step in steps(folder) if step > checkpoint.step and resume != "auto"):
+        kept = folder / f"given_up_step_{later:06d}"  # it must not be the newest when the run goes on once more
+        (folder / f"step_{later:06d}").rename(kept)
+        print0(f"checkpoint: step {later:,} is after the one to go on from, it is kept as {kept.name}")
     return checkpoint.step
 
 

@@ -20,6 +20,6 @@ class Stage:
 STAGES = (
     Stage("tok_train", "Tokenizer training"),
     Stage("tok_eval", "Tokenizer evaluation", parent="tok_train"),
-    Stage("base_train", "Base model training", "tok_train", "BASE", ("Final validation bpb",)),
-    Stage("base_loss", "Base model loss", "base_train", "BASE", ("val bpb",)),
+    Stage("base_train", "Base model training", "tok_train"),
+    Stage("base_loss", "Base model loss", "base_train", "BASE", ("train bpb", "val bpb")),
 )

@@ -345,6 +345,13 @@ class World:
         plain = [template for template in self._templates if template.question.startswith("What is {x}")]
         return self._draw(dice, dice.pick(plain), held_out).steps[0]
 
+    def numbers(self, dice: Dice) -> tuple[int, int]:
+        """Two for a program, which joins them or the first with 1 or 2: no pair that is kept for tests."""
+        while True:
+            x, y = dice.between(2, 40), dice.between(2, 40)
+            if not any(is_held_out(self.seed, x, other) for other in (y, 1, 2)):
+                return x, y
+
     def _draw(self, dice: Dice, template: Template, held_out: bool) -> Problem:
         sums = None
         while sums is None:

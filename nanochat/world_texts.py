@@ -124,8 +124,9 @@ def program(world: Any, dice: Any) -> str:
     """Small Python programs and what they print."""
     items = []
     for text, prints in dice.sample(PROGRAMS, dice.between(1, 2)):
+        x, y = world.numbers(dice)
         a, b = world.people(dice)
-        values = {"x": dice.between(2, 40), "y": dice.between(2, 40), "a": a, "b": b, "w": dice.pick(world.words)}
+        values = {"x": x, "y": y, "a": a, "b": b, "w": dice.pick(world.words)}
         output = "\n".join(map(str, prints(*values.values())))
         items.append(f"```python\n{text.format(**values)}\n```\nOutput:\n{output}")
     return "\n\n".join(items)

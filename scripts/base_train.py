@@ -96,7 +96,7 @@ def main(config: Config) -> None:
     tag, length = config.tag or f"d{config.depth}", config.max_seq_len
     folder, outcome = stage_dir("base_train", tag), Outcome.begin("base_train", tag, config)
     vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
-    tokenizer = None if config.dry_run and not vocabulary.exists() else Tokenizer.load(vocabulary)
+    tokenizer = Tokenizer.load(vocabulary) if vocabulary.exists() or not config.dry_run else None
     plan = draw(config, tokenizer)
     print0(*plan.notes, *(f"{name}: {show(value)}" for name, value in plan.summary.items()), sep="\n")
     if config.dry_run:
@@ -115,10 +115,9 @@ def main(config: Config) -> None:
         text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes)
         model, optimizer, rows = plan.build(config, begun or config.seed, runtime)
 
-        options = {"seed": config.seed, "overflow": config.overflow}
-        options |= {"tokens": Path(config.tokens) if config.tokens else None}
-        options |= {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
-        source = TextLoader(corpus, tokenizer, plan.scale.total_batch_size // length, length, **options)
+        place = {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
+        options = {"overflow": config.overflow, "tokens": Path(config.tokens) if config.tokens else None}
+        source = TextLoader(corpus, tokenizer, plan.rows, length, seed=config.seed, **place, **options)
         about = {"stage": "base_train", "parent": None, "data": corpus.manifest()}
         about["tokenizer"] = {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash}
         with source, Keeper(folder, config, runtime, model, optimizer, source, merge_states, **about) as keeper:

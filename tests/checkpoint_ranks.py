@@ -18,8 +18,13 @@ from checkpoints import check, save
 from nanochat.checkpoint import Saver, load, newest
 
 
-def rank_of(folder: Path, rank: int, ranks: int, port: int, step: int, steps: list[int]) -> None:
-    store = dist.TCPStore("localhost", port, is_master=False, timeout=timedelta(seconds=60))
+def rank_of(folder: Path, rank: int, ranks: int, pipe: tuple[int, int], step: int, steps: list[int]) -> None:
+    # Rank 0 serves the store, not the parent: a process that forks must have no other thread.
+    port = 0 if rank == 0 else int(os.read(pipe[0], 5))
+    options = {"wait_for_workers": False, "timeout": timedelta(seconds=60)}
+    store = dist.TCPStore("localhost", port, is_master=rank == 0, **options)
+    if rank == 0:
+        os.write(pipe[1], b"%5d" % store.port * (ranks - 1))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     chosen: list[Any] = [newest(folder).step if rank == 0 else None]
     dist.broadcast_object_list(chosen)
@@ -30,19 +35,20 @@ def rank_of(folder: Path, rank: int, ranks: int, port: int, step: int, steps: li
             save(saver, number)
             dist.barrier()  # training's collectives go on meanwhile
     assert saver.saved == steps[-1]
+    dist.barrier()  # the store goes with rank 0 (torchrun's outlives all ranks)
 
 
 def main(folder: Path, groups: list[str]) -> None:
     torch.set_num_threads(1)
     for group in groups:
         ranks, step, *steps = map(int, re.findall(r"\d+", group))
-        server = dist.TCPStore("localhost", 0, is_master=True)
-        children = []
+        pipe, children = os.pipe(), []
         for rank in range(ranks):
             children.append(os.fork())
             if not children[-1]:
                 try:
-                    rank_of(folder, rank, ranks, server.port, step, steps)
+                    rank_of(folder, rank, ranks, pipe, step, steps)
+                    dist.destroy_process_group()
                     os._exit(0)
                 except BaseException:
                     traceback.print_exc()

@@ -25,7 +25,7 @@ def python(base: Path):
         env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         env |= {"NANOCHAT_BASE_DIR": str(base), **variables}
         command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
     return run
 

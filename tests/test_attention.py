@@ -85,6 +85,18 @@ def test_paths_are_the_twin(path, case, kv_heads):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("size", [1.0, 3.8])  # scores up to 4, and to 58
+def test_scores_that_are_bounded_need_no_shift(case, size):
+    (q, k, v), options = tensors(case)
+    q, k = (size * torch.nn.functional.rms_norm(x, x.shape[-1:]) / 16**0.25 for x in (q, k))
+    expected = result_and_gradients((q, k, v), "twin", {**options, "scale": 1.0})
+    for found, wanted in zip(
+        result_and_gradients((q, k, v), "chunks", {**options, "scale": 1.0, "bounded": True}), expected, strict=True
+    ):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 + 1e-4 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_flex_is_the_twin_forward_and_says_that_it_has_no_gradient_here(case):
     given, options = tensors(case)
     out = attention(*given, path="flex", **options)

@@ -49,7 +49,9 @@ def test_all_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
     named = done.index("rename")
     part = f"step_000100.tmp-{os.getpid()}"
     assert done[named - 1] == part
-    assert {"manifest.json", "model.safetensors", "optimizer-00000.safetensors"} <= set(done[:named])
+    assert any(name.startswith("manifest.json") for name in done[:named])
+    for name in ("model.safetensors", "optimizer-00000.safetensors"):
+        assert done[:named].count(name) == 2  # by the rank that wrote it, on another node perhaps, and by rank 0
     assert done[named + 1] == "run"
 
 

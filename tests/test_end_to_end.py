@@ -359,7 +359,7 @@ def speedrun(tmp_path, base):
 
 def test_the_main_job_from_another_folder(speedrun, text_folder):
     home, run = speedrun
-    done = run("--data=letters", cwd=text_folder.parent)
+    done = run("--data=letters", "--depth=1", "--seconds=2", cwd=text_folder.parent)
     assert done.returncode == 0, done.stderr
     named = re.findall(r"^== (.*)", done.stdout, re.MULTILINE)
     assert named == ["setup", *[stage.name for stage in STAGES], "report"]
@@ -375,5 +375,5 @@ def test_the_main_job_names_the_stage_that_fails(speedrun):
     (home / "runs/setup.sh").write_text("exit 3")
     done = run()
     assert (done.returncode, done.stderr) == (3, "speedrun: stopped in setup (exit status 3)\n")
-    assert run("--depth=3").returncode == 2
+    assert run("--width=3").returncode == 2
     assert not (home / "report.md").exists()

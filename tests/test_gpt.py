@@ -1,4 +1,4 @@
-"""The model: what it computes, that every switch acts, and that all ways to run it agree."""
+"""The model: its shape, its first values, what it computes, and that every switch acts."""
 
 import dataclasses
 import json
@@ -6,39 +6,9 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._dynamo.utils import counters
+from models import BOS, CONFIGS, SMALL, lively, tokens
 
 from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
-
-BOS = 3
-SMALL = {"vocab_size": 100, "depth": 4, "width": 64, "heads": 4, "kv_heads": 2, "max_seq_len": 512, "bos_id": BOS}
-ODD_SHAPES = {"rope_dims": 6, "tie_embeddings": True, "qk_gain": True, "mlp": "swiglu", "window_pattern": "S"}
-CONFIGS = {name: {**SMALL, **fields} for name, fields in CONFIGURATIONS.items()}
-CONFIGS["odd shapes"] = {**SMALL, **ODD_SHAPES, "depth": 3, "kv_heads": 1, "mlp_ratio": 1.7}
-
-
-def lively(fields, seed=5, **options) -> GPT:
-    """A model in which nothing is zero, as if it had been trained."""
-    print(f"seed {seed}")
-    model = GPT(GPTConfig(**fields), **options)
-    model.init_weights(seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
-        if model.smear_lambda is not None:
-            model.smear_lambda += 1
-    return model
-
-
-def tokens(rows=2, length=200, seed=6):
-    """Token ids of several documents; windows are 128 at these lengths, so they bite."""
-    print(f"seed {seed}")
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(BOS + 1, 100, (rows, length), generator=generator)
-    ids[:, 0] = BOS
-    ids[0, length // 3], ids[-1, length // 2] = BOS, BOS
-    return ids
 
 
 def document_starts(ids):
@@ -319,149 +289,12 @@ def test_longer_than_the_tables_is_refused():
         model(tokens(1, 600))
 
 
-# ---- ways to run it ----
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_half_precision_is_close_and_gradients_are_fp32(name, dtype):
-    model, ids = lively(CONFIGS[name]), tokens()
-    exact, loss = model(ids), model(ids, ids)
-    model.compute_dtype = dtype
-    assert model.hidden(ids).dtype == dtype
-    assert (model(ids) - exact).norm() < 20 * torch.finfo(dtype).eps * exact.norm()
-    ours = model(ids, ids)
-    assert ours.item() == pytest.approx(loss.item(), rel=2 * torch.finfo(dtype).eps)
-    (ours / 400).backward()
-    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-def test_norms_hold_where_squares_do_not():
-    model, ids = lively({**SMALL, "embed_norm": False}), tokens()
-    model.compute_dtype = torch.float16
-    with torch.no_grad():
-        model.embed.weight *= 3000  # its squares are beyond fp16
-    assert model.hidden(ids).isfinite().all()
-
-
-def gradients(model, ids):
-    model.zero_grad()
-    loss = model(ids, ids)
-    (loss / ids.numel()).backward()
-    return {"loss": loss.detach(), **{name: parameter.grad for name, parameter in model.named_parameters()}}
-
-
-def test_every_parameter_learns():
-    for name, fields in CONFIGS.items():
-        assert all(value.any() for value in gradients(lively(fields), tokens()).values()), name
-
-
-@pytest.mark.parametrize("other", [{"checkpointing": True}, {"attention": "chunks"}, {"attention": "twin"}], ids=str)
-def test_other_ways_give_the_same_gradients(other):
-    ids = tokens()
-    torch.testing.assert_close(
-        gradients(lively(SMALL, **other), ids), gradients(lively(SMALL), ids), atol=1e-5, rtol=1e-4
-    )
-
-
-def test_checkpointing_keeps_less():
-    def kept(model):
-        sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
-            model(tokens(), tokens())
-        return sum(sizes)
-
-    assert kept(lively(SMALL, checkpointing=True)) < 0.5 * kept(lively(SMALL))
-
-
-@pytest.mark.parametrize(("backend", "pattern", "kinds"), [("inductor", "L", 2), ("eager", "SL", 3)])
-def test_compiled_blocks_agree_and_deeper_models_need_no_more_graphs(backend, pattern, kinds):
-    """A graph for each kind of layer: with values or without, with a short window or a long one."""
-    torch.compiler.reset()
-    counters.clear()
-    for depth in (3, 6):
-        fields = {**SMALL, "depth": depth, "window_pattern": pattern}
-        model, ids = lively(fields), tokens(1, 160)
-        for block in model.blocks:
-            block.compile(backend=backend)
-        torch.testing.assert_close(gradients(model, ids), gradients(lively(fields), ids), atol=1e-5, rtol=1e-3)
-        assert counters["stats"]["unique_graphs"] == {3: 2, 6: kinds}[depth]
-
-
-class Cache:
-    """Keys and values of each row at their positions; `given` of the tokens handed over are real, the rest padding."""
-
-    def __init__(self, model: GPT, rows: int, capacity: int):
-        config = model.config
-        shape = (rows, capacity, config.kv_heads, config.head_dim)
-        self.capacity = capacity
-        self.layers = [Layer(self, shape) for _ in range(config.depth)]
-        self.lengths = torch.zeros(rows, 1, dtype=torch.long)
-        self.previous = torch.zeros(rows, 1, dtype=torch.long)
-
-    def decode(self, model: GPT, ids, given):
-        """Logits of a chunk (rows, T), of which row b's first given[b] count."""
-        self.positions = (self.lengths + torch.arange(ids.shape[1])).clamp(max=self.capacity - 1)
-        logits = model.logits(model.hidden(ids, cache=self))
-        self.lengths += given
-        self.previous = torch.where(given > 0, ids.gather(1, (given - 1).clamp(min=0)), self.previous)
-        return logits
-
-
-class Layer:
-    def __init__(self, cache: Cache, shape):
-        self.cache, self.keys, self.values = cache, torch.full(shape, 9.0), torch.full(shape, 9.0)  # 9: never written
-
-    def update(self, k, v):
-        rows = torch.arange(len(k))[:, None]
-        self.keys[rows, self.cache.positions], self.values[rows, self.cache.positions] = k, v
-        return self.keys, self.values
-
-
-@pytest.mark.parametrize("path", ["sdpa", "chunks", "twin", "flex"])
-@pytest.mark.parametrize("name", CONFIGS)
-@torch.no_grad()
-def test_decoding_with_a_cache_is_the_full_pass(name, path):
-    """Three rows of unequal lengths, in chunks of unequal lengths, then token by token."""
-    if path == "flex" and name != "reference":
-        pytest.skip("flex runs its slow plain form here: once is enough")
-    model, ids = lively(CONFIGS[name], attention=path), tokens(3, 170)
-    full = lively(CONFIGS[name])(ids)
-    cache, done = Cache(model, 3, 200), torch.zeros(3, 1, dtype=torch.long)
-    counts = [
-        [140, 66, 1],
-        [9, 30, 0],
-        [1, 1, 1],
-        [1, 1, 1],
-        [0, 1, 1],
-    ]  # 66: the row stops short of a document's start
-    for given in torch.tensor(counts)[..., None]:
-        chunk = torch.full((3, int(given.max())), 50)  # padding
-        for row in range(3):
-            chunk[row, : given[row]] = ids[row, done[row] : done[row] + given[row]]
-        logits = cache.decode(model, chunk, given)
-        for row in range(3):
-            expected = full[row, done[row] : done[row] + given[row]]
-            torch.testing.assert_close(logits[row, : given[row]], expected, atol=2e-4, rtol=1e-4)
-        done += given
-
-
-def test_a_cache_beyond_the_tables_is_refused():
-    model = lively(SMALL)
-    with pytest.raises(ValueError, match="513 positions are more than the model's max_seq_len"):
-        Cache(model, 1, 513).decode(model, tokens(1, 5), torch.tensor([[5]]))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("path", ["sdpa", "flex"])
-def test_compiled_on_a_gpu_agrees_with_the_twin_on_a_cpu(path):
-    ids, fields = tokens(), {**SMALL, "width": 256}  # heads of 64
-    model = lively(fields, attention=path).cuda()
-    model.compute_dtype = torch.bfloat16
-    for block in model.blocks:
-        block.compile()
-    ours, twin = gradients(model, ids.cuda()), gradients(lively(fields, attention="twin"), ids)
-    for name, expected in twin.items():
-        assert (ours[name].cpu() - expected).norm() < 0.1 * expected.norm(), name
+def test_the_bound_of_scores_holds():
+    config = GPTConfig(width=64, heads=2, depth=2)
+    assert config.scores_are_bounded
+    x = torch.randn(1000, config.head_dim, generator=torch.Generator().manual_seed(5)) * 100
+    unit = torch.nn.functional.rms_norm(x, x.shape[-1:])
+    largest = float((unit @ unit.T * config.attention_scale).abs().max())
+    assert largest == pytest.approx(config.attention_scale * config.head_dim, rel=1e-4)
+    for other in ({"qk_norm": False}, {"qk_gain": True}, {"qk_scale": 5.0}):
+        assert not GPTConfig(width=64, heads=2, depth=2, **other).scores_are_bounded

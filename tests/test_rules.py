@@ -35,10 +35,10 @@ EXEMPT: dict[str, str] = {}
 
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
 PURE_CALLS = set(
-    "dataclass field option arg compile frozenset set dict tuple list range len sorted sum min max zip enumerate chr "
-    "ord int float str bytes split join format strip cache lru_cache wraps contextmanager property staticmethod".split()
+    "dataclass field option arg compile frozenset set dict tuple list range len sorted sum min max zip enumerate "
+    "chr ord int float str bytes split join format strip cache lru_cache wraps no_grad contextmanager".split()
 )
-WITHOUT_TORCH = {f"nanochat.{name}" for name in ("config", "stages", "paths", "log", "nodes", "hub", "report")}
+WITHOUT_TORCH = {f"nanochat.{name}" for name in "config stages hardware paths log nodes hub report scaling".split()}
 
 # Declared for the next floors: taken off this list by the change that first imports it.
 NOT_YET_IMPORTED = set("starlette uvicorn transformers tokenizers".split())

@@ -175,3 +175,10 @@ def test_every_template_can_be_drawn_either_way(world):
     for template in world._templates:
         for held_out in (False, True):
             assert world._draw(dice, template, held_out).answer >= 2
+
+
+def test_a_program_joins_no_numbers_that_are_kept_for_tests():
+    world, dice = World(3, people=40), Dice("numbers")
+    pairs = [world.numbers(dice) for _ in range(300)]
+    assert not any(is_held_out(3, x, other) for x, y in pairs for other in (y, 1, 2))
+    assert len(set(pairs)) > 150

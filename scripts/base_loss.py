@@ -1,0 +1,96 @@
+"""Bits per byte of the base model on text it was trained on and on text it was not, and what it writes.
+
+python -m scripts.base_loss --tag=d8
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nanochat.config import Count, option, run
+from nanochat.log import MetricLog, print0
+from nanochat.outcome import Outcome
+from nanochat.paths import stage_dir
+
+PROMPTS = (  # the public reference's, so that samples can be laid side by side
+    "The capital of France is",
+    "The chemical symbol of gold is",
+    "If yesterday was Friday, then tomorrow will be",
+    "The opposite of hot is",
+    "The planets of the solar system are:",
+    "My favorite color is",
+    "If 5*x + 3 = 13, then x is",
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Evaluate the loss of a base model on training and validation text, and let it write."""
+
+    tag: str = option("d12", "run whose model to take", group="model", in_card=False)
+    step: Count = option(-1, "its checkpoint, -1: the newest", group="model", in_card=False)
+    data: str = option("", "folder of text, corpus by name, or a mix; empty: the run's", group="text")
+    num_shards: Count = option(0, "of a named corpus, 0: its default", group="text", in_card=False)
+    skip_bad: bool = option(False, "leave out damaged files and rows", group="text", in_card=False)
+    eval_bytes: Count = option(4_000_000, "of each kind of text", group="text", unit="BYTES")
+    device_batch_size: Count = option(8, "rows at once on a device", group="device", in_card=False)
+    device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", in_card=False)
+    dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device", in_card=False)
+    sample_tokens: Count = option(
+        32, "that it writes behind each prompt", group="samples", unit="TOKENS", in_card=False
+    )
+    run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
+
+    def __post_init__(self):
+        for name, least in (("eval_bytes", 1), ("device_batch_size", 1), ("sample_tokens", 0), ("num_shards", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name.replace('_', '-')} has to be {least} or more, not {getattr(self, name)}")
+
+
+def complete(model: Any, ids: Sequence[int], count: int) -> list[int]:
+    """The most likely tokens behind `ids`, each from all that stand before it: plain, and slow."""
+    import torch
+
+    ids = list(ids)
+    for _ in range(count):
+        seen = torch.tensor([ids[-model.config.max_seq_len :]], device=model.rope_cos.device)
+        with torch.no_grad():
+            ids.append(int(model.logits(model.hidden(seen)[:, -1]).argmax()))
+    return ids
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat.corpus import open_corpus
+    from nanochat.eval_bpb import bits_per_byte, read_text
+    from nanochat.restore import load_model
+    from nanochat.runtime import setup
+
+    outcome = Outcome.begin("base_loss", config.tag, config)
+    with setup(config.device_type, config.dtype) as runtime:
+        step = None if config.step < 0 else config.step
+        model, tokenizer, checkpoint = load_model("base_train", config.tag, step, runtime)
+        data = config.data or checkpoint.manifest["config"]["data"]
+        corpus = open_corpus(data, config.num_shards, skip_bad=config.skip_bad)
+        for split in ("train", "val"):
+            text = read_text(corpus.batches(split), tokenizer, config.eval_bytes)
+            found = bits_per_byte(model, text, model.config.max_seq_len, config.device_batch_size, runtime)
+            outcome.metrics[f"{split} bpb"] = {"value": found.value, "stderr": found.stderr, "format": ".4f"}
+            print0(f"base_loss: {split} bpb {found.value:.4f} ± {found.stderr:.4f}, {found.bytes:,} bytes")
+        rows = []
+        for prompt in PROMPTS if runtime.rank == 0 else ():
+            ids = [tokenizer.special_tokens["<|bos|>"], *tokenizer.encode(prompt)]
+            written = tokenizer.decode(complete(model, ids, config.sample_tokens)[len(ids) :])
+            rows.append([prompt, " ".join(written.split())])
+            print0(f"base_loss: {prompt} ... {rows[-1][1]}")
+        table = {"title": "Samples", "columns": [["Prompt", ""], ["Continuation", ""]], "rows": rows}
+        outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.describe()["name"]}
+        outcome.tables.append(table)
+        if runtime.rank == 0:
+            with MetricLog(stage_dir("base_loss", config.tag), config.run, asdict(config)) as log:
+                log.write(**{name: value["value"] for name, value in outcome.metrics.items() if "bpb" in name})
+            outcome.write()
+
+
+if __name__ == "__main__":
+    run(main, Config)

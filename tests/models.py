@@ -1,0 +1,35 @@
+"""Small models in every configuration, and token ids for them."""
+
+import torch
+
+from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
+
+BOS = 3
+SMALL = {"vocab_size": 100, "depth": 4, "width": 64, "heads": 4, "kv_heads": 2, "max_seq_len": 512, "bos_id": BOS}
+ODD_SHAPES = {"rope_dims": 6, "tie_embeddings": True, "qk_gain": True, "mlp": "swiglu", "window_pattern": "S"}
+CONFIGS = {name: {**SMALL, **fields} for name, fields in CONFIGURATIONS.items()}
+CONFIGS["odd shapes"] = {**SMALL, **ODD_SHAPES, "depth": 3, "kv_heads": 1, "mlp_ratio": 1.7}
+
+
+def lively(fields, seed=5, **options) -> GPT:
+    """A model in which nothing is zero, as if it had been trained."""
+    print(f"seed {seed}")
+    model = GPT(GPTConfig(**fields), **options)
+    model.init_weights(seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+        if model.smear_lambda is not None:
+            model.smear_lambda += 1
+    return model
+
+
+def tokens(rows=2, length=200, seed=6):
+    """Token ids of several documents; windows are 128 at these lengths, so they bite."""
+    print(f"seed {seed}")
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(BOS + 1, 100, (rows, length), generator=generator)
+    ids[:, 0] = BOS
+    ids[0, length // 3], ids[-1, length // 2] = BOS, BOS
+    return ids
