@@ -133,7 +133,11 @@ def test_what_resume_may_say(base):
     assert base.refused("forms", "--resume=13") == f"--resume=13: {folder} has {there}"
     assert base.refused("forms", "--resume=soon") == "--resume=soon is not known, take auto, never or a step's number"
     assert base.refused("empty", "--resume=3").endswith("has no checkpoints")
-    assert "step 00013/00020" in base.run("forms", "--resume=12")
+    base.run("forms", "--resume=12", before=SignalAfter(13, signal.SIGTERM))
+    given_up = {path.name: (path / "manifest.json").exists() for path in folder.glob("given_up_*")}
+    assert given_up == {f"given_up_step_{step:06d}": True for step in (15, 18, 20)}
+    assert "step 00015/00020" in base.run("forms")  # not from 20, which was given up
+    base.run("forms", "--resume=12")  # once more
     assert_as_straight(base, "forms")
 
 
@@ -146,6 +150,7 @@ def test_another_configuration_is_refused_and_what_may_change_is_not(base):
     )
     base.run("other", "--resume=18", "--save-every=5", "--device-batch-size=8", "--attention=twin", "--checkpointing")
     assert base.losses("other") == pytest.approx(base.losses("straight"), abs=1e-4)
+    assert load(base.of("other"), STEPS).manifest["loop"]["device_batch"] == 8
 
 
 def test_a_flipped_byte_is_found_and_the_checkpoint_before_is_taken(base):
