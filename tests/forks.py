@@ -1,5 +1,7 @@
 """Processes and ranks forked from one that has imported the code: as real as any other, and seconds sooner at work."""
 
+import atexit
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = "torch._dynamo nanochat.blueprint nanochat.card nanochat.corpus nanochat.eval_bpb nanochat.runtime".split()
+LIFETIME = 150  # seconds, after which a process tells where it hangs, and ends
 SETTINGS = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_", "GROUP_")
 
 
@@ -32,6 +35,7 @@ class Forked:
             variables |= {"MASTER_PORT": f"{self._store.port}", "TORCHELASTIC_USE_AGENT_STORE": "True"}
             variables |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
         self.processes = []
+        atexit.register(self.kill)  # before multiprocessing asks them to end, which a hung rank does not hear
         for rank in range(ranks):
             place = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} if ranks > 1 else {}
             whole = (folder / f"{rank}", variables | place, function, arguments)
@@ -41,14 +45,17 @@ class Forked:
     def signal(self, number: int, rank: int = 0) -> None:
         os.kill(self.processes[rank].pid, number)
 
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
     def codes(self, timeout: float = 60) -> list[int]:
         """The exit codes of all ranks; whoever is not done in time is killed, and that fails."""
         end = time.monotonic() + timeout
         for process in self.processes:
             process.join(max(0.0, end - time.monotonic()))
         late = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
-        for rank in late:
-            self.processes[rank].kill()
+        self.kill()
         assert not late, f"ranks {late} were still at work after {timeout} seconds: {self.out()}{self.err()}"
         return [process.exitcode for process in self.processes]
 
@@ -78,6 +85,7 @@ def _work(files: Path, variables: dict[str, str], function: Callable, arguments:
     os.environ.update(variables)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(LIFETIME, exit=True)
     try:
         function(*arguments)
     except Exception:

@@ -9,6 +9,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -96,7 +97,9 @@ class Cases:
 
     def clock(self) -> None:
         """Ranks whose clocks differ, the last one's is fast, end with the same step."""
-        self.train("clock", seconds=0.3, hooks=[loop.every(2, lambda state: None)])
+        loop.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() * (4 if self.last else 1))
+        self.train("clock", seconds=0.3)
+        loop.time = time
 
     def stop(self) -> None:
         acts: list[tuple[str, int]] = []
