@@ -1,7 +1,7 @@
 """A pretraining run on paper, from its flags alone: the model's shape, batch, horizon, rates, and what it takes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -117,7 +117,8 @@ def draw(config: Any, tokenizer: Tokenizer | None) -> Blueprint:
     )
     words = (tokenizer.vocab_size, tokenizer.special_tokens["<|bos|>"]) if tokenizer else (ASSUMED_VOCABULARY, 0)
     form, model = _model(config, config.depth, *words, notes.append)
-    _, reference = _model(config, REFERENCE_DEPTH, *words, lambda line: None)
+    # Its heads are others, of which --kv-heads need not be a divisor.
+    _, reference = _model(replace(config, kv_heads=0), REFERENCE_DEPTH, *words, lambda line: None)
     counts, scaled = model.parameter_counts(), _scaled(model)
     flops = model.flops_per_token()
     horizon = {name: value for name in HORIZONS if (value := getattr(config, name)) > 0}

@@ -1,6 +1,7 @@
 """What a stage starts from: a run to go on with, or a model to use."""
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -68,6 +69,7 @@ def _choose(folder: Path, resume: str, config: Any) -> int | str | None:
         return f"{folder} holds another run: {'; '.join(differ)}. Go on with the same, or take another --tag"
     for later in (step for step in steps(folder) if step > checkpoint.step and resume != "auto"):
         kept = folder / f"given_up_step_{later:06d}"  # it must not be the newest when the run goes on once more
+        shutil.rmtree(kept, ignore_errors=True)  # of an earlier time
         (folder / f"step_{later:06d}").rename(kept)
         print0(f"checkpoint: step {later:,} is after the one to go on from, it is kept as {kept.name}")
     return checkpoint.step

@@ -49,6 +49,8 @@ class Runtime:
 
     def as_in(self, manifest: dict[str, Any]) -> "Runtime":
         """In the precision of the run that a checkpoint is of: what auto measures may differ from day to day."""
+        if manifest["dtype"] != self.dtype_name:
+            print0(f"precision: {manifest['dtype']}: as the run began")
         return replace(self, dtype=DTYPES[manifest["dtype"]])
 
     def all_sum(self, numbers: torch.Tensor) -> torch.Tensor:

@@ -133,13 +133,10 @@ def main(config: Config) -> None:
             loop.train(model, source, next_token, optimizer, steps, hooks, runtime, log, state)
         if state.stop:
             print0(f"stopped by {state.stop} after step {state.step:,}: the same command goes on from there")
-            return
-        if begun and begun.step == state.step and (folder / "outcome.json").exists():
+        elif begun and begun.step == state.step and (folder / "outcome.json").exists():
             print0(f"the run had ended with step {state.step:,}: nothing is left to train")
-            return
-        outcome.metrics = plan.summary | training_facts(state, source, corpus, runtime)
-        outcome.curves = curves(log)
-        if runtime.rank == 0:
+        elif runtime.rank == 0:
+            outcome.metrics, outcome.curves = plan.summary | training_facts(state, source, corpus, runtime), curves(log)
             outcome.add_artifact(folder / "latest" / MANIFEST)
             outcome.write()
 

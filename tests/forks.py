@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import runpy
 import signal
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = "torch._dynamo nanochat.blueprint nanochat.card nanochat.corpus nanochat.eval_bpb nanochat.runtime".split()
-SETTINGS = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_")
+SETTINGS = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_", "GROUP_")
 
 
 class Forked:
@@ -31,6 +30,7 @@ class Forked:
             self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
             variables |= {"WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}", "MASTER_ADDR": "localhost"}
             variables |= {"MASTER_PORT": f"{self._store.port}", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+            variables |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
         self.processes = []
         for rank in range(ranks):
             place = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} if ranks > 1 else {}
@@ -57,11 +57,12 @@ class Forked:
         assert set(self.codes(timeout)) == {0}, "".join(self.err(rank) for rank in range(len(self.processes)))
         return self.out()
 
-    def out(self, rank: int = 0) -> str:
-        return (self.folder / f"{rank}.out").read_text(encoding="utf-8")
+    def out(self, rank: int = 0, end: str = "out") -> str:
+        path = self.folder / f"{rank}.{end}"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def err(self, rank: int = 0) -> str:
-        return (self.folder / f"{rank}.err").read_text(encoding="utf-8")
+        return self.out(rank, "err")
 
 
 def _work(files: Path, variables: dict[str, str], function: Callable, arguments: tuple) -> None:
@@ -85,9 +86,3 @@ def _work(files: Path, variables: dict[str, str], function: Callable, arguments:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-
-
-def stage(module: str, *flags: str) -> None:
-    """`python -m MODULE FLAGS`"""
-    sys.argv = [module, *flags]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,145 @@
+"""Runs of scripts.base_train on a little text, forked or under torchrun, and what they leave."""
+
+import json
+import os
+import resource
+import runpy
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from forks import Forked
+
+from nanochat.checkpoint import load
+from nanochat.tokenizer import Tokenizer
+
+STEPS = 20
+SMALL = [
+    *("--depth=2", "--aspect-ratio=32", "--head-dim=32", "--max-seq-len=32", "--dtype=fp32", "--no-compile"),
+    *("--total-batch-size=256", "--device-batch-size=2", f"--num-iterations={STEPS}", "--warmup-steps=5"),
+    *("--eval-bytes=2000", "--eval-every=5", "--save-every=3", "--keep-last=0"),
+]
+TIMES = {"train/dt", "train/tok_per_sec", "train/mfu", "train/wait", "total_training_time"}  # of metrics.jsonl
+
+
+class Base:
+    """A base folder with a tokenizer; flags are added to those of SMALL, the last of two counts."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.text, self.jobs = folder, folder / "letters", 0
+        self.text.mkdir(parents=True)
+        for number in range(40):
+            lines = [f"Letter {number}: the quick brown fox — 빠른 갈색 여우 — {n**3} {n:x}\n" for n in range(30)]
+            (self.text / f"{number:02d}.txt").write_text("".join(lines), encoding="utf-8")
+        tokenizer = Tokenizer.train([path.read_text(encoding="utf-8") for path in self.text.iterdir()], 300)
+        (folder / "tok_train/default").mkdir(parents=True)
+        tokenizer.save(folder / "tok_train/default/tokenizer.json")
+
+    def flags(self, tag: str, *flags: str) -> list[str]:
+        return [*SMALL, f"--data={self.text}", f"--tag={tag}", *flags]
+
+    def start(self, tag: str, *flags: str, ranks: int = 1, before: Callable | None = None, **variables: str) -> Forked:
+        """base_train in processes of its own, where `before` is called first."""
+        self.jobs += 1
+        variables |= {"NANOCHAT_BASE_DIR": str(self.folder)}
+        words = ("scripts.base_train", *self.flags(tag, *flags))
+        return Forked(self.folder / f"job-{self.jobs}", _stage, before, *words, ranks=ranks, **variables)
+
+    def run(self, tag: str, *flags: str, **options: Any) -> str:
+        """To its end; what rank 0 printed."""
+        return self.start(tag, *flags, **options).done()
+
+    def refused(self, tag: str, *flags: str, code: int = 2, **options: Any) -> str:
+        """The one sentence with which it ends, the same on all ranks."""
+        job = self.start(tag, *flags, **options)
+        assert set(job.codes()) == {code}, job.err()
+        assert len({job.err(rank) for rank in range(len(job.processes))}) == 1
+        assert job.err().startswith("error: ")
+        assert job.err().count("\n") == 1, job.err()
+        return job.err().removeprefix("error: ").strip()
+
+    def of(self, tag: str) -> Path:
+        return self.folder / "base_train" / tag
+
+    def copy(self, old: str, new: str) -> Path:
+        shutil.copytree(self.of(old), self.of(new), symlinks=True)
+        return self.of(new)
+
+    def metrics(self, tag: str) -> list[dict[str, Any]]:
+        """Without what a clock says."""
+        path = self.of(tag) / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
+
+    def wait_for(self, tag: str, step: int, timeout: float = 60) -> None:
+        end = time.monotonic() + timeout
+        while not any(record["step"] >= step and "train/loss" in record for record in self.metrics(tag)):
+            assert time.monotonic() < end, f"step {step} did not come"
+            time.sleep(0.002)
+
+    def losses(self, tag: str) -> list[float]:
+        return [record["train/loss"] for record in self.metrics(tag) if "train/loss" in record]
+
+
+def _stage(before: Callable | None, module: str, *flags: str) -> None:
+    if before:
+        before()
+    sys.argv = [module, *flags]
+    sys.modules.pop(module, None)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def files_of(folder: Path, step: int = STEPS) -> dict[str, bytes]:
+    """Weights and states of a checkpoint that is whole."""
+    home = load(folder, step).path
+    return {path.name: path.read_bytes() for path in home.glob("*.safetensors")}
+
+
+# ---- what is done to a process before its run ----
+
+
+class SignalAfter:
+    """The process gets a signal once it has written down a step: it ends with the one after."""
+
+    def __init__(self, step: int, number: int):
+        self.step, self.number = step, number
+
+    def __call__(self) -> None:
+        from nanochat.log import MetricLog
+
+        write = MetricLog.write
+
+        def watched(log: MetricLog, **metrics: Any) -> None:
+            write(log, **metrics)
+            if metrics["step"] == self.step and "train/loss" in metrics:
+                os.kill(os.getpid(), self.number)
+
+        MetricLog.write = watched
+
+
+def impatient() -> None:
+    """A second signal counts as one soon."""
+    from nanochat import interrupt
+
+    interrupt.ECHO_SECONDS = 0.2
+
+
+def no_room() -> None:
+    shutil.disk_usage = lambda path: SimpleNamespace(free=1000)
+
+
+class FileLimit:
+    """No file may become larger than so many bytes: what a full disk does to a save."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __call__(self) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.size))

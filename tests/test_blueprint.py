@@ -1,0 +1,176 @@
+"""A run on paper: the reference's figures, what overrides them, what it takes, and the model that is built from it."""
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from loop_parts import ALONE
+
+from nanochat.blueprint import draw, estimate
+from nanochat.hardware import Accelerator, find, parse_named
+from nanochat.log import duration
+from nanochat.objectives import next_token
+from scripts.base_train import Config, main
+
+TOKENIZER = SimpleNamespace(vocab_size=32768, special_tokens={"<|bos|>": 32759})
+D24 = Config(depth=24, target_param_data_ratio=8.0)
+TINY = Config(
+    depth=2, aspect_ratio=32, head_dim=32, max_seq_len=32, total_batch_size=256, num_iterations=4, compile=False
+)
+
+
+def test_depth_24_at_ratio_8_is_the_reference():
+    plan = draw(D24, TOKENIZER)
+    counts = plan.counts
+    assert counts["matrices"] == pytest.approx(679.5e6, abs=5e4)
+    assert counts["head"] == counts["embed"] == 32768 * 1536
+    assert counts["value_embeds"] == 12 * 32768 * 1536
+    assert plan.scaled == counts["matrices"] + counts["head"] == pytest.approx(729.8e6, abs=5e4)
+    assert counts["total"] == pytest.approx(1.38e9, rel=5e-3)
+    assert (plan.scale.total_batch_size, plan.scale.steps) == (2**20, 5568)
+    assert plan.tokens == 2**20 * 5568 == pytest.approx(5.84e9, rel=1e-3)
+    assert 0.02 * plan.scale.rates == pytest.approx(0.0283, abs=5e-5)
+    assert 0.28 * plan.scale.weight_decay == pytest.approx(0.060, abs=5e-4)
+    assert plan.rows == 512
+    assert plan.model.bos_id == 32759
+    assert list(plan.summary) == [
+        *("Number of parameters", *(f"Number of parameters, {kind}" for kind in counts if kind != "total")),
+        *("Number of FLOPs per token", "Calculated number of iterations"),
+        *("Number of training tokens", "Tokens : Params ratio"),
+    ]
+    assert plan.summary["Tokens : Params ratio"]["value"] == pytest.approx(8, rel=1e-4)
+
+
+def test_the_learning_rates_of_a_batch_of_two_to_the_20_are_the_reference():
+    small = replace(TINY, total_batch_size=2**20, device_batch_size="1")
+    plan = draw(small, TOKENIZER)
+    _, optimizer, _ = plan.build(small, 1, ALONE)
+    rates = {group.name: group.lr for group in optimizer.groups}
+    beta, s = 2**0.5, (64 / 768) ** -0.5
+    assert rates["matrices"] == pytest.approx(0.02 * beta)
+    assert rates["unembedding"] == pytest.approx(0.008 * beta * s)
+    assert rates["embedding"] == pytest.approx(0.3 * beta * s)
+    assert rates["value_embeds"] == pytest.approx(0.15 * beta * s)
+    decay = next(group.weight_decay for group in optimizer.groups if group.name == "matrices")
+    assert decay == pytest.approx(0.28 * plan.scale.weight_decay)
+
+
+def test_every_derived_value_is_told_and_its_flag_overrides_it():
+    plan = draw(D24, TOKENIZER)
+    told = {note.split()[0]: note for note in plan.notes}
+    assert told["width"] == "width 1,536 = depth 24 x aspect_ratio 64, up to a multiple of head_dim 128"
+    assert told.keys() == {"width", "heads", "kv_heads", "total_batch_size", "learning", "weight", "num_iterations"}
+    other = draw(replace(D24, aspect_ratio=48, kv_heads=3, total_batch_size=2**19, model="october-2025"), TOKENIZER)
+    assert (other.shape.width, other.shape.kv_heads, other.scale.total_batch_size) == (1152, 3, 2**19)
+    assert not other.model.smear
+    assert other.counts["value_embeds"] == 0
+    assert "total_batch_size 524,288 = given" in other.notes
+    by_flops = draw(replace(D24, target_param_data_ratio=-1.0, target_flops=1e18), TOKENIZER)
+    assert by_flops.scale.steps == pytest.approx(
+        1e18 / (by_flops.flops_per_token * by_flops.scale.total_batch_size), abs=1
+    )
+    by_time = draw(replace(D24, target_param_data_ratio=-1.0, target_seconds=60.0), TOKENIZER)
+    assert (by_time.scale.steps, by_time.scale.seconds, by_time.tokens) == (None, 60, None)
+    assert "Number of training tokens" not in by_time.summary
+    assert draw(replace(D24, window_pattern="L"), TOKENIZER).flops_per_token > plan.flops_per_token
+    with pytest.raises(ValueError, match=r"--model=gpt is not known, take one of reference, october-2025, portable"):
+        draw(replace(D24, model="gpt"), TOKENIZER)
+    with pytest.raises(ValueError, match=r"are 2 horizons: keep one of them"):
+        draw(replace(D24, num_iterations=5), TOKENIZER)
+
+
+def test_without_a_tokenizer_its_size_is_assumed_and_that_is_told():
+    plan = draw(D24, None)
+    assert plan.notes[0] == "vocabulary 65,536 = assumed, no tokenizer is trained yet"
+    assert plan.counts["head"] == 65536 * 1536
+
+
+# ---- what it takes ----
+
+
+def test_what_a_run_takes():
+    plan = draw(D24, TOKENIZER)
+    ranks, h100 = parse_named("8xH100")
+    needs, time = estimate(plan, D24, ranks, h100)
+    total, rows = re.match(r"memory of a rank, GB: ([\d.]+) with (\d+) rows at once \(weights", needs).groups()
+    assert float(total) < 0.9 * h100.memory
+    seconds = plan.flops_per_token * plan.tokens / (8 * 989.4e12 * 0.4)
+    assert time.startswith(f"time {duration(seconds)} on 8xH100, 40% MFU (assumed) of 989 TFLOP/s each;")
+    assert time.endswith(f"dollars {8 * 3 * seconds / 3600:.2f} at 3.00 an hour each")
+    more = estimate(plan, replace(D24, checkpointing=True), ranks, h100)[0]
+    assert int(re.search(r"with (\d+) rows", more)[1]) > int(rows)
+    assert "with 2 rows at once" in estimate(plan, replace(D24, device_batch_size="2"), ranks, h100)[0]
+
+
+def test_what_is_not_known_of_hardware_is_not_available():
+    plan = draw(D24, TOKENIZER)
+    lines = estimate(plan, D24, *parse_named("8xQ9000"))
+    assert lines[-1] == "time n/a, dollars n/a: no bf16 peak rate is known of 8xQ9000"
+    assert "dollars n/a" in estimate(plan, D24, 1, find("A100"))[-1]
+    timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=90.0)
+    assert estimate(draw(timed, TOKENIZER), timed, 8, find("H100"))[-1] == "time 90 s, as asked"
+    small = estimate(plan, D24, 1, Accelerator("small", memory=4))
+    assert small[1] == "that is more than 4 GB: take --checkpointing, or more ranks"
+
+
+def test_impossible_batches_are_refused_on_paper_too():
+    plan = draw(D24, TOKENIZER)
+    with pytest.raises(ValueError, match=r"--device-batch-size=3 .* take --device-batch-size=1, 2 or 4, or --total"):
+        estimate(plan, replace(D24, device_batch_size="3"), 8, find("H100"))
+    with pytest.raises(ValueError, match=r"--device-batch-size=some is no number of rows, take auto or a whole number"):
+        estimate(plan, replace(D24, device_batch_size="some"), 8, find("H100"))
+    with pytest.raises(ValueError, match=r"--total-batch-size=1048576 is no multiple of a row on every rank"):
+        estimate(plan, D24, 7, find("H100"))
+
+
+@pytest.mark.parametrize("has_tokenizer", [False, True])
+def test_a_dry_run(has_tokenizer, tmp_path, monkeypatch, capsys):
+    from nanochat.tokenizer import Tokenizer
+
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    if has_tokenizer:
+        (tmp_path / "tok_train/default").mkdir(parents=True)
+        Tokenizer.train(["some text"], 300).save(tmp_path / "tok_train/default/tokenizer.json")
+    main(replace(D24, dry_run=True, on="8xH100"))
+    said = capsys.readouterr().out
+    assert ("vocabulary 65,536 = assumed" in said) is not has_tokenizer
+    for part in (
+        "width 1,536 = depth 24",
+        "Number of parameters: ",
+        "Number of FLOPs per token: ",
+        "memory of a rank, GB",
+    ):
+        assert part in said
+    assert re.search(r"^time \d+h\d\dm on 8xH100, .*; dollars [\d.]+ at 3\.00 an hour each$", said, re.M)
+    assert not (tmp_path / "base_train").exists()
+    main(replace(D24, depth=4, dry_run=True))  # for this machine
+    if not torch.cuda.is_available():
+        assert "time n/a, dollars n/a: no bf16 peak rate is known of 1xCPU" in capsys.readouterr().out
+
+
+# ---- built ----
+
+
+def test_the_device_batch(capsys):
+    plan = draw(TINY, TOKENIZER)
+    for asked, rows, how in (("auto", 8, "the most that fit; 1 of them"), ("2", 2, "as asked; 4 of them")):
+        assert plan.build(replace(TINY, device_batch_size=asked), 1, ALONE)[2] == rows
+        assert f"device batch: {rows} rows of 32 tokens, {how} make a step on each rank" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"--device-batch-size=3 .* take --device-batch-size=1, 2 or 4, or"):
+        plan.build(replace(TINY, device_batch_size="3"), 1, ALONE)
+    with pytest.raises(ValueError, match=r"--total-batch-size=256 is no multiple of a row on every rank"):
+        plan.build(TINY, 1, replace(ALONE, world_size=3))
+
+
+def test_the_model_is_that_of_the_seed_and_can_be_trained():
+    plan = draw(TINY, TOKENIZER)
+    model, optimizer, rows = plan.build(TINY, 1, ALONE)
+    again, other = (plan.build(TINY, seed, ALONE)[0] for seed in (1, 2))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(model.embed.weight, other.embed.weight)
+    assert model.parameter_counts() == plan.counts
+    ids = torch.zeros(rows, 32, dtype=torch.int64)
+    next_token(model, (ids, ids))[0].backward()
+    assert optimizer.step(1 / 256) > 0

@@ -1,0 +1,216 @@
+"""Base training, interrupted in every way there is: it goes on as if nothing had been, or says why not."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from base_runs import STEPS, Base, FileLimit, SignalAfter, files_of, impatient, no_room
+from conftest import ROOT
+
+from nanochat.checkpoint import hold, load, steps
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Base:
+    """With a run from the first step to the last, `straight`."""
+    base = Base(tmp_path_factory.mktemp("base"))
+    assert "step 00020/00020 (100.00%)" in base.run("straight")
+    return base
+
+
+def assert_as_straight(base: Base, tag: str) -> None:
+    """Bit for bit: weights, states, and all that was written down but times."""
+    assert files_of(base.of(tag)) == files_of(base.of("straight"))
+    assert base.metrics(tag) == base.metrics("straight")
+    mine, its = (load(base.of(name), STEPS).manifest for name in (tag, "straight"))
+    assert mine["source"] == its["source"]
+    assert {**mine["loop"], "seconds": 0, "waited": 0} == {**its["loop"], "seconds": 0, "waited": 0}
+    assert json.loads((base.of(tag) / "outcome.json").read_text())["metrics"]["Tokens seen"] == STEPS * 256
+
+
+@contextlib.contextmanager
+def command(base: Base, *words: str):
+    """A process of a command line; whatever happens, it does not outlive the test."""
+    ours = {"NANOCHAT_BASE_DIR": str(base.folder), "OMP_NUM_THREADS": "1"}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("NANOCHAT_")} | ours
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    child = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=env, **pipes)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+# ---- going on ----
+
+
+def test_seven_and_six_and_seven_steps_are_twenty(base):
+    for number, last in ((signal.SIGTERM, 7), (signal.SIGINT, 13)):
+        said = base.run("parts", before=SignalAfter(last - 1, number))
+        assert f"{signal.Signals(number).name}: stopping at the end of this step" in said
+        assert said.splitlines()[-1] == f"stopped by a signal after step {last}: the same command goes on from there"
+        assert steps(base.of("parts"))[-1] == last
+        assert not (base.of("parts") / "outcome.json").exists()
+    base.run("parts", before=SignalAfter(STEPS, signal.SIGUSR1))  # too late to stop anything
+    assert_as_straight(base, "parts")
+
+
+def test_the_command_itself_stopped_and_killed_at_random_moments(base):
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    chance = random.Random(seed)
+    with command(base, "scripts.base_train", *base.flags("killed")) as child:
+        base.wait_for("killed", chance.randrange(1, 6))
+        child.send_signal(signal.SIGUSR1)
+        said, errors = child.communicate(timeout=60)
+        assert (child.returncode, errors) == (0, "")
+    stopped = int(re.search(r"stopped by a signal after step (\d+)", said)[1])
+    assert steps(base.of("killed"))[-1] == stopped
+    for step in (stopped + chance.randrange(1, 6), 13, 16):
+        job = base.start("killed")
+        base.wait_for("killed", step)
+        time.sleep(chance.uniform(0, 0.03))
+        job.signal(signal.SIGKILL)
+        assert job.codes() == [-signal.SIGKILL]
+    base.run("killed")
+    assert_as_straight(base, "killed")
+
+
+def test_one_and_two_and_four_ranks(base):
+    """The middle part under torchrun, where a signal to one rank stops both."""
+    base.run("ranks", before=SignalAfter(6, signal.SIGTERM))
+    launcher = ("torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "scripts.base_train", "--")
+    with command(base, *launcher, *base.flags("ranks")) as child:
+        base.wait_for("ranks", 10)
+        children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        other = next(pid for pid in children if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+        os.kill(int(other), signal.SIGTERM)
+        said, errors = child.communicate(timeout=60)
+        assert child.returncode == 0, errors
+    middle = int(re.search(r"stopped by a signal after step (\d+)", said)[1])
+    assert 10 <= middle < STEPS
+    manifest = load(base.of("ranks"), middle).manifest
+    assert {"optimizer-00000.safetensors", "optimizer-00001.safetensors"} <= manifest["files"].keys()
+    base.run("ranks", ranks=4)
+    assert base.losses("ranks") == pytest.approx(base.losses("straight"), abs=1e-4)
+    assert base.losses("ranks") != base.losses("straight")  # so they were other sums
+    sources = [load(base.of(tag), STEPS).manifest["source"] for tag in ("ranks", "straight")]
+    assert sources[0] == sources[1]
+    card = json.loads((base.of("ranks") / "outcome.json").read_text())["metrics"]
+    assert (card["DDP world size"], card["Tokens seen"]) == (4, STEPS * 256)
+
+
+def test_a_second_signal_ends_at_once(base):
+    job = base.start("twice", f"--total-batch-size={2**20}", before=impatient)
+    end = time.monotonic() + 30
+    while "device batch" not in job.out():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    time.sleep(2)  # the only step has begun, and takes minutes
+    job.signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert job.processes[0].is_alive()
+    job.signal(signal.SIGTERM)
+    assert job.codes(5) == [128 + signal.SIGTERM]
+    assert steps(base.of("twice")) == []
+
+
+# ---- from where ----
+
+
+def test_what_resume_may_say(base):
+    folder, there = base.copy("straight", "forms"), "3, 6, 9, 12, 15, 18, 20"
+    assert base.refused("forms", "--resume=never") == f"{folder} has checkpoints: take another --tag, or remove them"
+    assert base.refused("forms", "--resume=13") == f"--resume=13: {folder} has {there}"
+    assert base.refused("forms", "--resume=soon") == "--resume=soon is not known, take auto, never or a step's number"
+    assert base.refused("empty", "--resume=3").endswith("has no checkpoints")
+    base.run("forms", "--resume=12", before=SignalAfter(13, signal.SIGTERM))
+    given_up = {path.name: (path / "manifest.json").exists() for path in folder.glob("given_up_*")}
+    assert given_up == {f"given_up_step_{step:06d}": True for step in (15, 18, 20)}
+    assert "step 00015/00020" in base.run("forms")  # not from 20, which was given up
+    base.run("forms", "--resume=12")  # once more
+    assert_as_straight(base, "forms")
+
+
+def test_another_configuration_is_refused_and_what_may_change_is_not(base):
+    base.copy("straight", "other")
+    said = base.refused("other", "--matrix-lr=0.01", "--seed=7", "--save-every=5")
+    assert said == (
+        f"{base.of('other')} holds another run: --seed was 42 and is 7; --matrix-lr was 0.02 and is 0.01. "
+        "Go on with the same, or take another --tag"
+    )
+    base.run("other", "--resume=18", "--save-every=5", "--device-batch-size=8", "--attention=twin", "--checkpointing")
+    assert base.losses("other") == pytest.approx(base.losses("straight"), abs=1e-4)
+    assert load(base.of("other"), STEPS).manifest["loop"]["device_batch"] == 8
+
+
+def test_a_flipped_byte_is_found_and_the_checkpoint_before_is_taken(base):
+    folder = base.copy("straight", "flipped")
+    model = folder / "step_000020/model.safetensors"
+    content = bytearray(model.read_bytes())
+    content[len(content) // 2] ^= 1
+    model.write_bytes(content)
+    (folder / "outcome.json").unlink()
+    said = base.run("flipped")
+    assert f"checkpoint: skipped step 20: {model} is damaged" in said
+    assert "step 00019/00020" in said
+    assert_as_straight(base, "flipped")
+    for manifest in folder.glob("step_*/manifest.json"):
+        manifest.write_text(manifest.read_text().replace("base_train", "base_brain"))
+    assert base.refused("flipped") == f"{folder} has checkpoints, but none that is whole: remove them"
+
+
+def test_a_run_that_has_ended_is_left_as_it_is(base):
+    folder = base.copy("straight", "ended")
+    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    said = base.run("ended")
+    assert said.splitlines()[-1] == "the run had ended with step 20: nothing is left to train"
+    assert "| loss:" not in said
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == kept
+    (folder / "outcome.json").unlink()  # killed before it was written
+    base.run("ended")
+    assert (folder / "outcome.json").exists()
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(base):
+    job = base.start("early", "--save-every=-1")
+    base.wait_for("early", 4)
+    job.signal(signal.SIGKILL)
+    job.codes()
+    base.run("early", "--save-every=-1")
+    assert_as_straight(base, "early")
+
+
+# ---- not alone, and no room ----
+
+
+def test_two_runs_of_one_tag(base):
+    with hold(base.of("shared")):
+        sentence = f"another run is at work in {base.of('shared')}: wait for its end, or take another --tag"
+        assert base.refused("shared") == sentence
+        assert base.refused("shared", ranks=2) == sentence
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_whole(base):
+    base.run("full", before=SignalAfter(6, signal.SIGTERM))
+    before = files_of(base.of("full"), 7)
+    said = base.refused("full", code=1, before=FileLimit(200_000))
+    assert said.startswith("step 9 is not saved: [Errno 27] File too large")
+    assert files_of(base.of("full"), 7) == before
+    base.run("full")
+    assert_as_straight(base, "full")
+
+
+def test_room_is_looked_for_before_the_first_step(base):
+    said = base.refused("crowded", code=1, before=no_room)
+    assert re.match(rf"{base.of('crowded')} has no room for the checkpoints of this run: it takes [\d.]+ MB, ", said)
+    assert base.metrics("crowded") == []
