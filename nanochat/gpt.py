@@ -81,6 +81,11 @@ class GPTConfig:
         return self.qk_norm and not self.qk_gain and self.attention_scale * self.head_dim <= attn.SAFE_EXPONENT
 
     @property
+    def attention_needs(self) -> set[str]:
+        """What a path must be able to do to train it."""
+        return {"window"} if any(self.windows) else set()
+
+    @property
     def padded_vocab(self) -> int:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
