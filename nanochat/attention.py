@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -216,21 +216,21 @@ class Path:
     package: str = ""
 
 
-def _flash_path(package: str, major: int, no_window: int | None) -> Path:
-    """Of a package for one generation of GPUs."""
-    return Path(
-        partial(_flash, no_window),
-        can=frozenset({"window"}),
-        missing=partial(_no_flash, package, major),
-        bare=lambda queries, keys, window: True,
-        package=package,
-    )
-
-
+_FLASH = {"can": frozenset({"window"}), "bare": lambda queries, keys, window: True}
 PATHS = {  # fastest first
     "chunks": Path(_chunks, missing=lambda device, dtype: "" if device.type == "cpu" else "is for CPUs"),
-    "flash4": _flash_path("flash_attn.cute", 10, None),
-    "flash3": _flash_path("flash_attn_interface", 9, -1),
+    "flash4": Path(
+        lambda *given: _flash(None, *given),
+        missing=lambda *where: _no_flash("flash_attn.cute", 10, *where),
+        package="flash_attn.cute",
+        **_FLASH,
+    ),
+    "flash3": Path(
+        lambda *given: _flash(-1, *given),
+        missing=lambda *where: _no_flash("flash_attn_interface", 9, *where),
+        package="flash_attn_interface",
+        **_FLASH,
+    ),
     "flex": Path(_flex, _block_mask, pays_with=frozenset({"window", "starts"})),
     "sdpa": Path(_sdpa, bare=lambda queries, keys, window: not window and queries in (1, keys)),
     "twin": Path(lambda q, k, v, plan, scale: _plain(q, k, v, plan.mask, scale)),

@@ -6,9 +6,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from nanochat.log import print0
+from nanochat.log import is_main_rank
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ECHO_SECONDS = 3.0  # torchrun hands a terminal's Ctrl-C on to ranks that have had it already
@@ -32,7 +32,9 @@ def signals() -> Iterator[list[str]]:
             if not asked and heard[0] in STOPPING:
                 first = time.monotonic()
                 asked.append(signal.Signals(heard[0]).name)
-                print0(f"{asked[0]}: stopping at the end of this step, once more ends at once")
+                if is_main_rank():  # not by print, whose lock this thread must not hold when the process ends
+                    with suppress(OSError):
+                        os.write(1, f"{asked[0]}: stopping at the end of this step, once more ends at once\n".encode())
         os.close(ear)
 
     threading.Thread(target=listen, name="nanochat-signals", daemon=True).start()
