@@ -2,19 +2,21 @@
 # The main job, and the table of contents: from text to a report card, one command a stage.
 #   bash speedrun.sh                   on the first text that this machine has
 #   bash speedrun.sh --data=FOLDER     on .parquet, .txt or .md files of your own
+#   bash speedrun.sh --tag=NAME        in folders of that name: one for each data and depth
 #   bash speedrun.sh --depth=N         with a model of N layers (4)
 #   bash speedrun.sh --seconds=N       training it for so long (300 without a GPU, else as long as its size wants)
 # Artifacts go to NANOCHAT_BASE_DIR (default ~/.cache/nanochat), the card to report.md beside this file.
 set -euo pipefail
 
-data=auto depth=4 seconds=
+data=auto tag=default depth=4 seconds=
 for argument in "$@"; do
   case $argument in
     --data=?*) data=${argument#--data=} ;;
+    --tag=?*) tag=${argument#--tag=} ;;
     --depth=?*) depth=${argument#--depth=} ;;
     --seconds=?*) seconds=${argument#--seconds=} ;;
     --help | -h) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; exit 0 ;;
-    *) printf 'speedrun: unknown argument %s, it takes --data=FOLDER, --depth=N, --seconds=N\n' "$argument" >&2; exit 2 ;;
+    *) printf 'speedrun: unknown argument %s, it takes --data=FOLDER, --tag=NAME, --depth=N, --seconds=N\n' "$argument" >&2; exit 2 ;;
   esac
 done
 if [ -d "$data" ]; then data=$(CDPATH='' cd -- "$data" && pwd); fi # where it lies now: the next line leaves this folder
@@ -32,25 +34,26 @@ stage setup bash runs/setup.sh
 python=.venv/bin/python
 
 # Tokens are what the model reads and writes: learn the vocabulary first. 65,536 still fits into 16 bits a token.
-stage tok_train "$python" -m scripts.tok_train --vocab-size=65536 --max-chars=2e9 --doc-cap=10000 --data="$data"
+stage tok_train "$python" -m scripts.tok_train --vocab-size=65536 --max-chars=2e9 --doc-cap=10000 --data="$data" --tag="$tag"
 
 # How much shorter do they make a text than GPT-2's and GPT-4's? What they save, every later stage saves.
-stage tok_eval "$python" -m scripts.tok_eval --data="$data"
+stage tok_eval "$python" -m scripts.tok_eval --data="$data" --tag="$tag"
 
 # Learn the language, a token at a time. On GPUs depth decides the rest; a CPU gets a short context and a clock.
-if gpus=$(nvidia-smi -L 2>/dev/null | grep -c .); then
+gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+if [ "$gpus" -gt 0 ]; then
   launch=("$python" -m torch.distributed.run --standalone --nproc_per_node="$gpus" -m)
   size=(${seconds:+--target-seconds="$seconds"}) check=()
 else
   launch=("$python" -m)
   size=(--head-dim=64 --max-seq-len=512 --window-pattern=L --total-batch-size=4096 --target-seconds="${seconds:-300}")
-  check=(--eval-bytes=200000)
+  check=(--eval-bytes=500000)
 fi
-base=(--depth="$depth" --data="$data" --tag=default ${size[@]+"${size[@]}"} ${check[@]+"${check[@]}"})
+base=(--depth="$depth" --data="$data" --tag="$tag" --tokenizer-tag="$tag" ${size[@]+"${size[@]}"} ${check[@]+"${check[@]}"})
 stage base_train "${launch[@]}" scripts.base_train "${base[@]}"
 
 # How well does it predict text, of training and new to it? And what does it write?
-stage base_loss "${launch[@]}" scripts.base_loss --tag=default ${check[@]+"${check[@]}"}
+stage base_loss "${launch[@]}" scripts.base_loss --tag="$tag" ${check[@]+"${check[@]}"}
 
 # The report card: one section for each stage above, and the summary.
 stage report "$python" -m nanochat.report --out=report.md

@@ -1,11 +1,9 @@
 """One attention call and the table of ways to compute it: fused kernels where there are any, plain everywhere."""
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +22,7 @@ class Plan(NamedTuple):
     mask: Any  # what the path made of lengths, window, positions and starts; None where its kernel needs none
     by_position: bool  # queries stand where positions say, not at the end of the keys
     bounded: bool  # no score, times scale, is beyond SAFE_EXPONENT
+    kernel: Callable | None  # of a package, found outside of what is compiled
 
 
 def attention(
@@ -67,7 +66,9 @@ def plan(
     else:
         query = torch.arange(keys - queries, keys, device=device)[None] if positions is None else positions
         mask = PATHS[path].mask(query, keys, window, starts)
-    return Plan(path, window, mask, positions is not None, bounded)
+    bounded = bounded and dtype != torch.float16  # whose largest number is e^11
+    kernel = _kernel(PATHS[path].package) if PATHS[path].package else None
+    return Plan(path, window, mask, positions is not None, bounded, kernel)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float | None = None) -> Tensor:
@@ -174,24 +175,27 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
     return run(*(x.transpose(1, 2) for x in (q, k, v)), **options).transpose(1, 2)
 
 
-def _flash(package: str, q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
-    window = (plan.window - 1, 0) if plan.window else (-1, -1)  # theirs counts the keys before one's own
-    kernel = importlib.import_module(package).flash_attn_func
-    out = kernel(q, k, v, softmax_scale=scale, causal=True, window_size=window)
+def _flash(no_window: int | None, q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
+    window = (plan.window - 1, 0) if plan.window else (no_window, no_window)  # theirs counts the keys before one's own
+    out = plan.kernel(q, k, v, softmax_scale=scale, causal=True, window_size=window)
     return out[0] if isinstance(out, tuple) else out  # some versions add the log-sum-exp
 
 
 @lru_cache(maxsize=8)
-def _installed(package: str) -> bool:
-    return all(importlib.util.find_spec(part) for part in accumulate(package.split("."), "{}.{}".format))
+def _kernel(package: str) -> Callable | str:
+    """Its function, or why there is none."""
+    try:
+        return importlib.import_module(package).flash_attn_func
+    except (ImportError, AttributeError, OSError) as error:  # absent, of another version, built for another CUDA
+        return f"needs the package {package} ({type(error).__name__}: {error})"
 
 
-def _no_flash(package: str, majors: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> str:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] not in majors:
+def _no_flash(package: str, major: int, device: torch.device, dtype: torch.dtype) -> str:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != major:
         return "has no kernel for this device"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"has no kernel for {dtype}"
-    return "" if _installed(package) else f"needs the package {package}, which is not installed"
+    return found if isinstance(found := _kernel(package), str) else ""
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,7 @@ class Path:
 
     can: what it can do; all do grouped queries and odd lengths. missing: why a device and dtype have it not, or "".
     bare: (queries, keys, window) that need no mask. pays_with: it is chosen when one of these is needed, or if empty.
+    package: that has its kernel.
     """
 
     run: Callable[..., Tensor]
@@ -208,19 +213,22 @@ class Path:
     missing: Callable[[torch.device, torch.dtype], str] = lambda device, dtype: ""
     bare: Callable[[int, int, int], bool] = lambda queries, keys, window: False
     pays_with: frozenset[str] = frozenset()
+    package: str = ""
 
 
 _FLASH = {"can": frozenset({"window"}), "bare": lambda queries, keys, window: True}
 PATHS = {  # fastest first
     "chunks": Path(_chunks, missing=lambda device, dtype: "" if device.type == "cpu" else "is for CPUs"),
     "flash4": Path(
-        lambda *given: _flash("flash_attn.cute", *given),
-        missing=lambda *where: _no_flash("flash_attn.cute", (9, 10), *where),
+        lambda *given: _flash(None, *given),
+        missing=lambda *where: _no_flash("flash_attn.cute", 10, *where),
+        package="flash_attn.cute",
         **_FLASH,
     ),
     "flash3": Path(
-        lambda *given: _flash("flash_attn_interface", *given),
-        missing=lambda *where: _no_flash("flash_attn_interface", (9,), *where),
+        lambda *given: _flash(-1, *given),
+        missing=lambda *where: _no_flash("flash_attn_interface", 9, *where),
+        package="flash_attn_interface",
         **_FLASH,
     ),
     "flex": Path(_flex, _block_mask, pays_with=frozenset({"window", "starts"})),

@@ -51,6 +51,7 @@ class Blueprint:
         """As the report card names it; what a clock decides is left out."""
         facts = {f"Number of parameters, {kind}": count for kind, count in self.counts.items() if kind != "total"}
         facts = {"Number of parameters": self.counts["total"], **facts}
+        facts["Total batch size"] = self.scale.total_batch_size
         facts["Number of FLOPs per token"] = {"value": self.flops_per_token, "format": ".4e"}
         if self.tokens is not None:
             facts["Calculated number of iterations"] = self.scale.steps
@@ -112,24 +113,23 @@ def draw(config: Any, tokenizer: Tokenizer | None) -> Blueprint:
     """The blueprint of `config`, scripts.base_train's; without a tokenizer, of a vocabulary of common size."""
     if config.model not in CONFIGURATIONS:
         raise ValueError(f"--model={config.model} is not known, take one of {', '.join(CONFIGURATIONS)}")
-    notes: list[str] = (
-        [] if tokenizer else [f"vocabulary {ASSUMED_VOCABULARY:,} = assumed, no tokenizer is trained yet"]
-    )
+    assumed = f"vocabulary {ASSUMED_VOCABULARY:,} = assumed, no tokenizer is trained yet"
+    notes: list[str] = [] if tokenizer else [assumed]
     words = (tokenizer.vocab_size, tokenizer.special_tokens["<|bos|>"]) if tokenizer else (ASSUMED_VOCABULARY, 0)
     form, model = _model(config, config.depth, *words, notes.append)
-    # Its heads are others, of which --kv-heads need not be a divisor.
-    _, reference = _model(replace(config, kv_heads=0), REFERENCE_DEPTH, *words, lambda line: None)
+    # Its width and heads are others, of which --kv-heads need not be a divisor.
+    _, reference = _model(replace(config, width=0, kv_heads=0), REFERENCE_DEPTH, *words, lambda line: None)
     counts, scaled = model.parameter_counts(), _scaled(model)
     flops = model.flops_per_token()
-    horizon = {name: value for name in HORIZONS if (value := getattr(config, name)) > 0}
+    horizon = {name: value for name in HORIZONS if (value := getattr(config, name)) != -1}
     batch = config.total_batch_size if config.total_batch_size > 0 else None
     scales = scale(scaled, _scaled(reference), flops, horizon, total_batch_size=batch, note=notes.append)
     return Blueprint(model.config, form, counts, scaled, flops, scales, notes)
 
 
 def _model(config: Any, depth: int, vocab_size: int, bos_id: int, note: Callable) -> tuple[Shape, GPT]:
-    options = {"aspect_ratio": config.aspect_ratio, "head_dim": config.head_dim, "kv_heads": config.kv_heads or None}
-    form = shape(depth, **options, note=note)
+    given = {"width": config.width or None, "kv_heads": config.kv_heads or None}
+    form = shape(depth, aspect_ratio=config.aspect_ratio, head_dim=config.head_dim, **given, note=note)
     fields = CONFIGURATIONS[config.model] | ({"window_pattern": config.window_pattern} if config.window_pattern else {})
     sizes = {"depth": depth, "width": form.width, "heads": form.heads, "kv_heads": form.kv_heads}
     with torch.device("meta"):

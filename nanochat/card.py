@@ -9,14 +9,17 @@ def training_facts(state: Any, source: Any, corpus: Any, runtime: Any) -> dict[s
     """Figures of a run that has ended, named as the card shows them; n/a for what is not known."""
     notes, peak = state.notes, runtime.peak_flops
     bpb = {"value": notes.get("val bpb"), "stderr": notes.get("val bpb stderr"), "format": ".4f"}
-    mfu = peak and 100 * state.flops / state.seconds / (peak * runtime.world_size)
+    known = peak and state.steady_seconds
+    mfu = 100 * state.steady_flops / state.steady_seconds / (peak * runtime.world_size) if known else None
     data, epochs = corpus.describe(), source.epochs
     return {
+        "Device batch size": state.device_batch,
         "DDP world size": runtime.world_size,
         "Precision": runtime.dtype_name,
         "Minimum validation bpb": notes.get("lowest val bpb", "n/a"),
         "Final validation bpb": bpb if notes else "n/a",
-        "MFU %": {"value": mfu, "format": ".2f", "unit": "%"} if peak else "n/a",
+        "CORE metric estimate": "n/a",  # it comes with the evaluations
+        "MFU %": {"value": mfu, "format": ".2f", "unit": "%"} if known else "n/a",
         "Total training flops": {"value": state.flops, "format": ".4e"},
         "Total training time": duration(state.seconds),
         "Peak memory usage": {"value": runtime.peak_memory() / 2**20, "format": ".2f", "unit": "MiB"},

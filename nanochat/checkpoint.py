@@ -33,6 +33,7 @@ from nanochat.paths import publish_folder, read_sha256, write_json
 MODEL, MANIFEST = "model.safetensors", "manifest.json"
 RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source", "rng"}  # what a run tells of itself
 BLOCK = 16 << 20  # bytes hashed and written at a time
+PATIENCE = 3600  # seconds that ranks wait for each other's writing
 POLL = 0.05  # seconds between looks for another rank's answer
 DTYPES = "F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL".split()  # as safetensors writes them
 
@@ -134,6 +135,7 @@ class Saver:
         store: Any = None,
     ):
         assert store is not None or world_size == 1, "ranks need a store to agree through"
+        assert min(keep_last, keep_every) >= 0, (keep_last, keep_every)
         self.folder, self.rank, self.world_size = folder, rank, world_size
         self.keep_last, self.keep_every = keep_last, keep_every
         self.saved: int | None = None  # the last step that this object published
@@ -253,7 +255,10 @@ class Saver:
 
     def _hear(self, what: str) -> dict[str, Any]:
         key = f"{self._key}/{self._saves}/{what}"
+        deadline = time.monotonic() + PATIENCE
         while not self._store.check([key]):  # a blocking get would keep the store from training, and time out
+            if time.monotonic() > deadline:
+                raise OSError(f"a rank said nothing about the checkpoint for {PATIENCE} s, its log may say why")
             time.sleep(POLL)
         return json.loads(self._store.get(key))
 

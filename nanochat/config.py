@@ -36,14 +36,21 @@ Count = Annotated[int, _COUNT]
 
 
 def option(
-    default: Any, text: str, *, group: str, unit: str | None = None, in_card: bool = True, may_change: bool = False
+    default: Any,
+    text: str,
+    *,
+    group: str,
+    unit: str | None = None,
+    in_card: bool = True,
+    may_change: bool = False,
+    least: float | None = None,
 ) -> Any:
     """A field of a config: its default, its help, and whether it is a line of the report card.
 
     group: the box of `--help` it stands in, one word. unit: what `--help` shows in place of the value, in capitals.
-    may_change: a run that was begun may go on with another value.
+    may_change: a run that was begun may go on with another value. least: the smallest value that makes sense.
     """
-    about = {"text": text, "group": group, "unit": unit, "in_card": in_card, "may_change": may_change}
+    about = {"text": text, "group": group, "unit": unit, "in_card": in_card, "may_change": may_change, "least": least}
     return dataclasses.field(default=default, metadata=about)
 
 
@@ -86,7 +93,12 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
         flag = unknown[0].split("=")[0]
         near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)
         raise ValueError(f"unknown argument {flag}, " + (f"did you mean {near[0]}?" if near else "see --help."))
-    return config_class(**{name: value for box in vars(flags).values() for name, value in vars(box).items()})
+    config = config_class(**{name: value for box in vars(flags).values() for name, value in vars(box).items()})
+    for field in dataclasses.fields(config):
+        value, least = getattr(config, field.name), field.metadata["least"]
+        if least is not None and value < least:
+            raise ValueError(f"--{field.name.replace('_', '-')} has to be {least} or more, not {value}")
+    return config
 
 
 def run(main: Callable[[Config], None], config_class: type[Config]) -> None:

@@ -54,7 +54,7 @@ class TextLoader:
         world_size: int = 1,
         device: str | torch.device = "cpu",
         threads: int = 0,
-        tokens: Path | None = None,
+        tokens: Path | str | None = None,
     ):
         assert split in ("train", "val"), split
         assert 0 <= rank < world_size, (rank, world_size)
@@ -68,7 +68,7 @@ class TextLoader:
         self.rank, self.world_size, self.device = rank, world_size, torch.device(device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())  # the background thread has another one
-        self._tokenizer, self._threads, self._tokens = tokenizer, threads, tokens
+        self._tokenizer, self._threads, self._tokens = tokenizer, threads, Path(tokens) if tokens else None
         self._bad = corpus.bad
         self._bos = tokenizer.special_tokens["<|bos|>"]
         self._names = [source.name for source, _ in corpus.parts]

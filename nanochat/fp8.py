@@ -58,7 +58,7 @@ class Float8Linear(nn.Linear):
         self.train(linear.training)
         # Plain attributes: as buffers they would be in checkpoints, or be cast along with the model.
         self.quantized: tuple[Tensor, Tensor, Tensor] | None = None  # by rows, by columns, scale
-        self.quantized_version = -1
+        self.refresh()
 
     def refresh(self) -> None:
         """Quantize the weight anew, into the same memory: a compiled graph goes on reading it."""
@@ -69,15 +69,11 @@ class Float8Linear(nn.Linear):
                 old.copy_(new)
         else:
             self.quantized = fresh
-        self.quantized_version = self.weight._version
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in) → (…, out): in fp8 where a gradient is recorded in training mode, else in the dtype of x."""
         if not (self.training and torch.is_grad_enabled()):
             return nn.functional.linear(x, self.weight.to(x.dtype))
-        # A compiled graph cannot see versions: there the training loop calls `refresh` after each optimizer step.
-        if not torch.compiler.is_compiling() and self.quantized_version != self.weight._version:
-            self.refresh()
         rows = x.reshape(-1, self.in_features)
         if len(rows) % MULTIPLE:
             raise ValueError(

@@ -81,6 +81,11 @@ class GPTConfig:
         return self.qk_norm and not self.qk_gain and self.attention_scale * self.head_dim <= attn.SAFE_EXPONENT
 
     @property
+    def attention_needs(self) -> set[str]:
+        """What a path must be able to do to train it."""
+        return {"window"} if any(self.windows) else set()
+
+    @property
     def padded_vocab(self) -> int:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
@@ -221,6 +226,7 @@ class GPT(nn.Module):
 
     def compile_parts(self) -> None:
         """Compile the blocks, one graph for all that are alike, and the loss; slower to start, faster to run."""
+        torch._dynamo.config.recompile_limit = 64  # kinds of block x shapes x training or not; 8 would be too few
         for block in self.blocks:
             block.compile()
         self.loss_form = choose_loss(self.rope_cos.device, compiling=True)[0]
@@ -318,7 +324,7 @@ class GPT(nn.Module):
 
     def flops_per_token(self) -> int:
         """Forward and backward: 6 a matmul weight, 12 a channel and key as if windows were full; norms are left out."""
-        linears = sum(module.weight.numel() for module in self.modules() if isinstance(module, Linear))
+        linears = sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
         tied = self.embed.weight.numel() if self.config.tie_embeddings else 0
         keys = sum(window or self.config.max_seq_len for window in self.config.windows)
         return 6 * (linears + tied) + 12 * self.config.width * keys

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 class Accelerator:
     """name: what people type. devices: a pattern of the names that drivers give it, without the maker's. memory: in GB.
 
-    bf16, fp16, fp8, fp32: TFLOP/s of dense matrix products, summed in fp32. dollars: of an hour, where it is known.
+    bf16, fp16, fp8, fp32: TFLOP/s of dense products of such matrices, summed in fp32 (fp32 means TF32 where there is
+    that). dollars: of an hour, where it is known.
     None: it cannot, or we do not know.
     """
 
@@ -30,15 +31,15 @@ class Accelerator:
 # Whole names are compared: laptop models, slices of a GPU and later variants are slower than what they are named after.
 ACCELERATORS = (
     Accelerator("B200", "B200", 2250, 2250, 4500, None, 180),
-    Accelerator("H200", "H200", 989.4, 989.4, 1978.9, 66.9, 141),
-    Accelerator("H200-NVL", "H200 NVL", 835.5, 835.5, 1670.5, 60, 141),
-    Accelerator("H100", "H100 80GB HBM3", 989.4, 989.4, 1978.9, 66.9, 80, dollars=3.0),
-    Accelerator("H100-PCIe", "H100 PCIe", 756, 756, 1513, 51.2, 80),
-    Accelerator("H100-NVL", "H100 NVL", 835.5, 835.5, 1670.5, 60, 94),
-    Accelerator("A100", "A100-SXM4-80GB|A100 80GB PCIe", 312, 312, None, 19.5, 80),
-    Accelerator("A100-40GB", "A100-(SXM4|PCIE)-40GB", 312, 312, None, 19.5, 40),
-    Accelerator("L40S", "L40S", 362, 362, 733, 91.6, 48),
-    Accelerator("L4", "L4", 121, 121, 242.5, 30.3, 24),
+    Accelerator("H200", "H200", 989.4, 989.4, 1978.9, 494.7, 141),
+    Accelerator("H200-NVL", "H200 NVL", 835.5, 835.5, 1670.5, 417.7, 141),
+    Accelerator("H100", "H100 80GB HBM3", 989.4, 989.4, 1978.9, 494.7, 80, dollars=3.0),
+    Accelerator("H100-PCIe", "H100 PCIe", 756, 756, 1513, 378, 80),
+    Accelerator("H100-NVL", "H100 NVL", 835.5, 835.5, 1670.5, 417.7, 94),
+    Accelerator("A100", "A100-SXM4-80GB|A100 80GB PCIe", 312, 312, None, 156, 80),
+    Accelerator("A100-40GB", "A100-(SXM4|PCIE)-40GB", 312, 312, None, 156, 40),
+    Accelerator("L40S", "L40S", 362, 362, 733, None, 48),
+    Accelerator("L4", "L4", 121, 121, 242.5, 60, 24),
     Accelerator("T4", "(Tesla )?T4", None, 65, None, 8.1, 16),
     Accelerator("RTX-5090", "GeForce RTX 5090", 209.5, 209.5, 419, 104.8, 32),
     Accelerator("RTX-4090", "GeForce RTX 4090", 165.2, 165.2, 330.3, 82.6, 24),

@@ -3,39 +3,50 @@
 import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from nanochat.log import is_main_rank
 
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ECHO_SECONDS = 3.0  # torchrun hands a terminal's Ctrl-C on to ranks that have had it already
 
 
 @contextmanager
 def signals() -> Iterator[list[str]]:
-    """The names of the signals that asked this process to stop; the second one ends it at once."""
+    """The names of the signals that asked this process to stop; the second one ends it at once.
+
+    A thread hears them: Python's own handlers wait while the main thread waits, for a device or for another rank.
+    """
     asked: list[str] = []
-    first = 0.0
+    ear, mouth = os.pipe()
+    os.set_blocking(mouth, False)
 
-    def note(number: int, frame: Any) -> None:
-        nonlocal first
-        if asked and time.monotonic() - first > ECHO_SECONDS:
-            os._exit(128 + number)
-        if not asked:
-            first = time.monotonic()
-            asked.append(signal.Signals(number).name)
-            if is_main_rank():  # not by print: the signal may have come in the midst of one, which allows no other
-                with suppress(OSError):
-                    os.write(1, f"{asked[0]}: stopping at the end of this step, once more ends at once\n".encode())
+    def listen() -> None:
+        first = 0.0
+        while heard := os.read(ear, 1):
+            if asked and time.monotonic() - first > ECHO_SECONDS:
+                os._exit(128 + heard[0])
+            if not asked and heard[0] in STOPPING:
+                first = time.monotonic()
+                asked.append(signal.Signals(heard[0]).name)
+                if is_main_rank():  # not by print, whose lock this thread must not hold when the process ends
+                    with suppress(OSError):
+                        os.write(1, f"{asked[0]}: stopping at the end of this step, once more ends at once\n".encode())
+        os.close(ear)
 
-    before = {name: signal.signal(name, note) for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    threading.Thread(target=listen, name="nanochat-signals", daemon=True).start()
+    before = {number: signal.signal(number, lambda *_: None) for number in STOPPING}
+    old_mouth = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
     try:
         yield asked
     finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        signal.set_wakeup_fd(old_mouth)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(mouth)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ Objective = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]
 SMOOTHING = 0.9  # of the loss on the console
 LINE_SECONDS = 0.5  # the console has at most two lines a second
 CPU_TOKENS = 16_384  # of a micro-batch on a CPU, where larger ones are no faster
+STEADY_AFTER = 10  # steps of this process
 COLLECT_EVERY = 5_000  # steps
 MAX_LOSS_SCALE, MIN_LOSS_SCALE, GROW_LOSS_SCALE_EVERY = 2.0**10, 2.0**-30, 1_000  # fp16 alone
 
@@ -71,6 +72,9 @@ class State:
     device_batch: int = 0
     loss_scale: float = 1.0
     loss_scale_step: int = 0  # at which it was last changed
+    steady_seconds: float = 0.0  # and the FLOPs in them: without the first steps, which compile and warm up
+    steady_flops: float = 0.0
+    hooked: int = -1  # the last step whose hooks have all been seen to
     notes: dict[str, Any] = field(default_factory=dict)
     stop: str = ""
 
@@ -124,7 +128,9 @@ def train(
                 pending = None
             if finished:
                 state.stop = ""
-            due = [hook for hook in hooks if hook.is_due(state, finished) and not 0 < start == state.step]
+            done = 0 < start == state.step == state.hooked  # before the run was left
+            due = [hook for hook in hooks if hook.is_due(state, finished) and not done]
+            state.hooked = state.hooked if state.stop else state.step
             if due or finished or state.stop:
                 loop.agree_on_time()
             for hook in due:
@@ -164,7 +170,7 @@ class _Loop:
         self.model, self.source, self.objective, self.optimizer = model, source, objective, optimizer
         self.plan, self.runtime, self.log, self.state = plan, runtime, log, state
         state.device_batch, state.stop = plan.device_batch, ""
-        self._half = runtime.dtype == torch.float16
+        self._half, self._start = runtime.dtype == torch.float16, state.step
         self._trained = state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
         self._settled = self._shown = 0.0
 
@@ -259,6 +265,9 @@ class _Loop:
         seconds = now - max(self._settled, step.start)
         self._settled, self._trained = now, self._trained + seconds
         state.seconds = clock if world_size > 1 else self._trained
+        if step.number - self._start > STEADY_AFTER:
+            state.steady_seconds += seconds
+            state.steady_flops += step.tokens * self.plan.flops_per_token
         state.waited += step.wait
         state.tokens += step.tokens
         state.flops += step.tokens * self.plan.flops_per_token

@@ -271,7 +271,7 @@ class Optimizer:
             dist.all_reduce(squares)
         norm = squares.sqrt() * grad_scale
         scale = grad_scale if isinstance(grad_scale, Tensor) else torch.full_like(norm, grad_scale)
-        if clip:
+        if clip > 0:
             scale = scale * (clip / norm).clamp(max=1)
         gathers = []
         for stack in self._stacks:

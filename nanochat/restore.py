@@ -11,6 +11,7 @@ import torch
 
 from nanochat.checkpoint import Checkpoint, Saver, check_free_space, hold, load, newest, rng_state, set_rng_state, steps
 from nanochat.gpt import GPT, GPTConfig
+from nanochat.interrupt import signals
 from nanochat.log import print0
 from nanochat.paths import stage_dir
 from nanochat.tokenizer import Tokenizer
@@ -37,42 +38,52 @@ def hold_for_all(folder: Path, runtime: Any) -> Iterator[None]:
         yield
 
 
-def run_to_go_on_with(folder: Path, resume: str, config: Any, runtime: Any) -> Checkpoint | None:
+def run_to_go_on_with(folder: Path, config: Any, tokenizer: Tokenizer, runtime: Any) -> Checkpoint | None:
     """The checkpoint in a run's folder that it goes on from, the same on all ranks; None for a new run.
 
-    resume: auto (the newest that is whole, if it is of this configuration), never (an error if there is any), a step.
+    config.resume: auto (the newest that is whole, if it is of this configuration), a step, or never. What then lies
+    ahead is set aside.
     """
-    found = runtime.first(_choose(folder, resume, config) if runtime.rank == 0 else None)
+    found = runtime.first(_choose(folder, config, tokenizer) if runtime.rank == 0 else None)
     if isinstance(found, str):
         raise ValueError(found)
     return None if found is None else load(folder, found, hashes=False)
 
 
-def _choose(folder: Path, resume: str, config: Any) -> int | str | None:
+def _choose(folder: Path, config: Any, tokenizer: Tokenizer) -> int | str | None:
     """A step, None, or a sentence for all ranks."""
+    resume, there = config.resume, steps(folder)
+    if resume == "never":
+        return _set_aside(folder, there)
+    if resume != "auto" and not resume.isdecimal():
+        return f"--resume={resume} is not known, take auto, never or a step's number"
+    if resume != "auto" and int(resume) not in there:
+        return f"--resume={resume}: {folder} has {', '.join(map(str, there)) or 'no checkpoints'}"
     try:
-        if resume == "never":
-            return f"{folder} has checkpoints: take another --tag, or remove them" if steps(folder) else None
-        if resume != "auto" and not resume.isdecimal():
-            return f"--resume={resume} is not known, take auto, never or a step's number"
-        if resume != "auto" and int(resume) not in steps(folder):
-            return f"--resume={resume}: {folder} has {', '.join(map(str, steps(folder))) or 'no checkpoints'}"
         checkpoint = newest(folder) if resume == "auto" else load(folder, int(resume))
     except ValueError as error:
         return str(error)
     if checkpoint is None:
-        return f"{folder} has checkpoints, but none that is whole: remove them" if steps(folder) else None
+        return f"{folder} has checkpoints, but none that is whole: --resume=never starts anew" if there else None
     before, now = checkpoint.manifest["config"], fixed_settings(config)
     differ = [f"--{name.replace('_', '-')} was {before.get(name)} and is {now[name]}" for name in now]
     differ = [line for line, name in zip(differ, now, strict=True) if before.get(name) != now[name]]
+    if checkpoint.manifest["tokenizer"]["hash"] != tokenizer.content_hash:
+        differ.append(f"the tokenizer {config.tokenizer_tag} has been trained anew")
     if differ:
-        return f"{folder} holds another run: {'; '.join(differ)}. Go on with the same, or take another --tag"
-    for later in (step for step in steps(folder) if step > checkpoint.step and resume != "auto"):
-        kept = folder / f"given_up_step_{later:06d}"  # it must not be the newest when the run goes on once more
-        shutil.rmtree(kept, ignore_errors=True)  # of an earlier time
-        (folder / f"step_{later:06d}").rename(kept)
-        print0(f"checkpoint: step {later:,} is after the one to go on from, it is kept as {kept.name}")
+        return f"{folder} holds another run: {'; '.join(differ)}. Take another --tag, or start anew: --resume=never"
+    if resume != "auto":
+        _set_aside(folder, [step for step in there if step > checkpoint.step])
     return checkpoint.step
+
+
+def _set_aside(folder: Path, given_up: list[int]) -> None:
+    """Checkpoints that must not be the newest when the run goes on once more; kept, until it happens again."""
+    for step in given_up:
+        kept = folder / f"given_up_step_{step:06d}"
+        shutil.rmtree(kept, ignore_errors=True)
+        (folder / f"step_{step:06d}").rename(kept)
+        print0(f"checkpoint: step {step:,} is given up, it is kept as {kept.name}")
 
 
 def load_model(stage: str, tag: str, step: int | None, runtime: Any) -> tuple[GPT, Tokenizer, Checkpoint]:
@@ -133,11 +144,16 @@ class Keeper:
         )
 
     def __enter__(self) -> "Keeper":
+        self._signals = signals()  # until the last checkpoint is written, none ends the process
+        self._signals.__enter__()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Wait for what is being written; a run that broke down learns where it can go on from."""
-        self.saver.wait()
+        try:
+            self.saver.wait()
+        finally:
+            self._signals.__exit__(None, None, None)
         if isinstance(error, FloatingPointError):
             there = steps(self.saver.folder)
             kept = f"the checkpoint of step {there[-1]:,} is kept" if there else "no checkpoint was saved before"

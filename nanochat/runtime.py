@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -47,11 +47,18 @@ class Runtime:
         polar = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
         return {"polar_dtype": polar, "compile": self.device.type == "cuda"}
 
-    def as_in(self, manifest: dict[str, Any]) -> "Runtime":
+    @property
+    def validation_bytes(self) -> int:
+        """How much text a validation takes that should cost little beside training."""
+        return 20_000_000 if self.device.type == "cuda" else 500_000
+
+    def as_in(self, manifest: dict[str, Any], needs: Collection[str] = ()) -> "Runtime":
         """In the precision of the run that a checkpoint is of: what auto measures may differ from day to day."""
-        if manifest["dtype"] != self.dtype_name:
-            print0(f"precision: {manifest['dtype']}: as the run began")
-        return replace(self, dtype=DTYPES[manifest["dtype"]])
+        if manifest["dtype"] == self.dtype_name:
+            return self
+        path, why = _attention(self.device, dtype := DTYPES[manifest["dtype"]], "auto", needs)
+        print0(f"precision: {manifest['dtype']}: as the run began; attention: {why}")
+        return replace(self, dtype=dtype, attention=path)
 
     def all_sum(self, numbers: torch.Tensor) -> torch.Tensor:
         """Over ranks, in place."""
@@ -97,10 +104,13 @@ class Runtime:
 
 
 @contextmanager
-def setup(device_type: str = "auto", dtype: str = "auto", attention_path: str = "auto") -> Iterator[Runtime]:
+def setup(
+    device_type: str = "auto", dtype: str = "auto", attention_path: str = "auto", needs: Collection[str] = ()
+) -> Iterator[Runtime]:
     """The runtime of this process, until the block ends.
 
-    device_type: auto, cuda, mps or cpu. dtype: auto, which asks NANOCHAT_DTYPE first, or a name in DTYPES.
+    device_type: auto, cuda, mps or cpu. dtype: auto, which asks NANOCHAT_DTYPE first, or a name in DTYPES. needs: of
+    attention, as `attention.choose` takes them.
     """
     # Compiled code outlives the process, so that a stage's first step does not compile again what the last one did.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base_dir() / "compiled"))
@@ -119,7 +129,7 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention_path: str = 
     try:
         runtime = Runtime(device, torch.float32, "", rank, world_size, find(_name(device)), store)
         precision, why_dtype = runtime.first(_precision(device, dtype))
-        path, why_path = _attention(device, DTYPES[precision], attention_path)
+        path, why_path = _attention(device, DTYPES[precision], attention_path, needs)
         ranks = f"{world_size} ranks" if world_size > 1 else "1 process"
         print0(f"device: {device.type} ({_name(device)}), {ranks}: {why}")
         print0(f"precision: {precision}: {why_dtype}")
@@ -187,9 +197,9 @@ def _linear_seconds(dtype: torch.dtype) -> float:
     return min(times)
 
 
-def _attention(device: torch.device, dtype: torch.dtype, path: str) -> tuple[str, str]:
+def _attention(device: torch.device, dtype: torch.dtype, path: str, needs: Collection[str]) -> tuple[str, str]:
     if path == "auto":
-        return attention.choose(device, dtype)
+        return attention.choose(device, dtype, needs)
     if path not in attention.PATHS:
         raise ValueError(f"--attention={path} is not known, take one of auto, {', '.join(attention.PATHS)}")
     return path, f"{path}: as asked"

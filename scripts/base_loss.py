@@ -28,23 +28,18 @@ class Config:
     """Evaluate the loss of a base model on training and validation text, and let it write."""
 
     tag: str = option("d12", "run whose model to take", group="model", in_card=False)
-    step: Count = option(-1, "its checkpoint, -1: the newest", group="model", in_card=False)
+    step: Count = option(-1, "its checkpoint, -1: the newest", group="model", least=-1, in_card=False)
     data: str = option("", "folder of text, corpus by name, or a mix; empty: the run's", group="text")
-    num_shards: Count = option(0, "of a named corpus, 0: its default", group="text", in_card=False)
+    num_shards: Count = option(0, "of a named corpus, 0: its default", group="text", least=0, in_card=False)
     skip_bad: bool = option(False, "leave out damaged files and rows", group="text", in_card=False)
-    eval_bytes: Count = option(4_000_000, "of each kind of text", group="text", unit="BYTES")
-    device_batch_size: Count = option(8, "rows at once on a device", group="device", in_card=False)
+    eval_bytes: Count = option(4_000_000, "of each kind of text", group="text", least=1, unit="BYTES")
+    device_batch_size: Count = option(8, "rows at once on a device", group="device", least=1, in_card=False)
     device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", in_card=False)
     dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device", in_card=False)
     sample_tokens: Count = option(
-        32, "that it writes behind each prompt", group="samples", unit="TOKENS", in_card=False
+        32, "that it writes behind each prompt", group="samples", least=0, unit="TOKENS", in_card=False
     )
     run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
-
-    def __post_init__(self):
-        for name, least in (("eval_bytes", 1), ("device_batch_size", 1), ("sample_tokens", 0), ("num_shards", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name.replace('_', '-')} has to be {least} or more, not {getattr(self, name)}")
 
 
 def complete(model: Any, ids: Sequence[int], count: int) -> list[int]:

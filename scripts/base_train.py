@@ -5,7 +5,6 @@ torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=24 --f
 """
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
@@ -24,8 +23,8 @@ class Config:
 
     run: str = option("dummy", "name for W&B; dummy: do without", group="run", may_change=True)
     tag: str = option("", "name of this run's folder; empty: d and the depth", group="run", **SIDE)
-    seed: Count = option(42, "of the weights and of the order of the data", group="run")
-    resume: str = option("auto", "auto: go on if this run was begun; never; or a step's number", group="run", **SIDE)
+    seed: Count = option(42, "of the weights and of the order of the data", group="run", least=0)
+    resume: str = option("auto", "auto: go on if this run was begun; a step's number; or never", group="run", **SIDE)
     dry_run: bool = option(False, "print the plan, with its cost, and stop", group="run", **SIDE)
     on: str = option("", "hardware to plan for, like 8xH100; empty: this machine", group="run", **SIDE)
 
@@ -37,11 +36,12 @@ class Config:
     checkpointing: bool = option(False, "compute activations twice to save memory", group="device", may_change=True)
 
     model: str = option("reference", "architecture: reference, october-2025 or portable", group="model")
-    depth: Count = option(12, "layers: the dial", group="model", unit="LAYERS")
-    aspect_ratio: Count = option(64, "width for each layer of depth", group="model")
-    head_dim: Count = option(128, "width of a head, of which the model's is a multiple", group="model")
-    kv_heads: Count = option(0, "heads of keys and values, 0: as many as of queries", group="model")
-    max_seq_len: Count = option(2048, "length of the context", group="model", unit="TOKENS")
+    depth: Count = option(12, "layers: the dial", group="model", least=1, unit="LAYERS")
+    aspect_ratio: Count = option(64, "width for each layer of depth", group="model", least=1)
+    width: Count = option(0, "0: from depth", group="model", least=0)
+    head_dim: Count = option(128, "width of a head, of which the model's is a multiple", group="model", least=1)
+    kv_heads: Count = option(0, "heads of keys and values, 0: as many as of queries", group="model", least=0)
+    max_seq_len: Count = option(2048, "length of the context", group="model", least=1, unit="TOKENS")
     window_pattern: str = option("", "S and L: layers that see a quarter or all; empty: the model's", group="model")
 
     num_iterations: Count = option(-1, "steps", group="horizon", unit="STEPS")
@@ -52,31 +52,30 @@ class Config:
     device_batch_size: str = option("auto", "rows at once on a device, auto: the most that fit", group="batch", **MAY)
     total_batch_size: Count = option(-1, "tokens of a step; -1: from the horizon", group="batch", unit="TOKENS")
 
-    embedding_lr: float = option(0.3, "AdamW, before scaling by batch and width", group="optimizer")
-    unembedding_lr: float = option(0.008, "AdamW, before scaling by batch and width", group="optimizer")
-    matrix_lr: float = option(0.02, "Muon, before scaling by batch", group="optimizer")
-    scalar_lr: float = option(0.5, "AdamW, before scaling by batch", group="optimizer")
-    weight_decay: float = option(0.28, "Muon's, before scaling by batch and horizon", group="optimizer")
-    warmup_steps: Count = option(40, "to the full learning rate", group="optimizer", unit="STEPS")
-    warmdown_ratio: float = option(0.65, "share of the run in which it falls", group="optimizer")
-    final_lr_frac: float = option(0.05, "of the learning rate at the end", group="optimizer")
-    grad_clip: float = option(0.0, "largest norm of the gradient, 0: any", group="optimizer")
+    embedding_lr: float = option(0.3, "AdamW, before scaling by batch and width", group="optimizer", least=0)
+    unembedding_lr: float = option(0.008, "AdamW, before scaling by batch and width", group="optimizer", least=0)
+    matrix_lr: float = option(0.02, "Muon, before scaling by batch", group="optimizer", least=0)
+    scalar_lr: float = option(0.5, "AdamW, before scaling by batch", group="optimizer", least=0)
+    weight_decay: float = option(0.28, "Muon's, before scaling by batch and horizon", group="optimizer", least=0)
+    warmup_steps: Count = option(40, "to the full learning rate", group="optimizer", least=0, unit="STEPS")
+    warmdown_ratio: float = option(0.65, "share of the run in which it falls", group="optimizer", least=0)
+    final_lr_frac: float = option(0.05, "of the learning rate at the end", group="optimizer", least=0)
+    grad_clip: float = option(0.0, "largest norm of the gradient, 0: any", group="optimizer", least=0)
 
     data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data")
-    num_shards: Count = option(0, "of a named corpus; 0: as many as the horizon needs", group="data", in_card=False)
+    num_shards: Count = option(0, "of a named corpus; 0: as the horizon needs", group="data", least=0, in_card=False)
     tokens: str = option("", "folder that scripts.prepare --tokenize filled; empty: read text", group="data", **SIDE)
     skip_bad: bool = option(False, "leave out damaged files and rows", group="data", **SIDE)
     tokenizer_tag: str = option("default", "run whose tokenizer to use", group="data", in_card=False)
+    lanes: Count = option(64, "streams the data is dealt into, a multiple of the ranks", group="data", in_card=False)
     overflow: str = option("carry", "the end of a text too long for its row: carry, or crop", group="data")
 
-    eval_every: Count = option(250, "between validations; 0: but the ends; -1: none", group="evaluation", unit="STEPS")
-    eval_bytes: Count = option(4_000_000, "of validation text", group="evaluation", unit="BYTES")
+    eval_every: Count = option(250, "steps between validations; 0: at the ends; -1: none", group="evaluation", least=-1)
+    eval_bytes: Count = option(-1, "of validation text; -1: 20 MB, on a CPU 500 kB", group="evaluation", unit="BYTES")
 
-    save_every: Count = option(
-        1000, "between checkpoints; -1: only the last", group="checkpoints", unit="STEPS", **SIDE
-    )
-    keep_last: Count = option(2, "newest checkpoints to keep", group="checkpoints", **SIDE)
-    keep_every: Count = option(0, "keep those of every so many steps too", group="checkpoints", unit="STEPS", **SIDE)
+    save_every: Count = option(1000, "steps between them; -1: only the last", group="checkpoints", least=-1, **SIDE)
+    keep_last: Count = option(2, "newest checkpoints to keep", group="checkpoints", least=0, **SIDE)
+    keep_every: Count = option(0, "keep those of every so many steps too", group="checkpoints", least=0, **SIDE)
 
 
 def main(config: Config) -> None:
@@ -104,19 +103,18 @@ def main(config: Config) -> None:
         return
 
     with (
-        setup(config.device_type, config.dtype, config.attention) as runtime,
+        setup(config.device_type, config.dtype, config.attention, plan.model.attention_needs) as runtime,
         hold_for_all(folder, runtime),
         MetricLog(folder, config.run, asdict(config)) as log,
     ):
-        begun = run_to_go_on_with(folder, config.resume, config, runtime)
-        runtime = runtime.as_in(begun.manifest) if begun else runtime
+        begun = run_to_go_on_with(folder, config, tokenizer, runtime)
+        runtime = runtime.as_in(begun.manifest, plan.model.attention_needs) if begun else runtime
         num_shards = config.num_shards or shards_for(config.data, BYTES_PER_TOKEN * (plan.tokens or 0))
         corpus = open_corpus(config.data, num_shards, skip_bad=config.skip_bad)
-        text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes)
+        text = read_text(corpus.batches("val"), tokenizer, max(config.eval_bytes, 0) or runtime.validation_bytes)
         model, optimizer, rows = plan.build(config, begun or config.seed, runtime)
-
         place = {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
-        options = {"overflow": config.overflow, "tokens": Path(config.tokens) if config.tokens else None}
+        options = {"lanes": config.lanes, "overflow": config.overflow, "tokens": config.tokens}
         source = TextLoader(corpus, tokenizer, plan.rows, length, seed=config.seed, **place, **options)
         about = {"stage": "base_train", "parent": None, "data": corpus.manifest()}
         about["tokenizer"] = {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash}
@@ -136,7 +134,8 @@ def main(config: Config) -> None:
         elif begun and begun.step == state.step and (folder / "outcome.json").exists():
             print0(f"the run had ended with step {state.step:,}: nothing is left to train")
         elif runtime.rank == 0:
-            outcome.metrics, outcome.curves = plan.summary | training_facts(state, source, corpus, runtime), curves(log)
+            outcome.metrics = plan.summary | training_facts(state, source, corpus, runtime)
+            outcome.curves = curves(log)
             outcome.add_artifact(folder / "latest" / MANIFEST)
             outcome.write()
 

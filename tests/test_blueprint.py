@@ -37,7 +37,7 @@ def test_depth_24_at_ratio_8_is_the_reference():
     assert plan.model.bos_id == 32759
     assert list(plan.summary) == [
         *("Number of parameters", *(f"Number of parameters, {kind}" for kind in counts if kind != "total")),
-        *("Number of FLOPs per token", "Calculated number of iterations"),
+        *("Total batch size", "Number of FLOPs per token", "Calculated number of iterations"),
         *("Number of training tokens", "Tokens : Params ratio"),
     ]
     assert plan.summary["Tokens : Params ratio"]["value"] == pytest.approx(8, rel=1e-4)

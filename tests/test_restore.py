@@ -32,7 +32,8 @@ def assert_as_straight(base: Base, tag: str) -> None:
     assert base.metrics(tag) == base.metrics("straight")
     mine, its = (load(base.of(name), STEPS).manifest for name in (tag, "straight"))
     assert mine["source"] == its["source"]
-    assert {**mine["loop"], "seconds": 0, "waited": 0} == {**its["loop"], "seconds": 0, "waited": 0}
+    timed = dict.fromkeys(("seconds", "waited", "steady_seconds", "steady_flops"), 0)
+    assert mine["loop"] | timed == its["loop"] | timed
     assert json.loads((base.of(tag) / "outcome.json").read_text())["metrics"]["Tokens seen"] == STEPS * 256
 
 
@@ -129,7 +130,6 @@ def test_a_second_signal_ends_at_once(base):
 
 def test_what_resume_may_say(base):
     folder, there = base.copy("straight", "forms"), "3, 6, 9, 12, 15, 18, 20"
-    assert base.refused("forms", "--resume=never") == f"{folder} has checkpoints: take another --tag, or remove them"
     assert base.refused("forms", "--resume=13") == f"--resume=13: {folder} has {there}"
     assert base.refused("forms", "--resume=soon") == "--resume=soon is not known, take auto, never or a step's number"
     assert base.refused("empty", "--resume=3").endswith("has no checkpoints")
@@ -139,6 +139,9 @@ def test_what_resume_may_say(base):
     assert "step 00015/00020" in base.run("forms")  # not from 20, which was given up
     base.run("forms", "--resume=12")  # once more
     assert_as_straight(base, "forms")
+    assert "step 00000 | validation" in base.run("forms", "--resume=never")  # from the beginning
+    assert (folder / "given_up_step_000012/manifest.json").exists()
+    assert_as_straight(base, "forms")
 
 
 def test_another_configuration_is_refused_and_what_may_change_is_not(base):
@@ -146,7 +149,7 @@ def test_another_configuration_is_refused_and_what_may_change_is_not(base):
     said = base.refused("other", "--matrix-lr=0.01", "--seed=7", "--save-every=5")
     assert said == (
         f"{base.of('other')} holds another run: --seed was 42 and is 7; --matrix-lr was 0.02 and is 0.01. "
-        "Go on with the same, or take another --tag"
+        "Take another --tag, or start anew: --resume=never"
     )
     base.run("other", "--resume=18", "--save-every=5", "--device-batch-size=8", "--attention=twin", "--checkpointing")
     assert base.losses("other") == pytest.approx(base.losses("straight"), abs=1e-4)
@@ -166,7 +169,7 @@ def test_a_flipped_byte_is_found_and_the_checkpoint_before_is_taken(base):
     assert_as_straight(base, "flipped")
     for manifest in folder.glob("step_*/manifest.json"):
         manifest.write_text(manifest.read_text().replace("base_train", "base_brain"))
-    assert base.refused("flipped") == f"{folder} has checkpoints, but none that is whole: remove them"
+    assert base.refused("flipped") == f"{folder} has checkpoints, but none that is whole: --resume=never starts anew"
 
 
 def test_a_run_that_has_ended_is_left_as_it_is(base):
