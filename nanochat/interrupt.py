@@ -27,9 +27,11 @@ def signals() -> Iterator[list[str]]:
     def listen() -> None:
         first = 0.0
         while heard := os.read(ear, 1):
+            if heard[0] not in STOPPING:
+                continue
             if asked and time.monotonic() - first > ECHO_SECONDS:
                 os._exit(128 + heard[0])
-            if not asked and heard[0] in STOPPING:
+            if not asked:
                 first = time.monotonic()
                 asked.append(signal.Signals(heard[0]).name)
                 if is_main_rank():  # not by print, whose lock this thread must not hold when the process ends
@@ -38,14 +40,14 @@ def signals() -> Iterator[list[str]]:
         os.close(ear)
 
     threading.Thread(target=listen, name="nanochat-signals", daemon=True).start()
-    before = {number: signal.signal(number, lambda *_: None) for number in STOPPING}
     old_mouth = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, lambda *_: None) for number in STOPPING}
     try:
         yield asked
     finally:
-        signal.set_wakeup_fd(old_mouth)
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(old_mouth)
         os.close(mouth)
 
 

@@ -79,6 +79,8 @@ def _choose(folder: Path, config: Any, tokenizer: Tokenizer) -> int | str | None
 
 def _set_aside(folder: Path, given_up: list[int]) -> None:
     """Checkpoints that must not be the newest when the run goes on once more; kept, until it happens again."""
+    if given_up:
+        (folder / "outcome.json").unlink(missing_ok=True)
     for step in given_up:
         kept = folder / f"given_up_step_{step:06d}"
         shutil.rmtree(kept, ignore_errors=True)

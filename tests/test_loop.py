@@ -171,10 +171,12 @@ def test_hooks_come_when_they_are_due_and_in_order(runtime, tmp_path):
     trained = train(tmp_path, runtime, steps=7, hooks=hooks)
     due = [("look", 0), ("look", 2), ("save", 3), ("look", 4), ("look", 6), ("save", 6), ("look", 7), ("save", 7)]
     assert acts == due
-    # A run that goes on from a checkpoint, and one that had ended: what had run does not run again.
-    for step, again in ((6, due[-2:]), (7, [])):
+    # A run that goes on from a checkpoint, one that was stopped before hooks were due, and one that had ended: what had
+    # run does not run again, what had not does.
+    for step, hooked, again in ((6, 6, due[-2:]), (6, 5, due[-4:]), (7, 7, [])):
         acts, hooks = noted(look=look, save=save, never=never)
-        on = train(tmp_path / f"{step}", runtime, steps=7, hooks=hooks, state=replace(trained.state, step=step))
+        state = replace(trained.state, step=step, hooked=hooked)
+        on = train(tmp_path / f"{step} {hooked}", runtime, steps=7, hooks=hooks, state=state)
         assert (acts, on.source.taken, len(on.records)) == (again, 7 - step, 7 - step)
 
 
