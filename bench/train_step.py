@@ -201,7 +201,7 @@ class Bench:
         return {
             "times": [record["train/dt"] for record in steps],
             "loss": [record["train/loss"] for record in steps],
-            "bpb": bpb and bpb["value"],
+            "bpb": bpb["value"] if isinstance(bpb, dict) else None,
             "memory": metrics["Peak memory usage"]["value"] * 2**20,
             "precision": next(line for line in out.splitlines() if line.startswith("precision")),
         }
