@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SKIPPED = 5  # steps, before the rate is taken
-EVAL_BYTES = 2_000_000
+EVAL_BYTES = 500_000
 
 
 class Case(NamedTuple):
