@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SKIPPED = 5  # steps, before the rate is taken
-EVAL_BYTES = 2_000_000
+EVAL_BYTES = 500_000
 
 
 class Case(NamedTuple):
@@ -201,7 +201,7 @@ class Bench:
         return {
             "times": [record["train/dt"] for record in steps],
             "loss": [record["train/loss"] for record in steps],
-            "bpb": bpb and bpb["value"],
+            "bpb": bpb["value"] if isinstance(bpb, dict) else None,
             "memory": metrics["Peak memory usage"]["value"] * 2**20,
             "precision": next(line for line in out.splitlines() if line.startswith("precision")),
         }
