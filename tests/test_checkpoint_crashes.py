@@ -1,6 +1,7 @@
 """What is on disk after a process, a machine or a disk gave out in the middle of a save."""
 
 import os
+import shlex
 import re
 import resource
 import signal
@@ -86,7 +87,7 @@ def test_a_rank_that_is_killed_leaves_the_checkpoint_before(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_checkpoint_and_says_how_much_is_missing(tmp_path):
-    mount = f"mount -t tmpfs -o size=2m none {tmp_path}"
+    mount = f"mount -t tmpfs -o size=2m none {shlex.quote(str(tmp_path))}"
     if subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount]).returncode:
         pytest.skip("this machine lets nobody mount a file system")
     code = f"""
@@ -109,7 +110,15 @@ saver.wait()
 check(newest(folder))
 print(newest(folder).step)
 """
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f"{mount} && exec {sys.executable} -"]
+    command = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-c",
+        f"{mount} && exec {shlex.quote(sys.executable)} -",
+    ]
     env = os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
     done = subprocess.run(command, input=code, capture_output=True, text=True, env=env, timeout=100)
     assert done.returncode == 0, done.stderr
