@@ -1,9 +1,9 @@
 """What is on disk after a process, a machine or a disk gave out in the middle of a save."""
 
 import os
-import shlex
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
