@@ -17,6 +17,7 @@ SAFE_EXPONENT = 60.0  # of which the exponential, summed over any vocabulary, is
 
 # Logits per chunk, by device type. A CPU wants them in its caches; for a GPU a chunk must still be a large matmul.
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
+LEAST_TOKENS = 512  # however large the vocabulary: each chunk adds to the gradient of the whole weight
 
 
 def cross_entropy(
@@ -39,7 +40,7 @@ def cross_entropy(
     assert hidden.shape == (len(targets), weight.shape[1]), (hidden.shape, weight.shape, targets.shape)
     chunk_losses = FORMS[form or choose(hidden.device)[0]]
     vocab_size = vocab_size or len(weight)
-    chunk = chunk or max(1, CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size()))
+    chunk = chunk or max(LEAST_TOKENS, CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size()))
     chunks = max(1, -(-len(targets) // chunk))
     chunk = -(-len(targets) // chunks)  # as long as each other, so that few shapes occur
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
