@@ -208,17 +208,8 @@ class Bench:
 
     def reference(self, case: Case, depth: int, seed: int, cold: bool) -> dict[str, Any]:
         options = self.options
-        job = Job(
-            str(Path(options.reference).resolve()),
-            str(self.folder / f"seed{seed}"),
-            depth,
-            options.head_dim,
-            options.window,
-            options.device_batch,
-            options.vocab,
-            seed,
-            case.compiled,
-        )
+        about = (depth, options.head_dim, options.window, options.device_batch, options.vocab, seed, case.compiled)
+        job = Job(str(Path(options.reference).resolve()), str(self.folder / f"seed{seed}"), *about)
         variables = {"NANOCHAT_DTYPE": case.dtype} if case.dtype else {}
         variables |= self.compile_cache("reference" + case.name, cold)
         return json.loads(self.call(__file__, json.dumps(job), **variables).splitlines()[-1])
@@ -326,23 +317,11 @@ def main() -> None:
         records = [record for depth in options.depths.split(",") for record in measure(bench, int(depth))]
     show(records)
     if options.json:
-        peers = [
-            (record, peer)
-            for record in records
-            for peer in records
-            if record["name"] == OURS[0].name and peer["name"].startswith("ref") and peer["depth"] == record["depth"]
-        ]
-        cases = [
-            {
-                "case": f"depth {ours['depth']}",
-                "unit": "tokens/s",
-                "ours": ours["rate"],
-                "peer": peer["rate"],
-                "peer_name": peer["name"],
-                "ratio": ours["rate"] / peer["rate"],
-            }
-            for ours, peer in peers
-        ]
+        cases = []
+        for peer in (record for record in records if record["name"].startswith("reference")):
+            ours = next(other for other in records if other["depth"] == peer["depth"])
+            rates = {"ours": ours["rate"], "peer": peer["rate"], "ratio": ours["rate"] / peer["rate"]}
+            cases.append({"case": f"depth {peer['depth']}", "unit": "tokens/s", "peer_name": peer["name"], **rates})
         Path(options.json).write_text(json.dumps(cases, indent=2))
 
 
