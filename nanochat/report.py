@@ -153,11 +153,15 @@ def _headlines(outcomes: Sequence[Outcome], stages: Sequence[Stage]) -> str:
     return "\n".join(lines) if cells else ""
 
 
-def render(base: Path, root: Path = ROOT, stages: Sequence[Stage] = STAGES) -> str:
-    """The card of the outcomes below `base`, about the source in `root`."""
+def render(base: Path, root: Path = ROOT, stages: Sequence[Stage] = STAGES, pictures: Path | None = None) -> str:
+    """The card of the outcomes below `base`, about the source in `root`; its pictures go to that folder, if any."""
     outcomes, sections = read_outcomes(base, stages)
     if not sections:
         raise ValueError(f"no stage has left an outcome below {base}, run one first or name another --base-dir")
+    if pictures:
+        for outcome in outcomes:
+            for name, curve in _pictures(outcome).items():
+                draw(curve, pictures / name)
     outcomes.sort(key=lambda outcome: outcome.timestamp)
     bloat = _listing(_bloat(root))
     header = ["# nanochat training report", f"Generated: {datetime.now():%Y-%m-%d %H:%M:%S}", "## Environment"]
@@ -178,10 +182,7 @@ def main(config: Config) -> None:
     out = Path(config.out).expanduser()
     if out.is_dir():
         raise ValueError(f"--out={config.out} is a folder, name a file")
-    write_text(out, render(base))
-    for outcome in read_outcomes(base)[0]:
-        for name, curve in _pictures(outcome).items():
-            draw(curve, out.parent / PICTURES / name)
+    write_text(out, render(base, pictures=out.parent / PICTURES))
     print0(f"report card: {out.resolve()}")
 
 
