@@ -6,7 +6,7 @@ or a word is held out or not. The functions take the world and the dice of world
 
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 LETTERS = "ABCDE"
 EASY = ("person", "town")  # kinds that ARC-Easy asks about; the others are ARC-Challenge
@@ -192,18 +192,6 @@ def data_sets(world: Any, dice: Any, size: Any) -> dict[str, list[dict]]:
 # ---- the CORE bundle ----
 
 
-class CoreTask(NamedTuple):
-    """A task of the bundle; its rows have the keys that its kind has in the real one."""
-
-    label: str
-    category: str
-    kind: str
-    shots: int
-    baseline: int  # percent right by chance
-    rows: list[dict]
-    delimiter: str = " "
-
-
 def _cloze(world: Any, fact: Any, dice: Any) -> dict:
     """A statement that ends in the value, cut before it, where no other fact could go on."""
     ending = f" {fact.value.name}."
@@ -223,7 +211,8 @@ def _schema(world: Any, fact: Any, dice: Any) -> dict:
     return {"context_options": options, "continuation": ending, "gold": pair.index(names[0])}
 
 
-def core_bundle(world: Any, dice: Any) -> list[CoreTask]:
+def core_bundle(world: Any, dice: Any) -> dict[str, list[dict]]:
+    """Rows by task, with the keys that its kind has in the real bundle; world.txt lists the tasks."""
     asked = [fact for fact in world.facts if fact.split == "test"]
     people = [fact for fact in asked if fact.subject.kind == "person"]
     others = [fact for fact in asked if fact not in people]
@@ -241,23 +230,17 @@ def core_bundle(world: Any, dice: Any) -> list[CoreTask]:
         return [{"context": context, "continuation": str(continuation)} for context, continuation in rows]
 
     answers = completions((f"Question: {dice.pick(fact.asks)}", fact.value.name) for fact in asked)
-    spelled = completions((f"The word {word} is spelled", "-".join(word)) for word in world.held_out_words)
     steps = [world.sum(dice, held_out=True) for _ in range(100)]
-    sums = completions((f"{step.left} {step.sign} {step.right} =", step.result) for step in steps)
-    clozes = [_cloze(world, fact, dice) for fact in asked]
-    schemas = [_schema(world, fact, dice) for fact in people]
-    knowledge, understanding, symbolic = "world knowledge", "language understanding", "symbolic problem solving"
-    choice, completion, answer = "multiple_choice", "language_modeling", "\nAnswer: "
-    return [
-        CoreTask("world_people", knowledge, choice, 5, 25, chosen(people), answer),
-        CoreTask("world_places", knowledge, choice, 0, 25, chosen(others), answer),
-        CoreTask("world_answers", knowledge, completion, 5, 0, answers, answer),
-        CoreTask("world_cloze", understanding, completion, 0, 0, clozes),
-        CoreTask("world_schema", understanding, "schema", 0, 50, schemas),
-        CoreTask("world_korean", understanding, choice, 0, 25, chosen(asked, korean=True), "\n답: "),
-        CoreTask("world_spelling", symbolic, completion, 3, 0, spelled),
-        CoreTask("world_sums", symbolic, completion, 5, 0, sums),
-    ]
+    return {
+        "world_answers": answers,
+        "world_sums": completions((f"{step.left} {step.sign} {step.right} =", step.result) for step in steps),
+        "world_spelling": completions((f"The word {word} is spelled", "-".join(word)) for word in world.held_out_words),
+        "world_cloze": [_cloze(world, fact, dice) for fact in asked],
+        "world_schema": [_schema(world, fact, dice) for fact in people],
+        "world_people": chosen(people),
+        "world_places": chosen(others),
+        "world_korean": chosen(asked, korean=True),
+    }
 
 
 def ten_questions(world: Any, dice: Any) -> list[dict]:
