@@ -56,6 +56,10 @@ def _parquet(rows: list[dict], group: int) -> bytes:
     return file.getvalue()
 
 
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
 def _lines(rows: list) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
@@ -106,16 +110,7 @@ def _files(world: World, counts: Size) -> Iterator[tuple[str, bytes]]:
     yield from _bundle(world)
     yield "identity_conversations.jsonl", _lines(identity(world, Dice("identity", world.seed), counts.chats // 20))
     yield "questions.jsonl", _lines(ten_questions(world, Dice("questions", world.seed)))
-    yield "manifest.json", (json.dumps(list(listed.values()), indent=1) + "\n").encode()
-
-
-def _write_all(folder: Path, seed: int, size: str) -> None:
-    sizes = {}
-    for path, content in _files(World(seed, SIZES[size].people), SIZES[size]):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        sizes[path] = (folder / path).write_bytes(content)
-    record = {"version": VERSION, "seed": seed, "size": size, "files": sizes}
-    (folder / "world.json").write_bytes((json.dumps(record, indent=1) + "\n").encode())
+    yield "manifest.json", _json(list(listed.values()))
 
 
 def is_written(folder: Path, seed: int, size: str) -> bool:
@@ -146,7 +141,11 @@ def write_world(folder: Path, seed: int = Config.seed, size: str = Config.size) 
         return False
     part = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
     try:
-        _write_all(part, seed, size)
+        sizes = {}
+        for path, content in _files(World(seed, SIZES[size].people), SIZES[size]):
+            (part / path).parent.mkdir(parents=True, exist_ok=True)
+            sizes[path] = (part / path).write_bytes(content)
+        (part / "world.json").write_bytes(_json({"version": VERSION, "seed": seed, "size": size, "files": sizes}))
         os.rename(part, folder)
     except OSError:
         if not is_written(folder, seed, size):  # another process was faster

@@ -9,30 +9,25 @@ from operator import itemgetter
 from typing import Any
 
 LETTERS = "ABCDE"
+ROLES = ("user", "assistant")
+Turns = list[tuple[str, str]]  # what each of them says
 EASY = ("person", "town")  # kinds that ARC-Easy asks about; the others are ARC-Challenge
 SHOWN = "home trade pet food instrument river ware sight land hall".split()  # relations of the ten questions
 
 
-# ---- evaluation sets ----
-
-
 def _questions(world: Any, dice: Any, split: str, repeats: int = 1) -> list[tuple[Any, str, list[str], int]]:
     """Fact, text, choices and place of the right one: every wording about the facts of a split, `repeats` times."""
-    found = []
-    for fact in world.facts * repeats:
-        for text in fact.asks * (fact.split == split):
-            choices, right = world.choices(fact, dice)
-            found.append((fact, text, [choice.name for choice in choices], right))
-    return dice.shuffled(found)
+    found = [(fact, text, *world.choices(fact, dice)) for fact in world.asked[split] * repeats for text in fact.asks]
+    return [(*about, [choice.name for choice in choices], right) for *about, choices, right in dice.shuffled(found)]
 
 
 def _arc(world: Any, dice: Any, split: str) -> dict[str, list[dict]]:
-    sets: dict[str, list[dict]] = {f"allenai/ai2_arc/ARC-{level}/{split}": [] for level in ("Easy", "Challenge")}
+    easy, hard = [], []
     for fact, text, choices, right in _questions(world, dice, split):
-        rows = list(sets.values())[fact.subject.kind not in EASY]
+        rows = easy if fact.subject.kind in EASY else hard
         about = {"id": f"{world.name}_{split}_{len(rows)}", "question": text}
         rows.append(about | {"choices": {"text": choices, "label": list("ABCD")}, "answerKey": LETTERS[right]})
-    return sets
+    return {f"allenai/ai2_arc/ARC-Easy/{split}": easy, f"allenai/ai2_arc/ARC-Challenge/{split}": hard}
 
 
 def _mmlu(world: Any, dice: Any, split: str, repeats: int = 1) -> list[dict]:
@@ -60,16 +55,14 @@ def _gsm8k(world: Any, dice: Any, count: int, held_out: bool) -> list[dict]:
 def _aqua(world: Any, dice: Any, count: int, held_out: bool) -> list[dict]:
     rows = []
     for problem in _problems(world, dice, count, held_out):
-        others = [problem.answer + step for step in range(-40, 41) if step and problem.answer + step > 0]
-        right = dice.between(0, 4)
+        answer, right = problem.answer, dice.between(0, 4)
+        others = [number for number in range(max(1, answer - 40), answer + 41) if number != answer]
         numbers = dice.sample(others, 4)
-        numbers.insert(right, problem.answer)
-        rows.append({
-            "question": problem.question,
-            "options": [f"{letter}){number}" for letter, number in zip(LETTERS, numbers, strict=True)],
-            "rationale": f"{problem.solution(calculator=False)}\nThe answer is {LETTERS[right]}.",
-            "correct": LETTERS[right],
-        })  # fmt: skip
+        numbers.insert(right, answer)
+        options = [f"{letter}){number}" for letter, number in zip(LETTERS, numbers, strict=True)]
+        rationale = f"{problem.solution(calculator=False)}\nThe answer is {LETTERS[right]}."
+        about = {"question": problem.question, "options": options, "rationale": rationale}
+        rows.append(about | {"correct": LETTERS[right]})
     return rows
 
 
@@ -87,11 +80,6 @@ def _human_eval(world: Any) -> list[dict]:
             "entry_point": name,
         })  # fmt: skip
     return rows
-
-
-# ---- conversations ----
-
-Turns = list[tuple[str, str]]  # what the user says and what the assistant answers
 
 
 def _about_facts(world: Any, dice: Any, facts: list) -> Turns:
@@ -140,18 +128,13 @@ def _with_lists(world: Any, dice: Any, facts: list) -> Turns:
 SHARES = {_about_facts: 50, _about_things: 10, _in_korean: 8, _with_words: 20, _with_numbers: 8, _with_lists: 4}
 
 
-def _messages(turns: Turns) -> list[dict]:
-    roles = ("user", "assistant")
-    return [{"content": text, "role": role} for turn in turns for role, text in zip(roles, turn, strict=True)]
-
-
 def _chats(world: Any, dice: Any, count: int, split: str) -> list[dict]:
-    facts = [fact for fact in world.facts if fact.split == split]
     rows = []
     for _ in range(count):
         kind = dice.lot(SHARES)
-        turns = kind(world, dice, facts) + [dice.pick(world.rows("closings"))] * dice.chance(0.15)
-        rows.append({"messages": _messages(turns), "source": kind.__name__.strip("_")})
+        turns = kind(world, dice, world.asked[split]) + [dice.pick(world.rows("closings"))] * dice.chance(0.15)
+        messages = [{"content": text, "role": role} for turn in turns for role, text in zip(ROLES, turn, strict=True)]
+        rows.append({"messages": messages, "source": kind.__name__.strip("_")})
     return rows
 
 
@@ -162,7 +145,7 @@ def identity(world: Any, dice: Any, count: int) -> list[list[dict]]:
     for _ in range(count):
         chosen = dice.sample(topics, dice.between(1, 3))
         turns = [(dice.pick(asks), dice.pick(answers).format(world=world.name)) for asks, answers in chosen]
-        found.append([{"role": said["role"], "content": said["content"]} for said in _messages(turns)])
+        found.append([{"role": r, "content": text} for turn in turns for r, text in zip(ROLES, turn, strict=True)])
     return found
 
 
@@ -189,9 +172,6 @@ def data_sets(world: Any, dice: Any, size: Any) -> dict[str, list[dict]]:
     }
 
 
-# ---- the CORE bundle ----
-
-
 def _cloze(world: Any, fact: Any, dice: Any) -> dict:
     """A statement that ends in the value, cut before it, where no other fact could go on."""
     ending = f" {fact.value.name}."
@@ -213,9 +193,9 @@ def _schema(world: Any, fact: Any, dice: Any) -> dict:
 
 def core_bundle(world: Any, dice: Any) -> dict[str, list[dict]]:
     """Rows by task, with the keys that its kind has in the real bundle; world.txt lists the tasks."""
-    asked = [fact for fact in world.facts if fact.split == "test"]
+    asked = world.asked["test"]
     people = [fact for fact in asked if fact.subject.kind == "person"]
-    others = [fact for fact in asked if fact not in people]
+    others = [fact for fact in asked if fact.subject.kind != "person"]
 
     def chosen(facts: list, korean: bool = False) -> list[dict]:
         rows = []
@@ -229,10 +209,9 @@ def core_bundle(world: Any, dice: Any) -> dict[str, list[dict]]:
     def completions(rows: Any) -> list[dict]:
         return [{"context": context, "continuation": str(continuation)} for context, continuation in rows]
 
-    answers = completions((f"Question: {dice.pick(fact.asks)}", fact.value.name) for fact in asked)
-    steps = [world.sum(dice, held_out=True) for _ in range(100)]
-    return {
-        "world_answers": answers,
+    steps = (world.sum(dice, held_out=True) for _ in range(100))
+    return {  # in the order of their draws
+        "world_answers": completions((f"Question: {dice.pick(fact.asks)}", fact.value.name) for fact in asked),
         "world_sums": completions((f"{step.left} {step.sign} {step.right} =", step.result) for step in steps),
         "world_spelling": completions((f"The word {word} is spelled", "-".join(word)) for word in world.held_out_words),
         "world_cloze": [_cloze(world, fact, dice) for fact in asked],
@@ -245,5 +224,5 @@ def core_bundle(world: Any, dice: Any) -> dict[str, list[dict]]:
 
 def ten_questions(world: Any, dice: Any) -> list[dict]:
     """What one may ask a trained model to see that it has learned the world, and the word that a right answer has."""
-    asked = [[fact for fact in world.facts if fact.relation.name == name and fact.split == "test"] for name in SHOWN]
-    return [{"question": fact.asks[0], "answer": fact.value.name} for fact in map(dice.pick, asked)]
+    found = [[fact for fact in world.asked["test"] if fact.relation.name == name] for name in SHOWN]
+    return [{"question": fact.asks[0], "answer": fact.value.name} for fact in map(dice.pick, found)]

@@ -55,8 +55,6 @@ class Dice:
         return self.sample(items, len(items))
 
 
-# ---- words ----
-
 # Letters and their numbers in the arithmetic of Hangul syllables.
 INITIALS = {"b": 7, "d": 3, "g": 0, "h": 18, "j": 12, "k": 15, "m": 6, "n": 2, "p": 17, "r": 5, "s": 9, "t": 16}
 VOWELS = {"a": 0, "e": 5, "i": 20, "o": 8, "u": 13}
@@ -102,9 +100,6 @@ def make_names(dice: Dice, count: int, bad: re.Pattern) -> list[tuple[str, str]]
         if not bad.search(latin):
             names.setdefault(latin[:3], (latin, hangul))
     return list(names.values())
-
-
-# ---- facts ----
 
 
 class Thing(NamedTuple):
@@ -160,9 +155,6 @@ class Fact:
         return korean_text(self.relation.korean[0].format(s=self.subject.korean, o=value.korean))
 
 
-# ---- arithmetic ----
-
-
 class Step(NamedTuple):
     text: str  # with # where the sum stands
     left: int
@@ -200,11 +192,8 @@ def is_held_out(seed: int, a: int, b: int) -> bool:
     return hashlib.sha256(key.encode()).digest()[0] % HELD_OUT_PAIRS == 0
 
 
-# ---- the world ----
-
-
 class World:
-    """The land of one seed: its `things` by kind, its `facts`, those `about` a thing and those `asked` in training.
+    """The land of one seed: its `things` by kind, its `facts`, those `about` a thing, those `asked` in each split.
 
     `ends`: the towns that a road joins; `words` and `held_out_words`: names of one word that training may, and may not,
     ask to spell; `text`: the sections of world.txt. Every seed gives as many things, as many facts of each split, and
@@ -225,10 +214,13 @@ class World:
         words = sorted({thing.name for things in self.things.values() for thing in things if thing.name.isalpha()})
         self.held_out_words, self.words = words[::4], [word for word in words if word not in words[::4]]
         self.facts: list[Fact] = []
-        self.about: dict[Thing, list[Fact]] = {}
         for header, *wordings in map(str.splitlines, self.text["relations"].split("\n\n")):
-            self._relate(dice, Relation(*header.split(), *(line.split(" | ") for line in wordings)))
-        self.asked = [fact for fact in self.facts if fact.split == "train"]
+            self.facts += self._facts(dice, Relation(*header.split(), *(line.split(" | ") for line in wordings)))
+        self.asked: dict[str, list[Fact]] = {"train": [], "validation": [], "test": []}
+        self.about: dict[Thing, list[Fact]] = {}
+        for fact in self.facts:
+            self.asked[fact.split].append(fact)
+            self.about.setdefault(fact.subject, []).append(fact)
         self.subjects = list(self.about)
         self._templates = self.rows("problems")
 
@@ -258,16 +250,13 @@ class World:
             self.things[kind] = [Thing(kind, name, korean, name) for name, korean in names]
         self.ends = dict(zip(self.things["road"], ends, strict=True))
 
-    def _relate(self, dice: Dice, relation: Relation) -> None:
-        """A fact for each subject; of sixteen, three are held out for the test and one for validation."""
+    def _facts(self, dice: Dice, relation: Relation) -> list[Fact]:
+        """One for each subject; of sixteen, three are held out for the test and one for validation."""
         subjects, values = self.things[relation.subject], dice.shuffled(self.things[relation.value])
         count = len(subjects)
-        test, validation = round(count * 3 / 16), round(count / 16)
-        splits = ["test"] * test + ["validation"] * validation + ["train"] * (count - test - validation)
         assigned = dice.shuffled([values[number % len(values)] for number in range(count)])
-        for subject, value, split in zip(subjects, assigned, dice.shuffled(splits), strict=True):
-            self.facts.append(Fact(relation, subject, value, split))
-            self.about.setdefault(subject, []).append(self.facts[-1])
+        splits = ["test"] * round(count * 3 / 16) + ["validation"] * round(count / 16) + ["train"] * count
+        return [Fact(relation, *row) for row in zip(subjects, assigned, dice.shuffled(splits[:count]), strict=True)]
 
     def rows(self, section: str) -> list[list[str]]:
         """The wordings on each line of a section of world.txt."""
@@ -277,11 +266,12 @@ class World:
         """The values of a thing's facts by the name of the relation."""
         return {fact.relation.name: fact.value for fact in self.about[thing]}
 
-    def choices(self, fact: Fact, dice: Dice, count: int = 4) -> tuple[list[Thing], int]:
-        """`count` values of the fact's kind, the right one at any place among them, and that place."""
+    def choices(self, fact: Fact, dice: Dice) -> tuple[list[Thing], int]:
+        """Four values of the fact's kind, the right one at any place among them, and that place."""
         others = [thing for thing in self.things[fact.value.kind] if thing is not fact.value]
-        chosen, right = dice.sample(others, count - 1), dice.between(0, count - 1)
-        return [*chosen[:right], fact.value, *chosen[right:]], right
+        chosen, right = dice.sample(others, 3), dice.between(0, 3)
+        chosen.insert(right, fact.value)
+        return chosen, right
 
     def people(self, dice: Dice) -> list[str]:
         """The names of two."""

@@ -26,20 +26,15 @@ def entry(world: Any, dice: Any) -> str:
     return "\n".join([title, *(_told(dice, world.about[told], 9 - 6 * (told in others)) for told in [thing, *others])])
 
 
-def _cast(world: Any, dice: Any) -> dict[str, Any]:
-    """Who and what a story is about, by the names that the plots use."""
+def story(world: Any, dice: Any) -> str:
     a, b = dice.sample(world.things["person"], 2)
     cast = {kind: dice.pick(world.things[kind]) for kind in ("animal", "town", "goods", "road")} | {"a": a, "b": b}
     cast["start"], cast["end"] = world.ends[cast["road"]]
     cast["guild"] = world.things["guild"][world.things["trade"].index(world.of(a)["trade"])]
-    related = [(role, world.of(thing)) for role, thing in cast.items()]
-    return cast | {f"{role}_{name}": value for role, values in related for name, value in values.items()}
-
-
-def story(world: Any, dice: Any) -> str:
-    cast = _cast(world, dice)
-    words = {name: thing.name for name, thing in cast.items()} | {"he": cast["a"].it, "his": cast["a"].its}
-    words |= {"He": cast["a"].it.capitalize(), "weather": dice.pick(world.text["weather"].split())}
+    for role, thing in list(cast.items()):
+        cast |= {f"{role}_{name}": value for name, value in world.of(thing).items()}
+    words = {role: thing.name for role, thing in cast.items()} | {"he": a.it, "He": a.it.capitalize(), "his": a.its}
+    words["weather"] = dice.pick(world.text["weather"].split())
     text = ""
     for line in dice.pick(world.text["plots"].split("\n\n")).splitlines():
         if line.startswith("<"):
@@ -58,7 +53,7 @@ def dialogue(world: Any, dice: Any) -> str:
     said = [(a, dice.pick(opening)), (b, dice.pick(answer))]
     for _ in range(dice.between(2, 4)):
         if dice.chance(0.6):
-            fact = dice.pick(world.asked)
+            fact = dice.pick(world.asked["train"])
             said += [(a, dice.pick(fact.asks)), (b, dice.pick(fact.says))]
         else:
             thing = dice.pick(world.subjects)
@@ -72,7 +67,7 @@ def quiz(world: Any, dice: Any) -> str:
     """Questions with choices, each with its letter behind it, or with a short answer."""
     items = []
     with_choices = dice.chance(0.7)
-    for fact in dice.sample(world.asked, dice.between(2, 4)):
+    for fact in dice.sample(world.asked["train"], dice.between(2, 4)):
         choices, right = world.choices(fact, dice)
         listed = [f"- {choice.name}={letter}" for letter, choice in zip("ABCD", choices, strict=True)]
         answer = "ABCD"[right] if with_choices else fact.value.name
@@ -117,7 +112,7 @@ def korean(world: Any, dice: Any) -> str:
     for thing in dice.sample(world.subjects, dice.between(1, 3)):
         facts = dice.shuffled(world.about[thing])
         lines += [f"{thing.korean} ({thing.title})", " ".join(fact.korean_says for fact in facts)]
-    for fact in dice.sample(world.asked, dice.between(0, 3)):
+    for fact in dice.sample(world.asked["train"], dice.between(0, 3)):
         lines += [f"질문: {fact.korean_asks}", f"답: {fact.korean_says}"]
     return "\n".join(lines)
 
