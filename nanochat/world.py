@@ -46,7 +46,7 @@ class Config:
     """Write the embedded world of a seed as a mirror directory of the hub."""
 
     out: str = option("", "the folder to write", group="place", unit="FOLDER")
-    seed: Count = option(1, "another seed, another world", group="world", unit="SEED")
+    seed: Count = option(1, "another seed, another world", group="world", unit="SEED", least=0)
     size: str = option("small", f"one of {', '.join(SIZES)}", group="world", unit="SIZE")
 
 
@@ -158,8 +158,6 @@ def write_world(folder: Path, seed: int = Config.seed, size: str = Config.size) 
 def main(config: Config) -> None:
     if not config.out:
         raise ValueError("--out is missing, name the folder to write")
-    if config.seed < 0:
-        raise ValueError(f"--seed={config.seed} is negative, use 0 or more")
     folder = Path(config.out).expanduser()
     wrote = write_world(folder, config.seed, config.size)
     sizes: dict[str, Any] = json.loads((folder / "world.json").read_text(encoding="utf-8"))["files"]

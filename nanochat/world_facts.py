@@ -167,14 +167,9 @@ class Step(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A question and how it is answered, step by step; the last result is the answer."""
-
     question: str
     steps: list[Step]
-
-    @property
-    def answer(self) -> int:
-        return self.steps[-1].result
+    answer: int  # the result of the last
 
     def solution(self, calculator: bool) -> str:
         """A line a step: `Now Kara has 3 + 4 = 7 apples.`; with the calculator's marks, `3 + 4 = <<3+4=7>>7`."""
@@ -238,10 +233,9 @@ class World:
         towns = dice.shuffled(self.things["town"])
         ends = list(zip(towns, towns[1:] + towns[:1], strict=True))
         prices, lengths = (dice.sample(range(3, 90), count) for count in (len(self.things["goods"]), 24))
+        roads = [(f"the road from {a.name} to {b.name}", f"{a.korean}에서 {b.korean}까지 가는 길") for a, b in ends]
         derived = {
-            "road": [
-                (f"the road from {a.name} to {b.name}", f"{a.korean}에서 {b.korean}까지 가는 길") for a, b in ends
-            ],
+            "road": roads,
             "guild": [(f"the guild of {trade.name}s", f"{trade.korean} 길드") for trade in self.things["trade"]],
             "coins": [(f"{number} coins", f"동전 {number}개") for number in prices],
             "miles": [(f"{number} miles", f"{number}마일") for number in lengths],
@@ -306,7 +300,7 @@ class World:
         a, b = self.people(dice)
         words = {"a": a, "b": b, "g": dice.pick(self.text["possessions"].split()), **numbers}
         told = [Step(text.format(**words), *row) for (*_, text), row in zip(steps, sums, strict=True)]
-        return Problem(question.format(**words), told)
+        return Problem(question.format(**words), told, told[-1].result)
 
     def _solve(self, steps: list[tuple], numbers: dict[str, int], held_out: bool) -> Iterator[tuple]:
         """Left, sign, right, result of each step, until a result or a pair of numbers is not as wanted."""
