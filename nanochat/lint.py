@@ -1,10 +1,10 @@
 """What is wrong with a text, before a run finds out: blank and over-long documents, bad rows, each with its place."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nanochat.documents import Bad, documents
+from nanochat.documents import Bad, by_size, documents
 from nanochat.log import Progress
 
 OVER_LONG = 1_000_000  # characters, a book: more is often a file that was to be cut into documents
@@ -38,25 +38,22 @@ def lint(
     name: str, files: Sequence[Path], column: str, count_tokens: Callable[[list[str]], float] = estimate_tokens
 ) -> Findings:
     """Read every document of some files."""
-    findings, bad, progress = Findings(), Bad(skip=True), Progress(f"check {name}", "documents")
-    batch: list[str] = []
-    batch_chars = 0
-    for file in files:
-        for number, text in enumerate(documents(file, bad, column), 1):
-            findings.documents += 1
-            findings.characters += len(text)
-            findings.blank += (blank := not text.strip())
-            findings.over_long += (over_long := len(text) > OVER_LONG)
-            if (blank or over_long) and len(findings.shown) < SHOWN:
-                what = "is blank" if blank else f"has {len(text):,} characters"
-                findings.shown.append(f"{file}: document {number:,} {what}")
-            batch.append(text)
-            batch_chars += len(text)
-            if batch_chars >= BATCH_CHARS:
-                findings.tokens += count_tokens(batch)
-                batch, batch_chars = [], 0
-            progress.update(findings.documents)
-    findings.tokens += count_tokens(batch)
-    findings.bad = bad.count
-    findings.shown = bad.first + findings.shown
-    return findings
+    found, bad, progress = Findings(), Bad(skip=True), Progress(f"check {name}", "documents")
+
+    def counted() -> Iterator[str]:
+        for file in files:
+            for number, text in enumerate(documents(file, bad, column), 1):
+                blank, over_long = not text.strip(), len(text) > OVER_LONG
+                found.documents += 1
+                found.characters += len(text)
+                found.blank += blank
+                found.over_long += over_long
+                if (blank or over_long) and len(found.shown) < SHOWN:
+                    what = "is blank" if blank else f"has {len(text):,} characters"
+                    found.shown.append(f"{file}: document {number:,} {what}")
+                progress.update(found.documents)
+                yield text
+
+    found.tokens = sum(map(count_tokens, by_size(counted(), BATCH_CHARS)))
+    found.bad, found.shown = bad.count, bad.first + found.shown
+    return found
