@@ -55,6 +55,7 @@ CORPORA = {
     # 125 MB of books, documentation, Korean and code, of a mirror only.
     "mixed-text": Named("local/mixed-text", 7, 7, "shard_00007.parquet"),
 }
+SPLITS = ("train", "val")
 AUTO = ("climbmix", "mixed-text")  # the first whose default shards are on this machine, else the embedded world
 
 
@@ -76,9 +77,8 @@ class Corpus:
 
     @property
     def name(self) -> str:
-        if len(self.parts) == 1:
-            return self.parts[0][0].name
-        return "+".join(f"{source.name}:{share:.2g}" for source, share in self.parts)
+        names = [f"{source.name}:{share:.2g}" for source, share in self.parts]
+        return "+".join(names) if len(names) > 1 else self.parts[0][0].name
 
     @property
     def size(self) -> int:
@@ -90,7 +90,7 @@ class Corpus:
 
         Of a mix, always one of the source that is furthest behind its share, by bytes, until all have ended.
         """
-        assert split in ("train", "val"), split
+        assert split in SPLITS, split
 
         def row_groups(shards: tuple[Shard, ...]) -> Iterator[pa.Array]:
             for shard in shards:
@@ -132,10 +132,10 @@ class Corpus:
 
     def _shards(self) -> list[tuple[str, float, str, Shard]]:
         """(name of the source, its share, split, shard) of each."""
-        splits = [(source, share, split) for source, share in self.parts for split in ("train", "val")]
-        return [
-            (source.name, share, split, shard) for source, share, split in splits for shard in getattr(source, split)
+        splits = [
+            (source.name, share, split, getattr(source, split)) for source, share in self.parts for split in SPLITS
         ]
+        return [(*about, shard) for *about, shards in splits for shard in shards]
 
 
 # ---- from --data to shards ----
@@ -155,11 +155,8 @@ class Listing:
         """Those files, or what has been made of them."""
         if self.root is None:
             return self.files
-        home = once_a_node(
-            f"the conversion of {self.root}",
-            lambda: str(convert(self.name, self.root, self.files, skip_bad or self.skip_bad)),
-        )
-        return sorted(Path(home).glob("*.parquet"))
+        what, how = f"the conversion of {self.root}", (self.name, self.root, self.files, skip_bad or self.skip_bad)
+        return sorted(Path(once_a_node(what, lambda: str(convert(*how)))).glob("*.parquet"))
 
 
 def open_corpus(data: str, num_shards: int = 0, offline: bool = False, skip_bad: bool = False) -> Corpus:

@@ -99,14 +99,11 @@ def open_parquet(file: Path, column: str) -> Iterator[pq.ParquetFile]:
             shard = stack.enter_context(pq.ParquetFile(source, page_checksum_verification=True))
         except (pa.ArrowException, OSError) as error:
             raise Damaged(f"{file} is no whole parquet file ({error}), fetch or write it again") from error
-        schema = shard.schema_arrow
-        if column not in schema.names:
-            raise Damaged(
-                f"{file} has no column `{column}`, only {', '.join(schema.names)}: rename the one with the text"
-            )
-        kind = schema.field(column).type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise Damaged(f"{file} has a column `{column}` of type {kind}, it has to be string")
+        kinds = dict(zip(shard.schema_arrow.names, shard.schema_arrow.types, strict=True))
+        if column not in kinds:
+            raise Damaged(f"{file} has no column `{column}`, only {', '.join(kinds)}: rename the one with the text")
+        if kinds[column] not in (pa.string(), pa.large_string()):
+            raise Damaged(f"{file} has a column `{column}` of type {kinds[column]}, it has to be string")
         yield shard
 
 

@@ -23,7 +23,7 @@ from nanochat.paths import base_dir, publish_folder, read_sha256, write_json
 
 SHARD_BYTES = 128 << 20  # of text, about; how many shards follows from the size of the files
 MAX_SHARDS = 256  # all are open while documents are dealt out
-DEALT_CHARS = 1 << 25  # at once
+DEALT_CHARS = 1 << 24  # at once
 ROW_GROUP = 1024  # documents
 LEAST_ROW_GROUPS = 64  # where documents are few, row groups are smaller: each lane of the loader wants its own
 VALIDATION_BELOW = 2**64 // 100  # documents with a smaller hash are held out, one in a hundred
