@@ -138,6 +138,8 @@ def test_all_that_is_missing_is_listed(mirror):
 
 def test_auto_is_the_first_that_is_here(mirror, capsys):
     assert open_corpus("auto").name == "climbmix"
+    with pytest.raises(HubError, match="12 of 21 files cannot be had"):  # more shards are no other corpus
+        open_corpus("auto", num_shards=20)
     (mirror / "karpathy/climbmix-400b-shuffle/shard_00003.parquet").unlink()
     assert open_corpus("auto").name == "mixed-text"
     assert "data: mixed-text is what --data=auto finds" in capsys.readouterr().out
