@@ -64,7 +64,7 @@ def ours(overflow: str, **options: Any) -> Callable[[Job], Any]:
         from nanochat.tokenizer import Tokenizer
 
         shards = open_shards(train_files(job), "text", Bad(skip=False))
-        corpus = Corpus(((Source("bench", "text", shards, ()), 1.0),))
+        corpus = Corpus(((Source("bench", shards, ()), 1.0),))
         tokenizer = Tokenizer.load(Path(job.base, "tokenizer.json"))
         tokens = Path(job.base, "tokens") if options.get("tokens") else None
         if tokens:

@@ -6,9 +6,8 @@ stream is cut.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from hashlib import sha256
 from os import cpu_count
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ import numpy as np
 import torch
 
 from nanochat.corpus import Corpus, Source
+from nanochat.documents import Bad
 from nanochat.lanes import Deal, Group, Lane, Mix, Window
 from nanochat.log import Progress
 from nanochat.prefetch import Background, Upload
-from nanochat.shards import Shard, read_row_group
+from nanochat.shards import Shard
 from nanochat.token_shards import read_token_group, token_path, token_shard_is, write_token_shard
 from nanochat.tokenizer import Tokenizer
 
@@ -76,7 +76,7 @@ class TextLoader:
         self._groups: list[list[tuple[Shard, int]]] = []  # of each part, its row groups: shard, and number in it
         self._deals = [self._deal(part, source, split, seed) for part, (source, _) in enumerate(corpus.parts)]
         self._setting = {
-            "data": _fingerprint(corpus, split),
+            "data": corpus.describe()["fingerprint"],
             "tokenizer": tokenizer.content_hash,
             "split": split,
             "seed": seed,
@@ -227,14 +227,12 @@ class TextLoader:
             raise ValueError(f"{source.name} has no document for {split}: give it more text")
 
         self._groups.append(groups)
-        return Deal(
-            lambda group: self._read(*groups[group], source.column), len(groups), documents, self.lanes, (seed, part)
-        )
+        return Deal(lambda group: self._read(*groups[group]), len(groups), documents, self.lanes, (seed, part))
 
-    def _read(self, shard: Shard, group: int, column: str) -> Group:
+    def _read(self, shard: Shard, group: int) -> Group:
         if self._tokens is None:
-            return encode_group(shard, group, column, self._tokenizer, self._threads, self._bad)
-        about = _about(shard, column, self._setting["tokenizer"])
+            return encode_group(shard, group, self._tokenizer, self._threads, self._bad)
+        about = _about(shard, self._setting["tokenizer"])
         return read_token_group(token_path(self._tokens, shard.path, shard.hash), group, about)
 
 
@@ -244,18 +242,12 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return states[0] | {"lanes": {lane: windows for state in states for lane, windows in state["lanes"].items()}}
 
 
-def encode_group(
-    shard: Shard, group: int, column: str, tokenizer: Tokenizer, threads: int, bad: Callable[[str], None]
-) -> Group:
+def encode_group(shard: Shard, group: int, tokenizer: Tokenizer, threads: int, bad: Bad) -> Group:
     """The ids of a row group of text; none if it cannot be read, and `bad`, which is told so, does not raise."""
-    try:
-        shard.check()
-        texts = read_row_group(shard, group, column)
-    except ValueError as error:
-        bad(str(error))
-        return np.array([], np.uint16), np.array([0])
-    threads = threads or min(MOST_THREADS, cpu_count() or 1)
-    return tokenizer.encode_arrow(texts, tokenizer.special_tokens["<|bos|>"], threads)
+    with bad.caught():
+        threads = threads or min(MOST_THREADS, cpu_count() or 1)
+        return tokenizer.encode_arrow(shard.read(group), tokenizer.special_tokens["<|bos|>"], threads)
+    return np.array([], np.uint16), np.array([0])
 
 
 def tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, threads: int = 0) -> int:
@@ -264,27 +256,27 @@ def tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, threads: int = 
     A row group that cannot be read, if `corpus.bad` lets that pass, has no documents there.
     """
     content_hash, made = tokenizer.content_hash, 0
-    shards = [(shard, source.column) for source, _ in corpus.parts for shard in (*source.train, *source.val)]
-    total = sum(shard.row_groups for shard, _ in shards)
+    shards = [shard for source, _ in corpus.parts for shard in (*source.train, *source.val)]
+    total = sum(shard.row_groups for shard in shards)
     progress, done = Progress("tokenize", "row groups"), 0
 
-    def groups(shard: Shard, column: str) -> Iterator[Group]:
+    def groups(shard: Shard) -> Iterator[Group]:
         for group in range(shard.row_groups):
-            yield encode_group(shard, group, column, tokenizer, threads, corpus.bad)
+            yield encode_group(shard, group, tokenizer, threads, corpus.bad)
             progress.update(done + group + 1, total, shard.path.name)
 
-    for shard, column in shards:
-        path, about = token_path(folder, shard.path, shard.hash), _about(shard, column, content_hash)
+    for shard in shards:
+        path, about = token_path(folder, shard.path, shard.hash), _about(shard, content_hash)
         if not token_shard_is(path, about):
-            write_token_shard(path, groups(shard, column), about)
+            write_token_shard(path, groups(shard), about)
             made += 1
         done += shard.row_groups
     progress.close()
     return made
 
 
-def _about(shard: Shard, column: str, content_hash: str) -> dict[str, str]:
-    return {"tokenizer": content_hash, "shard": shard.hash, "column": column}
+def _about(shard: Shard, content_hash: str) -> dict[str, str]:
+    return {"tokenizer": content_hash, "shard": shard.hash, "column": shard.column}
 
 
 def _share(what: str, count: int, ranks: int) -> None:
@@ -292,11 +284,3 @@ def _share(what: str, count: int, ranks: int) -> None:
         below = max(1, count // ranks) * ranks
         near = sorted({below, below + ranks})
         raise ValueError(f"{count} {what} cannot be shared by {ranks} ranks: take {' or '.join(map(str, near))}")
-
-
-def _fingerprint(corpus: Corpus, split: str) -> str:
-    """A hash of all that decides which documents there are, and of their shares."""
-    digest = sha256()
-    for source, weight in corpus.parts:
-        digest.update(repr((source.column, weight, [shard.hash for shard in getattr(source, split)])).encode())
-    return digest.hexdigest()
