@@ -45,19 +45,20 @@ def in_child(work: Callable, *job: Any, python: Any = sys.executable, checkout: 
 
 
 def child(checkout: str, module: str, function: str, job: list, answer: str) -> None:
-    sys.path[0] = checkout
-    sys.path.append(str(ROOT))
+    sys.path[:1] = [checkout, str(ROOT)]
     found = getattr(importlib.import_module(f"bench.{module}"), function)(*job)
     if isinstance(found, tuple):
         Path(answer).touch()  # a process that is ended from now on was ended at the work itself
         start = time.perf_counter()
         result = found[0]()
-        seconds = time.perf_counter() - start
-        # Linux only. Not `getrusage`: its figure is inherited from the process that started this one.
-        kilobytes = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
-        found = {"seconds": seconds, "memory": kilobytes * 1024 / 1e6} | found[1](result)
+        found = {"seconds": time.perf_counter() - start, "memory": peak_memory()} | found[1](result)
     Path(answer).write_text(json.dumps(found))
     os._exit(0)  # its threads in the background need not be waited for
+
+
+def peak_memory() -> float:
+    """MB; Linux only. Not `getrusage`: its figure is inherited from the process that started this one."""
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024 / 1e6
 
 
 class Figure(NamedTuple):
@@ -68,21 +69,22 @@ class Figure(NamedTuple):
     less_is_better: bool = True
     shown: str = ",.2f"
 
-    def best_first(self, runs: list[dict]) -> list[float]:
+    def values(self, runs: list[dict]) -> list[float]:
+        """Best first."""
         return sorted((run[self.key] for run in runs if run.get(self.key) is not None), reverse=not self.less_is_better)
 
     def record(self, case: str, ours: list[dict], peer: list[dict], name: str) -> dict:
         """Of the medians, null where there is none; ratio > 1: ours is better."""
-        mine, theirs = (statistics.median(v) if (v := self.best_first(runs)) else None for runs in (ours, peer))
+        mine, theirs = (statistics.median(v) if (v := self.values(runs)) else None for runs in (ours, peer))
         ratio = (theirs / mine) ** (1 if self.less_is_better else -1) if mine and theirs else None
-        record = {"case": f"{case}: {self.key}", "unit": self.unit, "ours": mine, "peer": theirs}
-        return record | {"peer_name": name, "ratio": ratio}
+        figures = {"ours": mine, "peer": theirs, "peer_name": name, "ratio": ratio}
+        return {"case": f"{case}: {self.key}", "unit": self.unit} | figures
 
     def cell(self, ours: list[dict], runs: list[dict]) -> str:
         """Median, in brackets the best, and how many times better ours is."""
-        values = self.best_first(runs)
+        values, ratio = self.values(runs), self.record("", ours, runs, "")["ratio"]
         told = f"{statistics.median(values):{self.shown}} ({values[0]:{self.shown}})" if values else ""
-        return told + (f" {ratio:.2f}x" if (ratio := self.record("", ours, runs, "")["ratio"]) else "")
+        return told + (f" {ratio:.2f}x" if ratio else "")
 
 
 def compare(case: str, runs: dict[str, Callable[[int], dict]], figures: list[Figure], repeats: int, note=lambda *_: ""):
@@ -91,13 +93,14 @@ def compare(case: str, runs: dict[str, Callable[[int], dict]], figures: list[Fig
     Who is called "ours…" is compared with all others; in the table, the first is. note: (all runs, name) -> a remark.
     """
     found: dict[str, list[dict]] = {name: [] for name in runs}
+    load = f"load before: {os.getloadavg()[0]:.1f}"  # others' work spoils ours
     for repeat, name in itertools.product(range(repeats), runs):
         if not any("failure" in run for run in found[name]):  # who failed is not asked again
             found[name].append(last := runs[name](repeat))
-            told = last.get("failure") or ", ".join(f"{f.key} {f.cell([last], [last])} {f.unit}" for f in figures)
+            told = {figure.key: last[figure.key] for figure in figures if figure.key in last} or last
             print(f"{case}, {repeat + 1} of {repeats}, {name}: {told}", file=sys.stderr, flush=True)
     first = found[next(iter(runs))]
-    rows = [[case, *(f"{figure.key}, {figure.unit}" for figure in figures), ""]]
+    rows = [[case, *(f"{figure.key}, {figure.unit}" for figure in figures), load]]
     for name, its in found.items():
         rows.append([name, *(f.cell(first, its) for f in figures), its[-1].get("failure") or note(found, name)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -106,13 +109,13 @@ def compare(case: str, runs: dict[str, Callable[[int], dict]], figures: list[Fig
     return [f.record(f"{case}, {mine}", found[mine], found[peer], peer) for mine, peer in pairs for f in figures]
 
 
-def finish(path: Path | None, records: list[dict]) -> None:
+def finish(path: Path | str | None, records: list[dict]) -> None:
     """Says what all this ran on, and writes the records where --json wants them."""
     from nanochat.outcome import environment, versions  # not there in a peer's process
 
     print("", *(f"{name}: {value}" for name, value in (environment()["Hardware"] | versions()).items()), sep="\n")
     if path:
-        path.write_text(json.dumps(records, indent=1) + "\n")
+        Path(path).write_text(json.dumps(records, indent=1) + "\n")
 
 
 if __name__ == "__main__":
