@@ -70,8 +70,9 @@ class Mix:
     """
 
     def __init__(self, weights: Sequence[float], lanes: int):
+        said = f"the weights of the parts are {list(weights)}: "
         if not weights or min(weights) <= 0:
-            raise ValueError(f"the weights of the parts are {list(weights)}: each has to be more than 0")
+            raise ValueError(said + "each has to be more than 0")
         shares, cycle = np.array(weights) / sum(weights), MIX_CYCLE if len(weights) > 1 else 1
         self._order: list[int] = []  # the part of each place of the cycle
         self._given = np.zeros((cycle + 1, len(weights)), np.int64)  # rows of each part, before each place
@@ -80,9 +81,7 @@ class Mix:
             self._given[place + 1] = self._given[place]
             self._given[place + 1, self._order[place]] += 1
         if not self._given[-1].all():
-            raise ValueError(
-                f"the weights of the parts are {list(weights)}: one has less than 1/{MIX_CYCLE} of the whole"
-            )
+            raise ValueError(said + f"one has less than 1/{MIX_CYCLE} of the whole")
         self._starts = [lane * cycle // lanes for lane in range(lanes)]
 
     def part(self, lane: int, turn: int) -> int:
