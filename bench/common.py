@@ -62,7 +62,7 @@ def peak_memory() -> float:
 
 
 class Figure(NamedTuple):
-    """key: its name in the dicts of the runs, which may lack it. shown: a format."""
+    """A figure of the runs. key: its name in their dicts, where it may be missing. shown: a format."""
 
     key: str
     unit: str

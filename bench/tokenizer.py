@@ -127,7 +127,8 @@ def plan(options: argparse.Namespace, job: Job, folder: Path, size: int) -> Iter
     if "encode" in options.what:
         for name, its in encoding.items():
             for threads in options.threads if name == "cl100k_base" else [job.threads]:
-                yield Case(f"encode, {name}, threads: {threads}", "encode", its._replace(threads=threads), size)
+                what = f"{job.vocab} of ours" if name == "nanochat" else name
+                yield Case(f"encode, {what}, threads: {threads}", "encode", its._replace(threads=threads), size)
     if "extreme" in options.what:
         # Both patterns: where one of them saves a peer's regex engine from a long run of spaces, the other does not.
         works = [("train", "", job), *(("encode", f" {name}", its) for name, its in encoding.items())]

@@ -171,18 +171,13 @@ def reference_schedule(step: int, steps: int) -> tuple[float, float, float]:
 def reference_bpb(model: Any, options: argparse.Namespace, device: Any) -> float:
     import numpy as np
     import torch
+    from nanochat.loss_eval import evaluate_bpb  # the reference's
 
     ids, lengths = (
-        torch.from_numpy(np.load(Path(options.folder, f"{of}.npy"))).to(device) for of in ("eval", "lengths")
+        torch.from_numpy(np.load(Path(options.folder, f"{what}.npy"))).to(device) for what in ("eval", "lengths")
     )
-    nats, size = 0.0, 0
-    with torch.no_grad():
-        for start in range(0, len(ids) - 1, options.length):
-            row = ids[start : start + options.length + 1]
-            losses = model(row[None, :-1], row[None, 1:], loss_reduction="none").view(-1)
-            nats += float((losses.float() * (lengths[row[1:]] > 0)).double().sum())
-            size += int(lengths[row[1:]].sum())
-    return nats / size / math.log(2)
+    rows = [ids[None, start : start + options.length + 1] for start in range(0, len(ids) - 1, options.length)]
+    return evaluate_bpb(model, [(row[:, :-1], row[:, 1:]) for row in rows], len(rows), lengths)
 
 
 # ---- the parent ----

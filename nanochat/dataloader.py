@@ -273,7 +273,7 @@ def _share(what: str, count: int, ranks: int) -> None:
 
 def _fingerprint(corpus: Corpus, split: str) -> str:
     """A hash of all that decides which documents there are, and of their shares."""
-    digest = sha256()
-    for source, weight in corpus.parts:
-        digest.update(repr((source.column, weight, [shard.hash for shard in getattr(source, split)])).encode())
-    return digest.hexdigest()
+    parts = (
+        (source.column, weight, [shard.hash for shard in getattr(source, split)]) for source, weight in corpus.parts
+    )
+    return sha256("".join(map(repr, parts)).encode()).hexdigest()
