@@ -173,7 +173,7 @@ class TextLoader(Iterator, AbstractContextManager):
         for (lane, part), window in self._given.items():
             units = {*range(window.unit, window.unit + window.units), *(unit for unit, *_ in window.left)}
             for unit in units:
-                shard, group, _ = self._groups[part][self._deals[part].place(lane, unit)[1]]
+                shard, group = self._groups[part][self._deals[part].place(lane, unit)[1]]
                 found.setdefault(shard.path, set()).add(group)
         return [f"{path}, row groups {', '.join(map(str, sorted(found[path])))}" for path in sorted(found)]
 
