@@ -70,10 +70,10 @@ class Blueprint:
             model.compile_parts()
         groups = build_groups(
             model.named_parameters(),
-            batch_tokens=self.scale.total_batch_size,
+            learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
+            batch_scale=self.scale.rates,
             width=self.shape.width,
             matrix_weight_decay=config.weight_decay * self.scale.weight_decay,
-            learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
         )
         return model, Optimizer(groups, runtime.rank, runtime.world_size, **runtime.optimizer_options), rows
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 IGNORED = -1  # the target of a token that is not learned
-SAFE_EXPONENT = 60.0  # of which the exponential, summed over any vocabulary, is far from fp32's limit
+SAFE_EXPONENT = 60.0  # of which the exponential, summed over any vocabulary or row, is far from fp32's limit
 
 # Logits per chunk, by device type. A CPU wants them in its caches; for a GPU a chunk must still be a large matmul.
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
