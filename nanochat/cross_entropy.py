@@ -46,9 +46,10 @@ def cross_entropy(
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if recorded and reduction == "sum":
         return _SumOfLosses.apply(hidden, weight, targets, chunk, chunk_losses, softcap, vocab_size)
+    head = weight if recorded else weight.to(hidden.dtype)  # cast once; a gradient of chunks adds up in the weight's dtype
 
     def losses(hidden: Tensor, targets: Tensor) -> Tensor:
-        logits = hidden @ weight.to(hidden.dtype).t()
+        logits = hidden @ head.to(hidden.dtype).t()
         return (torch_form if recorded else chunk_losses)(logits, targets, softcap, vocab_size, False)[0]
 
     if recorded:  # per-token losses are differentiated by autograd, which computes a chunk's logits once more
