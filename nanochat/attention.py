@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 
-
 class Plan(NamedTuple):
     """What all layers with one window share: made once a forward, outside of what is compiled."""
 

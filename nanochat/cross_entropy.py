@@ -46,7 +46,9 @@ def cross_entropy(
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if recorded and reduction == "sum":
         return _SumOfLosses.apply(hidden, weight, targets, chunk, chunk_losses, softcap, vocab_size)
-    head = weight if recorded else weight.to(hidden.dtype)  # cast once; a gradient of chunks adds up in the weight's dtype
+    head = (
+        weight if recorded else weight.to(hidden.dtype)
+    )  # cast once; a gradient of chunks adds up in the weight's dtype
 
     def losses(hidden: Tensor, targets: Tensor) -> Tensor:
         logits = hidden @ head.to(hidden.dtype).t()

@@ -59,9 +59,7 @@ def _until(batches: Iterable[Any], most: int) -> Iterator[str]:
 
 
 @torch.no_grad()
-def bits_per_byte(
-    model: Any, text: EvalText, seq_len: int, batch_size: int, runtime: Any, stride: int = 0
-) -> Bpb:
+def bits_per_byte(model: Any, text: EvalText, seq_len: int, batch_size: int, runtime: Any, stride: int = 0) -> Bpb:
     """`model(ids, targets, reduction="none")` gives the loss of each target in nats; -1 is none.
 
     All ranks call it and get the same figure. batch_size: rows at once on a rank, all of them of `seq_len`, the last
@@ -69,7 +67,9 @@ def bits_per_byte(
     """
     stride = stride or seq_len
     if not 1 <= stride <= seq_len:
-        raise ValueError(f"--stride={stride} leaves out text or stands still, take 1 to {seq_len}, the context's length")
+        raise ValueError(
+            f"--stride={stride} leaves out text or stands still, take 1 to {seq_len}, the context's length"
+        )
     rows = 1 + max(0, -(-(len(text.ids) - 1 - seq_len) // stride))
     padded = torch.full(((rows - 1) * stride + seq_len + 1,), -1)
     padded[: len(text.ids)] = text.ids

@@ -15,8 +15,8 @@ TUNED_WIDTH = 768  # for which the learning rates were found
 class Rule:
     """Parameters whose whole name `pattern` matches are the group `name`.
 
-    The learning rate is `share` of `rate`, a flag of the command line, or of 1 where that is empty. scaled_by: some of "batch" and "width".
-    weight_decay: None is the model's own, which `build_groups` is given. eps: of AdamW.
+    The learning rate is `share` of `rate`, a flag of the command line, or of 1 where that is empty. scaled_by: some of
+    "batch" and "width". weight_decay: None is the model's own, which `build_groups` is given. eps: of AdamW.
     """
 
     name: str

@@ -182,9 +182,11 @@ def figures(folder: Path, tokenizer_path: Path) -> None:
 
 def test_processes_and_batches_find_the_same(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
-    jobs = {ranks: Forked(tmp_path / f"{ranks}", figures, tmp_path / f"{ranks}", tmp_path / "tokenizer.json", ranks=ranks)
-            for ranks in (1, 2)}  # fmt: skip
-    for job in jobs.values():
+    jobs = []
+    for ranks in (1, 2):
+        folder = tmp_path / f"{ranks}"
+        jobs.append(Forked(folder, figures, folder, tmp_path / "tokenizer.json", ranks=ranks))
+    for job in jobs:
         job.done()
     alone = json.loads((tmp_path / "1/0.json").read_text())
     for rank in (0, 1):
