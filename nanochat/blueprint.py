@@ -179,7 +179,5 @@ def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator)
         lines.append(f"that is more than {accelerator.memory} GB: take --checkpointing, or more ranks")
     if plan.tokens is None:
         return [*lines, f"time {plan.scale.seconds:g} s, as asked"]
-    return [
-        *lines,
-        cost(plan.flops_per_token * plan.tokens, ranks, accelerator, dtype, measured(config, accelerator))[2],
-    ]
+    flops, rate = plan.flops_per_token * plan.tokens, measured(config, accelerator)
+    return [*lines, cost(flops, ranks, accelerator, dtype, rate)[2]]

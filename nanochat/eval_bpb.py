@@ -67,9 +67,7 @@ def bits_per_byte(model: Any, text: EvalText, seq_len: int, batch_size: int, run
     """
     stride = stride or seq_len
     if not 1 <= stride <= seq_len:
-        raise ValueError(
-            f"--stride={stride} leaves out text or stands still, take 1 to {seq_len}, the context's length"
-        )
+        raise ValueError(f"--stride={stride} would leave out text, take 1 to {seq_len}, the context's length")
     rows = 1 + max(0, -(-(len(text.ids) - 1 - seq_len) // stride))
     padded = torch.full(((rows - 1) * stride + seq_len + 1,), -1)
     padded[: len(text.ids)] = text.ids

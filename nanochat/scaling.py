@@ -206,7 +206,7 @@ def cost(
     rate, source = (measured[0], f"measured: run {measured[1]}") if measured else (peak * ASSUMED_MFU, "assumed")
     seconds = flops / (rate * ranks)
     dollars = accelerator.dollars and accelerator.dollars * ranks * seconds / 3600
-    how = f"{100 * rate / peak:.3g}% MFU ({source}) of {peak / 1e12:,.0f} TFLOP/s each" if peak else None
-    how = how or f"{rate / 1e9:,.0f} GFLOP/s each ({source}), MFU n/a"
+    mfu = f"{100 * rate / peak:.3g}% MFU ({source}) of {peak / 1e12:,.0f} TFLOP/s each" if peak else ""
+    how = mfu or f"{rate / 1e9:,.0f} GFLOP/s each ({source}), MFU n/a"
     price = "n/a" if dollars is None else f"{dollars:,.2f} at {accelerator.dollars:.2f} an hour each"
     return seconds, dollars, f"time {duration(seconds)} on {name}, {how}; dollars {price}"
