@@ -194,17 +194,19 @@ def memory(
 
 
 def cost(
-    flops: float, ranks: int, accelerator: Accelerator, dtype: str, mfu: float | None = None
+    flops: float, ranks: int, accelerator: Accelerator, dtype: str, measured: tuple[float, str] | None = None
 ) -> tuple[float | None, float | None, str]:
     """(seconds, dollars, the sentence that says so); None and n/a where the hardware's rate or price is not known.
 
-    mfu: the share of the peak that was measured.
+    measured: FLOP/s of a rank, and of which run.
     """
     name, peak = f"{ranks}x{accelerator.name}", accelerator.peak(dtype)
-    if peak is None:
+    if not peak and not measured:
         return None, None, f"time n/a, dollars n/a: no {dtype} peak rate is known of {name}"
-    seconds = flops / (peak * ranks * (mfu or ASSUMED_MFU))
+    rate, source = (measured[0], f"measured: run {measured[1]}") if measured else (peak * ASSUMED_MFU, "assumed")
+    seconds = flops / (rate * ranks)
     dollars = accelerator.dollars and accelerator.dollars * ranks * seconds / 3600
-    how = f"{mfu or ASSUMED_MFU:.0%} MFU ({'measured' if mfu else 'assumed'}) of {peak / 1e12:,.0f} TFLOP/s each"
+    mfu = f"{100 * rate / peak:.3g}% MFU ({source}) of {peak / 1e12:,.0f} TFLOP/s each" if peak else ""
+    how = mfu or f"{rate / 1e9:,.0f} GFLOP/s each ({source}), MFU n/a"
     price = "n/a" if dollars is None else f"{dollars:,.2f} at {accelerator.dollars:.2f} an hour each"
     return seconds, dollars, f"time {duration(seconds)} on {name}, {how}; dollars {price}"

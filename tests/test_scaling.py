@@ -166,10 +166,10 @@ def test_a_block_keeps_what_the_estimate_says():
 
 
 def test_time_and_dollars():
-    seconds, dollars, sentence = cost(5.84e9 * 4.77e9, 8, find("H100"), "bf16", mfu=0.59)
+    seconds, dollars, sentence = cost(5.84e9 * 4.77e9, 8, find("H100"), "bf16", (0.59 * 989.4e12, "d24"))
     assert seconds / 60 == pytest.approx(99.4, rel=0.01)  # what the public reference took, at the MFU it had
     assert dollars == pytest.approx(24 * seconds / 3600)
-    assert sentence.startswith("time 1h39m on 8xH100, 59% MFU (measured) of 989 TFLOP/s each; dollars 39.")
+    assert sentence.startswith("time 1h39m on 8xH100, 59% MFU (measured: run d24) of 989 TFLOP/s each; dollars 39.")
     slower, _, sentence = cost(5.84e9 * 4.77e9, 8, find("H100"), "bf16")
     assert slower > seconds
     assert "(assumed)" in sentence
@@ -178,6 +178,8 @@ def test_time_and_dollars():
 def test_unknown_hardware_is_not_available():
     assert cost(1e15, 1, Accelerator("Q9"), "bf16")[:2] == (None, None)
     assert "time n/a, dollars n/a" in cost(1e15, 1, Accelerator("Q9"), "bf16")[2]
+    timed = cost(1e15, 2, Accelerator("Q9"), "bf16", (1e12, "d4"))
+    assert timed == (500, None, "time 8m20s on 2xQ9, 1,000 GFLOP/s each (measured: run d4), MFU n/a; dollars n/a")
     seconds, dollars, sentence = cost(1e15, 2, find("L4"), "bf16")
     assert seconds
     assert dollars is None
