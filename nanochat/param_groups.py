@@ -76,5 +76,5 @@ def build_groups(
             lr *= scales[scale]
         decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
         if members[rule.name]:
-            groups.append(Group(rule.name, rule.kind, members[rule.name], lr, rule.betas, decay, rule.eps))
+            groups.append(Group(rule.name, rule.kind, members[rule.name], lr, *rule.betas, decay, rule.eps))
     return groups
