@@ -159,4 +159,4 @@ def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator)
         lines.append(f"that is more than {accelerator.memory} GB: take --checkpointing, or more ranks")
     if plan.tokens is None:
         return [*lines, f"time {plan.scale.seconds:g} s, as asked"]
-    return [*lines, cost(plan.flops_per_token * plan.tokens, ranks, accelerator, dtype)[2]]
+    return [*lines, cost(plan.flops_per_token * plan.tokens, ranks, accelerator, dtype)]

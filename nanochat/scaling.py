@@ -78,13 +78,7 @@ def shape(
 
 
 def scale(
-    n: int,
-    reference_n: int,
-    flops_per_token: float,
-    horizon: Mapping[str, float | None],
-    *,
-    total_batch_size: int | None = None,
-    note: Note = lambda line: None,
+    n: int, reference_n: int, flops_per_token: float, horizon: Mapping, *, total_batch_size: int | None, note: Note
 ) -> Scale:
     """Batch, horizon and scales. n, reference_n: N of the model, and of that of REFERENCE_DEPTH.
 
@@ -166,45 +160,31 @@ def _near(wanted: int, legal: list[int]) -> str:
 
 
 def memory(
-    counts: Mapping[str, int],
-    shape: Shape,
-    rows: int,
-    seq_len: int,
-    ranks: int,
-    *,
-    logits: int,
-    activation_bytes: int = 2,
-    checkpointing: bool = False,
+    counts: Mapping[str, int], shape: Shape, rows: int, seq_len: int, ranks: int, *, logits: int, checkpointing=False
 ) -> dict[str, float]:
     """Bytes of a rank by what they are for, an estimate: neither fragmentation nor what the framework takes is in it.
 
-    counts: `GPT.parameter_counts()`. rows: of a micro-batch. logits: bytes of a chunk of them. Without the caches of
-    evaluation and sampling.
+    counts: `GPT.parameter_counts()`. rows: of a micro-batch. logits: bytes of a chunk of them. Computed in 2 bytes a
+    number, without the caches of evaluation and sampling.
     """
     adam = counts["total"] - counts["matrices"]
     kept = shape.depth + BLOCK_KEEPS if checkpointing else shape.depth * BLOCK_KEEPS
     return {
         "weights": 4 * counts["total"],
-        "weights in the compute dtype": activation_bytes * (counts["matrices"] + counts["head"]),
+        "weights in the compute dtype": 2 * (counts["matrices"] + counts["head"]),
         "gradients": 4 * counts["total"],
         "optimizer": (4 * counts["matrices"] + 8 * adam) / ranks,  # Muon keeps one fp32 tensor a weight, AdamW two
-        "activations": rows * seq_len * shape.width * kept * activation_bytes,
+        "activations": 2 * rows * seq_len * shape.width * kept,
         "logits": 2 * logits,  # and their gradient
     }
 
 
-def cost(
-    flops: float, ranks: int, accelerator: Accelerator, dtype: str, mfu: float | None = None
-) -> tuple[float | None, float | None, str]:
-    """(seconds, dollars, the sentence that says so); None and n/a where the hardware's rate or price is not known.
-
-    mfu: the share of the peak that was measured.
-    """
+def cost(flops: float, ranks: int, accelerator: Accelerator, dtype: str, mfu: float | None = None) -> str:
+    """Time and dollars; n/a where the hardware's rate or price is not known. mfu: the measured share of the peak."""
     name, peak = f"{ranks}x{accelerator.name}", accelerator.peak(dtype)
     if peak is None:
-        return None, None, f"time n/a, dollars n/a: no {dtype} peak rate is known of {name}"
-    seconds = flops / (peak * ranks * (mfu or ASSUMED_MFU))
-    dollars = accelerator.dollars and accelerator.dollars * ranks * seconds / 3600
+        return f"time n/a, dollars n/a: no {dtype} peak rate is known of {name}"
+    seconds, dollars = flops / (peak * ranks * (mfu or ASSUMED_MFU)), accelerator.dollars
     how = f"{mfu or ASSUMED_MFU:.0%} MFU ({'measured' if mfu else 'assumed'}) of {peak / 1e12:,.0f} TFLOP/s each"
-    price = "n/a" if dollars is None else f"{dollars:,.2f} at {accelerator.dollars:.2f} an hour each"
-    return seconds, dollars, f"time {duration(seconds)} on {name}, {how}; dollars {price}"
+    price = f"{dollars * ranks * seconds / 3600:,.2f} at {dollars:.2f} an hour each" if dollars else "n/a"
+    return f"time {duration(seconds)} on {name}, {how}; dollars {price}"
