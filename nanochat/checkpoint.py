@@ -153,9 +153,7 @@ class Saver:
         of_states = {f"{name}/{key}": state[key] for name, state in states.items() for key in state}
         tensors = {file: of_states} | ({MODEL: model_tensors} if self.rank == 0 else {})
         tensors = {file: {name: _copy(tensor) for name, tensor in inside.items()} for file, inside in tensors.items()}
-        copied = torch.cuda.Event() if torch.cuda.is_initialized() else None
-        if copied:
-            copied.record()
+        copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         self._saves += 1
         writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
         self._job = writer.submit(self._run, step, tensors, dict.fromkeys(states, file), json.dumps(record), copied)

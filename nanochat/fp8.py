@@ -89,8 +89,13 @@ def convert(
     Called when the model is on its device. keep: names to leave, as the head, whose product is part of the loss.
     emulated: also where no unit multiplies fp8 (torch._scaled_mm works on CPU, slowly), for tests.
     """
-    if not emulated:
-        require_hardware(next(model.parameters()).device)
+    device = next(model.parameters()).device
+    multiplies = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
+    if not (multiplies or emulated):
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the device {device.type}"
+        raise ValueError(
+            f"{name} does not multiply in fp8 (an NVIDIA GPU of the Ada, Hopper or a later family does): leave fp8 off"
+        )
     linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     left = {name: reason for name, linear in linears if (reason := _why_not(name, linear, min_dim, keep))}
     converted = [name for name, _ in linears if name not in left]
@@ -122,12 +127,3 @@ def refresh(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Float8Linear):
             module.refresh()
-
-
-def require_hardware(device: torch.device) -> None:
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY:
-        return
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the device {device.type}"
-    raise ValueError(
-        f"{name} does not multiply in fp8 (an NVIDIA GPU of the Ada, Hopper or a later family does): leave fp8 off"
-    )

@@ -181,8 +181,8 @@ class _Loop:
             self.plan.after_step()
         figures, ready = torch.cat([figures, norm.to(precise).view(1)]), None
         if figures.device.type == "cuda":
-            figures, ready = figures.to("cpu", non_blocking=True), torch.cuda.Event()
-            ready.record()
+            figures = figures.to("cpu", non_blocking=True)
+            ready = torch.cuda.current_stream().record_event()
         state.step += 1
         tokens = batch[0].numel() * self.runtime.world_size
         place = f"rank {self.runtime.rank}, reading {', '.join(self.source.place())}"
@@ -213,9 +213,7 @@ class _Loop:
         state, where = self.state, f"step {self.state.step + 1}, rank {self.runtime.rank}: out of memory"
         size = min(state.device_batch, rows)
         if size == 1:
-            raise ValueError(
-                f"{where} with one row at once: take --checkpointing, or a shorter --max-seq-len"
-            ) from None
+            raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
         state.device_batch = _largest_divisor(rows, size // 2)
         print(f"{where}, the step starts again with --device-batch-size={state.device_batch}", flush=True)
 
@@ -283,7 +281,7 @@ class _Loop:
 
     def agree_on_time(self) -> None:
         """All ranks take rank 0's clock: a collective."""
-        self._trained = self.state.seconds = self.runtime.first(self._trained)
+        self._trained = self.state.seconds = self.runtime.everyones(self._trained)[0]
 
     def _line(self, figures: dict[str, Any]) -> str:
         state, plan = self.state, self.plan

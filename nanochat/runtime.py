@@ -73,10 +73,6 @@ class Runtime:
             dist.all_gather_object(values, value)
         return values
 
-    def first(self, value: Any) -> Any:
-        """Rank 0's."""
-        return self.everyones(value)[0]
-
     def from_first(self, work: Callable[[], Any]) -> Any:
         """The value of `work()`, which rank 0 does; its ValueError is raised on every rank."""
         value, fault = None, None
@@ -84,7 +80,7 @@ class Runtime:
             value = work() if self.rank == 0 else None
         except ValueError as error:
             fault = str(error)
-        value, fault = self.first((value, fault))
+        value, fault = self.everyones((value, fault))[0]
         if fault is not None:
             raise ValueError(fault)
         return value

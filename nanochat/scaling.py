@@ -70,10 +70,8 @@ def shape(
         raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}: take {near}")
     heads = _derived("heads", None, width // head_dim, f"width / head_dim {head_dim}", note)
     kv_heads = _derived("kv_heads", kv_heads, heads, "heads", note)
-    if kv_heads < 1 or heads % kv_heads:
-        raise ValueError(
-            f"--kv-heads={kv_heads} does not divide {heads} heads: take {_near(kv_heads, _divisors(heads))}"
-        )
+    if kv_heads not in (legal := _divisors(heads)):
+        raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take {_near(kv_heads, legal)}")
     return Shape(depth, width, heads, kv_heads)
 
 
