@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-SAFE_EXPONENT = 60.0  # of which the exponential, summed over any row, is far from fp32's limit
-
 
 class Plan(NamedTuple):
     """What all layers with one window share: made once a forward, outside of what is compiled."""
@@ -21,7 +19,7 @@ class Plan(NamedTuple):
     window: int  # 0: no limit
     mask: Any  # what the path made of lengths, window, positions and starts; None where its kernel needs none
     by_position: bool  # queries stand where positions say, not at the end of the keys
-    bounded: bool  # no score, times scale, is beyond SAFE_EXPONENT
+    bounded: bool  # exponentials of scores, times scale, need no shift to stay within fp32
     kernel: Callable | None  # of a package, found outside of what is compiled
 
 
@@ -53,7 +51,7 @@ def plan(
 ) -> Plan:
     """The first half of `attention`: all but the tensors themselves; ValueError where the path cannot do it.
 
-    bounded: it is known that no score, times scale, will be beyond ±SAFE_EXPONENT.
+    bounded: it is known that exponentials of scores, times scale, will stay within fp32 unshifted.
     """
     if path not in PATHS:
         raise ValueError(f"there is no attention path {path}, choose one of {', '.join(PATHS)}")

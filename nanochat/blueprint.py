@@ -1,5 +1,6 @@
 """A pretraining run on paper, from its flags alone: the model's shape, batch, horizon, rates, and what it takes."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,12 +11,15 @@ from nanochat import fp8
 from nanochat.checkpoint import Checkpoint
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
-from nanochat.hardware import Accelerator
+from nanochat.hardware import Accelerator, find
 from nanochat.log import print0
 from nanochat.loop import largest_device_batch
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
+from nanochat.outcome import environment
 from nanochat.param_groups import LEARNING_RATES, build_groups
+from nanochat.paths import base_dir
+from nanochat.report import read_outcomes
 from nanochat.restore import build_model
 from nanochat.scaling import (
     HORIZONS,
@@ -70,10 +74,10 @@ class Blueprint:
             model.compile_parts()
         groups = build_groups(
             model.named_parameters(),
-            batch_tokens=self.scale.total_batch_size,
+            learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
+            batch_scale=self.scale.rates,
             width=self.shape.width,
             matrix_weight_decay=config.weight_decay * self.scale.weight_decay,
-            learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
         )
         return model, Optimizer(groups, runtime.rank, runtime.world_size, **runtime.optimizer_options), rows
 
@@ -142,6 +146,22 @@ def _scaled(model: GPT) -> int:
     return counts["matrices"] + (counts["head"] or counts["embed"])
 
 
+def measured(config: Any, accelerator: Accelerator) -> tuple[float, str] | None:
+    """FLOP/s of a rank, and the tag, of the finished run nearest in depth; None if none was on such hardware.
+
+    What is not in the table of accelerators is such hardware only if it is this machine.
+    """
+    here, found = environment()["Hardware"], []
+    for run in [run for run in read_outcomes(base_dir())[0] if run.stage == "base_train"]:
+        speed, there = run.metrics.get("Tokens per second", "n/a"), run.environment["Hardware"]
+        alike = all(run.config.get(name) == getattr(config, name) for name in ("device_type", "dtype", "fp8"))
+        same = find(re.sub(r"^\d+x ", "", there["GPUs"])) == accelerator or (not config.on and there == here)
+        if speed != "n/a" and alike and same:
+            flops = speed["value"] * run.metrics["Number of FLOPs per token"]["value"] / run.metrics["DDP world size"]
+            found.append((abs(run.config["depth"] - config.depth), flops, run.tag))
+    return min(found)[1:] if found else None
+
+
 def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator) -> list[str]:
     """Lines of what the run will take on some hardware: memory of a rank, time, dollars."""
     dtype = "bf16" if config.dtype == "auto" else config.dtype
@@ -159,4 +179,5 @@ def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator)
         lines.append(f"that is more than {accelerator.memory} GB: take --checkpointing, or more ranks")
     if plan.tokens is None:
         return [*lines, f"time {plan.scale.seconds:g} s, as asked"]
-    return [*lines, cost(plan.flops_per_token * plan.tokens, ranks, accelerator, dtype)]
+    flops, rate = plan.flops_per_token * plan.tokens, measured(config, accelerator)
+    return [*lines, cost(flops, ranks, accelerator, dtype, rate)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 IGNORED = -1  # the target of a token that is not learned
-SAFE_EXPONENT = 60.0  # of which the exponential, summed over any vocabulary, is far from fp32's limit
+SAFE_EXPONENT = 60.0  # of which the exponential, summed over any vocabulary or row, is far from fp32's limit
 
 # Logits per chunk, by device type. A CPU wants them in its caches; for a GPU a chunk must still be a large matmul.
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
@@ -46,9 +46,11 @@ def cross_entropy(
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if recorded and reduction == "sum":
         return _SumOfLosses.apply(hidden, weight, targets, chunk, chunk_losses, softcap, vocab_size)
+    # Cast once; but a gradient of chunks adds up in the weight's dtype.
+    head = weight if recorded else weight.to(hidden.dtype)
 
     def losses(hidden: Tensor, targets: Tensor) -> Tensor:
-        logits = hidden @ weight.to(hidden.dtype).t()
+        logits = hidden @ head.to(hidden.dtype).t()
         return (torch_form if recorded else chunk_losses)(logits, targets, softcap, vocab_size, False)[0]
 
     if recorded:  # per-token losses are differentiated by autograd, which computes a chunk's logits once more

@@ -88,7 +88,9 @@ class MetricLog:
 def _start_wandb(project: str, run: str, config: dict | None) -> Any:
     import wandb  # slow, and not needed by a run without a name
 
-    return wandb.init(project=project, name=run, config=config)
+    # Seconds that training waits for a server that is not there, and for the last uploads: 90 and forever by default.
+    patience = wandb.Settings(init_timeout=5.0, finish_timeout=30.0)
+    return wandb.init(project=project, name=run, config=config, settings=patience)
 
 
 class Progress:

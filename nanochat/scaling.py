@@ -177,12 +177,15 @@ def memory(
     }
 
 
-def cost(flops: float, ranks: int, accelerator: Accelerator, dtype: str, mfu: float | None = None) -> str:
-    """Time and dollars; n/a where the hardware's rate or price is not known. mfu: the measured share of the peak."""
-    name, peak = f"{ranks}x{accelerator.name}", accelerator.peak(dtype)
-    if peak is None:
+def cost(flops: float, ranks: int, accelerator: Accelerator, dtype: str, measured: tuple | None = None) -> str:
+    """Time and dollars; n/a where a rate or price is not known. measured: FLOP/s of a rank, and of which run."""
+    name, peak, dollars = f"{ranks}x{accelerator.name}", accelerator.peak(dtype), accelerator.dollars
+    if not peak and not measured:
         return f"time n/a, dollars n/a: no {dtype} peak rate is known of {name}"
-    seconds, dollars = flops / (peak * ranks * (mfu or ASSUMED_MFU)), accelerator.dollars
-    how = f"{mfu or ASSUMED_MFU:.0%} MFU ({'measured' if mfu else 'assumed'}) of {peak / 1e12:,.0f} TFLOP/s each"
+    rate, source = (measured[0], f"measured: run {measured[1]}") if measured else (peak * ASSUMED_MFU, "assumed")
+    seconds = flops / (rate * ranks)
+    how = f"{rate / 1e9:,.0f} GFLOP/s each ({source}), MFU n/a"
+    if peak:
+        how = f"{100 * rate / peak:.3g}% MFU ({source}) of {peak / 1e12:,.0f} TFLOP/s each"
     price = f"{dollars * ranks * seconds / 3600:,.2f} at {dollars:.2f} an hour each" if dollars else "n/a"
     return f"time {duration(seconds)} on {name}, {how}; dollars {price}"
