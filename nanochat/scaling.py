@@ -8,6 +8,7 @@ the batch, and weight decay so that batch / (rate x decay x tokens) stays (arXiv
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from nanochat.hardware import Accelerator
 from nanochat.log import duration
@@ -32,14 +33,6 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Shape:
-    depth: int
-    width: int
-    heads: int
-    kv_heads: int
-
-
-@dataclass(frozen=True)
 class Scale:
     """total_batch_size: tokens. rates, weight_decay: as multiples of the reference's. steps is None: until seconds."""
 
@@ -58,8 +51,8 @@ def shape(
     width: int | None = None,
     kv_heads: int | None = None,
     note: Note = lambda line: None,
-) -> Shape:
-    """The model of a depth; what is given is not derived."""
+) -> dict[str, int]:
+    """The sizes of the model of a depth, fields of its config; what is given is not derived."""
     if min(depth, aspect_ratio, head_dim) < 1:
         raise ValueError(f"depth {depth}, aspect ratio {aspect_ratio} and head dim {head_dim} have to be 1 or more")
     rounded = math.ceil(depth * aspect_ratio / head_dim) * head_dim
@@ -72,7 +65,7 @@ def shape(
     kv_heads = _derived("kv_heads", kv_heads, heads, "heads", note)
     if kv_heads not in (legal := _divisors(heads)):
         raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take {_near(kv_heads, legal)}")
-    return Shape(depth, width, heads, kv_heads)
+    return {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}
 
 
 def scale(
@@ -158,21 +151,21 @@ def _near(wanted: int, legal: list[int]) -> str:
 
 
 def memory(
-    counts: Mapping[str, int], shape: Shape, rows: int, seq_len: int, ranks: int, *, logits: int, checkpointing=False
+    counts: Mapping[str, int], model: Any, rows: int, seq_len: int, ranks: int, *, logits: int, checkpointing=False
 ) -> dict[str, float]:
     """Bytes of a rank by what they are for, an estimate: neither fragmentation nor what the framework takes is in it.
 
-    counts: `GPT.parameter_counts()`. rows: of a micro-batch. logits: bytes of a chunk of them. Computed in 2 bytes a
-    number, without the caches of evaluation and sampling.
+    counts: `GPT.parameter_counts()`. model: its config. rows: of a micro-batch. logits: bytes of a chunk of them.
+    Computed in 2 bytes a number, without the caches of evaluation and sampling.
     """
     adam = counts["total"] - counts["matrices"]
-    kept = shape.depth + BLOCK_KEEPS if checkpointing else shape.depth * BLOCK_KEEPS
+    kept = model.depth + BLOCK_KEEPS if checkpointing else model.depth * BLOCK_KEEPS
     return {
         "weights": 4 * counts["total"],
         "weights in the compute dtype": 2 * (counts["matrices"] + counts["head"]),
         "gradients": 4 * counts["total"],
         "optimizer": (4 * counts["matrices"] + 8 * adam) / ranks,  # Muon keeps one fp32 tensor a weight, AdamW two
-        "activations": 2 * rows * seq_len * shape.width * kept,
+        "activations": 2 * rows * seq_len * model.width * kept,
         "logits": 2 * logits,  # and their gradient
     }
 
