@@ -46,7 +46,7 @@ RULES = (
     Rule("smear", r"smear_gate\.weight|smear_lambda|backout_lambda", "adamw", "", 0.2, (), (0.8, 0.95), 0.0, NOISE),
     Rule("matrices", r"blocks\.\d+\.(attn|mlp)\.\w+\.weight", "muon", "matrix_lr", 1.0, BATCH, (0.95, 0.9), None),
 )
-LEARNING_RATES = tuple(dict.fromkeys(rule.rate for rule in RULES if rule.rate))  # the flags
+LEARNING_RATES = sorted({rule.rate for rule in RULES if rule.rate})  # the flags
 
 
 def build_groups(
