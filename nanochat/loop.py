@@ -236,7 +236,7 @@ class _Loop:
     # ---- its figures ----
 
     def settle(self, but: int = 0) -> None:
-        """Of all steps that were launched but the last few."""
+        """See to the steps that were launched, but the last few."""
         while len(self._pending) > but:
             self._settle(self._pending.pop(0))
 
