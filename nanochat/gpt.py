@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanochat import attention as attn
+from nanochat.cross_entropy import SAFE_EXPONENT, cross_entropy
 from nanochat.cross_entropy import choose as choose_loss
-from nanochat.cross_entropy import cross_entropy
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to it: matrix units like whole tiles
 SHORT_MULTIPLE = 128  # and the short window to this, the tile of the attention kernels
@@ -78,7 +78,7 @@ class GPTConfig:
     @property
     def scores_are_bounded(self) -> bool:
         """Whether normed queries and keys, of length √head_dim, keep all scores from overflowing an exponential."""
-        return self.qk_norm and not self.qk_gain and self.attention_scale * self.head_dim <= attn.SAFE_EXPONENT
+        return self.qk_norm and not self.qk_gain and self.attention_scale * self.head_dim <= SAFE_EXPONENT
 
     @property
     def attention_needs(self) -> set[str]:

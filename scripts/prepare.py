@@ -7,7 +7,6 @@ python -m scripts.prepare --tokenize --data=my-text
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,45 +63,32 @@ def files_of_core(bundle: Path) -> list[HubFile]:
     return [HubFile(f"eval_bundle/eval_data/{path}") for path in dict.fromkeys(named)]
 
 
-def token_counter(tag: str) -> tuple[str, Callable[[list[str]], float]]:
-    """How tokens are counted, and what counts them: the tokenizer of a run where there is one."""
-    import pyarrow as pa
-
-    from nanochat.lint import CHARS_PER_TOKEN, estimate_tokens
-    from nanochat.tokenizer import Tokenizer
-
-    path = stage_dir("tok_train", tag) / "tokenizer.json"
-    if not path.exists():
-        return f"characters / {CHARS_PER_TOKEN}", estimate_tokens
-    tokenizer = Tokenizer.load(path)
-    return f"by the tokenizer {tag}", lambda texts: len(tokenizer.encode_arrow(pa.array(texts, pa.large_string()))[0])
-
-
 def check(config: Config) -> int:
     """Print what is in the text and what is wrong with it; how many problems there are."""
     from nanochat.corpus import find
-    from nanochat.lint import lint
+    from nanochat.lint import CHARS_PER_TOKEN, PROBLEMS, lint
     from nanochat.report import terminal_table
+    from nanochat.tokenizer import Tokenizer
 
-    how, count_tokens = token_counter(config.tag)
+    path = stage_dir("tok_train", config.tag) / "tokenizer.json"
+    tokenizer = Tokenizer.load(path) if path.exists() else None
     rows, problems = [], 0
-    for listing in find(config.data, config.num_shards, config.offline):
-        files = [found.path for found in listing.train + listing.val]
-        about = lint(listing.name, files, listing.column, count_tokens)
-        counts = [about.documents, about.characters, round(about.tokens), about.blank, about.over_long, about.bad]
-        rows.append([listing.name, len(files), *counts])
-        problems += about.problems
-        for what in about.shown:
+    for listing, _ in find(config.data, config.num_shards, config.offline):
+        counts, shown = lint(listing.name, listing.files, listing.column, tokenizer)
+        rows.append([listing.name, len(listing.files), *counts.values()])
+        problems += sum(counts[name] for name in PROBLEMS)
+        for what in shown:
             print0(what)
-    names = ["Files", "Documents", "Characters", "Tokens", "Blank", "Over-long", "Bad"]
-    print0(terminal_table({"title": "", "columns": [["Source", ""], *([name, ",d"] for name in names)], "rows": rows}))
+    columns = [["Source", ""], *([name, ",d"] for name in ("Files", *counts))]
+    print0(terminal_table({"title": "", "columns": columns, "rows": rows}))
+    how = f"by the tokenizer {config.tag}" if tokenizer else f"characters / {CHARS_PER_TOKEN}"
     print0(f"check: {problems:,} problems; tokens are counted {how}")
     return problems
 
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.corpus import CORPORA, HERE, find, hub_files, open_corpus, settle
+    from nanochat.corpus import CORPORA, find, hub_files, open_corpus
     from nanochat.report import terminal_table
     from nanochat.tokenizer import Tokenizer
 
@@ -112,10 +98,10 @@ def main(config: Config) -> None:
     tokenizer = Tokenizer.load(stage_dir("tok_train", config.tag) / "tokenizer.json") if config.tokenize else None
 
     start = time.monotonic()
-    data = settle(config.data, config.num_shards)
-    if data in HERE:
-        find(data)  # made now: the embedded world has the files of the tasks too
-    wanted = [*hub_files(data, config.num_shards), *task_files(config.tasks)]
+    wanted = hub_files(config.data, config.num_shards)
+    if config.data and not wanted:
+        find(config.data)  # made now: the embedded world has the files of the tasks too
+    wanted += task_files(config.tasks)
     found = dict(zip(wanted, fetch(wanted, config.offline), strict=True))
     if bundle := found.get(TASK_FILES["core"][0]):
         named = files_of_core(bundle.path)
@@ -123,18 +109,16 @@ def main(config: Config) -> None:
     rows = [[str(file), place.path.stat().st_size, place.origin, place.seconds] for file, place in found.items()]
 
     # What needs no fetching may need converting or making; and all of it is opened once, so that damage is found now.
-    if data:
+    if config.data:
         began = time.monotonic()
-        corpus = open_corpus(data, config.num_shards, config.offline, config.skip_bad)
-        seconds = time.monotonic() - began
+        corpus = open_corpus(config.data, config.num_shards, config.offline, config.skip_bad)
+        about, seconds = corpus.describe(), time.monotonic() - began
         made = [entry for entry in corpus.manifest() if entry["source"] not in CORPORA]
         rows += [[f"{entry['source']}/{entry['file']}", entry["size"], "this machine", seconds] for entry in made]
-        about = corpus.describe()
-    columns = [["File", ""], ["Bytes", ",d"], ["From", ""], ["Seconds", ".1f"]]
-    print0(terminal_table({"title": "", "columns": columns, "rows": rows}))
-    if data:
         content = f"{about['documents']:,} documents, {about['bytes']:,} bytes of text, {about['fingerprint'][:12]}"
         print0(f"data: {about['name']}: {content}")
+    columns = [["File", ""], ["Bytes", ",d"], ["From", ""], ["Seconds", ".1f"]]
+    print0(terminal_table({"title": "", "columns": columns, "rows": rows}))
     print0(f"prepare: {len(rows):,} files, {sum(row[1] for row in rows):,} bytes, in {time.monotonic() - start:.1f} s")
 
     if tokenizer:
