@@ -216,14 +216,10 @@ def test_too_little_text_is_said_plainly(python, base, tmp_path):
         ("prepare", ["--tokenize", "--check"], "--tokenize needs a --data and goes without --check"),
         ("tok_train", ["--tag=../up"], "--tag=../up cannot name a folder"),
         ("tok_eval", ["--tag=never"], "tok_train/never/tokenizer.json; train one"),
-        ("chat_eval", ["--tasks=GSM8K|ARC-Hard"], "arc-hard is no task, did you mean ARC-Easy?"),
-        ("chat_eval", ["--source=sfp"], "--source=sfp is not one of base, mid, sft, rl"),
-        ("chat_eval", ["--num-samples=4"], "would all be the same, add --temperature=1"),
     ],
 )
 def test_mistakes_end_with_one_sentence(script, words, part, python, text_folder):
-    no_data = script in ("prepare", "chat_eval")
-    data = [] if no_data or any(word.startswith("--data") for word in words) else [f"--data={text_folder}"]
+    data = [] if script == "prepare" or any(word.startswith("--data") for word in words) else [f"--data={text_folder}"]
     done = python("-m", f"scripts.{script}", *words, *data)
     assert done.returncode == 2, done.stderr
     assert part in done.stderr.splitlines()[-1]
@@ -360,37 +356,6 @@ def test_a_base_model_and_its_card(trained, base, text_folder, python, tmp_path)
     assert "| The capital of France is |" in card["Base model loss"]
 
 
-# ---- chat_eval: tests/test_eval_chat.py has more of it ----
-
-
-def test_a_model_is_asked_what_the_hub_has(trained, base, text_folder, python, tmp_path):
-    flags = ["--depth=1", "--head-dim=32", "--max-seq-len=128", "--total-batch-size=256", "--num-iterations=2"]
-    flags += [f"--data={text_folder}", "--no-compile", "--eval-bytes=5000", "--tag=default"]
-    assert python("-m", "scripts.base_train", *flags, OMP_NUM_THREADS="1").returncode == 0
-    hub = tmp_path / "hub"
-    assert python("-m", "nanochat.world", f"--out={hub}", "--size=tiny").returncode == 0
-    (hub / "datasets/cais/mmlu/all/test-00000-of-00001.parquet").unlink()
-    samples = ["--temperature=1", "--num-samples=2", "--max-new-tokens=4", "--max-problems=6"]
-    words = ["scripts.chat_eval", "--source=base", "--tag=default", *samples]
-    done = python("-m", *words, NANOCHAT_HUB=str(hub), OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
-    assert "chat_eval: MMLU is left out: 1 of 1 files cannot be had: datasets/cais/mmlu/all/test-0" in done.stdout
-    metrics = outcome(base, "chat_eval_base")["metrics"]
-    assert list(metrics) == ["ARC-Easy", "ARC-Challenge", "AQUA", "GSM8K", "ChatCORE", "Step"]
-    for name in ("ARC-Easy", "GSM8K"):
-        lines = (base / f"chat_eval_base/default/{name}.jsonl").read_text(encoding="utf-8").splitlines()
-        verdicts = [[one["right"] for one in json.loads(line)["completions"]] for line in lines]
-        assert [len(row) for row in verdicts] == [2 if name == "GSM8K" else 1] * 6
-        assert metrics[name]["value"] == pytest.approx(sum(map(sum, verdicts)) / sum(map(len, verdicts)))
-        assert f"{name}: {metrics[name]['value']:.4f} ± " in done.stdout
-    assert python("-m", "nanochat.report", f"--out={tmp_path / 'report.md'}").returncode == 0
-    card = sections((tmp_path / "report.md").read_text(encoding="utf-8"))
-    section, score = card["Chat evaluation base"], rf"{metrics['ARC-Easy']['value']:.4f} ± \d\.\d{{4}}"
-    assert re.search(rf"^- temperature: 1.0000\n(- .*\n)*- ARC-Easy: {score}$", section, re.MULTILINE), section
-    assert re.search(r"^\| GSM8K \| 2 \| \d\.\d{4} \| \d\.\d{4} \|$", section, re.MULTILINE), section
-    assert re.search(rf"^\| ARC-Easy +\| {score} +\| - +\| - +\| - +\|$", card["Summary"], re.MULTILINE)
-
-
 # ---- speedrun.sh, in a copy of its own where the environment is this one ----
 
 
@@ -418,8 +383,7 @@ def test_the_main_job_from_another_folder(speedrun, text_folder):
     done = run("--data=letters", "--depth=1", "--seconds=2", cwd=text_folder.parent)
     assert done.returncode == 0, done.stderr
     named = re.findall(r"^== (.*)", done.stdout, re.MULTILINE)
-    told = [stage.name for stage in STAGES if not stage.source]  # chat_eval comes in with the chat stages
-    assert named == ["setup", *told, "report"]
+    assert named == ["setup", *[stage.name for stage in STAGES if stage.script != "chat_eval"], "report"]
     assert done.stdout.splitlines()[-1] == f"report card: {home / 'report.md'}"
     assert "- vocab_size: 65,536\n" in (home / "report.md").read_text(encoding="utf-8")
 
