@@ -4,7 +4,9 @@ What a problem gets depends neither on the number of ranks nor on the order of t
 that are the same for any number of ranks, and what is written has a seed of its own.
 """
 
+import itertools
 import math
+import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,6 +34,18 @@ class Options:
     seed: int = 0
 
 
+class Problem(NamedTuple):
+    """cut: whether the beginning of its prompt is lost, as the whole would not fit."""
+
+    number: int
+    conversation: dict
+    prompt: list[int]
+    cut: bool
+
+
+Answered = Iterator[list[tuple[Problem, list[dict]]]]  # this rank's problems with their completions, some at a time
+
+
 class Estimate(NamedTuple):
     value: float
     stderr: float
@@ -40,7 +54,7 @@ class Estimate(NamedTuple):
 @dataclass(frozen=True)
 class ChatScore:
     """pass_at: k -> how often one of k answers is right, k up to the samples of a problem. records: of each problem the
-    question, the right answer, whether its prompt was cut, and all completions with their verdicts.
+    prompt as the model read it, the right answer, and all completions with their verdicts.
     """
 
     pass_at: dict[int, Estimate]
@@ -49,7 +63,6 @@ class ChatScore:
 
     @property
     def accuracy(self) -> Estimate:
-        """How often an answer is right."""
         return self.pass_at[1]
 
 
@@ -57,27 +70,28 @@ def evaluate(
     task: Any, model: Any, engine: Any, tokenizer: Any, runtime: Any, options: Options, label: str = "chat"
 ) -> ChatScore:
     """All ranks call it, each answers its share, and all get the whole score; `engine` may be None for letters."""
-    count = min(len(task), options.max_problems or len(task))
-    total = -(-count // runtime.world_size)
-    answers = _pick_letters if task.kind == "categorical" else _write
-    records, right = [], 0
-    progress = Progress(label, "problems")
-    for number, conversation, cut, completions in answers(task, count, model, engine, tokenizer, runtime, options):
-        for completion in completions:
-            completion["right"] = bool(task.evaluate(conversation, completion["text"]))
-        right += sum(completion["right"] for completion in completions) / len(completions)
-        *_, question, answer = (message["content"] for message in conversation["messages"])
-        records.append({"problem": number, "question": question, "answer": answer, "cut": cut})
-        records[-1]["completions"] = completions
-        progress.update(len(records), total, f"right {right / len(records):.1%}")
+    total, context = min(len(task), options.max_problems or len(task)), model.config.max_seq_len
+    by_letter = task.kind == "categorical"  # what is written gets the room it may need, half of the context at most
+    room = context if by_letter else max(context - options.max_new_tokens, context // 2)
+    problems = [_problem(number, task[number], tokenizer, room) for number in range(total)]
+    if cut := sum(problem.cut for problem in problems):
+        print0(f"{label}: {cut:,} of {total:,} prompts are longer than the context and lose their beginning")
+    records, right, progress = [], 0, Progress(label, "problems")
+    answer, source = (_pick_letters, model) if by_letter else (_write, engine)
+    for answered in answer(problems, source, tokenizer, runtime, options):
+        for problem, completions in answered:
+            for completion in completions:
+                completion["right"] = bool(task.evaluate(problem.conversation, completion["text"]))
+            right += sum(completion["right"] for completion in completions) / len(completions)
+            about = {"problem": problem.number, "prompt": tokenizer.decode(problem.prompt), "cut": problem.cut}
+            about["answer"] = problem.conversation["messages"][-1]["content"]
+            records.append({**about, "completions": completions})
+        progress.update(len(records), -(-total // runtime.world_size), f"right {right / len(records):.1%}")
     progress.close()
-    shares = runtime.everyones(records)
-    records = sorted((record for share in shares for record in share), key=lambda record: record["problem"])
-    if lost := sum(record["cut"] for record in records):
-        print0(f"{label}: {lost:,} of {count:,} prompts were longer than the context and lost their beginning")
-    verdicts = [[completion["right"] for completion in record["completions"]] for record in records]
-    samples = len(verdicts[0])
-    pass_at = {k: estimate([chance(samples, sum(v), k) for v in verdicts]) for k in range(1, samples + 1)}
+    records = sorted(itertools.chain(*runtime.everyones(records)), key=lambda record: record["problem"])
+    counts = [sum(completion["right"] for completion in record["completions"]) for record in records]
+    samples = len(records[0]["completions"])
+    pass_at = {k: estimate([chance(samples, count, k) for count in counts]) for k in range(1, samples + 1)}
     return ChatScore(pass_at, task.baseline, records)
 
 
@@ -88,9 +102,8 @@ def chance(samples: int, right: int, k: int) -> float:
 
 def estimate(values: list[float]) -> Estimate:
     """Their mean; the error takes them as a sample of more such values."""
-    mean = sum(values) / len(values)
-    squares = sum((value - mean) ** 2 for value in values)
-    return Estimate(mean, math.sqrt(squares / (len(values) - 1) / len(values)) if len(values) > 1 else math.nan)
+    spread = statistics.stdev(values) if len(values) > 1 else math.nan
+    return Estimate(statistics.fmean(values), spread / math.sqrt(len(values)))
 
 
 def chat_core(scores: Iterable[ChatScore]) -> Estimate:
@@ -100,22 +113,23 @@ def chat_core(scores: Iterable[ChatScore]) -> Estimate:
     return Estimate(value, math.hypot(*(stderr / span for _, stderr, span in centred)) / len(centred))
 
 
-# ---- the two ways to answer: (number, conversation, whether the prompt was cut, completions) of this rank's problems
+def _problem(number: int, conversation: dict, tokenizer: Any, room: int) -> Problem:
+    """What is lost of a prompt stands at the beginning of the user's text."""
+    ids = render_prompt(conversation, tokenizer)
+    excess = max(0, len(ids) - room)
+    return Problem(number, conversation, ids[:2] + ids[2 + excess :], excess > 0)
 
 
-def _pick_letters(
-    task: Any, count: int, model: Any, engine: Any, tokenizer: Any, runtime: Any, options: Options
-) -> Iterator[tuple[int, dict, bool, list[dict]]]:
+def _pick_letters(problems: list[Problem], model: Any, tokenizer: Any, runtime: Any, options: Options) -> Answered:
     """One forward pass for many problems of about the same length, and one row of logits for each."""
-    problems = [(number, task[number]) for number in range(count)]
-    problems = [(*problem, *_prompt(problem[1], tokenizer, model.config.max_seq_len)) for problem in problems]
-    problems.sort(key=lambda problem: len(problem[-1]), reverse=True)  # the batch that needs most memory is the first
-    batches = [problems[i : i + options.batch_size] for i in range(0, count, options.batch_size)]
-    for batch in batches[runtime.rank :: runtime.world_size]:
-        letters = [letter_ids(conversation["letters"], tokenizer) for _, conversation, *_ in batch]
-        picked = pick_letters(model, [prompt for *_, prompt in batch], letters, runtime.device)
-        for (number, conversation, cut, _), choice in zip(batch, picked, strict=True):
-            yield number, conversation, cut, [{"text": conversation["letters"][choice]}]
+    problems = sorted(problems, key=lambda problem: len(problem.prompt), reverse=True)  # most memory first
+    for start in range(0, len(problems), options.batch_size)[runtime.rank :: runtime.world_size]:
+        batch = problems[start : start + options.batch_size]
+        letters = [problem.conversation["letters"] for problem in batch]
+        ids = [letter_ids(row, tokenizer) for row in letters]
+        picked = pick_letters(model, [problem.prompt for problem in batch], ids, runtime.device)
+        texts = [row[choice] for row, choice in zip(letters, picked, strict=True)]
+        yield [(problem, [{"text": text}]) for problem, text in zip(batch, texts, strict=True)]
 
 
 @torch.no_grad()
@@ -135,34 +149,21 @@ def pick_letters(model: Any, prompts: list[list[int]], letters: list[list[int]],
 def letter_ids(letters: Iterable[str], tokenizer: Any) -> list[int]:
     """The token of each letter."""
     ids = [tokenizer.encode(letter) for letter in letters]
-    for letter, tokens in zip(letters, ids, strict=True):
-        if len(tokens) != 1:
-            raise ValueError(f"the letter {letter} is {len(tokens)} tokens and not one: name choices by single tokens")
+    if any(len(tokens) != 1 for tokens in ids):
+        raise ValueError(f"{' '.join(letters)} are not single tokens, name the choices by letters that are")
     return [token for [token] in ids]
 
 
-def _write(
-    task: Any, count: int, model: Any, engine: Any, tokenizer: Any, runtime: Any, options: Options
-) -> Iterator[tuple[int, dict, bool, list[dict]]]:
-    """By the engine; an answer gets what is left of the context, half of it at least."""
-    context = model.config.max_seq_len
-    room = max(context - options.max_new_tokens, context // 2)
-    settings = {"temperature": options.temperature, "top_k": options.top_k, "n": options.num_samples}
-    mine = range(runtime.rank, count, runtime.world_size)
-    for first in range(0, len(mine), AT_ONCE):
-        problems = [(number, task[number]) for number in mine[first : first + AT_ONCE]]
-        problems = [(*problem, *_prompt(problem[1], tokenizer, room)) for problem in problems]
-        seeds = [(options.seed << 32) + number for number, *_ in problems]
-        requests = [
-            Request(prompt, options.max_new_tokens, seed=seed, **settings)
-            for (*_, prompt), seed in zip(problems, seeds, strict=True)
+def _write(problems: list[Problem], engine: Any, tokenizer: Any, runtime: Any, options: Options) -> Answered:
+    """By the engine; each problem's seed is its own."""
+    settings = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "top_k")}
+    mine = problems[runtime.rank :: runtime.world_size]
+    for part in (mine[start : start + AT_ONCE] for start in range(0, len(mine), AT_ONCE)):
+        seeds = [(options.seed << 32) + problem.number for problem in part]
+        pairs = zip(part, seeds, strict=True)
+        requests = [Request(it.prompt, seed=seed, n=options.num_samples, **settings) for it, seed in pairs]
+        found = [
+            [{"text": tokenizer.decode(one.tokens), "reason": one.reason} for one in samples]
+            for samples in engine.generate(requests)
         ]
-        for (number, conversation, cut, _), found in zip(problems, engine.generate(requests), strict=True):
-            texts = [{"text": tokenizer.decode(one.tokens), "reason": one.reason} for one in found]
-            yield number, conversation, cut, texts
-
-
-def _prompt(conversation: dict, tokenizer: Any, room: int) -> tuple[bool, list[int]]:
-    """Whether it had to be cut, and the prompt; what is lost stands at the beginning of the user's text."""
-    ids = render_prompt(conversation, tokenizer)
-    return len(ids) > room, ids if len(ids) <= room else ids[:2] + ids[len(ids) - room + 2 :]
+        yield list(zip(part, found, strict=True))

@@ -105,7 +105,8 @@ def _read(file: HubFile, columns: list[str]) -> Any:
 def pick(names: str, known: Iterable[str]) -> list[str]:
     """The tasks that --tasks names, joined by | or commas; small letters will do."""
     spelled = {name.lower(): name for name in known}
-    for word in (words := [word for word in re.split(r"[|,\s]+", names.lower()) if word]):
+    words = [word for word in re.split(r"[|,\s]+", names.lower()) if word]
+    for word in words:
         if word not in spelled:
             near = difflib.get_close_matches(word, spelled, n=1)
             hint = f"did you mean {spelled[near[0]]}?" if near else f"take of {', '.join(known)}"

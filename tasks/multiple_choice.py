@@ -16,11 +16,16 @@ class MultipleChoice(Task):
         """right: the number of the right choice, from 0."""
         if right not in range(len(choices)):
             raise TaskError(f"the right answer is none of its {len(choices)} choices")
-        # The letter stands behind the text that it means: small models bind the two better so.
-        listed = "".join(f"- {text}={letter}\n" for text, letter in zip(choices, LETTERS, strict=False))
-        prompt = f"{question}\n\n{listed}\nReply with nothing but the letter of the right choice."
+        # The letter stands behind the text that it means: small models bind the two better so. And it begins a part of
+        # its own, which is encoded alone: many a vocabulary has "=A" as one token, which is not the "A" of the answer.
+        parts = [f"{question}\n\n"]
+        for text, letter in zip(choices, LETTERS, strict=False):
+            parts[-1] += f"- {text}="
+            parts.append(f"{letter}\n")
+        parts[-1] += "\nReply with nothing but the letter of the right choice."
+        asked = {"role": "user", "content": [{"type": "text", "text": part} for part in parts]}
         answer = {"role": "assistant", "content": LETTERS[right]}
-        return {"messages": [{"role": "user", "content": prompt}, answer], "letters": LETTERS[: len(choices)]}
+        return {"messages": [asked, answer], "letters": LETTERS[: len(choices)]}
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         return completion.strip() == conversation["messages"][-1]["content"]

@@ -115,7 +115,7 @@ def test_all_that_the_hub_has(hub, capsys):
         files[name].unlink()
     assert list(open_tasks("")) == ["AQUA"]
     assert "chat_eval: GSM8K is left out: 1 of 1 files cannot be had: datasets/openai/gsm8k/" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="gsm8k/main/test-00000-of-00001.parquet: not in the mirror"):
+    with pytest.raises(ValueError, match=r"gsm8k/main/test-\S+: not in the mirror"):
         open_tasks("GSM8K")
     files["AQUA"].write_bytes(files["AQUA"].read_bytes()[:-9])
     with pytest.raises(TaskError, match="is damaged"):  # which is not the same as absent

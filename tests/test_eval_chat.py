@@ -121,10 +121,14 @@ def test_a_task_of_letters(batch_size, hub):
     for record, conversation in zip(score.records, task, strict=True):
         ids = [tokenizer.encode(letter)[0] for letter in conversation["letters"]]
         letter = "ABCDE"[picked_plainly(model, render_prompt(conversation, tokenizer), ids)]
-        asked, answer = (message["content"] for message in conversation["messages"])
+        answer = conversation["messages"][1]["content"]
         verdicts.append(letter == answer)
+        read = tokenizer.decode(render_prompt(conversation, tokenizer))
         assert record == {
-            **{"problem": len(verdicts) - 1, "question": asked, "answer": answer, "cut": False},
+            "problem": len(verdicts) - 1,
+            "prompt": read,
+            "answer": answer,
+            "cut": False,
             "completions": [{"text": letter, "right": letter == answer}],
         }
     assert 0 < sum(verdicts) < 40
@@ -139,7 +143,7 @@ def test_a_letter_of_several_tokens_is_refused(hub):
         kind, baseline = "categorical", 0.5
 
     said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "가"}]
-    with pytest.raises(ValueError, match="the letter 가 is 3 tokens and not one"):
+    with pytest.raises(ValueError, match="가 나 are not single tokens"):
         evaluate(Korean([{"messages": said, "letters": "가나"}]), model, None, tokenizer, OneProcess(), Options())
 
 
@@ -153,7 +157,7 @@ def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, roo
     cut = [len(prompt) > room for prompt in prompts]
     assert any(cut)
     assert [record["cut"] for record in score.records] == cut
-    assert f"{name}: {sum(cut)} of 20 prompts were longer than the context" in capsys.readouterr().out
+    assert f"{name}: {sum(cut)} of 20 prompts are longer than the context" in capsys.readouterr().out
     for request, prompt in zip(engine.requests, prompts, strict=False):
         assert len(request.tokens) == min(len(prompt), room)
         assert request.tokens[:2] == prompt[:2]

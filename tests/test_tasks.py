@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nanochat.chat import check
+from nanochat.chat import check, render_prompt
+from nanochat.tokenizer import Tokenizer
 from nanochat.world import write_world
 from tasks import TASKS
 from tasks.common import TaskError, pick
@@ -89,7 +90,7 @@ def test_the_order_is_shuffled_once_and_for_all(world, monkeypatch):
     assert order != sorted(order)
     whole = TASKS["MMLU"]()
     for conversation, number in zip(whole, order, strict=True):
-        assert conversation["messages"][0]["content"].startswith(rows[number]["question"] + "\n")
+        assert text_of(conversation["messages"][0]["content"]).startswith(rows[number]["question"] + "\n")
         assert conversation["messages"][1]["content"] == "ABCD"[rows[number]["answer"]]
     for part in ({"start": 3}, {"stop": 7}, {"start": 2, "stop": 9, "step": 3}, {"step": len(rows)}):
         some = TASKS["MMLU"](**part)
@@ -116,12 +117,24 @@ def test_a_question_is_asked_so(written):
     written("ARC-Easy", [{"question": "Which colour has the sky?", "choices": choices, "answerKey": "2"}])
     [conversation] = TASKS["ARC-Easy"]()
     asked, answer = conversation["messages"]
-    assert asked["content"] == (
+    assert text_of(asked["content"]) == (
         "Which colour has the sky?\n\n- red=A\n- blue=B\n- green=C\n\n"
         "Reply with nothing but the letter of the right choice."
     )
     assert answer == {"role": "assistant", "content": "B"}
     assert list(conversation["letters"]) == ["A", "B", "C"]
+
+
+def test_the_letters_are_the_tokens_that_are_answered(hub):
+    """Also where the vocabulary has a letter together with what stands before it."""
+    tokenizer = Tokenizer.train(["x=A x=B x=C x=D x=E "] * 9, 280)
+    assert len(tokenizer.encode("=A")) == 1
+    for name in ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA"):
+        conversation = TASKS[name]()[0]
+        ids = render_prompt(conversation, tokenizer)
+        for letter in conversation["letters"]:
+            [token] = tokenizer.encode(letter)
+            assert [*tokenizer.encode("="), token] in [ids[i : i + 2] for i in range(len(ids))]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +148,7 @@ def test_a_question_is_asked_so(written):
 def test_every_form_of_columns_gives_the_same_conversation(name, row, written):
     written(name, [{"question": "x or y?", **row}])
     [conversation] = TASKS[name]()
-    assert conversation["messages"][0]["content"].startswith("x or y?\n\n- x=A\n- y=B\n\n")
+    assert text_of(conversation["messages"][0]["content"]).startswith("x or y?\n\n- x=A\n- y=B\n\n")
     assert conversation["messages"][1]["content"] == "B"
 
 
