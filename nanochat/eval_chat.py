@@ -7,6 +7,7 @@ that are the same for any number of ranks, and what is written has a seed of its
 import itertools
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,8 +18,6 @@ from torch.nn.utils.rnn import pad_sequence
 from nanochat.chat import render_prompt
 from nanochat.engine import Request
 from nanochat.log import Progress, print0
-
-AT_ONCE = 256  # problems that the engine gets together: enough to keep its slots filled, few enough to see progress
 
 
 @dataclass(frozen=True)
@@ -134,10 +133,7 @@ def _pick_letters(problems: list[Problem], model: Any, tokenizer: Any, runtime: 
 
 @torch.no_grad()
 def pick_letters(model: Any, prompts: list[list[int]], letters: list[list[int]], device: torch.device) -> list[int]:
-    """For each prompt the number of the likeliest of its letters as the next token.
-
-    Rows are padded on the right, where nothing that stands before looks.
-    """
+    """The number of each prompt's likeliest letter; rows are padded on the right, where nothing before them looks."""
     ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True).to(device)
     allowed = pad_sequence([torch.tensor(row) for row in letters], batch_first=True, padding_value=-1).to(device)
     last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
@@ -155,15 +151,19 @@ def letter_ids(letters: Iterable[str], tokenizer: Any) -> list[int]:
 
 
 def _write(problems: list[Problem], engine: Any, tokenizer: Any, runtime: Any, options: Options) -> Answered:
-    """By the engine; each problem's seed is its own."""
-    settings = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "top_k")}
+    """By the engine, all at once; each problem's seed is its own."""
+    settings = {"temperature": options.temperature, "top_k": options.top_k, "n": options.num_samples}
     mine = problems[runtime.rank :: runtime.world_size]
-    for part in (mine[start : start + AT_ONCE] for start in range(0, len(mine), AT_ONCE)):
-        seeds = [(options.seed << 32) + problem.number for problem in part]
-        pairs = zip(part, seeds, strict=True)
-        requests = [Request(it.prompt, seed=seed, n=options.num_samples, **settings) for it, seed in pairs]
-        found = [
-            [{"text": tokenizer.decode(one.tokens), "reason": one.reason} for one in samples]
-            for samples in engine.generate(requests)
-        ]
-        yield list(zip(part, found, strict=True))
+    requests = [
+        Request(it.prompt, options.max_new_tokens, seed=(options.seed << 32) + it.number, **settings) for it in mine
+    ]
+    tokens, found = defaultdict(list), [[{}] * options.num_samples for _ in mine]
+    for event in engine.stream(requests):
+        where = event.request, event.sample
+        if event.token is not None:
+            tokens[where].append(event.token)
+            continue
+        text = tokenizer.decode(tokens.pop(where, []))
+        found[event.request][event.sample] = {"text": text, "reason": event.reason}
+        if all(found[event.request]):
+            yield [(mine[event.request], found[event.request])]

@@ -28,7 +28,7 @@ class Config:
     max_new_tokens: Count = option(512, "of an answer", group="samples", least=1, unit="TOKENS")
     num_samples: Count = option(1, "answers to each problem, for pass@k", group="samples", least=1)
     top_k: Count = option(50, "likeliest tokens to draw from, 0: all", group="samples", least=0)
-    batch_size: Count = option(64, "rows at once on a device", group="device", least=1)
+    batch_size: Count = option(64, "rows at once where letters are picked", group="device", least=1)
     tag: str = option("d12", "run whose model to take", group="model", in_card=False)
     step: Count = option(-1, "its checkpoint, -1: the newest", group="model", least=-1)
     max_problems: Count = option(0, "of each task, 0: all", group="tasks", least=0)
@@ -75,7 +75,7 @@ def main(config: Config) -> None:
     with setup(config.device_type, config.dtype) as runtime:
         step = None if config.step < 0 else config.step
         model, tokenizer, checkpoint = load_model(stage.parent, config.tag, step, runtime)
-        engine = Engine(model, tokenizer, slots=config.batch_size)
+        engine = Engine(model, tokenizer)
         scores, rows = {}, []
         for name, task in tasks.items():
             score = scores[name] = evaluate(task, model, engine, tokenizer, runtime, options, label=name)
