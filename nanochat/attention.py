@@ -167,6 +167,16 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=plan.mask, scale=scale, **options).transpose(1, 2)
 
 
+def _decode(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
+    """One query a row as two batched products, for which keys lie head by head; a CPU's fused kernel takes longer."""
+    if q.shape[1] > 1:
+        return _sdpa(q, k, v, plan, scale)
+    groups = q.view(len(q), k.shape[2], -1, q.shape[-1])  # the queries that share a head's keys
+    scores = (groups @ k.permute(0, 2, 3, 1)).float() * scale
+    weights = scores.masked_fill(~plan.mask, -torch.inf).softmax(-1)
+    return (weights.to(v.dtype) @ v.transpose(1, 2)).view(q.shape)
+
+
 @lru_cache(maxsize=1)
 def _compiled_flex() -> Callable:
     return torch.compile(flex_attention)
@@ -223,4 +233,5 @@ PATHS = {  # fastest first
     "flex": Path(_flex, _block_mask, pays_with=frozenset({"window", "starts"})),
     "sdpa": Path(_sdpa, bare=lambda queries, keys, window: not window and queries in (1, keys)),
     "twin": Path(lambda q, k, v, plan, scale: _plain(q, k, v, plan.mask, scale)),
+    "decode": Path(_decode, missing=lambda device, dtype: "" if device.type == "cpu" else "is for CPUs"),
 }

@@ -302,7 +302,9 @@ class GPT(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(…, vocab_size) in fp32."""
-        logits = F.linear(hidden, self.head_weight.to(hidden.dtype))[..., : self.config.vocab_size].float()
+        tied = self.config.tie_embeddings
+        logits = F.linear(hidden, self.embed.weight.to(hidden.dtype)) if tied else self.head(hidden)
+        logits = logits[..., : self.config.vocab_size].float()
         return self.config.softcap * (logits / self.config.softcap).tanh() if self.config.softcap else logits
 
     def forward(self, ids: Tensor, targets: Tensor | None = None, starts=None, reduction: str = "sum") -> Tensor:

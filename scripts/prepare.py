@@ -5,6 +5,7 @@ python -m scripts.prepare --check --data=my-text
 python -m scripts.prepare --tokenize --data=my-text
 """
 
+import itertools
 import re
 import time
 from dataclasses import dataclass
@@ -14,21 +15,15 @@ from nanochat.config import Count, option, run
 from nanochat.hub import HubFile, fetch
 from nanochat.log import print0
 from nanochat.paths import stage_dir
+from tasks import TASKS
+from tasks.common import pick
 
-ARC = [
-    f"{level}/{split}-00000-of-00001.parquet"
-    for level in ("ARC-Easy", "ARC-Challenge")
-    for split in ("train", "validation", "test")
-]
-# What evaluations and chat stages read, by the name of the task.
-TASK_FILES = {
+# What evaluations read besides the tasks of the table, by name.
+OTHER_FILES = {
     "core": [HubFile("eval_bundle/core.yaml"), HubFile("eval_bundle/eval_meta_data.csv")],  # and what core.yaml names
-    "gsm8k": [HubFile(f"main/{split}-00000-of-00001.parquet", "openai/gsm8k") for split in ("train", "test")],
-    "arc": [HubFile(path, "allenai/ai2_arc") for path in ARC],
-    "mmlu": [HubFile(f"all/{split}-00000-of-00001.parquet", "cais/mmlu") for split in ("dev", "validation", "test")],
-    "aqua": [HubFile(f"raw/{split}-00000-of-00001.parquet", "deepmind/aqua_rat") for split in ("validation", "test")],
     "humaneval": [HubFile("openai_humaneval/test-00000-of-00001.parquet", "openai/openai_humaneval")],
 }
+KNOWN = [*OTHER_FILES, *TASKS]
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class Config:
     """Fetch, convert and check beforehand all that a run will need."""
 
     data: str = option("climbmix", "corpus, folder:PATH, mix like climbmix:0.7,my-text:0.3; empty: none", group="data")
-    tasks: str = option("", f"tasks, by comma, whose files to fetch: {', '.join(TASK_FILES)}", group="data")
+    tasks: str = option("", f"tasks, by comma, whose files to fetch: {', '.join(KNOWN)}", group="data")
     num_shards: Count = option(0, "shards of a named corpus to train on; 0: its default", group="data", unit="SHARDS")
     offline: bool = option(False, "fetch nothing: a file that is missing is an error", group="data")
     skip_bad: bool = option(False, "leave out damaged files and rows, and count them", group="data")
@@ -47,14 +42,6 @@ class Config:
     def __post_init__(self):
         if self.tokenize and (self.check or not self.data):
             raise ValueError("--tokenize needs a --data and goes without --check, run that before")
-
-
-def task_files(tasks: str) -> list[HubFile]:
-    names = [word.strip().lower() for word in tasks.split(",") if word.strip()]
-    for name in names:
-        if name not in TASK_FILES:
-            raise ValueError(f"--tasks={tasks}: {name} is not one of {', '.join(TASK_FILES)}")
-    return [file for name in names for file in TASK_FILES[name]]
 
 
 def files_of_core(bundle: Path) -> list[HubFile]:
@@ -101,9 +88,10 @@ def main(config: Config) -> None:
     wanted = hub_files(config.data, config.num_shards)
     if config.data and not wanted:
         find(config.data)  # made now: the embedded world has the files of the tasks too
-    wanted += task_files(config.tasks)
+    tasks = [OTHER_FILES.get(name) or TASKS[name].files for name in pick(config.tasks, KNOWN)]
+    wanted += itertools.chain(*tasks)
     found = dict(zip(wanted, fetch(wanted, config.offline), strict=True))
-    if bundle := found.get(TASK_FILES["core"][0]):
+    if bundle := found.get(OTHER_FILES["core"][0]):
         named = files_of_core(bundle.path)
         found |= zip(named, fetch(named, config.offline), strict=True)
     rows = [[str(file), place.path.stat().st_size, place.origin, place.seconds] for file, place in found.items()]
