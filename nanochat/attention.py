@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-SAFE_EXPONENT = 60.0  # of which the exponential, summed over any row, is far from fp32's limit
-
 
 class Plan(NamedTuple):
     """What all layers with one window share: made once a forward, outside of what is compiled."""
@@ -21,7 +19,7 @@ class Plan(NamedTuple):
     window: int  # 0: no limit
     mask: Any  # what the path made of lengths, window, positions and starts; None where its kernel needs none
     by_position: bool  # queries stand where positions say, not at the end of the keys
-    bounded: bool  # no score, times scale, is beyond SAFE_EXPONENT
+    bounded: bool  # exponentials of scores, times scale, need no shift to stay within fp32
     kernel: Callable | None  # of a package, found outside of what is compiled
 
 
@@ -53,7 +51,7 @@ def plan(
 ) -> Plan:
     """The first half of `attention`: all but the tensors themselves; ValueError where the path cannot do it.
 
-    bounded: it is known that no score, times scale, will be beyond ±SAFE_EXPONENT.
+    bounded: it is known that exponentials of scores, times scale, will stay within fp32 unshifted.
     """
     if path not in PATHS:
         raise ValueError(f"there is no attention path {path}, choose one of {', '.join(PATHS)}")
@@ -90,8 +88,16 @@ def choose(device: torch.device, dtype: torch.dtype, needs: Iterable[str] = ()) 
 
 
 def _refusal(name: str, device: torch.device, dtype: torch.dtype, needs: set[str]) -> str:
-    unmet = " and ".join(sorted(needs - PATHS[name].can))
-    return PATHS[name].missing(device, dtype) or (unmet and f"cannot do {unmet}")
+    path, unmet = PATHS[name], " and ".join(sorted(needs - PATHS[name].can))
+    if path.device not in ("", device.type):
+        return f"is for the device {path.device}"
+    if path.package and (device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != path.generation):
+        return "has no kernel for this device"
+    if path.package and dtype not in (torch.bfloat16, torch.float16):
+        return f"has no kernel for {dtype}"
+    if path.package and isinstance(why := _kernel(path.package), str):
+        return why
+    return unmet and f"cannot do {unmet}"
 
 
 # ---- which keys a query sees ----
@@ -161,6 +167,16 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=plan.mask, scale=scale, **options).transpose(1, 2)
 
 
+def _decode(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
+    """One query a row as two batched products, for which keys lie head by head; a CPU's fused kernel takes longer."""
+    if q.shape[1] > 1:
+        return _sdpa(q, k, v, plan, scale)
+    groups = q.view(len(q), k.shape[2], -1, q.shape[-1])  # the queries that share a head's keys
+    scores = (groups @ k.permute(0, 2, 3, 1)).float() * scale
+    weights = scores.masked_fill(~plan.mask, -torch.inf).softmax(-1)
+    return (weights.to(v.dtype) @ v.transpose(1, 2)).view(q.shape)
+
+
 @lru_cache(maxsize=1)
 def _compiled_flex() -> Callable:
     return torch.compile(flex_attention)
@@ -175,9 +191,9 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
     return run(*(x.transpose(1, 2) for x in (q, k, v)), **options).transpose(1, 2)
 
 
-def _flash(no_window: int | None, q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
-    window = (plan.window - 1, 0) if plan.window else (no_window, no_window)  # theirs counts the keys before one's own
-    out = plan.kernel(q, k, v, softmax_scale=scale, causal=True, window_size=window)
+def _flash(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
+    window = {"window_size": (plan.window - 1, 0)} if plan.window else {}  # theirs counts the keys before one's own
+    out = plan.kernel(q, k, v, softmax_scale=scale, causal=True, **window)
     return out[0] if isinstance(out, tuple) else out  # some versions add the log-sum-exp
 
 
@@ -190,48 +206,32 @@ def _kernel(package: str) -> Callable | str:
         return f"needs the package {package} ({type(error).__name__}: {error})"
 
 
-def _no_flash(package: str, major: int, device: torch.device, dtype: torch.dtype) -> str:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != major:
-        return "has no kernel for this device"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"has no kernel for {dtype}"
-    return found if isinstance(found := _kernel(package), str) else ""
-
-
 @dataclass(frozen=True)
 class Path:
     """run: (q, k, v, plan, scale) → out. mask: (positions of the queries, keys, window, starts) → Plan.mask.
 
-    can: what it can do; all do grouped queries and odd lengths. missing: why a device and dtype have it not, or "".
-    bare: (queries, keys, window) that need no mask. pays_with: it is chosen when one of these is needed, or if empty.
-    package: that has its kernel.
+    can: what it can do; all do grouped queries and odd lengths. bare: (queries, keys, window) that need no mask.
+    pays_with: it is chosen when one of these is needed, or if empty. device: the only one, if any. package: that has
+    its kernel, in half precision, for a generation of CUDA devices.
     """
 
     run: Callable[..., Tensor]
     mask: Callable[..., Any] = _dense_mask
     can: frozenset[str] = frozenset({"window", "positions", "starts"})
-    missing: Callable[[torch.device, torch.dtype], str] = lambda device, dtype: ""
     bare: Callable[[int, int, int], bool] = lambda queries, keys, window: False
     pays_with: frozenset[str] = frozenset()
+    device: str = ""
     package: str = ""
+    generation: int = 0
 
 
-_FLASH = {"can": frozenset({"window"}), "bare": lambda queries, keys, window: True}
+_FLASH = {"run": _flash, "can": frozenset({"window"}), "bare": lambda queries, keys, window: True}
 PATHS = {  # fastest first
-    "chunks": Path(_chunks, missing=lambda device, dtype: "" if device.type == "cpu" else "is for CPUs"),
-    "flash4": Path(
-        lambda *given: _flash(None, *given),
-        missing=lambda *where: _no_flash("flash_attn.cute", 10, *where),
-        package="flash_attn.cute",
-        **_FLASH,
-    ),
-    "flash3": Path(
-        lambda *given: _flash(-1, *given),
-        missing=lambda *where: _no_flash("flash_attn_interface", 9, *where),
-        package="flash_attn_interface",
-        **_FLASH,
-    ),
+    "chunks": Path(_chunks, device="cpu"),
+    "flash4": Path(package="flash_attn.cute", generation=10, **_FLASH),
+    "flash3": Path(package="flash_attn_interface", generation=9, **_FLASH),
     "flex": Path(_flex, _block_mask, pays_with=frozenset({"window", "starts"})),
     "sdpa": Path(_sdpa, bare=lambda queries, keys, window: not window and queries in (1, keys)),
     "twin": Path(lambda q, k, v, plan, scale: _plain(q, k, v, plan.mask, scale)),
+    "decode": Path(_decode, missing=lambda device, dtype: "" if device.type == "cpu" else "is for CPUs"),
 }

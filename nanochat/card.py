@@ -11,6 +11,8 @@ def training_facts(state: Any, source: Any, corpus: Any, runtime: Any) -> dict[s
     bpb = {"value": notes.get("val bpb"), "stderr": notes.get("val bpb stderr"), "format": ".4f"}
     known = peak and state.steady_seconds
     mfu = 100 * state.steady_flops / state.steady_seconds / (peak * runtime.world_size) if known else None
+    # Without the first steps, as the MFU; all tokens cost as much.
+    speed = state.steady_seconds and state.steady_flops / state.flops * state.tokens / state.steady_seconds
     data, epochs = corpus.describe(), source.epochs
     return {
         "Device batch size": state.device_batch,
@@ -19,6 +21,7 @@ def training_facts(state: Any, source: Any, corpus: Any, runtime: Any) -> dict[s
         "Minimum validation bpb": notes.get("lowest val bpb", "n/a"),
         "Final validation bpb": bpb if notes else "n/a",
         "CORE metric estimate": "n/a",  # it comes with the evaluations
+        "Tokens per second": {"value": speed, "format": ",.0f"} if speed else "n/a",
         "MFU %": {"value": mfu, "format": ".2f", "unit": "%"} if known else "n/a",
         "Total training flops": {"value": state.flops, "format": ".4e"},
         "Total training time": duration(state.seconds),

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 IGNORED = -1  # the target of a token that is not learned
-SAFE_EXPONENT = 60.0  # of which the exponential, summed over any vocabulary, is far from fp32's limit
+SAFE_EXPONENT = 60.0  # of which the exponential, summed over any vocabulary or row, is far from fp32's limit
 
 # Logits per chunk, by device type. A CPU wants them in its caches; for a GPU a chunk must still be a large matmul.
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
-LEAST_TOKENS = 512  # however large the vocabulary: each chunk adds to the gradient of the whole weight
+# However large the vocabulary: each chunk reads the whole weight, and if it is differentiated adds to all its gradient.
+LEAST_TOKENS = {False: 64, True: 512}
 
 
 def cross_entropy(
@@ -40,15 +41,17 @@ def cross_entropy(
     assert hidden.shape == (len(targets), weight.shape[1]), (hidden.shape, weight.shape, targets.shape)
     chunk_losses = FORMS[form or choose(hidden.device)[0]]
     vocab_size = vocab_size or len(weight)
-    chunk = chunk or max(LEAST_TOKENS, CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size()))
+    recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    fit = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
+    chunk = chunk or max(LEAST_TOKENS[recorded], fit)
     chunks = max(1, -(-len(targets) // chunk))
     chunk = -(-len(targets) // chunks)  # as long as each other, so that few shapes occur
-    recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if recorded and reduction == "sum":
         return _SumOfLosses.apply(hidden, weight, targets, chunk, chunk_losses, softcap, vocab_size)
+    head = weight if recorded else weight.to(hidden.dtype)  # cast once, unless chunks' gradients add up in it
 
     def losses(hidden: Tensor, targets: Tensor) -> Tensor:
-        logits = hidden @ weight.to(hidden.dtype).t()
+        logits = hidden @ head.to(hidden.dtype).t()
         return (torch_form if recorded else chunk_losses)(logits, targets, softcap, vocab_size, False)[0]
 
     if recorded:  # per-token losses are differentiated by autograd, which computes a chunk's logits once more

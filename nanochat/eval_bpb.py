@@ -2,7 +2,8 @@
 
 The text is the first so many bytes of a split. Its documents, each behind <|bos|>, make one long row of tokens that is
 cut every `seq_len`; each token is predicted once. So the figure depends on text, model and length of context alone: not
-on batch size, ranks or padding. A special token stands for no bytes and is not counted.
+on batch size, ranks or padding. A special token stands for no bytes and is not counted. With a stride the rows begin
+every so many tokens and overlap: no token is then predicted from little but those that stand in the first row.
 """
 
 import math
@@ -58,23 +59,28 @@ def _until(batches: Iterable[Any], most: int) -> Iterator[str]:
 
 
 @torch.no_grad()
-def bits_per_byte(model: Any, text: EvalText, seq_len: int, batch_size: int, runtime: Any) -> Bpb:
+def bits_per_byte(model: Any, text: EvalText, seq_len: int, batch_size: int, runtime: Any, stride: int = 0) -> Bpb:
     """`model(ids, targets, reduction="none")` gives the loss of each target in nats; -1 is none.
 
     All ranks call it and get the same figure. batch_size: rows at once on a rank, all of them of `seq_len`, the last
-    ones padded, so that compiled code meets one shape.
+    ones padded, so that compiled code meets one shape. stride: tokens from row to row, 0: seq_len.
     """
-    rows = -(-(len(text.ids) - 1) // seq_len)
-    padded = torch.full((rows * seq_len + 1,), -1)
+    stride = stride or seq_len
+    if not 1 <= stride <= seq_len:
+        raise ValueError(f"--stride={stride} would leave out text, take 1 to {seq_len}, the context's length")
+    rows = 1 + max(0, -(-(len(text.ids) - 1 - seq_len) // stride))
+    padded = torch.full(((rows - 1) * stride + seq_len + 1,), -1)
     padded[: len(text.ids)] = text.ids
     lengths = text.lengths.to(runtime.device)
     sums = torch.zeros(rows, 2, dtype=torch.float64)  # nats and bytes of each row
     mine = range(runtime.rank, rows, runtime.world_size)
     for first in range(0, len(mine), batch_size):
         numbers = torch.tensor(mine[first : first + batch_size])
-        at = numbers[:, None] * seq_len + torch.arange(seq_len)
+        at = numbers[:, None] * stride + torch.arange(seq_len)
+        # The first row that a target is in gives it the longest context; later ones have it as context alone.
+        first_in = (numbers[:, None] == 0) | (torch.arange(seq_len) >= seq_len - stride)
         inputs, targets = torch.full((2, batch_size, seq_len), -1)
-        inputs[: len(numbers)], targets[: len(numbers)] = padded[at], padded[at + 1]
+        inputs[: len(numbers)], targets[: len(numbers)] = padded[at], padded[at + 1].where(first_in, -1)
         targets = targets.to(runtime.device)
         losses = model(inputs.clamp(min=0).to(runtime.device), targets, reduction="none").view(targets.shape)
         sizes = torch.where(targets >= 0, lengths[targets.clamp(min=0)], 0)

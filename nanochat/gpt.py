@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanochat import attention as attn
+from nanochat.cross_entropy import SAFE_EXPONENT, cross_entropy
 from nanochat.cross_entropy import choose as choose_loss
-from nanochat.cross_entropy import cross_entropy
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to it: matrix units like whole tiles
 SHORT_MULTIPLE = 128  # and the short window to this, the tile of the attention kernels
@@ -78,7 +78,7 @@ class GPTConfig:
     @property
     def scores_are_bounded(self) -> bool:
         """Whether normed queries and keys, of length √head_dim, keep all scores from overflowing an exponential."""
-        return self.qk_norm and not self.qk_gain and self.attention_scale * self.head_dim <= attn.SAFE_EXPONENT
+        return self.qk_norm and not self.qk_gain and self.attention_scale * self.head_dim <= SAFE_EXPONENT
 
     @property
     def attention_needs(self) -> set[str]:
@@ -302,7 +302,9 @@ class GPT(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(…, vocab_size) in fp32."""
-        logits = F.linear(hidden, self.head_weight.to(hidden.dtype))[..., : self.config.vocab_size].float()
+        tied = self.config.tie_embeddings
+        logits = F.linear(hidden, self.embed.weight.to(hidden.dtype)) if tied else self.head(hidden)
+        logits = logits[..., : self.config.vocab_size].float()
         return self.config.softcap * (logits / self.config.softcap).tanh() if self.config.softcap else logits
 
     def forward(self, ids: Tensor, targets: Tensor | None = None, starts=None, reduction: str = "sum") -> Tensor:

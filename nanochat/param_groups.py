@@ -8,19 +8,15 @@ from torch.nn import Parameter
 
 from nanochat.optim import Group
 
-# The learning rates of the command line (`--matrix-lr` …), before batch and width scale them.
-LEARNING_RATES = {"unembedding_lr": 0.008, "embedding_lr": 0.3, "scalar_lr": 0.5, "matrix_lr": 0.02}
-
-TUNED_BATCH = 2**19  # tokens, and
-TUNED_WIDTH = 768  # for which the rates were found
+TUNED_WIDTH = 768  # for which the learning rates were found
 
 
 @dataclass(frozen=True)
 class Rule:
     """Parameters whose whole name `pattern` matches are the group `name`.
 
-    The learning rate is `share` of `rate`, or of 1 where that is empty. scaled_by: some of "batch" and "width".
-    weight_decay: None is the model's own, which `build_groups` is given. eps: of AdamW.
+    The learning rate is `share` of `rate`, a flag of the command line, or of 1 where that is empty. scaled_by: some of
+    "batch" and "width". weight_decay: None is the model's own, which `build_groups` is given. eps: of AdamW.
     """
 
     name: str
@@ -50,20 +46,19 @@ RULES = (
     Rule("smear", r"smear_gate\.weight|smear_lambda|backout_lambda", "adamw", "", 0.2, (), (0.8, 0.95), 0.0, NOISE),
     Rule("matrices", r"blocks\.\d+\.(attn|mlp)\.\w+\.weight", "muon", "matrix_lr", 1.0, BATCH, (0.95, 0.9), None),
 )
+LEARNING_RATES = sorted({rule.rate for rule in RULES if rule.rate})  # the flags
 
 
 def build_groups(
     named_parameters: Iterable[tuple[str, Parameter]],
     *,
-    batch_tokens: int,
+    learning_rates: Mapping[str, float],
+    batch_scale: float,
     width: int,
     matrix_weight_decay: float,
-    learning_rates: Mapping[str, float] | None = None,
 ) -> list[Group]:
-    """The groups that have parameters, in the table's order; learning_rates replaces some of LEARNING_RATES."""
-    rates = LEARNING_RATES | dict(learning_rates or {})
-    assert rates.keys() == LEARNING_RATES.keys(), f"no such learning rate: {rates.keys() - LEARNING_RATES.keys()}"
-    scales = {"batch": (batch_tokens / TUNED_BATCH) ** 0.5, "width": (width / TUNED_WIDTH) ** -0.5}
+    """The groups that have parameters, in the table's order; learning_rates: of LEARNING_RATES, each."""
+    scales = {"batch": batch_scale, "width": (width / TUNED_WIDTH) ** -0.5}
     members: dict[str, list[tuple[str, Parameter]]] = {rule.name: [] for rule in RULES}
     for name, parameter in named_parameters:
         found = [rule.name for rule in RULES if re.fullmatch(rule.pattern, name)]
@@ -71,10 +66,10 @@ def build_groups(
         members[found[0]].append((name, parameter))
     groups = []
     for rule in RULES:
-        lr = rule.share * rates.get(rule.rate, 1.0)
+        lr = rule.share * (learning_rates[rule.rate] if rule.rate else 1.0)
         for scale in rule.scaled_by:
             lr *= scales[scale]
         decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
         if members[rule.name]:
-            groups.append(Group(rule.name, rule.kind, members[rule.name], lr, rule.betas, decay, rule.eps))
+            groups.append(Group(rule.name, rule.kind, members[rule.name], lr, *rule.betas, decay, rule.eps))
     return groups

@@ -3,6 +3,8 @@
 python -m scripts.base_loss --tag=d8
 """
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,6 +23,7 @@ PROMPTS = (  # the public reference's, so that samples can be laid side by side
     "My favorite color is",
     "If 5*x + 3 = 13, then x is",
 )
+COMPILING_PAYS = 2e12  # FLOPs of a CPU: less are done sooner than the compiler is
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Config:
     num_shards: Count = option(0, "of a named corpus, 0: its default", group="text", least=0, in_card=False)
     skip_bad: bool = option(False, "leave out damaged files and rows", group="text", in_card=False)
     eval_bytes: Count = option(4_000_000, "of each kind of text", group="text", least=1, unit="BYTES")
+    stride: Count = option(0, "take rows that overlap, too: so far apart", group="text", least=0, unit="TOKENS")
     device_batch_size: Count = option(8, "rows at once on a device", group="device", least=1, in_card=False)
     device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", in_card=False)
     dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device", in_card=False)
@@ -67,17 +71,25 @@ def main(config: Config) -> None:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, step, runtime)
         data = config.data or checkpoint.manifest["config"]["data"]
         corpus = open_corpus(data, config.num_shards, skip_bad=config.skip_bad)
-        for split in ("train", "val"):
-            text = read_text(corpus.batches(split), tokenizer, config.eval_bytes)
-            found = bits_per_byte(model, text, model.config.max_seq_len, config.device_batch_size, runtime)
-            outcome.metrics[f"{split} bpb"] = {"value": found.value, "stderr": found.stderr, "format": ".4f"}
-            print0(f"base_loss: {split} bpb {found.value:.4f} ± {found.stderr:.4f}, {found.bytes:,} bytes")
         rows = []
         for prompt in PROMPTS if runtime.rank == 0 else ():
             ids = [tokenizer.special_tokens["<|bos|>"], *tokenizer.encode(prompt)]
             written = tokenizer.decode(complete(model, ids, config.sample_tokens)[len(ids) :])
             rows.append([prompt, " ".join(written.split())])
             print0(f"base_loss: {prompt} ... {rows[-1][1]}")
+        texts = {split: read_text(corpus.batches(split), tokenizer, config.eval_bytes) for split in ("train", "val")}
+        tokens, length = sum(len(text.ids) for text in texts.values()), model.config.max_seq_len
+        flops = model.flops_per_token() // 3 * tokens * (1 + length / (config.stride or math.inf))
+        compiling = runtime.device.type == "cpu" and flops / runtime.world_size > COMPILING_PAYS
+        if compiling:  # behind the samples, each of which is of another length
+            model.compile_parts()
+        print0(f"base_loss: {tokens:,} tokens, {flops:.1e} FLOPs: {'compiled' if compiling else 'not worth compiling'}")
+        # The overlapping rows first: what cannot be is told at once.
+        for (split, text), stride in itertools.product(texts.items(), dict.fromkeys((config.stride, 0))):
+            found = bits_per_byte(model, text, length, config.device_batch_size, runtime, stride)
+            name = f"{split} bpb (stride {stride})" if stride else f"{split} bpb"
+            outcome.metrics[name] = {"value": found.value, "stderr": found.stderr, "format": ".4f"}
+            print0(f"base_loss: {name} {found.value:.4f} ± {found.stderr:.4f}, {found.bytes:,} bytes")
         table = {"title": "Samples", "columns": [["Prompt", ""], ["Continuation", ""]], "rows": rows}
         outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.describe()["name"]}
         outcome.tables.append(table)

@@ -103,7 +103,7 @@ def train(
     *,
     device_batch: int = ROWS,
     objective: Callable = next_token,
-    hooks: Sequence[loop.Hook] = (),
+    hooks: Sequence[loop.every] = (),
     state: loop.State | None = None,
     source: Any = None,
     model: GPT | None = None,
@@ -111,8 +111,9 @@ def train(
 ) -> Trained:
     """The loop on a new model, for 3 steps where `plan` says nothing else."""
     model, source, state = model or small_model(), source or Rows(runtime), state or loop.State()
-    sizes = {"batch_tokens": ROWS * LENGTH, "width": 64, "matrix_weight_decay": 0.1}
-    groups = build_groups(model.named_parameters(), **sizes)
+    rates = {"unembedding_lr": 0.008, "embedding_lr": 0.3, "scalar_lr": 0.5, "matrix_lr": 0.02}
+    scales = {"batch_scale": (ROWS * LENGTH / 2**19) ** 0.5, "width": 64, "matrix_weight_decay": 0.1}
+    groups = build_groups(model.named_parameters(), learning_rates=rates, **scales)
     optimizer = Optimizer(groups, runtime.rank, runtime.world_size, chunk_bytes=2**17)
     plan = {"steps": None if "seconds" in plan else 3, "schedules": WARM} | plan
     with MetricLog(folder) as log:

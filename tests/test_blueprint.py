@@ -12,6 +12,7 @@ from nanochat.blueprint import draw, estimate
 from nanochat.hardware import Accelerator, find, parse_named
 from nanochat.log import duration
 from nanochat.objectives import next_token
+from nanochat.outcome import Outcome
 from scripts.base_train import Config, main
 
 TOKENIZER = SimpleNamespace(vocab_size=32768, special_tokens={"<|bos|>": 32759})
@@ -63,7 +64,7 @@ def test_every_derived_value_is_told_and_its_flag_overrides_it():
     assert told["width"] == "width 1,536 = depth 24 x aspect_ratio 64, up to a multiple of head_dim 128"
     assert told.keys() == {"width", "heads", "kv_heads", "total_batch_size", "learning", "weight", "num_iterations"}
     other = draw(replace(D24, aspect_ratio=48, kv_heads=3, total_batch_size=2**19, model="october-2025"), TOKENIZER)
-    assert (other.shape.width, other.shape.kv_heads, other.scale.total_batch_size) == (1152, 3, 2**19)
+    assert (other.model.width, other.model.kv_heads, other.scale.total_batch_size) == (1152, 3, 2**19)
     assert not other.model.smear
     assert other.counts["value_embeds"] == 0
     assert "total_batch_size 524,288 = given" in other.notes
@@ -90,7 +91,8 @@ def test_without_a_tokenizer_its_size_is_assumed_and_that_is_told():
 # ---- what it takes ----
 
 
-def test_what_a_run_takes():
+def test_what_a_run_takes(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     plan = draw(D24, TOKENIZER)
     ranks, h100 = parse_named("8xH100")
     needs, time = estimate(plan, D24, ranks, h100)
@@ -104,7 +106,8 @@ def test_what_a_run_takes():
     assert "with 2 rows at once" in estimate(plan, replace(D24, device_batch_size="2"), ranks, h100)[0]
 
 
-def test_what_is_not_known_of_hardware_is_not_available():
+def test_what_is_not_known_of_hardware_is_not_available(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     plan = draw(D24, TOKENIZER)
     lines = estimate(plan, D24, *parse_named("8xQ9000"))
     assert lines[-1] == "time n/a, dollars n/a: no bf16 peak rate is known of 8xQ9000"
@@ -113,6 +116,40 @@ def test_what_is_not_known_of_hardware_is_not_available():
     assert estimate(draw(timed, TOKENIZER), timed, 8, find("H100"))[-1] == "time 90 s, as asked"
     small = estimate(plan, D24, 1, Accelerator("small", memory=4))
     assert small[1] == "that is more than 4 GB: take --checkpointing, or more ranks"
+
+
+def left_by_a_run(tag: str, depth: int, gpus: str, speed: float | str, **config) -> None:
+    """The record of a finished run: a token costs 1e9 FLOPs, the ranks are 8."""
+    run = Outcome.begin("base_train", tag, replace(Config(), depth=depth, **config))
+    run.environment["Hardware"] |= {"GPUs": gpus} if gpus else {}
+    run.metrics = {"Number of FLOPs per token": {"value": 1e9, "format": ".4e"}, "DDP world size": 8}
+    run.metrics["Tokens per second"] = speed if isinstance(speed, str) else {"value": speed, "format": ",.0f"}
+    run.write()
+
+
+def test_the_rate_is_that_of_the_run_nearest_in_depth_on_such_hardware(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    plan, h100 = draw(D24, TOKENIZER), find("H100")
+    left_by_a_run("d8", 8, "8x NVIDIA H100 80GB HBM3", 3e6)  # 3e6 x 1e9 / 8 = 375 TFLOP/s of a rank
+    left_by_a_run("d26", 26, "8x NVIDIA H200", 4e6)
+    left_by_a_run("d25", 25, "8x NVIDIA H100 80GB HBM3", "n/a")
+    left_by_a_run("d24", 24, "8x NVIDIA H100 80GB HBM3", 5e6, fp8=True)
+    left_by_a_run("d4", 4, "1x NVIDIA H100 80GB HBM3", 9e6)
+    time = estimate(plan, D24, 8, h100)[-1]
+    seconds = plan.flops_per_token * plan.tokens / (8 * 375e12)
+    assert time.startswith(f"time {duration(seconds)} on 8xH100, 37.9% MFU (measured: run d8) of 989 TFLOP/s each;")
+    assert "(measured: run d24)" in estimate(plan, replace(D24, fp8=True), 8, h100)[-1]
+    assert "(assumed)" in estimate(plan, D24, 8, find("A100"))[-1]
+
+
+def test_unknown_hardware_has_a_time_if_it_is_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    plan, unknown = draw(D24, TOKENIZER), Accelerator("CPU")
+    left_by_a_run("d2", 2, "", 8.0)
+    assert "1 GFLOP/s each (measured: run d2), MFU n/a; dollars n/a" in estimate(plan, D24, 1, unknown)[-1]
+    assert estimate(plan, replace(D24, on="CPU"), 1, unknown)[-1].startswith("time n/a")
+    left_by_a_run("d2", 2, "1x Q9000", 8.0)
+    assert estimate(plan, D24, 1, unknown)[-1].startswith("time n/a")
 
 
 def test_impossible_batches_are_refused_on_paper_too():

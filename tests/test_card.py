@@ -40,9 +40,11 @@ def test_the_fields_of_the_reference_and_where_the_text_came_from():
 def test_mfu_is_never_wrong():
     state = State(step=40, seconds=150.0, flops=1.2e15, steady_seconds=100.0, steady_flops=1e15)
     assert facts(state)["MFU %"] == "n/a"
+    assert facts(replace(state, tokens=600))["Tokens per second"] == "5"  # of 500 in the steady 100 seconds
     ranks = replace(ALONE, accelerator=find("H100"), world_size=2)
     assert float(facts(state, ranks)["MFU %"].rstrip("%")) == pytest.approx(1e15 / 100 / (2 * 494.7e12) * 100, abs=0.01)
-    assert facts(State(step=4, seconds=150.0, flops=1e15), ranks)["MFU %"] == "n/a"  # it has only warmed up
+    warming = facts(State(step=4, seconds=150.0, tokens=600, flops=1e15), ranks)
+    assert (warming["MFU %"], warming["Tokens per second"]) == ("n/a", "n/a")
 
 
 def test_without_validation_there_is_no_figure_of_it():

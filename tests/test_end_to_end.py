@@ -206,7 +206,7 @@ def test_too_little_text_is_said_plainly(python, base, tmp_path):
         ("tok_train", ["--threads=-1"], "--threads has to be 0 or more"),
         ("tok_train", ["--vocab-size=100"], "100"),
         ("tok_train", ["--data=/no/such/folder"], "--data=/no/such/folder is no folder"),
-        ("prepare", ["--tasks=gsm9k"], "gsm9k is not one of core, gsm8k,"),
+        ("prepare", ["--tasks=gsm9k"], "gsm9k is no task, did you mean GSM8K?"),
         (
             "prepare",
             ["--num-shards=9999"],
@@ -383,7 +383,7 @@ def test_the_main_job_from_another_folder(speedrun, text_folder):
     done = run("--data=letters", "--depth=1", "--seconds=2", cwd=text_folder.parent)
     assert done.returncode == 0, done.stderr
     named = re.findall(r"^== (.*)", done.stdout, re.MULTILINE)
-    assert named == ["setup", *[stage.name for stage in STAGES], "report"]
+    assert named == ["setup", *[stage.name for stage in STAGES if stage.script != "chat_eval"], "report"]
     assert done.stdout.splitlines()[-1] == f"report card: {home / 'report.md'}"
     assert "- vocab_size: 65,536\n" in (home / "report.md").read_text(encoding="utf-8")
 

@@ -1,14 +1,19 @@
 """Bits per byte against sums written out, and against what must not change it."""
 
 import itertools
+import json
 import math
 import random
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import torch
+from forks import Forked
+from models import SMALL, lively
 
 from nanochat.eval_bpb import bits_per_byte, read_text
+from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
 
 DOCUMENTS = ["the quick brown fox — 빠른 갈색 여우\n" * 9, "", "a" * 50, "여우 and fox, fox and 여우. " * 20]
@@ -112,3 +117,82 @@ def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer):
     mean = sum(drawn) / len(drawn)
     spread = math.sqrt(sum((value - mean) ** 2 for value in drawn) / len(drawn))
     assert got.stderr == pytest.approx(spread, rel=0.15)
+
+
+# ---- rows that overlap ----
+
+
+def small_model(tokenizer: Tokenizer):
+    """What it says of a token depends on all of its context."""
+    bos = tokenizer.special_tokens["<|bos|>"]
+    return lively({**SMALL, "vocab_size": 300, "depth": 2, "max_seq_len": 24, "bos_id": bos}).requires_grad_(False)
+
+
+def token_by_token(model, text, seq_len, stride, bos) -> float:
+    """Each token alone, behind what stands before it in the first row that it is in."""
+    nats, ids = 0.0, text.ids.tolist()
+    for at in range(1, len(ids)):
+        start = 0
+        while at > start + seq_len:
+            start += stride
+        if ids[at] != bos:
+            nats -= float(model(torch.tensor([ids[start:at]]))[0, -1].log_softmax(0)[ids[at]])
+    return nats / math.log(2) / text.bytes
+
+
+@pytest.mark.parametrize(("seq_len", "stride"), [(24, 1), (24, 7), (24, 23), (24, 24), (9, 4)])
+def test_overlapping_rows_predict_every_token_once_from_the_longest_context(tokenizer, seq_len, stride):
+    model, bos = small_model(tokenizer), tokenizer.special_tokens["<|bos|>"]
+    text = read_text([pa.array(DOCUMENTS)], tokenizer, 700)
+    expected = token_by_token(model, text, seq_len, stride, bos)
+    for batch_size in (1, 5):
+        got = bits_per_byte(model, text, seq_len, batch_size, OneProcess(), stride)
+        assert got.value == pytest.approx(expected, rel=1e-5), batch_size
+        assert got.bytes == text.bytes
+
+
+def test_a_text_shorter_than_the_context_is_one_row(tokenizer):
+    model, bos = small_model(tokenizer), tokenizer.special_tokens["<|bos|>"]
+    text = read_text([pa.array(["fox"])], tokenizer, 10)
+    got = bits_per_byte(model, text, 24, 2, OneProcess(), 3)
+    assert got.value == pytest.approx(token_by_token(model, text, 24, 3, bos), rel=1e-5)
+    assert math.isnan(got.stderr)
+
+
+def test_a_stride_of_the_whole_context_is_the_plain_form(tokenizer):
+    model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
+    plain = bits_per_byte(model, text, 24, 4, OneProcess())
+    assert bits_per_byte(model, text, 24, 4, OneProcess(), 24) == plain
+    assert bits_per_byte(model, text, 24, 4, OneProcess(), 6).value != plain.value
+    for stride in (-1, 25):
+        with pytest.raises(ValueError, match=rf"--stride={stride} .*, take 1 to 24, the context's length"):
+            bits_per_byte(model, text, 24, 4, OneProcess(), stride)
+
+
+def figures(folder: Path, tokenizer_path: Path) -> None:
+    """What a rank finds, for batches and strides."""
+    tokenizer, found = Tokenizer.load(tokenizer_path), {}
+    model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
+    with setup("cpu", "fp32") as runtime:
+        for stride, batch_size in itertools.product((0, 5, 24), (1, 3)):
+            got = bits_per_byte(model, text, 24, batch_size, runtime, stride)
+            found[f"stride {stride}, batch {batch_size}"] = [got.value, got.stderr, got.bytes]
+    (folder / f"{runtime.rank}.json").write_text(json.dumps(found))
+
+
+def test_processes_and_batches_find_the_same(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    jobs = []
+    for ranks in (1, 2):
+        folder = tmp_path / f"{ranks}"
+        jobs.append(Forked(folder, figures, folder, tmp_path / "tokenizer.json", ranks=ranks))
+    for job in jobs:
+        job.done()
+    alone = json.loads((tmp_path / "1/0.json").read_text())
+    for rank in (0, 1):
+        shared = json.loads((tmp_path / f"2/{rank}.json").read_text())
+        for case, expected in alone.items():
+            assert shared[case] == pytest.approx(expected, rel=1e-6), case
+    for stride in (0, 5, 24):
+        assert alone[f"stride {stride}, batch 1"] == pytest.approx(alone[f"stride {stride}, batch 3"], rel=1e-6)
+    assert alone["stride 0, batch 3"] == alone["stride 24, batch 3"] != alone["stride 5, batch 3"]

@@ -3,6 +3,7 @@ import json
 import os
 import pty
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -68,7 +69,8 @@ CALLS = pathlib.Path(__file__).with_name("calls")
 def note(text):
     with open(CALLS, "a") as file: file.write(text + "\\n")
 note("import")
-def init(project, name, config): note(f"init {project} {name} {config}"); FAIL_INIT
+class Settings(dict): pass
+def init(project, name, config, settings): note(f"init {project} {name} {config}"); FAIL_INIT
 def log(metrics): note(f"log {metrics}"); FAIL_LOG
 def finish(): note("finish")
 class init_result: pass
@@ -79,6 +81,9 @@ with MetricLog(Path(sys.argv[1]) / "run", sys.argv[2], {"depth": 2}) as log:
     for step in range(3): log.write(step=step)
 print("trained")
 """
+TIMED = "import time, wandb; start = time.monotonic()" + USE.replace(
+    " as log:\n", " as log:\n    print('begun after', time.monotonic() - start)\n"
+)
 
 
 def with_wandb(tmp_path: Path, run: str, fail_init: str = "return sys.modules[__name__]", fail_log: str = "pass"):
@@ -124,6 +129,22 @@ def test_a_wandb_that_is_not_installed(tmp_path):
     output, _ = with_wandb(tmp_path, "first", fail_init="pass\nraise ImportError('broken installation')")
     assert "broken installation" in output[0]
     assert output[1:] == ["trained"]
+
+
+def test_a_server_that_never_answers_does_not_hold_a_run_up(tmp_path):
+    pytest.importorskip("wandb")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        env = os.environ | {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40, "WANDB_MODE": "online"}
+        env |= {"WANDB_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", TIMED, str(tmp_path), "first"]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "W&B is off for the rest of this run (CommError: Timed out" in done.stdout
+    assert "\ntrained\n" in done.stdout
+    seconds = float(re.search(r"^begun after (.*)$", done.stdout, re.MULTILINE)[1])
+    assert seconds < 45  # 5 of waiting, and what a busy machine adds; by itself W&B waits for 90
+    assert records(tmp_path / "run") == [{"step": 0}, {"step": 1}, {"step": 2}]
 
 
 # ---- progress ----

@@ -1,0 +1,53 @@
+"""What scripts.base_loss tells of a base model, in process; as a process it is in tests/test_end_to_end.py."""
+
+import json
+import re
+
+import pytest
+from base_runs import Base
+
+from scripts import base_loss
+from scripts.base_loss import Config
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    base = Base(tmp_path_factory.mktemp("base"))
+    base.run("small", "--depth=1", "--eval-every=-1", "--save-every=-1")
+    return base
+
+
+@pytest.fixture
+def loss(base, monkeypatch, capsys):
+    """The metrics that it leaves, and what it prints."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(base.folder / "compiled"))
+
+    def run(**options):
+        base_loss.main(Config(tag="small", eval_bytes=3000, sample_tokens=2, dtype="fp32", **options))
+        record = json.loads((base.folder / "base_loss/small/outcome.json").read_text(encoding="utf-8"))
+        return record["metrics"], capsys.readouterr().out
+
+    return run
+
+
+def test_with_a_stride_there_are_figures_of_overlapping_rows_too(loss):
+    plain, _ = loss()
+    both, said = loss(stride=8)
+    for split in ("train", "val"):
+        assert both[f"{split} bpb"] == plain[f"{split} bpb"]
+        assert both[f"{split} bpb (stride 8)"]["value"] != both[f"{split} bpb"]["value"]
+        assert re.search(rf"^base_loss: {split} bpb \(stride 8\) \d\.\d{{4}} ± ", said, re.MULTILINE)
+    assert not any("stride" in name for name in plain)
+    with pytest.raises(ValueError, match=r"--stride=33 would leave out text, take 1 to 32, the context's length"):
+        loss(stride=33)
+
+
+def test_much_text_is_worth_compiling_and_the_figures_stay(loss, monkeypatch):
+    little, said = loss()
+    assert re.search(r"^base_loss: [\d,]+ tokens, \S+ FLOPs: not worth compiling$", said, re.MULTILINE)
+    monkeypatch.setattr(base_loss, "COMPILING_PAYS", 0)
+    much, said = loss()
+    assert re.search(r"^base_loss: [\d,]+ tokens, \S+ FLOPs: compiled$", said, re.MULTILINE)
+    for name in ("train bpb", "val bpb"):
+        assert much[name]["value"] == pytest.approx(little[name]["value"], rel=1e-5)
