@@ -22,4 +22,5 @@ STAGES = (
     Stage("tok_eval", "Tokenizer evaluation", parent="tok_train"),
     Stage("base_train", "Base model training", "tok_train"),
     Stage("base_loss", "Base model loss", "base_train", "BASE", ("train bpb", "val bpb")),
+    Stage("base_eval", "Base model evaluation", "base_train", "BASE", ("CORE metric",)),
 )

@@ -5,13 +5,12 @@ python -m scripts.prepare --check --data=my-text
 python -m scripts.prepare --tokenize --data=my-text
 """
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from nanochat.config import Count, option, run
+from nanochat.core_tasks import BUNDLE, data_files
 from nanochat.hub import HubFile, fetch
 from nanochat.log import print0
 from nanochat.paths import stage_dir
@@ -23,7 +22,7 @@ ARC = [
 ]
 # What evaluations and chat stages read, by the name of the task.
 TASK_FILES = {
-    "core": [HubFile("eval_bundle/core.yaml"), HubFile("eval_bundle/eval_meta_data.csv")],  # and what core.yaml names
+    "core": list(BUNDLE),  # and what its list of tasks names
     "gsm8k": [HubFile(f"main/{split}-00000-of-00001.parquet", "openai/gsm8k") for split in ("train", "test")],
     "arc": [HubFile(path, "allenai/ai2_arc") for path in ARC],
     "mmlu": [HubFile(f"all/{split}-00000-of-00001.parquet", "cais/mmlu") for split in ("dev", "validation", "test")],
@@ -56,12 +55,6 @@ def task_files(tasks: str) -> list[HubFile]:
         if name not in TASK_FILES:
             raise ValueError(f"--tasks={tasks}: {name} is not one of {', '.join(TASK_FILES)}")
     return [file for name in names for file in TASK_FILES[name]]
-
-
-def files_of_core(bundle: Path) -> list[HubFile]:
-    """The data files that CORE's own list of tasks names; some tasks share one."""
-    named = re.findall(r"^\s*dataset_uri:\s*(\S+)", bundle.read_text(encoding="utf-8"), re.MULTILINE)
-    return [HubFile(f"eval_bundle/eval_data/{path}") for path in dict.fromkeys(named)]
 
 
 def token_counter(tag: str) -> tuple[str, Callable[[list[str]], float]]:
@@ -118,7 +111,7 @@ def main(config: Config) -> None:
     wanted = [*hub_files(data, config.num_shards), *task_files(config.tasks)]
     found = dict(zip(wanted, fetch(wanted, config.offline), strict=True))
     if bundle := found.get(TASK_FILES["core"][0]):
-        named = files_of_core(bundle.path)
+        named = data_files(bundle.path)
         found |= zip(named, fetch(named, config.offline), strict=True)
     rows = [[str(file), place.path.stat().st_size, place.origin, place.seconds] for file, place in found.items()]
 
