@@ -62,7 +62,7 @@ class BundleTask:
             for number, line in enumerate(file, 1):
                 try:
                     items.append(item := json.loads(line))
-                    sound = 0 <= self.right(item) < len(self.texts(item))
+                    sound = 0 <= self.right(item) < len(self.texts(item)) and item.get("continuation") != ""
                 except (ValueError, KeyError, TypeError, AttributeError):  # no JSON, or not what its kind has
                     sound = False
                 if not sound:
@@ -212,10 +212,8 @@ def _render(task: BundleTask, tokenizer: Any, most: int, path: Path) -> int:
         flat = pa.array([text for group in texts for text in group], pa.large_string())
         ids, offsets = tokenizer.encode_arrow(flat, prepend=bos)
         rows = iter(np.split(ids.astype(np.int32), offsets[1:-1]))
-        for number, group in zip(numbers, texts, strict=True):
+        for group in texts:
             trunk, ends, counts = _split(task.kind, [next(rows) for _ in group])
-            if task.kind == COMPLETION and not counts[0]:
-                raise ValueError(f"{task.path}: an item's continuation is empty: {items[number]}")
             parts += [trunk, *ends]
             options.append(len(ends))
             scored += counts

@@ -56,7 +56,8 @@ def decide(model: GPT, tokenizer: Tokenizer, task: BundleTask, items: list[dict]
         ids, start = torch.tensor(row[cut:]), start - cut
         logits = model(ids[None])[0]
         if task.kind == "language_modeling":
-            return {"correct": bool((logits[start - 1 : -1].argmax(-1) == ids[start:]).all())}
+            missed = (logits[start - 1 : -1].argmax(-1) != ids[start:]).double()
+            return {"correct": not missed.any(), "missed": float(missed.mean())}
         each = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")[max(start - 1, 0) :]
         losses.append(float(each.double().sum()) / len(each) if len(each) else math.nan)
     chosen = losses.index(min(losses))
