@@ -1,7 +1,7 @@
 """The calculator: what it computes, and that it refuses all else, quickly."""
 
-import re
 import contextlib
+import re
 import time
 from fractions import Fraction
 from pathlib import Path
