@@ -1,9 +1,9 @@
 """Fine-tuning: from another stage's checkpoint, or from where the run was left, to the end of training and its record.
 
-with fine_tuning("chat_sft", "mid_train", config) as run:
-    source = run.chats(conversations, "assistant")
-    state = run.train(source, next_token, steps, hooks)
-    run.finish(state, {"Training rows": len(conversations)})
+with fine_tuning("chat_sft", "mid_train", config) as tuning:
+    source = tuning.chats(conversations, "assistant")
+    state = tuning.train(source, next_token, steps, hooks)
+    tuning.finish(state, {"Training rows": len(conversations)})
 """
 
 import math
@@ -114,24 +114,28 @@ class FineTuning:
         return [every(settings.eval_every, validation(measure, self.log), at_start=True)]
 
     def scoring(self, tasks: Mapping[str, Any]) -> list[every]:
-        """A hook: how many problems of each task are solved."""
-        options = Options(max_problems=self.settings.eval_metrics_max_problems)
-        if self.settings.eval_metrics_every < 0 or not tasks:
+        """A hook: how many problems are solved of each task; unasked, of those that are answered by a letter."""
+        settings = self.settings
+        quick = {
+            name: task for name, task in tasks.items() if settings.eval_metrics_tasks or task.kind == "categorical"
+        }
+        if settings.eval_metrics_every < 0 or not quick:
             return []
+        options = Options(max_problems=settings.eval_metrics_max_problems)
 
         def score(state: loop.State) -> None:
-            writes = any(task.kind != "categorical" for task in tasks.values())
+            writes = any(task.kind != "categorical" for task in quick.values())
             engine = Engine(self.model, self.tokenizer) if writes else None  # its memory is for training otherwise
             about = engine, self.tokenizer, self.runtime, options
             with torch.compiler.set_stance("force_eager"):  # every batch has another shape
-                scores = {name: evaluate(task, self.model, *about, label=name) for name, task in tasks.items()}
+                scores = {name: evaluate(task, self.model, *about, label=name) for name, task in quick.items()}
             found = {name: score.accuracy for name, score in scores.items()} | {"ChatCORE": chat_core(scores.values())}
             state.notes["scores"] = {name: list(estimate) for name, estimate in found.items()}
             said = ", ".join(f"{name} {estimate.value:.4f}" for name, estimate in found.items())
             print0(f"step {state.step:05d} | {said}")
             self.log.write(step=state.step, **{f"chat/{name}": estimate.value for name, estimate in found.items()})
 
-        return [every(self.settings.eval_metrics_every, score)]
+        return [every(settings.eval_metrics_every, score)]
 
     def told(self, state: loop.State, source: ChatLoader) -> dict[str, Any]:
         """What the card shows of training on conversations."""
