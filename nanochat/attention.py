@@ -23,18 +23,16 @@ class Plan(NamedTuple):
     kernel: Callable | None  # of a package, found outside of what is compiled
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, path: str, window=0, positions=None, starts=None, bounded=False, scale=None
-) -> Tensor:
-    """Causal attention of q (B, Tq, H, D) over k and v (B, Tk, Hkv, D), lengths of any size.
+def attention(q: Tensor, k: Tensor, v: Tensor, *, path: str, bounded=False, scale=None, **sight) -> Tensor:
+    """Causal attention of q (B, Tq, H, D) over k and v (B, Tk, Hkv, D), lengths of any size; sight: what `plan` takes.
 
     Key j stands at position j; query i of row b at positions[b, i], or without them the queries are the last Tq of the
     keys. A query sees keys up to its own position, the last `window` of them if that is not 0, and none before
-    starts[b, i], where its document begins.
+    starts[b, i], where its document begins. With trunks (B, 1) a row's documents are branches: each goes on from the
+    first trunks[b] tokens, which it sees as if they stood directly before it; the trunk's own tokens start at 0.
     """
     where = {"device": q.device, "dtype": q.dtype, "bounded": bounded}
-    sight = plan(path, q.shape[1], k.shape[1], **where, window=window, positions=positions, starts=starts)
-    return attend(q, k, v, sight, scale)
+    return attend(q, k, v, plan(path, q.shape[1], k.shape[1], **where, **sight), scale)
 
 
 def plan(
@@ -47,6 +45,7 @@ def plan(
     window: int = 0,
     positions: Tensor | None = None,
     starts: Tensor | None = None,
+    trunks: Tensor | None = None,
     bounded: bool = False,
 ) -> Plan:
     """The first half of `attention`: all but the tensors themselves; ValueError where the path cannot do it.
@@ -63,7 +62,8 @@ def plan(
         mask = _lasting_mask(path, queries, keys, window, device)
     else:
         query = torch.arange(keys - queries, keys, device=device)[None] if positions is None else positions
-        mask = PATHS[path].mask(query, keys, window, starts)
+        mask = PATHS[path].mask(query, keys, window, starts, trunks)
+    window = window if trunks is None else 0  # of keys by their index, which tells how far away they are no more
     bounded = bounded and dtype != torch.float16  # whose largest number is e^11
     kernel = _kernel(PATHS[path].package) if PATHS[path].package else None
     return Plan(path, window, mask, positions is not None, bounded, kernel)
@@ -88,32 +88,46 @@ def choose(device: torch.device, dtype: torch.dtype, needs: Iterable[str] = ()) 
 
 
 def _refusal(name: str, device: torch.device, dtype: torch.dtype, needs: set[str]) -> str:
-    unmet = " and ".join(sorted(needs - PATHS[name].can))
-    return PATHS[name].missing(device, dtype) or (unmet and f"cannot do {unmet}")
+    path, unmet = PATHS[name], " and ".join(sorted(needs - PATHS[name].can))
+    if path.device not in ("", device.type):
+        return f"is for the device {path.device}"
+    if path.package and (device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != path.generation):
+        return "has no kernel for this device"
+    if path.package and dtype not in (torch.bfloat16, torch.float16):
+        return f"has no kernel for {dtype}"
+    if path.package and isinstance(why := _kernel(path.package), str):
+        return why
+    return unmet and f"cannot do {unmet}"
 
 
 # ---- which keys a query sees ----
 
 
-def _sees(query: Tensor, key: Tensor, window: int, start: Tensor | None) -> Tensor:
+def _sees(query: Tensor, key: Tensor, window: int, start: Tensor | None, trunk: Tensor | None) -> Tensor:
     """The definition, for positions of any shapes that broadcast."""
     seen = (key <= query) & (key > query - window) if window else key <= query
-    return seen if start is None else seen & (key >= start)
+    seen = seen if start is None else seen & (key >= start)
+    if trunk is None:
+        return seen
+    before = (key < trunk) & (key <= query)
+    return seen | (before & (key > query - start + trunk - window) if window else before)
 
 
-def _dense_mask(query: Tensor, keys: int, window: int, starts: Tensor | None) -> Tensor:
+def _dense_mask(query: Tensor, keys: int, window: int, starts: Tensor | None, trunks: Tensor | None) -> Tensor:
     """(B or 1, 1, Tq, Tk), from the positions of the queries, (B or 1, Tq)."""
     start = None if starts is None else starts[:, None, :, None]
-    return _sees(query[:, None, :, None], torch.arange(keys, device=query.device), window, start)
+    trunk = None if trunks is None else trunks[:, None, :, None]
+    return _sees(query[:, None, :, None], torch.arange(keys, device=query.device), window, start, trunk)
 
 
-def _block_mask(query: Tensor, keys: int, window: int, starts: Tensor | None):
+def _block_mask(query: Tensor, keys: int, window: int, starts: Tensor | None, trunks: Tensor | None):
     rows = len(query) if starts is None else len(starts)
     query = query.expand(rows, -1)
 
     def sees(row, head, i, key):
         row = row if rows > 1 else row * 0  # one row's positions may stand for all
-        return _sees(query[row, i], key, window, None if starts is None else starts[row, i])
+        start, trunk = None if starts is None else starts[row, i], None if trunks is None else trunks[row, 0]
+        return _sees(query[row, i], key, window, start, trunk)
 
     return create_block_mask(sees, rows if rows > 1 else None, None, query.shape[1], keys, device=query.device)
 
@@ -124,7 +138,7 @@ def _lasting_mask(path: str, queries: int, keys: int, window: int, device: torch
     if PATHS[path].bare(queries, keys, window):
         return None
     with torch.inference_mode(False):  # made by an evaluation, it must still serve the backward of the step after
-        return PATHS[path].mask(torch.arange(keys - queries, keys, device=device)[None], keys, window, None)
+        return PATHS[path].mask(torch.arange(keys - queries, keys, device=device)[None], keys, window, None, None)
 
 
 # ---- the paths ----
@@ -159,6 +173,16 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=plan.mask, scale=scale, **options).transpose(1, 2)
 
 
+def _decode(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
+    """One query a row as two batched products, for which keys lie head by head; a CPU's fused kernel takes longer."""
+    if q.shape[1] > 1:
+        return _sdpa(q, k, v, plan, scale)
+    groups = q.view(len(q), k.shape[2], -1, q.shape[-1])  # the queries that share a head's keys
+    scores = (groups @ k.permute(0, 2, 3, 1)).float() * scale
+    weights = scores.masked_fill(~plan.mask, -torch.inf).softmax(-1)
+    return (weights.to(v.dtype) @ v.transpose(1, 2)).view(q.shape)
+
+
 @lru_cache(maxsize=1)
 def _compiled_flex() -> Callable:
     return torch.compile(flex_attention)
@@ -173,9 +197,9 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
     return run(*(x.transpose(1, 2) for x in (q, k, v)), **options).transpose(1, 2)
 
 
-def _flash(no_window: int | None, q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
-    window = (plan.window - 1, 0) if plan.window else (no_window, no_window)  # theirs counts the keys before one's own
-    out = plan.kernel(q, k, v, softmax_scale=scale, causal=True, window_size=window)
+def _flash(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
+    window = {"window_size": (plan.window - 1, 0)} if plan.window else {}  # theirs counts the keys before one's own
+    out = plan.kernel(q, k, v, softmax_scale=scale, causal=True, **window)
     return out[0] if isinstance(out, tuple) else out  # some versions add the log-sum-exp
 
 
@@ -188,48 +212,33 @@ def _kernel(package: str) -> Callable | str:
         return f"needs the package {package} ({type(error).__name__}: {error})"
 
 
-def _no_flash(package: str, major: int, device: torch.device, dtype: torch.dtype) -> str:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != major:
-        return "has no kernel for this device"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"has no kernel for {dtype}"
-    return found if isinstance(found := _kernel(package), str) else ""
-
-
 @dataclass(frozen=True)
 class Path:
-    """run: (q, k, v, plan, scale) → out. mask: (positions of the queries, keys, window, starts) → Plan.mask.
+    """run: (q, k, v, plan, scale) → out. mask: (positions of the queries, keys, window, starts, trunks)
+    → Plan.mask.
 
-    can: what it can do; all do grouped queries and odd lengths. missing: why a device and dtype have it not, or "".
-    bare: (queries, keys, window) that need no mask. pays_with: it is chosen when one of these is needed, or if empty.
-    package: that has its kernel.
+    can: what it can do; all do grouped queries and odd lengths. bare: (queries, keys, window) that need no mask.
+    pays_with: it is chosen when one of these is needed, or if empty. device: the only one, if any. package: that has
+    its kernel, in half precision, for a generation of CUDA devices.
     """
 
     run: Callable[..., Tensor]
     mask: Callable[..., Any] = _dense_mask
     can: frozenset[str] = frozenset({"window", "positions", "starts"})
-    missing: Callable[[torch.device, torch.dtype], str] = lambda device, dtype: ""
     bare: Callable[[int, int, int], bool] = lambda queries, keys, window: False
     pays_with: frozenset[str] = frozenset()
+    device: str = ""
     package: str = ""
+    generation: int = 0
 
 
-_FLASH = {"can": frozenset({"window"}), "bare": lambda queries, keys, window: True}
+_FLASH = {"run": _flash, "can": frozenset({"window"}), "bare": lambda queries, keys, window: True}
 PATHS = {  # fastest first
-    "chunks": Path(_chunks, missing=lambda device, dtype: "" if device.type == "cpu" else "is for CPUs"),
-    "flash4": Path(
-        lambda *given: _flash(None, *given),
-        missing=lambda *where: _no_flash("flash_attn.cute", 10, *where),
-        package="flash_attn.cute",
-        **_FLASH,
-    ),
-    "flash3": Path(
-        lambda *given: _flash(-1, *given),
-        missing=lambda *where: _no_flash("flash_attn_interface", 9, *where),
-        package="flash_attn_interface",
-        **_FLASH,
-    ),
+    "chunks": Path(_chunks, device="cpu"),
+    "flash4": Path(package="flash_attn.cute", generation=10, **_FLASH),
+    "flash3": Path(package="flash_attn_interface", generation=9, **_FLASH),
     "flex": Path(_flex, _block_mask, pays_with=frozenset({"window", "starts"})),
     "sdpa": Path(_sdpa, bare=lambda queries, keys, window: not window and queries in (1, keys)),
     "twin": Path(lambda q, k, v, plan, scale: _plain(q, k, v, plan.mask, scale)),
+    "decode": Path(_decode, device="cpu"),
 }

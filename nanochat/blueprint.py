@@ -25,7 +25,6 @@ from nanochat.scaling import (
     HORIZONS,
     REFERENCE_DEPTH,
     Scale,
-    Shape,
     accumulation_steps,
     cost,
     legal_rows,
@@ -43,7 +42,6 @@ class Blueprint:
     """counts: of parameters, by kind. scaled: those that models are compared by. notes: how each value came about."""
 
     model: GPTConfig
-    shape: Shape
     counts: dict[str, int]
     scaled: int
     flops_per_token: int
@@ -76,7 +74,7 @@ class Blueprint:
             model.named_parameters(),
             learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
             batch_scale=self.scale.rates,
-            width=self.shape.width,
+            width=self.model.width,
             matrix_weight_decay=config.weight_decay * self.scale.weight_decay,
         )
         return model, Optimizer(groups, runtime.rank, runtime.world_size, **runtime.optimizer_options), rows
@@ -120,25 +118,23 @@ def draw(config: Any, tokenizer: Tokenizer | None) -> Blueprint:
     assumed = f"vocabulary {ASSUMED_VOCABULARY:,} = assumed, no tokenizer is trained yet"
     notes: list[str] = [] if tokenizer else [assumed]
     words = (tokenizer.vocab_size, tokenizer.special_tokens["<|bos|>"]) if tokenizer else (ASSUMED_VOCABULARY, 0)
-    form, model = _model(config, config.depth, *words, notes.append)
+    model = _model(config, config.depth, *words, notes.append)
     # Its width and heads are others, of which --kv-heads need not be a divisor.
-    _, reference = _model(replace(config, width=0, kv_heads=0), REFERENCE_DEPTH, *words, lambda line: None)
+    reference = _model(replace(config, width=0, kv_heads=0), REFERENCE_DEPTH, *words, lambda line: None)
     counts, scaled = model.parameter_counts(), _scaled(model)
     flops = model.flops_per_token()
     horizon = {name: value for name in HORIZONS if (value := getattr(config, name)) != -1}
     batch = config.total_batch_size if config.total_batch_size > 0 else None
     scales = scale(scaled, _scaled(reference), flops, horizon, total_batch_size=batch, note=notes.append)
-    return Blueprint(model.config, form, counts, scaled, flops, scales, notes)
+    return Blueprint(model.config, counts, scaled, flops, scales, notes)
 
 
-def _model(config: Any, depth: int, vocab_size: int, bos_id: int, note: Callable) -> tuple[Shape, GPT]:
+def _model(config: Any, depth: int, vocab_size: int, bos_id: int, note: Callable) -> GPT:
     given = {"width": config.width or None, "kv_heads": config.kv_heads or None}
-    form = shape(depth, aspect_ratio=config.aspect_ratio, head_dim=config.head_dim, **given, note=note)
+    sizes = shape(depth, aspect_ratio=config.aspect_ratio, head_dim=config.head_dim, **given, note=note)
     fields = CONFIGURATIONS[config.model] | ({"window_pattern": config.window_pattern} if config.window_pattern else {})
-    sizes = {"depth": depth, "width": form.width, "heads": form.heads, "kv_heads": form.kv_heads}
     with torch.device("meta"):
-        model = GPT(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **sizes, **fields))
-    return form, model
+        return GPT(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **sizes, **fields))
 
 
 def _scaled(model: GPT) -> int:
@@ -170,7 +166,7 @@ def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator)
     sizes = rows if asked == "auto" else [_whole(asked)]
     accumulation_steps(plan.scale.total_batch_size, sizes[0], config.max_seq_len, ranks)  # or it says what is possible
     options = {"logits": CHUNK_BYTES["cuda"], "checkpointing": config.checkpointing}
-    needs = {size: memory(plan.counts, plan.shape, size, config.max_seq_len, ranks, **options) for size in sizes}
+    needs = {size: memory(plan.counts, plan.model, size, config.max_seq_len, ranks, **options) for size in sizes}
     fit = [size for size in sizes if not accelerator.memory or sum(needs[size].values()) < 0.9e9 * accelerator.memory]
     size = max(fit, default=sizes[0])
     parts = ", ".join(f"{name} {bytes_ / 1e9:.2f}" for name, bytes_ in needs[size].items())
@@ -180,4 +176,4 @@ def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator)
     if plan.tokens is None:
         return [*lines, f"time {plan.scale.seconds:g} s, as asked"]
     flops, rate = plan.flops_per_token * plan.tokens, measured(config, accelerator)
-    return [*lines, cost(flops, ranks, accelerator, dtype, rate)[2]]
+    return [*lines, cost(flops, ranks, accelerator, dtype, rate)]

@@ -4,7 +4,6 @@ A step's folder holds the model, optimizer files of whole parameters each, and a
 parameters to files and has every file's size and hash. `latest` is a link for people; readers verify and choose.
 """
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -12,10 +11,9 @@ import os
 import random
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,15 +123,7 @@ class Saver:
     stay (0: all); keep_every: its multiples stay too. The folder is of this run alone (see `hold`), seen by all ranks.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        rank: int = 0,
-        world_size: int = 1,
-        keep_last: int = 0,
-        keep_every: int = 0,
-        store: Any = None,
-    ):
+    def __init__(self, folder: Path, rank=0, world_size=1, keep_last=0, keep_every=0, store: Any = None):
         assert store is not None or world_size == 1, "ranks need a store to agree through"
         assert min(keep_last, keep_every) >= 0, (keep_last, keep_every)
         self.folder, self.rank, self.world_size = folder, rank, world_size
@@ -142,46 +132,38 @@ class Saver:
         self._store = store or torch.distributed.HashStore()
         # Ranks make and use their savers alike, so these counts agree on all of them, and no key is used twice.
         self._key, self._saves = f"{folder}/{self._store.add(f'{folder}/savers of rank {rank}', 1)}", 0
-        self._thread, self._failure = threading.Thread(), None
+        self._job: Future | None = None
+        if rank == 0:  # all ranks meet before one of them saves
+            self._sweep()
 
     def save(
-        self,
-        step: int,
-        model_tensors: dict[str, torch.Tensor],
-        optimizer_tensors: Iterable[tuple[str, dict[str, torch.Tensor]]],
-        record: dict[str, Any],
+        self, step: int, model_tensors: dict[str, torch.Tensor], optimizer_tensors: Iterable, record: dict[str, Any]
     ) -> None:
         """Copy all of it and return; waits for the save before it, and raises what went wrong there.
 
-        model_tensors, and record, which is JSON with at least the keys RECORD, count on rank 0. optimizer_tensors: of
-        the parameters this rank is to write; each is written by one rank. A step that this object saved is left alone.
+        model_tensors, and record, which is JSON with at least the keys RECORD, count on rank 0. optimizer_tensors:
+        (name, states) of the parameters this rank is to write, each is written by one rank. A step that this object
+        saved is left alone.
         """
         self.wait()
         if step == self.saved:
             return
         assert self.rank or record.keys() >= RECORD, RECORD - record.keys()
-        file = f"optimizer-{self.rank:05d}.safetensors"
-        tensors, owned = {file: {}}, {}  # file -> what is to be in it, parameter -> file
-        for name, state in optimizer_tensors:
-            tensors[file].update({f"{name}/{key}": _copy(tensor) for key, tensor in state.items()})
-            owned[name] = file
-        if self.rank == 0:
-            tensors[MODEL] = {name: _copy(tensor) for name, tensor in model_tensors.items()}
-        copied = torch.cuda.Event() if torch.cuda.is_initialized() else None
-        if copied:
-            copied.record()
+        states, file = dict(optimizer_tensors), f"optimizer-{self.rank:05d}.safetensors"
+        of_states = {f"{name}/{key}": state[key] for name, state in states.items() for key in state}
+        tensors = {file: of_states} | ({MODEL: model_tensors} if self.rank == 0 else {})
+        tensors = {file: {name: _copy(tensor) for name, tensor in inside.items()} for file, inside in tensors.items()}
+        copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         self._saves += 1
-        job = (step, tensors, owned, json.dumps(record), copied)
-        self._thread = threading.Thread(target=self._run, args=job, name="nanochat-checkpoint", daemon=True)
-        self._thread.start()
+        writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
+        self._job = writer.submit(self._run, step, tensors, dict.fromkeys(states, file), json.dumps(record), copied)
+        writer.shutdown(wait=False)
 
     def wait(self) -> None:
         """Until the last save is on disk. What went wrong is raised on every rank, as an OSError if it is the disk."""
-        if self._thread.is_alive():
-            self._thread.join()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
 
     def __enter__(self) -> "Saver":
         return self
@@ -190,24 +172,20 @@ class Saver:
         self.wait()
 
     def _run(self, step: int, tensors: dict[str, dict], owned: dict[str, str], record: str, copied: Any) -> None:
-        try:
-            if copied:
-                copied.synchronize()
-            part = self.folder / self._by_rank_0("part", lambda: self._begin(step))
-            size = sum(tensor.nbytes for file in tensors.values() for tensor in file.values())
-            self._tell(f"{self.rank}", lambda: [_write_files(part, tensors), owned], size=size)
-            self._by_rank_0("published", lambda: self._publish(part, step, json.loads(record)))
-            self.saved = step
-        except BaseException as error:  # `wait` raises it, whatever it is
-            self._failure = error
+        if copied:
+            copied.synchronize()
+        part = _home(self.folder, step).with_suffix(".tmp-part")
+        size = sum(tensor.nbytes for file in tensors.values() for tensor in file.values())
+        self._tell(f"{self.rank}", lambda: [_write_files(part, tensors), owned], size=size)
+        if self.rank == 0:
+            self._tell("published", lambda: self._publish(part, step, json.loads(record)))
+        _value(self._hear("published"))
+        self.saved = step
 
-    def _begin(self, step: int) -> str:
-        """Make the folder to write to, once those of saves that died are gone; its name."""
+    def _sweep(self) -> None:
+        """Remove what has no final name: of saves that died, of steps that are not kept."""
         for stale in (*self.folder.glob("step_*.tmp-*"), *self.folder.glob("latest.tmp-*")):
-            stale.unlink() if stale.is_symlink() else shutil.rmtree(stale)
-        part = _home(self.folder, step).with_suffix(f".tmp-{os.getpid()}")
-        part.mkdir(parents=True)
-        return part.name
+            stale.unlink() if stale.is_symlink() else shutil.rmtree(stale, ignore_errors=True)
 
     def _publish(self, part: Path, step: int, record: dict[str, Any]) -> None:
         """When all ranks have written: the manifest, the final name, `latest`, and old steps go."""
@@ -221,35 +199,27 @@ class Saver:
             if home.exists():  # damaged, or of a course that was given up
                 home.rename(home.with_suffix(".tmp-replaced"))
             publish_folder(part, home)
-            link = self.folder / f"latest.tmp-{os.getpid()}"
+            link = self.folder / "latest.tmp-link"
             link.symlink_to(home.name)
             link.replace(self.folder / "latest")
             done = [old for old in steps(self.folder) if old <= step]
             for old in done[: -self.keep_last] if self.keep_last else []:
                 if not self.keep_every or old % self.keep_every:  # renamed first: half of it must not look whole
                     _home(self.folder, old).rename(_home(self.folder, old).with_suffix(".tmp-old"))
-            for stale in self.folder.glob("step_*.tmp-*"):
-                shutil.rmtree(stale)
+            self._sweep()
         except OSError as error:
-            shutil.rmtree(part, ignore_errors=True)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                check_free_space(self.folder, sum(answer["size"] for answer in answers), f"step {step:,}")
+            self._sweep()
+            check_free_space(self.folder, sum(answer["size"] for answer in answers), f"step {step:,}")
             raise OSError(f"step {step:,} is not saved: {error}") from error
 
     # What ranks tell each other, each thing once a save.
 
-    def _by_rank_0(self, what: str, work: Callable[[], Any]) -> Any:
-        """The value of `work()`, which rank 0 does; its OSError is raised on every rank."""
-        if self.rank == 0:
-            self._tell(what, work)
-        return _value(self._hear(what))
-
     def _tell(self, what: str, work: Callable[[], Any], **about: Any) -> None:
-        answer = {"error": f"rank {self.rank} failed, its log says why", "errno": None}
+        answer = {"error": f"rank {self.rank} failed, its log says why"}
         try:
             answer = {"value": work()}
         except OSError as error:
-            answer = {"error": str(error), "errno": error.errno}
+            answer = {"error": str(error)}
         finally:  # whatever happened, the others must not wait for ever
             self._store.set(f"{self._key}/{self._saves}/{what}", json.dumps(answer | about))
 
@@ -264,10 +234,9 @@ class Saver:
 
 
 def _value(answer: dict[str, Any]) -> Any:
+    """What a rank's work gave; its OSError is raised on every rank that asks."""
     if "error" in answer:
-        error = OSError(answer["error"])
-        error.errno = answer["errno"]
-        raise error
+        raise OSError(answer["error"])
     return answer["value"]
 
 
@@ -283,6 +252,7 @@ def _write_files(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dic
     By hand: so they are hashed on the way, what the disk says comes as an OSError, and tests can stop after any write.
     """
     about = {}
+    folder.mkdir(parents=True, exist_ok=True)
     for name, tensors in files.items():
         digest = hashlib.sha256()
         with open(folder / name, "wb") as file:

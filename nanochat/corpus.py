@@ -8,7 +8,7 @@ import hashlib
 import math
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,10 +16,10 @@ import pyarrow as pa
 from nanochat import hub
 from nanochat.documents import KINDS, Bad, text_files
 from nanochat.folder import convert
-from nanochat.hub import Found, HubFile
+from nanochat.hub import HubFile
 from nanochat.log import print0
 from nanochat.nodes import once_a_node
-from nanochat.shards import Shard, open_shards, read_row_group
+from nanochat.shards import Shard, open_shards
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,14 @@ CORPORA = {
     "fineweb-edu": Named("karpathy/fineweb-edu-100b-shuffle", 1822, 8, "shard_01822.parquet"),
     # Korean web pages; shards of about 4 GB.
     "fineweb2-ko": Named(
-        "HuggingFaceFW/fineweb-2",
-        25,
-        1,
-        "data/kor_Hang/test/000_00000.parquet",
+        *("HuggingFaceFW/fineweb-2", 25, 1, "data/kor_Hang/test/000_00000.parquet"),
         lambda i: f"data/kor_Hang/train/{i // 5:03d}_{i % 5:05d}.parquet",
     ),
     # 125 MB of books, documentation, Korean and code, of a mirror only.
     "mixed-text": Named("local/mixed-text", 7, 7, "shard_00007.parquet"),
 }
-AUTO = ("climbmix", "mixed-text")  # the first that is on this machine, else the embedded world
+SPLITS = ("train", "val")
+AUTO = ("climbmix", "mixed-text")  # the first whose default shards are on this machine, else the embedded world
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,6 @@ class Source:
     """Shards of one kind, in order: to train on, and to validate."""
 
     name: str
-    column: str
     train: tuple[Shard, ...]
     val: tuple[Shard, ...]
 
@@ -80,22 +77,28 @@ class Corpus:
 
     @property
     def name(self) -> str:
-        if len(self.parts) == 1:
-            return self.parts[0][0].name
-        return "+".join(f"{source.name}:{share:.2g}" for source, share in self.parts)
+        names = [f"{source.name}:{share:.2g}" for source, share in self.parts]
+        return "+".join(names) if len(names) > 1 else self.parts[0][0].name
 
     @property
     def size(self) -> int:
         """Bytes of text, nearly: a file of many repeats holds, and counts, each once."""
-        return sum(shard.size for source, _ in self.parts for shard in source.train + source.val)
+        return sum(shard.size for *_, shard in self._shards())
 
     def batches(self, split: str) -> Iterator[pa.Array]:
         """Arrow string arrays of the documents of "train" or "val", a row group each.
 
         Of a mix, always one of the source that is furthest behind its share, by bytes, until all have ended.
         """
-        assert split in ("train", "val"), split
-        streams = [[0.0, share, self._row_groups(source, split)] for source, share in self.parts]
+        assert split in SPLITS, split
+
+        def row_groups(shards: tuple[Shard, ...]) -> Iterator[pa.Array]:
+            for shard in shards:
+                for group in range(shard.row_groups):
+                    with self.bad.caught():
+                        yield shard.read(group)
+
+        streams = [[0.0, share, row_groups(getattr(source, split))] for source, share in self.parts]
         while streams:
             behind = min(streams, key=lambda stream: stream[0])
             batch = next(behind[2], None)
@@ -107,39 +110,32 @@ class Corpus:
 
     def describe(self) -> dict:
         """What a record says of the data: no path of this machine; hashes of the content of all that is read."""
-        splits = [(split, source, share) for source, share in self.parts for split in ("train", "val")]
-        shards = [(split, share, shard) for split, source, share in splits for shard in getattr(source, split)]
-        listing = "\n".join(f"{split} {share:.6f} {shard.hash}" for split, share, shard in shards)
-        held_out = "\n".join(shard.hash for split, _, shard in shards if split == "val")
+        shards = self._shards()
+        contents = [f"{split} {share:.6f} {shard.hash}" for _, share, split, shard in shards]
+        held_out = [shard.hash for *_, split, shard in shards if split == "val"]
         return {
             "name": self.name,
             "files": len(shards),
             "bytes": self.size,
-            "documents": sum(shard.rows for _, _, shard in shards),
-            "fingerprint": hashlib.sha256(listing.encode()).hexdigest(),
-            "validation": hashlib.sha256(held_out.encode()).hexdigest(),
+            "documents": sum(shard.rows for *_, shard in shards),
+            "fingerprint": hashlib.sha256("\n".join(contents).encode()).hexdigest(),
+            "validation": hashlib.sha256("\n".join(held_out).encode()).hexdigest(),
         }
 
     def manifest(self) -> list[dict]:
         """Every file, for the manifest of a run."""
         return [
-            {"source": source.name, "split": split, "file": shard.path.name, "revision": hub.revision(shard.path)}
+            {"source": name, "split": split, "file": shard.path.name, "revision": hub.revision(shard.path)}
             | {"rows": shard.rows, "size": shard.stamp[0], "sha256": shard.hash}
-            for source, _ in self.parts
-            for split, shards in (("train", source.train), ("val", source.val))
-            for shard in shards
+            for name, _, split, shard in self._shards()
         ]
 
-    def _row_groups(self, source: Source, split: str) -> Iterator[pa.Array]:
-        for shard in getattr(source, split):
-            for group in range(shard.row_groups):
-                try:
-                    shard.check()
-                    texts = read_row_group(shard, group, source.column)
-                except ValueError as error:
-                    self.bad(str(error))
-                else:
-                    yield texts
+    def _shards(self) -> list[tuple[str, float, str, Shard]]:
+        """(name of the source, its share, split, shard) of each."""
+        splits = [
+            (source.name, share, split, getattr(source, split)) for source, share in self.parts for split in SPLITS
+        ]
+        return [(*about, shard) for *about, shards in splits for shard in shards]
 
 
 # ---- from --data to shards ----
@@ -147,15 +143,20 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files that a part of --data names; without `val` they are still to be converted, from below `root`."""
+    """The files that a part of --data names: shards, the last to validate, or what is below `root` and no shard yet."""
 
     name: str
-    train: tuple[Found, ...]
-    val: tuple[Found, ...] = ()
+    files: list[Path]
     column: str = "text"
-    root: Path = Path()
-    share: float = 1.0
+    root: Path | None = None
     skip_bad: bool = False
+
+    def shards(self, skip_bad: bool) -> list[Path]:
+        """Those files, or what has been made of them."""
+        if self.root is None:
+            return self.files
+        what, how = f"the conversion of {self.root}", (self.name, self.root, self.files, skip_bad or self.skip_bad)
+        return sorted(Path(once_a_node(what, lambda: str(convert(*how)))).glob("*.parquet"))
 
 
 def open_corpus(data: str, num_shards: int = 0, offline: bool = False, skip_bad: bool = False) -> Corpus:
@@ -163,21 +164,15 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False, skip_bad:
 
     num_shards: of a corpus with a name, to train on; 0 for its default. With skip_bad, what is damaged is left out.
     """
+    if data == "auto":
+        print0(f"data: {_auto()} is what --data=auto finds")
     bad, parts = Bad(skip_bad, tell=True), []
-    for listing in find(data, num_shards, offline):
-        if listing.val:
-            train, val = [found.path for found in listing.train], [found.path for found in listing.val]
-        else:
-            home = _converted(listing, skip_bad)
-            train, val = sorted(home.glob("train-*.parquet")), [home / "val.parquet"]
-        source = Source(
-            listing.name,
-            listing.column,
-            *(open_shards(paths, listing.column, bad, hub.sha256) for paths in (train, val)),
-        )
-        if not source.train or not source.val:
-            raise ValueError(f"--data: {listing.name} has no whole shard for {'val' if source.train else 'train'}")
-        parts.append((source, listing.share))
+    for listing, share in find(data, num_shards, offline):
+        paths = listing.shards(skip_bad)
+        train, val = (open_shards(some, listing.column, bad, hub.sha256) for some in (paths[:-1], paths[-1:]))
+        if not train or not val:
+            raise ValueError(f"--data: {listing.name} has no whole shard for {'val' if train else 'train'}")
+        parts.append((Source(listing.name, train, val), share))
     held_out = {shard.hash: shard for source, _ in parts for shard in source.val}
     for shard in (shard for source, _ in parts for shard in source.train):
         if shard.hash in held_out:
@@ -185,19 +180,9 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False, skip_bad:
     return Corpus(tuple(parts), bad)
 
 
-def find(data: str, num_shards: int = 0, offline: bool = False) -> list[Listing]:
-    """The files that --data names, fetched where they are missing, one listing for each part of a mix."""
-    parts = _parse(data)
-    total = math.fsum(share for _, share in parts)
-    return [replace(_list(source, num_shards, offline), share=share / total) for source, share in parts]
-
-
-def settle(data: str, num_shards: int = 0) -> str:
-    """What `auto` stands for on this machine; any other --data is what it is."""
-    if data == "auto":
-        data = next((name for name in AUTO if hub.is_here(CORPORA[name].files(num_shards))), "world")
-        print0(f"data: {data} is what --data=auto finds")
-    return data
+def find(data: str, num_shards: int = 0, offline: bool = False) -> list[tuple[Listing, float]]:
+    """The files that --data names, fetched where they are missing, and the share of the tokens of each part."""
+    return [(_list(source, num_shards, offline), share) for source, share in _parse(data)]
 
 
 def hub_files(data: str, num_shards: int = 0) -> list[HubFile]:
@@ -205,24 +190,22 @@ def hub_files(data: str, num_shards: int = 0) -> list[HubFile]:
     return [file for source, _ in _parse(data) if source in CORPORA for file in CORPORA[source].files(num_shards)]
 
 
-def shards_for(data: str, size: float, offline: bool = False) -> int:
+def shards_for(data: str, size: float) -> int:
     """How many shards of the corpora with a name that --data names hold `size` bytes of text to train on together.
 
     Reckoned from the first shard of each, and no more than there are; 0 where nothing has a name.
     """
-    parts, most = _parse(settle(data)), 0
-    for source, share in parts:
-        if source in CORPORA:
-            named = CORPORA[source]
-            paths = [found.path for found in hub.fetch(named.files(1)[:1], offline)]
-            [first] = open_shards(paths, named.column, Bad(skip=False), hub.sha256)
-            part = size * share / math.fsum(share for _, share in parts)
-            most = max(most, min(named.count, math.ceil(part / first.size)))
+    most = 0
+    for source, share in _parse(data):
+        if named := CORPORA.get(source):
+            [first] = hub.fetch(named.files(1)[:1])
+            [shard] = open_shards([first.path], named.column, Bad(skip=False), hub.sha256)
+            most = max(most, min(named.count, math.ceil(size * share / shard.size)))
     return most
 
 
 def _parse(data: str) -> list[tuple[str, float]]:
-    """(source, share) of each part of a mix; one alone has share 1. A folder's name may hold commas and colons."""
+    """(source, share of the tokens) of each part of a mix, or of one alone. A folder's name may hold commas, colons."""
     if Path(data.removeprefix("folder:")).expanduser().is_dir():
         return [(data, 1.0)]
     parts = []
@@ -233,63 +216,50 @@ def _parse(data: str) -> list[tuple[str, float]]:
         except ValueError:
             parts.append((word.strip(), math.nan))
     if len(parts) == 1:
-        return [(parts[0][0], 1.0)]
+        parts = [(parts[0][0], 1.0)]
     for source, share in parts:
         if not 0 < share < math.inf:
             raise ValueError(f"--data={data}: {source} needs its share of the tokens, like climbmix:0.7,my-text:0.3")
     if len({source for source, _ in parts}) < len(parts):
         raise ValueError(f"--data={data} names a source twice, add up its shares")
-    return parts
+    total = math.fsum(share for _, share in parts)
+    return [(_auto() if source == "auto" else source, share / total) for source, share in parts]
+
+
+def _auto() -> str:
+    return next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "world")
 
 
 def _list(source: str, num_shards: int, offline: bool) -> Listing:
-    source = settle(source, num_shards)
     if source in HERE:
         return HERE[source]()
-    if source not in CORPORA:
-        return _list_folder(source)
-    named = CORPORA[source]
-    *train, val = hub.fetch(named.files(num_shards), offline)
-    return Listing(source, tuple(train), (val,), named.column)
-
-
-def _list_folder(source: str) -> Listing:
+    if named := CORPORA.get(source):
+        return Listing(source, [found.path for found in hub.fetch(named.files(num_shards), offline)], named.column)
     root = Path(source.removeprefix("folder:")).expanduser()
     if not root.is_dir():
         what = "is a file, name its folder" if root.is_file() else "is no folder"
         raise ValueError(f"--data={source} {what}; the corpora with a name are auto, {', '.join([*CORPORA, *HERE])}")
-    files = text_files(root)
-    if not files:
-        raise ValueError(f"--data={source} holds no {', '.join(KINDS)} file, nor one of them as .gz or .zst")
-    return Listing(root.resolve().name, tuple(Found(file, "folder") for file in files), root=root)
+    if files := text_files(root):
+        return Listing(root.resolve().name, files, root=root)
+    raise ValueError(f"--data={source} holds no {', '.join(KINDS)} file, nor one of them as .gz or .zst")
 
 
 def _list_world() -> Listing:
     """The embedded world: of the mirror where it has one, else made on this machine, where it then is the hub."""
-    root, where, folder = hub.mirror(), "mirror", "datasets/local/world"
+    root, folder = hub.mirror(), "datasets/local/world"
     if root is None or not (root / folder).is_dir():
         from nanochat.world import write_world
 
-        root, where = hub.world_dir(), "made"
+        root = hub.world_dir()
         once_a_node("the embedded world", lambda: write_world(root))
-    *train, val = (Found(file, where) for file in text_files(root / folder, (".parquet",)))
-    return Listing("world", tuple(train), (val,))
+    return Listing("world", text_files(root / folder, (".parquet",)))
 
 
 def _list_python() -> Listing:
     """The standard library of the running Python: real text that every machine has."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [file for file in text_files(root, (".py",)) if "site-packages" not in file.parts]
-    return Listing("python", tuple(Found(file, "python") for file in files), root=root, skip_bad=True)
+    return Listing("python", files, root=root, skip_bad=True)
 
 
 HERE: dict[str, Callable[[], Listing]] = {"world": _list_world, "python": _list_python}
-
-
-def _converted(listing: Listing, skip_bad: bool) -> Path:
-    files = [found.path for found in listing.train]
-
-    def work() -> str:
-        return str(convert(listing.name, listing.root, files, skip_bad or listing.skip_bad))
-
-    return Path(once_a_node(f"the conversion of {listing.root}", work))

@@ -6,9 +6,10 @@ stream is cut.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from hashlib import sha256
+from functools import partial
 from os import cpu_count
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanochat.corpus import Corpus, Source
+from nanochat.corpus import Corpus
+from nanochat.documents import Bad
 from nanochat.lanes import Deal, Group, Lane, Mix, Window
 from nanochat.log import Progress
 from nanochat.prefetch import Background, Upload
-from nanochat.shards import Shard, read_row_group
+from nanochat.shards import Shard
 from nanochat.token_shards import read_token_group, token_path, token_shard_is, write_token_shard
 from nanochat.tokenizer import Tokenizer
 
@@ -28,7 +30,7 @@ BATCHES_AHEAD = 4
 MOST_THREADS = 4  # that tokenize, unless more are asked for: other ranks may run on these cores
 
 
-class TextLoader:
+class TextLoader(Iterator, AbstractContextManager):
     """An endless source of (inputs, targets), each (batch_size / world_size, seq_len) int64 on `device`.
 
     batch_size: rows of all ranks. overflow: what is too long for the rest of a row is cut there, and the remainder goes
@@ -68,32 +70,27 @@ class TextLoader:
         self.rank, self.world_size, self.device = rank, world_size, torch.device(device)
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())  # the background thread has another one
-        self._tokenizer, self._threads, self._tokens = tokenizer, threads, Path(tokens) if tokens else None
-        self._bad = corpus.bad
-        self._bos = tokenizer.special_tokens["<|bos|>"]
-        self._names = [source.name for source, _ in corpus.parts]
+        self._corpus, self._tokenizer, self._threads = corpus, tokenizer, threads
+        self._tokens = Path(tokens) if tokens else None
         self._mix = Mix([weight for _, weight in corpus.parts], lanes)
         self._groups: list[list[tuple[Shard, int]]] = []  # of each part, its row groups: shard, and number in it
-        self._deals = [self._deal(part, source, split, seed) for part, (source, _) in enumerate(corpus.parts)]
-        self._setting = {
-            "data": _fingerprint(corpus, split),
-            "tokenizer": tokenizer.content_hash,
-            "split": split,
-            "seed": seed,
-            "lanes": lanes,
-            "seq_len": seq_len,
-            "overflow": overflow,
-        }
+        self._deals: list[Deal] = []
+        for part, (source, _) in enumerate(corpus.parts):
+            shards = getattr(source, split)
+            if not (documents := sum(shard.rows for shard in shards)):
+                raise ValueError(f"{source.name} has no document for {split}: give it more text")
+            groups = [(shard, number) for shard in shards for number in range(shard.row_groups)]
+            self._groups.append(groups)
+            self._deals.append(Deal(partial(self._read, part), len(groups), documents, lanes, (seed, part)))
+        order = {"split": split, "seed": seed, "lanes": lanes, "seq_len": seq_len, "overflow": overflow}
+        self._setting = {"data": corpus.describe()["fingerprint"], "tokenizer": tokenizer.content_hash} | order
         self.wait_seconds = 0.0  # spent in `next`, by this object
         self._row = 0  # rows of the stream that all ranks have been given
-        self._windows = {(lane, part): Window() for lane in self._my_lanes() for part in range(len(self._deals))}
+        self._windows = {(lane, part): Window() for lane in self._my_lanes for part in range(len(self._deals))}
         self._given: dict[tuple[int, int], Window] = {}  # those that the batch given last is of
         self._ahead: Background | None = None
 
     # ---- the iterator ----
-
-    def __iter__(self) -> "TextLoader":
-        return self
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
         start = time.perf_counter()
@@ -116,17 +113,14 @@ class TextLoader:
             self._ahead.close()
             self._ahead = None
 
-    def __enter__(self) -> "TextLoader":
-        return self
-
     def __exit__(self, *exception: Any) -> None:
         self.close()
 
     def _batches(self) -> Iterator[tuple[torch.Tensor, Any, dict[tuple[int, int], Window]]]:
         """What the background thread makes: batches, the event of their copy, and the windows their rows are in."""
-        size, carry = self.seq_len + 1, self.overflow == "carry"
+        fixed = self.seq_len + 1, self._tokenizer.special_tokens["<|bos|>"], self.overflow == "carry"
         lanes = {
-            (lane, part): Lane(self._deals[part], lane, size, self._bos, carry, window, self._rows_of(lane)[part])
+            (lane, part): Lane(self._deals[part], lane, *fixed, window, self._rows_of(lane)[part])
             for (lane, part), window in self._windows.items()
         }
         shape = (2, self.batch_size // self.world_size, self.seq_len)  # inputs and targets
@@ -154,14 +148,12 @@ class TextLoader:
     @property
     def epochs(self) -> dict[str, float]:
         """How often each part has been read, by name, measured on this rank's lanes."""
-        places = [[] for _ in self._deals]
+        units = np.zeros(len(self._deals))
         for (lane, part), window in self._windows.items():
             done = (self._rows_of(lane)[part] - window.row) / max(window.rows, 1)
-            places[part].append(window.unit + window.units * done)
-        return {
-            name: float(np.mean(place)) * self.lanes / deal.units
-            for name, place, deal in zip(self._names, places, self._deals, strict=True)
-        }
+            units[part] += window.unit + window.units * done
+        passes = units * self.world_size / [deal.units for deal in self._deals]
+        return {source.name: float(count) for (source, _), count in zip(self._corpus.parts, passes, strict=True)}
 
     @property
     def epoch(self) -> float:
@@ -180,29 +172,23 @@ class TextLoader:
         found: dict[Path, set[int]] = {}
         for (lane, part), window in self._given.items():
             units = {*range(window.unit, window.unit + window.units), *(unit for unit, *_ in window.left)}
-            for shard, group in (self._groups[part][self._deals[part].place(lane, unit)[1]] for unit in units):
+            for unit in units:
+                shard, group = self._groups[part][self._deals[part].place(lane, unit)[1]]
                 found.setdefault(shard.path, set()).add(group)
         return [f"{path}, row groups {', '.join(map(str, sorted(found[path])))}" for path in sorted(found)]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the consumer is, as small JSON; of this rank's lanes, so ranks have theirs joined by `merge_states`."""
-        lanes = {str(lane): [] for lane in self._my_lanes()}
-        for (lane, _), window in self._windows.items():
-            lanes[str(lane)].append(asdict(window))
+        parts = range(len(self._deals))
+        lanes = {str(lane): [asdict(self._windows[lane, part]) for part in parts] for lane in self._my_lanes}
         return {"setting": dict(self._setting), "rows": self._row, "lanes": lanes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a loader of the same setting was, on whatever number of ranks and with whatever batch size."""
-        wrong = [
-            f"{name}={state['setting'].get(name)!r} and not {value!r}"
-            for name, value in self._setting.items()
-            if state["setting"].get(name) != value
-        ]
-        if wrong:
-            raise ValueError(
-                f"the saved place in the data is for {', '.join(wrong)}: go on with the same, or start anew"
-            )
-        if missing := [lane for lane in self._my_lanes() if str(lane) not in state["lanes"]]:
+        pairs = [(name, state["setting"].get(name), value) for name, value in self._setting.items()]
+        if wrong := ", ".join(f"{name}={saved!r} and not {value!r}" for name, saved, value in pairs if saved != value):
+            raise ValueError(f"the saved place in the data is for {wrong}: go on with the same, or start anew")
+        if missing := [lane for lane in self._my_lanes if str(lane) not in state["lanes"]]:
             raise ValueError(f"the saved place lacks lanes {missing}: join the states of all ranks with merge_states")
         self.close()
         self._row, self._given = state["rows"], {}
@@ -210,6 +196,7 @@ class TextLoader:
             window = state["lanes"][str(lane)][part]
             self._windows[lane, part] = Window(**{**window, "left": tuple(map(tuple, window["left"]))})
 
+    @property
     def _my_lanes(self) -> range:
         return range(self.rank, self.lanes, self.world_size)
 
@@ -219,23 +206,12 @@ class TextLoader:
 
     # ---- reading ----
 
-    def _deal(self, part: int, source: Source, split: str, seed: int) -> Deal:
-        shards = getattr(source, split)
-        groups = [(shard, number) for shard in shards for number in range(shard.row_groups)]
-        documents = sum(shard.rows for shard in shards)
-        if not documents:
-            raise ValueError(f"{source.name} has no document for {split}: give it more text")
-
-        self._groups.append(groups)
-        return Deal(
-            lambda group: self._read(*groups[group], source.column), len(groups), documents, self.lanes, (seed, part)
-        )
-
-    def _read(self, shard: Shard, group: int, column: str) -> Group:
+    def _read(self, part: int, group: int) -> Group:
+        shard, number = self._groups[part][group]
         if self._tokens is None:
-            return encode_group(shard, group, column, self._tokenizer, self._threads, self._bad)
-        about = _about(shard, column, self._setting["tokenizer"])
-        return read_token_group(token_path(self._tokens, shard.path, shard.hash), group, about)
+            return encode_group(shard, number, self._tokenizer, self._threads, self._corpus.bad)
+        path, about = _made_of(self._tokens, shard, self._setting["tokenizer"])
+        return read_token_group(path, number, about)
 
 
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -244,18 +220,12 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return states[0] | {"lanes": {lane: windows for state in states for lane, windows in state["lanes"].items()}}
 
 
-def encode_group(
-    shard: Shard, group: int, column: str, tokenizer: Tokenizer, threads: int, bad: Callable[[str], None]
-) -> Group:
+def encode_group(shard: Shard, group: int, tokenizer: Tokenizer, threads: int, bad: Bad) -> Group:
     """The ids of a row group of text; none if it cannot be read, and `bad`, which is told so, does not raise."""
-    try:
-        shard.check()
-        texts = read_row_group(shard, group, column)
-    except ValueError as error:
-        bad(str(error))
-        return np.array([], np.uint16), np.array([0])
-    threads = threads or min(MOST_THREADS, cpu_count() or 1)
-    return tokenizer.encode_arrow(texts, tokenizer.special_tokens["<|bos|>"], threads)
+    with bad.caught():
+        threads = threads or min(MOST_THREADS, cpu_count() or 1)
+        return tokenizer.encode_arrow(shard.read(group), tokenizer.special_tokens["<|bos|>"], threads)
+    return np.array([], np.uint16), np.array([0])
 
 
 def tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, threads: int = 0) -> int:
@@ -263,40 +233,33 @@ def tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, threads: int = 
 
     A row group that cannot be read, if `corpus.bad` lets that pass, has no documents there.
     """
-    content_hash, made = tokenizer.content_hash, 0
-    shards = [(shard, source.column) for source, _ in corpus.parts for shard in (*source.train, *source.val)]
-    total = sum(shard.row_groups for shard, _ in shards)
-    progress, done = Progress("tokenize", "row groups"), 0
+    shards = [shard for source, _ in corpus.parts for shard in (*source.train, *source.val)]
+    total = sum(shard.row_groups for shard in shards)
+    progress, content_hash = Progress("tokenize", "row groups"), tokenizer.content_hash
+    done = made = 0
 
-    def groups(shard: Shard, column: str) -> Iterator[Group]:
+    def groups(shard: Shard) -> Iterator[Group]:
         for group in range(shard.row_groups):
-            yield encode_group(shard, group, column, tokenizer, threads, corpus.bad)
+            yield encode_group(shard, group, tokenizer, threads, corpus.bad)
             progress.update(done + group + 1, total, shard.path.name)
 
-    for shard, column in shards:
-        path, about = token_path(folder, shard.path, shard.hash), _about(shard, column, content_hash)
+    for shard in shards:
+        path, about = _made_of(folder, shard, content_hash)
         if not token_shard_is(path, about):
-            write_token_shard(path, groups(shard, column), about)
+            write_token_shard(path, groups(shard), about)
             made += 1
         done += shard.row_groups
     progress.close()
     return made
 
 
-def _about(shard: Shard, column: str, content_hash: str) -> dict[str, str]:
-    return {"tokenizer": content_hash, "shard": shard.hash, "column": column}
+def _made_of(folder: Path, shard: Shard, content_hash: str) -> tuple[Path, dict[str, str]]:
+    """Where the ids of a shard are kept, and what the file says that they were made of."""
+    about = {"tokenizer": content_hash, "shard": shard.hash, "column": shard.column}
+    return token_path(folder, shard.path, shard.hash), about
 
 
 def _share(what: str, count: int, ranks: int) -> None:
     if count < 1 or count % ranks:
         below = max(1, count // ranks) * ranks
-        near = sorted({below, below + ranks})
-        raise ValueError(f"{count} {what} cannot be shared by {ranks} ranks: take {' or '.join(map(str, near))}")
-
-
-def _fingerprint(corpus: Corpus, split: str) -> str:
-    """A hash of all that decides which documents there are, and of their shares."""
-    digest = sha256()
-    for source, weight in corpus.parts:
-        digest.update(repr((source.column, weight, [shard.hash for shard in getattr(source, split)])).encode())
-    return digest.hexdigest()
+        raise ValueError(f"{count} {what} cannot be shared by {ranks} ranks: take {below} or {below + ranks}")

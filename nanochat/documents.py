@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,10 @@ DOCUMENT_CHARS = 8192  # a text file is cut at line ends into documents of at le
 MAX_LINE = 64 << 20  # bytes; a longer line is an error, or memory would have no bound
 KINDS = (".parquet", ".jsonl", ".txt", ".md")
 PACKED = (".gz", ".zst")
+
+
+class Damaged(ValueError):
+    """What cannot be read as text, and why."""
 
 
 @dataclass
@@ -50,6 +54,14 @@ class Bad:
         if len(self.first) < 20:
             self.first.append(what)
 
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        """What follows, up to what cannot be read."""
+        try:
+            yield
+        except Damaged as fault:
+            self(str(fault))
+
 
 def text_files(folder: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
     """The files of some kinds below a folder, in an order that does not depend on the machine."""
@@ -62,14 +74,37 @@ def documents(file: Path, bad: Bad, column: str = "text") -> Iterator[str]:
     return READERS[_suffix(file)](file, bad, column)
 
 
-def column_fault(schema: pa.Schema, column: str) -> str:
-    """Why a column cannot be read as text, or nothing."""
-    if column not in schema.names:
-        return f"has no column `{column}`, only {', '.join(schema.names)}: rename the one with the text"
-    kind = schema.field(column).type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        return f"has a column `{column}` of type {kind}, it has to be string"
-    return ""
+def by_size(texts: Iterable[str], chars: int) -> Iterator[list[str]]:
+    """Texts that follow each other, as many together as have `chars` characters."""
+    batch, size = [], 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= chars:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+@contextlib.contextmanager
+def open_parquet(file: Path, column: str) -> Iterator[pq.ParquetFile]:
+    """A parquet file with a column of text, unpacked where it is packed: its table of contents is at its end."""
+    with contextlib.ExitStack() as stack:
+        source: Any = file
+        try:
+            if file.suffix.lower() in PACKED:
+                source = stack.enter_context(tempfile.TemporaryFile())
+                shutil.copyfileobj(stack.enter_context(_open(file)), source)
+            shard = stack.enter_context(pq.ParquetFile(source, page_checksum_verification=True))
+        except (pa.ArrowException, OSError) as error:
+            raise Damaged(f"{file} is no whole parquet file ({error}), fetch or write it again") from error
+        kinds = dict(zip(shard.schema_arrow.names, shard.schema_arrow.types, strict=True))
+        if column not in kinds:
+            raise Damaged(f"{file} has no column `{column}`, only {', '.join(kinds)}: rename the one with the text")
+        if kinds[column] not in (pa.string(), pa.large_string()):
+            raise Damaged(f"{file} has a column `{column}` of type {kinds[column]}, it has to be string")
+        yield shard
 
 
 def _suffix(file: Path) -> str:
@@ -106,15 +141,7 @@ def _lines(file: Path, bad: Bad) -> Iterator[tuple[int, str]]:
 
 
 def _text_documents(file: Path, bad: Bad, column: str) -> Iterator[str]:
-    lines, size = [], 0
-    for _, line in _lines(file, bad):
-        lines.append(line)
-        size += len(line)
-        if size >= DOCUMENT_CHARS:
-            yield "".join(lines)
-            lines, size = [], 0
-    if lines:
-        yield "".join(lines)
+    yield from map("".join, by_size((line for _, line in _lines(file, bad)), DOCUMENT_CHARS))
 
 
 def _jsonl_documents(file: Path, bad: Bad, column: str) -> Iterator[str]:
@@ -136,42 +163,24 @@ def _jsonl_documents(file: Path, bad: Bad, column: str) -> Iterator[str]:
 
 
 def _parquet_documents(file: Path, bad: Bad, column: str) -> Iterator[str]:
-    try:
-        with _plain(file) as plain, pq.ParquetFile(plain, page_checksum_verification=True) as shard:
-            if fault := column_fault(shard.schema_arrow, column):
-                bad(f"{file} {fault}")
-                return
-            row = 0
-            for group in range(shard.num_row_groups):
-                end = row + shard.metadata.row_group(group).num_rows
-                try:
-                    for batch in shard.iter_batches(1024, [group], [column]):
-                        for row, value in enumerate(batch.column(0), row + 1):  # noqa: B020 - rows are numbered on
-                            try:
-                                text = value.as_py()
-                            except UnicodeDecodeError:
-                                text = None
-                            if text is None:
-                                bad(f"{file}: row {row} is null or not UTF-8")
-                            else:
-                                yield text
-                except (pa.ArrowException, OSError) as error:
-                    bad(f"{file} is damaged between rows {row + 1} and {end} ({error})")
-                row = end
-    except (pa.ArrowException, OSError) as error:
-        bad(f"{file} is no whole parquet file ({error}), fetch or write it again")
-
-
-@contextlib.contextmanager
-def _plain(file: Path) -> Iterator[Any]:
-    """A parquet file to read, unpacked where it is packed: its table of contents is at its end."""
-    if file.suffix.lower() not in PACKED:
-        yield file
-        return
-    with tempfile.TemporaryFile() as plain, _open(file) as packed:
-        shutil.copyfileobj(packed, plain)
-        plain.seek(0)
-        yield plain
+    with bad.caught(), open_parquet(file, column) as shard:
+        row = 0
+        for group in range(shard.num_row_groups):
+            end = row + shard.metadata.row_group(group).num_rows
+            try:
+                for batch in shard.iter_batches(1024, [group], [column]):
+                    for row, value in enumerate(batch.column(0), row + 1):  # noqa: B020 - rows are numbered on
+                        try:
+                            text = value.as_py()
+                        except UnicodeDecodeError:
+                            text = None
+                        if text is None:
+                            bad(f"{file}: row {row} is null or not UTF-8")
+                        else:
+                            yield text
+            except (pa.ArrowException, OSError) as error:
+                bad(f"{file} is damaged between rows {row + 1} and {end} ({error})")
+            row = end
 
 
 READERS: dict[str, Callable[[Path, Bad, str], Iterator[str]]] = {

@@ -1,30 +1,29 @@
 """A folder of your own text, converted once to shuffled parquet shards that every later run finds by its content.
 
-Held in memory at once: the documents of one shard, and a few of every other.
+Held in memory at once: the documents of one shard.
 """
 
 import contextlib
 import fcntl
 import hashlib
 import json
-import os
-import random
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nanochat.documents import DOCUMENT_CHARS, MAX_LINE, PACKED, Bad, documents
+from nanochat.documents import DOCUMENT_CHARS, MAX_LINE, PACKED, Bad, by_size, documents
 from nanochat.log import Progress, print0
 from nanochat.paths import base_dir, publish_folder, read_sha256, write_json
 
 SHARD_BYTES = 128 << 20  # of text, about; how many shards follows from the size of the files
 MAX_SHARDS = 256  # all are open while documents are dealt out
-DEALT_CHARS = 1 << 20  # that wait to be written to one of them
+DEALT_CHARS = 1 << 24  # at once
 ROW_GROUP = 1024  # documents
 LEAST_ROW_GROUPS = 64  # where documents are few, row groups are smaller: each lane of the loader wants its own
 VALIDATION_BELOW = 2**64 // 100  # documents with a smaller hash are held out, one in a hundred
@@ -40,9 +39,8 @@ def convert(name: str, root: Path, files: list[Path], skip_bad: bool = False, se
     home = base_dir() / "corpora" / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{content[:16]}"
     with _locked(home):
         if not (home / "manifest.json").exists():
-            for stale in home.parent.glob(f"{home.name}.tmp-*"):  # of a process that died: the lock is ours
-                shutil.rmtree(stale)
-            part = home.with_name(f"{home.name}.tmp-{os.getpid()}")
+            part = home.with_name(f"{home.name}.tmp")
+            shutil.rmtree(part, ignore_errors=True)  # of a process that died: the lock is ours
             part.mkdir()
             try:
                 made = _write_shards(name, files, part, Bad(skip_bad), seed)
@@ -89,20 +87,20 @@ def _write_shards(name: str, files: list[Path], out: Path, bad: Bad, seed: int) 
     # Packed text is a few times longer than its file; a wrong guess makes shards of another size, nothing else.
     size = sum(file.stat().st_size * (4 if file.suffix in (*PACKED, ".parquet") else 1) for file in files)
     dealt = [out / f"dealt-{i}" for i in range(min(MAX_SHARDS, size // SHARD_BYTES + 1))]
-    smallest, count, blank = _deal(_all_documents(name, files, bad), dealt, seed)
+    generator = np.random.RandomState(seed)  # its stream is frozen over all versions of numpy
+    smallest, count, blank = _deal(_all_documents(name, files, bad), dealt, generator)
     # Of few documents none may have a small hash: then the one with the smallest is held out.
-    cutoff = max(VALIDATION_BELOW, smallest)
+    cutoff = pa.scalar(max(VALIDATION_BELOW, smallest), pa.uint64())
     row_group = max(1, min(ROW_GROUP, count // LEAST_ROW_GROUPS))
-    rows = {"train": 0, "val": 0}
     how = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
+    rows = {"train": 0, "val": 0}
     with pq.ParquetWriter(out / "val.parquet", pa.schema([("text", pa.large_string())]), **how) as validation:
         for i, path in enumerate(dealt):
             table = pa.ipc.open_file(str(path)).read_all()
             path.unlink()
-            # RandomState: its stream is frozen over all versions of numpy.
-            table = table.take(np.random.RandomState([seed, i]).permutation(len(table)))
-            held_out = table["key"].to_numpy() <= cutoff
-            train, val = (table.select(["text"]).filter(pa.array(mask)) for mask in (~held_out, held_out))
+            table = table.take(generator.permutation(len(table)))
+            held_out = pc.less_equal(table["key"], cutoff)
+            train, val = (table.filter(mask).select(["text"]) for mask in (pc.invert(held_out), held_out))
             if len(val):
                 validation.write_table(val, row_group)
             if len(train):
@@ -116,39 +114,27 @@ def _write_shards(name: str, files: list[Path], out: Path, bad: Bad, seed: int) 
 def _all_documents(name: str, files: list[Path], bad: Bad) -> Iterator[str]:
     progress, done = Progress(f"data: convert {name}", "documents"), 0
     for number, file in enumerate(files, 1):
-        for text in documents(file, bad):
-            done += 1
+        for done, text in enumerate(documents(file, bad), done + 1):  # noqa: B020 - documents are numbered on
             progress.update(done, note=f"file {number:,} of {len(files):,}")
             yield text
 
 
-def _deal(texts: Iterator[str], paths: list[Path], seed: int) -> tuple[int, int, int]:
+def _deal(texts: Iterable[str], paths: list[Path], generator: np.random.RandomState) -> tuple[int, int, int]:
     """Deal documents out to temporary files at random, each with the hash of its text.
 
     (smallest hash, documents dealt, blank ones left out)
     """
     schema = pa.schema([("text", pa.large_string()), ("key", pa.uint64())])
-    generator, smallest, count, blank = random.Random(seed), 2**64 - 1, 0, 0
-    waiting: list[list[dict]] = [[] for _ in paths]  # rows for each file
-    chars = [0] * len(paths)
+    smallest, count, blank = 2**64 - 1, 0, 0
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(pa.ipc.new_file(str(path), schema)) for path in paths]
-
-        def write(i: int) -> None:
-            writers[i].write(pa.RecordBatch.from_pylist(waiting[i], schema))
-            waiting[i], chars[i] = [], 0
-
-        for text in texts:
-            if not text.strip():
-                blank += 1
-                continue
-            key = int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
-            smallest, count = min(smallest, key), count + 1
-            i = generator.randrange(len(paths))
-            waiting[i].append({"text": text, "key": key})
-            chars[i] += len(text)
-            if chars[i] >= DEALT_CHARS:
-                write(i)
-        for i in range(len(paths)):
-            write(i)
+        for batch in by_size(texts, DEALT_CHARS):
+            full = [text for text in batch if text.strip()]
+            hashes = [hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest() for text in full]
+            keys = [int.from_bytes(digest, "little") for digest in hashes]
+            smallest, count, blank = min([smallest, *keys]), count + len(full), blank + len(batch) - len(full)
+            table = pa.table({"text": full, "key": keys}, schema)
+            places = generator.randint(len(paths), size=len(full))
+            for place, writer in enumerate(writers):
+                writer.write(table.filter(pa.array(places == place)))
     return smallest, count, blank

@@ -57,18 +57,16 @@ class Float8Linear(nn.Linear):
         self.weight = linear.weight
         self.train(linear.training)
         # Plain attributes: as buffers they would be in checkpoints, or be cast along with the model.
-        self.quantized: tuple[Tensor, Tensor, Tensor] | None = None  # by rows, by columns, scale
-        self.refresh()
+        self.quantized = self._copies()  # by rows, by columns, scale
+
+    def _copies(self) -> tuple[Tensor, Tensor, Tensor]:
+        by_rows, scale = quantize(self.weight.detach(), FORWARD)
+        return by_rows, by_rows.t().contiguous(), scale
 
     def refresh(self) -> None:
         """Quantize the weight anew, into the same memory: a compiled graph goes on reading it."""
-        by_rows, scale = quantize(self.weight.detach(), FORWARD)
-        fresh = by_rows, by_rows.t().contiguous(), scale
-        if self.quantized and self.quantized[0].device == self.weight.device:
-            for old, new in zip(self.quantized, fresh, strict=True):
-                old.copy_(new)
-        else:
-            self.quantized = fresh
+        for old, new in zip(self.quantized, self._copies(), strict=True):
+            old.copy_(new)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in) → (…, out): in fp8 where a gradient is recorded in training mode, else in the dtype of x."""
@@ -91,16 +89,18 @@ def convert(
     Called when the model is on its device. keep: names to leave, as the head, whose product is part of the loss.
     emulated: also where no unit multiplies fp8 (torch._scaled_mm works on CPU, slowly), for tests.
     """
-    if not emulated:
-        require_hardware(next(model.parameters()).device)
+    device = next(model.parameters()).device
+    multiplies = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
+    if not (multiplies or emulated):
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the device {device.type}"
+        raise ValueError(
+            f"{name} does not multiply in fp8 (an NVIDIA GPU of the Ada, Hopper or a later family does): leave fp8 off"
+        )
     linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     left = {name: reason for name, linear in linears if (reason := _why_not(name, linear, min_dim, keep))}
     converted = [name for name, _ in linears if name not in left]
     for name in converted:
-        parent, _, attribute = name.rpartition(".")
-        linear = model.get_submodule(name)
-        setattr(model.get_submodule(parent), attribute, Float8Linear(linear))
-    refresh(model)
+        model.set_submodule(name, Float8Linear(model.get_submodule(name)))
     return converted, left
 
 
@@ -127,12 +127,3 @@ def refresh(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Float8Linear):
             module.refresh()
-
-
-def require_hardware(device: torch.device) -> None:
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY:
-        return
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the device {device.type}"
-    raise ValueError(
-        f"{name} does not multiply in fp8 (an NVIDIA GPU of the Ada, Hopper or a later family does): leave fp8 off"
-    )

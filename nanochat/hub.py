@@ -8,14 +8,14 @@ are patience, checks, and one fetching rank a node. What is in the cache is take
 
 import errno
 import hashlib
+import multiprocessing
 import os
-import queue
 import random
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,16 +36,11 @@ class HubError(ValueError):
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file by name: `path` in the data set `repo` ("owner/name"), or in a mirror's root where there is no repo.
-
-    What is pinned is checked: revision, size in bytes, sha256.
-    """
+    """A file by name: `path` in the data set `repo` ("owner/name"), or in a mirror's root where there is no repo."""
 
     path: str
     repo: str = ""
     revision: str | None = None
-    size: int | None = None
-    sha256: str | None = None
 
     def __str__(self) -> str:
         return f"datasets/{self.repo}/{self.path}" if self.repo else self.path
@@ -61,24 +56,14 @@ class Found(NamedTuple):
 
 def fetch(files: Sequence[HubFile], offline: bool = False) -> list[Found]:
     """Every file, in order, fetched by one rank of each node where it is missing; a HubError names all that fail."""
-
-    def work() -> list:
-        return [(str(found.path), found.origin, found.seconds) for found in _fetch_here(files, offline)]
-
-    request = hashlib.sha256(repr((files, offline)).encode()).hexdigest()[:16]
-    answers = once_a_node(f"{len(files)} files ({request})", work)
-    return [Found(Path(path), origin, seconds) for path, origin, seconds in answers]
+    what = f"{len(files)} files ({hashlib.sha256(repr((files, offline)).encode()).hexdigest()[:16]})"
+    answers = once_a_node(what, lambda: [(str(path), *rest) for path, *rest in _fetch_here(files, offline)])
+    return [Found(Path(path), *rest) for path, *rest in answers]
 
 
 def is_here(files: Sequence[HubFile]) -> bool:
     """Whether all of them are on this machine, in the mirror or in the cache."""
-    return all(_find(file)[0] for file in files)
-
-
-def manifest_entry(file: HubFile, path: Path) -> dict:
-    """What a run records of a file that it used."""
-    about = {"size": path.stat().st_size, "sha256": sha256(path)}
-    return {"file": str(file), "revision": revision(path) or file.revision, **about}
+    return all(map(_find, files))
 
 
 def revision(path: Path) -> str | None:
@@ -110,43 +95,40 @@ def _world() -> Path | None:
     return world_dir() if mirror() is None and (world_dir() / "world.json").is_file() else None
 
 
-def _find(file: HubFile) -> tuple[Found | None, str]:
-    """Where a file lies on this machine, or nothing and why."""
-    found, why = None, "not in the cache"
+def _places(file: HubFile) -> Iterator[Found]:
+    """Where on this machine a file may lie, first choice first."""
     if root := mirror():
-        found, why = Found(root / str(file), "mirror"), "not in the mirror that NANOCHAT_HUB names"
-    elif cached := _cached(file):
-        found = Found(cached, "cache")
-    elif world := _world():
-        found = Found(world / str(file), "world")
-        why = f"not in the cache, nor in the embedded world; remove {world} to have it fetched"
-    elif _is_on_no_hub(file):
-        why = "on no hub, set NANOCHAT_HUB to a mirror that has it"
-    if found and found.path.is_file():
-        why = _differs_from_pins(file, found.path)
-    return (None, why) if why else (found, "")
+        yield Found(root / str(file), "mirror")
+        return
+    if not _is_on_no_hub(file):
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(file.repo, file.path, revision=file.revision, repo_type="dataset")
+        if isinstance(cached, str):
+            yield Found(Path(cached), "cache")
+    if world := _world():
+        yield Found(world / str(file), "world")
 
 
-def _cached(file: HubFile) -> Path | None:
-    if _is_on_no_hub(file):
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(file.repo, file.path, revision=file.revision, repo_type="dataset")
-    return Path(cached) if isinstance(cached, str) else None
+def _find(file: HubFile) -> Found | None:
+    return next((found for found in _places(file) if found.path.is_file()), None)
 
 
 def _is_on_no_hub(file: HubFile) -> bool:
     return not file.repo or file.repo.startswith("local/")
 
 
-def _differs_from_pins(file: HubFile, path: Path) -> str:
-    size = path.stat().st_size
-    if file.size not in (None, size):
-        return f"it has {size:,} bytes and not {file.size:,}"
-    if file.sha256 and (content := sha256(path)) != file.sha256:
-        return f"its SHA-256 is {content} and not {file.sha256}"
-    return ""
+def _cannot_come(file: HubFile, offline: bool) -> str:
+    """Why a file that is not on this machine is not to be fetched, or nothing."""
+    from huggingface_hub import constants  # reads HF_HUB_OFFLINE
+
+    if mirror():
+        return "not in the mirror that NANOCHAT_HUB names"
+    if world := _world():
+        return f"not in the cache, nor in the embedded world; remove {world} to have it fetched"
+    if _is_on_no_hub(file):
+        return "on no hub, set NANOCHAT_HUB to a mirror that has it"
+    return "not in the cache" if offline or constants.HF_HUB_OFFLINE else ""
 
 
 def _promised_sha256(path: Path) -> str | None:
@@ -156,61 +138,37 @@ def _promised_sha256(path: Path) -> str | None:
 
 
 def _fetch_here(files: Sequence[HubFile], offline: bool) -> list[Found]:
-    places = {file: _find(file) for file in files}
-    missing = {file: why for file, (found, why) in places.items() if not found}
-    if mirror() or _world() or offline or _hub_is_offline(missing):
-        lost = missing
-    else:
-        lost = {file: why for file, why in missing.items() if _is_on_no_hub(file)}
+    came = {file: _find(file) for file in files}
+    missing = [file for file, found in came.items() if not found]
+    lost = {file: why for file in missing if (why := _cannot_come(file, offline))}
     # Asked first, so that all that does not exist is known before the first long download.
-    lost = lost or {file: why for file, (_, why) in _each(missing, _ask) if why}
-    came = {file: found for file, (found, _) in places.items() if found}
-    for file, (found, why) in _each([] if lost else missing, _download):
+    lost = lost or {file: why for file, _, why in _each(missing, _ask) if why}
+    for file, found, why in _each([] if lost else missing, _download):
         if why:
-            lost = {other: "not fetched, as another failed" for other in missing if other not in came} | {file: why}
+            lost = {other: "not fetched, as another failed" for other in missing if not came[other]} | {file: why}
             break
         came[file] = found
     if lost:
-        lines = [
-            f"{len(lost)} of {len(places)} files cannot be had:",
-            *(f"{file}: {why}" for file, why in lost.items()),
-        ]
+        lines = [f"{len(lost)} of {len(came)} files cannot be had:", *(f"{file}: {why}" for file, why in lost.items())]
         raise HubError("\n  ".join(lines))
     if count := sum(found.origin == "world" for found in came.values()):
         print(f"hub: {count:,} of {len(came):,} files are those of the embedded world in {world_dir()}", flush=True)
     return [came[file] for file in files]
 
 
-def _hub_is_offline(missing: dict) -> bool:
-    if not missing:
-        return False
-    from huggingface_hub import constants  # reads HF_HUB_OFFLINE
-
-    return constants.HF_HUB_OFFLINE
-
-
-def _each(files: Sequence[HubFile], act: Callable[[HubFile], Any]) -> Iterator[tuple[HubFile, tuple[Any, str]]]:
-    """(file, (what `act` gave, or why it failed)), several at once, as they end."""
-    left, ended = list(files), queue.SimpleQueue()
-    waiting = iter(left)
-
-    def work() -> None:
-        for file in waiting:
-            ended.put((file, _patiently(file, act)))
-
-    # Daemons: a long download must not keep the process alive when another file has failed.
-    for _ in range(min(AT_ONCE, len(left))):
-        threading.Thread(target=work, daemon=True).start()
-    number, total = 0, len(left)
-    try:
-        while number < total:
+def _each(files: Sequence[HubFile], act: Callable[[HubFile], Any]) -> Iterator[tuple[HubFile, Any, str]]:
+    """(file, what `act` gave, or why it failed), several at once, as they end."""
+    if not files:
+        return
+    # Its threads are daemons: a long download must not keep the process alive when another file has failed.
+    with ThreadPool(min(AT_ONCE, len(files))) as pool:
+        ended, number = pool.imap_unordered(lambda file: (file, *_patiently(file, act)), files), 0
+        while number < len(files):
             try:
-                yield ended.get(timeout=SAY_EVERY)
+                yield ended.next(SAY_EVERY)
                 number += 1
-            except queue.Empty:
-                print(f"hub: {number:,} of {total:,} files so far", flush=True)
-    finally:
-        left.clear()  # none is begun any more
+            except multiprocessing.TimeoutError:
+                print(f"hub: {number:,} of {len(files):,} files so far", flush=True)
 
 
 def _patiently(file: HubFile, act: Callable[[HubFile], Any]) -> tuple[Any, str]:
@@ -230,8 +188,6 @@ def _patiently(file: HubFile, act: Callable[[HubFile], Any]) -> tuple[Any, str]:
 
 def _judge(error: Exception) -> tuple[str, bool, int]:
     """What is wrong, in a few words; whether it stays so; how many seconds the hub wants to be left alone."""
-    if isinstance(error, HubError):
-        return str(error), True, 0
     # The library wraps what a HEAD request met in an error of its own.
     answers = [getattr(cause, "response", None) for cause in (error, error.__cause__)]
     answer = next((answer for answer in answers if answer is not None), None)
@@ -255,13 +211,8 @@ def _download(file: HubFile) -> Found:
 
     start = time.monotonic()
     path = Path(hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision))
-    # Where the hub has named the hash, a pin that differs is final; else the content may have been damaged on its way.
-    expected = _promised_sha256(path) or file.sha256
-    content = read_sha256(path) if expected else None
-    if content != expected or (wrong := _differs_from_pins(file, path)):
+    if (expected := _promised_sha256(path)) and (content := read_sha256(path)) != expected:
         path.resolve().unlink(missing_ok=True)  # or the cache would give it again
         path.unlink(missing_ok=True)
-        if content != expected:
-            raise OSError(f"its SHA-256 is {content} and not {expected}")
-        raise HubError(wrong)
+        raise OSError(f"its SHA-256 is {content} and not {expected}")
     return Found(path, "hub", time.monotonic() - start)

@@ -70,34 +70,29 @@ class Mix:
     """
 
     def __init__(self, weights: Sequence[float], lanes: int):
+        said = f"the weights of the parts are {list(weights)}: "
         if not weights or min(weights) <= 0:
-            raise ValueError(f"the weights of the parts are {list(weights)}: each has to be more than 0")
-        shares = np.array(weights) / sum(weights)
-        self._cycle = MIX_CYCLE if len(weights) > 1 else 1
-        self._lanes = lanes
-        self._given = np.zeros((self._cycle + 1, len(weights)), np.int64)  # rows of each part, before each place
-        for place in range(self._cycle):
-            behind = np.argmax(shares * (place + 1) - self._given[place])
+            raise ValueError(said + "each has to be more than 0")
+        shares, cycle = np.array(weights) / sum(weights), MIX_CYCLE if len(weights) > 1 else 1
+        self._order: list[int] = []  # the part of each place of the cycle
+        self._given = np.zeros((cycle + 1, len(weights)), np.int64)  # rows of each part, before each place
+        for place in range(cycle):
+            self._order.append(int(np.argmax(shares * (place + 1) - self._given[place])))
             self._given[place + 1] = self._given[place]
-            self._given[place + 1, behind] += 1
+            self._given[place + 1, self._order[place]] += 1
         if not self._given[-1].all():
-            raise ValueError(
-                f"the weights of the parts are {list(weights)}: one has less than 1/{MIX_CYCLE} of the whole"
-            )
-        self._order = np.diff(self._given, axis=0).argmax(axis=1).tolist()
+            raise ValueError(said + f"one has less than 1/{MIX_CYCLE} of the whole")
+        self._starts = [lane * cycle // lanes for lane in range(lanes)]
 
     def part(self, lane: int, turn: int) -> int:
         """The part of a lane's row number `turn`."""
-        return self._order[(self._start(lane) + turn) % self._cycle]
+        return self._order[(self._starts[lane] + turn) % len(self._order)]
 
     def rows_before(self, lane: int, turn: int) -> list[int]:
         """How many of a lane's first `turn` rows come from each part."""
-        start = self._start(lane)
-        rounds, place = divmod(start + turn, self._cycle)
+        start = self._starts[lane]
+        rounds, place = divmod(start + turn, len(self._order))
         return (rounds * self._given[-1] + self._given[place] - self._given[start]).tolist()
-
-    def _start(self, lane: int) -> int:
-        return lane * self._cycle // self._lanes
 
 
 class Packing(NamedTuple):
@@ -120,15 +115,15 @@ def pack(lengths: Sequence[int], opening: int, size: int, carry: bool) -> Packin
     `opening` pieces, together shorter than a row, begin the first row. carry: the rest of a cut piece waits with a bos
     of its own; otherwise it is dropped. A last single slot gets a bare bos. What is too little for a row is left.
     """
-    which, begin = list(range(opening)), [0] * opening
-    end = [length - 1 for length in lengths[:opening]]
     slots, dropped = sum(lengths), 0  # slots: of all that is not yet in a finished row
     if slots < size:
-        return Packing([], [], [], [(i, 0, length - 1) for i, length in enumerate(lengths)], 0)
+        opening = 0
+    which, begin = list(range(opening)), [0] * opening
+    end = [length - 1 for length in lengths[:opening]]
     taken = [0] * len(lengths)  # text of each piece that is in rows already
     waiting = sorted((length << 32) + i for i, length in enumerate(lengths) if i >= opening)
     room = size - sum(lengths[:opening])
-    while True:
+    while slots >= size:
         while room > 1:
             at = bisect_left(waiting, (room + 1) << 32) - 1
             whole = at >= 0
@@ -146,14 +141,10 @@ def pack(lengths: Sequence[int], opening: int, size: int, carry: bool) -> Packin
                 slots -= length - 1 - text
                 dropped += length - 1 - text
         if room:  # one slot: nothing but a bos
-            which.append(0)
-            begin.append(0)
-            end.append(0)
+            for column in (which, begin, end):
+                column.append(0)
             slots += 1
-        slots -= size
-        if slots < size:
-            break
-        room = size
+        slots, room = slots - size, size
     left = [(key % (1 << 32), key >> 32) for key in waiting]
     return Packing(which, begin, end, [(i, taken[i], taken[i] + length - 1) for i, length in left], dropped)
 
@@ -175,39 +166,17 @@ class Window:
     lost: int = 0
     left: tuple[tuple[int, int, int, int], ...] = ()
 
-    def following(self, left: tuple[tuple[int, int, int, int], ...]) -> "Window":
-        """The next window, not packed yet."""
-        return Window(self.unit + self.units, 0, self.row + self.rows, 0, self.dropped + self.lost, 0, left)
 
+def cut(starts: np.ndarray, stops: np.ndarray, most: int) -> tuple[np.ndarray, ...]:
+    """Pieces of documents that lie so, bos first: of each its head, slots, document, and begin of its text in that.
 
-class _Pieces:
-    """Stretches of documents, none longer than a row, as columns: where each lies, and what it is of."""
-
-    def __init__(self):
-        self.sources: list[np.ndarray] = []  # arrays of ids
-        self._columns: list[np.ndarray] = []
-        self.slots = self.documents = 0
-
-    def add_documents(self, ids: np.ndarray, starts: np.ndarray, stops: np.ndarray, unit: int, most: int) -> None:
-        """Documents of a unit; one with a text of more than `most` ids is cut into several pieces."""
-        text = stops - starts - 1
-        counts = -(-text // most)  # none of a document without text
-        document = np.repeat(np.arange(len(text)), counts)
-        begin = (np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)) * most
-        slots = np.minimum(text[document] - begin, most) + 1
-        self.add(ids, starts[document] + begin, slots, np.full_like(begin, unit), document, begin)
-        self.documents += int(np.count_nonzero(counts))
-
-    def add(self, ids: np.ndarray, *columns: np.ndarray | int) -> None:
-        """columns: place of the bos in `ids`, slots, unit, document, begin of the text in the document."""
-        columns = np.atleast_1d(*columns)
-        self._columns.append(np.stack([np.full_like(columns[0], len(self.sources)), *columns]))
-        self.sources.append(ids)
-        self.slots += int(columns[1].sum())
-
-    def columns(self) -> np.ndarray:
-        """The same, the number of the source first."""
-        return np.concatenate(self._columns, axis=1)
+    A document with a text of more than `most` ids is cut into several; there is none of a document without text.
+    """
+    text = stops - starts - 1
+    counts = -(-text // most)
+    document = np.repeat(np.arange(len(text)), counts)
+    begin = (np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)) * most
+    return starts[document] + begin, np.minimum(text[document] - begin, most) + 1, document, begin
 
 
 class Lane:
@@ -220,64 +189,67 @@ class Lane:
         self.deal, self.lane, self.size, self.bos, self.carry = deal, lane, size, bos, carry
         self.window, self.row = window, row
         self._rows: np.ndarray | None = None  # (rows, size), the window's
-        self._left: list[np.ndarray] = []  # ids of what the window leaves to the next, a slot for a bos before each
-        self._left_of: tuple[tuple[int, int, int, int], ...] = ()  # and what they are of, as in Window.left
+        self._next = window  # to be packed then
+        self._left: list[np.ndarray] = []  # ids of what it begins with, a slot for a bos before each
 
     def take(self) -> np.ndarray:
         """The next row, `size` ids."""
         if self._rows is None and self.window.rows:
             self._restore()
         if self.row == self.window.row + self.window.rows:
-            self.window = self._pack(self.window.following(self._left_of), self._left)
+            self.window = self._pack(self._next)
         self.row += 1
         return self._rows[self.row - 1 - self.window.row]
 
     def _restore(self) -> None:
         """Pack the window of a saved state again; ValueError where the data gives another."""
-        left = []
         for unit, document, begin, end in self.window.left:
             ids, starts, _ = self.deal.unit(self.lane, unit)
-            left.append(ids[starts[document] + begin :][: end - begin + 1].copy())
-        if self._pack(replace(self.window, units=0, rows=0, lost=0), left) != self.window:
+            self._left.append(ids[starts[document] + begin :][: end - begin + 1].copy())
+        if self._pack(self.window) != self.window:
             raise ValueError(f"lane {self.lane} reads other text than when the state was saved: restore the data")
 
-    def _pack(self, window: Window, left: list[np.ndarray]) -> Window:
-        """Read and pack a window, and return what is known of it then."""
-        pieces = _Pieces()
-        for ids, (unit, document, begin, end) in zip(left, window.left, strict=True):
-            pieces.add(ids, 0, end - begin + 1, unit, document, begin)
-        units = self._read(pieces, window.unit)
-        source, head, slots, unit, document, begin = pieces.columns()
-        packing = pack(slots.tolist(), len(left), self.size, self.carry)
+    def _pack(self, window: Window) -> Window:
+        """Read and pack a window that begins with `_left`, and return what is known of it then."""
+        sources, pieces, units = self._read(window)
+        source, head, slots, unit, document, begin = pieces
+        packing = pack(slots.tolist(), len(self._left), self.size, self.carry)
 
         which = np.array(packing.which)
         first, last = head[which] + packing.begin, head[which] + packing.end + 1
         # A stretch is copied with the slot before its text: there stands its bos, or an id that becomes its bos.
         spans = zip(source[which].tolist(), first.tolist(), last.tolist(), strict=True)
-        packed = np.concatenate([pieces.sources[s][a:b] for s, a, b in spans])
+        packed = np.concatenate([sources[s][a:b] for s, a, b in spans])
         packed[np.cumsum(last - first) - (last - first)] = self.bos
         rows = packed.reshape(-1, self.size)
         # Shuffled, because they were packed from long documents to short ones.
         self._rows = rows[shuffled(len(rows), *self.deal.key, 2, self.lane, window.unit)]
 
-        self._left = [pieces.sources[source[i]][head[i] + a : head[i] + b + 1].copy() for i, a, b in packing.left]
-        self._left_of = tuple(
-            (int(unit[i]), int(document[i]), int(begin[i]) + a, int(begin[i]) + b) for i, a, b in packing.left
-        )
+        self._left = [sources[source[i]][head[i] + a : head[i] + b + 1].copy() for i, a, b in packing.left]
+        left = tuple((int(unit[i]), int(document[i]), int(begin[i]) + a, int(begin[i]) + b) for i, a, b in packing.left)
+        dropped = window.dropped + packing.dropped
+        self._next = Window(window.unit + units, row=window.row + len(rows), dropped=dropped, left=left)
         return replace(window, units=units, rows=len(rows), lost=packing.dropped)
 
-    def _read(self, pieces: _Pieces, first: int) -> int:
-        """Add the documents of the units that a window takes, at least one row of them; returns how many units.
+    def _read(self, window: Window) -> tuple[list[np.ndarray], np.ndarray, int]:
+        """Arrays of ids; the pieces in them, as columns; and of how many units, that give at least one row.
 
-        A window ends with an epoch, so that a lane has given all of one before it begins the next.
+        Columns: which array, head, slots, unit, document, begin. A window ends with an epoch, so that a lane has given
+        all of one before it begins the next.
         """
-        units = 0
+        left = [(i, 0, end - begin + 1, *of, begin) for i, (*of, begin, end) in enumerate(window.left)]
+        sources, columns = [*self._left], [np.array(left, np.int64).reshape(-1, 6).T]
+        slots, documents, unit = sum(map(len, sources)), 0, window.unit
         while True:
-            pieces.add_documents(*self.deal.unit(self.lane, first + units), first + units, self.size - 1)
-            units += 1
-            enough = pieces.slots >= WINDOW_ROWS * self.size or pieces.documents >= WINDOW_DOCUMENTS
-            epoch_ends = self.deal.epoch(self.lane, first) != self.deal.epoch(self.lane, first + units)
-            if pieces.slots >= self.size and (enough or epoch_ends):
-                return units
-            if not pieces.slots and units > EMPTY_EPOCHS * self.deal.units:
+            ids, starts, stops = self.deal.unit(self.lane, unit)
+            head, lengths, document, begin = cut(starts, stops, self.size - 1)
+            which = np.full_like(head, len(sources))
+            columns.append(np.stack([which, head, lengths, np.full_like(head, unit), document, begin]))
+            sources.append(ids)
+            slots, documents, unit = slots + int(lengths.sum()), documents + np.count_nonzero(begin == 0), unit + 1
+            enough = slots >= WINDOW_ROWS * self.size or documents >= WINDOW_DOCUMENTS
+            epoch_ends = self.deal.epoch(self.lane, window.unit) != self.deal.epoch(self.lane, unit)
+            if slots >= self.size and (enough or epoch_ends):
+                return sources, np.concatenate(columns, axis=1), unit - window.unit
+            if not slots and unit - window.unit > EMPTY_EPOCHS * self.deal.units:
                 raise ValueError("the corpus has no document with text in it: see `python -m scripts.prepare --check`")

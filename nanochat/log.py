@@ -120,7 +120,13 @@ class Progress:
         if now - self._shown < self._interval or not is_main_rank():
             return
         self._shown = now
-        self._show(self._line(done, max(total, done) if total else 0, now - self._start, note))
+        total, rate = total and max(total, done), done / (now - self._start)
+        parts = [f"{self.label}: {_short(done)} {self.unit}", f"{_short(rate)}/s"]
+        if total:
+            bar = "[" + ("#" * round(20 * done / total)).ljust(20, ".") + "] " if self._live else ""
+            parts[0] = f"{self.label}: {bar}{done / total:4.0%} of {_short(total)} {self.unit}"
+            parts.append(f"{duration((total - done) / rate) if rate else '?'} left")
+        self._show(" | ".join(parts + [note] * bool(note)))
 
     def close(self) -> None:
         """Leave one closing line with the totals."""
@@ -129,23 +135,10 @@ class Progress:
             rate = _short(self._done / max(seconds, 1e-6))
             self._show(f"{self.label}: {self._done:,} {self.unit} in {duration(seconds)} | {rate}/s", end="\n")
 
-    def _line(self, done: int, total: int, seconds: float, note: str) -> str:
-        rate = done / seconds
-        if total:
-            bar = "[" + ("#" * round(20 * done / total)).ljust(20, ".") + "] " if self._live else ""
-            parts = [f"{self.label}: {bar}{done / total:4.0%} of {_short(total)} {self.unit}", f"{_short(rate)}/s"]
-            parts.append(f"{duration((total - done) / rate)} left" if rate else "? left")
-        else:
-            parts = [f"{self.label}: {_short(done)} {self.unit}", f"{_short(rate)}/s"]
-        return " | ".join(parts + [note] * bool(note))
-
     def _show(self, line: str, end: str = "") -> None:
         if self._live:  # back to the first column, and clear what a longer line left
-            columns = shutil.get_terminal_size().columns
-            self._stream.write("\r" + line[: columns - 1] + "\x1b[K" + end)
-        else:
-            self._stream.write(line + "\n")
-        self._stream.flush()
+            line = f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K"
+        print(line, end=end if self._live else "\n", file=self._stream, flush=True)
 
 
 class PhaseProgress:

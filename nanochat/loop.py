@@ -18,7 +18,7 @@ import torch
 
 from nanochat import schedules
 from nanochat.interrupt import signals, without_garbage_collection
-from nanochat.log import MetricLog, duration, print0
+from nanochat.log import duration, print0
 
 Batch = tuple[torch.Tensor, ...]
 Objective = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]
@@ -80,12 +80,14 @@ class State:
 
 
 @dataclass(frozen=True)
-class Hook:
-    every: int
+class every:
+    """A hook: `act(state)` after each n-th step (0: none), before the first, after the last, before a signal's stop."""
+
+    n: int
     act: Callable[[State], None]
-    at_start: bool
-    at_end: bool
-    at_stop: bool
+    at_start: bool = False
+    at_end: bool = True
+    at_stop: bool = False
 
     def is_due(self, state: State, finished: bool) -> bool:
         if finished:
@@ -94,24 +96,11 @@ class Hook:
             return self.at_stop
         if state.step == 0:
             return self.at_start
-        return self.every > 0 and state.step % self.every == 0
-
-
-def every(n: int, act: Callable[[State], None], *, at_start=False, at_end=True, at_stop=False) -> Hook:
-    """`act(state)` after each n-th step (0: after none), before the first, after the last, before a signal's stop."""
-    return Hook(n, act, at_start, at_end, at_stop)
+        return self.n > 0 and state.step % self.n == 0
 
 
 def train(
-    model: Any,
-    source: Any,
-    objective: Objective,
-    optimizer: Any,
-    plan: Plan,
-    hooks: Sequence[Hook],
-    runtime: Any,
-    log: MetricLog,
-    state: State,
+    model, source, objective: Objective, optimizer, plan: Plan, hooks: Sequence[every], runtime, log, state: State
 ) -> None:
     """Train to the plan's horizon, or until a signal asks to stop, from wherever `state` is.
 
@@ -119,13 +108,12 @@ def train(
     gradient that is not finite on one rank is a FloatingPointError on all of them, before any hook sees that step.
     """
     loop = _Loop(model, source, objective, optimizer, plan, runtime, log, state)
-    start, pending = state.step, None
+    start = state.step
     with signals() as asked, without_garbage_collection() as collect:
         while True:
             finished = plan.progress(state, source) >= 1
-            if pending and (finished or state.stop or any(hook.is_due(state, finished) for hook in hooks)):
-                loop.settle(pending)  # it may ask to stop
-                pending = None
+            if finished or state.stop or any(hook.is_due(state, finished) for hook in hooks):
+                loop.settle()  # it may ask to stop
             if finished:
                 state.stop = ""
             done = 0 < start == state.step == state.hooked  # before the run was left
@@ -139,13 +127,8 @@ def train(
                 model.train()
             if finished or state.stop:
                 return
-            step = loop.launch(asked)
-            if pending:
-                loop.settle(pending)
-            pending = step
-            if runtime.device.type != "cuda":  # nothing runs ahead of the host there
-                loop.settle(pending)
-                pending = None
+            loop.launch(asked)
+            loop.settle(but=int(runtime.device.type == "cuda"))  # elsewhere nothing runs ahead of the host
             if state.step == start + 1 or state.step % COLLECT_EVERY == 0:
                 collect()
 
@@ -162,7 +145,7 @@ class _Step:
     lr_multiplier: float
     tokens: int
     wait: float
-    place: list[str]  # in the data
+    place: str  # in the data
 
 
 class _Loop:
@@ -173,10 +156,11 @@ class _Loop:
         self._half, self._start = runtime.dtype == torch.float16, state.step
         self._trained = state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
         self._settled = self._shown = 0.0
+        self._pending: list[_Step] = []
 
     # ---- a step ----
 
-    def launch(self, asked: list[str]) -> _Step:
+    def launch(self, asked: list[str]) -> None:
         """Hand a step to the device: forward, backward, update. Only fp16 waits for anything."""
         state, start, waited = self.state, time.perf_counter(), self.source.wait_seconds
         progress = min(self.plan.progress(state, self.source), 1.0)
@@ -197,12 +181,12 @@ class _Loop:
             self.plan.after_step()
         figures, ready = torch.cat([figures, norm.to(precise).view(1)]), None
         if figures.device.type == "cuda":
-            figures, own = figures.to("cpu", non_blocking=True), own.to("cpu", non_blocking=True)
-            ready = torch.cuda.Event()
-            ready.record()
+            figures = figures.to("cpu", non_blocking=True)
+            ready = torch.cuda.current_stream().record_event()
         state.step += 1
         tokens = batch[0].numel() * self.runtime.world_size
-        return _Step(state.step, start, figures, own, ready, multiplier, tokens, wait, self.source.place())
+        place = f"rank {self.runtime.rank}, reading {', '.join(self.source.place())}"
+        self._pending.append(_Step(state.step, start, figures, own, ready, multiplier, tokens, wait, place))
 
     def _gradients(self, batch: Batch) -> torch.Tensor:
         """Gradients of the sum of this rank's losses; that sum, and the count.
@@ -229,9 +213,7 @@ class _Loop:
         state, where = self.state, f"step {self.state.step + 1}, rank {self.runtime.rank}: out of memory"
         size = min(state.device_batch, rows)
         if size == 1:
-            raise ValueError(
-                f"{where} with one row at once: take --checkpointing, or a shorter --max-seq-len"
-            ) from None
+            raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
         state.device_batch = _largest_divisor(rows, size // 2)
         print(f"{where}, the step starts again with --device-batch-size={state.device_batch}", flush=True)
 
@@ -253,7 +235,12 @@ class _Loop:
 
     # ---- its figures ----
 
-    def settle(self, step: _Step) -> None:
+    def settle(self, but: int = 0) -> None:
+        """See to the steps that were launched, but the last few."""
+        while len(self._pending) > but:
+            self._settle(self._pending.pop(0))
+
+    def _settle(self, step: _Step) -> None:
         """Wait for a step's figures, check them, and write them down."""
         if step.ready is not None:
             step.ready.synchronize()
@@ -294,7 +281,7 @@ class _Loop:
 
     def agree_on_time(self) -> None:
         """All ranks take rank 0's clock: a collective."""
-        self._trained = self.state.seconds = self.runtime.first(self._trained)
+        self._trained = self.state.seconds = self.runtime.everyones(self._trained)[0]
 
     def _line(self, figures: dict[str, Any]) -> str:
         state, plan = self.state, self.plan
@@ -317,13 +304,11 @@ class _Loop:
 
     def _not_finite(self, step: _Step, loss: float, norm: float) -> str:
         """A sentence for every rank; a collective that all of them enter at the same step."""
-        own = bool(step.own.isfinite().all())
-        ranks = self.runtime.everyones([own, step.place])
-        places = [f"rank {rank}, reading {', '.join(place)}" for rank, (_, place) in enumerate(ranks)]
-        culprits = [place for place, (fine, _) in zip(places, ranks, strict=True) if not fine]
-        if math.isfinite(loss):  # of the gradients only their sum over ranks is known
-            return f"step {step.number}: the gradient's norm is {norm}, all losses are finite ({'; '.join(places)})"
-        return f"step {step.number}: the loss is {loss} ({'; '.join(culprits)})"
+        ranks = self.runtime.everyones([bool(step.own.isfinite().all()), step.place])
+        # Of the gradients only their sum over ranks is known: any may be at fault.
+        culprits = [place for fine, place in ranks if not fine] or [place for _, place in ranks]
+        what = f"the gradient's norm is {norm}, all losses are finite" if math.isfinite(loss) else f"the loss is {loss}"
+        return f"step {step.number}: {what} ({'; '.join(culprits)})"
 
 
 def largest_device_batch(model: Any, objective: Objective, batch: Batch, runtime: Any, reserve: int = 0) -> int:
@@ -332,14 +317,14 @@ def largest_device_batch(model: Any, objective: Objective, batch: Batch, runtime
     reserve: bytes that the optimizer will take, not taken yet. On a GPU it is tried; elsewhere what one row saves for
     its backward is counted, and half of the free memory is given to it. The model is not compiled yet.
     """
-    rows = len(batch[0])
-    if runtime.device.type != "cuda":
-        fit = max(1, runtime.free_memory() // 2 // max(1, _saved_bytes(model, objective, batch)))
-        return runtime.least(_largest_divisor(rows, min(fit, max(1, CPU_TOKENS // batch[0][0].numel()))))
-    size = rows
-    while size > 1 and not _fits(model, objective, batch, size, reserve):
-        size = _largest_divisor(rows, size // 2)
-    return _largest_divisor(rows, runtime.least(size))
+    size = rows = len(batch[0])
+    if runtime.device.type == "cuda":
+        while size > 1 and not _fits(model, objective, batch, size, reserve):
+            size = _largest_divisor(rows, size // 2)
+    else:
+        fit = runtime.free_memory() // 2 // max(1, _saved_bytes(model, objective, batch))
+        size = min(fit, CPU_TOKENS // batch[0][0].numel())
+    return _largest_divisor(rows, min(runtime.everyones(size)))
 
 
 def _fits(model: Any, objective: Objective, batch: Batch, size: int, reserve: int) -> bool:
@@ -348,12 +333,12 @@ def _fits(model: Any, objective: Objective, batch: Batch, size: int, reserve: in
         loss, _ = objective(model, tuple(part[:size] for part in batch))
         loss.backward()
         del room, loss
-        fits = True
+        return True
     except torch.OutOfMemoryError:
-        fits = False
-    model.zero_grad(set_to_none=True)
-    torch.cuda.empty_cache()
-    return fits
+        return False
+    finally:
+        model.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
 
 
 def _saved_bytes(model: Any, objective: Objective, batch: Batch) -> int:

@@ -1,11 +1,55 @@
 """What training minimises: (model, batch) -> (sum of losses, how many), which the loop divides over the whole step."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+
+CLIP = 0.2  # of the ratio between the model's chance of a token and the sampler's, to either side of 1
 
 
-def next_token(model: Any, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def next_token(model: Any, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Cross-entropy of each next token. batch: inputs and targets, (rows, seq_len) both; target -1 is not learned."""
     inputs, targets = batch
     return model(inputs, targets), (targets >= 0).sum()
+
+
+def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:
+    ratio = (chosen - sampled).exp()
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+
+
+# Name → the loss of each token, from the model's log-probability of it, the sampler's, and its advantage.
+POLICY_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "plain": lambda chosen, sampled, advantages: -chosen * advantages,
+    "clip": _clipped,
+}
+
+
+class PolicyGradient:
+    """Raises the probability of what did better than its group. batch: as `Rollouts` gives it.
+
+    reference, kl: another model, and how much straying from it costs. gap: sum over tokens of how far the model's
+    log-probabilities are from the sampler's, and their number: for the log, which empties it.
+    """
+
+    def __init__(self, loss: str = "plain", kl: float = 0.0, reference: Any = None):
+        if loss not in POLICY_LOSSES:
+            raise ValueError(f"policy loss {loss} is not known, take one of {', '.join(POLICY_LOSSES)}")
+        self._loss, self._kl, self._reference = POLICY_LOSSES[loss], kl, reference
+        self.gap: Tensor | None = None
+
+    def __call__(self, model: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        inputs, targets, advantages, sampled = batch
+        kept = targets >= 0
+        chosen = -model(inputs, targets, reduction="none").float()
+        losses = self._loss(chosen, sampled, advantages)
+        if self._kl:
+            with torch.no_grad():
+                before = -self._reference(inputs, targets, reduction="none").float()
+            apart = before - chosen
+            losses = losses + self._kl * (apart.exp() - apart - 1)  # never negative, and right on average
+        gap = torch.stack([((chosen.detach() - sampled).abs() * kept).sum(), kept.sum()])
+        self.gap = gap if self.gap is None else self.gap + gap
+        return (losses * kept).sum(), kept.sum()

@@ -6,7 +6,7 @@ become views of them. So nothing is copied to be batched or sent, and a paramete
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,14 +36,15 @@ CHUNK_BYTES = 2**25  # of gradients sent at once: large enough for bandwidth, sm
 class Group:
     """Parameters under one rule. What is not `initial_…` may change between steps.
 
-    kind: "muon" (matrices; betas are the momentum and the decay of the variances) or "adamw".
+    kind: "muon" (matrices; beta2 is the decay of the variances) or "adamw".
     """
 
     name: str
     kind: str
     params: list[tuple[str, Parameter]]
     lr: float
-    betas: tuple[float, float]
+    momentum: float
+    beta2: float
     weight_decay: float = 0.0
     eps: float = 1e-10  # of AdamW
     initial_lr: float = field(init=False)
@@ -51,14 +52,6 @@ class Group:
 
     def __post_init__(self) -> None:
         self.initial_lr, self.initial_weight_decay = self.lr, self.weight_decay
-
-    @property
-    def momentum(self) -> float:
-        return self.betas[0]
-
-    @momentum.setter
-    def momentum(self, value: float) -> None:
-        self.betas = (value, self.betas[1])
 
 
 def polar_express(x: Tensor) -> Tensor:
@@ -72,23 +65,14 @@ def polar_express(x: Tensor) -> Tensor:
 
 
 def muon_update(
-    values: Tensor,
-    grads: Tensor,
-    momenta: Tensor,
-    variances: Tensor,
-    scale: Tensor,
-    lr: float | Tensor,
-    momentum: float | Tensor,
-    beta2: float | Tensor,
-    weight_decay: float | Tensor,
-    polar_dtype: torch.dtype,
+    values: Tensor, grads: Tensor, states: Sequence[Tensor], scale: Tensor, factors: Sequence, polar_dtype: torch.dtype
 ) -> None:
     """One step of Muon on (…, m, n) values, in place; gradients and momenta are (k, m, n).
 
     variances: (k, m, 1), or (k, 1, n) for matrices wider than tall. scale: of the gradients, 0-d. The factors may be
     0-d tensors: a compiled graph then outlives their changes.
     """
-    m, n = grads.shape[-2:]
+    (momenta, variances), (lr, momentum, beta2, weight_decay), (m, n) = states, factors, grads.shape[-2:]
     gradients = grads * scale
     momenta.lerp_(gradients, 1 - momentum)
     update = gradients.lerp(momenta, momentum)  # Nesterov
@@ -121,29 +105,25 @@ class _Stack:
 
     steps: Tensor | None = None  # (chunks,)
 
-    def __init__(self, group: Group, members: list[tuple[str, Parameter]], number: int, rank: int, ranks: int):
+    def __init__(self, group: Group, members: list, number: int, rank: int, ranks: int, chunk_bytes: int):
         self.group, self.members, self.number, self.rank, self.ranks = group, members, number, rank, ranks
         self.shape, self.numel = members[0][1].shape, members[0][1].numel()
-        self.states: dict[str, tuple[Tensor, Sequence[int], int]] = {}  # (chunks, share of it); one's shape; its slot
-
-    def _allocate(self, slot: int, per_chunk: int, share: int) -> None:
-        self.per_chunk, self.chunks = per_chunk, math.ceil(len(self.members) / per_chunk)
-        self.values, self.grads = self._zeros(self.ranks, share), self._zeros(self.ranks, share)
-        self.mine = self.values[:, self.rank]  # (chunks, share)
-        self.reduced = self.grads[:, 0] if self.ranks == 1 else self._zeros(share)
-        for index, (name, parameter) in enumerate(self.members):
+        slot, self.per_chunk, share, states = self._layout(chunk_bytes)
+        self.chunks = math.ceil(len(members) / self.per_chunk)
+        self.values, self.grads = self._zeros(ranks, share), self._zeros(ranks, share)
+        self.mine = self.values[:, rank]  # (chunks, share)
+        self.reduced = self.grads[:, 0] if ranks == 1 else self._zeros(share)
+        # (chunks, share of it); one's shape; its slot
+        self.states = {name: (self._zeros(size), *one) for name, (size, *one) in states.items()}
+        for index, (name, parameter) in enumerate(members):
             assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}: master weights are float32"
-            chunk, at = self.place(index)
+            chunk, at = divmod(index, self.per_chunk)
             both = (buffer[chunk].view(-1)[at * slot :][: self.numel] for buffer in (self.values, self.grads))
             value, parameter.grad = (flat.view(self.shape) for flat in both)
             parameter.data = value.copy_(parameter.data)
 
     def _zeros(self, *sizes: int) -> Tensor:
         return torch.zeros(self.chunks, *sizes, device=self.members[0][1].device)
-
-    def place(self, index: int) -> tuple[int, int]:
-        """The chunk of a parameter, and its slot there."""
-        return divmod(index, self.per_chunk)
 
     def save(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Whole states by name: ranks gather together, and take turns to save a chunk."""
@@ -169,7 +149,7 @@ class _Stack:
     def load(self, read: Callable[[str], dict[str, Tensor]]) -> None:
         """Of each whole state, take what lies in this rank's share."""
         for index, (name, _) in enumerate(self.members):
-            (chunk, at), saved = self.place(index), read(name)
+            (chunk, at), saved = divmod(index, self.per_chunk), read(name)
             if self.steps is not None:
                 self.steps[chunk] = saved["step"]
             for state, (tensor, shape, slot) in self.states.items():
@@ -183,41 +163,41 @@ class _Stack:
 class MuonStack(_Stack):
     """Matrices; a rank owns whole ones."""
 
-    def __init__(self, *about: Any, chunk_bytes: int):
-        super().__init__(*about)
+    def _layout(self, chunk_bytes: int) -> tuple:
         assert len(self.shape) == 2, f"{self.members[0][0]} is no matrix, Muon cannot step it"
-        m, n = self.shape
-        owned, most = math.ceil(len(self.members) / self.ranks), chunk_bytes // (4 * self.ranks * self.numel)
+        (m, n), slot = self.shape, self.numel
+        owned, most = math.ceil(len(self.members) / self.ranks), chunk_bytes // (4 * self.ranks * slot)
         at_once = max(count for count in range(1, owned + 1) if owned % count == 0 and count <= max(most, 1))
-        self._allocate(self.numel, at_once * self.ranks, at_once * self.numel)
-        self.states["momentum"] = self._zeros(at_once * self.numel), self.shape, self.numel
-        self.states["variance"] = self._zeros(at_once * max(m, n)), (m, 1) if m >= n else (1, n), max(m, n)
+        variance = at_once * max(m, n), (m, 1) if m >= n else (1, n), max(m, n)
+        states = {"momentum": (at_once * slot, self.shape, slot), "variance": variance}
+        return slot, at_once * self.ranks, at_once * slot, states
 
     def update(self, scale: Tensor, kernel: Callable, polar_dtype: torch.dtype, factor: Callable) -> None:
         group, (m, n) = self.group, self.shape
         states = [tensor.view(-1, *shape) for tensor, shape, _ in self.states.values()]
-        factors = map(factor, (group.lr * max(1.0, m / n) ** 0.5, *group.betas, group.weight_decay))
+        factors = (group.lr * max(1.0, m / n) ** 0.5, group.momentum, group.beta2, group.weight_decay)
         values, grads = self.mine.view(self.chunks, -1, m, n), self.reduced.view(-1, m, n)
-        kernel(values, grads, *states, scale, *factors, polar_dtype)
+        kernel(values, grads, states, scale, list(map(factor, factors)), polar_dtype)
 
 
 class AdamWStack(_Stack):
     """Anything; a rank owns an equal share of the elements of each chunk."""
 
-    def __init__(self, *about: Any, chunk_bytes: int):
+    def __init__(self, *about: Any):
         super().__init__(*about)
-        slot = _round_up(self.numel, 4)  # 16 bytes: compiled code asks for aligned parameters
-        per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * slot)))
-        share = _round_up(math.ceil(per_chunk * slot / self.ranks), 4)
-        self._allocate(slot, per_chunk, share)
-        self.states = {name: (self._zeros(share), self.shape, slot) for name in ("exp_avg", "exp_avg_sq")}
         self.steps = self._zeros()  # all alike; the fused kernel wants one for each tensor
+
+    def _layout(self, chunk_bytes: int) -> tuple:
+        slot = 4 * math.ceil(self.numel / 4)  # 16 bytes: compiled code asks for aligned parameters
+        per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * slot)))
+        share = 4 * math.ceil(per_chunk * slot / (4 * self.ranks))
+        return slot, per_chunk, share, dict.fromkeys(("exp_avg", "exp_avg_sq"), (share, self.shape, slot))
 
     def update(self, scale: Tensor, *_: Any) -> None:
         group = self.group
         tensors = (self.mine, self.reduced, *(moment for moment, _, _ in self.states.values()))
         options = {"eps": group.eps, "weight_decay": group.weight_decay, "amsgrad": False, "maximize": False}
-        options |= {"lr": group.lr, "beta1": group.betas[0], "beta2": group.betas[1], "fused": True}
+        options |= {"lr": group.lr, "beta1": group.momentum, "beta2": group.beta2, "fused": True}
         # The kernel divides by grad_scale.
         adamw(*map(list, tensors), [], list(self.steps), grad_scale=scale.reciprocal(), **options)
 
@@ -235,15 +215,14 @@ class Optimizer:
 
     def __init__(
         self,
-        groups: Sequence[Group],
-        rank: int = 0,
-        world_size: int = 1,
-        *,
-        polar_dtype: torch.dtype = torch.float32,
-        compile: bool = False,
-        chunk_bytes: int = CHUNK_BYTES,
+        groups: list[Group],
+        rank=0,
+        world_size=1,
+        polar_dtype=torch.float32,
+        compile=False,
+        chunk_bytes=CHUNK_BYTES,
     ):
-        self.groups, self._polar_dtype = list(groups), polar_dtype
+        self.groups, self._polar_dtype = groups, polar_dtype
         self._muon = torch.compile(muon_update, fullgraph=True, dynamic=False) if compile else muon_update
         self._factor = torch.tensor if compile else float  # a graph would be compiled anew for each float
         self._stacks: list[MuonStack | AdamWStack] = []
@@ -253,9 +232,9 @@ class Optimizer:
             for name, parameter in group.params:
                 by_shape.setdefault(tuple(parameter.shape), []).append((name, parameter))
             for members in by_shape.values():
-                stack = STACKS[group.kind](group, members, len(self._stacks), rank, world_size, chunk_bytes=limit)
-                self._stacks.append(stack)
-        self._reduce = _Reduce(self._stacks) if world_size > 1 else None
+                self._stacks.append(STACKS[group.kind](group, members, len(self._stacks), rank, world_size, limit))
+        self._shared = self._stacks if world_size > 1 else []  # with other ranks
+        self._reduce = _Reduce(self._shared)
 
     @torch.no_grad
     def step(self, grad_scale: float | Tensor = 1.0, clip: float = 0.0) -> Tensor:
@@ -264,10 +243,10 @@ class Optimizer:
         No host synchronisation. Gradients are undefined afterwards, until `zero_grad`.
         """
         self.finish_reducing()
+        self._reduce.works = []
         shards = [stack.reduced for stack in self._stacks]
         squares = torch.stack(torch._foreach_norm(shards)).square().sum()
-        if self._reduce:
-            self._reduce.forget()
+        if self._shared:
             dist.all_reduce(squares)
         norm = squares.sqrt() * grad_scale
         scale = grad_scale if isinstance(grad_scale, Tensor) else torch.full_like(norm, grad_scale)
@@ -276,7 +255,7 @@ class Optimizer:
         gathers = []
         for stack in self._stacks:
             stack.update(scale, self._muon, self._polar_dtype, self._factor)
-            if self._reduce:
+            if self._shared:
                 pairs = zip(stack.values.flatten(1), stack.mine, strict=True)
                 gathers += [dist.all_gather_into_tensor(whole, mine, async_op=True) for whole, mine in pairs]
         for gather in gathers:
@@ -287,21 +266,18 @@ class Optimizer:
         for stack in self._stacks:
             stack.grads.zero_()
 
-    @contextmanager
-    def reduce_in_backward(self) -> Iterator[None]:
+    def reduce_in_backward(self) -> AbstractContextManager:
         """Around the last backward before a step: what is complete there starts to be summed over the ranks."""
-        with self._reduce.during_backward() if self._reduce else nullcontext():
-            yield
+        return self._reduce.during_backward()
 
     def finish_reducing(self) -> None:
         """Sum over the ranks what no backward has sent: other collectives may follow. `step` does it where none did."""
-        if self._reduce:
-            self._reduce.finish()
+        self._reduce.send(everything=True)
+        self._reduce.wait()
 
     def restart(self) -> None:
         """Throw the gradients away: this rank accumulates the step anew; what it has sent (complete) stays sent."""
-        if self._reduce:
-            self._reduce.wait()  # it reads the gradients
+        self._reduce.wait()  # it reads the gradients
         self.zero_grad()
 
     def state_tensors(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -321,66 +297,51 @@ class Optimizer:
 class _Reduce:
     """Sums gradients over the ranks, chunk by chunk, each rank getting its share; all ranks in the same order.
 
-    The order is that in which chunks became complete in the first backward, on rank 0.
+    The order is that in which chunks became complete in the first backward, on rank 0. Without stacks it does nothing.
     """
 
     def __init__(self, stacks: Sequence[_Stack]):
-        self._chunks: list[tuple[Tensor, Tensor]] = []  # reduced (share,), gradients (ranks × share,)
+        self.chunks: list[tuple[Tensor, Tensor]] = []  # reduced (share,), gradients (ranks × share,)
         self._members: list[int] = []
         for stack in stacks:
-            first = len(self._chunks)
-            self._chunks += zip(stack.reduced, stack.grads.flatten(1), strict=True)
-            self._members += [0] * len(stack.reduced)
             for index, (_, parameter) in enumerate(stack.members):
-                chunk = first + stack.place(index)[0]
+                chunk = len(self.chunks) + index // stack.per_chunk
+                self._members += [0] * (chunk == len(self._members))
                 self._members[chunk] += 1
                 parameter.register_post_accumulate_grad_hook(partial(self._arrived, chunk))
-        self._order = list(range(len(self._chunks)))
-        self._order_is_known = self._listening = False
-        self._missing: list[int] = []  # of each chunk, parameters whose gradient is still to come
+            self.chunks += zip(stack.reduced, stack.grads.flatten(1), strict=True)
+        self._order, self._order_is_known = list(range(len(self.chunks))), not stacks
+        self._missing: list[int] = []  # of each chunk, parameters whose gradient this last backward is still to bring
         self._complete: list[int] = []
-        self._works: list[dist.Work] = []  # of the first chunks in order
+        self.works: list[dist.Work] = []  # of the first chunks in order
 
     @contextmanager
     def during_backward(self) -> Iterator[None]:
-        self._missing, self._complete, self._listening = list(self._members), [], True
+        self._missing, self._complete = list(self._members), []
         try:
             yield
         finally:
-            self._listening = False
+            self._missing = []
         if not self._order_is_known:
             rest = [chunk for chunk in self._order if chunk not in self._complete]
-            order = torch.tensor(self._complete + rest, device=self._chunks[0][0].device)
+            order = torch.tensor(self._complete + rest, device=self.chunks[0][0].device)
             dist.broadcast(order, 0)
             self._order, self._order_is_known = order.tolist(), True
 
     def _arrived(self, chunk: int, _: Tensor) -> None:
-        if not self._listening:
-            return
-        self._missing[chunk] -= 1
-        if self._missing[chunk] == 0:
-            self._complete.append(chunk)
-        while self._order_is_known and len(self._works) < len(self._order) and not self._missing[self._next()]:
-            self._send()
+        if self._missing:
+            self._missing[chunk] -= 1
+            if self._missing[chunk] == 0:
+                self._complete.append(chunk)
+            if self._order_is_known:
+                self.send()
 
-    def _next(self) -> int:
-        return self._order[len(self._works)]
-
-    def _send(self) -> None:
-        self._works.append(dist.reduce_scatter_tensor(*self._chunks[self._next()], async_op=True))
+    def send(self, everything: bool = False) -> None:
+        for chunk in self._order[len(self.works) :]:
+            if not everything and self._missing[chunk]:
+                return
+            self.works.append(dist.reduce_scatter_tensor(*self.chunks[chunk], async_op=True))
 
     def wait(self) -> None:
-        for work in self._works:
+        for work in self.works:
             work.wait()
-
-    def finish(self) -> None:
-        while len(self._works) < len(self._order):
-            self._send()
-        self.wait()
-
-    def forget(self) -> None:
-        self._works = []
-
-
-def _round_up(count: int, step: int) -> int:
-    return math.ceil(count / step) * step

@@ -1,5 +1,6 @@
 """What a stage did and where it ran: the record `outcome.json` that the report card is rendered from."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class Outcome:
     """What a stage did, as `outcome.json` in its folder.
 
@@ -33,14 +34,14 @@ class Outcome:
     stage: str
     tag: str
     started: str
-    timestamp: str
+    timestamp: str = ""
     command: str
     config: dict
     card: list
-    metrics: dict
-    tables: list
-    seconds: float
-    artifacts: dict
+    metrics: dict = dataclasses.field(default_factory=dict)
+    tables: list = dataclasses.field(default_factory=list)
+    seconds: float = 0.0
+    artifacts: dict = dataclasses.field(default_factory=dict)
     versions: dict
     environment: dict
     curves: list = dataclasses.field(default_factory=list)
@@ -48,21 +49,10 @@ class Outcome:
     @classmethod
     def begin(cls, stage: str, tag: str, config: Any) -> "Outcome":
         """The record of a stage that starts now."""
-        return cls(
-            stage=stage,
-            tag=tag,
-            started=_now(),
-            timestamp="",
-            command=shlex.join(["python", *sys.orig_argv[1:]]),
-            config=dataclasses.asdict(config),
-            card=[field.name for field in dataclasses.fields(config) if field.metadata["in_card"]],
-            metrics={},
-            tables=[],
-            seconds=0.0,
-            artifacts={},
-            versions=versions(),
-            environment=environment(),
-        )
+        about = {"config": dataclasses.asdict(config), "command": shlex.join(["python", *sys.orig_argv[1:]])}
+        card = [field.name for field in dataclasses.fields(config) if field.metadata["in_card"]]
+        about |= {"card": card, "versions": versions(), "environment": environment()}
+        return cls(stage=stage, tag=tag, started=_now(), **about)
 
     def add_artifact(self, path: Path) -> None:
         self.artifacts[path.name] = read_sha256(path)
@@ -80,30 +70,26 @@ class Outcome:
     def load(cls, path: Path) -> "Outcome":
         """The record in `path`; ValueError or OSError with what is wrong with it."""
         record = json.loads(path.read_text(encoding="utf-8"))
+        record = {"curves": [], **record} if isinstance(record, dict) else {}
         for field in dataclasses.fields(cls):
-            given = record.get(field.name, [] if field.name == "curves" else None) if isinstance(record, dict) else None
-            if not isinstance(given, field.type):
+            if not isinstance(record.get(field.name), field.type):
                 raise ValueError(f"it has no `{field.name}` of type {field.type.__name__}")
         for moment in (record["started"], record["timestamp"]):
             datetime.fromisoformat(moment)
-        return cls(**{field.name: record[field.name] for field in dataclasses.fields(cls) if field.name in record})
+        return cls(**{field.name: record[field.name] for field in dataclasses.fields(cls)})
 
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="milliseconds")
 
 
-def _version(package: str) -> str | None:
-    """From its metadata: importing torch takes seconds."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def versions() -> dict[str, str]:
-    """What of VERSIONED is installed."""
-    return {name: version for name in VERSIONED if (version := _version(name))}
+    """What of VERSIONED is installed, by its metadata: importing torch takes seconds."""
+    found = {}
+    for name in VERSIONED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def output_of(*command: str) -> str:
@@ -114,23 +100,25 @@ def output_of(*command: str) -> str:
         return ""
 
 
+def git(root: Path, *words: str) -> str:
+    return output_of("git", "-C", str(root), *words)
+
+
 def environment(root: Path = ROOT) -> dict[str, dict[str, str]]:
     """Where a stage runs, as the header of the card shows it."""
-    software = {"Python": platform.python_version(), "PyTorch": _version("torch") or "not installed"}
-    return {"Git Information": _git(root), "Hardware": _hardware(), "Software": software}
+    software = {"Python": platform.python_version(), "PyTorch": versions().get("torch", "not installed")}
+    return {"Git Information": _checkout(root), "Hardware": _hardware(), "Software": software}
 
 
-def _git(root: Path) -> dict[str, str]:
-    commit = output_of("git", "-C", str(root), "rev-parse", "--short", "HEAD")
+def _checkout(root: Path) -> dict[str, str]:
+    commit = git(root, "rev-parse", "--short", "HEAD")
     if not commit:
         return {"Commit": "unknown (not a git checkout)"}
     # The card itself is rewritten by every run: that alone makes no tree dirty.
-    changes = output_of(
-        "git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!report.md"
-    )
-    branch = output_of("git", "-C", str(root), "rev-parse", "--abbrev-ref", "HEAD")
-    message = output_of("git", "-C", str(root), "log", "-1", "--format=%s")
-    return {"Branch": branch, "Commit": f"{commit} ({'dirty' if changes else 'clean'})", "Message": message}
+    changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!report.md")
+    commit += " (dirty)" if changes else " (clean)"
+    branch, message = git(root, "rev-parse", "--abbrev-ref", "HEAD"), git(root, "log", "-1", "--format=%s")
+    return {"Branch": branch, "Commit": commit, "Message": message}
 
 
 def _hardware() -> dict[str, str]:

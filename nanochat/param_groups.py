@@ -46,7 +46,7 @@ RULES = (
     Rule("smear", r"smear_gate\.weight|smear_lambda|backout_lambda", "adamw", "", 0.2, (), (0.8, 0.95), 0.0, NOISE),
     Rule("matrices", r"blocks\.\d+\.(attn|mlp)\.\w+\.weight", "muon", "matrix_lr", 1.0, BATCH, (0.95, 0.9), None),
 )
-LEARNING_RATES = sorted({rule.rate for rule in RULES} - {""})  # the flags
+LEARNING_RATES = sorted({rule.rate for rule in RULES if rule.rate})  # the flags
 
 
 def build_groups(
@@ -71,5 +71,5 @@ def build_groups(
             lr *= scales[scale]
         decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
         if members[rule.name]:
-            groups.append(Group(rule.name, rule.kind, members[rule.name], lr, rule.betas, decay, rule.eps))
+            groups.append(Group(rule.name, rule.kind, members[rule.name], lr, *rule.betas, decay, rule.eps))
     return groups

@@ -29,12 +29,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     part = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # two processes writing one path share no part
     try:
         yield part
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
+        _sync(part)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    _sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -50,12 +49,10 @@ def write_json(path: Path, value: Any) -> None:
 
 def publish_folder(part: Path, home: Path) -> None:
     """Give a folder of files its final name: after a crash it has all of them in full, or is not there."""
-    for path in part.iterdir():
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-    _sync_folder(part)
+    for path in (*part.iterdir(), part):
+        _sync(path)
     os.rename(part, home)
-    _sync_folder(home.parent)
+    _sync(home.parent)
 
 
 def read_sha256(path: Path) -> str:
@@ -67,10 +64,10 @@ def read_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` outlive a power cut; a no-op where folders cannot be opened (Windows)."""
+def _sync(path: Path) -> None:
+    """Make a file, or the names in a folder, outlive a power cut; a no-op where folders cannot be opened (Windows)."""
     if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:

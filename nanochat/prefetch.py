@@ -19,7 +19,6 @@ class Background:
         self._thread.start()
 
     def __next__(self) -> Any:
-        item = None
         if self._failure is None:
             item, self._failure = self._ready.get()
         if self._failure is not None:

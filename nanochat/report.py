@@ -13,7 +13,7 @@ from typing import Any
 
 from nanochat.config import option, run
 from nanochat.log import duration, print0
-from nanochat.outcome import ROOT, Outcome, environment, output_of
+from nanochat.outcome import ROOT, Outcome, environment, git
 from nanochat.paths import base_dir, write_text
 from nanochat.plots import draw
 from nanochat.stages import STAGES, Stage
@@ -28,14 +28,12 @@ class Config:
     """Render the report card of the stages that have run."""
 
     out: str = option("report.md", "the file to write", group="place", unit="FILE")
-    base_dir: str = option(
-        "", "folder of the run's artifacts, NANOCHAT_BASE_DIR if empty", group="place", unit="FOLDER"
-    )
+    base_dir: str = option("", "folder of the run, NANOCHAT_BASE_DIR if empty", group="place", unit="FOLDER")
 
 
 def _bloat(root: Path) -> dict[str, str]:
     """The size of the source: what git tracks, or outside a checkout whatever lies there, build folders apart."""
-    files = [root / name for name in output_of("git", "-C", str(root), "ls-files", "-z").split("\0") if name]
+    files = [root / name for name in git(root, "ls-files", "-z").split("\0") if name]
     if not files:
         for folder, below, names in os.walk(root):
             below[:] = [name for name in below if not name.startswith(".") and name not in ("target", "out", "wandb")]
@@ -98,10 +96,10 @@ def _listing(parts: dict[str, Any]) -> str:
 
 def _section(outcome: Outcome) -> str:
     """The body of a stage's section."""
-    stamp = f"timestamp: {_moment(outcome.timestamp)}"
     lines = _listing({name: outcome.config[name] for name in outcome.card} | outcome.metrics)
     pictures = [f"![{curve['title']}]({PICTURES}/{name})" for name, curve in _pictures(outcome).items()]
-    return "\n\n".join(part for part in [stamp, lines, *map(_markdown_table, outcome.tables), *pictures] if part)
+    parts = [f"timestamp: {_moment(outcome.timestamp)}", lines, *map(_markdown_table, outcome.tables), *pictures]
+    return "\n\n".join(filter(None, parts))
 
 
 def _pictures(outcome: Outcome) -> dict[str, dict]:
@@ -117,8 +115,8 @@ def read_outcomes(base: Path, stages: Sequence[Stage] = STAGES) -> tuple[list[Ou
 
     A damaged one has a section that says so, and a line on stderr.
     """
-    order = [stage.name for stage in stages]
     titles = {stage.name: stage.section for stage in stages}
+    order = list(titles)
     found = sorted((*path.parts[-3:-1], path) for path in base.glob("*/*/outcome.json"))  # (stage, tag, path)
     found.sort(key=lambda entry: order.index(entry[0]) if entry[0] in order else len(order))
     names = [name for name, _, _ in found]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,7 @@ def fixed_settings(config: Any) -> dict[str, Any]:
 def hold_for_all(folder: Path, runtime: Any) -> Iterator[None]:
     """Keep a run's folder from other runs, for all of its ranks."""
     with ExitStack() as stack:
-        fault = None
-        if runtime.rank == 0:
-            try:
-                stack.enter_context(hold(folder))
-            except ValueError as error:
-                fault = str(error)
-        if fault := runtime.first(fault):
-            raise ValueError(fault)
+        runtime.from_first(lambda: stack.enter_context(hold(folder)))
         yield
 
 
@@ -44,34 +37,31 @@ def run_to_go_on_with(folder: Path, config: Any, tokenizer: Tokenizer, runtime: 
     config.resume: auto (the newest that is whole, if it is of this configuration), a step, or never. What then lies
     ahead is set aside.
     """
-    found = runtime.first(_choose(folder, config, tokenizer) if runtime.rank == 0 else None)
-    if isinstance(found, str):
-        raise ValueError(found)
-    return None if found is None else load(folder, found, hashes=False)
+    step = runtime.from_first(lambda: _choose(folder, config, tokenizer))
+    return None if step is None else load(folder, step, hashes=False)
 
 
-def _choose(folder: Path, config: Any, tokenizer: Tokenizer) -> int | str | None:
-    """A step, None, or a sentence for all ranks."""
+def _choose(folder: Path, config: Any, tokenizer: Tokenizer) -> int | None:
     resume, there = config.resume, steps(folder)
     if resume == "never":
         return _set_aside(folder, there)
     if resume != "auto" and not resume.isdecimal():
-        return f"--resume={resume} is not known, take auto, never or a step's number"
+        raise ValueError(f"--resume={resume} is not known, take auto, never or a step's number")
     if resume != "auto" and int(resume) not in there:
-        return f"--resume={resume}: {folder} has {', '.join(map(str, there)) or 'no checkpoints'}"
-    try:
-        checkpoint = newest(folder) if resume == "auto" else load(folder, int(resume))
-    except ValueError as error:
-        return str(error)
+        raise ValueError(f"--resume={resume}: {folder} has {', '.join(map(str, there)) or 'no checkpoints'}")
+    checkpoint = newest(folder) if resume == "auto" else load(folder, int(resume))
+    if checkpoint is None and there:
+        raise ValueError(f"{folder} has checkpoints, but none that is whole: --resume=never starts anew")
     if checkpoint is None:
-        return f"{folder} has checkpoints, but none that is whole: --resume=never starts anew" if there else None
+        return None
     before, now = checkpoint.manifest["config"], fixed_settings(config)
-    differ = [f"--{name.replace('_', '-')} was {before.get(name)} and is {now[name]}" for name in now]
-    differ = [line for line, name in zip(differ, now, strict=True) if before.get(name) != now[name]]
+    changed = [name for name in now if before.get(name) != now[name]]
+    differ = [f"--{name.replace('_', '-')} was {before.get(name)} and is {now[name]}" for name in changed]
     if checkpoint.manifest["tokenizer"]["hash"] != tokenizer.content_hash:
         differ.append(f"the tokenizer {config.tokenizer_tag} has been trained anew")
     if differ:
-        return f"{folder} holds another run: {'; '.join(differ)}. Take another --tag, or start anew: --resume=never"
+        differ = "; ".join(differ)
+        raise ValueError(f"{folder} holds another run: {differ}. Take another --tag, or start anew: --resume=never")
     if resume != "auto":
         _set_aside(folder, [step for step in there if step > checkpoint.step])
     return checkpoint.step
@@ -91,10 +81,14 @@ def _set_aside(folder: Path, given_up: list[int]) -> None:
 def load_model(stage: str, tag: str, step: int | None, runtime: Any) -> tuple[GPT, Tokenizer, Checkpoint]:
     """A trained model on the runtime's device, its tokenizer, and where it comes from; step None: the newest."""
     folder = stage_dir(stage, tag)
-    found = runtime.first(_find(folder, step) if runtime.rank == 0 else None)
-    if isinstance(found, str):
-        raise ValueError(f"{found}: python -m scripts.{stage} makes one")
-    checkpoint = load(folder, found, hashes=False)
+
+    def find() -> int:
+        found = newest(folder) if step is None else load(folder, step)
+        if found is None:
+            raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
+        return found.step
+
+    checkpoint = load(folder, runtime.from_first(find), hashes=False)
     manifest = checkpoint.manifest
     tokenizer = Tokenizer.load(stage_dir("tok_train", manifest["tokenizer"]["tag"]) / "tokenizer.json")
     if tokenizer.content_hash != manifest["tokenizer"]["hash"]:
@@ -102,14 +96,6 @@ def load_model(stage: str, tag: str, step: int | None, runtime: Any) -> tuple[GP
     model = build_model(GPTConfig(**manifest["model"]), runtime, checkpoint)
     print0(f"model: {stage} {tag}, step {checkpoint.step:,}")
     return model.eval().requires_grad_(False), tokenizer, checkpoint
-
-
-def _find(folder: Path, step: int | None) -> int | str:
-    try:
-        checkpoint = newest(folder) if step is None else load(folder, step)
-    except ValueError as error:
-        return str(error)
-    return checkpoint.step if checkpoint else f"there is no model in {folder}"
 
 
 def build_model(config: GPTConfig, runtime: Any, weights: Checkpoint | int, **options: Any) -> GPT:
@@ -126,54 +112,38 @@ def build_model(config: GPTConfig, runtime: Any, weights: Checkpoint | int, **op
     return model
 
 
-class Keeper:
-    """Saves a training run, and puts it back: what all stages save, in one place.
+@contextmanager
+def keeping(
+    folder: Path, config: Any, runtime: Any, model: GPT, optimizer: Any, source: Any, merge: Any, **about: Any
+) -> Iterator[Callable[[Any], None]]:
+    """A hook of the loop, the last one, that saves all that `put_back` needs; a collective.
 
     merge: joins the states that the ranks' sources give. about: what manifests say besides: stage, parent, data,
-    tokenizer.
+    tokenizer. A run that broke down learns where it can go on from.
     """
+    about |= {"config": fixed_settings(config), "dtype": runtime.dtype_name, "model": dataclasses.asdict(model.config)}
+    copies = config.keep_last + 1  # the one that is being written besides
+    check_free_space(folder, copies * sum(12 * p.numel() for p in model.parameters()), "the checkpoints of this run")
 
-    def __init__(
-        self, folder: Path, config: Any, runtime: Any, model: GPT, optimizer: Any, source: Any, merge: Any, **about: Any
-    ):
-        self.runtime, self.model, self.optimizer, self.source, self.merge = runtime, model, optimizer, source, merge
-        self.about = about | {"config": fixed_settings(config), "dtype": runtime.dtype_name}
-        cadence = {"keep_last": config.keep_last, "keep_every": config.keep_every}
-        self.saver = Saver(folder, runtime.rank, runtime.world_size, store=runtime.store, **cadence)
-        copies = config.keep_last + 1  # the one that is being written besides
-        check_free_space(
-            folder, copies * sum(12 * p.numel() for p in model.parameters()), "the checkpoints of this run"
-        )
+    def save(state: Any) -> None:
+        states = merge(runtime.everyones(source.state_dict()))
+        record = about | {"loop": dataclasses.asdict(state), "source": states, "rng": rng_state()}
+        saver.save(state.step, model.state_dict(), optimizer.state_tensors(), record)
 
-    def __enter__(self) -> "Keeper":
-        self._signals = signals()  # until the last checkpoint is written, none ends the process
-        self._signals.__enter__()
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Wait for what is being written; a run that broke down learns where it can go on from."""
+    saver = Saver(folder, runtime.rank, runtime.world_size, config.keep_last, config.keep_every, runtime.store)
+    with signals(), saver:  # until the last checkpoint is written, none ends the process
         try:
-            self.saver.wait()
-        finally:
-            self._signals.__exit__(None, None, None)
-        if isinstance(error, FloatingPointError):
-            there = steps(self.saver.folder)
+            yield save
+        except FloatingPointError as error:
+            saver.wait()
+            there = steps(folder)
             kept = f"the checkpoint of step {there[-1]:,} is kept" if there else "no checkpoint was saved before"
-            raise FloatingPointError(f"{error}; {kept} in {self.saver.folder}") from None
+            raise FloatingPointError(f"{error}; {kept} in {folder}") from None
 
-    def save(self, state: Any) -> None:
-        """A hook of the loop, the last one, so that what other hooks noted is saved too; a collective."""
-        record = self.about | {
-            "model": dataclasses.asdict(self.model.config),
-            "loop": dataclasses.asdict(state),
-            "source": self.merge(self.runtime.everyones(self.source.state_dict())),
-            "rng": rng_state(),
-        }
-        self.saver.save(state.step, self.model.state_dict(), self.optimizer.state_tensors(), record)
 
-    def put_back(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Optimizer, source and generators as they were, the model has its weights by now; the loop's state."""
-        self.optimizer.load_state_tensors(checkpoint.optimizer_state)
-        self.source.load_state_dict(checkpoint.manifest["source"])
-        set_rng_state(checkpoint.manifest["rng"])
-        return checkpoint.manifest["loop"]
+def put_back(checkpoint: Checkpoint, optimizer: Any, source: Any) -> dict[str, Any]:
+    """Optimizer, source and generators as they were, the model has its weights by now; the loop's state."""
+    optimizer.load_state_tensors(checkpoint.optimizer_state)
+    source.load_state_dict(checkpoint.manifest["source"])
+    set_rng_state(checkpoint.manifest["rng"])
+    return checkpoint.manifest["loop"]

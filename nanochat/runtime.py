@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -66,13 +66,6 @@ class Runtime:
             dist.all_reduce(numbers)
         return numbers
 
-    def least(self, number: int) -> int:
-        """Of all ranks'; waits for the device."""
-        least = torch.tensor(number, device=self.device)
-        if self.world_size > 1:
-            dist.all_reduce(least, op=dist.ReduceOp.MIN)
-        return int(least)
-
     def everyones(self, value: Any) -> list[Any]:
         """A JSON-like value of each rank, in the order of ranks."""
         values = [value] * self.world_size
@@ -80,9 +73,17 @@ class Runtime:
             dist.all_gather_object(values, value)
         return values
 
-    def first(self, value: Any) -> Any:
-        """Rank 0's."""
-        return self.everyones(value)[0]
+    def from_first(self, work: Callable[[], Any]) -> Any:
+        """The value of `work()`, which rank 0 does; its ValueError is raised on every rank."""
+        value, fault = None, None
+        try:
+            value = work() if self.rank == 0 else None
+        except ValueError as error:
+            fault = str(error)
+        value, fault = self.everyones((value, fault))[0]
+        if fault is not None:
+            raise ValueError(fault)
+        return value
 
     def free_memory(self) -> int:
         """Bytes that this process can still take."""
@@ -128,7 +129,7 @@ def setup(
         dist.init_process_group(backend, device_id=bound, timeout=timedelta(minutes=30), **shared)
     try:
         runtime = Runtime(device, torch.float32, "", rank, world_size, find(_name(device)), store)
-        precision, why_dtype = runtime.first(_precision(device, dtype))
+        precision, why_dtype = runtime.from_first(lambda: _precision(device, dtype))
         path, why_path = _attention(device, DTYPES[precision], attention_path, needs)
         ranks = f"{world_size} ranks" if world_size > 1 else "1 process"
         print0(f"device: {device.type} ({_name(device)}), {ranks}: {why}")

@@ -8,6 +8,7 @@ the batch, and weight decay so that batch / (rate x decay x tokens) stays (arXiv
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from nanochat.hardware import Accelerator
 from nanochat.log import duration
@@ -32,14 +33,6 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Shape:
-    depth: int
-    width: int
-    heads: int
-    kv_heads: int
-
-
-@dataclass(frozen=True)
 class Scale:
     """total_batch_size: tokens. rates, weight_decay: as multiples of the reference's. steps is None: until seconds."""
 
@@ -58,8 +51,8 @@ def shape(
     width: int | None = None,
     kv_heads: int | None = None,
     note: Note = lambda line: None,
-) -> Shape:
-    """The model of a depth; what is given is not derived."""
+) -> dict[str, int]:
+    """The sizes of the model of a depth, fields of its config; what is given is not derived."""
     if min(depth, aspect_ratio, head_dim) < 1:
         raise ValueError(f"depth {depth}, aspect ratio {aspect_ratio} and head dim {head_dim} have to be 1 or more")
     rounded = math.ceil(depth * aspect_ratio / head_dim) * head_dim
@@ -70,21 +63,13 @@ def shape(
         raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}: take {near}")
     heads = _derived("heads", None, width // head_dim, f"width / head_dim {head_dim}", note)
     kv_heads = _derived("kv_heads", kv_heads, heads, "heads", note)
-    if kv_heads < 1 or heads % kv_heads:
-        raise ValueError(
-            f"--kv-heads={kv_heads} does not divide {heads} heads: take {_near(kv_heads, _divisors(heads))}"
-        )
-    return Shape(depth, width, heads, kv_heads)
+    if kv_heads not in (legal := _divisors(heads)):
+        raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take {_near(kv_heads, legal)}")
+    return {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}
 
 
 def scale(
-    n: int,
-    reference_n: int,
-    flops_per_token: float,
-    horizon: Mapping[str, float | None],
-    *,
-    total_batch_size: int | None = None,
-    note: Note = lambda line: None,
+    n: int, reference_n: int, flops_per_token: float, horizon: Mapping, *, total_batch_size: int | None, note: Note
 ) -> Scale:
     """Batch, horizon and scales. n, reference_n: N of the model, and of that of REFERENCE_DEPTH.
 
@@ -166,47 +151,34 @@ def _near(wanted: int, legal: list[int]) -> str:
 
 
 def memory(
-    counts: Mapping[str, int],
-    shape: Shape,
-    rows: int,
-    seq_len: int,
-    ranks: int,
-    *,
-    logits: int,
-    activation_bytes: int = 2,
-    checkpointing: bool = False,
+    counts: Mapping[str, int], model: Any, rows: int, seq_len: int, ranks: int, *, logits: int, checkpointing=False
 ) -> dict[str, float]:
     """Bytes of a rank by what they are for, an estimate: neither fragmentation nor what the framework takes is in it.
 
-    counts: `GPT.parameter_counts()`. rows: of a micro-batch. logits: bytes of a chunk of them. Without the caches of
-    evaluation and sampling.
+    counts: `GPT.parameter_counts()`. model: its config. rows: of a micro-batch. logits: bytes of a chunk of them.
+    Computed in 2 bytes a number, without the caches of evaluation and sampling.
     """
     adam = counts["total"] - counts["matrices"]
-    kept = shape.depth + BLOCK_KEEPS if checkpointing else shape.depth * BLOCK_KEEPS
+    kept = model.depth + BLOCK_KEEPS if checkpointing else model.depth * BLOCK_KEEPS
     return {
         "weights": 4 * counts["total"],
-        "weights in the compute dtype": activation_bytes * (counts["matrices"] + counts["head"]),
+        "weights in the compute dtype": 2 * (counts["matrices"] + counts["head"]),
         "gradients": 4 * counts["total"],
         "optimizer": (4 * counts["matrices"] + 8 * adam) / ranks,  # Muon keeps one fp32 tensor a weight, AdamW two
-        "activations": rows * seq_len * shape.width * kept * activation_bytes,
+        "activations": 2 * rows * seq_len * model.width * kept,
         "logits": 2 * logits,  # and their gradient
     }
 
 
-def cost(
-    flops: float, ranks: int, accelerator: Accelerator, dtype: str, measured: tuple[float, str] | None = None
-) -> tuple[float | None, float | None, str]:
-    """(seconds, dollars, the sentence that says so); None and n/a where the hardware's rate or price is not known.
-
-    measured: FLOP/s of a rank, and of which run.
-    """
-    name, peak = f"{ranks}x{accelerator.name}", accelerator.peak(dtype)
+def cost(flops: float, ranks: int, accelerator: Accelerator, dtype: str, measured: tuple | None = None) -> str:
+    """Time and dollars; n/a where a rate or price is not known. measured: FLOP/s of a rank, and of which run."""
+    name, peak, dollars = f"{ranks}x{accelerator.name}", accelerator.peak(dtype), accelerator.dollars
     if not peak and not measured:
-        return None, None, f"time n/a, dollars n/a: no {dtype} peak rate is known of {name}"
+        return f"time n/a, dollars n/a: no {dtype} peak rate is known of {name}"
     rate, source = (measured[0], f"measured: run {measured[1]}") if measured else (peak * ASSUMED_MFU, "assumed")
     seconds = flops / (rate * ranks)
-    dollars = accelerator.dollars and accelerator.dollars * ranks * seconds / 3600
-    mfu = f"{100 * rate / peak:.3g}% MFU ({source}) of {peak / 1e12:,.0f} TFLOP/s each" if peak else ""
-    how = mfu or f"{rate / 1e9:,.0f} GFLOP/s each ({source}), MFU n/a"
-    price = "n/a" if dollars is None else f"{dollars:,.2f} at {accelerator.dollars:.2f} an hour each"
-    return seconds, dollars, f"time {duration(seconds)} on {name}, {how}; dollars {price}"
+    how = f"{rate / 1e9:,.0f} GFLOP/s each ({source}), MFU n/a"
+    if peak:
+        how = f"{100 * rate / peak:.3g}% MFU ({source}) of {peak / 1e12:,.0f} TFLOP/s each"
+    price = f"{dollars * ranks * seconds / 3600:,.2f} at {dollars:.2f} an hour each" if dollars else "n/a"
+    return f"time {duration(seconds)} on {name}, {how}; dollars {price}"

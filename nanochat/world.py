@@ -3,11 +3,13 @@
 NANOCHAT_HUB=FOLDER then makes every stage read it as it reads real data.
 """
 
+import io
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ import pyarrow.parquet as pq
 
 from nanochat.config import Count, option, run
 from nanochat.log import print0
-from nanochat.world_chats import CoreTask, core_bundle, data_sets, identity, ten_questions
+from nanochat.world_chats import core_bundle, data_sets, identity, ten_questions
 from nanochat.world_facts import Dice, World
 from nanochat.world_texts import document
 
@@ -44,93 +46,72 @@ class Config:
     """Write the embedded world of a seed as a mirror directory of the hub."""
 
     out: str = option("", "the folder to write", group="place", unit="FOLDER")
-    seed: Count = option(1, "another seed, another world", group="world", unit="SEED")
+    seed: Count = option(1, "another seed, another world", group="world", unit="SEED", least=0)
     size: str = option("small", f"one of {', '.join(SIZES)}", group="world", unit="SIZE")
 
 
-class Writer:
-    """Writes files below a folder and keeps a record of them."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.sizes: dict[str, int] = {}  # path -> bytes
-        self.data_sets: list[dict] = []  # as manifest.json lists them
-
-    def text(self, path: str, content: str) -> None:
-        self._path(path).write_text(content, encoding="utf-8", newline="\n")
-        self.sizes[path] = self._path(path).stat().st_size
-
-    def lines(self, path: str, rows: list) -> None:
-        self.text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-    def table(self, path: str, rows: list[dict], group: int = 1024) -> None:
-        pq.write_table(pa.Table.from_pylist(rows), self._path(path), row_group_size=group, compression="zstd")
-        self.sizes[path] = self._path(path).stat().st_size
-
-    def listed(self, name: str, subset: str, split: str, files: list[str], rows: int) -> None:
-        self.data_sets.append({"repo_id": name, "subset": subset, "split": split, "files": files, "rows": rows})
-
-    def _path(self, path: str) -> Path:
-        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        return self.folder / path
+def _parquet(rows: list[dict], group: int) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=group, compression="zstd")
+    return file.getvalue()
 
 
-def _documents(world: World, count: int) -> Iterator[dict]:
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def _lines(rows: list) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def _documents(world: World) -> Iterator[dict]:
     """No two are equal, so that none for validation is one for training."""
     dice, seen = Dice("documents", world.seed), set()
-    while len(seen) < count:
+    while True:
         text = document(world, dice)
         if text not in seen:
             seen.add(text)
             yield {"text": text}
 
 
-def _write_corpus(writer: Writer, world: World, documents: int) -> None:
-    validation = documents // 32
-    stream = _documents(world, documents + validation)
-    files = [f"datasets/local/world/shard_{number:05d}.parquet" for number in range(SHARDS + 1)]
-    for path in files:
-        count = validation if path == files[-1] else documents // SHARDS
-        writer.table(path, [next(stream) for _ in range(count)], group=min(1024, documents // SHARDS // GROUPS))
-    writer.listed("local/world", "default", "train", files[:-1], documents)
-    writer.listed("local/world", "default", "validation", files[-1:], validation)
+def _tables(world: World, counts: Size) -> Iterator[tuple[str, str, list[dict], int]]:
+    """`OWNER/NAME/CONFIGURATION/SPLIT`, path, rows and length of the row groups of every table."""
+    documents, each = _documents(world), counts.documents // SHARDS
+    for number in range(SHARDS + 1):
+        split, count = ("train", each) if number < SHARDS else ("validation", counts.documents // 32)
+        path, rows = f"datasets/local/world/shard_{number:05d}.parquet", list(islice(documents, count))
+        yield f"local/world/default/{split}", path, rows, min(1024, each // GROUPS)
+    for name, rows in data_sets(world, Dice("data sets", world.seed), counts).items():
+        yield name, f"datasets/{name}-00000-of-00001.parquet", rows, 1024
 
 
-def _write_data_sets(writer: Writer, sets: dict[str, list[dict]]) -> None:
-    for name, rows in sets.items():
-        owner, repository, subset, split = name.split("/")
-        path = f"datasets/{name}-00000-of-00001.parquet"
-        writer.table(path, rows)
-        writer.listed(f"{owner}/{repository}", "default" if subset == "data" else subset, split, [path], len(rows))
-
-
-def _write_bundle(writer: Writer, tasks: list[CoreTask]) -> None:
+def bundle(tasks: list[list[str]], rows: dict[str, list[dict]]) -> Iterator[tuple[str, bytes]]:
+    """The files of CORE's bundle. tasks: as `core tasks` of world.txt has them; rows: by label."""
     listing = "icl_tasks:\n"
     facts = "Eval Task,Task Category,Task Type,#shots,#datapoints,Random baseline,Centered Metric?,Description\n"
-    for task in tasks:
-        path = f"{task.category.replace(' ', '_')}/{task.label}.jsonl"
-        writer.lines(f"eval_bundle/eval_data/{path}", task.rows)
-        listing += f"-\n  label: {task.label}\n  dataset_uri: {path}\n  num_fewshot: [{task.shots}]\n"
-        listing += f"  icl_task_type: {task.kind}\n"
-        if task.delimiter != CoreTask._field_defaults["delimiter"]:
-            listing += f"  continuation_delimiter: {json.dumps(task.delimiter, ensure_ascii=False)}\n"
-        kind = task.kind.replace("_", " ")
-        facts += f"{task.label},{task.category},{kind},{task.shots},{len(task.rows)},{task.baseline},,\n"
-    writer.text("eval_bundle/core.yaml", listing)
-    writer.text("eval_bundle/eval_meta_data.csv", facts)
+    for label, category, kind, shots, baseline, *delimiter in tasks:
+        path = f"{category.replace(' ', '_')}/{label}.jsonl"
+        yield f"eval_bundle/eval_data/{path}", _lines(rows[label])
+        listing += f"-\n  label: {label}\n  dataset_uri: {path}\n  num_fewshot: [{shots}]\n  icl_task_type: {kind}\n"
+        listing += "".join(f"  continuation_delimiter: {text}\n" for text in delimiter)
+        facts += f"{label},{category},{kind.replace('_', ' ')},{shots},{len(rows[label])},{baseline},,\n"
+    yield "eval_bundle/core.yaml", listing.encode()
+    yield "eval_bundle/eval_meta_data.csv", facts.encode()
 
 
-def _write_all(folder: Path, seed: int, size: str) -> None:
-    world, counts = World(seed, SIZES[size].people), SIZES[size]
-    writer = Writer(folder)
-    _write_corpus(writer, world, counts.documents)
-    _write_data_sets(writer, data_sets(world, Dice("data sets", seed), counts))
-    _write_bundle(writer, core_bundle(world, Dice("bundle", seed)))
-    writer.lines("identity_conversations.jsonl", identity(world, Dice("identity", seed), counts.chats // 20))
-    writer.lines("questions.jsonl", ten_questions(world, Dice("questions", seed)))
-    writer.text("manifest.json", json.dumps(writer.data_sets, indent=1) + "\n")
-    record = {"version": VERSION, "seed": seed, "size": size, "files": dict(writer.sizes)}
-    writer.text("world.json", json.dumps(record, indent=1) + "\n")
+def _files(world: World, counts: Size) -> Iterator[tuple[str, bytes]]:
+    """Path and content of every file but world.json."""
+    listed: dict[str, dict] = {}
+    for name, path, rows, group in _tables(world, counts):
+        owner, repository, subset, split = name.replace("/data/", "/default/").split("/")
+        about = {"repo_id": f"{owner}/{repository}", "subset": subset, "split": split, "files": [], "rows": 0}
+        listed.setdefault(name, about)["files"].append(path)
+        listed[name]["rows"] += len(rows)
+        yield path, _parquet(rows, group)
+    yield from bundle(world.rows("core tasks"), core_bundle(world, Dice("bundle", world.seed)))
+    yield "identity_conversations.jsonl", _lines(identity(world, Dice("identity", world.seed), counts.chats // 20))
+    yield "questions.jsonl", _lines(ten_questions(world, Dice("questions", world.seed)))
+    yield "manifest.json", _json(list(listed.values()))
 
 
 def is_written(folder: Path, seed: int, size: str) -> bool:
@@ -161,7 +142,11 @@ def write_world(folder: Path, seed: int = Config.seed, size: str = Config.size) 
         return False
     part = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
     try:
-        _write_all(part, seed, size)
+        sizes = {}
+        for path, content in _files(World(seed, SIZES[size].people), SIZES[size]):
+            (part / path).parent.mkdir(parents=True, exist_ok=True)
+            sizes[path] = (part / path).write_bytes(content)
+        (part / "world.json").write_bytes(_json({"version": VERSION, "seed": seed, "size": size, "files": sizes}))
         os.rename(part, folder)
     except OSError:
         if not is_written(folder, seed, size):  # another process was faster
@@ -174,8 +159,6 @@ def write_world(folder: Path, seed: int = Config.seed, size: str = Config.size) 
 def main(config: Config) -> None:
     if not config.out:
         raise ValueError("--out is missing, name the folder to write")
-    if config.seed < 0:
-        raise ValueError(f"--seed={config.seed} is negative, use 0 or more")
     folder = Path(config.out).expanduser()
     wrote = write_world(folder, config.seed, config.size)
     sizes: dict[str, Any] = json.loads((folder / "world.json").read_text(encoding="utf-8"))["files"]

@@ -7,14 +7,13 @@ import hashlib
 import operator
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
-SPLITS = ("train", "validation", "test")
 HELD_OUT_PAIRS = 4  # one pair of numbers in so many is joined in tests alone
 LARGEST = 999  # result of a step of a problem
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
@@ -38,7 +37,7 @@ class Dice:
         return low + int(self._random() * (high - low + 1))
 
     def pick(self, items: Sequence[Item]) -> Item:
-        return items[int(self._random() * len(items))]
+        return items[self.between(0, len(items) - 1)]
 
     def lot(self, shares: Mapping[Item, int]) -> Item:
         """One of the keys, each as often as its number says."""
@@ -48,15 +47,13 @@ class Dice:
         """`count` different places of `items`, in random order."""
         pool = list(items)
         for place in range(count):
-            other = place + int(self._random() * (len(pool) - place))
+            other = self.between(place, len(pool) - 1)
             pool[place], pool[other] = pool[other], pool[place]
         return pool[:count]
 
     def shuffled(self, items: Sequence[Item]) -> list[Item]:
         return self.sample(items, len(items))
 
-
-# ---- words ----
 
 # Letters and their numbers in the arithmetic of Hangul syllables.
 INITIALS = {"b": 7, "d": 3, "g": 0, "h": 18, "j": 12, "k": 15, "m": 6, "n": 2, "p": 17, "r": 5, "s": 9, "t": 16}
@@ -105,35 +102,24 @@ def make_names(dice: Dice, count: int, bad: re.Pattern) -> list[tuple[str, str]]
     return list(names.values())
 
 
-# ---- facts ----
-
-
-@dataclass(frozen=True, eq=False)
-class Thing:
-    """What facts are about. name: as a fact's value and a choice; phrase: as a sentence's subject; it: its pronoun."""
+class Thing(NamedTuple):
+    """What facts are about. name: as a value and a choice; phrase: as the subject of a sentence; it, its: pronouns."""
 
     kind: str
     name: str
     korean: str
     phrase: str
     it: str = "it"
+    its: str = "its"
 
     @property
-    def its(self) -> str:
-        return {"he": "his", "she": "her", "it": "its"}[self.it]
+    def title(self) -> str:
+        return sentence(self.phrase)
 
-
-# Kinds that every world invents: how many (0: as many as its size says), and name, Korean name and phrase from {n}, the
-# name in Latin letters, and {k}, the name in Hangul.
-INVENTED = {
-    "country": (1, "{n}", "{k}", "{n}"),
-    "person": (0, "{n}", "{k}", "{n}"),
-    "town": (16, "{n}ton", "{k}톤", "{n}ton"),
-    "river": (8, "{n}", "{k}강", "the river {n}"),
-    "mountain": (8, "Mount {n}", "{k}산", "Mount {n}"),
-    "lake": (8, "Lake {n}", "{k} 호수", "Lake {n}"),
-    "animal": (24, "{n}", "{k}", "the {n}"),
-}
+    @property
+    def plural(self) -> str:
+        """Of its kind."""
+        return {"person": "people", "goods": "prices"}.get(self.kind, f"{self.kind}s")
 
 
 class Relation(NamedTuple):
@@ -144,39 +130,29 @@ class Relation(NamedTuple):
     value: str
     says: list[str]
     asks: list[str]
-    korean_says: str
-    korean_asks: str
-
-    @classmethod
-    def parse(cls, paragraph: str) -> "Relation":
-        header, says, asks, korean = paragraph.splitlines()
-        return cls(*header.split(), says.split(" | "), asks.split(" | "), *korean.split(" | "))
+    korean: list[str]  # how to say it, how to ask it
 
 
 class Fact:
     """A relation that holds between two things. All are stated in the documents; only those of "train" are asked there.
 
-    says and tells: the same statements, the second with a pronoun where one fits. split: one of SPLITS.
+    says and tells: the same statements, the second with a pronoun where one fits. split: train, validation or test.
     """
 
     def __init__(self, relation: Relation, subject: Thing, value: Thing, split: str):
         self.relation, self.subject, self.value, self.split = relation, subject, value, split
         named = {"s": subject.phrase, "p": f"{subject.phrase}'s", "o": value.name}
-        short = {"s": subject.it, "p": subject.its, "o": value.name}
+        short = named | {"s": subject.it, "p": subject.its}
+        fits = [short if say.startswith(("{s}", "{p}")) else named for say in relation.says]
         self.says = [sentence(say.format(**named)) for say in relation.says]
-        self.tells = [
-            sentence(say.format(**(short if say.startswith(("{s}", "{p}")) else named))) for say in relation.says
-        ]
+        self.tells = [sentence(say.format(**words)) for say, words in zip(relation.says, fits, strict=True)]
         self.asks = [sentence(ask.format(**named)) for ask in relation.asks]
         self.korean_says = self.korean_with(value)
-        self.korean_asks = korean_text(relation.korean_asks.format(s=subject.korean))
+        self.korean_asks = korean_text(relation.korean[1].format(s=subject.korean))
 
     def korean_with(self, value: Thing) -> str:
         """The statement in Korean with any value, a wrong one too."""
-        return korean_text(self.relation.korean_says.format(s=self.subject.korean, o=value.korean))
-
-
-# ---- arithmetic ----
+        return korean_text(self.relation.korean[0].format(s=self.subject.korean, o=value.korean))
 
 
 class Step(NamedTuple):
@@ -191,21 +167,16 @@ class Step(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A question and how it is answered, step by step; the last result is the answer."""
-
     question: str
     steps: list[Step]
-
-    @property
-    def answer(self) -> int:
-        return self.steps[-1].result
+    answer: int  # the result of the last
 
     def solution(self, calculator: bool) -> str:
         """A line a step: `Now Kara has 3 + 4 = 7 apples.`; with the calculator's marks, `3 + 4 = <<3+4=7>>7`."""
         lines = []
-        for step in self.steps:
-            mark = f"<<{step.left}{step.sign}{step.right}={step.result}>>" if calculator else ""
-            lines.append(step.text.replace("#", f"{step.left} {step.sign} {step.right} = {mark}{step.result}"))
+        for text, left, sign, right, result in self.steps:
+            mark = f"<<{left}{sign}{right}={result}>>" if calculator else ""
+            lines.append(text.replace("#", f"{left} {sign} {right} = {mark}{result}"))
         return "\n".join(lines)
 
 
@@ -216,44 +187,8 @@ def is_held_out(seed: int, a: int, b: int) -> bool:
     return hashlib.sha256(key.encode()).digest()[0] % HELD_OUT_PAIRS == 0
 
 
-class Template(NamedTuple):
-    """A line of the problems in world.txt; a step is (left, sign, right, sentence)."""
-
-    question: str
-    steps: list[tuple[str, str, str, str]]
-
-    @classmethod
-    def parse(cls, line: str) -> "Template":
-        question, *steps = line.split(" | ")
-        return cls(question, [(step[0], step[1], step[2], step[4:]) for step in steps])
-
-    def numbers(self, dice: Dice) -> dict[str, int]:
-        """x, y, z, w: from 2 to 12 where they multiply or divide, else to 60."""
-        factors = {name for left, sign, right, _ in self.steps if sign in "*/" for name in (left, right)}
-        numbers = {name: dice.between(2, 12 if name in factors else 60) for name in "xyzw"}
-        if self.steps[0][1] == "/":
-            numbers["x"] *= numbers["y"]
-        return numbers
-
-    def solve(self, seed: int, numbers: dict[str, int], held_out: bool) -> list[tuple] | None:
-        """Left, sign, right, result of each step; None where a result or a pair of numbers is not as wanted."""
-        sums: list[tuple] = []
-        for left, sign, right, _ in self.steps:
-            a, b = numbers[left], numbers[right]
-            result = OPERATIONS[sign](a, b)
-            whole = sign != "/" or result * b == a
-            if not whole or not 2 <= result <= LARGEST or is_held_out(seed, a, b) != held_out:
-                return None
-            sums.append((a, sign, b, result))
-            numbers = {**numbers, "r": result, "q": numbers.get("r", 0)}
-        return sums
-
-
-# ---- the world ----
-
-
 class World:
-    """The land of one seed: its `things` by kind, its `facts`, those `about` a thing and those `asked` in training.
+    """The land of one seed: its `things` by kind, its `facts`, those `about` a thing, those `asked` in each split.
 
     `ends`: the towns that a road joins; `words` and `held_out_words`: names of one word that training may, and may not,
     ask to spell; `text`: the sections of world.txt. Every seed gives as many things, as many facts of each split, and
@@ -267,71 +202,70 @@ class World:
         self.things: dict[str, list[Thing]] = {}
         for kind, *words in map(str.split, self.text["common"].splitlines()):
             names = [word.split(":") for word in words]
-            self.things[kind] = [Thing(kind, english, korean, english) for english, korean in names]
+            self.things[kind] = [Thing(kind, english, korean, f"a {english}") for english, korean in names]
         self._invent(dice, people)
         self._derive(dice)
         self.name = self.things["country"][0].name
         words = sorted({thing.name for things in self.things.values() for thing in things if thing.name.isalpha()})
         self.held_out_words, self.words = words[::4], [word for word in words if word not in words[::4]]
-        relations = map(Relation.parse, self.text["relations"].split("\n\n"))
-        self.facts = [fact for relation in relations for fact in self._facts(dice, relation)]
-        self.asked = [fact for fact in self.facts if fact.split == "train"]
+        self.facts: list[Fact] = []
+        for header, *wordings in map(str.splitlines, self.text["relations"].split("\n\n")):
+            self.facts += self._facts(dice, Relation(*header.split(), *(line.split(" | ") for line in wordings)))
+        self.asked: dict[str, list[Fact]] = {"train": [], "validation": [], "test": []}
         self.about: dict[Thing, list[Fact]] = {}
         for fact in self.facts:
+            self.asked[fact.split].append(fact)
             self.about.setdefault(fact.subject, []).append(fact)
         self.subjects = list(self.about)
-        self._templates = [Template.parse(line) for line in self.text["problems"].splitlines()]
+        self._templates = self.rows("problems")
 
     def _invent(self, dice: Dice, people: int) -> None:
-        counts = {kind: count or people for kind, (count, *_) in INVENTED.items()}
-        bad = re.compile(self.text["no names"])
-        names = iter(make_names(dice, sum(counts.values()), bad))
-        for kind, (_, *forms) in INVENTED.items():
+        kinds = [(kind, int(count) or people, *forms) for kind, count, *forms in self.rows("invented")]
+        names = iter(make_names(dice, sum(count for _, count, *_ in kinds), re.compile(self.text["no names"])))
+        for kind, count, name, korean, phrase, *pronouns in kinds:
             self.things[kind] = []
-            for number in range(counts[kind]):
-                latin, hangul = next(names)
-                latin = latin if kind == "animal" else sentence(latin)
-                it = ("she", "he")[number % 2] if kind == "person" else "it"
-                self.things[kind].append(Thing(kind, *(form.format(n=latin, k=hangul) for form in forms), it))
+            for number, (latin, hangul) in enumerate(islice(names, count)):
+                forms = [form.format(n=latin, N=sentence(latin), k=hangul) for form in (name, korean, phrase)]
+                self.things[kind].append(Thing(kind, *forms, *pronouns[number % len(pronouns)].split()))
 
     def _derive(self, dice: Dice) -> None:
         """What is named after other things, and prices and lengths."""
-
-        def plain(kind: str, name: str, korean: str) -> Thing:
-            return Thing(kind, name, korean, name)
-
         towns = dice.shuffled(self.things["town"])
+        ends = list(zip(towns, towns[1:] + towns[:1], strict=True))
         prices, lengths = (dice.sample(range(3, 90), count) for count in (len(self.things["goods"]), 24))
-        self.ends = {
-            plain("road", f"the road from {a.name} to {b.name}", f"{a.korean}에서 {b.korean}까지 가는 길"): (a, b)
-            for a, b in zip(towns, towns[1:] + towns[:1], strict=True)
+        roads = [(f"the road from {a.name} to {b.name}", f"{a.korean}에서 {b.korean}까지 가는 길") for a, b in ends]
+        derived = {
+            "road": roads,
+            "guild": [(f"the guild of {trade.name}s", f"{trade.korean} 길드") for trade in self.things["trade"]],
+            "coins": [(f"{number} coins", f"동전 {number}개") for number in prices],
+            "miles": [(f"{number} miles", f"{number}마일") for number in lengths],
         }
-        self.things |= {
-            "road": list(self.ends),
-            "guild": [plain("guild", f"the guild of {t.name}s", f"{t.korean} 길드") for t in self.things["trade"]],
-            "goods": [Thing("goods", g.name, g.korean, f"a {g.name}") for g in self.things["goods"]],
-            "coins": [plain("coins", f"{number} coins", f"동전 {number}개") for number in prices],
-            "miles": [plain("miles", f"{number} miles", f"{number}마일") for number in lengths],
-        }
+        for kind, names in derived.items():
+            self.things[kind] = [Thing(kind, name, korean, name) for name, korean in names]
+        self.ends = dict(zip(self.things["road"], ends, strict=True))
 
     def _facts(self, dice: Dice, relation: Relation) -> list[Fact]:
         """One for each subject; of sixteen, three are held out for the test and one for validation."""
         subjects, values = self.things[relation.subject], dice.shuffled(self.things[relation.value])
         count = len(subjects)
-        test, validation = round(count * 3 / 16), round(count / 16)
-        splits = ["test"] * test + ["validation"] * validation + ["train"] * (count - test - validation)
         assigned = dice.shuffled([values[number % len(values)] for number in range(count)])
-        return [Fact(relation, *row) for row in zip(subjects, assigned, dice.shuffled(splits), strict=True)]
+        splits = ["test"] * round(count * 3 / 16) + ["validation"] * round(count / 16) + ["train"] * count
+        return [Fact(relation, *row) for row in zip(subjects, assigned, dice.shuffled(splits[:count]), strict=True)]
+
+    def rows(self, section: str) -> list[list[str]]:
+        """The wordings on each line of a section of world.txt."""
+        return [line.split(" | ") for line in self.text[section].splitlines()]
 
     def of(self, thing: Thing) -> dict[str, Thing]:
         """The values of a thing's facts by the name of the relation."""
         return {fact.relation.name: fact.value for fact in self.about[thing]}
 
-    def choices(self, fact: Fact, dice: Dice, count: int = 4) -> tuple[list[Thing], int]:
-        """`count` values of the fact's kind, the right one at any place among them, and that place."""
+    def choices(self, fact: Fact, dice: Dice) -> tuple[list[Thing], int]:
+        """Four values of the fact's kind, the right one at any place among them, and that place."""
         others = [thing for thing in self.things[fact.value.kind] if thing is not fact.value]
-        chosen, right = dice.sample(others, count - 1), dice.between(0, count - 1)
-        return [*chosen[:right], fact.value, *chosen[right:]], right
+        chosen, right = dice.sample(others, 3), dice.between(0, 3)
+        chosen.insert(right, fact.value)
+        return chosen, right
 
     def people(self, dice: Dice) -> list[str]:
         """The names of two."""
@@ -342,7 +276,7 @@ class World:
         return self._draw(dice, dice.pick(self._templates), held_out)
 
     def sum(self, dice: Dice, held_out: bool = False) -> Step:
-        plain = [template for template in self._templates if template.question.startswith("What is {x}")]
+        plain = [template for template in self._templates if template[0].startswith("What is {x}")]
         return self._draw(dice, dice.pick(plain), held_out).steps[0]
 
     def numbers(self, dice: Dice) -> tuple[int, int]:
@@ -352,13 +286,28 @@ class World:
             if not any(is_held_out(self.seed, x, other) for other in (y, 1, 2)):
                 return x, y
 
-    def _draw(self, dice: Dice, template: Template, held_out: bool) -> Problem:
-        sums = None
-        while sums is None:
-            numbers = template.numbers(dice)
-            sums = template.solve(self.seed, numbers, held_out)
+    def _draw(self, dice: Dice, template: list[str], held_out: bool) -> Problem:
+        """A problem of a line of world.txt; its numbers are from 2 to 12 where they multiply or divide, else to 60."""
+        question, *lines = template
+        steps = [(*line[:3], line[4:]) for line in lines]
+        factors = {name for left, sign, right, _ in steps if sign in "*/" for name in (left, right)}
+        sums: list[tuple] = []
+        while len(sums) < len(steps):
+            numbers = {name: dice.between(2, 12 if name in factors else 60) for name in "xyzw"}
+            if steps[0][1] == "/":
+                numbers["x"] *= numbers["y"]
+            sums = list(self._solve(steps, numbers, held_out))
         a, b = self.people(dice)
         words = {"a": a, "b": b, "g": dice.pick(self.text["possessions"].split()), **numbers}
-        texts = [text.format(**words) for *_, text in template.steps]
-        steps = [Step(text, *row) for text, row in zip(texts, sums, strict=True)]
-        return Problem(template.question.format(**words), steps)
+        told = [Step(text.format(**words), *row) for (*_, text), row in zip(steps, sums, strict=True)]
+        return Problem(question.format(**words), told, told[-1].result)
+
+    def _solve(self, steps: list[tuple], numbers: dict[str, int], held_out: bool) -> Iterator[tuple]:
+        """Left, sign, right, result of each step, until a result or a pair of numbers is not as wanted."""
+        for left, sign, right, _ in steps:
+            a, b = numbers[left], numbers[right]
+            result = OPERATIONS[sign](a, b)
+            if (sign == "/" and a % b) or not 2 <= result <= LARGEST or is_held_out(self.seed, a, b) != held_out:
+                return
+            yield a, sign, b, result
+            numbers = {**numbers, "r": result, "q": numbers.get("r", 0)}

@@ -88,7 +88,7 @@ def main(config: Config) -> None:
     from nanochat.dataloader import TextLoader, merge_states
     from nanochat.eval_bpb import read_text, validation
     from nanochat.objectives import next_token
-    from nanochat.restore import Keeper, hold_for_all, run_to_go_on_with
+    from nanochat.restore import hold_for_all, keeping, put_back, run_to_go_on_with
     from nanochat.runtime import planned_hardware, setup
     from nanochat.tokenizer import Tokenizer
 
@@ -118,13 +118,13 @@ def main(config: Config) -> None:
         source = TextLoader(corpus, tokenizer, plan.rows, length, seed=config.seed, **place, **options)
         about = {"stage": "base_train", "parent": None, "data": corpus.manifest()}
         about["tokenizer"] = {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash}
-        with source, Keeper(folder, config, runtime, model, optimizer, source, merge_states, **about) as keeper:
-            state = loop.State(**keeper.put_back(begun)) if begun else loop.State()
+        with source, keeping(folder, config, runtime, model, optimizer, source, merge_states, **about) as save:
+            state = loop.State(**put_back(begun, optimizer, source)) if begun else loop.State()
             log.rewind(state.step if begun else -1)
             validate = validation(model, text, length, rows, runtime, log)
             # Saved last, so that a checkpoint knows what the validation before it found.
             hooks = [loop.every(config.eval_every, validate, at_start=True)] * (config.eval_every >= 0)
-            hooks.append(loop.every(config.save_every, keeper.save, at_stop=True))
+            hooks.append(loop.every(config.save_every, save, at_stop=True))
             moves = schedules.pretraining(config.warmup_steps, config.warmdown_ratio, config.final_lr_frac)
             horizon = {"steps": plan.scale.steps, "seconds": plan.scale.seconds, "clip": config.grad_clip}
             steps = loop.Plan(rows, plan.flops_per_token, moves, lambda: fp8.refresh(model), **horizon)

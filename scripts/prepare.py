@@ -5,31 +5,24 @@ python -m scripts.prepare --check --data=my-text
 python -m scripts.prepare --tokenize --data=my-text
 """
 
-import re
+import itertools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from nanochat.config import Count, option, run
+from nanochat.core_tasks import BUNDLE, data_files
 from nanochat.hub import HubFile, fetch
 from nanochat.log import print0
 from nanochat.paths import stage_dir
+from tasks import TASKS
+from tasks.common import pick
 
-ARC = [
-    f"{level}/{split}-00000-of-00001.parquet"
-    for level in ("ARC-Easy", "ARC-Challenge")
-    for split in ("train", "validation", "test")
-]
-# What evaluations and chat stages read, by the name of the task.
-TASK_FILES = {
-    "core": [HubFile("eval_bundle/core.yaml"), HubFile("eval_bundle/eval_meta_data.csv")],  # and what core.yaml names
-    "gsm8k": [HubFile(f"main/{split}-00000-of-00001.parquet", "openai/gsm8k") for split in ("train", "test")],
-    "arc": [HubFile(path, "allenai/ai2_arc") for path in ARC],
-    "mmlu": [HubFile(f"all/{split}-00000-of-00001.parquet", "cais/mmlu") for split in ("dev", "validation", "test")],
-    "aqua": [HubFile(f"raw/{split}-00000-of-00001.parquet", "deepmind/aqua_rat") for split in ("validation", "test")],
+# What evaluations read besides the tasks of the table, by name.
+OTHER_FILES = {
+    "core": list(BUNDLE),  # and what its list of tasks names
     "humaneval": [HubFile("openai_humaneval/test-00000-of-00001.parquet", "openai/openai_humaneval")],
 }
+KNOWN = [*OTHER_FILES, *TASKS]
 
 
 @dataclass(frozen=True)
@@ -37,7 +30,7 @@ class Config:
     """Fetch, convert and check beforehand all that a run will need."""
 
     data: str = option("climbmix", "corpus, folder:PATH, mix like climbmix:0.7,my-text:0.3; empty: none", group="data")
-    tasks: str = option("", f"tasks, by comma, whose files to fetch: {', '.join(TASK_FILES)}", group="data")
+    tasks: str = option("", f"tasks, by comma, whose files to fetch: {', '.join(KNOWN)}", group="data")
     num_shards: Count = option(0, "shards of a named corpus to train on; 0: its default", group="data", unit="SHARDS")
     offline: bool = option(False, "fetch nothing: a file that is missing is an error", group="data")
     skip_bad: bool = option(False, "leave out damaged files and rows, and count them", group="data")
@@ -50,59 +43,32 @@ class Config:
             raise ValueError("--tokenize needs a --data and goes without --check, run that before")
 
 
-def task_files(tasks: str) -> list[HubFile]:
-    names = [word.strip().lower() for word in tasks.split(",") if word.strip()]
-    for name in names:
-        if name not in TASK_FILES:
-            raise ValueError(f"--tasks={tasks}: {name} is not one of {', '.join(TASK_FILES)}")
-    return [file for name in names for file in TASK_FILES[name]]
-
-
-def files_of_core(bundle: Path) -> list[HubFile]:
-    """The data files that CORE's own list of tasks names; some tasks share one."""
-    named = re.findall(r"^\s*dataset_uri:\s*(\S+)", bundle.read_text(encoding="utf-8"), re.MULTILINE)
-    return [HubFile(f"eval_bundle/eval_data/{path}") for path in dict.fromkeys(named)]
-
-
-def token_counter(tag: str) -> tuple[str, Callable[[list[str]], float]]:
-    """How tokens are counted, and what counts them: the tokenizer of a run where there is one."""
-    import pyarrow as pa
-
-    from nanochat.lint import CHARS_PER_TOKEN, estimate_tokens
-    from nanochat.tokenizer import Tokenizer
-
-    path = stage_dir("tok_train", tag) / "tokenizer.json"
-    if not path.exists():
-        return f"characters / {CHARS_PER_TOKEN}", estimate_tokens
-    tokenizer = Tokenizer.load(path)
-    return f"by the tokenizer {tag}", lambda texts: len(tokenizer.encode_arrow(pa.array(texts, pa.large_string()))[0])
-
-
 def check(config: Config) -> int:
     """Print what is in the text and what is wrong with it; how many problems there are."""
     from nanochat.corpus import find
-    from nanochat.lint import lint
+    from nanochat.lint import CHARS_PER_TOKEN, PROBLEMS, lint
     from nanochat.report import terminal_table
+    from nanochat.tokenizer import Tokenizer
 
-    how, count_tokens = token_counter(config.tag)
+    path = stage_dir("tok_train", config.tag) / "tokenizer.json"
+    tokenizer = Tokenizer.load(path) if path.exists() else None
     rows, problems = [], 0
-    for listing in find(config.data, config.num_shards, config.offline):
-        files = [found.path for found in listing.train + listing.val]
-        about = lint(listing.name, files, listing.column, count_tokens)
-        counts = [about.documents, about.characters, round(about.tokens), about.blank, about.over_long, about.bad]
-        rows.append([listing.name, len(files), *counts])
-        problems += about.problems
-        for what in about.shown:
+    for listing, _ in find(config.data, config.num_shards, config.offline):
+        counts, shown = lint(listing.name, listing.files, listing.column, tokenizer)
+        rows.append([listing.name, len(listing.files), *counts.values()])
+        problems += sum(counts[name] for name in PROBLEMS)
+        for what in shown:
             print0(what)
-    names = ["Files", "Documents", "Characters", "Tokens", "Blank", "Over-long", "Bad"]
-    print0(terminal_table({"title": "", "columns": [["Source", ""], *([name, ",d"] for name in names)], "rows": rows}))
+    columns = [["Source", ""], *([name, ",d"] for name in ("Files", *counts))]
+    print0(terminal_table({"title": "", "columns": columns, "rows": rows}))
+    how = f"by the tokenizer {config.tag}" if tokenizer else f"characters / {CHARS_PER_TOKEN}"
     print0(f"check: {problems:,} problems; tokens are counted {how}")
     return problems
 
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.corpus import CORPORA, HERE, find, hub_files, open_corpus, settle
+    from nanochat.corpus import CORPORA, find, hub_files, open_corpus
     from nanochat.report import terminal_table
     from nanochat.tokenizer import Tokenizer
 
@@ -112,29 +78,28 @@ def main(config: Config) -> None:
     tokenizer = Tokenizer.load(stage_dir("tok_train", config.tag) / "tokenizer.json") if config.tokenize else None
 
     start = time.monotonic()
-    data = settle(config.data, config.num_shards)
-    if data in HERE:
-        find(data)  # made now: the embedded world has the files of the tasks too
-    wanted = [*hub_files(data, config.num_shards), *task_files(config.tasks)]
+    wanted = hub_files(config.data, config.num_shards)
+    if config.data and not wanted:
+        find(config.data)  # made now: the embedded world has the files of the tasks too
+    tasks = [OTHER_FILES.get(name) or TASKS[name].files for name in pick(config.tasks, KNOWN)]
+    wanted += itertools.chain(*tasks)
     found = dict(zip(wanted, fetch(wanted, config.offline), strict=True))
-    if bundle := found.get(TASK_FILES["core"][0]):
-        named = files_of_core(bundle.path)
+    if bundle := found.get(BUNDLE[0]):
+        named = data_files(bundle.path)
         found |= zip(named, fetch(named, config.offline), strict=True)
     rows = [[str(file), place.path.stat().st_size, place.origin, place.seconds] for file, place in found.items()]
 
     # What needs no fetching may need converting or making; and all of it is opened once, so that damage is found now.
-    if data:
+    if config.data:
         began = time.monotonic()
-        corpus = open_corpus(data, config.num_shards, config.offline, config.skip_bad)
-        seconds = time.monotonic() - began
+        corpus = open_corpus(config.data, config.num_shards, config.offline, config.skip_bad)
+        about, seconds = corpus.describe(), time.monotonic() - began
         made = [entry for entry in corpus.manifest() if entry["source"] not in CORPORA]
         rows += [[f"{entry['source']}/{entry['file']}", entry["size"], "this machine", seconds] for entry in made]
-        about = corpus.describe()
-    columns = [["File", ""], ["Bytes", ",d"], ["From", ""], ["Seconds", ".1f"]]
-    print0(terminal_table({"title": "", "columns": columns, "rows": rows}))
-    if data:
         content = f"{about['documents']:,} documents, {about['bytes']:,} bytes of text, {about['fingerprint'][:12]}"
         print0(f"data: {about['name']}: {content}")
+    columns = [["File", ""], ["Bytes", ",d"], ["From", ""], ["Seconds", ".1f"]]
+    print0(terminal_table({"title": "", "columns": columns, "rows": rows}))
     print0(f"prepare: {len(rows):,} files, {sum(row[1] for row in rows):,} bytes, in {time.monotonic() - start:.1f} s")
 
     if tokenizer:

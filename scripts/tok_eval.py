@@ -29,15 +29,10 @@ class Config:
     skip_bad: bool = option(False, "leave out damaged files and rows", group="data", in_card=False)
     tag: str = option("default", "name of the folder with the tokenizer", group="run", in_card=False)
     run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
-    threads: Count = option(0, "0: as many as there are cores", group="run", unit="THREADS", in_card=False)
+    threads: Count = option(0, "0: as many as there are cores", group="run", unit="THREADS", least=0, in_card=False)
     patience: Count = option(
-        30, "longest wait for a vocabulary to be fetched", group="run", unit="SECONDS", in_card=False
+        30, "longest wait for a vocabulary to be fetched", group="run", unit="SECONDS", least=0, in_card=False
     )
-
-    def __post_init__(self):
-        for name in ("threads", "patience"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name} has to be 0 or more, not {getattr(self, name)}")
 
 
 def load_references(patience: float) -> dict[str, Any]:
@@ -69,14 +64,12 @@ def byte_count(texts: list[str]) -> int:
 
 def beginning(batches: Iterator[Any]) -> list[str]:
     """The first documents of a split, until there are SPLIT_BYTES of them."""
-    texts: list[str] = []
-    size = 0
-    for batch in batches:
-        for text in batch.to_pylist():
-            if size >= SPLIT_BYTES:
-                return texts
-            texts.append(text)
-            size += len(text.encode())
+    texts, size = [], 0
+    for text in (text for batch in batches for text in batch.to_pylist()):
+        if size >= SPLIT_BYTES:
+            break
+        texts.append(text)
+        size += len(text.encode())
     return texts
 
 

@@ -16,23 +16,19 @@ from nanochat.paths import stage_dir
 class Config:
     """Train the tokenizer on text of your own or on a named corpus."""
 
-    max_chars: Count = option(2_000_000_000, "how much text to read", group="data", unit="CHARACTERS")
-    doc_cap: Count = option(10_000, "how much to read of one document", group="data", unit="CHARACTERS")
+    max_chars: Count = option(2_000_000_000, "how much text to read", group="data", unit="CHARACTERS", least=1)
+    doc_cap: Count = option(10_000, "how much to read of one document", group="data", unit="CHARACTERS", least=1)
     vocab_size: Count = option(65_536, "bytes, merges and special tokens together", group="tokenizer", unit="TOKENS")
     data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data", in_card=False)
     skip_bad: bool = option(False, "leave out damaged files and rows", group="data", in_card=False)
     tag: str = option("default", "name of this run's folder", group="run", in_card=False)
     run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
-    threads: Count = option(0, "0: as many as there are cores", group="run", unit="THREADS", in_card=False)
+    threads: Count = option(0, "0: as many as there are cores", group="run", unit="THREADS", least=0, in_card=False)
 
     def __post_init__(self):
         if not 265 <= self.vocab_size <= 2**21:
-            raise ValueError(
-                f"--vocab-size has to be from 265 (bytes, special tokens) to 2,097,152, not {self.vocab_size}"
-            )
-        for name, least in (("max_chars", 1), ("doc_cap", 1), ("threads", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name.replace('_', '-')} has to be {least} or more, not {getattr(self, name)}")
+            limits = "from 265 (bytes, special tokens) to 2,097,152"
+            raise ValueError(f"--vocab-size has to be {limits}, not {self.vocab_size}")
 
 
 def main(config: Config) -> None:
@@ -50,14 +46,8 @@ def main(config: Config) -> None:
     start = time.monotonic()
     # The text may end before --max-chars does: the time left is reckoned to what comes first.
     with PhaseProgress(count=("characters", min(config.max_chars, corpus.size)), merge=("merges", 0)) as progress:
-        tokenizer = Tokenizer.train(
-            corpus.batches("train"),
-            config.vocab_size,
-            max_chars=config.max_chars,
-            doc_cap=config.doc_cap,
-            threads=config.threads,
-            progress=progress,
-        )
+        limits = {"max_chars": config.max_chars, "doc_cap": config.doc_cap, "threads": config.threads}
+        tokenizer = Tokenizer.train(corpus.batches("train"), config.vocab_size, progress=progress, **limits)
     train_time = time.monotonic() - start
     if tokenizer.vocab_size < config.vocab_size:
         print0(f"tok_train: the text yields {tokenizer.vocab_size:,} tokens, not the {config.vocab_size:,} asked for")
@@ -76,10 +66,7 @@ def main(config: Config) -> None:
     outcome.metrics = {
         "train_time": train_time,
         "num_special_tokens": len(saved.special_tokens),
-        "token_bytes_min": int(lengths.min()),
-        "token_bytes_max": int(lengths.max()),
-        "token_bytes_mean": float(lengths.mean()),
-        "token_bytes_std": float(lengths.std()),
+        **{f"token_bytes_{name}": getattr(lengths, name)().item() for name in ("min", "max", "mean", "std")},
         "vocab_size_reached": saved.vocab_size,
         "data": f"{data['name']} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})",
         "tokenizer_hash": content_hash,

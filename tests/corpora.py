@@ -19,7 +19,7 @@ from nanochat.tokenizer import Tokenizer
 def corpus_of(paths: Sequence[Path]) -> Corpus:
     """The last shard is for validation, where there are several."""
     shards = open_shards(list(paths), "text", Bad(skip=False))
-    return Corpus(((Source("letters", "text", shards[:-1] or shards, shards[-1:]), 1.0),))
+    return Corpus(((Source("letters", shards[:-1] or shards, shards[-1:]), 1.0),))
 
 
 def text_corpus(folder: Path, shards: Sequence[Sequence[str | None]], group: int) -> Corpus:
@@ -38,7 +38,7 @@ def damaged(corpus: Corpus, number: int) -> Corpus:
     content = bytearray(path.read_bytes())
     content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
     path.write_bytes(content)
-    train = open_shards([shard.path for shard in source.train], source.column, corpus.bad)
+    train = open_shards([shard.path for shard in source.train], "text", corpus.bad)
     return replace(corpus, parts=((replace(source, train=train), share),))
 
 
@@ -60,6 +60,6 @@ def counted_shard(
         documents = [[bos] + [first + i] * lengths[i] for i in range(start, min(start + group, len(lengths)))]
         offsets = np.cumsum([0] + [len(document) for document in documents])
         groups.append((np.concatenate(documents).astype(np.uint16), offsets))
-    about = {"tokenizer": tokenizer.content_hash, "shard": shard.hash, "column": "text"}
+    about = {"tokenizer": tokenizer.content_hash, "shard": shard.hash, "column": shard.column}
     write_token_shard(token_path(folder, shard.path, shard.hash), groups, about)
     return shard

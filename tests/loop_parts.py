@@ -103,7 +103,7 @@ def train(
     *,
     device_batch: int = ROWS,
     objective: Callable = next_token,
-    hooks: Sequence[loop.Hook] = (),
+    hooks: Sequence[loop.every] = (),
     state: loop.State | None = None,
     source: Any = None,
     model: GPT | None = None,

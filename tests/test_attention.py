@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from nanochat.attention import PATHS, attention, choose, plan
+from nanochat.attention import PATHS, _refusal, attention, choose, plan
 
 CPU = torch.device("cpu")
 # name → (queries, keys, what else is asked). starts and positions are drawn for three rows.
@@ -153,7 +153,7 @@ def test_the_choice_has_a_reason():
     assert choose(CPU, torch.bfloat16) == ("chunks", "chunks: the fastest on cpu")
     name, reason = choose(torch.device("meta"), torch.float32)  # stands for a device without kernels of its own
     assert name == "sdpa"
-    assert "chunks is for CPUs; flash4 has no kernel for this device" in reason
+    assert "chunks is for the device cpu; flash4 has no kernel for this device" in reason
     assert "flex pays only with starts or window" in reason
     assert choose(torch.device("meta"), torch.float32, {"window"})[0] == "flex"
 
@@ -163,7 +163,7 @@ def test_the_choice_has_a_reason():
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("path", ["flash3", "flash4", "flex", "sdpa"])
 def test_paths_are_the_twin_on_a_gpu(path, case):
-    if why := PATHS[path].missing(torch.device("cuda"), torch.bfloat16):
+    if why := _refusal(path, torch.device("cuda"), torch.bfloat16, set()):
         pytest.skip(f"{path} {why}")
     given, options = tensors(case, dtype=torch.bfloat16, device="cuda")
     given = [torch.cat([x] * 4, dim=-1) for x in given]  # heads of 64, which every kernel takes

@@ -64,7 +64,7 @@ def test_every_derived_value_is_told_and_its_flag_overrides_it():
     assert told["width"] == "width 1,536 = depth 24 x aspect_ratio 64, up to a multiple of head_dim 128"
     assert told.keys() == {"width", "heads", "kv_heads", "total_batch_size", "learning", "weight", "num_iterations"}
     other = draw(replace(D24, aspect_ratio=48, kv_heads=3, total_batch_size=2**19, model="october-2025"), TOKENIZER)
-    assert (other.shape.width, other.shape.kv_heads, other.scale.total_batch_size) == (1152, 3, 2**19)
+    assert (other.model.width, other.model.kv_heads, other.scale.total_batch_size) == (1152, 3, 2**19)
     assert not other.model.smear
     assert other.counts["value_embeds"] == 0
     assert "total_batch_size 524,288 = given" in other.notes

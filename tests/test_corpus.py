@@ -108,9 +108,9 @@ def test_a_corpus_by_name_is_read_where_it_lies(mirror):
     assert texts_of("climbmix", "val") == [f"climbmix 8 {row}" for row in range(6)]
     assert texts_of("climbmix", "train", num_shards=2)[-1] == "climbmix 1 5"
     [(source, share)] = found.parts
-    assert (source.name, source.column, share) == ("climbmix", "text", 1.0)
+    assert (source.name, share) == ("climbmix", 1.0)
     assert [entry.path.parent for entry in source.train] == [mirror / "karpathy/climbmix-400b-shuffle"] * 8
-    assert {(entry.row_groups, entry.rows) for entry in source.train + source.val} == {(3, 6)}
+    assert {(entry.row_groups, entry.rows, entry.column) for entry in source.train + source.val} == {(3, 6, "text")}
 
 
 def test_as_many_shards_as_a_run_needs(tmp_path, mirror):
@@ -138,6 +138,8 @@ def test_all_that_is_missing_is_listed(mirror):
 
 def test_auto_is_the_first_that_is_here(mirror, capsys):
     assert open_corpus("auto").name == "climbmix"
+    with pytest.raises(HubError, match="12 of 21 files cannot be had"):  # more shards are no other corpus
+        open_corpus("auto", num_shards=20)
     (mirror / "karpathy/climbmix-400b-shuffle/shard_00003.parquet").unlink()
     assert open_corpus("auto").name == "mixed-text"
     assert "data: mixed-text is what --data=auto finds" in capsys.readouterr().out
@@ -166,7 +168,7 @@ def test_python_leaves_out_what_is_not_utf8_and_counts_it(tmp_path, monkeypatch,
     ("data", "parts"),
     [
         ("climbmix:0.7,mixed-text:0.3", [("climbmix", 0.7), ("mixed-text", 0.3)]),
-        ("climbmix:2, folder:/a:b:6", [("climbmix", 2.0), ("folder:/a:b", 6.0)]),
+        ("climbmix:2, folder:/a:b:6", [("climbmix", 0.25), ("folder:/a:b", 0.75)]),
         ("folder:relative/path:1e-1,my-text:.9", [("folder:relative/path", 0.1), ("my-text", 0.9)]),
         ("climbmix:0.7", [("climbmix", 1.0)]),
         ("folder:/a:b", [("folder:/a:b", 1.0)]),

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from nanochat.corpus import Corpus, Source
 from nanochat.dataloader import TextLoader, merge_states, token_path, tokenize
-from nanochat.shards import read_row_group
 from nanochat.tokenizer import Tokenizer
 
 BATCH, LENGTH, LANES = 8, 32, 8
@@ -209,7 +208,7 @@ def counted(folder: Path, tokenizer: Tokenizer, *parts: tuple[list[int], int, fl
     made, first = [], 1000
     for number, (lengths, group, weight) in enumerate(parts):
         shard = counted_shard(folder, f"part{number}", lengths, group, first, tokenizer)
-        made.append((Source(f"part{number}", "text", (shard,), ()), weight))
+        made.append((Source(f"part{number}", (shard,), ()), weight))
         first += len(lengths)
     return Corpus(tuple(made))
 
@@ -324,7 +323,7 @@ def test_a_rank_tells_where_its_last_batch_comes_from(tmp_path, tokenizer):
             lines = [line.split(", row groups ") for line in loader.place()]
             named = [(shards[path], int(group)) for path, groups in lines for group in groups.split(", ")]
             told.update(named)
-            there = "\n".join(text for name in named for text in read_row_group(*name, "text").to_pylist())
+            there = "\n".join(text for shard, group in named for text in shard.read(group).to_pylist())
             first = tokenizer.decode(rows[loader.rank][1:]).partition("<|bos|>")[0]
             assert first.strip("\ufffd") in there
     close(loaders)

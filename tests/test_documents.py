@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from nanochat import documents as module
-from nanochat.documents import Bad, documents, text_files
+from nanochat.documents import Bad, by_size, documents, text_files
 
 ROOT = Path(__file__).parent.parent
 TEXTS = ["first text\n", "", "둘째 — text", "with\0zero and \U0001f30d", "line\r\nends\n"]
@@ -92,6 +92,11 @@ def test_files_of_a_folder_in_one_order(tmp_path):
         written(tmp_path / name, b"")
     found = [file.relative_to(tmp_path).as_posix() for file in text_files(tmp_path)]
     assert found == ["a.md", "a/b/c.parquet.ZST", "a/z.jsonl.gz", "b.TXT"]
+
+
+def test_texts_are_batched_by_their_size():
+    assert [len(batch) for batch in by_size(["ten chars."] * 7, 25)] == [3, 3, 1]
+    assert list(by_size([], 25)) == []
 
 
 # ---- what can be wrong ----

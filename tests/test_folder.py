@@ -174,7 +174,7 @@ def test_a_killed_conversion_leaves_nothing_that_counts(base, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.communicate()
     [left] = [found for found in (base / "corpora").iterdir() if found.is_dir()]
-    assert ".tmp-" in left.name
+    assert left.name.endswith(".tmp")
     home = convert("text", path, text_files(path))
     assert [found for found in (base / "corpora").iterdir() if found.is_dir()] == [home]
     assert len(rows(home, "train") + rows(home, "val")) == 100

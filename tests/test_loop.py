@@ -154,11 +154,11 @@ def test_horizons(runtime, tmp_path, plain):
 # ---- hooks ----
 
 
-def noted(**cadences) -> tuple[list, list[loop.Hook]]:
+def noted(**cadences) -> tuple[list, list[loop.every]]:
     """Hooks that write down (their name, step), and where to."""
     acts: list[tuple[str, int]] = []
 
-    def hook(name: str, n: int, options: dict) -> loop.Hook:
+    def hook(name: str, n: int, options: dict) -> loop.every:
         return loop.every(n, lambda state: acts.append((name, state.step)), **options)
 
     return acts, [hook(name, *cadence) for name, cadence in cadences.items()]
@@ -262,9 +262,6 @@ class Small(type(ALONE)):
 
     def free_memory(self) -> int:
         return self.memory
-
-    def least(self, number: int) -> int:
-        return number
 
 
 def test_the_largest_device_batch(monkeypatch):

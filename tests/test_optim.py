@@ -23,7 +23,7 @@ def parameters(*shapes: tuple[int, ...]) -> list[tuple[str, Parameter]]:
 
 
 def muon_group(params: list[tuple[str, Parameter]]) -> Group:
-    return Group("matrices", "muon", params, random.uniform(0.01, 0.1), (random.uniform(0.8, 0.97), 0.9), 0.3)
+    return Group("matrices", "muon", params, random.uniform(0.01, 0.1), random.uniform(0.8, 0.97), 0.9, 0.3)
 
 
 def give_gradients(params: list[tuple[str, Parameter]], size: float = 1.0) -> list[Tensor]:
@@ -46,7 +46,7 @@ class PlainMuon:
 
     def step(self, gradient: Tensor, group: Group) -> None:
         m, n = gradient.shape
-        gradient, (beta, beta2) = gradient.double(), group.betas
+        gradient, (beta, beta2) = gradient.double(), (group.momentum, group.beta2)
         self.momentum = beta * self.momentum + (1 - beta) * gradient
         x = beta * self.momentum + (1 - beta) * gradient
         if x.any():
@@ -112,7 +112,7 @@ def test_what_muon_does_not_depend_on():
     for size, company in [(1, 0), (1e-6, 0), (1e6, 3)]:
         torch.manual_seed(SEED)
         params = [("p", Parameter(torch.ones(6, 9)))] + [(f"q{i}", Parameter(torch.ones(6, 9))) for i in range(company)]
-        optimizer = Optimizer([Group("matrices", "muon", params, 0.1, (0.9, 0.9))])
+        optimizer = Optimizer([Group("matrices", "muon", params, 0.1, 0.9, 0.9)])
         for _ in range(2):
             gradient = torch.randn(6, 9)
             for _, parameter in params:
@@ -129,17 +129,17 @@ def test_what_muon_does_not_depend_on():
 def test_adamw_equals_its_plain_twin():
     shapes = [tuple(random.randint(1, 9) for _ in range(random.randint(0, 3))) for _ in range(6)]
     params = parameters(*shapes, shapes[0])
-    group = Group("rest", "adamw", params, 0.1, (0.8, 0.95), 0.3, eps=1e-3)
+    group = Group("rest", "adamw", params, 0.1, 0.8, 0.95, 0.3, eps=1e-3)
     optimizer = Optimizer([group])
     twins = [parameter.detach().clone() for _, parameter in params]
     moments = [[torch.zeros_like(twin), torch.zeros_like(twin)] for twin in twins]
     peers = [Parameter(twin.clone()) for twin in twins]
-    peer = torch.optim.AdamW(peers, lr=group.lr, betas=group.betas, eps=group.eps, weight_decay=0.3, foreach=False)
+    peer = torch.optim.AdamW(peers, lr=group.lr, betas=(0.8, 0.95), eps=group.eps, weight_decay=0.3, foreach=False)
     for step in range(1, 5):
         gradients = give_gradients(params)
         optimizer.step(0.1)
         for index, gradient in enumerate(gradients):
-            (beta1, beta2), g = group.betas, 0.1 * gradient
+            beta1, beta2, g = group.momentum, group.beta2, 0.1 * gradient
             peers[index].grad = g
             mean, square = moments[index]
             mean[...], square[...] = beta1 * mean + (1 - beta1) * g, beta2 * square + (1 - beta2) * g**2
@@ -159,7 +159,7 @@ def both(params: list[tuple[str, Parameter]]) -> list[Group]:
     torch.manual_seed(SEED)
     matrices = [pair for pair in params if pair[1].ndim == 2]
     rest = [pair for pair in params if pair[1].ndim != 2]
-    return [Group("rest", "adamw", rest, 0.1, (0.8, 0.95), eps=1e-3), Group("m", "muon", matrices, 0.1, (0.9, 0.9))]
+    return [Group("rest", "adamw", rest, 0.1, 0.8, 0.95, eps=1e-3), Group("m", "muon", matrices, 0.1, 0.9, 0.9)]
 
 
 def test_the_norm_is_true_and_clipping_scales_by_it():
@@ -203,7 +203,7 @@ def test_compiled_equals_eager_and_is_compiled_once():
 
 def test_half_precision_is_refused():
     with pytest.raises(AssertionError, match=r"p is torch\.bfloat16: master weights are float32"):
-        Optimizer([Group("m", "muon", [("p", Parameter(torch.zeros(2, 2, dtype=torch.bfloat16)))], 0.1, (0.9, 0.9))])
+        Optimizer([Group("m", "muon", [("p", Parameter(torch.zeros(2, 2, dtype=torch.bfloat16)))], 0.1, 0.9, 0.9)])
 
 
 # ---- on an accelerator ----

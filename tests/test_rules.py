@@ -21,9 +21,9 @@ LAYERS = [
     "config stages hardware paths log nodes documents world_facts world_texts world_chats",
     "interrupt plots cross_entropy_triton hub folder shards world lanes token_shards prefetch",
     "outcome tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
-    "runtime param_groups gpt recursive scaling dataloader packing lint",
-    "checkpoint engine kvcache objectives rollouts eval_bpb eval_core eval_chat",
-    "loop restore card report export serve sweep mixture merge variance",
+    "runtime param_groups gpt recursive scaling dataloader packing lint core_tasks",
+    "checkpoint engine kvcache objectives rollouts eval_bpb eval_core",
+    "loop restore eval_chat card report export serve sweep mixture merge variance",
     "blueprint",
 ]
 LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}

@@ -129,11 +129,20 @@ def one_of_three(folder: Path) -> None:
     # Each rank measures something else, and may not go its own way.
     under_test._linear_seconds = lambda dtype: float((dtype == torch.float32) == (rank == 0))
     with setup("cpu") as found:
-        seen = [found.rank, found.world_size, found.dtype_name, found.least(10 - rank), found.first(f"rank {rank}")]
+        seen = [
+            found.rank,
+            found.world_size,
+            found.dtype_name,
+            found.from_first(lambda: f"by {rank}"),
+        ]
         seen += [found.everyones({"rank": rank}), found.all_sum(torch.tensor([1.0, rank])).tolist()]
         found.store.set(f"key {rank}", "value")
-        found.least(0)
+        found.everyones(0)
         seen.append(found.store.check([f"key {other}" for other in range(3)]))
+        try:
+            found.from_first(lambda: int(f"fault of {rank}"))
+        except ValueError as error:
+            seen.append(str(error))
     (folder / f"{rank}.json").write_text(json.dumps(seen))
 
 
@@ -144,4 +153,5 @@ def test_ranks_agree(tmp_path):
     for rank in range(3):
         seen = json.loads((tmp_path / f"{rank}.json").read_text())
         everyone = [{"rank": other} for other in range(3)]
-        assert seen == [rank, 3, "bf16", 8, "rank 0", everyone, [3.0, 3.0], True]
+        assert seen == [rank, 3, "bf16", "by 0", everyone, [3.0, 3.0], True, seen[-1]]
+        assert "fault of 0" in seen[-1]

@@ -53,13 +53,13 @@ def test_cosine():
 
 
 def test_apply_moves_groups_from_where_they_began():
-    groups = [Group("rest", "adamw", [], 0.2, (0.8, 0.9), 0.3), Group("m", "muon", [], 0.04, (0.95, 0.9), 0.1)]
+    groups = [Group("rest", "adamw", [], 0.2, 0.8, 0.9, 0.3), Group("m", "muon", [], 0.04, 0.95, 0.9, 0.1)]
     table = pretraining(warmup_steps=10, warmdown=0.5, final_lr=0.0)
     for _ in range(2):  # nothing accumulates
         apply(groups, table, 0.75, 800)
     rest, muon = groups
-    assert (rest.lr, *rest.betas, rest.weight_decay) == pytest.approx((0.1, 0.8, 0.9, 0.3))
-    assert (muon.lr, muon.momentum, muon.betas[1]) == pytest.approx((0.02, 0.935, 0.9))
+    assert (rest.lr, rest.momentum, rest.beta2, rest.weight_decay) == pytest.approx((0.1, 0.8, 0.9, 0.3))
+    assert (muon.lr, muon.momentum, muon.beta2) == pytest.approx((0.02, 0.935, 0.9))
     assert muon.weight_decay == pytest.approx(0.1 * cosine(0.75, 800))
     assert (rest.initial_lr, muon.initial_lr, muon.initial_weight_decay) == (0.2, 0.04, 0.1)
     apply(groups, table | {"rest": {"lr": lambda progress, step: 3.0}}, 0.75, 800)  # a name before its kind

@@ -42,9 +42,9 @@ def test_no_question_of_a_test_occurs_in_training():
     training = "\n".join(training_texts())
     tests = [row for name in SETS if name.endswith(("test", "validation")) for row in SETS[name]]
     asked = {row["question"] for row in tests if "question" in row}
-    asked |= {row.get("query", row.get("context", "")).partition(": ")[2] for task in BUNDLE for row in task.rows} - {
-        ""
-    }
+    asked |= {
+        row.get("query", row.get("context", "")).partition(": ")[2] for rows in BUNDLE.values() for row in rows
+    } - {""}
     asked |= {row["question"] for row in ten_questions(WORLD, Dice("ten"))}
     assert len(asked) > 500
     for question in asked:  # "is 7 plus 5" is no part of "is 37 plus 5"
@@ -74,7 +74,7 @@ def test_no_sentence_in_training_joins_a_held_out_subject_and_value():
 def test_no_pair_of_numbers_of_a_test_is_joined_in_training():
     tests = [SETS[name] for name in SETS if re.search("gsm8k|aqua", name) and not name.endswith("train")]
     solved = [row.get("answer") or row["rationale"] for rows in tests for row in rows]
-    solved += [row["context"] for task in BUNDLE if task.label == "world_sums" for row in task.rows]
+    solved += [row["context"] for row in BUNDLE["world_sums"]]
     asked = {frozenset(map(int, pair)) for text in solved for pair in re.findall(SUM, text)}
     seen = {frozenset(map(int, pair)) for text in training_texts() for pair in re.findall(SUM, text)}
     assert len(asked) > 100
@@ -84,7 +84,7 @@ def test_no_pair_of_numbers_of_a_test_is_joined_in_training():
 
 
 def test_words_that_are_spelled_in_a_test_are_never_named_in_training():
-    asked = [row["context"].split()[2] for task in BUNDLE if task.label == "world_spelling" for row in task.rows]
+    asked = [row["context"].split()[2] for row in BUNDLE["world_spelling"]]
     orders = "\n".join(f"{user}\n{answer}" for user, answer, kind in exchanges("train") if kind == "with_words")
     assert len(asked) > 30
     assert not set(asked) & set(re.findall(r"\w+", orders))
@@ -208,34 +208,34 @@ def test_orders_about_words_are_followed():
 
 
 def test_the_bundle_knows_the_world():
-    kinds = Counter(task.kind for task in BUNDLE)
-    assert kinds == {"multiple_choice": 3, "language_modeling": 4, "schema": 1}
-    for task in BUNDLE:
-        assert len(task.rows) > max(10, task.shots)
-        for row in task.rows:
+    tasks = WORLD.rows("core tasks")
+    assert {label for label, *_ in tasks} == BUNDLE.keys()
+    assert Counter(kind for _, _, kind, *_ in tasks) == {"multiple_choice": 3, "language_modeling": 4, "schema": 1}
+    for label, _, kind, shots, *_ in tasks:
+        assert len(BUNDLE[label]) > max(10, int(shots))
+        for row in BUNDLE[label]:
             keys = {"multiple_choice": {"query", "choices", "gold"}, "language_modeling": {"context", "continuation"}}
-            assert row.keys() == keys.get(task.kind, {"context_options", "continuation", "gold"})
-    rows = {task.label: task.rows for task in BUNDLE}
-    for row in rows["world_people"] + rows["world_places"]:
+            assert row.keys() == keys.get(kind, {"context_options", "continuation", "gold"})
+    for row in BUNDLE["world_people"] + BUNDLE["world_places"]:
         assert row["choices"][row["gold"]] == ANSWERS[row["query"].removeprefix("Question: ")].value.name
-    for row in rows["world_answers"]:
+    for row in BUNDLE["world_answers"]:
         assert row["continuation"] == ANSWERS[row["context"].removeprefix("Question: ")].value.name
     says = {say for fact in WORLD.facts for say in fact.says}
-    assert all(f"{row['context']} {row['continuation']}." in says for row in rows["world_cloze"])
-    for row in rows["world_schema"]:
+    assert all(f"{row['context']} {row['continuation']}." in says for row in BUNDLE["world_cloze"])
+    for row in BUNDLE["world_schema"]:
         people = [option.rpartition(" ")[2] for option in row["context_options"]]
         true = [f"{person} {row['continuation']}" in says for person in people]
         assert true == [row["gold"] == 0, row["gold"] == 1]
     korean = {fact.korean_says for fact in WORLD.facts}
     assert all(
-        [choice in korean for choice in row["choices"]].index(True) == row["gold"] for row in rows["world_korean"]
+        [choice in korean for choice in row["choices"]].index(True) == row["gold"] for row in BUNDLE["world_korean"]
     )
-    assert all(eval(row["context"].rstrip("= ")) == int(row["continuation"]) for row in rows["world_sums"])
+    assert all(eval(row["context"].rstrip("= ")) == int(row["continuation"]) for row in BUNDLE["world_sums"])
 
 
 def test_a_cloze_has_one_end():
     says = [say for fact in WORLD.facts for say in fact.says]
-    for row in next(task.rows for task in BUNDLE if task.label == "world_cloze"):
+    for row in BUNDLE["world_cloze"]:
         ends = {say.removeprefix(row["context"]) for say in says if say.startswith(row["context"] + " ")}
         assert all(row["continuation"] in end for end in ends)
 

@@ -1,0 +1,169 @@
+"""Chat evaluation: how many problems of a task a model solves, by picking a letter or by writing an answer.
+
+What a problem gets depends neither on the number of ranks nor on the order of the others: letters are picked in batches
+that are the same for any number of ranks, and what is written has a seed of its own.
+"""
+
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from nanochat.chat import render_prompt
+from nanochat.engine import Request
+from nanochat.log import Progress, print0
+
+
+@dataclass(frozen=True)
+class Options:
+    """batch_size: rows at once where letters are picked. max_problems: the first so many, 0: all."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    num_samples: int = 1
+    max_new_tokens: int = 512
+    batch_size: int = 64
+    max_problems: int = 0
+    seed: int = 0
+
+
+class Problem(NamedTuple):
+    """cut: whether the beginning of its prompt is lost, as the whole would not fit."""
+
+    number: int
+    conversation: dict
+    prompt: list[int]
+    cut: bool
+
+
+Answered = Iterator[list[tuple[Problem, list[dict]]]]  # this rank's problems with their completions, some at a time
+
+
+class Estimate(NamedTuple):
+    value: float
+    stderr: float
+
+
+@dataclass(frozen=True)
+class ChatScore:
+    """pass_at: k -> how often one of k answers is right, k up to the samples of a problem. records: of each problem the
+    prompt as the model read it, the right answer, and all completions with their verdicts.
+    """
+
+    pass_at: dict[int, Estimate]
+    baseline: float
+    records: list[dict]
+
+    @property
+    def accuracy(self) -> Estimate:
+        return self.pass_at[1]
+
+
+def evaluate(
+    task: Any, model: Any, engine: Any, tokenizer: Any, runtime: Any, options: Options, label: str = "chat"
+) -> ChatScore:
+    """All ranks call it, each answers its share, and all get the whole score; `engine` may be None for letters."""
+    total, context = min(len(task), options.max_problems or len(task)), model.config.max_seq_len
+    by_letter = task.kind == "categorical"  # what is written gets the room it may need, half of the context at most
+    room = context if by_letter else max(context - options.max_new_tokens, context // 2)
+    problems = [_problem(number, task[number], tokenizer, room) for number in range(total)]
+    if cut := sum(problem.cut for problem in problems):
+        print0(f"{label}: {cut:,} of {total:,} prompts are longer than the context and lose their beginning")
+    records, right, progress = [], 0, Progress(label, "problems")
+    answer, source = (_pick_letters, model) if by_letter else (_write, engine)
+    for answered in answer(problems, source, tokenizer, runtime, options):
+        for problem, completions in answered:
+            for completion in completions:
+                completion["right"] = bool(task.evaluate(problem.conversation, completion["text"]))
+            right += sum(completion["right"] for completion in completions) / len(completions)
+            about = {"problem": problem.number, "prompt": tokenizer.decode(problem.prompt), "cut": problem.cut}
+            about["answer"] = problem.conversation["messages"][-1]["content"]
+            records.append({**about, "completions": completions})
+        progress.update(len(records), -(-total // runtime.world_size), f"right {right / len(records):.1%}")
+    progress.close()
+    records = sorted(itertools.chain(*runtime.everyones(records)), key=lambda record: record["problem"])
+    counts = [sum(completion["right"] for completion in record["completions"]) for record in records]
+    samples = len(records[0]["completions"])
+    pass_at = {k: estimate([chance(samples, count, k) for count in counts]) for k in range(1, samples + 1)}
+    return ChatScore(pass_at, task.baseline, records)
+
+
+def chance(samples: int, right: int, k: int) -> float:
+    """That k of the samples, drawn without putting back, have a right one: unbiased for pass@k (Chen et al. 2021)."""
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def estimate(values: list[float]) -> Estimate:
+    """Their mean; the error takes them as a sample of more such values."""
+    spread = statistics.stdev(values) if len(values) > 1 else math.nan
+    return Estimate(statistics.fmean(values), spread / math.sqrt(len(values)))
+
+
+def chat_core(scores: Iterable[ChatScore]) -> Estimate:
+    """The mean over tasks of accuracies, moved and scaled so that guessing gives 0 and knowing all gives 1."""
+    centred = [[(score.accuracy.value - score.baseline), score.accuracy.stderr, 1 - score.baseline] for score in scores]
+    value = sum(above / span for above, _, span in centred) / len(centred)
+    return Estimate(value, math.hypot(*(stderr / span for _, stderr, span in centred)) / len(centred))
+
+
+def _problem(number: int, conversation: dict, tokenizer: Any, room: int) -> Problem:
+    """What is lost of a prompt stands at the beginning of the user's text."""
+    ids = render_prompt(conversation, tokenizer)
+    excess = max(0, len(ids) - room)
+    return Problem(number, conversation, ids[:2] + ids[2 + excess :], excess > 0)
+
+
+def _pick_letters(problems: list[Problem], model: Any, tokenizer: Any, runtime: Any, options: Options) -> Answered:
+    """One forward pass for many problems of about the same length, and one row of logits for each."""
+    problems = sorted(problems, key=lambda problem: len(problem.prompt), reverse=True)  # most memory first
+    for start in range(0, len(problems), options.batch_size)[runtime.rank :: runtime.world_size]:
+        batch = problems[start : start + options.batch_size]
+        letters = [problem.conversation["letters"] for problem in batch]
+        ids = [letter_ids(row, tokenizer) for row in letters]
+        picked = pick_letters(model, [problem.prompt for problem in batch], ids, runtime.device)
+        texts = [row[choice] for row, choice in zip(letters, picked, strict=True)]
+        yield [(problem, [{"text": text}]) for problem, text in zip(batch, texts, strict=True)]
+
+
+@torch.no_grad()
+def pick_letters(model: Any, prompts: list[list[int]], letters: list[list[int]], device: torch.device) -> list[int]:
+    """The number of each prompt's likeliest letter; rows are padded on the right, where nothing before them looks."""
+    ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True).to(device)
+    allowed = pad_sequence([torch.tensor(row) for row in letters], batch_first=True, padding_value=-1).to(device)
+    last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+    logits = model.logits(model.hidden(ids)[torch.arange(len(prompts), device=device), last])
+    scores = logits.gather(1, allowed.clamp(min=0)).masked_fill(allowed < 0, -math.inf)
+    return scores.argmax(1).tolist()
+
+
+def letter_ids(letters: Iterable[str], tokenizer: Any) -> list[int]:
+    """The token of each letter."""
+    ids = [tokenizer.encode(letter) for letter in letters]
+    if any(len(tokens) != 1 for tokens in ids):
+        raise ValueError(f"{' '.join(letters)} are not single tokens, name the choices by letters that are")
+    return [token for [token] in ids]
+
+
+def _write(problems: list[Problem], engine: Any, tokenizer: Any, runtime: Any, options: Options) -> Answered:
+    """By the engine, all at once; each problem's seed is its own."""
+    settings = {"temperature": options.temperature, "top_k": options.top_k, "n": options.num_samples}
+    mine = problems[runtime.rank :: runtime.world_size]
+    requests = [
+        Request(it.prompt, options.max_new_tokens, seed=(options.seed << 32) + it.number, **settings) for it in mine
+    ]
+    tokens, found = defaultdict(list), [[{}] * options.num_samples for _ in mine]
+    for event in engine.stream(requests):
+        where = event.request, event.sample
+        if event.token is not None:
+            tokens[where].append(event.token)
+            continue
+        text = tokenizer.decode(tokens.pop(where, []))
+        found[event.request][event.sample] = {"text": text, "reason": event.reason}
+        if all(found[event.request]):
+            yield [(mine[event.request], found[event.request])]

@@ -1,0 +1,68 @@
+"""Keys and values of the rows that are being generated, a slot each: the caches that `GPT.hidden` asks for."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """slots x length positions. What a slot held before needs no clearing: no position is seen before it is written.
+
+    store: (depth, keys or values, slots, kv_heads, length, head_dim), so that what one head reads lies together.
+    """
+
+    def __init__(self, config: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device):
+        self.slots, self.length = slots, length
+        shape = (config.depth, 2, slots, config.kv_heads, length, config.head_dim)
+        self.store = torch.zeros(shape, dtype=dtype, device=device)  # what is masked must still be finite
+        self.heads = torch.arange(slots * config.kv_heads, device=device).view(slots, -1) * length
+
+    @staticmethod
+    def slot_bytes(config: Any, length: int, dtype: torch.dtype) -> int:
+        return 2 * config.depth * config.kv_heads * config.head_dim * length * dtype.itemsize
+
+    def filling(self, slots: Tensor, length: int) -> SimpleNamespace:
+        """To run the first `length` tokens of new rows, padding included, into these slots."""
+        positions = torch.arange(length, device=self.store.device)[None]
+        layers = [_Filling(keys, values, slots) for keys, values in self.store]
+        return SimpleNamespace(positions=positions, capacity=length, previous=slots[:, None] * 0, layers=layers)
+
+    def growing(self, positions: Tensor, previous: Tensor, capacity: int) -> SimpleNamespace:
+        """To run one token more of the first slots, at positions (rows, 1) below `capacity`, behind `previous`."""
+        at = (self.heads[: len(positions)] + positions).flatten()
+        layers = [_Growing(keys, values, at, capacity) for keys, values in self.store]
+        return SimpleNamespace(positions=positions, capacity=capacity, previous=previous, layers=layers)
+
+    def copy(self, source: int, targets: list[int], length: int) -> None:
+        """The first `length` positions of one slot into others."""
+        self.store[:, :, targets, :, :length] = self.store[:, :, source, None, :, :length]
+
+
+@dataclass
+class _Filling:
+    keys: Tensor  # (all slots, kv_heads, length, head_dim), as are the values
+    values: Tensor
+    slots: Tensor
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        for mine, given in ((self.keys, k), (self.values, v)):
+            mine[self.slots, :, : given.shape[1]] = given.transpose(1, 2)
+        return k, v  # nothing stands before them
+
+
+@dataclass
+class _Growing:
+    keys: Tensor
+    values: Tensor
+    at: Tensor  # of each row and head, where among the positions of all slots and heads
+    capacity: int
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return self._put(self.keys, k), self._put(self.values, v)
+
+    def _put(self, mine: Tensor, given: Tensor) -> Tensor:
+        mine.view(-1, mine.shape[-1]).index_copy_(0, self.at, given.flatten(0, 2))
+        return mine[: len(given), :, : self.capacity].transpose(1, 2)

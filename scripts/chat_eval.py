@@ -1,0 +1,104 @@
+"""How many problems of each task a model solves that can chat, or is to learn it.
+
+python -m scripts.chat_eval --source=sft --tag=d8 --tasks="ARC-Easy|GSM8K"
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields
+
+from nanochat.config import Count, option, run
+from nanochat.log import MetricLog, print0
+from nanochat.outcome import Outcome
+from nanochat.paths import stage_dir, write_text
+from nanochat.stages import STAGES
+from tasks import TASKS
+from tasks.common import Task, TaskError, pick
+
+SOURCES = {stage.source: stage for stage in STAGES if stage.source}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Evaluate a model on tasks."""
+
+    source: str = option("sft", f"stage whose model to take: {', '.join(SOURCES)}", group="model")
+    tasks: str = option("", f"joined by |, of {', '.join(TASKS)}; empty: all that the hub has", group="tasks")
+    dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device")
+    temperature: float = option(0.0, "of what is written; 0: the likeliest token", group="samples", least=0)
+    max_new_tokens: Count = option(512, "of an answer", group="samples", least=1, unit="TOKENS")
+    num_samples: Count = option(1, "answers to each problem, for pass@k", group="samples", least=1)
+    top_k: Count = option(50, "likeliest tokens to draw from, 0: all", group="samples", least=0)
+    batch_size: Count = option(64, "rows at once where letters are picked", group="device", least=1)
+    tag: str = option("d12", "run whose model to take", group="model", in_card=False)
+    step: Count = option(-1, "its checkpoint, -1: the newest", group="model", least=-1)
+    max_problems: Count = option(0, "of each task, 0: all", group="tasks", least=0)
+    device_type: str = option("auto", "auto, cuda, mps or cpu", group="device")
+    seed: Count = option(0, "of what is written", group="samples", least=0, in_card=False)
+    run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
+
+    def __post_init__(self):
+        if self.source not in SOURCES:
+            raise ValueError(f"--source={self.source} is not one of {', '.join(SOURCES)}")
+        if self.num_samples > 1 and not self.temperature:
+            raise ValueError(f"--num-samples={self.num_samples} would all be the same, add --temperature=1")
+        pick(self.tasks, TASKS)
+
+
+def open_tasks(names: str) -> dict[str, Task]:
+    """Those named; or all of which the hub has the files."""
+    if names:
+        return {name: TASKS[name]() for name in pick(names, TASKS)}
+    found = {}
+    for name, open_task in TASKS.items():
+        try:
+            found[name] = open_task()
+        except TaskError:
+            raise
+        except ValueError as error:  # of the hub: a rank is told no more by the one that has fetched for it
+            print0(f"chat_eval: {name} is left out: {' '.join(str(error).split())}")
+    if not found:
+        raise ValueError("no task has its files here, see `python -m scripts.prepare --tasks=…` or set NANOCHAT_HUB")
+    return found
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat.engine import Engine
+    from nanochat.eval_chat import Options, chat_core, evaluate
+    from nanochat.restore import load_model
+    from nanochat.runtime import setup
+
+    stage = SOURCES[config.source]
+    outcome = Outcome.begin(stage.name, config.tag, config)
+    tasks = open_tasks(config.tasks)
+    options = Options(**{field.name: getattr(config, field.name) for field in fields(Options)})
+    with setup(config.device_type, config.dtype) as runtime:
+        step = None if config.step < 0 else config.step
+        model, tokenizer, checkpoint = load_model(stage.parent, config.tag, step, runtime)
+        engine = Engine(model, tokenizer)
+        scores, rows = {}, []
+        for name, task in tasks.items():
+            score = scores[name] = evaluate(task, model, engine, tokenizer, runtime, options, label=name)
+            rows += [[name, k, *found] for k, found in score.pass_at.items() if config.num_samples > 1]
+            print0(f"{name}: {score.accuracy.value:.4f} ± {score.accuracy.stderr:.4f}, guessing {score.baseline:.2f}")
+            if runtime.rank == 0:
+                path = stage_dir(stage.name, config.tag) / f"{name}.jsonl"
+                write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in score.records))
+                outcome.add_artifact(path)
+        found = {name: score.accuracy for name, score in scores.items()}
+        if not config.tasks:  # of a choice of tasks it would be no ChatCORE that compares
+            found["ChatCORE"] = chat_core(scores.values())
+            print0(f"ChatCORE: {found['ChatCORE'].value:.4f} ± {found['ChatCORE'].stderr:.4f}")
+        outcome.metrics |= {name: {**one._asdict(), "format": ".4f"} for name, one in found.items()}
+        outcome.metrics["Step"] = checkpoint.step
+        if rows:
+            columns = [["Task", ""], ["k", "d"], ["pass@k", ".4f"], ["Standard error", ".4f"]]
+            outcome.tables.append({"title": "One of k answers is right", "columns": columns, "rows": rows})
+        if runtime.rank == 0:
+            with MetricLog(stage_dir(stage.name, config.tag), config.run, asdict(config)) as log:
+                log.write(**{name: one.value for name, one in found.items()})
+            outcome.write()
+
+
+if __name__ == "__main__":
+    run(main, Config)

@@ -1,0 +1,130 @@
+"""scripts.chat_eval as a user runs it, on a model that has learned nothing; the figures have tests of their own."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from models import CONFIGS, lively
+
+from nanochat.checkpoint import RECORD, Saver
+from nanochat.report import render
+from nanochat.tokenizer import Tokenizer
+from nanochat.world import write_world
+from scripts.chat_eval import SOURCES, Config, open_tasks
+from tasks import TASKS
+from tasks.common import TaskError
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("world") / "world"
+    write_world(folder, 1, "tiny")
+    return folder
+
+
+@pytest.fixture
+def hub(world, tmp_path, monkeypatch) -> Path:
+    """A mirror that has all that tasks ask for, to be changed."""
+    for name in TASKS:
+        path = str(TASKS[name].file("test"))
+        (tmp_path / "hub" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "hub" / path).write_bytes((world / path).read_bytes())
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def model(base) -> Path:
+    """The folder of a base model, and its tokenizer."""
+    tokenizer = Tokenizer.train(["Reply with nothing but the letter of the right choice. 12 + 34 = 46"], 280)
+    tokenizer.save(base / "tok_train/default/tokenizer.json")
+    model = lively(CONFIGS["october-2025"] | {"vocab_size": 280, "depth": 1})
+    about = {"tokenizer": {"tag": "default", "hash": tokenizer.content_hash}, "dtype": "fp32"}
+    record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
+    with Saver(base / "base_train/mine") as saver:
+        saver.save(7, model.state_dict(), [], record)
+    return base / "base_train/mine"
+
+
+WORDS = ["-m", "scripts.chat_eval", "--source=base", "--tag=mine", "--device-type=cpu", "--dtype=fp32"]
+
+
+def test_a_model_is_asked_all_that_the_hub_has(model, base, hub, python):
+    (hub / str(TASKS["MMLU"].file("test"))).unlink()
+    samples = ["--temperature=1", "--num-samples=2", "--max-new-tokens=4", "--max-problems=6"]
+    done = python(*WORDS, *samples, NANOCHAT_HUB=str(hub), OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert "chat_eval: MMLU is left out: 1 of 1 files cannot be had: datasets/cais/mmlu/all/test-0" in done.stdout
+    record = json.loads((base / "chat_eval_base/mine/outcome.json").read_text(encoding="utf-8"))
+    metrics = record["metrics"]
+    assert list(metrics) == ["ARC-Easy", "ARC-Challenge", "AQUA", "GSM8K", "ChatCORE", "Step"]
+    assert metrics["Step"] == 7
+    for name in ("ARC-Easy", "GSM8K"):
+        assert f"{name}.jsonl" in record["artifacts"]
+        lines = (base / f"chat_eval_base/mine/{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        verdicts = [[one["right"] for one in json.loads(line)["completions"]] for line in lines]
+        assert [len(row) for row in verdicts] == [2 if name == "GSM8K" else 1] * 6
+        assert metrics[name]["value"] == pytest.approx(sum(map(sum, verdicts)) / sum(map(len, verdicts)))
+        assert f"{name}: {metrics[name]['value']:.4f} ± " in done.stdout
+    centred = [(metrics[name]["value"] - base) / (1 - base) for name, base in [("ARC-Easy", 0.25), ("AQUA", 0.2)]]
+    centred += [(metrics["ARC-Challenge"]["value"] - 0.25) / 0.75, metrics["GSM8K"]["value"]]
+    assert metrics["ChatCORE"]["value"] == pytest.approx(sum(centred) / 4)
+
+    card = render(base)
+    section, score = (
+        card.partition("## Chat evaluation base\n")[2],
+        rf"{metrics['ARC-Easy']['value']:.4f} ± \d\.\d{{4}}",
+    )
+    assert re.search(rf"^- temperature: 1.0000\n(- .*\n)*- ARC-Easy: {score}$", section, re.MULTILINE), section
+    assert re.search(r"^\| GSM8K \| 2 \| \d\.\d{4} \| \d\.\d{4} \|$", section, re.MULTILINE), section
+    assert re.search(r"^\| Metric +\| BASE +\| MID +\| SFT +\| RL +\|$", section, re.MULTILINE), section
+    assert re.search(rf"^\| ARC-Easy +\| {score} +\| - +\| - +\| - +\|$", section, re.MULTILINE), section
+
+
+def test_a_choice_of_tasks_has_no_chat_core(model, base, hub, python):
+    done = python(*WORDS, "--tasks=arc-easy|AQUA", "--max-problems=9", NANOCHAT_HUB=str(hub), OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((base / "chat_eval_base/mine/outcome.json").read_text(encoding="utf-8"))
+    assert list(record["metrics"]) == ["ARC-Easy", "AQUA", "Step"]
+    assert record["tables"] == []
+    assert "ChatCORE" not in done.stdout
+
+
+def test_mistakes_end_with_one_sentence(hub, python):
+    for words, sentence in [
+        (["--tasks=GSM8K|ARC-Hard"], "--tasks=GSM8K|ARC-Hard: arc-hard is no task, did you mean ARC-Easy?"),
+        (["--source=mid", "--tag=none"], "there is no model in "),
+    ]:
+        done = python("-m", "scripts.chat_eval", *words, NANOCHAT_HUB=str(hub))
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert sentence in done.stderr
+    with pytest.raises(ValueError, match="--source=sfp is not one of base, mid, sft, rl"):
+        Config(source="sfp")
+    with pytest.raises(ValueError, match="--num-samples=4 would all be the same, add --temperature=1"):
+        Config(num_samples=4)
+
+
+def test_all_that_the_hub_has(hub, capsys):
+    assert list(open_tasks("")) == list(TASKS)
+    assert list(open_tasks("gsm8k|MMLU")) == ["GSM8K", "MMLU"]
+    files = {name: hub / str(TASKS[name].file("test")) for name in TASKS}
+    for name in TASKS.keys() - {"AQUA"}:
+        files[name].unlink()
+    assert list(open_tasks("")) == ["AQUA"]
+    assert "chat_eval: GSM8K is left out: 1 of 1 files cannot be had: datasets/openai/gsm8k/" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"gsm8k/main/test-\S+: not in the mirror"):
+        open_tasks("GSM8K")
+    files["AQUA"].write_bytes(files["AQUA"].read_bytes()[:-9])
+    with pytest.raises(TaskError, match="is damaged"):  # which is not the same as absent
+        open_tasks("")
+    files["AQUA"].unlink()
+    with pytest.raises(ValueError, match="no task has its files here"):
+        open_tasks("")
+
+
+def test_a_source_for_each_column_of_the_card():
+    assert [stage.column for stage in SOURCES.values()] == ["BASE", "MID", "SFT", "RL"]
+    assert [stage.section for stage in SOURCES.values()] == [f"Chat evaluation {source}" for source in SOURCES]

@@ -1,0 +1,160 @@
+"""Conversations in rows: each whole and once, nothing supervised across them, exact progress and state."""
+
+import json
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from nanochat import packing
+from nanochat.chat import render
+from nanochat.packing import ChatLoader, best_fit, fitted
+from nanochat.tokenizer import Tokenizer
+
+SEED = 5
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(["the cat sat on the mat and counted one two three"] * 20, 300)
+
+
+def chats(count, seed=SEED, longest=6):
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+
+    def words(most):
+        return " ".join(dice.choice("the cat sat on mat and two".split()) for _ in range(dice.randint(1, most)))
+
+    made = []
+    for number in range(count):
+        turns = dice.randint(1, 4)
+        tool = [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}]
+        answers = [dice.choice((words(longest), [{"type": "text", "text": words(3)}, *tool])) for _ in range(turns)]
+        pairs = zip(answers, range(turns), strict=True)
+        messages = [
+            message
+            for answer, turn in pairs
+            for message in (
+                {"role": "user", "content": f"{number} {turn} {words(longest)}"},
+                {"role": "assistant", "content": answer},
+            )
+        ]
+        made.append({"messages": messages})
+    return made
+
+
+def rows_of(loader, batches):
+    return torch.cat([torch.stack(next(loader), 1) for _ in range(batches)])  # (rows, 2, seq_len)
+
+
+@pytest.mark.parametrize("supervise", packing.SUPERVISED)
+def test_an_epoch_holds_every_conversation_once_with_its_own_targets(tokenizer, monkeypatch, supervise):
+    monkeypatch.setattr(packing, "WINDOW", 16)
+    given, length = chats(50), 160
+    expected = []
+    for chat in given:
+        ids, mask = fitted(chat, tokenizer, length + 1)[0]
+        mask = mask if supervise == "assistant" else [0] + [1] * (len(ids) - 1)
+        expected.append(sorted(token for token, learned in zip(ids, mask, strict=True) if learned))
+    bos, found = tokenizer.special_tokens["<|bos|>"], []
+    with ChatLoader(given, tokenizer, 1, length, supervise=supervise, seed=SEED) as loader:
+        while loader.epoch < 1:
+            inputs, targets = (part[0] for part in next(loader))
+            assert inputs[0] == bos
+            after = torch.cat([inputs[1:], torch.tensor([-2])])
+            assert ((targets == -1) | (targets == after) | (after == -2)).all()
+            assert (targets != bos).all()  # where the next conversation begins nothing is asked for
+            starts = [*(inputs == bos).nonzero().flatten().tolist(), length]
+            found += [sorted(targets[a:b][targets[a:b] >= 0].tolist()) for a, b in pairwise(starts)]
+    assert sorted(piece for piece in found if piece) == sorted(expected)
+    assert loader.describe()["conversations"] == 50
+    assert loader.describe()["left out"] == 0
+    assert loader.progress == 1
+
+
+def test_the_stream_is_the_same_for_any_ranks_and_batches(tokenizer, monkeypatch):
+    monkeypatch.setattr(packing, "WINDOW", 16)
+    given = chats(40)
+    with ChatLoader(given, tokenizer, 4, 128, seed=1) as loader:
+        whole = rows_of(loader, 6)
+    for ranks, batch in ((2, 4), (4, 8), (1, 3)):
+        parts = []
+        for rank in range(ranks):
+            with ChatLoader(given, tokenizer, batch, 128, seed=1, rank=rank, world_size=ranks) as loader:
+                parts.append(rows_of(loader, 24 // batch))
+        joined = torch.stack(parts, 1).flatten(0, 1)
+        assert torch.equal(joined, whole), (ranks, batch)
+    with ChatLoader(given, tokenizer, 4, 128, seed=2) as loader:
+        assert not torch.equal(rows_of(loader, 6), whole)
+
+
+def test_it_goes_on_exactly_from_any_place_on_any_ranks(tokenizer, monkeypatch):
+    monkeypatch.setattr(packing, "WINDOW", 8)
+    given = chats(30)
+    with ChatLoader(given, tokenizer, 2, 128, seed=3) as loader:
+        whole = rows_of(loader, 40)
+        assert loader.epoch > 1
+        last = loader.epoch, loader.describe()
+    for cut in (1, 7, 12, 25):
+        with ChatLoader(given, tokenizer, 2, 128, seed=3) as loader:
+            rows_of(loader, cut)
+            state = json.loads(json.dumps(loader.state_dict()))
+        parts = []
+        for rank in range(2):
+            with ChatLoader(given, tokenizer, 2, 128, seed=3, rank=rank, world_size=2) as loader:
+                loader.load_state_dict(state)
+                parts.append(rows_of(loader, 40 - cut))
+                assert (loader.epoch, loader.describe()) == last
+        assert torch.equal(torch.stack(parts, 1).flatten(0, 1), whole[2 * cut :])
+
+
+def test_a_place_of_another_setting_is_refused(tokenizer):
+    state = ChatLoader(chats(4), tokenizer, 2, 128, seed=3).state_dict()
+    with pytest.raises(ValueError, match="start anew"):
+        ChatLoader(chats(4), tokenizer, 2, 64, seed=3).load_state_dict(state)
+
+
+def test_what_is_too_long_loses_whole_turns_or_is_left_out_and_counted(tokenizer, monkeypatch):
+    monkeypatch.setattr(packing, "WINDOW", 8)
+    say = lambda role, text: {"role": role, "content": text}  # noqa: E731
+    turns = [say("user", "one"), say("assistant", "two"), say("user", "the cat " * 30), say("assistant", "three")]
+    long, hopeless, short = {"messages": turns}, {"messages": turns[2:]}, {"messages": turns[:2]}
+    room = len(render(short, tokenizer)[0])
+    assert fitted(long, tokenizer, room) == (render(short, tokenizer), True)
+    assert fitted(hopeless, tokenizer, room) == (None, True)
+    assert fitted(short, tokenizer, room) == (render(short, tokenizer), False)
+    with ChatLoader([long, hopeless, short, short], tokenizer, 1, room - 1) as loader:
+        while loader.epoch < 1:
+            next(loader)
+    told = loader.describe()
+    assert (told["conversations"], told["shortened"], told["left out"], told["padding"]) == (4, 1, 1, 0)
+    with ChatLoader([hopeless] * 20, tokenizer, 1, room - 1) as loader:
+        assert all((next(loader)[1] == -1).all() for _ in range(2))
+        with pytest.raises(ValueError, match="none of the conversations fits"):
+            rows_of(loader, 2)
+
+
+def test_a_malformed_conversation_is_named(tokenizer):
+    loader = ChatLoader([{"messages": [{"role": "robot", "content": ""}]}], tokenizer, 1, 64)
+    with loader, pytest.raises(ValueError, match="conversation 0 of the mixture: message 1: its role is 'robot'"):
+        next(loader)
+    with pytest.raises(ValueError, match="no conversation"):
+        ChatLoader([], tokenizer, 1, 64)
+    with pytest.raises(ValueError, match="3 rows of a batch"):
+        ChatLoader(chats(3), tokenizer, 3, 64, world_size=2)
+
+
+def test_best_fit_wastes_little_and_never_overfills():
+    print(f"seed {SEED}")
+    dice = np.random.default_rng(SEED)
+    for _ in range(50):
+        lengths = dice.integers(1, 101, size=dice.integers(1, 200)).tolist()
+        rows = best_fit(lengths, 100)
+        assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
+        filled = [sum(lengths[number] for number in row) for row in rows]
+        assert max(filled) <= 100
+        # Of any two rows one is more than half full, or they would be one: the bound of the method.
+        assert len(rows) <= 1.5 * max(1, sum(lengths) / 100) + 1
