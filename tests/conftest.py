@@ -18,8 +18,10 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory) -> dict[str, str]:
-    """The variable with which processes find what others have compiled before them."""
-    return {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
+    """The variable with which processes find what others have compiled before them, those of other workers too."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    return {"TORCHINDUCTOR_CACHE_DIR": str(shared / "compiled")}
 
 
 @pytest.fixture
