@@ -62,7 +62,8 @@ class Runtime:
     def attending(self, path: str, needs: Collection[str]) -> "Runtime":
         """By a path of attention that does what a model needs, which may not be known before `setup`."""
         path, why = _attention(self.device, self.dtype, path, needs)
-        print0(f"attention: {why}")
+        if path != self.attention:
+            print0(f"attention: {why}")
         return replace(self, attention=path)
 
     def all_sum(self, numbers: torch.Tensor) -> torch.Tensor:
