@@ -22,7 +22,8 @@ LAYERS = [
     "interrupt plots cross_entropy_triton hub folder shards world lanes token_shards prefetch",
     "outcome tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
     "runtime param_groups gpt recursive scaling dataloader packing lint",
-    "checkpoint engine kvcache objectives rollouts eval_bpb eval_core eval_chat",
+    "kvcache fused",
+    "checkpoint engine objectives rollouts eval_bpb eval_core eval_chat",
     "loop restore card report export serve sweep mixture merge variance",
     "blueprint",
 ]
