@@ -105,10 +105,11 @@ def _text(question: str, passage: str, choices: list[str], answer: str) -> tuple
 
 
 def _query(query: str, options: str, answer: str) -> tuple:
-    """The choices are a Python list, as text, and once more in the query, in its last but one part; answer: (A)."""
+    """The choices are a Python list as text, or joined by |, and once more in the last but one part of the query."""
     question, *rest = re.split(r"\s*###", query)
     question = "\n".join([question, *rest[:-2]])
-    return question, ast.literal_eval(options), _index(answer.strip("() "), LETTERS)
+    choices = ast.literal_eval(options) if options.startswith("[") else options.split("|")
+    return question, choices, _index(answer.strip("() "), LETTERS)
 
 
 _ARC = ("train validation test", "question choices answerKey", _label, 0.25)

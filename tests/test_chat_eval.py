@@ -79,7 +79,8 @@ def test_a_model_is_asked_all_that_the_hub_has(model, base, hub, python):
         rf"{metrics['ARC-Easy']['value']:.4f} ± \d\.\d{{4}}",
     )
     assert re.search(rf"^- temperature: 1.0000\n(- .*\n)*- ARC-Easy: {score}$", section, re.MULTILINE), section
-    assert re.search(r"^\| GSM8K \| 2 \| \d\.\d{4} \| \d\.\d{4} \|$", section, re.MULTILINE), section
+    for name in ("GSM8K", "HumanEval"):
+        assert re.search(rf"^\| {name} +\| 2 \| \d\.\d{{4}} \| \d\.\d{{4}} \|$", section, re.MULTILINE), section
     assert re.search(r"^\| Metric +\| BASE +\| MID +\| SFT +\| RL +\|$", section, re.MULTILINE), section
     assert re.search(rf"^\| ARC-Easy +\| {score} +\| - +\| - +\| - +\|$", section, re.MULTILINE), section
 

@@ -1,6 +1,7 @@
 """Every task on the files of the embedded world and, where it is, of the mirror; rows written here that are wrong."""
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,13 @@ def test_what_every_task_says_of_itself():
         assert data.task.kind in ("categorical", "generative", "program", "chat")
         assert (name in JUDGED) == (data.task.kind != "chat")
     assert set(CHAT_CORE) <= set(JUDGED)
+
+
+def test_the_page_of_tasks_lists_them_all():
+    page = (Path(__file__).parent.parent / "docs/tasks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    assert sorted(re.findall("`(.*?)`", " ".join(rows))) == sorted(TASKS)
+    assert f"the mean over {', '.join(CHAT_CORE[:-1])} and {CHAT_CORE[-1]}" in page
 
 
 @pytest.mark.parametrize("name", ASKED)

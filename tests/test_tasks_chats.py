@@ -134,9 +134,11 @@ def test_kmmlu_has_a_column_for_each_choice(written):
 
 def test_hae_rae_repeats_its_choices_in_the_query(written):
     query = "다음 중 뜻이 맞는 것은?\n### 선택지:\n(A) 가\n(B) 나\n(C) 다\n### 정답:"
-    written(TASKS["HAE-RAE"], "test", [{"query": query, "options": "['가', '나', '다']", "answer": "(B)"}])
+    row = {"query": query, "options": "['가', '나', '다']", "answer": "(B)"}
+    written(TASKS["HAE-RAE"], "test", [row], [row | {"options": "가|나|다"}])
     task = TASKS["HAE-RAE"]()
     assert len(task) == 5
+    assert all(conversation == task[0] for conversation in task)
     asked, answer = task[0]["messages"]
     assert "".join(part["text"] for part in asked["content"]).startswith(
         "다음 중 뜻이 맞는 것은?\n\n- 가=A\n- 나=B\n- 다=C\n\n"
