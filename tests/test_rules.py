@@ -24,7 +24,7 @@ LAYERS = [
     "runtime param_groups gpt kvcache recursive scaling dataloader packing lint core_tasks",
     "fused decoder",
     "checkpoint engine objectives eval_bpb eval_core",
-    "loop restore eval_chat rollouts card report export serve sweep mixture merge variance",
+    "loop restore eval_chat rollouts samples card report export serve sweep mixture merge variance",
     "blueprint",
 ]
 LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}
