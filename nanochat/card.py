@@ -7,10 +7,11 @@ from nanochat.log import MetricLog, duration
 
 def training_facts(state: Any, source: Any, corpus: Any, runtime: Any) -> dict[str, Any]:
     """Figures of pretraining that has ended, named as the card shows them; n/a for what is not known."""
-    data, epochs = corpus.describe(), source.epochs
+    data, epochs, notes = corpus.describe(), source.epochs, state.notes
+    core = {"value": notes.get("CORE metric"), "stderr": notes.get("CORE metric stderr"), "format": ".4f"}
     return {
-        **validation_facts(state.notes, "bpb", "Final validation bpb"),
-        "CORE metric estimate": "n/a",  # it comes with the evaluations
+        **validation_facts(notes, "bpb", "Final validation bpb"),
+        "CORE metric estimate": core if core["value"] is not None else "n/a",
         **run_facts(state, runtime),
         "Data": f"{data['name']} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})",
         "Validation text": data["validation"][:12],
