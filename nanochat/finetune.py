@@ -202,7 +202,5 @@ def first_rows(
             rows.append(next(source))
     inputs, targets = (torch.cat(part) for part in zip(*rows, strict=True))
     if not (targets >= 0).any():
-        raise ValueError(
-            f"no conversation of those to validate on fits into {length} tokens: take --max-seq-len larger"
-        )
+        raise ValueError(f"the first conversations to validate on do not fit into {length} tokens: take more")
     return inputs, targets
