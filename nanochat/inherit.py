@@ -62,6 +62,7 @@ class ChatTraining(FineTune):
     mixture: str = option("", "tasks with their epochs, like smoltalk,gsm8k:2; empty: of those here", group="data")
     num_epochs: float = option(1.0, "of the mixture, if no steps are given", group="horizon", least=0)
     num_iterations: Count = option(-1, "steps", group="horizon", unit="STEPS")
+    target_seconds: float = option(-1.0, "time to train, if neither is to decide", group="horizon", unit="SECONDS")
     eval_every: Count = option(200, "steps between validations; 0: at the ends; -1: none", group="evaluation", least=-1)
     eval_tokens: Count = option(-1, "of validation rows; -1: 5e6, on a CPU 125,000", group="evaluation", unit="TOKENS")
     eval_metrics_every: Count = option(200, "steps between scores of tasks; 0: at the end; -1: none",

@@ -25,7 +25,7 @@ LAYERS = [
     "fused decoder",
     "checkpoint engine objectives eval_bpb eval_core",
     "loop restore eval_chat rollouts samples card report export serve sweep mixture merge variance",
-    *("looks blueprint", "finetune"),
+    *"blueprint finetune looks".split(),  # one above the other
 ]
 LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}
 HIGHEST_LAYER_FOR_TASKS = 2
