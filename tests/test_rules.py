@@ -37,7 +37,8 @@ EXEMPT: dict[str, str] = {}
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
 PURE_CALLS = set(
     "dataclass field option arg compile frozenset set dict tuple list range len sorted sum min max zip enumerate "
-    "chr ord int float str bytes split join format strip cache lru_cache wraps no_grad inference_mode contextmanager".split()
+    "chr ord int float str bytes split join format strip cache lru_cache wraps no_grad inference_mode "
+    "contextmanager".split()
 )
 WITHOUT_TORCH = {f"nanochat.{name}" for name in "config stages hardware paths log nodes hub report scaling".split()}
 
