@@ -14,7 +14,7 @@ from nanochat.gpt import GPT
 from nanochat.kvcache import KVCache
 
 BUCKETS = (1, 8, 32, 64, 128, 256)  # on CUDA a step takes one of these numbers of rows, and has a graph for each
-KEYS_BLOCK = 64  # how many keys a step looks at is a multiple of this, on CUDA a power of two of them
+KEYS_BLOCK = 32  # how many keys a step looks at is a multiple of this, on CUDA a power of two of them
 PREFILL_TOKENS = 8192  # of prompts run at once, padding included
 
 # What is known of a row: name → (dtype, how many). At a position stands what is meant for the token there.
