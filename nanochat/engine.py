@@ -41,22 +41,31 @@ class Request:
 
 
 class Event(NamedTuple):
-    """A token of a sample, or its end: then token is None and reason stop or length. sampled: not forced by a tool."""
+    """A token of a sample, or its end: then token is None and reason stop or length. sampled: not forced by a tool.
+
+    logprob: the model's of what it chose, a token or to stop; where it was asked for, else 0.
+    """
 
     request: int
     sample: int
     token: int | None
     sampled: bool = True
     reason: str = ""
+    logprob: float = 0.0
 
 
 @dataclass
 class Completion:
-    """mask: 1 where the model chose the token, 0 where the calculator's answer was put in."""
+    """mask: 1 where the model chose the token, 0 where the calculator's answer was put in.
+
+    logprobs, where asked for: the model's of each token, at temperature 1 and without filters, 0 for what was put in;
+    and behind them, if the reason is stop, that of stopping.
+    """
 
     tokens: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     reason: str = ""
+    logprobs: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -123,11 +132,13 @@ class Engine:
             else:
                 getattr(mine, own).copy_(weight)
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request], logprobs: bool = False) -> list[list[Completion]]:
         """The n completions of each request."""
         found = [[Completion() for _ in range(request.n)] for request in requests]
-        for event in self.stream(requests):
+        for event in self.stream(requests, logprobs):
             completion = found[event.request][event.sample]
+            if logprobs and event.reason != "length":
+                completion.logprobs.append(event.logprob)
             if event.token is None:
                 completion.reason = event.reason
             else:
@@ -136,8 +147,9 @@ class Engine:
         return found
 
     @torch.inference_mode()
-    def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
+    def stream(self, requests: Sequence[Request], logprobs: bool = False) -> Iterator[Event]:
         """Events of all samples as they come, those of each in order."""
+        self.with_logprobs = logprobs
         waiting = [row for i, request in enumerate(requests) for row in self._rows(i, request)]
         waiting.sort(key=lambda row: len(row.request.tokens))  # the longest first: what memory lacks shows at once
         self.rows: list[_Row] = []
@@ -269,8 +281,8 @@ class Engine:
 
     # ---- a step ----
 
-    def _step(self) -> tuple[list[_Row], Tensor, Any]:
-        """Rows, the token that each is given (-1: it stands still), and on CUDA when they will be known."""
+    def _step(self) -> tuple[list[_Row], list[Tensor], Any]:
+        """Rows, what `_compute` gives of them, and on CUDA when it will be known."""
         rows = len(self.rows)
         if self.on_cuda:
             rows = min(next((size for size in BUCKETS if size >= rows), rows), self.cache.slots)
@@ -278,24 +290,28 @@ class Engine:
         sampled = any(request.temperature for request in requests)
         filtered = any(request.temperature and (request.top_k or request.top_p < 1) for request in requests)
         capacity = min(self._capacity(max(row.length for row in self.rows) + self.on_cuda), self.cache.length)
-        shape = (rows, capacity, sampled, filtered)
+        shape = (rows, capacity, sampled, filtered, self.with_logprobs)
         if not self.on_cuda:
             return list(self.rows), self._compute(*shape), None
         if shape not in self.graphs:
             self.graphs[shape] = None  # the first time as it is, so that all that is made once is made
-            tokens = self._compute(*shape)
+            found = self._compute(*shape)
         else:
             if self.graphs[shape] is None:
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):
-                    result = self._compute(*shape)
-                self.graphs[shape] = graph, result
-            graph, tokens = self.graphs[shape]
+                    found = self._compute(*shape)
+                self.graphs[shape] = graph, found
+            graph, found = self.graphs[shape]
             graph.replay()
-        return list(self.rows), tokens.to("cpu", non_blocking=True), torch.cuda.current_stream().record_event()
+        found = [column.to("cpu", non_blocking=True) for column in found]
+        return list(self.rows), found, torch.cuda.current_stream().record_event()
 
-    def _compute(self, rows: int, capacity: int, sampled: bool, filtered: bool) -> Tensor:
-        """All that runs on the device; the state moves on in place."""
+    def _compute(self, rows: int, capacity: int, sampled: bool, filtered: bool, logprobs: bool) -> list[Tensor]:
+        """All that runs on the device; the state moves on in place.
+
+        The token that each row is given, -1: it stands still; and if asked for, the log-probability of what it chose.
+        """
         state = {name: value[:rows] for name, value in self.state.items()}
         position, live = state["position"], state["live"]
         cache = self.cache.growing(position, state["previous"], capacity)
@@ -306,6 +322,7 @@ class Engine:
         if sampled:
             settings = state["temperature"], state["top_k"], state["top_p"], filtered
             token = torch.where(state["temperature"] > 0, draw(logits, uniform, *settings), token)
+        chances = [logits.log_softmax(-1).gather(1, token).flatten()] * logprobs
         forced = state["forced"].gather(1, following)
         halts = state["halting"].gather(1, token) & (forced < 0) | (following >= state["last"])
         token = torch.where(forced < 0, token, forced)
@@ -314,23 +331,24 @@ class Engine:
         state["token"].copy_(torch.where(live, token, state["token"]))
         position.add_(live)
         live.logical_and_(~halts)
-        return result
+        return [result, *chances]
 
-    def _follow(self, rows: list[_Row], tokens: Tensor, done: Any) -> Iterator[Event]:
+    def _follow(self, rows: list[_Row], found: list[Tensor], done: Any) -> Iterator[Event]:
         """What a step's tokens mean for their rows."""
         if done is not None:
             done.synchronize()
-        for row, token in zip(rows, tokens.tolist(), strict=False):  # a bucket may be larger
+        columns = [column.tolist() for column in found]
+        for row, token, *logprob in zip(rows, *columns, strict=False):  # a bucket may be larger
             if token < 0:
                 continue
             sampled = row.forced == 0
             row.forced -= not sampled
             if sampled and token in row.stop:
                 self._leave(row)
-                yield Event(*row.where, None, reason="stop")
+                yield Event(*row.where, None, True, "stop", *logprob)
                 continue
             row.length += 1
-            yield Event(*row.where, token, sampled)
+            yield Event(*row.where, token, sampled, "", *logprob * sampled)
             answer = self._answer(row, token) if sampled else None
             if row.length == row.most:
                 self._leave(row)
