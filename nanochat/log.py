@@ -29,18 +29,18 @@ def duration(seconds: float) -> str:
 
 
 class MetricLog:
-    """Appends one JSON object a line to `metrics.jsonl`, and mirrors it to W&B when `run` names a run.
+    """Appends one JSON object a line to `metrics.jsonl` or as `name` says, mirrored to W&B when `run` names a run.
 
     The file is the record. W&B may be absent, offline or broken: that is printed once, and the run goes on.
     """
 
-    def __init__(self, folder: Path, run: str = "", config: dict | None = None, project: str = "nanochat"):
-        self.path = folder / "metrics.jsonl"
+    def __init__(self, folder: Path, run: str = "", config: dict | None = None, name: str = "metrics"):
+        self.path = folder / f"{name}.jsonl"
         self._wandb = None
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
             if run not in ("", "dummy"):
-                self._wandb = self._mirrored(lambda: _start_wandb(project, run, config))
+                self._wandb = self._mirrored(lambda: _start_wandb(run, config))
 
     def write(self, **metrics: Any) -> None:
         """One record, handed to the operating system when this returns (not fsynced)."""
@@ -85,12 +85,12 @@ class MetricLog:
             print0(f"W&B is off for the rest of this run ({type(error).__name__}: {error}); see {self.path}")
 
 
-def _start_wandb(project: str, run: str, config: dict | None) -> Any:
+def _start_wandb(run: str, config: dict | None) -> Any:
     import wandb  # slow, and not needed by a run without a name
 
     # Seconds that training waits for a server that is not there, and for the last uploads: 90 and forever by default.
     patience = wandb.Settings(init_timeout=5.0, finish_timeout=30.0)
-    return wandb.init(project=project, name=run, config=config, settings=patience)
+    return wandb.init(project="nanochat", name=run, config=config, settings=patience)
 
 
 class Progress:
