@@ -43,17 +43,25 @@ stage tok_eval "$python" -m scripts.tok_eval --data="$data" --tag="$tag"
 gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 if [ "$gpus" -gt 0 ]; then
   launch=("$python" -m torch.distributed.run --standalone --nproc_per_node="$gpus" -m)
-  size=(${seconds:+--target-seconds="$seconds"}) check=()
+  size=(${seconds:+--target-seconds="$seconds"}) check=() few=()
 else
   launch=("$python" -m)
   size=(--head-dim=64 --max-seq-len=512 --window-pattern=L --total-batch-size=4096 --target-seconds="${seconds:-300}")
-  check=(--eval-bytes=500000)
+  check=(--eval-bytes=500000) few=(--max-per-task=100)
 fi
 base=(--depth="$depth" --data="$data" --tag="$tag" --tokenizer-tag="$tag" ${size[@]+"${size[@]}"} ${check[@]+"${check[@]}"})
 stage base_train "${launch[@]}" scripts.base_train "${base[@]}"
 
 # How well does it predict text, of training and new to it? And what does it write?
 stage base_loss "${launch[@]}" scripts.base_loss --tag="$tag" ${check[@]+"${check[@]}"}
+
+# Does it know more than chance? CORE: 22 tasks of a bundle, of a mirror or of the embedded world.
+bundle=${NANOCHAT_HUB:-${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}/world}/eval_bundle
+if [ -d "$bundle" ]; then
+  stage base_eval "${launch[@]}" scripts.base_eval --tag="$tag" ${few[@]+"${few[@]}"}
+else
+  printf '\nspeedrun: base_eval is left out: there is no %s\n' "$bundle"
+fi
 
 # The report card: one section for each stage above, and the summary.
 stage report "$python" -m nanochat.report --out=report.md

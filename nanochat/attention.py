@@ -23,18 +23,16 @@ class Plan(NamedTuple):
     kernel: Callable | None  # of a package, found outside of what is compiled
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, path: str, window=0, positions=None, starts=None, bounded=False, scale=None
-) -> Tensor:
-    """Causal attention of q (B, Tq, H, D) over k and v (B, Tk, Hkv, D), lengths of any size.
+def attention(q: Tensor, k: Tensor, v: Tensor, *, path: str, bounded=False, scale=None, **sight) -> Tensor:
+    """Causal attention of q (B, Tq, H, D) over k and v (B, Tk, Hkv, D), lengths of any size; sight: what `plan` takes.
 
     Key j stands at position j; query i of row b at positions[b, i], or without them the queries are the last Tq of the
     keys. A query sees keys up to its own position, the last `window` of them if that is not 0, and none before
-    starts[b, i], where its document begins.
+    starts[b, i], where its document begins. With trunks (B, 1) a row's documents are branches: each goes on from the
+    first trunks[b] tokens, which it sees as if they stood directly before it; the trunk's own tokens start at 0.
     """
     where = {"device": q.device, "dtype": q.dtype, "bounded": bounded}
-    sight = plan(path, q.shape[1], k.shape[1], **where, window=window, positions=positions, starts=starts)
-    return attend(q, k, v, sight, scale)
+    return attend(q, k, v, plan(path, q.shape[1], k.shape[1], **where, **sight), scale)
 
 
 def plan(
@@ -47,6 +45,7 @@ def plan(
     window: int = 0,
     positions: Tensor | None = None,
     starts: Tensor | None = None,
+    trunks: Tensor | None = None,
     bounded: bool = False,
 ) -> Plan:
     """The first half of `attention`: all but the tensors themselves; ValueError where the path cannot do it.
@@ -63,7 +62,8 @@ def plan(
         mask = _lasting_mask(path, queries, keys, window, device)
     else:
         query = torch.arange(keys - queries, keys, device=device)[None] if positions is None else positions
-        mask = PATHS[path].mask(query, keys, window, starts)
+        mask = PATHS[path].mask(query, keys, window, starts, trunks)
+    window = window if trunks is None else 0  # of keys by their index, which tells how far away they are no more
     bounded = bounded and dtype != torch.float16  # whose largest number is e^11
     kernel = _kernel(PATHS[path].package) if PATHS[path].package else None
     return Plan(path, window, mask, positions is not None, bounded, kernel)
@@ -103,25 +103,31 @@ def _refusal(name: str, device: torch.device, dtype: torch.dtype, needs: set[str
 # ---- which keys a query sees ----
 
 
-def _sees(query: Tensor, key: Tensor, window: int, start: Tensor | None) -> Tensor:
+def _sees(query: Tensor, key: Tensor, window: int, start: Tensor | None, trunk: Tensor | None) -> Tensor:
     """The definition, for positions of any shapes that broadcast."""
     seen = (key <= query) & (key > query - window) if window else key <= query
-    return seen if start is None else seen & (key >= start)
+    seen = seen if start is None else seen & (key >= start)
+    if trunk is None:
+        return seen
+    before = (key < trunk) & (key <= query)
+    return seen | (before & (key > query - start + trunk - window) if window else before)
 
 
-def _dense_mask(query: Tensor, keys: int, window: int, starts: Tensor | None) -> Tensor:
+def _dense_mask(query: Tensor, keys: int, window: int, starts: Tensor | None, trunks: Tensor | None) -> Tensor:
     """(B or 1, 1, Tq, Tk), from the positions of the queries, (B or 1, Tq)."""
     start = None if starts is None else starts[:, None, :, None]
-    return _sees(query[:, None, :, None], torch.arange(keys, device=query.device), window, start)
+    trunk = None if trunks is None else trunks[:, None, :, None]
+    return _sees(query[:, None, :, None], torch.arange(keys, device=query.device), window, start, trunk)
 
 
-def _block_mask(query: Tensor, keys: int, window: int, starts: Tensor | None):
+def _block_mask(query: Tensor, keys: int, window: int, starts: Tensor | None, trunks: Tensor | None):
     rows = len(query) if starts is None else len(starts)
     query = query.expand(rows, -1)
 
     def sees(row, head, i, key):
         row = row if rows > 1 else row * 0  # one row's positions may stand for all
-        return _sees(query[row, i], key, window, None if starts is None else starts[row, i])
+        start, trunk = None if starts is None else starts[row, i], None if trunks is None else trunks[row, 0]
+        return _sees(query[row, i], key, window, start, trunk)
 
     return create_block_mask(sees, rows if rows > 1 else None, None, query.shape[1], keys, device=query.device)
 
@@ -132,7 +138,7 @@ def _lasting_mask(path: str, queries: int, keys: int, window: int, device: torch
     if PATHS[path].bare(queries, keys, window):
         return None
     with torch.inference_mode(False):  # made by an evaluation, it must still serve the backward of the step after
-        return PATHS[path].mask(torch.arange(keys - queries, keys, device=device)[None], keys, window, None)
+        return PATHS[path].mask(torch.arange(keys - queries, keys, device=device)[None], keys, window, None, None)
 
 
 # ---- the paths ----
@@ -208,7 +214,8 @@ def _kernel(package: str) -> Callable | str:
 
 @dataclass(frozen=True)
 class Path:
-    """run: (q, k, v, plan, scale) → out. mask: (positions of the queries, keys, window, starts) → Plan.mask.
+    """run: (q, k, v, plan, scale) → out. mask: (positions of the queries, keys, window, starts, trunks)
+    → Plan.mask.
 
     can: what it can do; all do grouped queries and odd lengths. bare: (queries, keys, window) that need no mask.
     pays_with: it is chosen when one of these is needed, or if empty. device: the only one, if any. package: that has
@@ -233,5 +240,5 @@ PATHS = {  # fastest first
     "flex": Path(_flex, _block_mask, pays_with=frozenset({"window", "starts"})),
     "sdpa": Path(_sdpa, bare=lambda queries, keys, window: not window and queries in (1, keys)),
     "twin": Path(lambda q, k, v, plan, scale: _plain(q, k, v, plan.mask, scale)),
-    "decode": Path(_decode, missing=lambda device, dtype: "" if device.type == "cpu" else "is for CPUs"),
+    "decode": Path(_decode, device="cpu"),
 }

@@ -251,22 +251,27 @@ class GPT(nn.Module):
     def head_weight(self) -> Tensor:
         return self.embed.weight if self.config.tie_embeddings else self.head.weight
 
-    def hidden(self, ids: Tensor, starts: Tensor | None = None, cache=None) -> Tensor:
+    def hidden(self, ids: Tensor, starts: Tensor | None = None, cache=None, trunks: Tensor | None = None) -> Tensor:
         """What the head reads, (B, T, width) in compute_dtype; starts (B, T): where each token's document begins.
 
-        Without starts attention sees the whole row.
+        Without starts attention sees the whole row. trunks (B, 1): a row begins with so many tokens, starting at 0,
+        that each document behind them goes on from: several endings of one text, computed once. Such a row may be
+        longer than max_seq_len, if its trunk with any one of its documents is not.
         """
         config, length = self.config, ids.shape[1]
         keys = length if cache is None else cache.capacity
-        if keys > config.max_seq_len:
+        if keys > config.max_seq_len and trunks is None:
             raise ValueError(f"{keys} positions are more than the model's max_seq_len, {config.max_seq_len}: shorten")
         positions = None if cache is None else cache.positions
         rows = slice(length) if cache is None else positions
+        if trunks is not None:
+            index = torch.arange(length, device=ids.device)
+            rows = torch.where(starts > 0, index - starts + trunks, index)
         rope = tuple(table[rows].unsqueeze(-2) for table in (self.rope_cos, self.rope_sin))
         common = {"device": ids.device, "dtype": self.compute_dtype, "positions": positions, "starts": starts}
-        common["bounded"] = config.scores_are_bounded
+        common |= {"trunks": trunks, "bounded": config.scores_are_bounded}
         plans = {w: attn.plan(self.attention, length, keys, window=w, **common) for w in set(config.windows)}
-        x0 = self._smear(self._embed(ids), ids, starts, cache)
+        x0 = self._smear(self._embed(ids), ids, starts, cache, trunks)
         # A view, for the compiler makes another graph where two arguments are one and the same tensor.
         x, middle = x0.view_as(x0), None
         mixes = (self.residual_lambdas, self.x0_lambdas)
@@ -290,13 +295,16 @@ class GPT(nn.Module):
         x = self.embed(ids).to(self.compute_dtype)
         return norm(x, self.config.norm_eps) if self.config.embed_norm else x
 
-    def _smear(self, x: Tensor, ids: Tensor, starts: Tensor | None, cache) -> Tensor:
+    def _smear(self, x: Tensor, ids: Tensor, starts: Tensor | None, cache, trunks: Tensor | None) -> Tensor:
         if not self.config.smear:
             return x
         first = self._embed(cache.previous) if cache is not None else torch.zeros_like(x[:, :1])
         before = torch.cat([first, x[:, :-1]], dim=1)
         positions = torch.arange(ids.shape[1], device=ids.device) if cache is None else cache.positions
-        alone = (ids == self.config.bos_id) | (positions == (0 if starts is None else starts))
+        alone = (ids == self.config.bos_id) | (positions == (0 if starts is None or trunks is not None else starts))
+        if trunks is not None:  # before a branch's first token stands the trunk's last
+            last = x.gather(1, (trunks - 1)[..., None].expand(-1, -1, x.shape[2]))
+            before = torch.where((positions == starts)[..., None], last, before)
         gate = self.smear_lambda.to(x.dtype) * torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_INPUTS]))
         return x + gate.masked_fill(alone[..., None], 0) * before
 

@@ -29,6 +29,7 @@ STAGES = (
     Stage("tok_eval", "Tokenizer evaluation", parent="tok_train"),
     Stage("base_train", "Base model training", "tok_train"),
     Stage("base_loss", "Base model loss", "base_train", "BASE", ("train bpb", "val bpb")),
+    Stage("base_eval", "Base model evaluation", "base_train", "BASE", ("CORE metric",)),
     Stage("chat_eval_base", "Chat evaluation base", "base_train", "BASE", CHAT, source="base"),
     Stage("chat_eval_mid", "Chat evaluation mid", "mid_train", "MID", CHAT, source="mid"),
     Stage("chat_eval_sft", "Chat evaluation sft", "chat_sft", "SFT", CHAT, source="sft"),

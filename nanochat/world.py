@@ -85,10 +85,11 @@ def _tables(world: World, counts: Size) -> Iterator[tuple[str, str, list[dict], 
         yield name, f"datasets/{name}-00000-of-00001.parquet", rows, 1024
 
 
-def _bundle(world: World) -> Iterator[tuple[str, bytes]]:
-    rows, listing = core_bundle(world, Dice("bundle", world.seed)), "icl_tasks:\n"
+def bundle(tasks: list[list[str]], rows: dict[str, list[dict]]) -> Iterator[tuple[str, bytes]]:
+    """The files of CORE's bundle. tasks: as `core tasks` of world.txt has them; rows: by label."""
+    listing = "icl_tasks:\n"
     facts = "Eval Task,Task Category,Task Type,#shots,#datapoints,Random baseline,Centered Metric?,Description\n"
-    for label, category, kind, shots, baseline, *delimiter in world.rows("core tasks"):
+    for label, category, kind, shots, baseline, *delimiter in tasks:
         path = f"{category.replace(' ', '_')}/{label}.jsonl"
         yield f"eval_bundle/eval_data/{path}", _lines(rows[label])
         listing += f"-\n  label: {label}\n  dataset_uri: {path}\n  num_fewshot: [{shots}]\n  icl_task_type: {kind}\n"
@@ -107,7 +108,7 @@ def _files(world: World, counts: Size) -> Iterator[tuple[str, bytes]]:
         listed.setdefault(name, about)["files"].append(path)
         listed[name]["rows"] += len(rows)
         yield path, _parquet(rows, group)
-    yield from _bundle(world)
+    yield from bundle(world.rows("core tasks"), core_bundle(world, Dice("bundle", world.seed)))
     yield "identity_conversations.jsonl", _lines(identity(world, Dice("identity", world.seed), counts.chats // 20))
     yield "questions.jsonl", _lines(ten_questions(world, Dice("questions", world.seed)))
     yield "manifest.json", _json(list(listed.values()))

@@ -6,12 +6,11 @@ python -m scripts.prepare --tokenize --data=my-text
 """
 
 import itertools
-import re
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from nanochat.config import Count, option, run
+from nanochat.core_tasks import BUNDLE, data_files
 from nanochat.hub import HubFile, fetch
 from nanochat.log import print0
 from nanochat.paths import stage_dir
@@ -20,7 +19,7 @@ from tasks.common import pick
 
 # What evaluations read besides the tasks of the table, by name.
 OTHER_FILES = {
-    "core": [HubFile("eval_bundle/core.yaml"), HubFile("eval_bundle/eval_meta_data.csv")],  # and what core.yaml names
+    "core": list(BUNDLE),  # and what its list of tasks names
     "humaneval": [HubFile("openai_humaneval/test-00000-of-00001.parquet", "openai/openai_humaneval")],
 }
 KNOWN = [*OTHER_FILES, *TASKS]
@@ -42,12 +41,6 @@ class Config:
     def __post_init__(self):
         if self.tokenize and (self.check or not self.data):
             raise ValueError("--tokenize needs a --data and goes without --check, run that before")
-
-
-def files_of_core(bundle: Path) -> list[HubFile]:
-    """The data files that CORE's own list of tasks names; some tasks share one."""
-    named = re.findall(r"^\s*dataset_uri:\s*(\S+)", bundle.read_text(encoding="utf-8"), re.MULTILINE)
-    return [HubFile(f"eval_bundle/eval_data/{path}") for path in dict.fromkeys(named)]
 
 
 def check(config: Config) -> int:
@@ -91,8 +84,8 @@ def main(config: Config) -> None:
     tasks = [OTHER_FILES.get(name) or TASKS[name].files for name in pick(config.tasks, KNOWN)]
     wanted += itertools.chain(*tasks)
     found = dict(zip(wanted, fetch(wanted, config.offline), strict=True))
-    if bundle := found.get(OTHER_FILES["core"][0]):
-        named = files_of_core(bundle.path)
+    if bundle := found.get(BUNDLE[0]):
+        named = data_files(bundle.path)
         found |= zip(named, fetch(named, config.offline), strict=True)
     rows = [[str(file), place.path.stat().st_size, place.origin, place.seconds] for file, place in found.items()]
 

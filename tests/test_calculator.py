@@ -1,5 +1,6 @@
 """The calculator: what it computes, and that it refuses all else, quickly."""
 
+import contextlib
 import re
 import time
 from fractions import Fraction
@@ -92,10 +93,8 @@ def test_the_dearest_expressions_are_quick():
     dear += ["9**40/7**40*" * 15 + "1", "'" + "a" * 90 + "'.count('" + "a" * 90 + "')"]
     for expression in dear:
         start = time.thread_time()
-        try:
+        with contextlib.suppress(Refused):
             calculate(expression)
-        except Refused:
-            pass
         assert time.thread_time() - start < 0.1, expression
 
 

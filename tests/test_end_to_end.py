@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import tiktoken
 from bad_hub import BadHub
+from bundles import world_tasks, write_bundle
 
 from nanochat.stages import STAGES
 from scripts.tok_eval import comparison
@@ -378,14 +379,20 @@ def speedrun(tmp_path, base):
     return home, run
 
 
-def test_the_main_job_from_another_folder(speedrun, text_folder):
+def test_the_main_job_from_another_folder(speedrun, text_folder, tmp_path, monkeypatch):
     home, run = speedrun
+    write_bundle(tmp_path / "mirror", world_tasks(6))  # what base_eval reads
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "mirror"))
     done = run("--data=letters", "--depth=1", "--seconds=2", cwd=text_folder.parent)
     assert done.returncode == 0, done.stderr
     named = re.findall(r"^== (.*)", done.stdout, re.MULTILINE)
     assert named == ["setup", *[stage.name for stage in STAGES if stage.script != "chat_eval"], "report"]
     assert done.stdout.splitlines()[-1] == f"report card: {home / 'report.md'}"
-    assert "- vocab_size: 65,536\n" in (home / "report.md").read_text(encoding="utf-8")
+    card = (home / "report.md").read_text(encoding="utf-8")
+    assert "- vocab_size: 65,536\n" in card
+    evaluation = sections(card)["Base model evaluation"]
+    lines = r"\n- max_per_task: 100\n- Model: base_train default \(step \d+\)\n- CORE metric: (.*)\n- world_people: "
+    assert f"| CORE metric     | {re.search(lines, evaluation)[1]} |" in sections(card)["Summary"]
 
 
 def test_the_main_job_names_the_stage_that_fails(speedrun):

@@ -1,5 +1,7 @@
 """The model run in half precision, with recomputation, compiled, with a cache: always the same model."""
 
+import itertools
+
 import pytest
 import torch
 from models import CONFIGS, SMALL, lively, tokens
@@ -137,6 +139,29 @@ def test_a_cache_beyond_the_tables_is_refused():
     model = lively(SMALL)
     with pytest.raises(ValueError, match="513 positions are more than the model's max_seq_len"):
         Cache(model, 1, 513).decode(model, tokens(1, 5), torch.tensor([[5]]))
+
+
+@pytest.mark.parametrize("path", ["sdpa", "chunks", "twin", "flex"])
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_branches_of_a_trunk_are_texts_of_their_own(name, path):
+    """Rows of 3, 2 and no branches behind trunks of unequal lengths, one longer than the window, one only <|bos|>."""
+    model, plain, texts = lively(CONFIGS[name], attention=path), lively(CONFIGS[name]), tokens(3, 700)[:, :500]
+    layout = [(150, [140, 1, 33]), (1, [170, 9]), (260, [])]
+    ids, starts = torch.full((2, 3, 330), 0)
+    for row, (trunk, branches) in enumerate(layout):
+        ends = [trunk + sum(branches[:k]) for k in range(len(branches) + 1)]
+        ids[row, : ends[-1]] = texts[row, : ends[-1]]
+        for start, end in itertools.pairwise(ends):
+            starts[row, start:end] = start
+    hidden = model.hidden(ids, starts, trunks=torch.tensor([[trunk] for trunk, _ in layout]))
+    for row, (trunk, branches) in enumerate(layout):
+        end = trunk
+        for branch in branches or [0]:
+            whole = torch.cat([ids[row, :trunk], ids[row, end : end + branch]])
+            ours = torch.cat([hidden[row, :trunk], hidden[row, end : end + branch]])
+            torch.testing.assert_close(ours, plain.hidden(whole[None])[0], atol=1e-4, rtol=1e-4)
+            end += branch
 
 
 @pytest.mark.gpu

@@ -179,7 +179,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError("no space left")
 
-    monkeypatch.setattr(world, "_bundle", full)
+    monkeypatch.setattr(world, "bundle", full)
     with pytest.raises(OSError, match="no space"):
         write_world(tmp_path / "world", 1, "tiny")
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,123 @@
+"""Eval bundles of the embedded world and of hard cases, as mirrors of the hub."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch
+from models import lively
+
+from nanochat.gpt import GPT
+from nanochat.tokenizer import Tokenizer
+from nanochat.world import bundle
+from nanochat.world_chats import core_bundle
+from nanochat.world_facts import Dice, World
+
+CHOICE, SCHEMA, COMPLETION = "multiple_choice", "schema", "language_modeling"
+
+
+class CoreTask(NamedTuple):
+    label: str
+    category: str
+    kind: str
+    shots: int
+    baseline: int  # percent right by chance
+    rows: list[dict]
+    delimiter: str = " "
+
+
+def choices(query: str, *options: str, gold: int = 0) -> dict:
+    return {"query": query, "choices": list(options), "gold": gold}
+
+
+def contexts(continuation: str, *options: str, gold: int = 0) -> dict:
+    return {"context_options": list(options), "continuation": continuation, "gold": gold}
+
+
+# Ties, options that are the beginning of others, options of one token, nothing in common, all in common.
+HARD = [
+    CoreTask(
+        "hard_choices",
+        "hard",
+        CHOICE,
+        2,
+        25,
+        [
+            choices("Which? ", "the same", "the same", "the same", gold=1),
+            choices("Which? ", "the same", "the same", "the other", gold=1),
+            choices("Which? ", "a far worse 1x!? other", "the same", "the same", gold=1),
+            choices("Is water wet or is it rather a long way of saying so?", "A", "B", "C", "D", gold=3),
+            choices("Is it?", "wat", "water", "waterfall and more", gold=0),
+            choices("Is it?", "waterfall and more", "wat", "water", gold=0),
+            choices("Is it?", "yes", gold=0),
+            choices("Is it — 여우?", "빠른", "빠르다", "느린 여우", gold=1),
+        ],
+        " ",
+    ),
+    CoreTask(
+        "hard_schema",
+        "hard",
+        SCHEMA,
+        1,
+        50,
+        [
+            contexts("it goes on.", "The one here", "The one here", gold=1),
+            contexts("on and on and on", "A", "A on and on", gold=1),
+            contexts("feared violence.", "They said the men", "They said the demonstrators", gold=0),
+            contexts("was late", "Ann thinks that Bob", "Sue", "No", gold=2),
+        ],
+    ),
+    CoreTask(
+        "hard_completion",
+        "hard",
+        COMPLETION,
+        1,
+        0,
+        [
+            {"context": "  a b a b a ", "continuation": "b a b"},
+            {"context": "the cat the cat the", "continuation": "cat"},
+            {"context": "1 2 3 4\n", "continuation": "5 6 7 8 9 10 11 12 13"},
+        ],
+        "\nAnswer: ",
+    ),
+]
+
+
+def write_bundle(mirror: Path, tasks: list[CoreTask]) -> None:
+    listed = [[*map(str, task[:5]), *([json.dumps(task.delimiter)] if task.delimiter != " " else [])] for task in tasks]
+    for path, content in bundle(listed, {task.label: task.rows for task in tasks}):
+        (mirror / path).parent.mkdir(parents=True, exist_ok=True)
+        (mirror / path).write_bytes(content)
+
+
+def world_tasks(rows: int, seed: int = 1) -> list[CoreTask]:
+    """All tasks of the world's bundle, cut to so many items."""
+    world = World(seed, 16)
+    made = core_bundle(world, Dice("bundle", seed))
+    return [
+        CoreTask(label, category, kind, int(shots), int(baseline), made[label][:rows], *map(json.loads, delimiter))
+        for label, category, kind, shots, baseline, *delimiter in world.rows("core tasks")
+    ]
+
+
+def vocabulary(size: int = 300) -> Tokenizer:
+    return Tokenizer.train([str(task.rows) for task in world_tasks(9)], size)
+
+
+def one_process(**other) -> SimpleNamespace:
+    alone = {"rank": 0, "world_size": 1, "device": torch.device("cpu"), "from_first": lambda work: work()}
+    return SimpleNamespace(**alone | other)
+
+
+def taught(tokenizer: Tokenizer, text: str, steps: int = 40, **fields) -> GPT:
+    """A small model that has learned a little text by heart, so that it is right where others are wrong."""
+    shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"]}
+    model = lively({"depth": 3, "width": 64, "heads": 2, "kv_heads": 1, "max_seq_len": 512} | shape | fields)
+    ids = torch.tensor([[shape["bos_id"], *tokenizer.encode(text)]])[:, : model.config.max_seq_len]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(ids[:, :-1], ids[:, 1:]).div(ids.shape[1]).backward()
+        optimizer.step()
+    return model.eval()
