@@ -56,9 +56,14 @@ class Runtime:
         """In the precision of the run that a checkpoint is of: what auto measures may differ from day to day."""
         if manifest["dtype"] == self.dtype_name:
             return self
-        path, why = _attention(self.device, dtype := DTYPES[manifest["dtype"]], "auto", needs)
-        print0(f"precision: {manifest['dtype']}: as the run began; attention: {why}")
-        return replace(self, dtype=dtype, attention=path)
+        print0(f"precision: {manifest['dtype']}: as the run began")
+        return replace(self, dtype=DTYPES[manifest["dtype"]]).attending("auto", needs)
+
+    def attending(self, path: str, needs: Collection[str]) -> "Runtime":
+        """By a path of attention that does what a model needs, which may not be known before `setup`."""
+        path, why = _attention(self.device, self.dtype, path, needs)
+        print0(f"attention: {why}")
+        return replace(self, attention=path)
 
     def all_sum(self, numbers: torch.Tensor) -> torch.Tensor:
         """Over ranks, in place."""

@@ -86,9 +86,9 @@ def main(config: Config) -> None:
     from nanochat.checkpoint import MANIFEST
     from nanochat.corpus import open_corpus, shards_for
     from nanochat.dataloader import TextLoader, merge_states
-    from nanochat.eval_bpb import read_text, validation
+    from nanochat.eval_bpb import bits_per_byte, read_text, validation
     from nanochat.objectives import next_token
-    from nanochat.restore import hold_for_all, keeping, put_back, run_to_go_on_with
+    from nanochat.restore import has_news, hold_for_all, keeping, put_back, run_to_go_on_with
     from nanochat.runtime import planned_hardware, setup
     from nanochat.tokenizer import Tokenizer
 
@@ -121,7 +121,7 @@ def main(config: Config) -> None:
         with source, keeping(folder, config, runtime, model, optimizer, source, merge_states, **about) as save:
             state = loop.State(**put_back(begun, optimizer, source)) if begun else loop.State()
             log.rewind(state.step if begun else -1)
-            validate = validation(model, text, length, rows, runtime, log)
+            validate = validation(lambda: {"bpb": bits_per_byte(model, text, length, rows, runtime)[:2]}, log)
             # Saved last, so that a checkpoint knows what the validation before it found.
             hooks = [loop.every(config.eval_every, validate, at_start=True)] * (config.eval_every >= 0)
             hooks.append(loop.every(config.save_every, save, at_stop=True))
@@ -129,11 +129,7 @@ def main(config: Config) -> None:
             horizon = {"steps": plan.scale.steps, "seconds": plan.scale.seconds, "clip": config.grad_clip}
             steps = loop.Plan(rows, plan.flops_per_token, moves, lambda: fp8.refresh(model), **horizon)
             loop.train(model, source, next_token, optimizer, steps, hooks, runtime, log, state)
-        if state.stop:
-            print0(f"stopped by {state.stop} after step {state.step:,}: the same command goes on from there")
-        elif begun and begun.step == state.step and (folder / "outcome.json").exists():
-            print0(f"the run had ended with step {state.step:,}: nothing is left to train")
-        elif runtime.rank == 0:
+        if has_news(state, begun, folder) and runtime.rank == 0:
             outcome.metrics = plan.summary | training_facts(state, source, corpus, runtime)
             outcome.curves = curves(log)
             outcome.add_artifact(folder / "latest" / MANIFEST)

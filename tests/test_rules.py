@@ -19,12 +19,13 @@ OUR_CODE = ("nanochat", "scripts", "tasks")
 # Lowest first. A module imports only from lower layers; a new one gets its place here.
 LAYERS = [
     "config stages hardware paths log nodes documents world_facts world_texts world_chats",
-    "interrupt plots cross_entropy_triton hub folder shards world lanes token_shards prefetch",
+    "inherit interrupt plots cross_entropy_triton hub folder shards world lanes token_shards prefetch",
     "outcome tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
     "runtime param_groups gpt recursive scaling dataloader packing lint core_tasks",
     "checkpoint engine kvcache objectives rollouts eval_bpb eval_core",
     "loop restore eval_chat card report export serve sweep mixture merge variance",
     "blueprint",
+    "finetune",
 ]
 LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}
 HIGHEST_LAYER_FOR_TASKS = 2
@@ -38,7 +39,9 @@ PURE_CALLS = set(
     "dataclass field option arg compile frozenset set dict tuple list range len sorted sum min max zip enumerate "
     "chr ord int float str bytes split join format strip cache lru_cache wraps no_grad contextmanager".split()
 )
-WITHOUT_TORCH = {f"nanochat.{name}" for name in "config stages hardware paths log nodes hub report scaling".split()}
+WITHOUT_TORCH = {
+    f"nanochat.{name}" for name in "config stages hardware paths log nodes hub inherit report scaling".split()
+}
 
 # Declared for the next floors: taken off this list by the change that first imports it.
 NOT_YET_IMPORTED = set("starlette uvicorn transformers tokenizers".split())
