@@ -19,6 +19,8 @@ from nanochat.chat import render_prompt, shortened
 from nanochat.engine import Request
 from nanochat.log import Progress, print0
 
+AT_ONCE = 20  # problems whose answers are judged side by side, programs in as many processes
+
 
 @dataclass(frozen=True)
 class Options:
@@ -42,7 +44,7 @@ class Problem(NamedTuple):
     cut: bool
 
 
-Answered = Iterator[list[tuple[Problem, list[dict]]]]  # this rank's problems with their completions, some at a time
+Answered = Iterator[tuple[Problem, list[dict]]]  # this rank's problems with their completions
 
 
 class Estimate(NamedTuple):
@@ -77,10 +79,13 @@ def evaluate(
         print0(f"{label}: {cut:,} of {total:,} prompts are longer than the context and lose their beginning")
     records, right, progress = [], 0, Progress(label, "problems")
     answer, source = (_pick_letters, model) if by_letter else (_write, engine)
-    for answered in answer(problems, source, tokenizer, runtime, options):
+    answers = answer(problems, source, tokenizer, runtime, options)
+    while answered := list(itertools.islice(answers, AT_ONCE)):
+        said = [(problem.conversation, completion["text"]) for problem, written in answered for completion in written]
+        verdicts = iter(task.evaluate_all(said))
         for problem, completions in answered:
             for completion in completions:
-                completion["right"] = bool(task.evaluate(problem.conversation, completion["text"]))
+                completion["right"] = bool(next(verdicts))
             right += sum(completion["right"] for completion in completions) / len(completions)
             about = {"problem": problem.number, "prompt": tokenizer.decode(problem.prompt), "cut": problem.cut}
             about["answer"] = problem.conversation["messages"][-1]["content"]
@@ -127,7 +132,7 @@ def _pick_letters(problems: list[Problem], model: Any, tokenizer: Any, runtime: 
         ids = [letter_ids(row, tokenizer) for row in letters]
         picked = pick_letters(model, [problem.prompt for problem in batch], ids, runtime.device)
         texts = [row[choice] for row, choice in zip(letters, picked, strict=True)]
-        yield [(problem, [{"text": text}]) for problem, text in zip(batch, texts, strict=True)]
+        yield from ((problem, [{"text": text}]) for problem, text in zip(batch, texts, strict=True))
 
 
 @torch.no_grad()
@@ -165,4 +170,4 @@ def _write(problems: list[Problem], engine: Any, tokenizer: Any, runtime: Any, o
         text = tokenizer.decode(tokens.pop(where, []))
         found[event.request][event.sample] = {"text": text, "reason": event.reason}
         if all(found[event.request]):
-            yield [(mine[event.request], found[event.request])]
+            yield mine[event.request], found[event.request]

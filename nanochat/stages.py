@@ -23,7 +23,7 @@ class Stage:
         return "chat_eval" if self.source else self.name
 
 
-CHAT = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "ChatCORE")
+CHAT = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval", "ChatCORE")
 STAGES = (
     Stage("tok_train", "Tokenizer training"),
     Stage("tok_eval", "Tokenizer evaluation", parent="tok_train"),

@@ -11,8 +11,8 @@ from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_text
 from nanochat.stages import STAGES
-from tasks import TASKS
-from tasks.common import Task, TaskError, pick
+from tasks import JUDGED, open_tasks
+from tasks.common import pick
 
 SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 
@@ -22,7 +22,7 @@ class Config:
     """Evaluate a model on tasks."""
 
     source: str = option("sft", f"stage whose model to take: {', '.join(SOURCES)}", group="model")
-    tasks: str = option("", f"joined by |, of {', '.join(TASKS)}; empty: all that the hub has", group="tasks")
+    tasks: str = option("", f"joined by |, of {', '.join(JUDGED)}; empty: those of ChatCORE", group="tasks")
     dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device")
     temperature: float = option(0.0, "of what is written; 0: the likeliest token", group="samples", least=0)
     max_new_tokens: Count = option(512, "of an answer", group="samples", least=1, unit="TOKENS")
@@ -32,6 +32,7 @@ class Config:
     tag: str = option("d12", "run whose model to take", group="model", in_card=False)
     step: Count = option(-1, "its checkpoint, -1: the newest", group="model", least=-1)
     max_problems: Count = option(0, "of each task, 0: all", group="tasks", least=0)
+    unsafe_exec: bool = option(False, "run programs even where they cannot be contained", group="tasks")
     device_type: str = option("auto", "auto, cuda, mps or cpu", group="device")
     seed: Count = option(0, "of what is written", group="samples", least=0, in_card=False)
     run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
@@ -41,24 +42,7 @@ class Config:
             raise ValueError(f"--source={self.source} is not one of {', '.join(SOURCES)}")
         if self.num_samples > 1 and not self.temperature:
             raise ValueError(f"--num-samples={self.num_samples} would all be the same, add --temperature=1")
-        pick(self.tasks, TASKS)
-
-
-def open_tasks(names: str) -> dict[str, Task]:
-    """Those named; or all of which the hub has the files."""
-    if names:
-        return {name: TASKS[name]() for name in pick(names, TASKS)}
-    found = {}
-    for name, open_task in TASKS.items():
-        try:
-            found[name] = open_task()
-        except TaskError:
-            raise
-        except ValueError as error:  # of the hub: a rank is told no more by the one that has fetched for it
-            print0(f"chat_eval: {name} is left out: {' '.join(str(error).split())}")
-    if not found:
-        raise ValueError("no task has its files here, see `python -m scripts.prepare --tasks=…` or set NANOCHAT_HUB")
-    return found
+        pick(self.tasks, JUDGED)
 
 
 def main(config: Config) -> None:
@@ -70,7 +54,7 @@ def main(config: Config) -> None:
 
     stage = SOURCES[config.source]
     outcome = Outcome.begin(stage.name, config.tag, config)
-    tasks = open_tasks(config.tasks)
+    tasks = open_tasks(config.tasks, config.unsafe_exec)
     options = Options(**{field.name: getattr(config, field.name) for field in fields(Options)})
     with setup(config.device_type, config.dtype) as runtime:
         step = None if config.step < 0 else config.step

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
 from nanochat.core_tasks import BUNDLE, data_files
-from nanochat.hub import HubFile, fetch
+from nanochat.hub import fetch
 from nanochat.log import print0
 from nanochat.paths import stage_dir
 from tasks import TASKS
@@ -20,7 +20,6 @@ from tasks.common import pick
 # What evaluations read besides the tasks of the table, by name.
 OTHER_FILES = {
     "core": list(BUNDLE),  # and what its list of tasks names
-    "humaneval": [HubFile("openai_humaneval/test-00000-of-00001.parquet", "openai/openai_humaneval")],
 }
 KNOWN = [*OTHER_FILES, *TASKS]
 
@@ -81,7 +80,7 @@ def main(config: Config) -> None:
     wanted = hub_files(config.data, config.num_shards)
     if config.data and not wanted:
         find(config.data)  # made now: the embedded world has the files of the tasks too
-    tasks = [OTHER_FILES.get(name) or TASKS[name].files for name in pick(config.tasks, KNOWN)]
+    tasks = [OTHER_FILES.get(name) or TASKS[name].files() for name in pick(config.tasks, KNOWN)]
     wanted += itertools.chain(*tasks)
     found = dict(zip(wanted, fetch(wanted, config.offline), strict=True))
     if bundle := found.get(BUNDLE[0]):

@@ -1,8 +1,42 @@
-"""The table of tasks: name -> what opens a split of it."""
+"""The table of tasks, name -> what opens a split of it, and how those that a user names are opened."""
 
-from collections.abc import Callable
+from nanochat.log import print0
+from tasks import chats, gsm8k, hrm8k, humaneval, mixing, multiple_choice, spelling
+from tasks.common import DataSet, Task, TaskError, pick
 
-from tasks import gsm8k, multiple_choice
-from tasks.common import Task
+TASKS: dict[str, DataSet] = {
+    **multiple_choice.SETS,
+    **gsm8k.SETS,
+    **hrm8k.SETS,
+    **humaneval.SETS,
+    **spelling.SETS,
+    **chats.SETS,
+}
+JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]
+CHAT_CORE = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval")  # what ChatCORE is the mean of
 
-TASKS: dict[str, Callable[..., Task]] = {**multiple_choice.SETS, **gsm8k.SETS}
+
+def mixture(spec: str, split: str = "train", seed: int = 0) -> mixing.Mixture:
+    """Conversations to learn from, or for validation, of the tasks that a spec like `mmlu:3,json:PATH` names."""
+    return mixing.mix(spec, TASKS, split, seed)
+
+
+def open_tasks(names: str, unsafe_exec: bool = False) -> dict[str, Task]:
+    """Those named, to be evaluated; or those of CHAT_CORE of which the hub has the files."""
+
+    def opened(name: str) -> Task:
+        return TASKS[name](**({"unsafe": unsafe_exec} if TASKS[name].task.kind == "program" else {}))
+
+    if names:
+        return {name: opened(name) for name in pick(names, JUDGED)}
+    found = {}
+    for name in CHAT_CORE:
+        try:
+            found[name] = opened(name)
+        except TaskError:
+            raise
+        except ValueError as error:  # of the hub or the sandbox: a rank is told no more by the one that fetched for it
+            print0(f"tasks: {name} is left out: {' '.join(str(error).split())}")
+    if not found:
+        raise ValueError("no task has its files here, see `python -m scripts.prepare --tasks=…` or set NANOCHAT_HUB")
+    return found

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from nanochat.stages import CHAT, STAGES
-from tasks import TASKS
+from tasks import CHAT_CORE
 
 # What the next floors build: taken off here by the change that does.
 NOT_YET_BUILT = {"chat_rl"}
@@ -23,7 +23,7 @@ def test_every_stage_has_a_script_and_a_section_of_its_own():
 
 
 def test_the_card_sums_up_every_task():
-    assert {*CHAT} == {*TASKS, "ChatCORE"}
+    assert (*CHAT_CORE, "ChatCORE") == CHAT
 
 
 def test_what_scripts_chat_eval_takes_a_model_from():
