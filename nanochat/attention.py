@@ -177,10 +177,11 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor
     """One query a row as two batched products, for which keys lie head by head; a CPU's fused kernel takes longer."""
     if q.shape[1] > 1:
         return _sdpa(q, k, v, plan, scale)
-    groups = q.view(len(q), k.shape[2], -1, q.shape[-1])  # the queries that share a head's keys
-    scores = (groups @ k.permute(0, 2, 3, 1)).float() * scale
-    weights = scores.masked_fill(~plan.mask, -torch.inf).softmax(-1)
-    return (weights.to(v.dtype) @ v.transpose(1, 2)).view(q.shape)
+    rows, _, heads, channels = q.shape
+    k, v = (x.transpose(1, 2).flatten(0, 1) for x in (k, v))
+    scores = torch.bmm(q.reshape(len(k), -1, channels), k.mT).float() * scale  # the queries that share a head's keys
+    weights = torch.where(plan.mask[:, 0], scores.view(rows, heads, -1), -torch.inf).softmax(-1)
+    return torch.bmm(weights.to(v.dtype).view(len(v), -1, weights.shape[-1]), v).view(q.shape)
 
 
 @lru_cache(maxsize=1)

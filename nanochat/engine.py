@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nanochat.calculator import Refused, calculate
+from nanochat.fused import Fused
 from nanochat.gpt import GPT
 from nanochat.kvcache import KVCache
 
@@ -82,18 +83,6 @@ class _Row:
     expression: list[int] | None = None
 
 
-class Packed(nn.Module):
-    """A linear layer of an x86 CPU, its weight in the order in which oneDNN reads it."""
-
-    ROWS = 32  # that the order is chosen for; it is good for one row too
-
-    def pack(self, weight: Tensor) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, self.ROWS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
-
-
 class Engine:
     """Its weights are a copy in the model's compute_dtype, laid out for generation, as of its making or `refresh`.
 
@@ -101,36 +90,15 @@ class Engine:
     """
 
     def __init__(self, model: GPT, tokenizer: Any, slots: int = 0):
-        self.source, self.config, self.dtype = model, model.config, model.compute_dtype
+        self.config, self.dtype = model.config, model.compute_dtype
         self.device = model.embed.weight.device
         self.on_cuda = self.device.type == "cuda"
         self.slots = slots or SLOTS.get(self.device.type, OTHER_SLOTS)
         self.tokenizer, self.special = tokenizer, tokenizer.special_tokens
         self.ends = frozenset(self.special[name] for name in ("<|assistant_end|>", "<|bos|>"))
         self.cache: KVCache | None = None
-        with torch.device("meta"):
-            self.model = GPT(model.config, "decode" if self.device.type == "cpu" else "sdpa")
-        self.model.to_empty(device=self.device).requires_grad_(False).init_buffers()
-        self.model.compute_dtype = self.dtype
-        packs = self.device.type == "cpu" and torch.backends.mkldnn.is_available() and self.dtype != torch.float16
-        for name, module in list(self.model.named_modules()):
-            if isinstance(module, nn.Linear) and packs and min(module.weight.shape) >= Packed.ROWS:
-                parent, _, own = name.rpartition(".")
-                setattr(self.model.get_submodule(parent), own, Packed())
-            elif isinstance(module, nn.Linear | nn.Embedding):
-                module.to(self.dtype)
-        self.refresh()
-
-    @torch.inference_mode()
-    def refresh(self) -> None:
-        """Take the weights that the model has now."""
-        for name, weight in self.source.named_parameters():
-            module, _, own = name.rpartition(".")
-            mine = self.model.get_submodule(module)
-            if isinstance(mine, Packed):
-                mine.pack(weight.to(self.dtype))
-            else:
-                getattr(mine, own).copy_(weight)
+        self.model = Fused(model)
+        self.refresh = self.model.refresh
 
     def generate(self, requests: Sequence[Request], logprobs: bool = False) -> list[list[Completion]]:
         """The n completions of each request."""
@@ -200,7 +168,8 @@ class Engine:
             slots = max(1, min(slots, fit))
         self.cache = KVCache(self.config, slots, length, self.dtype, self.device)
         sizes = {"forced": length, "uniform": length, "halting": self.config.vocab_size}
-        kinds = {"uniform": torch.float64, "temperature": torch.float32, "top_p": torch.float32}
+        fine = torch.float32 if self.device.type == "mps" else torch.float64
+        kinds = {"uniform": fine, "temperature": torch.float32, "top_p": torch.float32}
         kinds |= {"halting": torch.bool, "live": torch.bool}
         names = ("token", "previous", "position", "last", "top_k", *sizes, *kinds)
         self.state = {
@@ -392,5 +361,5 @@ def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor, to
         kept = (ranks < top_k) & (chances.cumsum(-1) - chances < top_p)
         least = ranked.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
         logits = logits.masked_fill(logits < least, -torch.inf)
-    mass = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
-    return (mass <= uniform * mass[:, -1:]).sum(-1, keepdim=True)
+    mass = logits.softmax(-1).cumsum(-1, dtype=uniform.dtype)
+    return (mass <= uniform * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)

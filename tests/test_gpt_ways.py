@@ -107,7 +107,7 @@ class Layer:
         return self.keys, self.values
 
 
-@pytest.mark.parametrize("path", ["sdpa", "chunks", "twin", "flex"])
+@pytest.mark.parametrize("path", ["sdpa", "chunks", "twin", "flex", "decode"])
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
 def test_decoding_with_a_cache_is_the_full_pass(name, path):

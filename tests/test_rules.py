@@ -22,8 +22,9 @@ LAYERS = [
     "inherit interrupt plots cross_entropy_triton hub folder shards world lanes token_shards prefetch",
     "outcome tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
     "runtime param_groups gpt recursive scaling dataloader packing lint core_tasks",
-    "checkpoint engine kvcache objectives rollouts eval_bpb eval_core",
-    "loop restore eval_chat card report export serve sweep mixture merge variance",
+    "kvcache fused",
+    "checkpoint engine objectives eval_bpb eval_core",
+    "loop restore eval_chat rollouts card report export serve sweep mixture merge variance",
     "blueprint",
     "finetune",
 ]

@@ -1,0 +1,98 @@
+"""The model as generation runs it: its weights cast once, stacked and packed, so that a token takes few kernels."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanochat import attention as attn
+from nanochat.gpt import GPT, MLP_KINDS, VALUE_GATE_INPUTS, Block, norm, rotate
+
+PACKED_ROWS = 32  # for which oneDNN chooses the order of a weight; it is good for one row too
+
+
+class Stacked(nn.Module):
+    """Weights with the same inputs as one linear layer; on an x86 CPU in the order in which oneDNN reads them."""
+
+    def __init__(self, *sources: Tensor, dtype: torch.dtype):
+        super().__init__()
+        self.sources, self.dtype, self.weight = sources, dtype, None
+        packs = sources[0].device.type == "cpu" and torch.backends.mkldnn.is_available() and dtype != torch.float16
+        self.packed = packs and sources[0].ndim == 2 and min(sources[0].shape) >= PACKED_ROWS
+
+    def refresh(self) -> None:
+        weight = torch.cat([source.to(self.dtype) for source in self.sources])
+        if self.packed:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+        elif self.weight is None:
+            self.weight = weight
+        else:
+            self.weight.copy_(weight)  # where a CUDA graph looks for it
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
+        return F.linear(x, self.weight)
+
+
+class FusedBlock(nn.Module):
+    """A `gpt.Block` with a cache; queries and keys are turned and normed together."""
+
+    def __init__(self, block: Block, dtype: torch.dtype):
+        super().__init__()
+        own, mlp = block.attn, block.mlp
+        self.config, self.activation = own.config, mlp.activation
+        self.qkv = Stacked(own.q.weight, own.k.weight, own.v.weight, dtype=dtype)
+        self.o, self.down = Stacked(own.o.weight, dtype=dtype), Stacked(mlp.down.weight, dtype=dtype)
+        self.ups = Stacked(*(layer.weight for layer in (mlp.up, mlp.gate) if layer), dtype=dtype)
+        self.ve_gate = Stacked(own.ve_gate.weight, dtype=dtype) if own.ve_gate else None
+        self.qk_gain = Stacked(own.qk_gain, dtype=torch.float32) if own.qk_gain is not None else None
+
+    def forward(self, x, x0, residual_lambda, x0_lambda, values, rope, plan, cache) -> Tensor:
+        config = self.config
+        if residual_lambda is not None:
+            x = residual_lambda * x
+        if x0_lambda is not None:
+            x = torch.addcmul(x, x0_lambda, x0)
+        normed = norm(x, config.norm_eps)
+        heads = self.qkv(normed).unflatten(-1, (-1, config.head_dim))
+        qk, v = heads.split([config.heads + config.kv_heads, config.kv_heads], dim=-2)
+        if self.ve_gate is not None:
+            gate = 3 * torch.sigmoid(self.ve_gate(normed[..., :VALUE_GATE_INPUTS]))
+            v = torch.addcmul(v, gate[..., None], values.view(v.shape))
+        qk = rotate(qk, *rope)
+        if config.qk_norm:
+            qk = norm(qk, config.norm_eps)
+        q, k = qk.split([config.heads, config.kv_heads], dim=-2)
+        if self.qk_gain is not None:
+            q = q * self.qk_gain.weight[:, None]
+        k, v = cache.update(k.to(x.dtype), v)
+        x = x + self.o(attn.attend(q.to(x.dtype), k, v, plan, config.attention_scale).flatten(-2))
+        ups = self.ups(norm(x, config.norm_eps)).chunk(1 + MLP_KINDS[config.mlp][0], dim=-1)
+        return x + self.down(self.activation(ups[0], ups[-1]))
+
+
+class Fused(GPT):
+    """For inference with a cache: a copy in the model's compute_dtype, of its weights at the last `refresh`."""
+
+    def __init__(self, model: GPT):
+        device, dtype = model.embed.weight.device, model.compute_dtype
+        with torch.device("meta"):
+            super().__init__(model.config, "decode" if device.type == "cpu" else "sdpa")
+        self.compute_dtype, self.sources = dtype, dict(model.named_parameters())
+        self.blocks = nn.ModuleList(FusedBlock(block, dtype) for block in model.blocks)
+        if not model.config.tie_embeddings:
+            self.head = Stacked(model.head.weight, dtype=dtype)
+        if model.config.smear:
+            self.smear_gate = Stacked(model.smear_gate.weight, dtype=dtype)
+        self.to_empty(device=device).requires_grad_(False).init_buffers()
+        self.embed.to(dtype), self.value_embeds.to(dtype)
+        self.refresh()
+
+    @torch.inference_mode()
+    def refresh(self) -> None:
+        """Take the weights that the model has now."""
+        for name, mine in self.named_parameters():
+            mine.copy_(self.sources[name])
+        for module in self.modules():
+            if isinstance(module, Stacked):
+                module.refresh()

@@ -1,0 +1,377 @@
+"""The engine: what comes out is what a plain loop over one row gives, whoever else is there; tools, ends, slots."""
+
+import random
+from dataclasses import replace
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+import torch
+from models import CONFIGS, SMALL, lively
+
+import rustbpe
+from nanochat.engine import Completion, Engine, Request, draw
+from nanochat.gpt import GPT, GPTConfig
+from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
+
+TOKENIZER = Tokenizer(rustbpe.Tokenizer([], SPECIAL_TOKENS))  # bytes are their own ids
+ID = TOKENIZER.special_tokens
+SIZES = {"vocab_size": TOKENIZER.vocab_size, "max_seq_len": 192, "bos_id": ID["<|bos|>"]}  # short windows are of 128
+NEVER = frozenset()
+
+
+def model_of(name="reference", **fields):
+    return lively({**CONFIGS[name], **SIZES, **fields}).requires_grad_(False)
+
+
+def mixed(count, seed=3, **settings):
+    """Prompts of all lengths, with lengths to generate that reach the end of the context or do not."""
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    requests = []
+    for i in range(count):
+        length = dice.choice([1, 2, 191, dice.randint(1, 191), dice.randint(1, 191)])
+        prompt = [ID["<|bos|>"], *(dice.randrange(256) for _ in range(length - 1))]
+        requests.append(Request(prompt, dice.choice([1, 5, 20, 100]), stop=NEVER, seed=i, **settings))
+    return requests
+
+
+def plain(model, request, sample=0):
+    """The sample by the book: one row, no cache, one token at a time; tools are not called."""
+    ids, uniform = list(request.tokens), np.random.default_rng([request.seed, sample]).random(request.max_new_tokens)
+    context = model.config.max_seq_len
+    for u in uniform[: context - len(ids)]:
+        logits = model(torch.tensor([ids]))[0, -1]
+        if request.temperature == 0:
+            ids.append(int(logits.argmax()))
+            continue
+        chances = (logits.double() / request.temperature).softmax(0).numpy()
+        order = np.argsort(-chances, kind="stable")
+        kept = order[: request.top_k or None]
+        before = np.cumsum(chances[kept] / chances[kept].sum()) - chances[kept] / chances[kept].sum()
+        kept = kept[before < request.top_p]
+        chances[np.setdiff1d(order, kept)] = 0
+        ids.append(int(np.searchsorted(np.cumsum(chances), u * chances.sum(), side="right")))
+    return ids[len(request.tokens) :]
+
+
+def tokens_of(found):
+    return [[completion.tokens for completion in samples] for samples in found]
+
+
+# ---- the same as alone ----
+
+
+@pytest.mark.parametrize(("name", "count"), [("reference", 200), ("odd shapes", 40), ("october-2025", 40)])
+def test_greedy_is_the_plain_loop(name, count):
+    """One pass over a row gives what a loop without a cache would have chosen at each of its positions."""
+    model, requests = model_of(name), mixed(count)
+    assert 128 in model.config.windows or name == "october-2025"
+    ended = 0
+    for request, [completion] in zip(requests, Engine(model, TOKENIZER, slots=16).generate(requests), strict=True):
+        ids = [*request.tokens, *completion.tokens]
+        assert len(completion.tokens) == min(request.max_new_tokens, 192 - len(request.tokens))
+        chosen = model(torch.tensor([ids[:-1]]))[0].argmax(-1).tolist()
+        assert ids[len(request.tokens) :] == chosen[len(request.tokens) - 1 :]
+        assert completion.reason == "length"
+        assert completion.mask == [1] * len(completion.tokens)
+        ended += len(ids) == 192
+    assert ended > count / 10
+
+
+def test_a_plain_loop_token_by_token():
+    model, requests = model_of(), mixed(4, seed=12)
+    requests.append(Request([ID["<|bos|>"]] * 150, 100, stop=NEVER))
+    assert tokens_of(Engine(model, TOKENIZER).generate(requests)) == [[plain(model, request)] for request in requests]
+
+
+SETTINGS = [
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 5},
+    {"temperature": 1.3, "top_p": 0.8},
+    {"temperature": 1.0, "top_k": 40, "top_p": 0.6},
+    {"top_k": 3},  # greedy
+]
+
+
+def test_samples_are_the_plain_loops():
+    model = model_of()
+    requests = [replace(r, **SETTINGS[i % 5], max_new_tokens=8, n=2) for i, r in enumerate(mixed(10))]
+    expected = [[plain(model, request, sample) for sample in range(2)] for request in requests]
+    assert tokens_of(Engine(model, TOKENIZER).generate(requests)) == expected
+
+
+def test_company_and_order_change_nothing():
+    """Alone, in any company and order, with few slots or many: each row is the same."""
+    model = model_of()
+    requests = [replace(r, **SETTINGS[i % 5], n=1 + i % 3) for i, r in enumerate(mixed(30, seed=21))]
+    together = tokens_of(Engine(model, TOKENIZER, slots=12).generate(requests))
+    for slots in (1, 5, 64):
+        order = random.Random(slots).sample(range(30), 30)
+        shuffled = tokens_of(Engine(model, TOKENIZER, slots=slots).generate([requests[i] for i in order]))
+        assert shuffled == [together[i] for i in order]
+    engine = Engine(model, TOKENIZER)
+    assert [tokens_of(engine.generate([request]))[0] for request in requests] == together
+
+
+def test_seeds_and_samples_differ():
+    request = Request([ID["<|bos|>"], 65], 20, temperature=1.0, stop=NEVER, n=5)
+    first, other = tokens_of(Engine(model_of(), TOKENIZER).generate([request, replace(request, seed=1, n=2)]))
+    assert len({tuple(tokens) for tokens in [*first, *other]}) == 7
+
+
+def test_draws_follow_the_probabilities():
+    """Over an even grid of the numbers that are drawn, each token comes as often as is likely."""
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(1)) * 2
+    many = 20_000
+    grid = (torch.arange(many, dtype=torch.float64)[:, None] + 0.5) / many
+    column = lambda value: torch.full((many, 1), value)  # noqa: E731
+    for top_k, top_p in [(50, 2.0), (4, 2.0), (50, 0.7), (9, 0.5), (1, 1.0)]:
+        drawn = draw(logits.expand(many, -1), grid, column(0.8), column(top_k), column(top_p), filtered=True)
+        chances = (logits[0].double() / 0.8).softmax(0)
+        ranked, order = chances.sort(descending=True)
+        ranked[top_k:] = 0
+        ranked /= ranked.sum()
+        ranked[ranked.cumsum(0) - ranked >= top_p] = 0
+        expected = torch.zeros(50, dtype=torch.float64).index_copy(0, order, ranked / ranked.sum())
+        share = torch.bincount(drawn.flatten(), minlength=50) / many
+        torch.testing.assert_close(share.double(), expected, atol=1.1 / many, rtol=0)
+
+
+# ---- slots ----
+
+
+def watched(engine):
+    """What the engine does: numbers of rows of its steps, and lengths of the prompts of its prefills."""
+    steps, prefills, compute, prefill = [], [], engine._compute, engine._prefill
+    engine._compute = lambda rows, *rest: steps.append(rows) or compute(rows, *rest)
+    engine._prefill = lambda rows, length: (
+        prefills.append([len(r.request.tokens) for r in rows]) or prefill(rows, length)
+    )
+    return steps, prefills
+
+
+def test_slots_are_filled_as_soon_as_they_are_free():
+    requests = [Request([65] * (2 + i), 10 + 7 * (i % 5), stop=NEVER) for i in range(20)]
+    engine = Engine(model_of(), TOKENIZER, slots=4)
+    steps, prefills = watched(engine)
+    engine.generate(requests)
+    assert sum(steps) == sum(request.max_new_tokens for request in requests)  # no row runs beyond its end
+    assert set(steps[:-38]) == {4}  # full until the last rows, of at most 38 tokens, are under way
+    assert prefills[0] == [21, 20, 19, 18]
+    assert sorted(list(chain.from_iterable(prefills))) == list(range(2, 22))
+
+
+def test_prompts_are_run_once_in_batches_of_like_length(monkeypatch):
+    monkeypatch.setattr("nanochat.engine.PREFILL_TOKENS", 300)
+    requests = mixed(20, temperature=1.0)
+    requests = [replace(request, n=4, max_new_tokens=3) for request in requests]
+    engine = Engine(model_of(), TOKENIZER, slots=80)
+    _, prefills = watched(engine)
+    found = engine.generate(requests)
+    lengths = list(chain.from_iterable(prefills))
+    assert lengths == sorted((len(r.tokens) for r in requests if len(r.tokens) > 1), reverse=True)
+    assert all(len(batch) == 1 or len(batch) * (batch[0] - 1) <= 300 for batch in prefills)
+    assert len(prefills) < 15
+    few = Engine(model_of(), TOKENIZER, slots=3)
+    _, prefills = watched(few)
+    assert found == few.generate(requests)
+    assert (
+        len(list(chain.from_iterable(prefills))) < 30
+    )  # a sample that comes later takes the prompt from one that is still there
+
+
+def test_a_stream_tells_what_generate_gives():
+    requests = [replace(request, n=2) for request in mixed(6, temperature=1.0)]
+    engine = Engine(model_of(), TOKENIZER, slots=5)
+    given = next(engine.stream(requests))  # and is left
+    assert given.token is not None
+    found = [[Completion(), Completion()] for _ in requests]
+    for number, sample, token, sampled, reason in engine.stream(requests):
+        completion = found[number][sample]
+        assert not completion.reason
+        completion.reason = reason
+        if token is not None:
+            completion.tokens.append(token)
+            completion.mask.append(int(sampled))
+    assert found == engine.generate(requests)
+    assert engine.generate([]) == []
+
+
+# ---- ends, and what is refused ----
+
+
+def script_model(*ids, **fields):
+    """A model in which each id of a chain is followed by the next, whatever stood before."""
+    sizes = {**SMALL, **SIZES, **fields}
+    model = GPT(GPTConfig(**sizes))
+    model.init_weights(1)
+    with torch.no_grad():
+        seen = torch.nn.functional.rms_norm(model.embed.weight, (64,))
+        model.head.weight.zero_()
+        for token, following in pairwise(ids):
+            model.head.weight[following] += 0.2 * seen[token]
+    return model.requires_grad_(False)
+
+
+def ids_of(text):
+    """Ids of a text in which [x] stands for <|x|>."""
+    parts = text.replace("]", "[").split("[")
+    return [x for i, part in enumerate(parts) for x in ([ID[f"<|{part}|>"]] if i % 2 else part.encode())]
+
+
+def said(script, prompt="A", most=50, **settings):
+    request = Request(ids_of(prompt), most, **settings)
+    [[completion]] = Engine(script_model(*ids_of(script)), TOKENIZER).generate([request])
+    return TOKENIZER.decode(completion.tokens).replace("<|", "[").replace("|>", "]"), completion
+
+
+@pytest.mark.parametrize(
+    ("script", "settings", "text", "reason"),
+    [
+        ("ABC[assistant_end]", {}, "BC", "stop"),
+        ("ABC[bos]", {}, "BC", "stop"),
+        ("ABCDEF", {"stop": frozenset(b"E")}, "BCD", "stop"),
+        ("ABC[assistant_end]DE", {"stop": frozenset(b"E")}, "BC[assistant_end]D", "stop"),
+        ("ABCDEF", {"most": 3}, "BCD", "length"),
+        ("ABCD", {"most": 3, "stop": frozenset(b"D")}, "BC", "stop"),  # at the last token allowed
+        ("AB", {"most": 1}, "B", "length"),
+    ],
+)
+def test_ends(script, settings, text, reason):
+    heard, completion = said(script, **settings)
+    assert (heard, completion.reason) == (text, reason)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tokens": []}, "request 1 has no tokens"),
+        ({"tokens": [65] * 192}, "request 1 has 192 tokens, the model's context is 192: shorten it"),
+        ({"tokens": [265]}, "ids beyond the vocabulary"),
+        ({"tokens": [-1]}, "ids beyond the vocabulary"),
+        ({"max_new_tokens": 0}, "asks for no tokens"),
+        ({"n": 0}, "asks for no tokens"),
+        ({"temperature": -1.0}, "negative"),
+        ({"top_k": -1}, "negative"),
+        ({"seed": -1}, "negative"),
+        ({"top_p": 0.0}, "top_p 0.0: it is above 0 and at most 1"),
+        ({"top_p": 1.5}, "top_p 1.5"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_refused(fields, words):
+    good = Request([65], 5)
+    with pytest.raises(ValueError, match=words):
+        Engine(script_model(65, 66), TOKENIZER).generate([good, replace(good, **fields)])
+
+
+# ---- tools ----
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "mask"),
+    [
+        (  # 12*3 gives 36; by the chain a 3 would be followed by the end of the expression
+            "A[python_start]12*3[python_end]B[output_end]Z[assistant_end]",
+            "[python_start]12*3[python_end][output_start]36[output_end]Z",
+            "1111110000" + "1",
+        ),
+        (
+            'A[python_start]"x".count(\'y)[python_end]Z[assistant_end]',  # no expression
+            '[python_start]"x".count(\'y)[python_end]Z',
+            None,
+        ),
+        ("A[python_start]1/0[python_end]Z[assistant_end]", "[python_start]1/0[python_end]Z", None),
+        ("A[python_start][python_end]Z[assistant_end]", "[python_start][python_end]Z", None),
+        ("A[python_end]Z[assistant_end]", "[python_end]Z", None),
+        ("A[output_start]1[output_end]Z[assistant_end]", "[output_start]1[output_end]Z", None),  # it may say so itself
+        ("A[python_start]12[assistant_end]", "[python_start]12", None),
+    ],
+)
+def test_tool_turns(script, text, mask):
+    heard, completion = said(script)
+    assert heard == text
+    assert "".join(map(str, completion.mask)) == (mask or "1" * len(completion.mask))
+    assert completion.reason == "stop"
+
+
+def test_the_calculator_answers_as_far_as_there_is_room():
+    script = "A[python_start]12*3[python_end]B[output_end]Z[assistant_end]"
+    _, complete = said(script)
+    for most in range(1, len(complete.tokens) + 1):
+        _, completion = said(script, most=most)
+        assert completion == Completion(complete.tokens[:most], complete.mask[:most], "length")
+    for room in range(1, 12):  # in the context
+        _, completion = said(script, prompt="B" * (191 - room) + "A")
+        assert completion == Completion(complete.tokens[:room], complete.mask[:room], "length")
+
+
+def test_only_the_row_that_asks_gets_an_answer():
+    """Rows in different places of one chain, some of them in an expression of their own."""
+    model = script_model(*ids_of("A[python_start]12*3[python_end]B[output_end]Z[assistant_end]"))
+    starts = ["A", "B", "2", "[python_start]", "Z", "A", "[output_end]", "*"]
+    engine = Engine(model, TOKENIZER, slots=3)
+    requests = [Request(ids_of(start), 4 + 3 * i) for i, start in enumerate(starts)]
+    together = engine.generate(requests)
+    assert together == [engine.generate([request])[0] for request in requests]
+    assert [0 in completion.mask for [completion] in together] == [False] + [False] * 4 + [True, False, False]
+
+
+# ---- weights ----
+
+
+def test_refresh_takes_the_present_weights():
+    model, requests = model_of(), mixed(6)
+    engine = Engine(model, TOKENIZER)
+    before, place = engine.generate(requests), engine.cache.store.data_ptr()
+    other = lively({**CONFIGS["reference"], **SIZES}, seed=8)
+    model.load_state_dict(other.state_dict())
+    assert engine.generate(requests) == before
+    engine.refresh()
+    assert before != engine.generate(requests) == Engine(other, TOKENIZER).generate(requests)
+    assert engine.cache.store.data_ptr() == place
+
+
+def test_bf16_is_near():
+    model, requests = model_of(), mixed(20)
+    model.compute_dtype = torch.bfloat16
+    found = Engine(model, TOKENIZER).generate(requests)
+    for request, [completion] in zip(requests, found, strict=True):
+        logits = model(torch.tensor([[*request.tokens, *completion.tokens][:-1]]))[0, len(request.tokens) - 1 :]
+        taken = logits.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
+        assert (logits.amax(-1) - taken).max() < 0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu(dtype):
+    """Graphs and late reading change nothing: all in company, alone, and after a refresh, near the model's choice."""
+    model = model_of().cuda()
+    model.compute_dtype = dtype
+    requests = [replace(r, **SETTINGS[i % 5], n=1 + i % 3) for i, r in enumerate(mixed(40, seed=21))]
+    greedy = mixed(40)
+    for slots in (3, 64):
+        engine = Engine(model, TOKENIZER, slots=slots)
+        found = engine.generate(requests)
+        assert [len(c.tokens) for samples in found for c in samples] == [
+            min(r.max_new_tokens, 192 - len(r.tokens)) for r in requests for _ in range(r.n)
+        ]
+        for request, [completion] in zip(greedy, engine.generate(greedy), strict=True):
+            ids = torch.tensor([[*request.tokens, *completion.tokens][:-1]]).cuda()
+            logits = model(ids)[0, len(request.tokens) - 1 :].cpu()
+            taken = logits.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
+            assert (logits.amax(-1) - taken).max() < (0.01 if dtype == torch.float32 else 0.5)
+        assert any(graph is not None for graph in engine.graphs.values())
+        engine.refresh()
+        assert engine.generate(greedy) == engine.generate(greedy)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_tools_on_a_gpu():
+    model = script_model(*ids_of("A[python_start]12*3[python_end]B[output_end]Z[assistant_end]"))
+    starts = ["A", "B", "2", "[python_start]", "Z", "A", "[output_end]", "*"]
+    requests = [Request(ids_of(start), 4 + 3 * i) for i, start in enumerate(starts)]
+    on_cpu = Engine(model, TOKENIZER, slots=3).generate(requests)
+    assert Engine(model.cuda(), TOKENIZER, slots=3).generate(requests) == on_cpu
