@@ -62,7 +62,7 @@ class BundleTask:
             for number, line in enumerate(file, 1):
                 try:
                     items.append(item := json.loads(line))
-                    sound = 0 <= self.right(item) < len(self.texts(item)) and item.get("continuation") != ""
+                    sound = self.right(item) in range(len(self.texts(item))) and item.get("continuation") != ""
                 except (ValueError, KeyError, TypeError, AttributeError):  # no JSON, or not what its kind has
                     sound = False
                 if not sound:
@@ -123,10 +123,11 @@ def read_bundle() -> list[BundleTask]:
             tasks.append(BundleTask(label, kind, shots, between, float(chance[label]) / 100, path))
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise ValueError(f"{core.parent} is damaged ({error!r}), restore it from a copy") from None
-    strange = [task.label for task in tasks if task.kind not in TEXTS or not 0 <= task.baseline < 1]
-    if strange or not tasks:
-        what = f"{', '.join(strange)}: of no kind in {', '.join(TEXTS)}, or always right" if strange else "no tasks"
-        raise ValueError(f"{core} lists {what}; restore it from a copy")
+    seen = [task.label for task in tasks]
+    sound = {task.label for task in tasks if task.kind in TEXTS and 0 <= task.baseline < 1 == seen.count(task.label)}
+    if not sound or sound != set(seen):
+        what = ", ".join(sorted(set(seen) - sound)) or "no tasks"
+        raise ValueError(f"{core} lists {what}: twice, always right, or of no kind in {', '.join(TEXTS)}; restore it")
     return tasks
 
 
@@ -171,23 +172,17 @@ def prepare(tokenizer: Any, max_per_task: int = 0) -> list[Prepared]:
     tasks = read_bundle()
 
     def work() -> list:
-        keys = [_key(task, tokenizer, max_per_task) for task in tasks]
-        paths = [
-            base_dir() / "core_prompts" / f"{task.label}-{key[:16]}.npz" for task, key in zip(tasks, keys, strict=True)
-        ]
         progress, done = Progress("CORE prompts", "tasks"), []
-        for task, key, path in zip(tasks, keys, paths, strict=True):
-            done.append([str(path), key, _cached(path) or _render(task, tokenizer, max_per_task, path)])
+        for task in tasks:
+            facts = [VERSION, sha256(task.path), task.kind, task.shots, task.delimiter, max_per_task]
+            key = hashlib.sha256(json.dumps([*facts, tokenizer.content_hash]).encode()).hexdigest()
+            path = base_dir() / "core_prompts" / f"{task.label}-{key[:16]}.npz"
+            done.append((str(path), key, _cached(path) or _render(task, tokenizer, max_per_task, path)))
             progress.update(len(done), len(tasks), task.label)
         return done
 
     answers = once_a_node(f"CORE prompts, {max_per_task} a task, {tokenizer.content_hash[:16]}", work)
     return [Prepared(task, Path(path), key, size) for task, (path, key, size) in zip(tasks, answers, strict=True)]
-
-
-def _key(task: BundleTask, tokenizer: Any, most: int) -> str:
-    facts = [VERSION, sha256(task.path), task.kind, task.shots, task.delimiter, most, tokenizer.content_hash]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _cached(path: Path) -> int:

@@ -118,7 +118,7 @@ def ratio(sums: torch.Tensor) -> tuple[float, float]:
 
 
 def validation(measure: Callable[[], dict[str, tuple[float, float]]], log: Any) -> Callable:
-    """A hook of the training loop. measure: figures with their errors; the lowest ones are kept in the state's notes."""
+    """A hook of the training loop; measure: figures with their errors, which the state notes, and the lowest ones."""
 
     def validate(state: Any) -> None:
         for name, (value, stderr) in measure().items():

@@ -1,15 +1,15 @@
 """Fine-tuning: from another stage's checkpoint, or from where the run was left, to the end of training and its record.
 
-with fine_tuning("chat_sft", "mid_train", config) as run:
-    source = run.chats(conversations, "assistant")
-    state = run.train(source, next_token, steps, hooks)
-    run.finish(state, {"Training rows": len(conversations)})
+with fine_tuning("chat_sft", "mid_train", config) as tuning:
+    source = tuning.chats(conversations, "assistant")
+    state = tuning.train(source, next_token, steps, hooks)
+    tuning.finish(state, {"Training rows": len(conversations)})
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,24 +114,28 @@ class FineTuning:
         return [every(settings.eval_every, validation(measure, self.log), at_start=True)]
 
     def scoring(self, tasks: Mapping[str, Any]) -> list[every]:
-        """A hook: how many problems of each task are solved."""
-        options = Options(max_problems=self.settings.eval_metrics_max_problems)
-        if self.settings.eval_metrics_every < 0 or not tasks:
+        """A hook: how many problems are solved of each task; unasked, of those that are answered by a letter."""
+        settings = self.settings
+        quick = {
+            name: task for name, task in tasks.items() if settings.eval_metrics_tasks or task.kind == "categorical"
+        }
+        if settings.eval_metrics_every < 0 or not quick:
             return []
+        options = Options(max_problems=settings.eval_metrics_max_problems)
 
         def score(state: loop.State) -> None:
-            writes = any(task.kind != "categorical" for task in tasks.values())
+            writes = any(task.kind != "categorical" for task in quick.values())
             engine = Engine(self.model, self.tokenizer) if writes else None  # its memory is for training otherwise
             about = engine, self.tokenizer, self.runtime, options
             with torch.compiler.set_stance("force_eager"):  # every batch has another shape
-                scores = {name: evaluate(task, self.model, *about, label=name) for name, task in tasks.items()}
+                scores = {name: evaluate(task, self.model, *about, label=name) for name, task in quick.items()}
             found = {name: score.accuracy for name, score in scores.items()} | {"ChatCORE": chat_core(scores.values())}
             state.notes["scores"] = {name: list(estimate) for name, estimate in found.items()}
             said = ", ".join(f"{name} {estimate.value:.4f}" for name, estimate in found.items())
             print0(f"step {state.step:05d} | {said}")
             self.log.write(step=state.step, **{f"chat/{name}": estimate.value for name, estimate in found.items()})
 
-        return [every(self.settings.eval_metrics_every, score)]
+        return [every(settings.eval_metrics_every, score)]
 
     def told(self, state: loop.State, source: ChatLoader) -> dict[str, Any]:
         """What the card shows of training on conversations."""
@@ -152,8 +156,11 @@ class FineTuning:
 
 
 @contextmanager
-def fine_tuning(stage: str, parent: str, config: FineTune) -> Iterator[FineTuning]:
-    """A run of a stage, from the newest checkpoint in its own folder, or else from that of a run of the parent."""
+def fine_tuning(stage: str, parent: str, config: FineTune, rows: int = 0) -> Iterator[FineTuning]:
+    """A run of a stage, from the newest checkpoint in its own folder, or else from that of a run of the parent.
+
+    rows: of a step, where they follow from something else than a batch size in tokens.
+    """
     outcome, folder = Outcome.begin(stage, config.tag, config), stage_dir(stage, config.tag)
     with (
         setup(config.device_type, config.dtype, config.attention) as runtime,
@@ -169,7 +176,8 @@ def fine_tuning(stage: str, parent: str, config: FineTune) -> Iterator[FineTunin
         about["tokenizer"] = manifest["tokenizer"]
         runtime = runtime.as_in(manifest) if begun else runtime
         runtime = runtime.attending(config.attention, shape.attention_needs) if shape.attention_needs else runtime
-        batch = settings.total_batch_size
+        batch = rows * settings.max_seq_len or settings.total_batch_size
+        settings = replace(settings, total_batch_size=batch)
         model, optimizer, rows = build(shape, settings, batch, settings.weight_decay, origin, runtime)
         for group in optimizer.groups:
             group.initial_lr *= settings.init_lr_frac

@@ -5,6 +5,7 @@ from typing import Any
 
 from nanochat.config import Count, option
 from nanochat.log import print0
+from nanochat.stages import SOURCES
 
 MAY = {"may_change": True}
 SIDE = {"may_change": True, "in_card": False}
@@ -17,7 +18,7 @@ class FineTune:
 
     run: str = option("dummy", "name for W&B; dummy: do without", group="run", may_change=True)
     tag: str = option("d12", "name of this run's folder", group="run", **SIDE)
-    source: str = option("base", "stage whose model to take: base, mid, sft or rl", group="run")
+    source: str = option("base", f"stage whose model to take: {', '.join(SOURCES)}", group="run")
     model_tag: str = option("", "run whose model to take; empty: that of the same tag", group="run")
     model_step: Count = option(-1, "its checkpoint, -1: the newest", group="run", least=-1, in_card=False)
     seed: Count = option(42, "of the order of the data", group="run", least=0)
@@ -48,6 +49,10 @@ class FineTune:
     save_every: Count = option(1000, "steps between them; -1: only the last", group="checkpoints", least=-1, **SIDE)
     keep_last: Count = option(2, "newest checkpoints to keep", group="checkpoints", least=0, **SIDE)
     keep_every: Count = option(0, "keep those of every so many steps too", group="checkpoints", least=0, **SIDE)
+
+    def __post_init__(self):
+        if self.source not in SOURCES:
+            raise ValueError(f"--source={self.source} is not one of {', '.join(SOURCES)}")
 
 
 @dataclass(frozen=True)

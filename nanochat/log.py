@@ -5,7 +5,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,7 +18,7 @@ def is_main_rank() -> bool:
 def print0(*values: Any, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
     """Print on rank 0 only, at once: the lines of a run that dies are still in its log."""
     if is_main_rank():
-        print(*values, sep=sep, end=end, file=file, flush=True)
+        print(sep.join(map(str, values)) + end, end="", file=file, flush=True)  # in one piece, for threads speak too
 
 
 def duration(seconds: float) -> str:
@@ -31,31 +32,33 @@ def duration(seconds: float) -> str:
 class MetricLog:
     """Appends one JSON object a line to `metrics.jsonl` or as `name` says, mirrored to W&B when `run` names a run.
 
-    The file is the record. W&B may be absent, offline or broken: that is printed once, and the run goes on.
+    The file is the record. W&B may be absent, offline or broken: that is printed once, and the run goes on. It has a
+    thread of its own, on which it may wait for its server while nobody else does.
     """
 
     def __init__(self, folder: Path, run: str = "", config: dict | None = None, name: str = "metrics"):
         self.path = folder / f"{name}.jsonl"
-        self._wandb = None
+        self._wandb = self._thread = None
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
             if run not in ("", "dummy"):
-                self._wandb = self._mirrored(lambda: _start_wandb(run, config))
+                self._thread = ThreadPoolExecutor(1)
+                self._mirror(lambda: self._start_wandb(run, config))
 
     def write(self, **metrics: Any) -> None:
         """One record, handed to the operating system when this returns (not fsynced)."""
         if is_main_rank():
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(metrics) + "\n")
-        if self._wandb is not None:
-            self._mirrored(lambda: self._wandb.log(metrics))
+                file.write(json.dumps(metrics, ensure_ascii=False) + "\n")
+        self._mirror(lambda: self._wandb.log(metrics))
 
     def rewind(self, step: int) -> None:
         """Forget what was written after a step: a run that goes on from there writes it again."""
         if is_main_rank() and self.path.exists():
             part = self.path.with_suffix(".tmp")
             with open(part, "w", encoding="utf-8") as file:
-                file.writelines(json.dumps(record) + "\n" for record in self.read() if record.get("step", 0) <= step)
+                kept = (record for record in self.read() if record.get("step", 0) <= step)
+                file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
             os.replace(part, self.path)
 
     def read(self) -> Iterator[dict]:
@@ -74,23 +77,27 @@ class MetricLog:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        if self._wandb is not None:
-            self._mirrored(lambda: self._wandb.finish())
+        if (thread := self._thread) is not None:
+            self._mirror(lambda: self._wandb.finish())
+            thread.shutdown()
 
-    def _mirrored(self, act: Any) -> Any:
+    def _mirror(self, act: Callable[[], Any]) -> None:
+        if self._thread is not None:
+            self._thread.submit(self._act, act)
+
+    def _act(self, act: Callable[[], Any]) -> None:
         try:
-            return act()
+            if self._thread is not None:
+                act()
         except Exception as error:  # whatever a service does, training goes on
-            self._wandb = None
             print0(f"W&B is off for the rest of this run ({type(error).__name__}: {error}); see {self.path}")
+            self._thread = None
 
+    def _start_wandb(self, run: str, config: dict | None) -> None:
+        import wandb  # slow, and not needed by a run without a name
 
-def _start_wandb(run: str, config: dict | None) -> Any:
-    import wandb  # slow, and not needed by a run without a name
-
-    # Seconds that training waits for a server that is not there, and for the last uploads: 90 and forever by default.
-    patience = wandb.Settings(init_timeout=5.0, finish_timeout=30.0)
-    return wandb.init(project="nanochat", name=run, config=config, settings=patience)
+        patience = wandb.Settings(init_timeout=30.0, finish_timeout=30.0)  # seconds that the end of a run may wait
+        self._wandb = wandb.init(project="nanochat", name=run, config=config, settings=patience)
 
 
 class Progress:

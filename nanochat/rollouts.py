@@ -64,9 +64,9 @@ class Rollouts:
     """An endless source of (inputs, targets, advantages, logprobs, lengths); all but the last are (rows, longest row).
 
     task: has a length, conversations, and `reward(conversation, completion)`. engine: of the model that is trained,
-    whose weights it takes before it samples. logprobs: the sampler's. Targets are what the model chose, to stop too,
-    and not what the calculator said. lengths: of the rows without padding, where the host can read them, falling.
-    write: takes what there is to tell of each question, as keywords. Of a step's first progress is 0, of its last 1.
+    whose weights it takes before it samples. context: most tokens of a question and its answer. logprobs: the
+    sampler's. Targets are what the model chose, to stop too, and not what the calculator said. lengths: of the rows
+    without padding, falling, where the host can read them. write: takes what there is to tell of each question.
     """
 
     prefetchable = False  # or what is learned from would be one step old
@@ -76,9 +76,10 @@ class Rollouts:
         task: Any,
         engine: Any,
         tokenizer: Any,
-        sampling: Sampling,
         runtime: Any,
+        sampling: Sampling,
         *,
+        context: int,
         advantage: str = "mean",
         seed: int = 0,
         epochs: float = 1.0,
@@ -96,6 +97,7 @@ class Rollouts:
         self.runtime, self._write, self._advantage = runtime, write, ADVANTAGES[advantage]
         self._setting = {"seed": seed, "examples": len(task), "advantage": advantage, "sampling": asdict(sampling)}
         self._seed, self._step = seed, 0
+        self._room = context, sampling.max_new_tokens
         self._end = tokenizer.special_tokens["<|assistant_end|>"]
         self.steps = max(1, int(len(task) // sampling.examples * epochs))
         self.wait_seconds = 0.0
@@ -108,9 +110,7 @@ class Rollouts:
         start = time.perf_counter()
         self.engine.refresh()
         asked = [(number, self.task[number]) for number in self._numbers()]
-        prompts = [render_prompt(chat, self.tokenizer) for _, chat in asked]
-        room = self.engine.config.max_seq_len, self.sampling.max_new_tokens
-        prompts = [shortened(prompt, *room) for prompt in prompts]
+        prompts = [shortened(render_prompt(chat, self.tokenizer), *self._room) for _, chat in asked]
         groups = self.engine.generate(list(map(self._request, self._places(), prompts)), logprobs=True)
         texts = [[self.tokenizer.decode(answer.tokens) for answer in group] for group in groups]
         pairs = zip(asked, texts, strict=True)

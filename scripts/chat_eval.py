@@ -10,11 +10,9 @@ from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_text
-from nanochat.stages import STAGES
+from nanochat.stages import SOURCES
 from tasks import JUDGED, open_tasks
 from tasks.common import pick
-
-SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,8 @@ def main(config: Config) -> None:
     stage = SOURCES[config.source]
     outcome = Outcome.begin(stage.name, config.tag, config)
     tasks = open_tasks(config.tasks, config.unsafe_exec)
+    if not tasks:
+        raise ValueError("no task has its files here, see `python -m scripts.prepare --tasks=…` or set NANOCHAT_HUB")
     options = Options(**{field.name: getattr(config, field.name) for field in fields(Options)})
     with setup(config.device_type, config.dtype) as runtime:
         step = None if config.step < 0 else config.step

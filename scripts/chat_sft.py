@@ -1,24 +1,26 @@
-"""Fine-tune a model on what the assistant says in conversations.
+"""Fine-tuning on what the assistant says in conversations and tasks.
 
 python -m scripts.chat_sft --tag=d8
-python -m scripts.chat_sft --tag=d8 --source=base --mixture=json:my_chats.jsonl --num-epochs=3
+python -m scripts.chat_sft --tag=d8 --mixture=json:my_chats.jsonl --num-epochs=3
 """
 
 from dataclasses import dataclass
 
 from nanochat.config import option, run
 from nanochat.inherit import ChatTraining
-from nanochat.stages import MODELS
+from nanochat.stages import SOURCES
 from tasks import mixture, open_tasks
 
-MIXTURE = "ARC-Easy,ARC-Challenge,GSM8K,AQUA:0.2,SmolTalk:0.02"
+# Little of much: what the model can do by now is to come out in the right form.
+MIXTURE = "ARC-Easy,ARC-Challenge,GSM8K,AQUA@20000,SmolTalk@10000,Identity,SimpleSpelling@300,SpellingBee@300"
 
 
 @dataclass(frozen=True)
 class Config(ChatTraining):
-    """Fine-tune a model on what the assistant says in conversations. Settings not given are the parent's."""
+    """Fine-tune on what the assistant says. Settings not given are the parent's."""
 
-    source: str = option("mid", f"stage whose model to take: {', '.join(MODELS)}", group="run")
+    source: str = option("mid", f"stage whose model to take: {', '.join(SOURCES)}", group="run")
+    warmdown_ratio: float = option(1.0, "share of the run in which the learning rate falls", group="optimizer", least=0)
 
 
 def main(config: Config) -> None:
@@ -26,13 +28,15 @@ def main(config: Config) -> None:
     from nanochat.finetune import fine_tuning
     from nanochat.objectives import next_token
 
-    with fine_tuning("chat_sft", MODELS[config.source], config) as run:
-        chats, new_chats = (mixture(config.mixture, split, config.seed) for split in ("train", "validation"))
-        tasks = open_tasks(config.eval_metrics_tasks)
-        source = run.chats(chats, "assistant")
-        hooks = run.validating(new_chats, "assistant") + run.scoring(tasks)
-        state = run.train(source, next_token, config.num_iterations, hooks)
-        run.finish(state, {"Training rows": len(chats)} | run.told(state, source))
+    chats, new_chats = (mixture(config.mixture, split, config.seed, MIXTURE) for split in ("train", "validation"))
+    tasks = open_tasks(config.eval_metrics_tasks) if config.eval_metrics_every >= 0 else {}
+    with fine_tuning("chat_sft", SOURCES[config.source].parent, config) as tuning:
+        source = tuning.chats(chats, "assistant")
+        hooks = tuning.validating(new_chats, "assistant") + tuning.scoring(tasks)
+        state = tuning.train(source, next_token, config.num_iterations, hooks)
+        rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
+        rows |= {"aqua_train_examples": chats.rows.get("AQUA", 0), "aqua_val_examples": new_chats.rows.get("AQUA", 0)}
+        tuning.finish(state, rows | tuning.told(state, source))
 
 
 if __name__ == "__main__":

@@ -16,14 +16,22 @@ def base(tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory) -> dict[str, str]:
+    """The variable with which processes find what others have compiled before them, those of other workers too."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    return {"TORCHINDUCTOR_CACHE_DIR": str(shared / "compiled")}
+
+
 @pytest.fixture
-def python(base: Path):
+def python(base: Path, compiled: dict[str, str]):
     """Run `python ARGUMENTS` in the repository's root, without this machine's settings; `variables` are added."""
 
     def run(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess:
         ours = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "COLUMNS", "PYTHONPATH")
         env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        env |= {"NANOCHAT_BASE_DIR": str(base), **variables}
+        env |= {"NANOCHAT_BASE_DIR": str(base), **compiled, **variables}
         command = [sys.executable, *arguments]
         return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 

@@ -1,10 +1,6 @@
-"""One rank of a torchrun: takes batches, hands the joined state to a second loader, and prints a digest of it all.
-
-Arguments: folder of shards, tokenizer file.
-"""
+"""One of several ranks: takes batches, hands the joined state to a second loader, and prints a digest of it all."""
 
 import hashlib
-import sys
 from pathlib import Path
 
 import torch
@@ -15,11 +11,11 @@ from nanochat.dataloader import TextLoader, merge_states
 from nanochat.tokenizer import Tokenizer
 
 
-def main(folder: str, tokenizer_file: str) -> None:
+def main(shards: Path, tokenizer_file: Path) -> None:
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    corpus = corpus_of(sorted(Path(folder).glob("*.parquet")))
-    tokenizer = Tokenizer.load(Path(tokenizer_file))
+    corpus = corpus_of(sorted(shards.glob("*.parquet")))
+    tokenizer = Tokenizer.load(tokenizer_file)
     digest, states = hashlib.sha256(), [None] * ranks
     for leg in range(2):
         with TextLoader(corpus, tokenizer, 8, 32, lanes=8, seed=3, rank=rank, world_size=ranks) as loader:
@@ -35,7 +31,3 @@ def main(folder: str, tokenizer_file: str) -> None:
     if rank == 0:
         print("digest", digest.hexdigest())
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,9 +1,8 @@
-"""A small model stepped on any number of ranks: what the tests of the optimizer run here and under torchrun.
+"""A small model stepped on any number of ranks: what the tests of the optimizer run here and in processes of their own.
 
-Argument of a rank: the folder where runs are left, such as `half2.safetensors` of 2 ranks, and where `half1` is.
+`main` is one of several ranks; folder: where runs are left, like `half2.safetensors` of 2 ranks, and where `half1` is.
 """
 
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -133,7 +132,7 @@ class Run:
         return parameters | dict(states) | {"norms": torch.stack(self.norms) if self.norms else torch.zeros(0)}
 
 
-def main(folder: str) -> None:
+def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     rank, ranks = place = dist.get_rank(), dist.get_world_size()
     half = Run(*place).go(0, 3).tensors()
@@ -144,7 +143,7 @@ def main(folder: str) -> None:
         # The first backward teaches the order of sending, so a fault there differs from a later one.
         "fault_first": Run(*place).go(0, 3, fault=(0, ranks - 1)),
         "fault_later": Run(*place).go(0, 3, fault=(2, ranks - 1)),
-        "reloaded": Run(*place).load(load_file(Path(folder) / "half1.safetensors")),
+        "reloaded": Run(*place).load(load_file(folder / "half1.safetensors")),
     }
     # In a backward chunks are sent; in the one that failed some had been, some had not.
     chunks = len(runs["straight"].optimizer._reduce.chunks)
@@ -152,9 +151,5 @@ def main(folder: str) -> None:
     assert 0 < runs["fault_later"].sent_early < chunks // 2 or rank < ranks - 1
     for name, tensors in {"half": half, **{name: run.tensors() for name, run in runs.items()}}.items():
         if rank == 0:
-            save_file(tensors, Path(folder) / f"{name}{ranks}.safetensors")
+            save_file(tensors, folder / f"{name}{ranks}.safetensors")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

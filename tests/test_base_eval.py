@@ -7,7 +7,7 @@ from base_runs import Base, _stage
 from bundles import HARD, world_tasks, write_bundle
 from forks import Forked
 
-from nanochat.report import show
+from nanochat.report import render, show
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,11 @@ def test_a_run_leaves_its_record_and_is_not_done_twice(base, evaluated):
     again = {path.stem: path.stat().st_mtime_ns for path in (base.folder / "base_eval/small" / home).iterdir()}
     assert again == written
     assert json.loads((base.folder / "base_eval/small/outcome.json").read_text())["metrics"] == record["metrics"]
+    card = render(base.folder)
+    shown = show(record["metrics"]["CORE metric"])
+    lines = f"- max_per_task: -1\n- Model: base_train small (step 4)\n- CORE metric: {shown}\n- world_people: "
+    assert lines in card.partition("## Base model evaluation\n")[2]
+    assert f"| CORE metric     | {shown} |" in card
     lines = (base.folder / "base_eval/small/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["core_metric"] for line in lines] == [record["metrics"]["CORE metric"]["value"]] * 2
 

@@ -142,12 +142,17 @@ BROKEN = {  # file in the bundle: what is replaced, by what → the error
     ("eval_data/hard/hard_completion.jsonl", '"cat"', '""'): r"hard_completion.jsonl:2: no language_modeling item",
     ("core.yaml", "label: hard_schema", "label: soft"): r"eval_bundle is damaged \(KeyError\('soft'\)\), restore it",
     ("core.yaml", "num_fewshot: [1]", "num_fewshot: []"): r"eval_bundle is damaged \(IndexError",
-    ("core.yaml", "icl_task_type: schema", "icl_task_type: sketch"): r"hard_schema: of no kind in multiple_choice",
+    (
+        "core.yaml",
+        "icl_task_type: schema",
+        "icl_task_type: sketch",
+    ): r"core.yaml lists hard_schema, world_schema: twice, always right, or of no kind in mult",
     ("core.yaml", "  label: hard_schema", "hard_schema"): r"'hard_schema' is no line of a list of tasks, restore",
-    ("core.yaml", "icl_tasks", "tasks"): r"core.yaml lists no tasks; restore it",
+    ("core.yaml", "icl_tasks", "tasks"): r"core.yaml lists no tasks",
     ("core.yaml", "hard_choices.jsonl", "lost.jsonl"): r"eval_data/hard/lost.jsonl: not in the mirror",
+    ("core.yaml", "label: hard_schema", "label: world_cloze"): r"core.yaml lists world_cloze: twice, always",
     ("eval_meta_data.csv", ",1,4,50,", ",1,4,,"): r"eval_bundle is damaged \(ValueError",
-    ("eval_meta_data.csv", ",1,4,50,", ",1,4,100,"): r"hard_schema: of no kind in .*, or always right",
+    ("eval_meta_data.csv", ",1,4,50,", ",1,4,100,"): r"core.yaml lists hard_schema: twice, always right",
     ("eval_meta_data.csv", "Eval Task", "Name"): r"eval_bundle is damaged \(KeyError\('Eval Task'\)\)",
 }
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from corpora import counted_shard, damaged, text_corpus, tolerant
+from dataloader_rank import main as one_of_them
+from forks import Forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -191,15 +193,11 @@ def test_numbers_that_do_not_divide(corpus, tokenizer):
         loader_of(corpus, tokenizer, seed=-1)
 
 
-def test_processes_under_torchrun(corpus, tokenizer, stream, tmp_path, python):
+def test_processes(corpus, tokenizer, stream, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
-    here = Path(__file__).parent
-    folder = corpus.parts[0][0].train[0].path.parent
-    arguments = [str(here / "dataloader_rank.py"), str(folder), str(tmp_path / "tokenizer.json")]
-    command = "-m torch.distributed.run --standalone --nproc_per_node=2".split()
-    done = python(*command, *arguments, PYTHONPATH=str(here.parent), OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["digest", hashlib.sha256(stream[: 20 * BATCH].tobytes()).hexdigest()]
+    shards = corpus.parts[0][0].train[0].path.parent
+    said = Forked(tmp_path / "out", one_of_them, shards, tmp_path / "tokenizer.json", ranks=2).done()
+    assert said.split() == ["digest", hashlib.sha256(stream[: 20 * BATCH].tobytes()).hexdigest()]
 
 
 # ---- which documents ----

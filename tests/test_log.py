@@ -81,8 +81,8 @@ with MetricLog(Path(sys.argv[1]) / "run", sys.argv[2], {"depth": 2}) as log:
     for step in range(3): log.write(step=step)
 print("trained")
 """
-TIMED = "import time, wandb; start = time.monotonic()" + USE.replace(
-    " as log:\n", " as log:\n    print('begun after', time.monotonic() - start)\n"
+TIMED = "import time; start = time.monotonic()" + USE.replace(
+    "print(", "    print('trained after', time.monotonic() - start)\nprint("
 )
 
 
@@ -136,14 +136,17 @@ def test_a_server_that_never_answers_does_not_hold_a_run_up(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         env = os.environ | {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40, "WANDB_MODE": "online"}
-        env |= {"WANDB_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+        env |= {"WANDB_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         command = [sys.executable, "-c", TIMED, str(tmp_path), "first"]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "W&B is off for the rest of this run (CommError: Timed out" in done.stdout
-    assert "\ntrained\n" in done.stdout
-    seconds = float(re.search(r"^begun after (.*)$", done.stdout, re.MULTILINE)[1])
-    assert seconds < 45  # 5 of waiting, and what a busy machine adds; by itself W&B waits for 90
+        process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+        try:
+            seconds = float(process.stdout.readline().removeprefix("trained after "))
+            silent.settimeout(60)
+            silent.accept()  # W&B does want to talk to it
+        finally:
+            process.kill()
+            process.wait()
+    assert seconds < 10  # its first question alone would take 5, and in the end 90 and more
     assert records(tmp_path / "run") == [{"step": 0}, {"step": 1}, {"step": 2}]
 
 

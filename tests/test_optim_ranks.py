@@ -1,10 +1,9 @@
 """The optimizer on 1, 2 and 4 ranks: the same parameters, the same states, also when a rank runs out of memory."""
 
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
 import torch
+from forks import Forked
 from optim_rank import Run
+from optim_rank import main as one_of_them
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -37,19 +36,12 @@ def assert_identical(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert [name for name in one if name != "norms" and not torch.equal(one[name], other[name])] == []
 
 
-def test_ranks_under_torchrun(tmp_path, python):
+def test_ranks(tmp_path):
     half1, straight1 = Run().go(0, 3).tensors(), Run().go(0, 6).tensors()
     assert_identical(Run().load(half1).go(3, 6).tensors(), straight1)
     save_file(half1, tmp_path / "half1.safetensors")
-    script = str(Path(__file__).with_name("optim_rank.py"))
-
-    def launch(ranks: int) -> None:
-        arguments = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", script, str(tmp_path)]
-        done = python(*arguments, PYTHONPATH=str(Path(__file__).parent.parent), OMP_NUM_THREADS="1")
-        assert done.returncode == 0, done.stderr
-
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(launch, (2, 4)))
+    for job in [Forked(tmp_path / f"of {ranks}", one_of_them, tmp_path, ranks=ranks) for ranks in (2, 4)]:
+        job.done()
     for ranks in (2, 4):
         read = {path.stem[:-1]: load_file(path) for path in tmp_path.glob(f"*{ranks}.safetensors")}
         assert_same_model(read["straight"], straight1)

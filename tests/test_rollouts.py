@@ -72,7 +72,7 @@ def real_engine(depth: int = 2, **fields):
 
 def rollouts(engine, task=None, runtime=ALONE, examples=4, samples=4, **options) -> Rollouts:
     sampling = Sampling(examples, samples, **{"max_new_tokens": 8} | options.pop("sampling", {}))
-    return Rollouts(task or Words(), engine, TOKENIZER, sampling, runtime, **options)
+    return Rollouts(task or Words(), engine, TOKENIZER, runtime, sampling, **{"context": 256} | options)
 
 
 # ---- advantages ----
