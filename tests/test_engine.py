@@ -159,7 +159,7 @@ def test_slots_are_filled_as_soon_as_they_are_free():
     assert sum(steps) == sum(request.max_new_tokens for request in requests)  # no row runs beyond its end
     assert set(steps[:-38]) == {4}  # full until the last rows, of at most 38 tokens, are under way
     assert prefills[0] == [21, 20, 19, 18]
-    assert sorted(list(chain.from_iterable(prefills))) == list(range(2, 22))
+    assert sorted(chain.from_iterable(prefills)) == list(range(2, 22))
 
 
 def test_prompts_are_run_once_in_batches_of_like_length(monkeypatch):
