@@ -1,5 +1,5 @@
-"""Steps of reinforcement learning in turn: our scripts.chat_rl, and the public nanochat's model, engine, optimizer in the
-loop of its chat_rl. Random weights, questions of GSM8K; half of the answers, by a hash, are rewarded.
+"""Steps of reinforcement learning in turn: our scripts.chat_rl, and the public nanochat's model, engine and optimizer
+in the loop of its chat_rl. Random weights, questions of GSM8K; half of the answers, by a hash, are rewarded.
 
     python -m bench.rl_step [--reference CHECKOUT] [--depth 4] [--steps 4] [--repeats 3]
 """
