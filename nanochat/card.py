@@ -52,6 +52,7 @@ def validation_facts(notes: dict[str, Any], figure: str, name: str) -> dict[str,
 CURVES = (
     ("Training loss", "nats a token", {"train": "train/loss", "validation": "val/loss"}),
     ("Validation", "bits a byte", {"val": "val/bpb"}),
+    ("Reward", "of an answer", {"train": "rl/reward", "test, pass@1": "eval/pass@1"}),
 )
 
 

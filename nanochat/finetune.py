@@ -9,7 +9,7 @@ with fine_tuning("chat_sft", "mid_train", config) as tuning:
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +164,11 @@ class FineTuning:
 
 
 @contextmanager
-def fine_tuning(stage: str, parent: str, config: FineTune) -> Iterator[FineTuning]:
-    """A run of a stage, from the newest checkpoint in its own folder, or else from that of a run of the parent."""
+def fine_tuning(stage: str, parent: str, config: FineTune, rows: int = 0) -> Iterator[FineTuning]:
+    """A run of a stage, from the newest checkpoint in its own folder, or else from that of a run of the parent.
+
+    rows: of a step, where they follow from something else than a batch size in tokens.
+    """
     outcome, folder = Outcome.begin(stage, config.tag, config), stage_dir(stage, config.tag)
     with (
         setup(config.device_type, config.dtype, config.attention) as runtime,
@@ -181,7 +184,8 @@ def fine_tuning(stage: str, parent: str, config: FineTune) -> Iterator[FineTunin
         about["tokenizer"] = manifest["tokenizer"]
         runtime = runtime.as_in(manifest) if begun else runtime
         runtime = runtime.attending(config.attention, shape.attention_needs) if shape.attention_needs else runtime
-        batch = settings.total_batch_size
+        batch = rows * settings.max_seq_len or settings.total_batch_size
+        settings = replace(settings, total_batch_size=batch)
         model, optimizer, rows = build(shape, settings, batch, settings.weight_decay, origin, runtime)
         for group in optimizer.groups:
             group.initial_lr *= settings.init_lr_frac

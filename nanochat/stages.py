@@ -35,6 +35,7 @@ STAGES = (
     Stage("chat_eval_mid", "Chat evaluation mid", "mid_train", "MID", CHAT, source="mid"),
     Stage("chat_sft", "Chat SFT", "mid_train", "SFT", ("Training loss", "Validation loss")),
     Stage("chat_eval_sft", "Chat evaluation sft", "chat_sft", "SFT", CHAT, source="sft"),
+    Stage("chat_rl", "Chat RL", "chat_sft"),
     Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", "RL", CHAT, source="rl"),
 )
 MODELS = {stage.source: stage.parent for stage in STAGES if stage.source}  # what --source calls them: their stage
