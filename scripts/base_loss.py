@@ -5,24 +5,13 @@ python -m scripts.base_loss --tag=d8
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 
-PROMPTS = (  # the public reference's, so that samples can be laid side by side
-    "The capital of France is",
-    "The chemical symbol of gold is",
-    "If yesterday was Friday, then tomorrow will be",
-    "The opposite of hot is",
-    "The planets of the solar system are:",
-    "My favorite color is",
-    "If 5*x + 3 = 13, then x is",
-)
 COMPILING_PAYS = 2e12  # FLOPs of a CPU: less are done sooner than the compiler is
 
 
@@ -46,24 +35,13 @@ class Config:
     run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
 
 
-def complete(model: Any, ids: Sequence[int], count: int) -> list[int]:
-    """The most likely tokens behind `ids`, each from all that stand before it: plain, and slow."""
-    import torch
-
-    ids = list(ids)
-    for _ in range(count):
-        seen = torch.tensor([ids[-model.config.max_seq_len :]], device=model.rope_cos.device)
-        with torch.no_grad():
-            ids.append(int(model.logits(model.hidden(seen)[:, -1]).argmax()))
-    return ids
-
-
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.corpus import open_corpus
     from nanochat.eval_bpb import bits_per_byte, read_text
     from nanochat.restore import load_model
     from nanochat.runtime import setup
+    from nanochat.samples import write_samples
 
     outcome = Outcome.begin("base_loss", config.tag, config)
     with setup(config.device_type, config.dtype) as runtime:
@@ -71,17 +49,13 @@ def main(config: Config) -> None:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, step, runtime)
         data = config.data or checkpoint.manifest["config"]["data"]
         corpus = open_corpus(data, config.num_shards, skip_bad=config.skip_bad)
-        rows = []
-        for prompt in PROMPTS if runtime.rank == 0 else ():
-            ids = [tokenizer.special_tokens["<|bos|>"], *tokenizer.encode(prompt)]
-            written = tokenizer.decode(complete(model, ids, config.sample_tokens)[len(ids) :])
-            rows.append([prompt, " ".join(written.split())])
-            print0(f"base_loss: {prompt} ... {rows[-1][1]}")
+        writes = config.sample_tokens and runtime.rank == 0
+        rows = write_samples(model, tokenizer, config.sample_tokens) if writes else []
         texts = {split: read_text(corpus.batches(split), tokenizer, config.eval_bytes) for split in ("train", "val")}
         tokens, length = sum(len(text.ids) for text in texts.values()), model.config.max_seq_len
         flops = model.flops_per_token() // 3 * tokens * (1 + length / (config.stride or math.inf))
         compiling = runtime.device.type == "cpu" and flops / runtime.world_size > COMPILING_PAYS
-        if compiling:  # behind the samples, each of which is of another length
+        if compiling:
             model.compile_parts()
         print0(f"base_loss: {tokens:,} tokens, {flops:.1e} FLOPs: {'compiled' if compiling else 'not worth compiling'}")
         # The overlapping rows first: what cannot be is told at once.

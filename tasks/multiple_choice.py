@@ -8,21 +8,24 @@ from typing import Any
 
 from tasks.common import CONVERTED, FILE, REVISION, DataSet, Task, TaskError
 
-# Where a letter is announced in prose ("The answer is (b).", "Correct option - C", "\boxed{D}"), and one all alone.
 _LETTER = r"(?:\(([a-z])\)|([A-Z])(?![A-Za-z0-9]))"
+# Where a letter is announced: "The answer is (b).", "Correct option - C", "\boxed{D}"; and how a last line may name it.
 ANNOUNCED = re.compile(
-    r"(?i:answer|correct (?:option|choice)|boxed)(?i:\s+(?:is|was|should be|must be))?[^A-Za-z0-9?\n]*"
+    r"(?i:answer|correct (?:option|choice)|boxed)(?i: is| was| (?:will|should|must) be)?[^A-Za-z0-9?\n]*"
     rf"(?i:(?:option|choice|letter|boxed|text)[^A-Za-z0-9?\n]*)*{_LETTER}"
 )
-ALONE = re.compile(rf"[^A-Za-z0-9(]*\(?{_LETTER}\s*(?:[).:]|$)", re.MULTILINE)
+AT_THE_END = re.compile(
+    rf"(?i:option|choice|ans(?: is)?)[^A-Za-z0-9]*{_LETTER}|"
+    rf"{_LETTER}[^A-Za-z0-9]*(?i:is|must be)(?i: the)?(?i: correct| right| answer| true)|"
+    rf"^[^A-Za-z0-9(]*\(?{_LETTER}[\s*]*(?:[).:]|$)"
+)
 
 
 def extract_letter(text: str, letters: str) -> str | None:
-    """The choice that prose ends up with: what it announces last, else a letter that its last line begins with."""
-    last_line = text.strip().rpartition("\n")[2]
-    for found in (ANNOUNCED.findall(text), ALONE.match(last_line) and [ALONE.match(last_line).groups("")]):
-        named = [letter for pair in found or [] if (letter := "".join(pair).upper()) in letters]
-        if named:
+    """The choice that prose ends up with: the last that it announces, or else that its last line names."""
+    for pattern, part in ((ANNOUNCED, text), (AT_THE_END, text.strip().rpartition("\n")[2])):
+        found = ["".join(groups).upper() for groups in pattern.findall(part)]
+        if named := [letter for letter in found if letter in letters]:
             return named[-1]
     return None
 
@@ -102,10 +105,11 @@ def _text(question: str, passage: str, choices: list[str], answer: str) -> tuple
 
 
 def _query(query: str, options: str, answer: str) -> tuple:
-    """The choices are a Python list, as text, and once more in the query, in its last but one part; answer: (A)."""
+    """The choices are a Python list as text, or joined by |, and once more in the last but one part of the query."""
     question, *rest = re.split(r"\s*###", query)
     question = "\n".join([question, *rest[:-2]])
-    return question, ast.literal_eval(options), _index(answer.strip("() "), LETTERS)
+    choices = ast.literal_eval(options) if options.startswith("[") else options.split("|")
+    return question, choices, _index(answer.strip("() "), LETTERS)
 
 
 _ARC = ("train validation test", "question choices answerKey", _label, 0.25)

@@ -17,7 +17,7 @@ from nanochat.paths import stage_dir
 from tasks.common import DataSet, Task
 from tasks.gsm8k import GSM8K
 
-WORD = re.compile(r"[^\W\d_]{3,15}")
+WORD = re.compile(r"[^\W\d_]{2,15}")
 WORDS, HELD_OUT, TESTS = 50_000, 10, 256  # the most frequent; one of so many is held out; so many of those are asked
 DOCUMENTS = 5_000  # of a source are read
 ASKS = (

@@ -12,8 +12,8 @@ from nanochat.checkpoint import RECORD, Saver
 from nanochat.report import render
 from nanochat.tokenizer import Tokenizer
 from nanochat.world import write_world
-from scripts.chat_eval import SOURCES, Config, open_tasks
-from tasks import TASKS
+from scripts.chat_eval import SOURCES, Config
+from tasks import CHAT_CORE, TASKS, open_tasks
 from tasks.common import TaskError
 
 
@@ -27,8 +27,8 @@ def world(tmp_path_factory) -> Path:
 @pytest.fixture
 def hub(world, tmp_path, monkeypatch) -> Path:
     """A mirror that has all that tasks ask for, to be changed."""
-    for name in TASKS:
-        path = str(TASKS[name].file("test"))
+    for name in CHAT_CORE:
+        [path] = map(str, TASKS[name].files("test"))
         (tmp_path / "hub" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "hub" / path).write_bytes((world / path).read_bytes())
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
@@ -52,25 +52,26 @@ WORDS = ["-m", "scripts.chat_eval", "--source=base", "--tag=mine", "--device-typ
 
 
 def test_a_model_is_asked_all_that_the_hub_has(model, base, hub, python):
-    (hub / str(TASKS["MMLU"].file("test"))).unlink()
-    samples = ["--temperature=1", "--num-samples=2", "--max-new-tokens=4", "--max-problems=6"]
+    (hub / str(TASKS["MMLU"].files("test")[0])).unlink()
+    samples = ["--temperature=1", "--num-samples=2", "--max-new-tokens=4", "--max-problems=6", "--unsafe-exec"]
     done = python(*WORDS, *samples, NANOCHAT_HUB=str(hub), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
-    assert "chat_eval: MMLU is left out: 1 of 1 files cannot be had: datasets/cais/mmlu/all/test-0" in done.stdout
+    assert "tasks: MMLU is left out: 1 of 1 files cannot be had: datasets/cais/mmlu/all/test-0" in done.stdout
     record = json.loads((base / "chat_eval_base/mine/outcome.json").read_text(encoding="utf-8"))
     metrics = record["metrics"]
-    assert list(metrics) == ["ARC-Easy", "ARC-Challenge", "AQUA", "GSM8K", "ChatCORE", "Step"]
+    assert list(metrics) == ["ARC-Easy", "ARC-Challenge", "AQUA", "GSM8K", "HumanEval", "ChatCORE", "Step"]
     assert metrics["Step"] == 7
-    for name in ("ARC-Easy", "GSM8K"):
+    for name in ("ARC-Easy", "GSM8K", "HumanEval"):
         assert f"{name}.jsonl" in record["artifacts"]
         lines = (base / f"chat_eval_base/mine/{name}.jsonl").read_text(encoding="utf-8").splitlines()
         verdicts = [[one["right"] for one in json.loads(line)["completions"]] for line in lines]
-        assert [len(row) for row in verdicts] == [2 if name == "GSM8K" else 1] * 6
+        assert [len(row) for row in verdicts] == [1 if name == "ARC-Easy" else 2] * 6
         assert metrics[name]["value"] == pytest.approx(sum(map(sum, verdicts)) / sum(map(len, verdicts)))
         assert f"{name}: {metrics[name]['value']:.4f} ± " in done.stdout
     centred = [(metrics[name]["value"] - base) / (1 - base) for name, base in [("ARC-Easy", 0.25), ("AQUA", 0.2)]]
     centred += [(metrics["ARC-Challenge"]["value"] - 0.25) / 0.75, metrics["GSM8K"]["value"]]
-    assert metrics["ChatCORE"]["value"] == pytest.approx(sum(centred) / 4)
+    centred.append(metrics["HumanEval"]["value"])
+    assert metrics["ChatCORE"]["value"] == pytest.approx(sum(centred) / 5)
 
     card = render(base)
     section, score = (
@@ -78,7 +79,8 @@ def test_a_model_is_asked_all_that_the_hub_has(model, base, hub, python):
         rf"{metrics['ARC-Easy']['value']:.4f} ± \d\.\d{{4}}",
     )
     assert re.search(rf"^- temperature: 1.0000\n(- .*\n)*- ARC-Easy: {score}$", section, re.MULTILINE), section
-    assert re.search(r"^\| GSM8K \| 2 \| \d\.\d{4} \| \d\.\d{4} \|$", section, re.MULTILINE), section
+    for name in ("GSM8K", "HumanEval"):
+        assert re.search(rf"^\| {name} +\| 2 \| \d\.\d{{4}} \| \d\.\d{{4}} \|$", section, re.MULTILINE), section
     assert re.search(r"^\| Metric +\| BASE +\| MID +\| SFT +\| RL +\|$", section, re.MULTILINE), section
     assert re.search(rf"^\| ARC-Easy +\| {score} +\| - +\| - +\| - +\|$", section, re.MULTILINE), section
 
@@ -96,6 +98,7 @@ def test_mistakes_end_with_one_sentence(hub, python):
     for words, sentence in [
         (["--tasks=GSM8K|ARC-Hard"], "--tasks=GSM8K|ARC-Hard: arc-hard is no task, did you mean ARC-Easy?"),
         (["--source=mid", "--tag=none"], "there is no model in "),
+        (["--tasks=SmolTalk"], "--tasks=SmolTalk: smoltalk is no task, take of ARC-Easy, "),  # it has no right answers
     ]:
         done = python("-m", "scripts.chat_eval", *words, NANOCHAT_HUB=str(hub))
         assert done.returncode == 2
@@ -108,13 +111,13 @@ def test_mistakes_end_with_one_sentence(hub, python):
 
 
 def test_all_that_the_hub_has(hub, capsys):
-    assert list(open_tasks("")) == list(TASKS)
+    assert list(open_tasks("")) == list(CHAT_CORE)
     assert list(open_tasks("gsm8k|MMLU")) == ["GSM8K", "MMLU"]
-    files = {name: hub / str(TASKS[name].file("test")) for name in TASKS}
-    for name in TASKS.keys() - {"AQUA"}:
+    files = {name: hub / str(TASKS[name].files("test")[0]) for name in CHAT_CORE}
+    for name in {*CHAT_CORE} - {"AQUA"}:
         files[name].unlink()
     assert list(open_tasks("")) == ["AQUA"]
-    assert "chat_eval: GSM8K is left out: 1 of 1 files cannot be had: datasets/openai/gsm8k/" in capsys.readouterr().out
+    assert "tasks: GSM8K is left out: 1 of 1 files cannot be had: datasets/openai/gsm8k/" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"gsm8k/main/test-\S+: not in the mirror"):
         open_tasks("GSM8K")
     files["AQUA"].write_bytes(files["AQUA"].read_bytes()[:-9])

@@ -260,8 +260,8 @@ def test_prepare_fetches_from_a_hub(python, base, tmp_path):
             )
         assert re.search(r"^prepare: 2 files, 25 bytes, in \d+\.\d s$", done.stdout, re.MULTILINE)
     assert missing.returncode == 2
-    assert missing.stderr.startswith("error: 3 of 5 files cannot be had:\n")
-    assert len(re.findall(r"^  datasets/\S+\.parquet: not in the cache$", missing.stderr, re.MULTILINE)) == 3
+    assert missing.stderr.startswith("error: 4 of 6 files cannot be had:\n")
+    assert len(re.findall(r"^  datasets/\S+\.parquet: not in the cache$", missing.stderr, re.MULTILINE)) == 4
 
 
 def test_prepare_reads_a_mirror(python, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from models import CONFIGS, SMALL, lively
 
 import rustbpe
-from nanochat.engine import Completion, Engine, Request, draw
+from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
@@ -120,65 +120,44 @@ def test_seeds_and_samples_differ():
     assert len({tuple(tokens) for tokens in [*first, *other]}) == 7
 
 
-def test_draws_follow_the_probabilities():
-    """Over an even grid of the numbers that are drawn, each token comes as often as is likely."""
-    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(1)) * 2
-    many = 20_000
-    grid = (torch.arange(many, dtype=torch.float64)[:, None] + 0.5) / many
-    column = lambda value: torch.full((many, 1), value)  # noqa: E731
-    for top_k, top_p in [(50, 2.0), (4, 2.0), (50, 0.7), (9, 0.5), (1, 1.0)]:
-        drawn = draw(logits.expand(many, -1), grid, column(0.8), column(top_k), column(top_p), filtered=True)
-        chances = (logits[0].double() / 0.8).softmax(0)
-        ranked, order = chances.sort(descending=True)
-        ranked[top_k:] = 0
-        ranked /= ranked.sum()
-        ranked[ranked.cumsum(0) - ranked >= top_p] = 0
-        expected = torch.zeros(50, dtype=torch.float64).index_copy(0, order, ranked / ranked.sum())
-        share = torch.bincount(drawn.flatten(), minlength=50) / many
-        torch.testing.assert_close(share.double(), expected, atol=1.1 / many, rtol=0)
-
-
 # ---- slots ----
 
 
 def watched(engine):
-    """What the engine does: numbers of rows of its steps, and lengths of the prompts of its prefills."""
-    steps, prefills, compute, prefill = [], [], engine._compute, engine._prefill
-    engine._compute = lambda rows, *rest: steps.append(rows) or compute(rows, *rest)
-    engine._prefill = lambda rows, length: (
-        prefills.append([len(r.request.tokens) for r in rows]) or prefill(rows, length)
-    )
-    return steps, prefills
+    """What the engine does from now on: how many rows its steps take, and how long the prompts are that it runs."""
+    steps, runs, decoder = [], [], engine.decoder
+    compute, run = decoder._compute, decoder._run
+    decoder._compute = lambda rows, *rest: steps.append(rows) or compute(rows, *rest)
+    decoder._run = lambda prompts, *rest: runs.append([len(tokens) for tokens in prompts]) or run(prompts, *rest)
+    return steps, runs
 
 
 def test_slots_are_filled_as_soon_as_they_are_free():
     requests = [Request([65] * (2 + i), 10 + 7 * (i % 5), stop=NEVER) for i in range(20)]
     engine = Engine(model_of(), TOKENIZER, slots=4)
-    steps, prefills = watched(engine)
+    steps, runs = watched(engine)
     engine.generate(requests)
     assert sum(steps) == sum(request.max_new_tokens for request in requests)  # no row runs beyond its end
-    assert set(steps[:-38]) == {4}  # full until the last rows, of at most 38 tokens, are under way
-    assert prefills[0] == [21, 20, 19, 18]
-    assert sorted(chain.from_iterable(prefills)) == list(range(2, 22))
+    assert set(steps[:-38]) == {4}  # full until the last rows are under way, of at most 38 tokens
+    assert runs[0] == [20, 19, 18, 17]
+    assert sorted(chain.from_iterable(runs)) == list(range(1, 21))
 
 
 def test_prompts_are_run_once_in_batches_of_like_length(monkeypatch):
-    monkeypatch.setattr("nanochat.engine.PREFILL_TOKENS", 300)
-    requests = mixed(20, temperature=1.0)
-    requests = [replace(request, n=4, max_new_tokens=3) for request in requests]
+    monkeypatch.setattr("nanochat.decoder.PREFILL_TOKENS", 300)
+    requests = [replace(request, n=4, max_new_tokens=3) for request in mixed(20, temperature=1.0)]
     engine = Engine(model_of(), TOKENIZER, slots=80)
-    _, prefills = watched(engine)
+    _, runs = watched(engine)
     found = engine.generate(requests)
-    lengths = list(chain.from_iterable(prefills))
-    assert lengths == sorted((len(r.tokens) for r in requests if len(r.tokens) > 1), reverse=True)
-    assert all(len(batch) == 1 or len(batch) * (batch[0] - 1) <= 300 for batch in prefills)
-    assert len(prefills) < 15
+    lengths = sorted((len(request.tokens) - 1 for request in requests if len(request.tokens) > 1), reverse=True)
+    assert list(chain.from_iterable(runs)) == lengths
+    assert all(len(batch) == 1 or len(batch) * batch[0] <= 300 for batch in runs)
+    assert len(runs) < len(lengths)
     few = Engine(model_of(), TOKENIZER, slots=3)
-    _, prefills = watched(few)
+    _, runs = watched(few)
     assert found == few.generate(requests)
-    assert (
-        len(list(chain.from_iterable(prefills))) < 30
-    )  # a sample that comes later takes the prompt from one that is still there
+    # A sample that comes later takes the prompt from one that is still there.
+    assert len(list(chain.from_iterable(runs))) < 2 * len(lengths)
 
 
 def test_a_stream_tells_what_generate_gives():
@@ -187,7 +166,7 @@ def test_a_stream_tells_what_generate_gives():
     given = next(engine.stream(requests))  # and is left
     assert given.token is not None
     found = [[Completion(), Completion()] for _ in requests]
-    for number, sample, token, sampled, reason in engine.stream(requests):
+    for number, sample, token, sampled, reason, _ in engine.stream(requests):
         completion = found[number][sample]
         assert not completion.reason
         completion.reason = reason
@@ -220,10 +199,13 @@ def ids_of(text):
     return [x for i, part in enumerate(parts) for x in ([ID[f"<|{part}|>"]] if i % 2 else part.encode())]
 
 
-def said(script, prompt="A", most=50, **settings):
-    request = Request(ids_of(prompt), most, **settings)
-    [[completion]] = Engine(script_model(*ids_of(script)), TOKENIZER).generate([request])
+def say(engine, prompt="A", most=50, **settings):
+    [[completion]] = engine.generate([Request(ids_of(prompt), most, **settings)])
     return TOKENIZER.decode(completion.tokens).replace("<|", "[").replace("|>", "]"), completion
+
+
+def speaker(script):
+    return Engine(script_model(*ids_of(script)), TOKENIZER)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +221,7 @@ def said(script, prompt="A", most=50, **settings):
     ],
 )
 def test_ends(script, settings, text, reason):
-    heard, completion = said(script, **settings)
+    heard, completion = say(speaker(script), **settings)
     assert (heard, completion.reason) == (text, reason)
 
 
@@ -247,7 +229,7 @@ def test_ends(script, settings, text, reason):
     ("fields", "words"),
     [
         ({"tokens": []}, "request 1 has no tokens"),
-        ({"tokens": [65] * 192}, "request 1 has 192 tokens, the model's context is 192: shorten it"),
+        ({"tokens": [65] * 192}, "request 1 has 192 tokens, a prompt must be shorter than the context, 192: cut it"),
         ({"tokens": [265]}, "ids beyond the vocabulary"),
         ({"tokens": [-1]}, "ids beyond the vocabulary"),
         ({"max_new_tokens": 0}, "asks for no tokens"),
@@ -277,8 +259,8 @@ def test_a_request_that_cannot_be_met_is_refused(fields, words):
             "1111110000" + "1",
         ),
         (
-            'A[python_start]"x".count(\'y)[python_end]Z[assistant_end]',  # no expression
-            '[python_start]"x".count(\'y)[python_end]Z',
+            "A[python_start]xy[python_end]Z[assistant_end]",  # no expression
+            "[python_start]xy[python_end]Z",
             None,
         ),
         ("A[python_start]1/0[python_end]Z[assistant_end]", "[python_start]1/0[python_end]Z", None),
@@ -289,20 +271,20 @@ def test_a_request_that_cannot_be_met_is_refused(fields, words):
     ],
 )
 def test_tool_turns(script, text, mask):
-    heard, completion = said(script)
+    heard, completion = say(speaker(script))
     assert heard == text
     assert "".join(map(str, completion.mask)) == (mask or "1" * len(completion.mask))
     assert completion.reason == "stop"
 
 
 def test_the_calculator_answers_as_far_as_there_is_room():
-    script = "A[python_start]12*3[python_end]B[output_end]Z[assistant_end]"
-    _, complete = said(script)
+    engine = speaker("A[python_start]12*3[python_end]B[output_end]Z[assistant_end]")
+    _, complete = say(engine)
     for most in range(1, len(complete.tokens) + 1):
-        _, completion = said(script, most=most)
+        _, completion = say(engine, most=most)
         assert completion == Completion(complete.tokens[:most], complete.mask[:most], "length")
-    for room in range(1, 12):  # in the context
-        _, completion = said(script, prompt="B" * (191 - room) + "A")
+    for room in range(1, 12, 2):  # in the context
+        _, completion = say(engine, prompt="B" * (191 - room) + "A")
         assert completion == Completion(complete.tokens[:room], complete.mask[:room], "length")
 
 
@@ -321,19 +303,19 @@ def test_only_the_row_that_asks_gets_an_answer():
 
 
 def test_refresh_takes_the_present_weights():
-    model, requests = model_of(), mixed(6)
+    model, requests = model_of(), mixed(5)
     engine = Engine(model, TOKENIZER)
-    before, place = engine.generate(requests), engine.cache.store.data_ptr()
+    before, place = engine.generate(requests), engine.decoder.cache.store.data_ptr()
     other = lively({**CONFIGS["reference"], **SIZES}, seed=8)
     model.load_state_dict(other.state_dict())
     assert engine.generate(requests) == before
     engine.refresh()
     assert before != engine.generate(requests) == Engine(other, TOKENIZER).generate(requests)
-    assert engine.cache.store.data_ptr() == place
+    assert engine.decoder.cache.store.data_ptr() == place
 
 
 def test_bf16_is_near():
-    model, requests = model_of(), mixed(20)
+    model, requests = model_of(), mixed(6)
     model.compute_dtype = torch.bfloat16
     found = Engine(model, TOKENIZER).generate(requests)
     for request, [completion] in zip(requests, found, strict=True):
@@ -362,7 +344,7 @@ def test_on_a_gpu(dtype):
             logits = model(ids)[0, len(request.tokens) - 1 :].cpu()
             taken = logits.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
             assert (logits.amax(-1) - taken).max() < (0.01 if dtype == torch.float32 else 0.5)
-        assert any(graph is not None for graph in engine.graphs.values())
+        assert any(graph is not None for graph in engine.decoder.graphs.values())
         engine.refresh()
         assert engine.generate(greedy) == engine.generate(greedy)
 

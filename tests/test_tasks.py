@@ -1,6 +1,7 @@
 """Every task on the files of the embedded world and, where it is, of the mirror; rows written here that are wrong."""
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from nanochat.chat import check, render_prompt
+from nanochat.hub import HubFile
 from nanochat.tokenizer import Tokenizer
 from nanochat.world import write_world
-from tasks import TASKS
+from tasks import CHAT_CORE, JUDGED, TASKS
 from tasks.common import TaskError, pick
 from tasks.gsm8k import extract_answer
 
@@ -44,7 +46,7 @@ def written(tmp_path, monkeypatch):
     """Put rows where a task looks for its test split."""
 
     def write(name: str, rows: list[dict], schema: pa.Schema | None = None) -> None:
-        path = tmp_path / str(TASKS[name].file("test"))
+        path = tmp_path / str(TASKS[name].files("test")[0])
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows, schema), path)
 
@@ -55,10 +57,13 @@ def written(tmp_path, monkeypatch):
 # ---- all of them ----
 
 
-@pytest.mark.parametrize("name", TASKS)
+ASKED = ["ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "AQUA-Rationale", "GSM8K"]  # of a column of questions
+
+
+@pytest.mark.parametrize("name", ASKED)
 def test_every_row_is_a_conversation_whose_own_answer_is_right(name, hub):
     task = TASKS[name]()
-    questions = pq.read_table(hub / str(TASKS[name].file("test")))["question"].to_pylist()
+    questions = pq.read_table(hub / str(TASKS[name].files("test")[0]))["question"].to_pylist()
     assert len(task) == len(questions)
     order = np.random.default_rng(42).permutation(len(questions))
     for conversation, number in zip(task, order, strict=True):
@@ -66,26 +71,57 @@ def test_every_row_is_a_conversation_whose_own_answer_is_right(name, hub):
         assert [message["role"] for message in conversation["messages"]] == ["user", "assistant"]
         asked, answer = (text_of(message["content"]) for message in conversation["messages"])
         assert task.evaluate(conversation, answer)
-        assert not task.evaluate(conversation, f"{answer}0")
-        assert not task.evaluate(conversation, "")
+        assert task.reward(conversation, answer) == 1.0
+        for wrong in (f"{answer}0", "") if name != "AQUA-Rationale" else (f"{answer} Or: The answer is X.", ""):
+            assert task.evaluate(conversation, wrong) == ("Or:" in wrong)  # X is no choice
+        assert task.reward(conversation, "") == 0.0
         assert asked.startswith(questions[number])
-    assert 0 <= task.baseline < 1
-    assert task.kind in ("categorical", "generative", "program")
 
 
-@pytest.mark.parametrize("name", TASKS)
+def test_what_every_task_says_of_itself():
+    for name, data in TASKS.items():
+        assert 0 <= data.baseline < 1
+        assert data.task.kind in ("categorical", "generative", "program", "chat")
+        assert (name in JUDGED) == (data.task.kind != "chat")
+    assert set(CHAT_CORE) <= set(JUDGED)
+
+
+def test_the_page_of_tasks_lists_them_all():
+    page = (Path(__file__).parent.parent / "docs/tasks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    assert sorted(re.findall("`(.*?)`", " ".join(rows))) == sorted(TASKS)
+    assert f"the mean over {', '.join(CHAT_CORE[:-1])} and {CHAT_CORE[-1]}" in page
+
+
+@pytest.mark.parametrize("name", ASKED)
 def test_the_other_splits_open_too(name, hub):
-    for split, file in zip(TASKS[name].splits.split(), TASKS[name].files, strict=True):
+    for split in TASKS[name].split_names:
+        [file] = TASKS[name].files(split)
+        if not (hub / str(file)).exists() and (split == "train" or hub != MIRROR):
+            continue  # the mirror has not all files to train on, the world has not MMLU's for few shots
         task = TASKS[name](split)
-        assert task.file == file
         assert len(task) == pq.read_metadata(hub / str(file)).num_rows
         check(task[0])
+
+
+def test_files_are_named_as_the_hub_names_them():
+    """As the pages of these repositories list them."""
+    assert [str(file) for file in TASKS["SmolTalk"].files("train")] == [
+        f"datasets/HuggingFaceTB/smol-smoltalk/data/train-0000{i}-of-00004.parquet" for i in range(4)
+    ]
+    assert [file.path for file in TASKS["MMLU"].files("train")] == ["all/auxiliary_train-00000-of-00001.parquet"]
+    assert [file.path for file in TASKS["CLIcK"].files()] == ["default/train/0000.parquet"]
+    assert len(TASKS["KMMLU"].files("test")) == 45
+    assert TASKS["KMMLU"].files("dev")[0] == HubFile(
+        "Accounting/dev/0000.parquet", "HAERAE-HUB/KMMLU", "refs/convert/parquet"
+    )
+    assert TASKS["SpellingBee"].files() == []
 
 
 def test_the_order_is_shuffled_once_and_for_all(world, monkeypatch):
     """By numpy's generator with 42, as the public reference does: so its first problems are these."""
     monkeypatch.setenv("NANOCHAT_HUB", str(world))
-    rows = pq.read_table(world / str(TASKS["MMLU"].file("test"))).to_pylist()
+    rows = pq.read_table(world / str(TASKS["MMLU"].files("test")[0])).to_pylist()
     order = np.random.default_rng(42).permutation(len(rows)).tolist()
     assert order != sorted(order)
     whole = TASKS["MMLU"]()
@@ -206,7 +242,7 @@ def test_annotations_become_calls_of_the_calculator(written):
 
 
 def test_no_part_of_a_solution_is_lost(hub):
-    table = pq.read_table(hub / str(TASKS["GSM8K"].file("train")))
+    table = pq.read_table(hub / str(TASKS["GSM8K"].files("train")[0]))
     answers = dict(zip(table["question"].to_pylist(), table["answer"].to_pylist(), strict=True))
     around = {"text": "{}", "python": "<<{}=", "python_output": "{}>>"}
     calls = 0

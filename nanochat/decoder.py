@@ -1,0 +1,182 @@
+"""The device's side of generation: what it knows of the row in each slot, and the step that gives each row a token.
+
+All that a step decides, it decides on the device. A row that ends, or that needs the host's answer, stands still from
+then on: its state does not change and it is given -1. On CUDA the steps are graphs, replayed without the host's aid.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanochat.gpt import GPT
+from nanochat.kvcache import KVCache
+
+BUCKETS = (1, 8, 32, 64, 128, 256)  # on CUDA a step takes one of these numbers of rows, and has a graph for each
+KEYS_BLOCK = 64  # how many keys a step looks at is a multiple of this, on CUDA a power of two of them
+PREFILL_TOKENS = 8192  # of prompts run at once, padding included
+
+# What is known of a row: name → (dtype, how many). At a position stands what is meant for the token there.
+STATE = {
+    "token": (torch.int64, "one"),  # the newest, which the next step feeds
+    "previous": (torch.int64, "one"),  # the one before it
+    "position": (torch.int64, "one"),  # of the newest
+    "last": (torch.int64, "one"),  # the position at which the row is full
+    "live": (torch.bool, "one"),
+    "temperature": (torch.float32, "one"),
+    "top_k": (torch.int64, "one"),
+    "top_p": (torch.float32, "one"),
+    "halting": (torch.bool, "words"),  # whether the row stands still once it has chosen the word
+    "uniform": (torch.float64, "positions"),  # its random numbers, from 0 to 1
+    "forced": (torch.int64, "positions"),  # tokens not to be chosen but put in; -1: none
+}
+
+
+class Decoder:
+    """Slots are filled from the first on: a step takes as many of them as it is told. model: a `fused.Fused`."""
+
+    def __init__(self, model: GPT):
+        self.model, self.config = model, model.config
+        self.device = model.embed.weight.device
+        self.on_cuda = self.device.type == "cuda"
+        self.cache: KVCache | None = None
+
+    def make_room(self, slots: int, length: int) -> int:
+        """At most so many slots, fewer where memory is short, for rows of that length; how many they are."""
+        length = min(self._keys(length), self.config.max_seq_len)
+        if self.cache is not None and self.cache.slots >= slots and self.cache.length >= length:
+            return slots
+        if self.cache is not None:
+            slots, length = max(slots, self.cache.slots), max(length, self.cache.length)
+        self.cache = self.state = None  # before there are new ones
+        self.graphs: dict[tuple, Any] = {}
+        dtype = self.model.compute_dtype
+        if self.on_cuda:
+            self.pool = torch.cuda.graph_pool_handle()
+            fit = torch.cuda.mem_get_info(self.device)[0] // 2 // KVCache.slot_bytes(self.config, length, dtype)
+            slots = max(1, min(slots, fit))
+        self.cache = KVCache(self.config, slots, length, dtype, self.device)
+        sizes = {"one": 1, "positions": length, "words": self.config.vocab_size}
+        kinds = {torch.float64: torch.float32} if self.device.type == "mps" else {}
+        self.state = {
+            name: torch.zeros(slots, sizes[size], dtype=kinds.get(kind, kind), device=self.device)
+            for name, (kind, size) in STATE.items()
+        }
+        return slots
+
+    def _keys(self, positions: int) -> int:
+        blocks = -(-positions // KEYS_BLOCK)
+        return KEYS_BLOCK * (1 << (blocks - 1).bit_length() if self.on_cuda else blocks)
+
+    def prefill(self, prompts: dict[int, Sequence[int]]) -> None:
+        """Run prompts into slots, all but their last tokens, those of like length together."""
+        slots = sorted((slot for slot, tokens in prompts.items() if len(tokens) > 1), key=lambda s: -len(prompts[s]))
+        while slots:
+            length = len(prompts[slots[0]]) - 1
+            rows = max(1, PREFILL_TOKENS // length)
+            batch, slots = slots[:rows], slots[rows:]
+            self._run([prompts[slot][:-1] for slot in batch], batch, length)
+
+    def _run(self, prompts: list[Sequence[int]], slots: list[int], length: int) -> None:
+        ids = torch.zeros(len(prompts), length, dtype=torch.int64)
+        for row, tokens in zip(ids, prompts, strict=True):
+            row[: len(tokens)] = torch.as_tensor(tokens)
+        cache = self.cache.filling(torch.tensor(slots, device=self.device), length)
+        self.model.hidden(ids.to(self.device), cache=cache)
+
+    def seat(self, slots: list[int], rows: list[dict[str, Any]]) -> None:
+        """Begin rows in slots. Each has the state's names with their values; halting: ids; uniform: from position on.
+
+        What a row does not have: it is live, and nothing is forced.
+        """
+        length, words = self.cache.length, self.config.vocab_size
+        values = {"live": torch.ones(len(rows), 1), "forced": torch.full((len(rows), length), -1)}
+        values |= {"halting": torch.zeros(len(rows), words), "uniform": torch.zeros(len(rows), length, dtype=float)}
+        for i, row in enumerate(rows):
+            values["halting"][i, list(row["halting"])] = 1
+            values["uniform"][i, row["position"] + 1 : row["last"] + 1] = torch.from_numpy(row["uniform"])
+        for name in self.state.keys() - values.keys():
+            values[name] = torch.tensor([row[name] for row in rows])[:, None]
+        at = torch.tensor(slots, device=self.device)
+        for name, mine in self.state.items():
+            mine[at] = values[name].to(self.device, mine.dtype)
+
+    def resume(self, slot: int, position: int, forced: list[int]) -> None:
+        """Let a row that stands still go on, with these tokens from the position on."""
+        if forced:
+            tokens = torch.tensor(forced).to(self.device)
+            self.state["forced"][slot, position : position + len(forced)] = tokens
+        self.state["live"][slot] = True
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """A row into another slot; a step may be under way that has added to its length."""
+        self.cache.copy(source, [target], min(length + 1, self.cache.length))
+        for value in self.state.values():
+            value[target] = value[source]
+
+    def step(
+        self, rows: int, longest: int, sampled: bool, filtered: bool, logprobs: bool = False
+    ) -> tuple[list[Tensor], Any]:
+        """What each of the first rows is given, on the host, and on CUDA the event after which it is there.
+
+        That is a token, and where `logprobs` are asked for that of what the model chose, at temperature 1 and of all
+        words. longest: tokens of the longest row, as far as is known. sampled, filtered: whether a row is, by top_k or
+        top_p.
+        """
+        keys = min(self._keys(longest + self.on_cuda), self.cache.length)
+        if not self.on_cuda:
+            return self._compute(rows, keys, sampled, filtered, logprobs), None
+        rows = min(next((size for size in BUCKETS if size >= rows), rows), self.cache.slots)
+        shape = (rows, keys, sampled, filtered, logprobs)
+        if shape not in self.graphs:
+            self.graphs[shape] = None  # the first time without, so that all that is made only once is made
+            given = self._compute(*shape)
+        else:
+            if self.graphs[shape] is None:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=self.pool):
+                    given = self._compute(*shape)
+                self.graphs[shape] = graph, given
+            graph, given = self.graphs[shape]
+            graph.replay()
+        return [column.to("cpu", non_blocking=True) for column in given], torch.cuda.current_stream().record_event()
+
+    def _compute(self, rows: int, keys: int, sampled: bool, filtered: bool, logprobs: bool) -> list[Tensor]:
+        state = {name: value[:rows] for name, value in self.state.items()}
+        newest, position, live = state["token"], state["position"], state["live"]
+        cache = self.cache.growing(position, state["previous"], keys)
+        logits = self.model.logits(self.model.hidden(newest, cache=cache)[:, -1])
+        following = (position + 1).clamp(max=self.cache.length - 1)
+        token = logits.argmax(-1, keepdim=True)
+        if sampled:
+            settings = (state[name] for name in ("temperature", "top_k", "top_p"))
+            drawn = draw(logits, state["uniform"].gather(1, following), *settings, filtered)
+            token = torch.where(state["temperature"] > 0, drawn, token)
+        given = [logits.log_softmax(-1).gather(1, token).flatten()] if logprobs else []
+        forced = state["forced"].gather(1, following)
+        halts = state["halting"].gather(1, token) & (forced < 0) | (following >= state["last"])
+        token = torch.where(forced < 0, token, forced)
+        given = [torch.where(live, token, -1).flatten(), *given]
+        state["previous"].copy_(torch.where(live, newest, state["previous"]))
+        newest.copy_(torch.where(live, token, newest))
+        position.add_(live)
+        live.logical_and_(~halts)
+        return given
+
+
+def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, filtered: bool) -> Tensor:
+    """A token (rows, 1) for each row: the first at which the probabilities, added in order of ids, pass `uniform`.
+
+    It follows from the row's own number, and changes only where a last bit of a sum lies between.
+    """
+    logits = logits / torch.where(temperature > 0, temperature, 1.0)
+    if filtered:
+        ranked = logits.sort(-1, descending=True).values
+        first = torch.arange(ranked.shape[-1], device=ranked.device) < top_k
+        chances = ranked.masked_fill(~first, -torch.inf).softmax(-1)
+        kept = first & ((chances.cumsum(-1) - chances < top_p) | (top_p >= 1))
+        least = ranked.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    mass = logits.softmax(-1).cumsum(-1, dtype=uniform.dtype)
+    return (mass <= uniform * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)
