@@ -57,8 +57,15 @@ class FineTuning:
     optimizer: Optimizer
     rows: int
 
-    def train(self, source: Any, objective: loop.Objective, steps: int = -1, hooks: Sequence[every] = ()) -> loop.State:
-        """To so many steps, or with -1 to the end of the source; saves, and goes on where the run was left.
+    def train(
+        self,
+        source: Any,
+        objective: loop.Objective,
+        steps: int = -1,
+        hooks: Sequence[every] = (),
+        seconds: float = -1.0,
+    ) -> loop.State:
+        """To so many steps, or seconds, or if both are -1 to the end of the source; goes on where the run was left.
 
         source: one that closes, and whose state is the same on all ranks.
         """
@@ -68,7 +75,8 @@ class FineTuning:
             state = loop.State(**put_back(self.begun, self.optimizer, source)) if self.begun else loop.State()
             self.log.rewind(state.step if self.begun else -1)
             moves = schedules.finetuning(settings.warmup_steps, settings.warmdown_ratio, settings.final_lr_frac)
-            options = {"steps": steps if steps > 0 else None, "clip": settings.grad_clip}
+            horizon = {"steps": steps if steps > 0 else None, "seconds": seconds if seconds > 0 else None}
+            options = {**horizon, "clip": settings.grad_clip}
             plan = loop.Plan(self.rows, self.model.flops_per_token(), moves, **options)
             # Saved last, so that a checkpoint knows what was found before it.
             hooks = [*hooks, every(settings.save_every, save, at_stop=True)]
@@ -198,7 +206,5 @@ def first_rows(
             rows.append(next(source))
     inputs, targets = (torch.cat(part) for part in zip(*rows, strict=True))
     if not (targets >= 0).any():
-        raise ValueError(
-            f"no conversation of those to validate on fits into {length} tokens: take --max-seq-len larger"
-        )
+        raise ValueError(f"the first conversations to validate on do not fit into {length} tokens: take more")
     return inputs, targets

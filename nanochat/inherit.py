@@ -5,7 +5,7 @@ from typing import Any
 
 from nanochat.config import Count, option
 from nanochat.log import print0
-from nanochat.stages import SOURCES
+from nanochat.stages import MODELS
 
 MAY = {"may_change": True}
 SIDE = {"may_change": True, "in_card": False}
@@ -18,7 +18,7 @@ class FineTune:
 
     run: str = option("dummy", "name for W&B; dummy: do without", group="run", may_change=True)
     tag: str = option("d12", "name of this run's folder", group="run", **SIDE)
-    source: str = option("base", f"stage whose model to take: {', '.join(SOURCES)}", group="run")
+    source: str = option("base", f"stage whose model to take: {', '.join(MODELS)}", group="run")
     model_tag: str = option("", "run whose model to take; empty: that of the same tag", group="run")
     model_step: Count = option(-1, "its checkpoint, -1: the newest", group="run", least=-1, in_card=False)
     seed: Count = option(42, "of the order of the data", group="run", least=0)
@@ -51,8 +51,8 @@ class FineTune:
     keep_every: Count = option(0, "keep those of every so many steps too", group="checkpoints", least=0, **SIDE)
 
     def __post_init__(self):
-        if self.source not in SOURCES:
-            raise ValueError(f"--source={self.source} is not one of {', '.join(SOURCES)}")
+        if self.source not in MODELS:
+            raise ValueError(f"--source={self.source} is not one of {', '.join(MODELS)}")
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class ChatTraining(FineTune):
     mixture: str = option("", "tasks with their epochs, like smoltalk,gsm8k:2; empty: of those here", group="data")
     num_epochs: float = option(1.0, "of the mixture, if no steps are given", group="horizon", least=0)
     num_iterations: Count = option(-1, "steps", group="horizon", unit="STEPS")
+    target_seconds: float = option(-1.0, "time to train, if neither is to decide", group="horizon", unit="SECONDS")
     eval_every: Count = option(200, "steps between validations; 0: at the ends; -1: none", group="evaluation", least=-1)
     eval_tokens: Count = option(-1, "of validation rows; -1: 5e6, on a CPU 125,000", group="evaluation", unit="TOKENS")
     eval_metrics_every: Count = option(200, "steps between scores of tasks; 0: at the end; -1: none",

@@ -62,7 +62,8 @@ class Runtime:
     def attending(self, path: str, needs: Collection[str]) -> "Runtime":
         """By a path of attention that does what a model needs, which may not be known before `setup`."""
         path, why = _attention(self.device, self.dtype, path, needs)
-        print0(f"attention: {why}")
+        if path != self.attention:
+            print0(f"attention: {why}")
         return replace(self, attention=path)
 
     def all_sum(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -109,6 +110,11 @@ class Runtime:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if os.uname().sysname == "Darwin" else 1024)
 
 
+def keep_compiled() -> None:
+    """Let compiled code outlive the process: no stage compiles again what another did. Before torch looks for a place."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base_dir() / "compiled"))
+
+
 @contextmanager
 def setup(
     device_type: str = "auto", dtype: str = "auto", attention_path: str = "auto", needs: Collection[str] = ()
@@ -118,8 +124,7 @@ def setup(
     device_type: auto, cuda, mps or cpu. dtype: auto, which asks NANOCHAT_DTYPE first, or a name in DTYPES. needs: of
     attention, as `attention.choose` takes them.
     """
-    # Compiled code outlives the process, so that a stage's first step does not compile again what the last one did.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base_dir() / "compiled"))
+    keep_compiled()
     device, why = _device(device_type)
     distributed = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # Slurm sets only some
     rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")) if distributed else (0, 1)

@@ -38,4 +38,4 @@ STAGES = (
     Stage("chat_rl", "Chat RL", "chat_sft"),
     Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", "RL", CHAT, source="rl"),
 )
-SOURCES = {stage.source: stage for stage in STAGES if stage.source}  # what --source calls the models they evaluate
+MODELS = {stage.source: stage.parent for stage in STAGES if stage.source}  # what --source calls them: their stage

@@ -89,9 +89,10 @@ def main(config: Config) -> None:
     from nanochat.eval_bpb import bits_per_byte, read_text, validation
     from nanochat.objectives import next_token
     from nanochat.restore import has_news, hold_for_all, keeping, put_back, run_to_go_on_with
-    from nanochat.runtime import planned_hardware, setup
+    from nanochat.runtime import keep_compiled, planned_hardware, setup
     from nanochat.tokenizer import Tokenizer
 
+    keep_compiled()
     tag, length = config.tag or f"d{config.depth}", config.max_seq_len
     folder, outcome = stage_dir("base_train", tag), Outcome.begin("base_train", tag, config)
     vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"

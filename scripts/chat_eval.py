@@ -10,9 +10,11 @@ from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_text
-from nanochat.stages import SOURCES
+from nanochat.stages import STAGES
 from tasks import JUDGED, open_tasks
 from tasks.common import pick
+
+SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nanochat.config import option, run
 from nanochat.inherit import ChatTraining
-from nanochat.stages import SOURCES
+from nanochat.stages import MODELS
 from tasks import mixture, open_tasks
 
 # Little of much: what the model can do by now is to come out in the right form.
@@ -19,7 +19,7 @@ MIXTURE = "ARC-Easy,ARC-Challenge,GSM8K,AQUA@20000,SmolTalk@10000,Identity,Simpl
 class Config(ChatTraining):
     """Fine-tune on what the assistant says. Settings not given are the parent's."""
 
-    source: str = option("mid", f"stage whose model to take: {', '.join(SOURCES)}", group="run")
+    source: str = option("mid", f"stage whose model to take: {', '.join(MODELS)}", group="run")
     warmdown_ratio: float = option(1.0, "share of the run in which the learning rate falls", group="optimizer", least=0)
 
 
@@ -30,10 +30,10 @@ def main(config: Config) -> None:
 
     chats, new_chats = (mixture(config.mixture, split, config.seed, MIXTURE) for split in ("train", "validation"))
     tasks = open_tasks(config.eval_metrics_tasks) if config.eval_metrics_every >= 0 else {}
-    with fine_tuning("chat_sft", SOURCES[config.source].parent, config) as tuning:
+    with fine_tuning("chat_sft", MODELS[config.source], config) as tuning:
         source = tuning.chats(chats, "assistant")
         hooks = tuning.validating(new_chats, "assistant") + tuning.scoring(tasks)
-        state = tuning.train(source, next_token, config.num_iterations, hooks)
+        state = tuning.train(source, next_token, config.num_iterations, hooks, config.target_seconds)
         rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
         rows |= {"aqua_train_examples": chats.rows.get("AQUA", 0), "aqua_val_examples": new_chats.rows.get("AQUA", 0)}
         tuning.finish(state, rows | tuning.told(state, source))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nanochat.config import run
 from nanochat.inherit import ChatTraining
-from nanochat.stages import SOURCES
+from nanochat.stages import MODELS
 from tasks import mixture, open_tasks
 
 # Conversations, choosing by letter, and calling the calculator; the small sets are read more often.
@@ -27,10 +27,10 @@ def main(config: Config) -> None:
 
     chats, new_chats = (mixture(config.mixture, split, config.seed, MIXTURE) for split in ("train", "validation"))
     tasks = open_tasks(config.eval_metrics_tasks) if config.eval_metrics_every >= 0 else {}
-    with fine_tuning("mid_train", SOURCES[config.source].parent, config) as tuning:
+    with fine_tuning("mid_train", MODELS[config.source], config) as tuning:
         source = tuning.chats(chats, "all")
         hooks = tuning.validating(new_chats, "all") + tuning.scoring(tasks)
-        state = tuning.train(source, next_token, config.num_iterations, hooks)
+        state = tuning.train(source, next_token, config.num_iterations, hooks, config.target_seconds)
         rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
         tuning.finish(state, rows | tuning.told(state, source))
 

@@ -71,6 +71,8 @@ def mix(spec: str, known: Mapping[str, DataSet], split: str, seed: int, as_here:
         parts[name] = task, rows
     if lost and parts:
         print0(f"{split} mixture: {', '.join(parts)}; not here, so left out: {', '.join(lost)}")
+    if not parts and lost:
+        raise ValueError(f"of {', '.join(lost)} none is here: set NANOCHAT_HUB, or name others with --mixture")
     if not parts:
         raise ValueError(f"{spec!r} names no task, take some of {', '.join(known)}, json:PATH")
     return Mixture(parts, seed)

@@ -25,8 +25,7 @@ LAYERS = [
     "fused decoder",
     "checkpoint engine objectives eval_bpb eval_core",
     "loop restore eval_chat rollouts samples card report export serve sweep mixture merge variance",
-    "blueprint",
-    "finetune",
+    *"blueprint finetune".split(),  # one above the other
 ]
 LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}
 HIGHEST_LAYER_FOR_TASKS = 2
@@ -40,9 +39,7 @@ PURE_CALLS = set(
     "dataclass field option arg compile frozenset set dict tuple list range len sorted sum min max zip enumerate chr "
     "ord int float str bytes split join format strip lru_cache wraps no_grad inference_mode contextmanager".split()
 )
-WITHOUT_TORCH = {
-    f"nanochat.{name}" for name in "config stages hardware paths log nodes hub inherit report scaling".split()
-}
+WITHOUT_TORCH = {f"nanochat.{it}" for it in "config stages hardware paths log nodes hub inherit report scaling".split()}
 
 # Declared for the next floors: taken off this list by the change that first imports it.
 NOT_YET_IMPORTED = set("starlette uvicorn transformers tokenizers".split())
