@@ -111,7 +111,7 @@ class Runtime:
 
 
 def keep_compiled() -> None:
-    """Let compiled code outlive the process: no stage compiles again what another did. Before torch looks for a place."""
+    """Compiled code outlives the process, and serves all stages; to be called before torch chooses another place."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base_dir() / "compiled"))
 
 
