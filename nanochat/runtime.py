@@ -111,7 +111,7 @@ class Runtime:
 
 
 def keep_compiled() -> None:
-    """Let compiled code outlive the process, for no stage to compile it again; before torch looks for a place."""
+    """Compiled code outlives the process, and serves all stages; to be called before torch chooses another place."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base_dir() / "compiled"))
 
 

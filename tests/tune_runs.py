@@ -1,5 +1,8 @@
 """Runs of fine-tuning on a few conversations, in forked processes, from a base model of a few steps."""
 
+import json
+import runpy
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +12,7 @@ from base_runs import Base
 from forks import Forked
 
 from nanochat.inherit import ChatTraining
+from nanochat.world import write_world
 
 STEPS = 12
 PARENT = ["--depth=1", "--num-iterations=6", "--eval-every=-1", "--save-every=-1", "--matrix-lr=0.03"]
@@ -52,6 +56,12 @@ class Letters:
         return text == "B"
 
 
+def command_line(module: str, flags: list[str]) -> None:
+    """A script as a user starts it."""
+    sys.argv = [module, *flags]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
 def tune(before: Callable | None, flags: list[str], supervise: str, look: Callable | None) -> None:
     """What a script does, on these conversations; look: is given the run before it begins."""
     from nanochat.config import run
@@ -70,8 +80,6 @@ def tune(before: Callable | None, flags: list[str], supervise: str, look: Callab
             hooks = under_way.validating(sums(30, 100), supervise) + under_way.scoring({"Letters": Letters()})
             state = under_way.train(source, next_token, config.num_iterations, hooks, config.target_seconds)
             under_way.finish(state, {"Training rows": len(chats)} | under_way.told(state, source))
-
-    import sys
 
     sys.argv = ["tune", *flags]
     run(main, Config)
@@ -102,3 +110,26 @@ class Tunes(Base):
 
     def of(self, tag: str) -> Path:
         return self.folder / ("base_train" if tag == "parent" else "chat_sft") / tag
+
+
+SHORT = ["--tag=parent", "--dtype=fp32", "--no-compile", "--num-iterations=4", "--eval-every=2", "--eval-tokens=600"]
+SHORT += ["--eval-metrics-every=0", "--eval-metrics-max-problems=5", "--max-seq-len=300", "--total-batch-size=1200"]
+LONG = ["--max-seq-len=300", "--total-batch-size=1200"]  # as most conversations fit into
+
+
+class Stages(Base):
+    """A base model, and the smallest world."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        write_world(folder / "hub", 1, "tiny")
+        self.run("parent", *PARENT, *LONG)
+
+    def stage(self, name: str, *flags: str, ranks: int = 1) -> Forked:
+        self.jobs += 1
+        where = {"NANOCHAT_BASE_DIR": str(self.folder), "NANOCHAT_HUB": str(self.folder / "hub")}
+        job = self.folder / f"job-{self.jobs}"
+        return Forked(job, command_line, f"scripts.{name}", [*SHORT, *flags], ranks=ranks, **where)
+
+    def record(self, stage: str, tag: str = "parent") -> dict:
+        return json.loads((self.folder / stage / tag / "outcome.json").read_text(encoding="utf-8"))
