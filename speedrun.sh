@@ -43,11 +43,13 @@ stage tok_eval "$python" -m scripts.tok_eval --data="$data" --tag="$tag"
 gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 if [ "$gpus" -gt 0 ]; then
   launch=("$python" -m torch.distributed.run --standalone --nproc_per_node="$gpus" -m)
-  size=(${seconds:+--target-seconds="$seconds"}) check=() few=()
+  size=(${seconds:+--target-seconds="$seconds"}) check=() few=() tune=() problems=()
 else
   launch=("$python" -m)
   size=(--head-dim=64 --max-seq-len=512 --window-pattern=L --total-batch-size=4096 --target-seconds="${seconds:-300}")
   check=(--eval-bytes=500000) few=(--max-per-task=100)
+  tune=(--target-seconds="${seconds:-150}" --eval-metrics-max-problems=50)
+  problems=(--max-problems=50 --max-new-tokens=128)
 fi
 base=(--depth="$depth" --data="$data" --tag="$tag" --tokenizer-tag="$tag" ${size[@]+"${size[@]}"} ${check[@]+"${check[@]}"})
 stage base_train "${launch[@]}" scripts.base_train "${base[@]}"
@@ -61,6 +63,21 @@ if [ -d "$bundle" ]; then
   stage base_eval "${launch[@]}" scripts.base_eval --tag="$tag" ${few[@]+"${few[@]}"}
 else
   printf '\nspeedrun: base_eval is left out: there is no %s\n' "$bundle"
+fi
+
+# The four stages from here learn from the data sets of tasks, which a machine may lack.
+if "$python" -m scripts.prepare --data= --tasks=arc-easy; then
+  # The form of conversations, of choosing by letter and of calling the calculator: every token of them is learned.
+  stage mid_train "${launch[@]}" scripts.mid_train --tag="$tag" ${tune[@]+"${tune[@]}"}
+
+  # What has that taught? The same questions again after each stage that follows.
+  stage chat_eval_mid "${launch[@]}" scripts.chat_eval --source=mid --tag="$tag" ${problems[@]+"${problems[@]}"}
+
+  # To answer: of conversations only what the assistant says, until it says that it is done.
+  stage chat_sft "${launch[@]}" scripts.chat_sft --tag="$tag" ${tune[@]+"${tune[@]}"}
+  stage chat_eval_sft "${launch[@]}" scripts.chat_eval --source=sft --tag="$tag" ${problems[@]+"${problems[@]}"}
+else
+  printf '\nspeedrun: mid_train and chat_sft are left out: their data sets cannot be had\n'
 fi
 
 # The report card: one section for each stage above, and the summary.

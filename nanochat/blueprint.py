@@ -29,6 +29,7 @@ from nanochat.scaling import (
     cost,
     legal_rows,
     memory,
+    rate_scale,
     scale,
     shape,
 )
@@ -63,36 +64,8 @@ class Blueprint:
 
     def build(self, config: Any, weights: Checkpoint | int, runtime: Any) -> tuple[GPT, Optimizer, int]:
         """The model (weights: a checkpoint's, or new ones from a seed), its optimizer, and rows of a micro-batch."""
-        model = build_model(self.model, runtime, weights, checkpointing=config.checkpointing)
-        before = weights.manifest["loop"]["device_batch"] if isinstance(weights, Checkpoint) else None
-        rows = self._device_rows(config.device_batch_size, before, model, runtime)
-        if config.fp8:
-            print0(fp8.describe(*fp8.convert(model)))
-        if config.compile:
-            model.compile_parts()
-        groups = build_groups(
-            model.named_parameters(),
-            learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
-            batch_scale=self.scale.rates,
-            width=self.model.width,
-            matrix_weight_decay=config.weight_decay * self.scale.weight_decay,
-        )
-        return model, Optimizer(groups, runtime.rank, runtime.world_size, **runtime.optimizer_options), rows
-
-    def _device_rows(self, asked: str, before: int | None, model: GPT, runtime: Any) -> int:
-        batch, length = self.scale.total_batch_size, self.model.max_seq_len
-        rows = legal_rows(batch, length, runtime.world_size)
-        if asked == "auto" and before in rows:
-            size, how = before, "as before"  # free memory may differ by now, and with the size the rounding
-        elif asked == "auto":
-            ids = torch.zeros(rows[-1], length, dtype=torch.int64, device=runtime.device)
-            states = 8 * self.counts["total"] // runtime.world_size
-            size, how = largest_device_batch(model, next_token, (ids, ids), runtime, states), "the most that fit"
-        else:
-            size, how = _whole(asked), "as asked"
-        steps = accumulation_steps(batch, size, length, runtime.world_size)
-        print0(f"device batch: {size} rows of {length:,} tokens, {how}; {steps} of them make a step on each rank")
-        return size
+        decay = config.weight_decay * self.scale.weight_decay
+        return build(self.model, config, self.scale.total_batch_size, decay, weights, runtime, in_fp8=config.fp8)
 
     @property
     def rows(self) -> int:
@@ -103,6 +76,48 @@ class Blueprint:
     def tokens(self) -> int | None:
         """Of the whole run; None if a clock ends it."""
         return None if self.scale.steps is None else self.scale.steps * self.scale.total_batch_size
+
+
+def build(
+    shape: GPTConfig,
+    config: Any,
+    batch: int,
+    weight_decay: float,
+    weights: Checkpoint | int,
+    runtime: Any,
+    in_fp8: bool = False,
+) -> tuple[GPT, Optimizer, int]:
+    """A model, its optimizer, and rows of a micro-batch; config: of a training stage. batch: tokens of a step."""
+    model = build_model(shape, runtime, weights, checkpointing=config.checkpointing)
+    before = weights.manifest["loop"]["device_batch"] if isinstance(weights, Checkpoint) else None
+    rows = _device_rows(config.device_batch_size, before, batch, config.max_seq_len, model, runtime)
+    if in_fp8:
+        print0(fp8.describe(*fp8.convert(model)))
+    if config.compile:
+        model.compile_parts()
+    groups = build_groups(
+        model.named_parameters(),
+        learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
+        batch_scale=rate_scale(batch),
+        width=shape.width,
+        matrix_weight_decay=weight_decay,
+    )
+    return model, Optimizer(groups, runtime.rank, runtime.world_size, **runtime.optimizer_options), rows
+
+
+def _device_rows(asked: str, before: int | None, batch: int, length: int, model: GPT, runtime: Any) -> int:
+    rows = legal_rows(batch, length, runtime.world_size)
+    if asked == "auto" and before in rows:
+        size, how = before, "as before"  # free memory may differ by now, and with the size the rounding
+    elif asked == "auto":
+        ids = torch.zeros(rows[-1], length, dtype=torch.int64, device=runtime.device)
+        states = 8 * sum(parameter.numel() for parameter in model.parameters()) // runtime.world_size
+        size, how = largest_device_batch(model, next_token, (ids, ids), runtime, states), "the most that fit"
+    else:
+        size, how = _whole(asked), "as asked"
+    steps = accumulation_steps(batch, size, length, runtime.world_size)
+    print0(f"device batch: {size} rows of {length:,} tokens, {how}; {steps} of them make a step on each rank")
+    return size
 
 
 def _whole(text: str) -> int:

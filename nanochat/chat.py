@@ -57,6 +57,15 @@ def render_prompt(conversation: dict, tokenizer: Any) -> list[int]:
     return [*render({"messages": asked}, tokenizer)[0], tokenizer.special_tokens["<|assistant_start|>"]]
 
 
+def shortened(prompt: list[int], context: int, answer: int) -> list[int]:
+    """The prompt, with room for an answer of so many tokens, but at most half of the context.
+
+    What is lost for it stands at the beginning of the user's text.
+    """
+    excess = max(0, len(prompt) - max(context - answer, context // 2))
+    return prompt[:2] + prompt[2 + excess :]
+
+
 def _has_system(messages: list) -> bool:
     return isinstance(messages[0], dict) and messages[0].get("role") == "system"
 

@@ -87,7 +87,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     config = config_class(**{name: value for box in vars(flags).values() for name, value in vars(box).items()})
     for field in dataclasses.fields(config):
         value, least = getattr(config, field.name), field.metadata["least"]
-        if least is not None and value < least:
+        if None not in (least, value) and value < least:
             raise ValueError(f"--{field.name.replace('_', '-')} has to be {least} or more, not {value}")
     return config
 

@@ -5,9 +5,7 @@ Rank r of n makes the rows with i % n == r, which are those of its lanes r, r + 
 stream is cut.
 """
 
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from os import cpu_count
@@ -21,25 +19,21 @@ from nanochat.corpus import Corpus
 from nanochat.documents import Bad
 from nanochat.lanes import Deal, Group, Lane, Mix, Window
 from nanochat.log import Progress
-from nanochat.prefetch import Background, Upload
+from nanochat.prefetch import Loader, share
 from nanochat.shards import Shard
 from nanochat.token_shards import read_token_group, token_path, token_shard_is, write_token_shard
 from nanochat.tokenizer import Tokenizer
 
-BATCHES_AHEAD = 4
 MOST_THREADS = 4  # that tokenize, unless more are asked for: other ranks may run on these cores
 
 
-class TextLoader(Iterator, AbstractContextManager):
-    """An endless source of (inputs, targets), each (batch_size / world_size, seq_len) int64 on `device`.
+class TextLoader(Loader):
+    """Batches of a corpus.
 
-    batch_size: rows of all ranks. overflow: what is too long for the rest of a row is cut there, and the remainder goes
-    into another row ("carry") or is dropped ("crop"). tokens: a folder that `tokenize` filled, read in place of the
-    text. What cannot be read is told to `corpus.bad`, and left out where that returns. Nothing is read before the first
-    batch is asked for.
+    overflow: what is too long for the rest of a row is cut there, and the remainder goes into another row ("carry") or
+    is dropped ("crop"). tokens: a folder that `tokenize` filled, read in place of the text. What cannot be read is told
+    to `corpus.bad`, and left out where that returns. Nothing is read before the first batch is asked for.
     """
-
-    prefetchable = True  # and prefetched: batches do not depend on the model
 
     def __init__(
         self,
@@ -59,17 +53,15 @@ class TextLoader(Iterator, AbstractContextManager):
         tokens: Path | str | None = None,
     ):
         assert split in ("train", "val"), split
-        assert 0 <= rank < world_size, (rank, world_size)
         if overflow not in ("carry", "crop"):
             raise ValueError(f"overflow is {overflow!r}: it has to be 'carry' or 'crop'")
         if seed < 0 or seq_len < 1:
             raise ValueError(f"seed={seed} and seq_len={seq_len}: the seed has to be 0 or more, the length 1 or more")
-        _share("lanes", lanes, world_size)
-        _share("rows of a batch", batch_size, world_size)
-        self.batch_size, self.seq_len, self.lanes, self.overflow = batch_size, seq_len, lanes, overflow
-        self.rank, self.world_size, self.device = rank, world_size, torch.device(device)
-        if self.device.type == "cuda" and self.device.index is None:
-            self.device = torch.device("cuda", torch.cuda.current_device())  # the background thread has another one
+        share("lanes", lanes, world_size)
+        setting = {"data": corpus.describe()["fingerprint"], "tokenizer": tokenizer.content_hash, "split": split}
+        setting |= {"seed": seed, "lanes": lanes, "seq_len": seq_len, "overflow": overflow}
+        super().__init__(setting, batch_size, seq_len, rank, world_size, device)
+        self.lanes, self.overflow = lanes, overflow
         self._corpus, self._tokenizer, self._threads = corpus, tokenizer, threads
         self._tokens = Path(tokens) if tokens else None
         self._mix = Mix([weight for _, weight in corpus.parts], lanes)
@@ -82,61 +74,31 @@ class TextLoader(Iterator, AbstractContextManager):
             groups = [(shard, number) for shard in shards for number in range(shard.row_groups)]
             self._groups.append(groups)
             self._deals.append(Deal(partial(self._read, part), len(groups), documents, lanes, (seed, part)))
-        order = {"split": split, "seed": seed, "lanes": lanes, "seq_len": seq_len, "overflow": overflow}
-        self._setting = {"data": corpus.describe()["fingerprint"], "tokenizer": tokenizer.content_hash} | order
-        self.wait_seconds = 0.0  # spent in `next`, by this object
         self._row = 0  # rows of the stream that all ranks have been given
         self._windows = {(lane, part): Window() for lane in self._my_lanes for part in range(len(self._deals))}
         self._given: dict[tuple[int, int], Window] = {}  # those that the batch given last is of
-        self._ahead: Background | None = None
 
-    # ---- the iterator ----
+    # ---- the batches ----
 
-    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        start = time.perf_counter()
-        if self._ahead is None:
-            self._ahead = Background(self._batches(), BATCHES_AHEAD)
-        batch, copied, windows = next(self._ahead)
-        if copied is not None:
-            torch.cuda.current_stream(self.device).wait_event(copied)
-            batch.record_stream(torch.cuda.current_stream(self.device))
-        batch = batch.to(self.device)
-        self._windows.update(windows)
-        self._given = windows
+    def _arrive(self, marks: list[tuple[tuple[int, int], Window]]) -> None:
+        self._given = dict(marks)
+        self._windows.update(self._given)
         self._row += self.batch_size
-        self.wait_seconds += time.perf_counter() - start
-        return batch[0], batch[1]
 
-    def close(self) -> None:
-        """End the background thread; the next batch starts it again where the consumer is."""
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
-
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
-
-    def _batches(self) -> Iterator[tuple[torch.Tensor, Any, dict[tuple[int, int], Window]]]:
-        """What the background thread makes: batches, the event of their copy, and the windows their rows are in."""
+    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, tuple]]:
+        """Each marked by the window it is in."""
         fixed = self.seq_len + 1, self._tokenizer.special_tokens["<|bos|>"], self.overflow == "carry"
         lanes = {
             (lane, part): Lane(self._deals[part], lane, *fixed, window, self._rows_of(lane)[part])
             for (lane, part), window in self._windows.items()
         }
-        shape = (2, self.batch_size // self.world_size, self.seq_len)  # inputs and targets
-        upload = Upload(self.device, shape) if self.device.type == "cuda" else None
         row = self._row + (self.rank - self._row) % self.world_size
         while True:
-            batch = upload.buffer() if upload else torch.empty(shape, dtype=torch.int64)
-            windows = {}
-            for inputs, targets in zip(*batch.numpy(), strict=True):
-                turn, lane = divmod(row, self.lanes)
-                key = lane, self._mix.part(lane, turn)
-                ids = lanes[key].take()
-                inputs[:], targets[:] = ids[:-1], ids[1:]
-                windows[key] = lanes[key].window
-                row += self.world_size
-            yield *(upload.send() if upload else (batch, None)), windows
+            turn, lane = divmod(row, self.lanes)
+            key = lane, self._mix.part(lane, turn)
+            ids = lanes[key].take()
+            row += self.world_size
+            yield ids[:-1], ids[1:], (key, lanes[key].window)
 
     # ---- where the consumer is ----
 
@@ -185,9 +147,7 @@ class TextLoader(Iterator, AbstractContextManager):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a loader of the same setting was, on whatever number of ranks and with whatever batch size."""
-        pairs = [(name, state["setting"].get(name), value) for name, value in self._setting.items()]
-        if wrong := ", ".join(f"{name}={saved!r} and not {value!r}" for name, saved, value in pairs if saved != value):
-            raise ValueError(f"the saved place in the data is for {wrong}: go on with the same, or start anew")
+        self.check_setting(state)
         if missing := [lane for lane in self._my_lanes if str(lane) not in state["lanes"]]:
             raise ValueError(f"the saved place lacks lanes {missing}: join the states of all ranks with merge_states")
         self.close()
@@ -257,9 +217,3 @@ def _made_of(folder: Path, shard: Shard, content_hash: str) -> tuple[Path, dict[
     """Where the ids of a shard are kept, and what the file says that they were made of."""
     about = {"tokenizer": content_hash, "shard": shard.hash, "column": shard.column}
     return token_path(folder, shard.path, shard.hash), about
-
-
-def _share(what: str, count: int, ranks: int) -> None:
-    if count < 1 or count % ranks:
-        below = max(1, count // ranks) * ranks
-        raise ValueError(f"{count} {what} cannot be shared by {ranks} ranks: take {below} or {below + ranks}")

@@ -14,7 +14,7 @@ from nanochat.gpt import GPT
 from nanochat.kvcache import KVCache
 
 BUCKETS = (1, 8, 32, 64, 128, 256)  # on CUDA a step takes one of these numbers of rows, and has a graph for each
-KEYS_BLOCK = 64  # how many keys a step looks at is a multiple of this, on CUDA a power of two of them
+KEYS_BLOCK = 32  # how many keys a step looks at is a multiple of this, on CUDA a power of two of them
 PREFILL_TOKENS = 8192  # of prompts run at once, padding included
 
 # What is known of a row: name → (dtype, how many). At a position stands what is meant for the token there.
@@ -115,30 +115,34 @@ class Decoder:
         for value in self.state.values():
             value[target] = value[source]
 
-    def step(self, rows: int, longest: int, sampled: bool, filtered: bool) -> tuple[Tensor, Any]:
-        """The token that each of the first rows is given, on the host, and on CUDA the event after which it is there.
+    def step(self, rows: int, longest: int, *kinds: bool) -> tuple[list[Tensor], Any]:
+        """What `_compute` gives of the first rows, on the host, and on CUDA the event after which it is there.
 
-        longest: tokens of the longest row, as far as is known. sampled, filtered: whether a row is, by top_k or top_p.
+        longest: tokens of the longest row, as far as is known. kinds: as `_compute` takes them.
         """
         keys = min(self._keys(longest + self.on_cuda), self.cache.length)
         if not self.on_cuda:
-            return self._compute(rows, keys, sampled, filtered), None
+            return self._compute(rows, keys, *kinds), None
         rows = min(next((size for size in BUCKETS if size >= rows), rows), self.cache.slots)
-        shape = (rows, keys, sampled, filtered)
+        shape = (rows, keys, *kinds)
         if shape not in self.graphs:
             self.graphs[shape] = None  # the first time without, so that all that is made only once is made
-            tokens = self._compute(*shape)
+            found = self._compute(*shape)
         else:
             if self.graphs[shape] is None:
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=self.pool):
                     result = self._compute(*shape)
                 self.graphs[shape] = graph, result
-            graph, tokens = self.graphs[shape]
+            graph, found = self.graphs[shape]
             graph.replay()
-        return tokens.to("cpu", non_blocking=True), torch.cuda.current_stream().record_event()
+        return [column.to("cpu", non_blocking=True) for column in found], torch.cuda.current_stream().record_event()
 
-    def _compute(self, rows: int, keys: int, sampled: bool, filtered: bool) -> Tensor:
+    def _compute(self, rows: int, keys: int, sampled: bool, filtered: bool, logprobs: bool) -> list[Tensor]:
+        """The token that each row is given; with logprobs also the model's log-probability of what it chose.
+
+        sampled, filtered: whether a row is, by top_k or top_p.
+        """
         state = {name: value[:rows] for name, value in self.state.items()}
         newest, position, live = state["token"], state["position"], state["live"]
         cache = self.cache.growing(position, state["previous"], keys)
@@ -149,6 +153,7 @@ class Decoder:
             settings = (state[name] for name in ("temperature", "top_k", "top_p"))
             drawn = draw(logits, state["uniform"].gather(1, following), *settings, filtered)
             token = torch.where(state["temperature"] > 0, drawn, token)
+        chances = [logits.log_softmax(-1).gather(1, token).flatten()] * logprobs
         forced = state["forced"].gather(1, following)
         halts = state["halting"].gather(1, token) & (forced < 0) | (following >= state["last"])
         token = torch.where(forced < 0, token, forced)
@@ -157,7 +162,7 @@ class Decoder:
         newest.copy_(torch.where(live, token, newest))
         position.add_(live)
         live.logical_and_(~halts)
-        return given
+        return [given, *chances]
 
 
 def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, filtered: bool) -> Tensor:

@@ -33,22 +33,30 @@ class Request:
 
 
 class Event(NamedTuple):
-    """A token of a sample, or its end: then token is None and reason stop or length. sampled: not forced by a tool."""
+    """A token of a sample, or its end: then token is None and reason stop or length. sampled: not forced by a tool.
+
+    logprob: where asked for, the model's own log-probability of what it chose, the end too; 0 for what was forced.
+    """
 
     request: int
     sample: int
     token: int | None
     sampled: bool = True
     reason: str = ""
+    logprob: float = 0.0
 
 
 @dataclass
 class Completion:
-    """mask: 1 where the model chose the token, 0 where the calculator's answer was put in."""
+    """mask: 1 where the model chose the token, 0 where the calculator's answer was put in.
+
+    logprobs: as events have them, where asked for; one more than tokens if the model chose to stop.
+    """
 
     tokens: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     reason: str = ""
+    logprobs: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -81,11 +89,13 @@ class Engine:
         self.tokenizer, self.special = tokenizer, tokenizer.special_tokens
         self.ends = frozenset(self.special[name] for name in ("<|assistant_end|>", "<|bos|>"))
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request], logprobs: bool = False) -> list[list[Completion]]:
         """The n completions of each request."""
         found = [[Completion() for _ in range(request.n)] for request in requests]
-        for number, sample, token, sampled, reason in self.stream(requests):
+        for number, sample, token, sampled, reason, logprob in self.stream(requests, logprobs):
             completion = found[number][sample]
+            if logprobs and reason != "length":
+                completion.logprobs.append(logprob)
             if token is None:
                 completion.reason = reason
             else:
@@ -94,7 +104,7 @@ class Engine:
         return found
 
     @torch.inference_mode()
-    def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
+    def stream(self, requests: Sequence[Request], logprobs: bool = False) -> Iterator[Event]:
         """Events of all samples as they come, those of each in order."""
         waiting = [row for i, request in enumerate(requests) for row in self._rows(i, request)]
         if not waiting:
@@ -106,7 +116,7 @@ class Engine:
         while waiting or self.rows:
             if waiting and len(self.rows) < slots:
                 self._admit([waiting.pop() for _ in range(min(len(waiting), slots - len(self.rows)))])
-            step = list(self.rows), *self._step()
+            step = list(self.rows), *self._step(logprobs)
             step, before = (before, step) if self.decoder.on_cuda else (step, None)
             if step is not None:
                 yield from self._follow(*step)
@@ -162,16 +172,17 @@ class Engine:
             "uniform": np.random.default_rng([request.seed, row.where[1]]).random(row.most - row.length),
         }
 
-    def _step(self) -> tuple[Any, Any]:
+    def _step(self, logprobs: bool) -> tuple[Any, Any]:
         drawn = [row.request for row in self.rows if row.request.temperature]
         filtered = any(request.top_k or request.top_p < 1 for request in drawn)
-        return self.decoder.step(len(self.rows), max(row.length for row in self.rows), bool(drawn), filtered)
+        longest = max(row.length for row in self.rows)
+        return self.decoder.step(len(self.rows), longest, bool(drawn), filtered, logprobs)
 
-    def _follow(self, rows: list[_Row], tokens: torch.Tensor, done: Any) -> Iterator[Event]:
-        """What the tokens of a step mean for its rows."""
+    def _follow(self, rows: list[_Row], given: list[torch.Tensor], done: Any) -> Iterator[Event]:
+        """What a step's tokens, and their log-probabilities if there are any, mean for its rows."""
         if done is not None:
             done.synchronize()
-        for row, token in zip(rows, tokens.tolist(), strict=False):  # a graph may have given more
+        for row, token, *logprob in zip(rows, *(column.tolist() for column in given), strict=False):  # a graph has more
             if token < 0:
                 continue
             sampled = row.forced == 0
@@ -179,11 +190,11 @@ class Engine:
             stops = sampled and token in row.stop
             row.length += not stops
             if not stops:
-                yield Event(*row.where, token, sampled)
+                yield Event(*row.where, token, sampled, "", *logprob * sampled)
             answer = self._answer(row, token) if sampled else None
             if stops or row.length == row.most:
                 self._leave(row)
-                yield Event(*row.where, None, reason="stop" if stops else "length")
+                yield Event(*row.where, None, True, *(["stop", *logprob] if stops else ["length"]))
             elif answer is not None:
                 row.forced = len(answer := answer[: row.most - row.length])
                 self.decoder.resume(row.slot, row.length, answer)

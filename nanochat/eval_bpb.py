@@ -9,7 +9,7 @@ every so many tokens and overlap: no token is then predicted from little but tho
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +27,7 @@ class EvalText:
     bytes: int
 
 
-@dataclass(frozen=True)
-class Bpb:
+class Bpb(NamedTuple):
     """value: bits per byte of the text. stderr: of the value, taking its rows as a sample of more such text."""
 
     value: float
@@ -58,7 +57,6 @@ def _until(batches: Iterable[Any], most: int) -> Iterator[str]:
                 return
 
 
-@torch.no_grad()
 def bits_per_byte(model: Any, text: EvalText, seq_len: int, batch_size: int, runtime: Any, stride: int = 0) -> Bpb:
     """`model(ids, targets, reduction="none")` gives the loss of each target in nats; -1 is none.
 
@@ -71,40 +69,62 @@ def bits_per_byte(model: Any, text: EvalText, seq_len: int, batch_size: int, run
     rows = 1 + max(0, -(-(len(text.ids) - 1 - seq_len) // stride))
     padded = torch.full(((rows - 1) * stride + seq_len + 1,), -1)
     padded[: len(text.ids)] = text.ids
-    lengths = text.lengths.to(runtime.device)
-    sums = torch.zeros(rows, 2, dtype=torch.float64)  # nats and bytes of each row
-    mine = range(runtime.rank, rows, runtime.world_size)
-    for first in range(0, len(mine), batch_size):
-        numbers = torch.tensor(mine[first : first + batch_size])
+
+    def row(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         at = numbers[:, None] * stride + torch.arange(seq_len)
         # The first row that a target is in gives it the longest context; later ones have it as context alone.
         first_in = (numbers[:, None] == 0) | (torch.arange(seq_len) >= seq_len - stride)
-        inputs, targets = torch.full((2, batch_size, seq_len), -1)
-        inputs[: len(numbers)], targets[: len(numbers)] = padded[at], padded[at + 1].where(first_in, -1)
-        targets = targets.to(runtime.device)
-        losses = model(inputs.clamp(min=0).to(runtime.device), targets, reduction="none").view(targets.shape)
-        sizes = torch.where(targets >= 0, lengths[targets.clamp(min=0)], 0)
-        pair = torch.stack([(losses.float() * (sizes > 0)).sum(1), sizes.sum(1).float()], dim=1)
-        sums[numbers] = pair[: len(numbers)].cpu().double()
-    if runtime.world_size > 1:
-        sums = runtime.all_sum(sums.to(runtime.device)).cpu()
-    nats, size = sums.sum(0).tolist()
+        return padded[at], padded[at + 1].where(first_in, -1)
+
+    [sums] = sums_of_rows(model, row, rows, seq_len, text.lengths[None], batch_size, runtime)
+    value, stderr = ratio(sums)
+    size = int(sums[:, 1].sum())
     assert size == text.bytes, (size, text.bytes)
-    value = nats / size / math.log(2)
+    return Bpb(value / math.log(2), stderr / math.log(2), size)
+
+
+@torch.no_grad()
+def sums_of_rows(
+    model: Any, rows: Callable, count: int, seq_len: int, weights: torch.Tensor, batch_size: int, runtime: Any
+) -> torch.Tensor:
+    """(kinds, count, 2): of each row the nats of its targets and the sum of their weights, on all ranks.
+
+    rows: numbers (n,) -> inputs and targets (n, seq_len), -1: padding, and no target. weights (kinds, vocabulary): of
+    each kind of sum; what weighs 0 is not counted.
+    """
+    weights = weights.to(runtime.device)
+    sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)
+    mine = range(runtime.rank, count, runtime.world_size)
+    for first in range(0, len(mine), batch_size):
+        numbers = torch.tensor(mine[first : first + batch_size])
+        inputs, targets = torch.full((2, batch_size, seq_len), -1)
+        inputs[: len(numbers)], targets[: len(numbers)] = rows(numbers)
+        targets = targets.to(runtime.device)
+        losses = model(inputs.clamp(min=0).to(runtime.device), targets, reduction="none").view(targets.shape).float()
+        sizes = torch.where(targets >= 0, weights[:, targets.clamp(min=0)], 0)
+        pairs = torch.stack([(losses * (sizes > 0)).sum(2), sizes.sum(2).float()], dim=2)
+        sums[:, numbers] = pairs[:, : len(numbers)].cpu().double()
+    return runtime.all_sum(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
+
+
+def ratio(sums: torch.Tensor) -> tuple[float, float]:
+    """What stands first over what stands second in the sum of all rows (n, 2), and its error, rows being a sample."""
+    above, below = sums.sum(0).tolist()
+    value, rows = above / below, len(sums)
     # Of a ratio of sums: the spread of what each row adds beyond its share.
-    excess = sums[:, 0] / math.log(2) - value * sums[:, 1]
-    stderr = math.sqrt(rows / max(rows - 1, 1) * float((excess**2).sum())) / size if rows > 1 else math.nan
-    return Bpb(value, stderr, int(size))
+    excess = sums[:, 0] - value * sums[:, 1]
+    spread = rows / max(rows - 1, 1) * float((excess**2).sum())
+    return value, math.sqrt(spread) / below if rows > 1 else math.nan
 
 
-def validation(model: Any, text: EvalText, seq_len: int, batch_size: int, runtime: Any, log: Any) -> Callable:
-    """A hook of the training loop: the figure goes to the log, and with the lowest one into the state's notes."""
+def validation(measure: Callable[[], dict[str, tuple[float, float]]], log: Any) -> Callable:
+    """A hook of the training loop; measure: figures with their errors, which the state notes, and the lowest ones."""
 
     def validate(state: Any) -> None:
-        found = bits_per_byte(model, text, seq_len, batch_size, runtime)
-        lowest = min(found.value, state.notes.get("lowest val bpb", math.inf))
-        state.notes |= {"val bpb": found.value, "val bpb stderr": found.stderr, "lowest val bpb": lowest}
-        print0(f"step {state.step:05d} | validation bpb: {found.value:.4f} ± {found.stderr:.4f}")
-        log.write(step=state.step, **{"val/bpb": found.value, "val/bpb_stderr": found.stderr})
+        for name, (value, stderr) in measure().items():
+            lowest = min(value, state.notes.get(f"lowest val {name}", math.inf))
+            state.notes |= {f"val {name}": value, f"val {name} stderr": stderr, f"lowest val {name}": lowest}
+            print0(f"step {state.step:05d} | validation {name}: {value:.4f} ± {stderr:.4f}")
+            log.write(step=state.step, **{f"val/{name}": value, f"val/{name}_stderr": stderr})
 
     return validate

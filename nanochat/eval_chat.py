@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from nanochat.chat import render_prompt
+from nanochat.chat import render_prompt, shortened
 from nanochat.engine import Request
 from nanochat.log import Progress, print0
 
@@ -72,9 +72,9 @@ def evaluate(
 ) -> ChatScore:
     """All ranks call it, each answers its share, and all get the whole score; `engine` may be None for letters."""
     total, context = min(len(task), options.max_problems or len(task)), model.config.max_seq_len
-    by_letter = task.kind == "categorical"  # what is written gets the room it may need, half of the context at most
-    room = context if by_letter else max(context - options.max_new_tokens, context // 2)
-    problems = [_problem(number, task[number], tokenizer, room) for number in range(total)]
+    by_letter = task.kind == "categorical"
+    room = context, 0 if by_letter else options.max_new_tokens
+    problems = [_problem(number, task[number], tokenizer, *room) for number in range(total)]
     if cut := sum(problem.cut for problem in problems):
         print0(f"{label}: {cut:,} of {total:,} prompts are longer than the context and lose their beginning")
     records, right, progress = [], 0, Progress(label, "problems")
@@ -117,11 +117,10 @@ def chat_core(scores: Iterable[ChatScore]) -> Estimate:
     return Estimate(value, math.hypot(*(stderr / span for _, stderr, span in centred)) / len(centred))
 
 
-def _problem(number: int, conversation: dict, tokenizer: Any, room: int) -> Problem:
-    """What is lost of a prompt stands at the beginning of the user's text."""
-    ids = render_prompt(conversation, tokenizer)
-    excess = max(0, len(ids) - room)
-    return Problem(number, conversation, ids[:2] + ids[2 + excess :], excess > 0)
+def _problem(number: int, conversation: dict, tokenizer: Any, context: int, answer: int) -> Problem:
+    whole = render_prompt(conversation, tokenizer)
+    prompt = shortened(whole, context, answer)
+    return Problem(number, conversation, prompt, len(prompt) < len(whole))
 
 
 def _pick_letters(problems: list[Problem], model: Any, tokenizer: Any, runtime: Any, options: Options) -> Answered:

@@ -5,22 +5,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanochat import attention as attn
-from nanochat.gpt import GPT, MLP_KINDS, VALUE_GATE_INPUTS, Block, norm, rotate
+from nanochat.gpt import GPT, MLP_KINDS, VALUE_GATE_INPUTS, Block, norm
 
 PACKED_ROWS = 32  # for which oneDNN chooses the order of a weight; it is good for one row too
 
 
 class Stacked(nn.Module):
-    """Weights with the same inputs as one linear layer; on an x86 CPU in the order in which oneDNN reads them."""
+    """Weights with the same inputs as one linear layer; on an x86 CPU packed as oneDNN reads them.
 
-    def __init__(self, *sources: Tensor, dtype: torch.dtype):
+    order: of the outputs, where it differs from that of the sources.
+    """
+
+    def __init__(self, *sources: Tensor, dtype: torch.dtype, order: Tensor | None = None):
         super().__init__()
-        self.sources, self.dtype, self.weight = sources, dtype, None
+        self.sources, self.dtype, self.order, self.weight = sources, dtype, order, None
         packs = sources[0].device.type == "cpu" and torch.backends.mkldnn.is_available() and dtype != torch.float16
         self.packed = packs and sources[0].ndim == 2 and min(sources[0].shape) >= PACKED_ROWS
 
     def refresh(self) -> None:
         weight = torch.cat([source.to(self.dtype) for source in self.sources])
+        weight = weight if self.order is None else weight[self.order]
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
         elif self.weight is None:
@@ -35,13 +39,21 @@ class Stacked(nn.Module):
 
 
 class FusedBlock(nn.Module):
-    """A `gpt.Block` with a cache; queries and keys are turned and normed together."""
+    """A `gpt.Block` with a cache: queries and keys together, channels that turn together as one complex number.
+
+    Those lie side by side here; no score depends on the order of channels.
+    """
 
     def __init__(self, block: Block, dtype: torch.dtype):
         super().__init__()
         own, mlp = block.attn, block.mlp
         self.config, self.activation = own.config, mlp.activation
-        self.qkv = Stacked(own.q.weight, own.k.weight, own.v.weight, dtype=dtype)
+        qkv = own.q.weight, own.k.weight, own.v.weight
+        channels = torch.arange(sum(map(len, qkv)), device=own.q.weight.device).view(-1, own.config.head_dim)
+        turned = own.config.rope_dims or own.config.head_dim
+        heads = own.config.heads + own.config.kv_heads
+        channels[:heads, :turned] = channels[:heads, :turned].unflatten(1, (2, -1)).mT.flatten(1)
+        self.qkv = Stacked(*qkv, dtype=dtype, order=channels.flatten())
         self.o, self.down = Stacked(own.o.weight, dtype=dtype), Stacked(mlp.down.weight, dtype=dtype)
         self.ups = Stacked(*(layer.weight for layer in (mlp.up, mlp.gate) if layer), dtype=dtype)
         self.ve_gate = Stacked(own.ve_gate.weight, dtype=dtype) if own.ve_gate else None
@@ -59,7 +71,7 @@ class FusedBlock(nn.Module):
         if self.ve_gate is not None:
             gate = 3 * torch.sigmoid(self.ve_gate(normed[..., :VALUE_GATE_INPUTS]))
             v = torch.addcmul(v, gate[..., None], values.view(v.shape))
-        qk = rotate(qk, *rope)
+        qk = torch.view_as_real(torch.view_as_complex(qk.float().unflatten(-1, (-1, 2))) * rope).flatten(-2)
         if config.qk_norm:
             qk = norm(qk, config.norm_eps)
         q, k = qk.split([config.heads, config.kv_heads], dim=-2)
@@ -86,7 +98,12 @@ class Fused(GPT):
             self.smear_gate = Stacked(model.smear_gate.weight, dtype=dtype)
         self.to_empty(device=device).requires_grad_(False).init_buffers()
         self.embed.to(dtype), self.value_embeds.to(dtype)
+        rest = model.config.head_dim // 2 - self.rope_cos.shape[1]
+        self.turns = F.pad(torch.complex(self.rope_cos, self.rope_sin), (0, rest), value=1)
         self.refresh()
+
+    def _rope(self, positions: Tensor) -> Tensor:
+        return self.turns[positions].unsqueeze(-2)
 
     @torch.inference_mode()
     def refresh(self) -> None:

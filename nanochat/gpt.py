@@ -267,7 +267,7 @@ class GPT(nn.Module):
         if trunks is not None:
             index = torch.arange(length, device=ids.device)
             rows = torch.where(starts > 0, index - starts + trunks, index)
-        rope = tuple(table[rows].unsqueeze(-2) for table in (self.rope_cos, self.rope_sin))
+        rope = self._rope(rows)
         common = {"device": ids.device, "dtype": self.compute_dtype, "positions": positions, "starts": starts}
         common |= {"trunks": trunks, "bounded": config.scores_are_bounded}
         plans = {w: attn.plan(self.attention, length, keys, window=w, **common) for w in set(config.windows)}
@@ -290,6 +290,9 @@ class GPT(nn.Module):
         if config.backout:
             x = x - self.backout_lambda.to(x.dtype) * middle
         return norm(x, config.norm_eps)
+
+    def _rope(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
+        return self.rope_cos[positions].unsqueeze(-2), self.rope_sin[positions].unsqueeze(-2)
 
     def _embed(self, ids: Tensor) -> Tensor:
         x = self.embed(ids).to(self.compute_dtype)

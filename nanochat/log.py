@@ -30,26 +30,26 @@ def duration(seconds: float) -> str:
 
 
 class MetricLog:
-    """Appends one JSON object a line to `metrics.jsonl`, and mirrors it to W&B when `run` names a run.
+    """Appends one JSON object a line to `metrics.jsonl` or as `name` says, mirrored to W&B when `run` names a run.
 
     The file is the record. W&B may be absent, offline or broken: that is printed once, and the run goes on. It has a
     thread of its own, on which it may wait for its server while nobody else does.
     """
 
-    def __init__(self, folder: Path, run: str = "", config: dict | None = None, project: str = "nanochat"):
-        self.path = folder / "metrics.jsonl"
+    def __init__(self, folder: Path, run: str = "", config: dict | None = None, name: str = "metrics"):
+        self.path = folder / f"{name}.jsonl"
         self._wandb = self._thread = None
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
             if run not in ("", "dummy"):
                 self._thread = ThreadPoolExecutor(1)
-                self._mirror(lambda: self._start_wandb(project, run, config))
+                self._mirror(lambda: self._start_wandb(run, config))
 
     def write(self, **metrics: Any) -> None:
         """One record, handed to the operating system when this returns (not fsynced)."""
         if is_main_rank():
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(metrics) + "\n")
+                file.write(json.dumps(metrics, ensure_ascii=False) + "\n")
         self._mirror(lambda: self._wandb.log(metrics))
 
     def rewind(self, step: int) -> None:
@@ -57,7 +57,8 @@ class MetricLog:
         if is_main_rank() and self.path.exists():
             part = self.path.with_suffix(".tmp")
             with open(part, "w", encoding="utf-8") as file:
-                file.writelines(json.dumps(record) + "\n" for record in self.read() if record.get("step", 0) <= step)
+                kept = (record for record in self.read() if record.get("step", 0) <= step)
+                file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
             os.replace(part, self.path)
 
     def read(self) -> Iterator[dict]:
@@ -92,11 +93,11 @@ class MetricLog:
             print0(f"W&B is off for the rest of this run ({type(error).__name__}: {error}); see {self.path}")
             self._thread = None
 
-    def _start_wandb(self, project: str, run: str, config: dict | None) -> None:
+    def _start_wandb(self, run: str, config: dict | None) -> None:
         import wandb  # slow, and not needed by a run without a name
 
         patience = wandb.Settings(init_timeout=30.0, finish_timeout=30.0)  # seconds that the end of a run may wait
-        self._wandb = wandb.init(project=project, name=run, config=config, settings=patience)
+        self._wandb = wandb.init(project="nanochat", name=run, config=config, settings=patience)
 
 
 class Progress:

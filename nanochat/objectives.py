@@ -30,26 +30,30 @@ POLICY_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 class PolicyGradient:
     """Raises the probability of what did better than its group. batch: as `Rollouts` gives it.
 
-    reference, kl: another model, and how much straying from it costs. gap: sum over tokens of how far the model's
-    log-probabilities are from the sampler's, and their number: for the log, which empties it.
+    reference, kl: another model, and how much straying from it costs.
     """
 
     def __init__(self, loss: str = "plain", kl: float = 0.0, reference: Any = None):
         if loss not in POLICY_LOSSES:
-            raise ValueError(f"policy loss {loss} is not known, take one of {', '.join(POLICY_LOSSES)}")
+            raise ValueError(f"--policy-loss={loss} is not known, take one of {', '.join(POLICY_LOSSES)}")
         self._loss, self._kl, self._reference = POLICY_LOSSES[loss], kl, reference
-        self.gap: Tensor | None = None
+        self._gap: Tensor | float = 0.0  # sum, and number of tokens
 
     def __call__(self, model: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        inputs, targets, advantages, sampled = batch
+        *columns, lengths = batch
+        inputs, targets, advantages, sampled = (column[:, : int(lengths.max())] for column in columns)
         kept = targets >= 0
-        chosen = -model(inputs, targets, reduction="none").float()
+        chosen = -model(inputs, targets, reduction="none")
         losses = self._loss(chosen, sampled, advantages)
         if self._kl:
             with torch.no_grad():
-                before = -self._reference(inputs, targets, reduction="none").float()
+                before = -self._reference(inputs, targets, reduction="none")
             apart = before - chosen
             losses = losses + self._kl * (apart.exp() - apart - 1)  # never negative, and right on average
-        gap = torch.stack([((chosen.detach() - sampled).abs() * kept).sum(), kept.sum()])
-        self.gap = gap if self.gap is None else self.gap + gap
+        self._gap += torch.stack([((chosen.detach() - sampled).abs() * kept).sum(), kept.sum()])
         return (losses * kept).sum(), kept.sum()
+
+    def take_gap(self, runtime: Any) -> float:
+        """How far the model's log-probabilities were from the sampler's since it was last asked, on all ranks."""
+        (total, tokens), self._gap = runtime.all_sum(self._gap).tolist(), 0.0
+        return total / max(tokens, 1)

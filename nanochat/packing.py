@@ -5,7 +5,6 @@ first, each into the row with the least room that still takes it. A place in the
 conversation too long for a row loses its last turns, or is left out if not even the first ones fit; both are counted.
 """
 
-import time
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,24 +13,21 @@ import numpy as np
 import torch
 
 from nanochat.chat import render
-from nanochat.prefetch import Background, Upload
+from nanochat.prefetch import Loader
 from nanochat.tokenizer import Tokenizer
 
 WINDOW = 512  # conversations
-BATCHES_AHEAD = 4
 COUNTS = ("conversations", "shortened", "left out", "padding", "slots")  # of what has been packed; slots: of tokens
 SUPERVISED = ("assistant", "all")
 
 
-class ChatLoader:
-    """An endless source of (inputs, targets), each (batch_size / world_size, seq_len) int64 on `device`.
+class ChatLoader(Loader):
+    """Batches of conversations.
 
     conversations: has a length, and a conversation for each index; ValueErrors of a malformed one name its row.
-    batch_size: rows of all ranks. supervise: targets are what the assistant says, or all but what begins a row's
+    supervise: targets are what the assistant says, or all but what begins a row's
     conversations; no target is of another conversation than its input. epochs: after which progress is 1.
     """
-
-    prefetchable = True
 
     def __init__(
         self,
@@ -50,59 +46,26 @@ class ChatLoader:
         assert supervise in SUPERVISED, supervise
         if not len(conversations):
             raise ValueError("there is no conversation to train on: give the mixture at least one task with rows")
-        if batch_size % world_size:
-            raise ValueError(f"{batch_size} rows of a batch cannot be shared by {world_size} ranks: take a multiple")
-        self.batch_size, self.seq_len, self.total_epochs = batch_size, seq_len, epochs
-        self.rank, self.world_size, self.device = rank, world_size, torch.device(device)
+        setting = {"seed": seed, "seq_len": seq_len, "conversations": len(conversations), "supervise": supervise}
+        setting["tokenizer"] = tokenizer.content_hash
+        super().__init__(setting, batch_size, seq_len, rank, world_size, device)
         self._conversations, self._tokenizer, self._supervise = conversations, tokenizer, supervise
-        self._setting = {"seed": seed, "seq_len": seq_len, "conversations": len(conversations), "supervise": supervise}
-        self._setting["tokenizer"] = tokenizer.content_hash
+        self.total_epochs = epochs
         self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, **dict.fromkeys(COUNTS, 0)}  # of the next row
-        self.wait_seconds = 0.0
-        self._ahead: Background | None = None
 
-    # ---- the iterator ----
+    # ---- the batches ----
 
-    def __iter__(self) -> "ChatLoader":
-        return self
+    def _arrive(self, places: list[dict[str, int]]) -> None:
+        self._place = places[-1]
 
-    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        start = time.perf_counter()
-        if self._ahead is None:
-            self._ahead = Background(self._batches(), BATCHES_AHEAD)
-        batch, copied, self._place = next(self._ahead)
-        if copied is not None:
-            torch.cuda.current_stream(self.device).wait_event(copied)
-            batch.record_stream(torch.cuda.current_stream(self.device))
-        batch = batch.to(self.device)
-        self.wait_seconds += time.perf_counter() - start
-        return batch[0], batch[1]
-
-    def close(self) -> None:
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
-
-    def __enter__(self) -> "ChatLoader":
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
-
-    def _batches(self) -> Iterator[tuple[torch.Tensor, Any, dict[str, int]]]:
-        """What the background thread makes: batches, the event of their copy, and the place of the row after them."""
-        shape = (2, self.batch_size // self.world_size, self.seq_len)
-        upload = Upload(self.device, shape) if self.device.type == "cuda" else None
-        rows = self._rows()
+    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, int]]]:
+        """Each marked by the place behind the rows that the ranks have with it."""
+        stream = self._stream()
         while True:
-            batch = upload.buffer() if upload else torch.empty(shape, dtype=torch.int64)
-            for number in range(self.batch_size):
-                row, place = next(rows)
-                if number % self.world_size == self.rank:
-                    batch[:, number // self.world_size] = torch.from_numpy(row)
-            yield *(upload.send() if upload else (batch, None)), place
+            rows = [next(stream) for _ in range(self.world_size)]
+            yield *rows[self.rank][0], rows[-1][1]
 
-    def _rows(self) -> Iterator[tuple[np.ndarray, dict[str, int]]]:
+    def _stream(self) -> Iterator[tuple[np.ndarray, dict[str, int]]]:
         """Rows of the stream from where the consumer is, each with the place behind it."""
         place = dict(self._place)
         while True:
@@ -180,8 +143,7 @@ class ChatLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a loader of the same setting was, on whatever number of ranks and with whatever batch size."""
-        if state["setting"] != self._setting:
-            raise ValueError(f"the saved place is for {state['setting']} and not {self._setting}: start anew")
+        self.check_setting(state)
         self.close()
         self._place = dict(state["place"])
 

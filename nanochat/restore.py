@@ -31,17 +31,17 @@ def hold_for_all(folder: Path, runtime: Any) -> Iterator[None]:
         yield
 
 
-def run_to_go_on_with(folder: Path, config: Any, tokenizer: Tokenizer, runtime: Any) -> Checkpoint | None:
+def run_to_go_on_with(folder: Path, config: Any, tokenizer: Tokenizer | None, runtime: Any) -> Checkpoint | None:
     """The checkpoint in a run's folder that it goes on from, the same on all ranks; None for a new run.
 
     config.resume: auto (the newest that is whole, if it is of this configuration), a step, or never. What then lies
-    ahead is set aside.
+    ahead is set aside. A setting that is None stays what it was, and so does the tokenizer.
     """
     step = runtime.from_first(lambda: _choose(folder, config, tokenizer))
     return None if step is None else load(folder, step, hashes=False)
 
 
-def _choose(folder: Path, config: Any, tokenizer: Tokenizer) -> int | None:
+def _choose(folder: Path, config: Any, tokenizer: Tokenizer | None) -> int | None:
     resume, there = config.resume, steps(folder)
     if resume == "never":
         return _set_aside(folder, there)
@@ -54,10 +54,11 @@ def _choose(folder: Path, config: Any, tokenizer: Tokenizer) -> int | None:
         raise ValueError(f"{folder} has checkpoints, but none that is whole: --resume=never starts anew")
     if checkpoint is None:
         return None
-    before, now = checkpoint.manifest["config"], fixed_settings(config)
+    before = checkpoint.manifest["config"]
+    now = {name: value for name, value in fixed_settings(config).items() if value is not None}
     changed = [name for name in now if before.get(name) != now[name]]
     differ = [f"--{name.replace('_', '-')} was {before.get(name)} and is {now[name]}" for name in changed]
-    if checkpoint.manifest["tokenizer"]["hash"] != tokenizer.content_hash:
+    if tokenizer and checkpoint.manifest["tokenizer"]["hash"] != tokenizer.content_hash:
         differ.append(f"the tokenizer {config.tokenizer_tag} has been trained anew")
     if differ:
         differ = "; ".join(differ)
@@ -80,6 +81,13 @@ def _set_aside(folder: Path, given_up: list[int]) -> None:
 
 def load_model(stage: str, tag: str, step: int | None, runtime: Any) -> tuple[GPT, Tokenizer, Checkpoint]:
     """A trained model on the runtime's device, its tokenizer, and where it comes from; step None: the newest."""
+    checkpoint = find_model(stage, tag, step, runtime)
+    model = build_model(GPTConfig(**checkpoint.manifest["model"]), runtime, checkpoint)
+    return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
+
+
+def find_model(stage: str, tag: str, step: int | None, runtime: Any) -> Checkpoint:
+    """Where a trained model is, the same on all ranks; step None: the newest that is whole."""
     folder = stage_dir(stage, tag)
 
     def find() -> int:
@@ -89,13 +97,17 @@ def load_model(stage: str, tag: str, step: int | None, runtime: Any) -> tuple[GP
         return found.step
 
     checkpoint = load(folder, runtime.from_first(find), hashes=False)
-    manifest = checkpoint.manifest
-    tokenizer = Tokenizer.load(stage_dir("tok_train", manifest["tokenizer"]["tag"]) / "tokenizer.json")
-    if tokenizer.content_hash != manifest["tokenizer"]["hash"]:
-        raise ValueError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
-    model = build_model(GPTConfig(**manifest["model"]), runtime, checkpoint)
     print0(f"model: {stage} {tag}, step {checkpoint.step:,}")
-    return model.eval().requires_grad_(False), tokenizer, checkpoint
+    return checkpoint
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """The one that its model was trained with."""
+    about = checkpoint.manifest["tokenizer"]
+    tokenizer = Tokenizer.load(stage_dir("tok_train", about["tag"]) / "tokenizer.json")
+    if tokenizer.content_hash != about["hash"]:
+        raise ValueError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
+    return tokenizer
 
 
 def build_model(config: GPTConfig, runtime: Any, weights: Checkpoint | int, **options: Any) -> GPT:
@@ -139,6 +151,17 @@ def keeping(
             there = steps(folder)
             kept = f"the checkpoint of step {there[-1]:,} is kept" if there else "no checkpoint was saved before"
             raise FloatingPointError(f"{error}; {kept} in {folder}") from None
+
+
+def has_news(state: Any, begun: Checkpoint | None, folder: Path) -> bool:
+    """Whether a run that was left by the loop has a record to write; says why not."""
+    if state.stop:
+        print0(f"stopped by {state.stop} after step {state.step:,}: the same command goes on from there")
+    elif begun and begun.step == state.step and (folder / "outcome.json").exists():
+        print0(f"the run had ended with step {state.step:,}: nothing is left to train")
+    else:
+        return True
+    return False
 
 
 def put_back(checkpoint: Checkpoint, optimizer: Any, source: Any) -> dict[str, Any]:

@@ -56,9 +56,15 @@ class Runtime:
         """In the precision of the run that a checkpoint is of: what auto measures may differ from day to day."""
         if manifest["dtype"] == self.dtype_name:
             return self
-        path, why = _attention(self.device, dtype := DTYPES[manifest["dtype"]], "auto", needs)
-        print0(f"precision: {manifest['dtype']}: as the run began; attention: {why}")
-        return replace(self, dtype=dtype, attention=path)
+        print0(f"precision: {manifest['dtype']}: as the run began")
+        return replace(self, dtype=DTYPES[manifest["dtype"]]).attending("auto", needs)
+
+    def attending(self, path: str, needs: Collection[str]) -> "Runtime":
+        """By a path of attention that does what a model needs, which may not be known before `setup`."""
+        path, why = _attention(self.device, self.dtype, path, needs)
+        if path != self.attention:
+            print0(f"attention: {why}")
+        return replace(self, attention=path)
 
     def all_sum(self, numbers: torch.Tensor) -> torch.Tensor:
         """Over ranks, in place."""
@@ -104,6 +110,11 @@ class Runtime:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if os.uname().sysname == "Darwin" else 1024)
 
 
+def keep_compiled() -> None:
+    """Compiled code outlives the process, and serves all stages; to be called before torch chooses another place."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base_dir() / "compiled"))
+
+
 @contextmanager
 def setup(
     device_type: str = "auto", dtype: str = "auto", attention_path: str = "auto", needs: Collection[str] = ()
@@ -113,8 +124,7 @@ def setup(
     device_type: auto, cuda, mps or cpu. dtype: auto, which asks NANOCHAT_DTYPE first, or a name in DTYPES. needs: of
     attention, as `attention.choose` takes them.
     """
-    # Compiled code outlives the process, so that a stage's first step does not compile again what the last one did.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base_dir() / "compiled"))
+    keep_compiled()
     device, why = _device(device_type)
     distributed = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # Slurm sets only some
     rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")) if distributed else (0, 1)

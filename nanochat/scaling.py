@@ -86,13 +86,18 @@ def scale(
     best = 2 ** round(math.log2(REFERENCE_BATCH * size**BATCH_EXPONENT))
     how = f"2^19 x (N {n:,} / {reference_n:,})^{BATCH_EXPONENT}, to a power of 2"
     batch = _derived("total_batch_size", total_batch_size, best, how, note)
-    rates = _derived("learning rates x", None, (batch / REFERENCE_BATCH) ** 0.5, "(total_batch_size / 2^19)^0.5", note)
+    rates = _derived("learning rates x", None, rate_scale(batch), "(total_batch_size / 2^19)^0.5", note)
     decay = _derived("weight decay x", None, rates / size, f"that / (N / {reference_n:,})", note)
     steps_of, how = HORIZONS[name]
     steps = steps_of(value, n, flops_per_token, batch)
     steps = None if steps is None else max(1, round(steps))
     steps = _derived("num_iterations", None, steps, how.format(value), note)
     return Scale(batch, rates, decay, steps, value if name == "target_seconds" else None)
+
+
+def rate_scale(total_batch_size: int) -> float:
+    """What learning rates are multiplied by: they were found for the reference's batch."""
+    return (total_batch_size / REFERENCE_BATCH) ** 0.5
 
 
 def _derived(name: str, given, value, how: str, note: Note):

@@ -50,6 +50,13 @@ def pretraining(warmup_steps: int, warmdown: float, final_lr: float) -> dict[str
     return {"adamw": {"lr": lr}, "muon": muon}
 
 
+def finetuning(warmup_steps: int, warmdown: float, final_lr: float) -> dict[str, dict[str, Schedule]]:
+    """The same for a model that is trained: Muon's momentum only rises, and weights decay as they are told."""
+    lr = partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr)
+    rising = partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95)
+    return {"adamw": {"lr": lr}, "muon": {"lr": lr, "momentum": rising}}
+
+
 def apply(groups: Iterable[Any], table: Mapping[str, Mapping[str, Schedule]], progress: float, step: int) -> None:
     """Set what the table moves: to a multiple of its `initial_…` where it has one, else (momentum) to the value."""
     for group in groups:

@@ -31,7 +31,11 @@ STAGES = (
     Stage("base_loss", "Base model loss", "base_train", "BASE", ("train bpb", "val bpb")),
     Stage("base_eval", "Base model evaluation", "base_train", "BASE", ("CORE metric",)),
     Stage("chat_eval_base", "Chat evaluation base", "base_train", "BASE", CHAT, source="base"),
+    Stage("mid_train", "Midtraining", "base_train", "MID", ("Minimum validation bpb",)),
     Stage("chat_eval_mid", "Chat evaluation mid", "mid_train", "MID", CHAT, source="mid"),
+    Stage("chat_sft", "Chat SFT", "mid_train", "SFT", ("Training loss", "Validation loss")),
     Stage("chat_eval_sft", "Chat evaluation sft", "chat_sft", "SFT", CHAT, source="sft"),
+    Stage("chat_rl", "Chat RL", "chat_sft"),
     Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", "RL", CHAT, source="rl"),
 )
+MODELS = {stage.source: stage.parent for stage in STAGES if stage.source}  # what --source calls them: their stage

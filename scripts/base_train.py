@@ -72,6 +72,9 @@ class Config:
 
     eval_every: Count = option(250, "steps between validations; 0: at the ends; -1: none", group="evaluation", least=-1)
     eval_bytes: Count = option(-1, "of validation text; -1: 20 MB, on a CPU 500 kB", group="evaluation", unit="BYTES")
+    core_metric_every: Count = option(-1, "steps between estimates; 0: at the end; -1: none", group="evaluation", **MAY)
+    core_metric_max_per_task: Count = option(500, "items of a task, 0: all", group="evaluation", least=0, **MAY)
+    sample_every: Count = option(2000, "steps between samples; 0: at the end; -1: none", group="evaluation", **MAY)
 
     save_every: Count = option(1000, "steps between them; -1: only the last", group="checkpoints", least=-1, **SIDE)
     keep_last: Count = option(2, "newest checkpoints to keep", group="checkpoints", least=0, **SIDE)
@@ -86,12 +89,14 @@ def main(config: Config) -> None:
     from nanochat.checkpoint import MANIFEST
     from nanochat.corpus import open_corpus, shards_for
     from nanochat.dataloader import TextLoader, merge_states
-    from nanochat.eval_bpb import read_text, validation
+    from nanochat.eval_bpb import read_text
+    from nanochat.looks import looks
     from nanochat.objectives import next_token
-    from nanochat.restore import hold_for_all, keeping, put_back, run_to_go_on_with
-    from nanochat.runtime import planned_hardware, setup
+    from nanochat.restore import has_news, hold_for_all, keeping, put_back, run_to_go_on_with
+    from nanochat.runtime import keep_compiled, planned_hardware, setup
     from nanochat.tokenizer import Tokenizer
 
+    keep_compiled()
     tag, length = config.tag or f"d{config.depth}", config.max_seq_len
     folder, outcome = stage_dir("base_train", tag), Outcome.begin("base_train", tag, config)
     vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
@@ -121,19 +126,14 @@ def main(config: Config) -> None:
         with source, keeping(folder, config, runtime, model, optimizer, source, merge_states, **about) as save:
             state = loop.State(**put_back(begun, optimizer, source)) if begun else loop.State()
             log.rewind(state.step if begun else -1)
-            validate = validation(model, text, length, rows, runtime, log)
-            # Saved last, so that a checkpoint knows what the validation before it found.
-            hooks = [loop.every(config.eval_every, validate, at_start=True)] * (config.eval_every >= 0)
+            # Saved last, so that a checkpoint knows what was found before it.
+            hooks = [*looks(config, model, tokenizer, text, rows, runtime, log)]
             hooks.append(loop.every(config.save_every, save, at_stop=True))
             moves = schedules.pretraining(config.warmup_steps, config.warmdown_ratio, config.final_lr_frac)
             horizon = {"steps": plan.scale.steps, "seconds": plan.scale.seconds, "clip": config.grad_clip}
             steps = loop.Plan(rows, plan.flops_per_token, moves, lambda: fp8.refresh(model), **horizon)
             loop.train(model, source, next_token, optimizer, steps, hooks, runtime, log, state)
-        if state.stop:
-            print0(f"stopped by {state.stop} after step {state.step:,}: the same command goes on from there")
-        elif begun and begun.step == state.step and (folder / "outcome.json").exists():
-            print0(f"the run had ended with step {state.step:,}: nothing is left to train")
-        elif runtime.rank == 0:
+        if has_news(state, begun, folder) and runtime.rank == 0:
             outcome.metrics = plan.summary | training_facts(state, source, corpus, runtime)
             outcome.curves = curves(log)
             outcome.add_artifact(folder / "latest" / MANIFEST)

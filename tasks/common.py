@@ -160,9 +160,9 @@ def pick(names: str, known: Iterable[str]) -> list[str]:
 
 def spelled(word: str, known: Iterable[str], where: str) -> str:
     """The name among those known that a user's word means; or ValueError with a guess."""
-    word, names = word.lower(), {name.lower(): name for name in known}
-    if word not in names:
-        near = difflib.get_close_matches(word, names, n=1)
+    names = {name.lower(): name for name in known}
+    if word.lower() not in names:
+        near = difflib.get_close_matches(word.lower(), names, n=1)
         hint = f"did you mean {names[near[0]]}?" if near else f"take of {', '.join(known)}"
         raise ValueError(f"{where}: {word} is no task, {hint}")
-    return names[word]
+    return names[word.lower()]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nanochat.log import print0
 from tasks.chats import json_lines
 from tasks.common import DataSet, TaskError, spelled
 
@@ -42,9 +43,13 @@ class Mixture(Sequence):
         np.random.default_rng(seed).shuffle(self._order)
 
 
-def mix(spec: str, known: Mapping[str, DataSet], split: str, seed: int) -> Mixture:
-    """What a user names; for another split than train each of its rows once, whatever the spec says of epochs."""
+def mix(spec: str, known: Mapping[str, DataSet], split: str, seed: int, as_here: bool = False) -> Mixture:
+    """What a user names; for another split than train each of its rows once, whatever the spec says of epochs.
+
+    as_here: what has no files here is left out, and told, and of fewer rows than asked for all are taken.
+    """
     parts: dict[str, tuple[Any, np.ndarray]] = {}
+    lost = []
     for number, word in enumerate(filter(None, map(str.strip, spec.split(",")))):
         member = MEMBER.fullmatch(word)
         if not member:
@@ -52,10 +57,22 @@ def mix(spec: str, known: Mapping[str, DataSet], split: str, seed: int) -> Mixtu
         name, data = _named(member[1], known, spec)
         if name in parts:
             raise ValueError(f"{spec}: {name} is named twice, give it epochs instead: {name}:2")
-        task, rows = _rows(name, data, split)
+        try:
+            task, rows = _rows(name, data, split)
+        except ValueError as error:
+            if isinstance(error, TaskError) or not as_here:
+                raise
+            lost.append(name)
+            continue
         if split == "train":
-            rows = _taken(name, rows, int(member[2] or len(rows)), float(member[3] or 1), (seed, number))
+            count = int(member[2] or len(rows))
+            count = min(count, len(rows)) if as_here else count
+            rows = _taken(name, rows, count, float(member[3] or 1), (seed, number))
         parts[name] = task, rows
+    if lost and parts:
+        print0(f"{split} mixture: {', '.join(parts)}; not here, so left out: {', '.join(lost)}")
+    if not parts and lost:
+        raise ValueError(f"of {', '.join(lost)} none is here: set NANOCHAT_HUB, or name others with --mixture")
     if not parts:
         raise ValueError(f"{spec!r} names no task, take some of {', '.join(known)}, json:PATH")
     return Mixture(parts, seed)

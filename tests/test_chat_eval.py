@@ -12,7 +12,7 @@ from nanochat.checkpoint import RECORD, Saver
 from nanochat.report import render
 from nanochat.tokenizer import Tokenizer
 from nanochat.world import write_world
-from scripts.chat_eval import SOURCES, Config
+from scripts.chat_eval import SOURCES, Config, main
 from tasks import CHAT_CORE, TASKS, open_tasks
 from tasks.common import TaskError
 
@@ -96,9 +96,9 @@ def test_a_choice_of_tasks_has_no_chat_core(model, base, hub, python):
 
 def test_mistakes_end_with_one_sentence(hub, python):
     for words, sentence in [
-        (["--tasks=GSM8K|ARC-Hard"], "--tasks=GSM8K|ARC-Hard: arc-hard is no task, did you mean ARC-Easy?"),
+        (["--tasks=GSM8K|ARC-Hard"], "--tasks=GSM8K|ARC-Hard: ARC-Hard is no task, did you mean ARC-Easy?"),
         (["--source=mid", "--tag=none"], "there is no model in "),
-        (["--tasks=SmolTalk"], "--tasks=SmolTalk: smoltalk is no task, take of ARC-Easy, "),  # it has no right answers
+        (["--tasks=SmolTalk"], "--tasks=SmolTalk: SmolTalk is no task, take of ARC-Easy, "),  # it has no right answers
     ]:
         done = python("-m", "scripts.chat_eval", *words, NANOCHAT_HUB=str(hub))
         assert done.returncode == 2
@@ -124,8 +124,9 @@ def test_all_that_the_hub_has(hub, capsys):
     with pytest.raises(TaskError, match="is damaged"):  # which is not the same as absent
         open_tasks("")
     files["AQUA"].unlink()
+    assert open_tasks("") == {}
     with pytest.raises(ValueError, match="no task has its files here"):
-        open_tasks("")
+        main(Config())
 
 
 def test_a_source_for_each_column_of_the_card():

@@ -41,7 +41,7 @@ def decoder_of(slots=3, length=64):
 
 
 def run(decoder, steps, rows=1):
-    return torch.stack([decoder.step(rows, 60, False, False)[0] for _ in range(steps)]).T.tolist()
+    return torch.stack([decoder.step(rows, 60, False, False, False)[0][0] for _ in range(steps)]).T.tolist()
 
 
 @torch.inference_mode()
@@ -96,7 +96,7 @@ def test_room_grows_and_is_kept():
     assert decoder.make_room(1, 10) == 1
     assert decoder.cache.store is store
     decoder.make_room(1, 70)
-    assert (decoder.cache.slots, decoder.cache.length) == (2, 128)
+    assert (decoder.cache.slots, decoder.cache.length) == (2, 96)
     decoder.make_room(3, 512)
     assert (decoder.cache.slots, decoder.cache.length) == (3, 512)
 
@@ -115,9 +115,10 @@ def test_graphs_step_as_the_steps_they_were_made_of():
         decoder.seat([0, 1, 2], [row(prompt, 40) for prompt in prompts.values()])
         given[device] = []
         for _ in range(30):
-            tokens, done = decoder.step(3, 40, False, False)
+            (tokens, logprobs), done = decoder.step(3, 40, False, False, True)
             if done is not None:
                 done.synchronize()
             given[device].append(tokens.tolist())
+            assert (logprobs <= 0).all()
     assert given["cpu"] == given["cuda"]
-    assert decoder.graphs[3, 64, False, False] is not None
+    assert decoder.graphs[3, 64, False, False, True] is not None

@@ -17,6 +17,7 @@ from bad_hub import BadHub
 from bundles import world_tasks, write_bundle
 
 from nanochat.stages import STAGES
+from nanochat.world import write_world
 from scripts.tok_eval import comparison
 
 ROOT = Path(__file__).parent.parent
@@ -267,9 +268,7 @@ def test_prepare_fetches_from_a_hub(python, base, tmp_path):
 def test_prepare_reads_a_mirror(python, tmp_path):
     mirror = tmp_path / "mirror"
     (mirror / "eval_bundle/eval_data/some").mkdir(parents=True)
-    (mirror / "eval_bundle/core.yaml").write_text(
-        "icl_tasks:\n-\n  dataset_uri: some/a.jsonl\n-\n  dataset_uri: some/a.jsonl\n"
-    )
+    (mirror / "eval_bundle/core.yaml").write_text("icl_tasks:\n" + 2 * "-\n  dataset_uri: some/a.jsonl\n")
     (mirror / "eval_bundle/eval_meta_data.csv").write_text("name\n")
     done = python("-m", "scripts.prepare", "--data=", "--tasks=core", NANOCHAT_HUB=str(mirror))
     assert done.returncode == 2
@@ -277,11 +276,8 @@ def test_prepare_reads_a_mirror(python, tmp_path):
     (mirror / "eval_bundle/eval_data/some/a.jsonl").write_text("{}\n")
     done = python("-m", "scripts.prepare", "--data=", "--tasks=core", NANOCHAT_HUB=str(mirror))
     assert done.returncode == 0, done.stderr
-    assert re.findall(r"^(eval_bundle/\S+) +[\d,]+ +mirror", done.stdout, re.MULTILINE) == [
-        "eval_bundle/core.yaml",
-        "eval_bundle/eval_meta_data.csv",
-        "eval_bundle/eval_data/some/a.jsonl",
-    ]
+    names = [f"eval_bundle/{name}" for name in ("core.yaml", "eval_meta_data.csv", "eval_data/some/a.jsonl")]
+    assert re.findall(r"^(eval_bundle/\S+) +[\d,]+ +mirror", done.stdout, re.MULTILINE) == names
 
 
 def test_check_lists_what_is_wrong(trained, python, text_folder):
@@ -361,10 +357,11 @@ def test_a_base_model_and_its_card(trained, base, text_folder, python, tmp_path)
 
 
 @pytest.fixture
-def speedrun(tmp_path, base):
+def speedrun(tmp_path, base, compiled):
     home = tmp_path / "a path with spaces"
+    write_world(tmp_path / "hub", 1, "tiny")
     write_bundle(tmp_path / "hub", world_tasks(6))  # for base_eval
-    for folder in ("nanochat", "scripts"):
+    for folder in ("nanochat", "scripts", "tasks"):
         shutil.copytree(ROOT / folder, home / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "speedrun.sh", home)
     for name, text in [("runs/setup.sh", "exit 0"), (".venv/bin/python", f'#!/bin/sh\nexec "{sys.executable}" "$@"')]:
@@ -373,9 +370,9 @@ def speedrun(tmp_path, base):
         (home / name).chmod(0o755)
 
     def run(*words: str, cwd: Path = tmp_path) -> subprocess.CompletedProcess:
-        env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_HUB": str(tmp_path / "hub")} | offline(tmp_path)
+        env = {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_HUB": str(tmp_path / "hub"), **compiled, **offline(tmp_path)}
         words = ("bash", str(home / "speedrun.sh"), *words)
-        return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True)
+        return subprocess.run(words, cwd=cwd, env=os.environ | env, capture_output=True, text=True)
 
     return home, run
 
@@ -385,7 +382,9 @@ def test_the_main_job_from_another_folder(speedrun, text_folder):
     done = run("--data=letters", "--depth=1", "--seconds=2", cwd=text_folder.parent)
     assert done.returncode == 0, done.stderr
     named = re.findall(r"^== (.*)", done.stdout, re.MULTILINE)
-    assert named == ["setup", *[stage.name for stage in STAGES if stage.script != "chat_eval"], "report"]
+    ran = [stage for stage in STAGES if stage.source not in ("base", "rl")]
+    assert named == ["setup", *[stage.name for stage in ran], "report"]
+    assert {"mid_train", "chat_sft", "chat_eval"} < {stage.script for stage in ran}
     assert done.stdout.splitlines()[-1] == f"report card: {home / 'report.md'}"
     assert "- vocab_size: 65,536\n" in (home / "report.md").read_text(encoding="utf-8")
 

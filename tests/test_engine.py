@@ -166,7 +166,7 @@ def test_a_stream_tells_what_generate_gives():
     given = next(engine.stream(requests))  # and is left
     assert given.token is not None
     found = [[Completion(), Completion()] for _ in requests]
-    for number, sample, token, sampled, reason in engine.stream(requests):
+    for number, sample, token, sampled, reason, _ in engine.stream(requests):
         completion = found[number][sample]
         assert not completion.reason
         completion.reason = reason

@@ -1,11 +1,14 @@
-"""What training minimises, against torch's own cross-entropy."""
+"""What training minimises, by hand and against torch's own cross-entropy."""
+
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from loop_parts import Rows, small_model, uneven
+from loop_parts import ALONE, Rows, small_model, uneven
+from torch import Tensor, nn
 
-from nanochat.objectives import next_token
+from nanochat.objectives import PolicyGradient, next_token
 
 
 def test_the_sum_and_the_count_of_the_targets_that_there_are():
@@ -25,3 +28,112 @@ def test_rows_without_a_target_teach_nothing():
     loss.backward()
     assert (loss.item(), int(count)) == (0, 0)
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+# ---- policy gradient ----
+
+
+class TwoWords(nn.Module):
+    """Whatever it reads, it says word 1 with a chance of 3/4 and word 0 with one of 1/4."""
+
+    def __init__(self):
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor([0.0, math.log(3)]))
+
+    def forward(self, inputs, targets, reduction):
+        assert reduction == "none"
+        logits = self.logits.expand(*inputs.shape, 2)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none").view_as(
+            inputs
+        )
+
+
+def step(targets: list, advantages: list, sampled: list | None = None) -> tuple[Tensor, ...]:
+    targets, advantages = torch.tensor(targets), torch.tensor(advantages, dtype=torch.float32)
+    kept = targets >= 0
+    sampled = (
+        torch.tensor([0.25, 0.75]).log()[targets.clamp(min=0)] * kept if sampled is None else torch.tensor(sampled)
+    )
+    lengths = torch.tensor([targets.shape[1]] * len(targets))
+    return torch.zeros_like(targets), targets, advantages * kept, sampled, lengths
+
+
+def gradient(objective: PolicyGradient, batch: tuple[Tensor, ...]) -> tuple[float, int, list[float]]:
+    model = TwoWords()
+    loss, count = objective(model, batch)
+    loss.backward()
+    return loss.item(), int(count), model.logits.grad.tolist()
+
+
+def test_the_policy_gradient_by_hand():
+    """Of word 1 (chance 3/4) with advantage 1/2 and word 0 (1/4) with -1/2, and one that the model did not choose.
+
+    loss = -(ln 3/4 - ln 1/4) / 2 = -(ln 3) / 2; of a logit it is, summed over tokens, advantage x (chance - chosen).
+    """
+    loss, count, slopes = gradient(PolicyGradient(), step([[1, -1], [-1, 0]], [[0.5, 9.0], [9.0, -0.5]]))
+    assert loss == pytest.approx(-math.log(3) / 2)
+    assert count == 2
+    assert slopes == pytest.approx([0.5 * 0.25 - 0.5 * (0.25 - 1), 0.5 * (0.75 - 1) - 0.5 * 0.75])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "share"),
+    [(1.0, 1.0, -1.0, 1.0), (1.5, 1.0, -1.2, 0.0), (1.5, -1.0, 1.5, 1.5), (0.5, 1.0, -0.5, 0.5), (0.5, -1.0, 0.8, 0.0)],
+)
+def test_clipping_by_hand(ratio, advantage, loss, share):
+    """The ratio counts where it speaks for less change; beyond the clip nothing is learned. share: of the gradient."""
+    batch = step([[1]], [[advantage]], sampled=[[math.log(0.75 / ratio)]])
+    found, _, slopes = gradient(PolicyGradient("clip"), batch)
+    assert found == pytest.approx(loss)
+    plain = gradient(PolicyGradient(), batch)[2]
+    assert slopes == pytest.approx([share * slope for slope in plain], abs=1e-6)
+
+
+def test_straying_costs_by_hand():
+    """Of word 1, 3/4 now and 1/2 before: 2/3 - ln 2/3 - 1."""
+    before = TwoWords().requires_grad_(False)
+    batch = step([[1, -1]], [[0.0, 0.0]])
+    assert gradient(PolicyGradient("plain", 1.0, before), batch)[::2] == (0.0, [0.0, 0.0])
+    before.logits.zero_()
+    loss, _, slopes = gradient(PolicyGradient("plain", 0.1, before), batch)
+    assert loss == pytest.approx(0.1 * (2 / 3 - math.log(2 / 3) - 1))
+    # Of ln p it is 1 - 2/3, and of a logit ln p is chosen - chance.
+    assert slopes == pytest.approx([0.1 / 3 * (0 - 0.25), 0.1 / 3 * (1 - 0.75)])
+    for _ in range(50):
+        before.logits.normal_()
+        assert gradient(PolicyGradient("plain", 1.0, before), step([[0, 1]], [[0.0, 0.0]]))[0] >= 0
+
+
+def test_a_model_against_torch_and_in_parts():
+    """All columns at once, and row by row, where padding is cut off."""
+    model, (inputs, targets) = small_model(), next(Rows(targets=uneven))
+    generator = torch.Generator().manual_seed(0)
+    advantages = torch.randn(targets.shape, generator=generator) * (targets >= 0)
+    lengths = torch.tensor([uneven(row) or 1 for row in range(len(inputs))])
+    batch = inputs, targets, advantages, torch.zeros_like(advantages), lengths
+    chosen = model(inputs).log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    (-(chosen * advantages).sum()).backward()
+    plain = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    total, objective = 0, PolicyGradient()
+    for row in range(len(inputs)):
+        loss, count = objective(model, tuple(part[row : row + 1] for part in batch))
+        loss.backward()
+        total += int(count)
+    assert total == int((targets >= 0).sum())
+    for name, p in model.named_parameters():
+        assert torch.allclose(plain.get(name, torch.zeros_like(p)), p.grad, atol=1e-4), name
+
+
+def test_the_gap_is_of_all_tokens_since_it_was_last_asked():
+    objective, true = PolicyGradient(), math.log(0.75)
+    objective(TwoWords(), step([[1, -1]], [[1.0, 1.0]], sampled=[[true + 0.25, 0.0]]))
+    objective(TwoWords(), step([[1, 1]], [[1.0, 1.0]], sampled=[[true - 0.5, true]]))
+    assert objective.take_gap(ALONE) == pytest.approx(0.25)
+    objective(TwoWords(), step([[1]], [[1.0]]))
+    assert objective.take_gap(ALONE) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_loss_that_is_not_known():
+    with pytest.raises(ValueError, match="--policy-loss=ppo is not known, take one of plain, clip"):
+        PolicyGradient("ppo")

@@ -139,7 +139,7 @@ def test_names_are_found_and_guessed():
     assert pick("gsm8k|ARC-Easy, mmlu", TASKS) == ["GSM8K", "ARC-Easy", "MMLU"]
     assert pick("MMLU|mmlu", TASKS) == ["MMLU"]
     assert pick("", TASKS) == []
-    with pytest.raises(ValueError, match=r"--tasks=MMLU\|GSM7K: gsm7k is no task, did you mean GSM8K\?"):
+    with pytest.raises(ValueError, match=r"--tasks=MMLU\|GSM7K: GSM7K is no task, did you mean GSM8K\?"):
         pick("MMLU|GSM7K", TASKS)
     with pytest.raises(ValueError, match="chess is no task, take of ARC-Easy, "):
         pick("chess", TASKS)

@@ -1,0 +1,120 @@
+"""Steps of reinforcement learning in turn: our scripts.chat_rl, and the public nanochat's model, engine and optimizer
+in the loop of its chat_rl. Random weights, questions of GSM8K; half of the answers, by a hash, are rewarded.
+
+    python -m bench.rl_step [--reference CHECKOUT] [--depth 4] [--steps 4] [--repeats 3]
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+import time
+import zlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.common import Figure, compare, finish, in_child
+
+OURS = {"ours, as shipped": [], "ours, fp32": ["--dtype=fp32"]}
+SIZES = {"depth": 4, "vocab": 4096, "examples": 16, "samples": 4, "tokens": 64, "steps": 4, "repeats": 3}
+
+
+def prepare(job: dict) -> None:
+    """A vocabulary, a model, and prompts for the reference."""
+    from nanochat.chat import render_prompt
+    from nanochat.config import parse
+    from nanochat.tokenizer import Tokenizer
+    from nanochat.world import write_world
+    from scripts import base_train, tok_train
+    from tasks import TASKS
+
+    folder = Path(job["folder"])
+    write_world(folder / "hub", 1, "tiny")
+    tok_train.main(parse(tok_train.Config, [f"--vocab-size={job['vocab']}", "--data=python", "--max-chars=2e7"]))
+    flags = f"--depth={job['depth']} --head-dim=64 --max-seq-len=512 --window-pattern=L --no-compile --dtype=fp32"
+    flags += " --tag=bench --num-iterations=1 --total-batch-size=512 --eval-every=-1 --data=world"
+    base_train.main(parse(base_train.Config, flags.split()))
+    tokenizer = Tokenizer.load(folder / "tok_train/default/tokenizer.json")
+    prompts = [render_prompt(chat, tokenizer) for chat, _ in zip(TASKS["GSM8K"]("train"), range(1000), strict=False)]
+    (folder / "prompts.json").write_text(json.dumps([prompts, tokenizer.special_tokens]))
+
+
+def ours(job: dict, case: str) -> Any:
+    from nanochat.config import parse
+    from scripts import chat_rl
+    from tasks.common import Task
+
+    stage = Path(job["folder"], "chat_rl/bench")
+    shutil.rmtree(stage, ignore_errors=True)
+    Task.reward = lambda task, conversation, completion: float(zlib.crc32(completion.encode()) % 2)
+    flags = f"--tag=bench --source=base --num-iterations={job['steps']} --eval-every=-1 --save-every=-1"
+    flags += f" --examples-per-step={job['examples']} --num-samples={job['samples']} --max-new-tokens={job['tokens']}"
+
+    def found(_: None) -> dict:
+        log = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
+        return {"step": statistics.median([record["train/dt"] for record in log if "train/dt" in record][1:])}
+
+    return partial(chat_rl.main, parse(chat_rl.Config, flags.split() + OURS[case])), found
+
+
+def reference(job: dict) -> Any:
+    """In a process whose `nanochat` is the reference's."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    from nanochat.engine import Engine
+    from nanochat.gpt import GPT, GPTConfig
+
+    prompts, special = json.loads(Path(job["folder"], "prompts.json").read_text())
+    words = argparse.Namespace(encode_special=special.get, get_bos_token_id=lambda: special["<|bos|>"])
+    words.encode = words.decode = lambda given: ""
+    with torch.device("meta"):
+        model = GPT(GPTConfig(512, job["vocab"], job["depth"], job["depth"], job["depth"], 64 * job["depth"], "L"))
+    model.to_empty(device="cpu")
+    model.init_weights()
+    engine, optimizer = Engine(model, words), model.setup_optimizer()
+
+    def group(number: int) -> None:
+        drawn = {"max_tokens": job["tokens"], "temperature": 0.7, "top_k": 50, "seed": number}
+        rows, masks = engine.generate_batch(prompts[number % len(prompts)], num_samples=job["samples"], **drawn)
+        rewards = torch.tensor([float(zlib.crc32(str(row).encode()) % 2) for row in rows])
+        ids, kept = (pad_sequence(list(map(torch.tensor, part)), batch_first=True) for part in (rows, masks))
+        targets = torch.where(kept[:, 1:] == 1, ids[:, 1:], -1)
+        losses = model(ids[:, :-1], targets, loss_reduction="none").view_as(targets)
+        advantages = (rewards - rewards.mean())[:, None]
+        ((losses * advantages).sum() / (targets >= 0).sum() / job["examples"]).backward()
+
+    def step(number: int) -> float:
+        start = time.perf_counter()
+        for place in range(job["examples"]):
+            group(number * job["examples"] + place)
+        optimizer.step()
+        model.zero_grad(set_to_none=True)
+        return time.perf_counter() - start
+
+    return lambda: list(map(step, range(job["steps"]))), lambda times: {"step": statistics.median(times[1:])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.rl_step", description=__doc__.splitlines()[0])
+    parser.add_argument("--reference", default="", help="a checkout of the public nanochat")
+    parser.add_argument("--json", help="file to write all figures to")
+    for name, size in SIZES.items():
+        parser.add_argument(f"--{name}", type=int, default=size)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as options.folder:
+        about = {"env": {"NANOCHAT_BASE_DIR": options.folder, "NANOCHAT_HUB": f"{options.folder}/hub"}, "limit": None}
+        if made := in_child(prepare, vars(options), **about):
+            raise SystemExit(made["failure"])
+        runs = {case: lambda _, case=case: in_child(ours, vars(options), case, **about) for case in OURS}
+        theirs = {**about, "checkout": Path(options.reference).resolve()}
+        if options.reference:
+            runs["reference"] = lambda _: in_child(reference, vars(options), **theirs)
+        records = compare("a step", runs, [Figure("step", "s")], options.repeats)
+    finish(options.json, records)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Fine-tuning on what the assistant says in conversations and tasks.
+
+python -m scripts.chat_sft --tag=d8
+python -m scripts.chat_sft --tag=d8 --mixture=json:my_chats.jsonl --num-epochs=3
+"""
+
+from dataclasses import dataclass
+
+from nanochat.config import option, run
+from nanochat.inherit import ChatTraining
+from nanochat.stages import MODELS
+from tasks import mixture, open_tasks
+
+# Little of much: what the model can do by now is to come out in the right form.
+MIXTURE = "ARC-Easy,ARC-Challenge,GSM8K,AQUA@20000,SmolTalk@10000,Identity,SimpleSpelling@300,SpellingBee@300"
+
+
+@dataclass(frozen=True)
+class Config(ChatTraining):
+    """Fine-tune on what the assistant says. Settings not given are the parent's."""
+
+    source: str = option("mid", f"stage whose model to take: {', '.join(MODELS)}", group="run")
+    warmdown_ratio: float = option(1.0, "share of the run in which the learning rate falls", group="optimizer", least=0)
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat.finetune import fine_tuning
+    from nanochat.objectives import next_token
+
+    chats, new_chats = (mixture(config.mixture, split, config.seed, MIXTURE) for split in ("train", "validation"))
+    tasks = open_tasks(config.eval_metrics_tasks) if config.eval_metrics_every >= 0 else {}
+    with fine_tuning("chat_sft", MODELS[config.source], config) as tuning:
+        source = tuning.chats(chats, "assistant")
+        hooks = tuning.validating(new_chats, "assistant") + tuning.scoring(tasks)
+        state = tuning.train(source, next_token, config.num_iterations, hooks, config.target_seconds)
+        rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
+        rows |= {"aqua_train_examples": chats.rows.get("AQUA", 0), "aqua_val_examples": new_chats.rows.get("AQUA", 0)}
+        tuning.finish(state, rows | tuning.told(state, source))
+
+
+if __name__ == "__main__":
+    run(main, Config)

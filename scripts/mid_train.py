@@ -1,0 +1,39 @@
+"""Between pretraining and fine-tuning: all tokens of conversations and tasks, so that the model learns their form.
+
+python -m scripts.mid_train --tag=d8
+torchrun --standalone --nproc_per_node=8 -m scripts.mid_train -- --tag=d24
+"""
+
+from dataclasses import dataclass
+
+from nanochat.config import run
+from nanochat.inherit import ChatTraining
+from nanochat.stages import MODELS
+from tasks import mixture, open_tasks
+
+# Conversations, choosing by letter, and calling the calculator; the small sets are read more often.
+MIXTURE = "SmolTalk,Identity:2,MMLU:3,GSM8K:4,AQUA@20000,SimpleSpelling,SpellingBee"
+
+
+@dataclass(frozen=True)
+class Config(ChatTraining):
+    """Train on all tokens of conversations and tasks. Settings not given are the parent's."""
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat.finetune import fine_tuning
+    from nanochat.objectives import next_token
+
+    chats, new_chats = (mixture(config.mixture, split, config.seed, MIXTURE) for split in ("train", "validation"))
+    tasks = open_tasks(config.eval_metrics_tasks) if config.eval_metrics_every >= 0 else {}
+    with fine_tuning("mid_train", MODELS[config.source], config) as tuning:
+        source = tuning.chats(chats, "all")
+        hooks = tuning.validating(new_chats, "all") + tuning.scoring(tasks)
+        state = tuning.train(source, next_token, config.num_iterations, hooks, config.target_seconds)
+        rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
+        tuning.finish(state, rows | tuning.told(state, source))
+
+
+if __name__ == "__main__":
+    run(main, Config)

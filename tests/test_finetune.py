@@ -1,0 +1,191 @@
+"""Fine-tuning from a base model: what it takes over, that it goes on as if nothing had been, and what it finds."""
+
+import json
+import math
+import signal
+from itertools import pairwise
+
+import pytest
+import torch
+from base_runs import SignalAfter, files_of
+from loop_parts import ALONE
+from tune_runs import STEPS, Tunes, sums
+
+from nanochat import packing
+from nanochat.checkpoint import load, steps
+from nanochat.finetune import first_rows
+from nanochat.objectives import next_token
+from nanochat.restore import load_model
+from nanochat.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Tunes:
+    return Tunes(tmp_path_factory.mktemp("tunes"))
+
+
+@pytest.fixture(scope="module")
+def straight(base) -> str:
+    return base.tune("straight").done()
+
+
+def outcome(base: Tunes, tag: str) -> dict:
+    return json.loads((base.of(tag) / "outcome.json").read_text(encoding="utf-8"))
+
+
+def found(base: Tunes, tag: str, name: str) -> dict[int, float]:
+    return {line["step"]: line[name] for line in base.metrics(tag) if name in line}
+
+
+# ---- a run, whole and in parts ----
+
+
+def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight):
+    said = base.tune("parts", before=SignalAfter(4, signal.SIGTERM)).done()
+    assert said.splitlines()[-1] == "stopped by a signal after step 5: the same command goes on from there"
+    assert steps(base.of("parts")) == [5]
+    assert not (base.of("parts") / "outcome.json").exists()
+    base.of("parent").rename(base.folder / "elsewhere")  # a run that was begun needs its parent no more
+    base.tune("parts").done()
+    (base.folder / "elsewhere").rename(base.of("parent"))
+    assert files_of(base.of("parts"), STEPS) == files_of(base.of("straight"), STEPS)
+    assert base.metrics("parts") == base.metrics("straight")
+    manifests = [load(base.of(tag), STEPS).manifest for tag in ("parts", "straight")]
+    assert manifests[0]["source"] == manifests[1]["source"]
+    assert manifests[0]["parent"] == manifests[1]["parent"] == {"stage": "base_train", "tag": "parent", "step": 6}
+    said = base.tune("parts").done()
+    assert said.splitlines()[-1] == f"the run had ended with step {STEPS}: nothing is left to train"
+
+
+def test_another_setting_is_another_run(base, straight):
+    job = base.tune("straight", "--matrix-lr=0.1")
+    assert job.codes() == [2]
+    assert "holds another run: --matrix-lr was 0.03 and is 0.1. Take another --tag, or start anew" in job.err()
+
+
+def test_ranks_and_micro_batches_find_the_same(base, straight):
+    jobs = base.tune("two", ranks=2), base.tune("one-row", "--device-batch-size=1")
+    for job, tag in zip(jobs, ("two", "one-row"), strict=True):
+        job.done()
+        assert base.losses(tag) == pytest.approx(base.losses("straight"), abs=1e-4)
+        for name in ("val/loss", "val/loss_stderr", "val/bpb", "chat/Letters"):
+            assert found(base, tag, name) == pytest.approx(found(base, "straight", name), abs=1e-4)
+
+
+def test_the_record(base, straight):
+    record = outcome(base, "straight")
+    metrics, config = record["metrics"], record["config"]
+    assert (metrics["Training rows"], metrics["Number of iterations"]) == (90, STEPS)
+    assert metrics["Training loss"]["value"] == base.losses("straight")[-1] < base.losses("straight")[0]
+    loss = found(base, "straight", "val/loss")
+    assert list(loss) == [0, 5, 10, STEPS]
+    assert metrics["Validation loss"]["value"] == loss[STEPS] < loss[0]
+    assert metrics["Minimum validation bpb"] == min(found(base, "straight", "val/bpb").values())
+    assert list(found(base, "straight", "chat/Letters")) == [6, STEPS]
+    assert metrics["Letters"]["value"] == found(base, "straight", "chat/Letters")[STEPS]
+    # Of each epoch ten are longer than a row.
+    assert metrics["Conversations read"] == 180 == 18 * metrics["Left out, being too long"] / 2
+    assert metrics["Tokens seen"] == STEPS * 256
+    assert (config["matrix_lr"], config["max_seq_len"], config["total_batch_size"]) == (0.03, 32, 256)
+    assert [curve["title"] for curve in record["curves"]] == ["Training loss", "Validation"]
+    assert list(record["curves"][0]["series"]) == ["train", "validation"]
+
+
+def test_the_learning_rate_falls_to_nothing_at_the_horizon(base):
+    base.tune("epoch", "--num-iterations=-1", "--warmdown-ratio=1", "--eval-every=-1", supervise="all").done()
+    assert outcome(base, "epoch")["metrics"]["Epochs"]["value"] >= 1
+    rates = list(found(base, "epoch", "train/lrm").values())
+    assert rates[0] == 1
+    assert all(a - b == pytest.approx(1 / len(rates), abs=0.1) for a, b in pairwise(rates))
+    assert outcome(base, "epoch")["metrics"]["Validation loss"] == "n/a"
+
+
+def test_a_horizon_of_seconds(base):
+    base.tune("timed", "--num-iterations=-1", "--target-seconds=0.3", "--eval-every=-1", ranks=2).done()
+    rates = list(found(base, "timed", "train/lrm").values())
+    assert outcome(base, "timed")["metrics"]["Number of iterations"] == len(rates)
+    assert rates == sorted(rates, reverse=True)
+
+
+# ---- what it takes over ----
+
+
+class Compare:
+    """Whether model and optimizer are as the parent left them, printed."""
+
+    def __call__(self, tuning) -> None:
+        parent = load(tuning.folder.parent.parent / "base_train/parent", 6)
+        states = dict(tuning.optimizer.state_tensors())
+        same = [torch.equal(tensor, tuning.model.state_dict()[name]) for name, tensor in parent.model_tensors().items()]
+        theirs = [(state[key], parent.optimizer_state(name)[key]) for name, state in states.items() for key in state]
+        moments = [torch.equal(mine.cpu(), its) for mine, its in theirs]
+        print("weights", all(same), "momenta", all(moments), any(bool(mine.any()) for mine, _ in theirs))
+        print("rates", {group.name: round(group.initial_lr, 6) for group in tuning.optimizer.groups})
+
+
+def test_weights_and_momenta_are_the_parents(base):
+    few = ("--num-iterations=1", "--eval-every=-1", "--eval-metrics-every=-1")
+    jobs = [
+        base.tune(tag, *few, *flags, look=Compare()) for tag, flags in (("warm", ()), ("cold", ("--no-warm-start",)))
+    ]
+    warm, cold = (job.done() for job in jobs)
+    assert "weights True momenta True True" in warm
+    assert "weights True momenta False False" in cold
+    scale = 0.8 * (256 / 2**19) ** 0.5
+    assert f"'matrices': {round(0.03 * scale, 6)}" in warm
+    assert f"'smear': {round(0.2 * 0.8, 6)}" in warm
+
+
+def test_a_parent_that_is_not_there(base):
+    job = base.tune("orphan", "--model-tag=nobody")
+    assert job.codes() == [2]
+    assert job.err().strip().endswith("base_train/nobody: python -m scripts.base_train makes one")
+
+
+# ---- validation ----
+
+
+def test_validation_is_the_mean_over_supervised_tokens(base, straight, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
+    model, tokenizer, _ = load_model("base_train", "parent", None, ALONE)
+    inputs, targets = first_rows(sums(30, 100), tokenizer, "assistant", 32, 400 // 32)
+    assert inputs.shape == targets.shape == (12, 32)
+    kept = targets >= 0
+    losses = -model(inputs).log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0] * kept
+    assert found(base, "straight", "val/loss")[0] == pytest.approx(float(losses.sum() / kept.sum()), rel=1e-5)
+    lengths = torch.from_numpy(tokenizer.token_lengths()).long()[targets.clamp(min=0)] * kept
+    bits = float((losses * (lengths > 0)).sum()) / math.log(2)
+    assert found(base, "straight", "val/bpb")[0] == pytest.approx(bits / int(lengths.sum()), rel=1e-5)
+    assert (first_rows(sums(30, 100), tokenizer, "all", 32, 12)[1] >= 0).sum() > 2 * kept.sum()
+
+
+def test_nothing_to_validate_on_is_said(monkeypatch):
+    tokenizer = Tokenizer.train(["fox"], 270)
+    with pytest.raises(ValueError, match="none of the conversations fits into 8 tokens"):
+        first_rows(sums(4), tokenizer, "assistant", 8, 2)
+    monkeypatch.setattr(packing, "WINDOW", 1)
+    with pytest.raises(ValueError, match="the first conversations to validate on do not fit into 8 tokens"):
+        first_rows(sums(4), tokenizer, "assistant", 8, 2)
+
+
+# ---- supervised tokens ----
+
+
+def test_a_micro_batch_without_supervised_tokens_is_harmless(base, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
+    model, tokenizer, _ = load_model("base_train", "parent", None, ALONE)
+    model.requires_grad_(True)
+    inputs, targets = first_rows(sums(20), tokenizer, "assistant", 32, 4)
+    empty = torch.full_like(targets, -1)
+    gradients = []
+    for parts in ([targets], [targets, empty]):
+        model.zero_grad()
+        counts = 0
+        for part in parts:
+            loss, count = next_token(model, (inputs, part))
+            loss.backward()
+            counts += int(count)
+        assert counts == (targets >= 0).sum()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(map(torch.equal, *gradients))
+    assert all(gradient.isfinite().all() for gradient in gradients[1])

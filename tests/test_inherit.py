@@ -1,0 +1,41 @@
+"""What a stage takes from the one before it, and what is refused."""
+
+import dataclasses
+
+import pytest
+
+from nanochat.config import parse
+from nanochat.inherit import ChatTraining, inherit
+
+RATES = {"embedding_lr": 0.3, "unembedding_lr": 0.008, "matrix_lr": 0.02, "scalar_lr": 0.5}
+BASE = {
+    "config": {"max_seq_len": 64, "total_batch_size": -1, "grad_clip": 1.0, "weight_decay": 0.28, "seed": 7, **RATES},
+    "loop": {"tokens": 2560, "step": 10},
+    "model": {"max_seq_len": 64},
+}
+
+
+def test_what_is_not_given_is_the_parents(capsys):
+    asked = parse(ChatTraining, ["--matrix-lr=0.1", "--max-seq-len=32"])
+    given = inherit(asked, BASE)
+    assert (given.matrix_lr, given.max_seq_len) == (0.1, 32)
+    assert (given.embedding_lr, given.grad_clip) == (0.3, 1.0)
+    assert given.total_batch_size == 256  # the tokens of its steps, where the horizon decided
+    assert (given.weight_decay, given.seed) == (0.0, 42)  # these are the stage's own
+    assert "total_batch_size 256" in capsys.readouterr().out
+    assert None not in dataclasses.asdict(given).values()
+
+
+def test_what_was_inherited_is_inherited_again():
+    child = BASE | {"config": dataclasses.asdict(inherit(parse(ChatTraining, ["--total-batch-size=128"]), BASE))}
+    assert inherit(ChatTraining(), child).total_batch_size == 128
+    assert inherit(ChatTraining(matrix_lr=1.0), child).matrix_lr == 1.0
+
+
+def test_what_cannot_be_is_one_sentence():
+    with pytest.raises(ValueError, match="--max-seq-len=65 is longer than the model's context, take at most 64"):
+        inherit(ChatTraining(max_seq_len=65), BASE)
+    with pytest.raises(ValueError, match="--source=many is not one of base, mid, sft, rl"):
+        parse(ChatTraining, ["--source=many"])
+    with pytest.raises(ValueError, match="--total-batch-size has to be 1 or more, not 0"):
+        parse(ChatTraining, ["--total-batch-size=0"])

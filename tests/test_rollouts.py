@@ -1,0 +1,353 @@
+"""Rollouts against plain twins; the engine is real where its samples matter, else answers are made up."""
+
+import json
+import math
+import random
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from loop_parts import ALONE
+from models import CONFIGS, lively
+
+from nanochat import engine as engine_module
+from nanochat import loop, schedules
+from nanochat.engine import Completion, Engine
+from nanochat.log import MetricLog
+from nanochat.objectives import PolicyGradient
+from nanochat.optim import Optimizer
+from nanochat.param_groups import build_groups
+from nanochat.rollouts import ADVANTAGES, Rollouts, Row, Sampling, assemble
+from nanochat.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.train(["The number of letters is here to be seen, 12 + 34 = 46. " * 3], 300)
+END = TOKENIZER.special_tokens["<|assistant_end|>"]
+
+
+class Words:
+    """Questions with a number each; `reward` is what a test wants."""
+
+    def __init__(self, size: int = 20, reward=lambda text: float("e" in text)):
+        self.size, self.earned = size, reward
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, number: int) -> dict:
+        asked = {"role": "user", "content": f"the number {number}" + " is here" * (number % 5)}
+        return {"messages": [asked, {"role": "assistant", "content": "46"}]}
+
+    def reward(self, conversation: dict, completion: str) -> float:
+        return self.earned(completion)
+
+
+class MadeUp:
+    """Stands where the engine does: answers of random tokens, some of them forced, some stopped."""
+
+    def __init__(self, seed: int = 0):
+        self.random, self.config, self.seen = random.Random(seed), lively(CONFIGS["reference"]).config, []
+
+    def refresh(self) -> None:
+        pass
+
+    def generate(self, requests, logprobs):
+        assert logprobs
+        self.seen = requests
+        return [[made_up(self.random) for _ in range(request.n)] for request in requests]
+
+
+def made_up(source: random.Random) -> Completion:
+    size = source.randrange(9)
+    mask = [source.randrange(2) for _ in range(size)]
+    tokens, reason = [source.randrange(200) for _ in range(size)], source.choice(["stop", "length"])
+    return Completion(tokens, mask, reason, [-m * source.random() for m in mask] + [-0.5] * (reason == "stop"))
+
+
+def real_engine(depth: int = 2, **fields):
+    fields = CONFIGS["reference"] | {"vocab_size": 300, "depth": depth, "max_seq_len": 256} | fields
+    model = lively(fields | {"bos_id": TOKENIZER.special_tokens["<|bos|>"]})
+    return model, Engine(model, TOKENIZER)
+
+
+def rollouts(engine, task=None, runtime=ALONE, examples=4, samples=4, **options) -> Rollouts:
+    sampling = Sampling(examples, samples, **{"max_new_tokens": 8} | options.pop("sampling", {}))
+    return Rollouts(task or Words(), engine, TOKENIZER, runtime, sampling, **{"context": 256} | options)
+
+
+# ---- advantages ----
+
+
+@pytest.mark.parametrize("kind", ADVANTAGES)
+def test_advantages_compare_within_a_group_alone(kind):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rewards = torch.rand(50, 6, generator=torch.Generator().manual_seed(seed))
+    found = ADVANTAGES[kind](rewards)
+    assert found.sum(1).abs().max() < 1e-5
+    assert (found.argsort(1) == rewards.argsort(1)).all()
+    mixed = torch.cat([rewards[:1], rewards[1:] * 7 + 3])
+    assert torch.equal(ADVANTAGES[kind](mixed)[0], found[0])
+    factor = {"mean": 7.0, "std": 1.0}[kind]  # of what all rewards are multiplied by
+    assert torch.allclose(ADVANTAGES[kind](rewards * 7 + 3), found * factor, atol=1e-4)
+
+
+def test_advantages_by_hand():
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.5, 0.0, 1.0, 0.5]])
+    assert ADVANTAGES["mean"](rewards).tolist() == [[0.75, -0.25, -0.25, -0.25], [0.0, -0.5, 0.5, 0.0]]
+    assert ADVANTAGES["std"](rewards)[0].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-4)
+
+
+# ---- a row and a batch ----
+
+
+def test_a_row_by_hand():
+    answer = Completion([10, 11, 12, 13], [1, 0, 0, 1], "stop", [-0.1, 0.0, 0.0, -0.2, -0.3])
+    inputs, targets, advantages, logprobs = Row([1, 2, 3], answer, 0.5, 9).columns()
+    assert inputs.tolist() == [1, 2, 3, 10, 11, 12, 13]
+    assert targets.tolist() == [-1, -1, 10, -1, -1, 13, 9]  # to stop was chosen as well
+    assert advantages.tolist() == [0, 0, 0.5, 0, 0, 0.5, 0.5]
+    assert logprobs.tolist() == pytest.approx([0, 0, -0.1, 0, 0, -0.2, -0.3])
+    cut = replace(answer, reason="length", logprobs=answer.logprobs[:-1])
+    assert Row([1, 2, 3], cut, 0.5, 9).columns()[1].tolist() == [-1, -1, 10, -1, -1, 13]
+
+
+def test_a_batch_is_its_rows():
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    source = random.Random(seed)
+    for _ in range(100):
+        rows = [
+            Row([source.randrange(200) for _ in range(source.randint(2, 9))], made_up(source), source.random(), END)
+            for _ in range(source.randint(1, 6))
+        ]
+        *parts, lengths = assemble(rows, torch.device("cpu"))
+        assert lengths.tolist() == sorted((len(row.ids) - 1 for row in rows), reverse=True)
+        assert all(part.shape == (len(rows), max(lengths)) for part in parts)
+        found = []
+        for number, length in enumerate(lengths):
+            assert (parts[1][number, length:] == -1).all()
+            found.append(tuple(tuple(part[number, :length].tolist()) for part in parts))
+        assert sorted(found) == sorted(tuple(tuple(c.tolist()) for c in row.columns()) for row in rows)
+
+
+def test_what_is_learned_is_what_the_model_chose():
+    """Against a twin that goes token by token, with all that a step has of groups."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    told, engine = [], MadeUp(seed)
+    answers = []
+    engine.generate = lambda requests, logprobs: (
+        answers.append(MadeUp.generate(engine, requests, logprobs)) or answers[-1]
+    )
+    source = rollouts(engine, Words(reward=len), examples=8, write=lambda **record: told.append(record))
+    inputs, targets, advantages, logprobs, lengths = next(source)
+    expected = []
+    for group, record, request in zip(answers[0], told, engine.seen, strict=True):
+        rewards = [len(TOKENIZER.decode(answer.tokens)) for answer in group]
+        assert [sample["reward"] for sample in record["samples"]] == rewards
+        if len(set(rewards)) == 1:
+            continue
+        for answer, reward in zip(group, rewards, strict=True):
+            advantage, chances = reward - sum(rewards) / len(rewards), iter(answer.logprobs)
+            said = [*zip(answer.tokens, answer.mask, strict=True), *[(END, 1)] * (answer.reason == "stop")]
+            learned = [(token, advantage, chance) for (token, mask), chance in zip(said, chances, strict=True) if mask]
+            expected.append(([*request.tokens, *(token for token, _ in said)][:-1], learned))
+    found = []
+    for i, length in enumerate(lengths):
+        kept = targets[i] >= 0
+        learned = list(zip(*(part[i][kept].tolist() for part in (targets, advantages, logprobs)), strict=True))
+        found.append((inputs[i, :length].tolist(), learned))
+        assert not advantages[i][~kept].any()
+        assert not logprobs[i][~kept].any()
+    key = repr
+    for (ids, learned), (ids_, learned_) in zip(sorted(found, key=key), sorted(expected, key=key), strict=True):
+        assert ids == ids_
+        assert [token for token, *_ in learned] == [token for token, *_ in learned_]
+        assert torch.allclose(torch.tensor(learned), torch.tensor(learned_), atol=1e-4)
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.7, 1.0])
+@pytest.mark.parametrize("kind", ADVANTAGES)
+def test_groups_that_earned_the_same_are_left_out(kind, reward):
+    """Also where the mean of equal numbers is, by rounding, another number."""
+    source = rollouts(MadeUp(), Words(reward=lambda text: reward), samples=3, advantage=kind)
+    inputs, targets, advantages, logprobs, lengths = next(source)
+    assert len(inputs) == 1
+    assert (targets == -1).all()
+    assert source.told["rl/groups_that_teach"] == 0
+    model = lively(CONFIGS["reference"] | {"vocab_size": 300})
+    loss, count = PolicyGradient()(model, (inputs, targets, advantages, logprobs, lengths))
+    loss.backward()
+    assert (loss.item(), int(count)) == (0, 0)
+    assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
+
+
+# ---- with the engine ----
+
+
+def test_logprobs_are_the_models(monkeypatch):
+    """Of what it chose, to stop too; 0 for what the calculator said."""
+    monkeypatch.setattr(engine_module, "calculate", lambda expression: "42")
+    model, engine = real_engine()
+    prompt = TOKENIZER.encode("here is the number")
+    request = engine_module.Request(prompt, 60, temperature=1.5, top_k=100, n=64, seed=1, stop=frozenset([END]))
+    [answers] = engine.generate([request], logprobs=True)
+    assert {answer.reason for answer in answers} == {"stop", "length"}
+    assert sum(answer.mask.count(0) for answer in answers) > 0
+    for answer in answers:
+        ids = [*prompt, *answer.tokens, *[END] * (answer.reason == "stop")]
+        with torch.no_grad():
+            plain = model(torch.tensor([ids[:-1]]))[0].log_softmax(-1)
+        expected = [float(plain[i - 1, ids[i]]) for i in range(len(prompt), len(ids))]
+        mask = [*answer.mask, 1][: len(expected)]
+        assert answer.logprobs == pytest.approx([m * one for m, one in zip(mask, expected, strict=True)], abs=1e-4)
+    assert engine.generate([request]) == [[replace(answer, logprobs=[]) for answer in answers]]
+
+
+def test_sampler_and_trainer_agree_also_after_a_step():
+    model, engine = real_engine()
+    source, objective = rollouts(engine, Words(reward=len)), PolicyGradient()
+    for _ in range(2):
+        objective(model, next(source))
+        assert objective.take_gap(ALONE) < 1e-5
+        with torch.no_grad():  # the engine takes the weights that there are now
+            for parameter in model.parameters():
+                parameter *= 1.1
+
+
+# ---- who is asked what ----
+
+
+def asked(source: Rollouts, steps: int) -> list[list[int]]:
+    found, source._write = [], lambda **record: found[-1].append(record["example"])
+    for _ in range(steps):
+        found.append([])
+        next(source)
+    return found
+
+
+def test_an_epoch_asks_everything_once_in_an_order_of_its_own():
+    source = rollouts(MadeUp(), Words(22), epochs=2)
+    assert source.steps == 10
+    steps = asked(source, 10)
+    assert source.progress == 1
+    first, second = ([number for step in half for number in step] for half in (steps[:5], steps[5:]))
+    assert len(set(first)) == len(set(second)) == 20
+    assert first != second
+    assert asked(rollouts(MadeUp(), Words(22), seed=1), 5) != steps[:5]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_share_what_one_would_ask(ranks):
+    whole = rollouts(MadeUp(), examples=8)
+    asked(whole, 2)
+    for rank in range(ranks):
+        part = rollouts(MadeUp(), runtime=Alone(rank, ranks), examples=8)
+        asked(part, 2)
+        assert part.engine.seen == whole.engine.seen[rank::ranks]
+
+
+class Alone:
+    """A rank that hears of the others what it says itself."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, rank: int, world_size: int):
+        self.rank, self.world_size = rank, world_size
+
+    def everyones(self, value):
+        return [value] * self.world_size
+
+
+def test_it_goes_on_where_it_was(tmp_path):
+    whole = rollouts(MadeUp())
+    first = [(next(whole), list(whole.engine.seen))[1] for _ in range(4)]
+    again = rollouts(MadeUp())
+    state = rollouts(MadeUp())
+    next(state), next(state)
+    again.load_state_dict(json.loads(json.dumps(state.state_dict())))
+    assert again.progress == 2 / 5
+    assert [(next(again), list(again.engine.seen))[1] for _ in range(2)] == first[2:]
+    seeds = [request.seed for step in first for request in step]
+    assert len(set(seeds)) == len(seeds)
+    with pytest.raises(ValueError, match=r"the saved place is for {.*: start anew"):
+        rollouts(MadeUp(), seed=1).load_state_dict(state.state_dict())
+
+
+def test_a_prompt_without_room_loses_its_beginning():
+    class Long(Words):
+        def __getitem__(self, number):
+            asked = {"role": "user", "content": "begin " + "number " * 400 + "end"}
+            return {"messages": [asked, {"role": "assistant", "content": "1"}]}
+
+    _, engine = real_engine()
+    told = []
+    source = rollouts(engine, Long(), sampling={"max_new_tokens": 50}, write=lambda **record: told.append(record))
+    next(source)
+    assert re.fullmatch(
+        r"<\|bos\|><\|user_start\|>(?!begin).*end<\|user_end\|><\|assistant_start\|>", told[0]["prompt"]
+    )
+    assert max(sample["tokens"] for record in told for sample in record["samples"]) == 50
+
+
+def test_what_is_told(tmp_path):
+    _, engine = real_engine()
+    log = MetricLog(tmp_path, name="samples")
+    source = rollouts(engine, Words(reward=lambda text: float(len(text) % 3 == 0)), write=log.write)
+    next(source), next(source)
+    records = list(log.read())
+    assert [record["step"] for record in records] == [1] * 4 + [2] * 4
+    samples = [sample for record in records[4:] for sample in record["samples"]]
+    rewards = [[sample["reward"] for sample in record["samples"]] for record in records[4:]]
+    assert source.told == {
+        "rl/reward": pytest.approx(sum(map(sum, rewards)) / 16),
+        "rl/best_of_group": sum(map(max, rewards)) / 4,
+        "rl/groups_that_teach": sum(len(set(own)) > 1 for own in rewards) / 4,
+        "rl/tokens": sum(sample["tokens"] for sample in samples) / 16,
+        "rl/stopped": sum(sample["reason"] == "stop" for sample in samples) / 16,
+    }
+    for record in records:
+        assert record["answer"] == "46"
+        assert record["prompt"].startswith(f"<|bos|><|user_start|>the number {record['example']}")
+        mean = sum(sample["reward"] for sample in record["samples"]) / 4
+        for sample in record["samples"]:
+            assert sample["advantage"] == pytest.approx(sample["reward"] - mean)
+            assert sample["reward"] == float(len(sample["text"]) % 3 == 0)
+
+
+def test_what_cannot_be():
+    for options, sentence in [
+        ({"advantage": "median"}, "--advantage=median is not known, take one of mean, std"),
+        ({"samples": 1}, "take --num-samples=2"),
+        ({"sampling": {"temperature": 0.0}}, "take --num-samples=2 and more, drawn"),
+        ({"examples": 21}, "--examples-per-step=21 is more than the 20 that the task has"),
+        ({"runtime": Alone(0, 3)}, "--examples-per-step=4 is no multiple of 3 ranks"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            rollouts(MadeUp(), **options)
+
+
+# ---- learning ----
+
+
+@pytest.mark.parametrize(("advantage", "loss"), [("mean", "plain"), ("std", "clip")])
+def test_it_learns_what_is_rewarded(advantage, loss, tmp_path):
+    """To say a certain letter: a few dozen steps are enough."""
+    model, engine = real_engine(depth=1)
+    model.init_weights(1)
+    options = {"advantage": advantage, "epochs": 10, "sampling": {"temperature": 1.0, "top_k": 0, "max_new_tokens": 6}}
+    source = rollouts(engine, Words(8, reward=lambda text: float("m" in text)), examples=4, samples=8, **options)
+    rates = {"unembedding_lr": 0.02, "embedding_lr": 0.1, "scalar_lr": 0.05, "matrix_lr": 0.02}
+    scales = {"batch_scale": 1.0, "width": 768, "matrix_weight_decay": 0.0}
+    optimizer = Optimizer(build_groups(model.named_parameters(), learning_rates=rates, **scales), 0, 1)
+    plan = loop.Plan(16, 1.0, schedules.pretraining(0, 0.0, 0.0), steps=24)
+    rewards, objective = [], PolicyGradient(loss)
+    hooks = [loop.every(1, lambda state: rewards.append(source.told["rl/reward"]), at_end=True)]
+    with MetricLog(tmp_path) as log:
+        loop.train(model, source, objective, optimizer, plan, hooks, ALONE, log, loop.State())
+    print(rewards)
+    assert sum(rewards[:3]) / 3 < 0.4
+    assert sum(rewards[-3:]) / 3 > 0.9
+    assert objective.take_gap(ALONE) < 1e-5
+    assert math.isfinite(json.loads(log.path.read_text().splitlines()[-1])["train/loss"])

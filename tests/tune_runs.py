@@ -1,0 +1,135 @@
+"""Runs of fine-tuning on a few conversations, in forked processes, from a base model of a few steps."""
+
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from base_runs import Base
+from forks import Forked
+
+from nanochat.inherit import ChatTraining
+from nanochat.world import write_world
+
+STEPS = 12
+PARENT = ["--depth=1", "--num-iterations=6", "--eval-every=-1", "--save-every=-1", "--matrix-lr=0.03"]
+FLAGS = ["--dtype=fp32", "--no-compile", "--device-batch-size=2", f"--num-iterations={STEPS}", "--eval-every=5"]
+FLAGS += ["--eval-tokens=400", "--eval-metrics-every=6", "--save-every=-1", "--keep-last=0"]
+WORDS = "the quick brown fox of letter and".split()
+
+
+@dataclass(frozen=True)
+class Config(ChatTraining):
+    """Fine-tune for a test."""
+
+
+def sums(count: int, first: int = 0) -> list[dict]:
+    """Conversations, of which a few are too long for a row of 32."""
+    made = []
+    for number in range(first, first + count):
+        asked = f"{WORDS[number % 7]} {number % 5}+{number % 3}" + " fox" * (30 if number % 9 == 8 else 0)
+        said = [asked, str(number % 5 + number % 3)]
+        roles = zip(("user", "assistant"), said, strict=True)
+        made.append({"messages": [{"role": role, "content": text} for role, text in roles]})
+    return made
+
+
+class Letters:
+    """A task whose right answer is always B."""
+
+    kind, baseline = "categorical", 0.5
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> dict:
+        said = [{"role": "user", "content": f"{index}?"}, {"role": "assistant", "content": "B"}]
+        return {"messages": said, "letters": ["A", "B"]}
+
+    def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
+        return [text == "B" for _, text in answers]
+
+    def evaluate(self, conversation: dict, text: str) -> bool:
+        return text == "B"
+
+
+def command_line(module: str, flags: list[str]) -> None:
+    """A script as a user starts it."""
+    sys.argv = [module, *flags]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def tune(before: Callable | None, flags: list[str], supervise: str, look: Callable | None) -> None:
+    """What a script does, on these conversations; look: is given the run before it begins."""
+    from nanochat.config import run
+    from nanochat.finetune import fine_tuning
+    from nanochat.objectives import next_token
+
+    if before:
+        before()
+
+    def main(config: Any) -> None:
+        with fine_tuning("chat_sft", "base_train", config) as under_way:
+            if look:
+                look(under_way)
+            chats = sums(90)
+            source = under_way.chats(chats, supervise)
+            hooks = under_way.validating(sums(30, 100), supervise) + under_way.scoring({"Letters": Letters()})
+            state = under_way.train(source, next_token, config.num_iterations, hooks, config.target_seconds)
+            under_way.finish(state, {"Training rows": len(chats)} | under_way.told(state, source))
+
+    sys.argv = ["tune", *flags]
+    run(main, Config)
+
+
+class Tunes(Base):
+    """A base folder with a base model, `parent`, and runs that are tuned from it."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.run("parent", *PARENT)
+
+    def tune(
+        self,
+        tag: str,
+        *flags: str,
+        ranks: int = 1,
+        before: Callable | None = None,
+        supervise: str = "assistant",
+        look: Callable | None = None,
+        **variables: str,
+    ) -> Forked:
+        self.jobs += 1
+        variables |= {"NANOCHAT_BASE_DIR": str(self.folder)}
+        words = [*FLAGS, f"--tag={tag}", "--model-tag=parent", *flags]
+        job = self.folder / f"job-{self.jobs}"
+        return Forked(job, tune, before, words, supervise, look, ranks=ranks, **variables)
+
+    def of(self, tag: str) -> Path:
+        return self.folder / ("base_train" if tag == "parent" else "chat_sft") / tag
+
+
+SHORT = ["--tag=parent", "--dtype=fp32", "--no-compile", "--num-iterations=4", "--eval-every=2", "--eval-tokens=600"]
+SHORT += ["--eval-metrics-every=0", "--eval-metrics-max-problems=5", "--max-seq-len=300", "--total-batch-size=1200"]
+LONG = ["--max-seq-len=300", "--total-batch-size=1200"]  # as most conversations fit into
+
+
+class Stages(Base):
+    """A base model, and the smallest world."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        write_world(folder / "hub", 1, "tiny")
+        self.run("parent", *PARENT, *LONG)
+
+    def stage(self, name: str, *flags: str, ranks: int = 1) -> Forked:
+        self.jobs += 1
+        where = {"NANOCHAT_BASE_DIR": str(self.folder), "NANOCHAT_HUB": str(self.folder / "hub")}
+        job = self.folder / f"job-{self.jobs}"
+        return Forked(job, command_line, f"scripts.{name}", [*SHORT, *flags], ranks=ranks, **where)
+
+    def record(self, stage: str, tag: str = "parent") -> dict:
+        return json.loads((self.folder / stage / tag / "outcome.json").read_text(encoding="utf-8"))
