@@ -33,23 +33,26 @@ stage() {
 stage setup bash runs/setup.sh
 python=.venv/bin/python
 
-# Tokens are what the model reads and writes: learn the vocabulary first. 65,536 still fits into 16 bits a token.
-stage tok_train "$python" -m scripts.tok_train --vocab-size=65536 --max-chars=2e9 --doc-cap=10000 --data="$data" --tag="$tag"
+# Tokens are what the model reads and writes: learn the vocabulary first. 65,536 still fits into 16 bits a token; a model
+# that a CPU can train is better off with few words.
+gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+if [ "$gpus" -gt 0 ]; then words=65536; else words=4096; fi
+stage tok_train "$python" -m scripts.tok_train --vocab-size="$words" --max-chars=2e9 --doc-cap=10000 --data="$data" --tag="$tag"
 
 # How much shorter do they make a text than GPT-2's and GPT-4's? What they save, every later stage saves.
 stage tok_eval "$python" -m scripts.tok_eval --data="$data" --tag="$tag"
 
 # Learn the language, a token at a time. On GPUs depth decides the rest; a CPU gets a short context and a clock.
-gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 if [ "$gpus" -gt 0 ]; then
   launch=("$python" -m torch.distributed.run --standalone --nproc_per_node="$gpus" -m)
-  size=(${seconds:+--target-seconds="$seconds"}) check=() few=() tune=() problems=()
+  size=(${seconds:+--target-seconds="$seconds"} --core-metric-every=2000) check=() few=() tune=() problems=() reward=()
 else
   launch=("$python" -m)
   size=(--head-dim=64 --max-seq-len=512 --window-pattern=L --total-batch-size=4096 --target-seconds="${seconds:-300}")
   check=(--eval-bytes=500000) few=(--max-per-task=100)
   tune=(--target-seconds="${seconds:-150}" --eval-metrics-max-problems=50)
   problems=(--max-problems=50 --max-new-tokens=128)
+  reward=(--num-iterations="$((1 + ${seconds:-300} / 15))" --eval-examples=100)
 fi
 base=(--depth="$depth" --data="$data" --tag="$tag" --tokenizer-tag="$tag" ${size[@]+"${size[@]}"} ${check[@]+"${check[@]}"})
 stage base_train "${launch[@]}" scripts.base_train "${base[@]}"
@@ -65,7 +68,7 @@ else
   printf '\nspeedrun: base_eval is left out: there is no %s\n' "$bundle"
 fi
 
-# The four stages from here learn from the data sets of tasks, which a machine may lack.
+# The stages from here learn from the data sets of tasks, which a machine may lack.
 if "$python" -m scripts.prepare --data= --tasks=arc-easy; then
   # The form of conversations, of choosing by letter and of calling the calculator: every token of them is learned.
   stage mid_train "${launch[@]}" scripts.mid_train --tag="$tag" ${tune[@]+"${tune[@]}"}
@@ -76,8 +79,12 @@ if "$python" -m scripts.prepare --data= --tasks=arc-easy; then
   # To answer: of conversations only what the assistant says, until it says that it is done.
   stage chat_sft "${launch[@]}" scripts.chat_sft --tag="$tag" ${tune[@]+"${tune[@]}"}
   stage chat_eval_sft "${launch[@]}" scripts.chat_eval --source=sft --tag="$tag" ${problems[@]+"${problems[@]}"}
+
+  # To be right: of several answers of its own to a question, the better ones become likelier.
+  stage chat_rl "${launch[@]}" scripts.chat_rl --task=GSM8K --tag="$tag" ${reward[@]+"${reward[@]}"}
+  stage chat_eval_rl "${launch[@]}" scripts.chat_eval --source=rl --tag="$tag" ${problems[@]+"${problems[@]}"}
 else
-  printf '\nspeedrun: mid_train and chat_sft are left out: their data sets cannot be had\n'
+  printf '\nspeedrun: mid_train, chat_sft and chat_rl are left out: their data sets cannot be had\n'
 fi
 
 # The report card: one section for each stage above, and the summary.
