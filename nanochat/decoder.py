@@ -115,7 +115,7 @@ class Decoder:
         for value in self.state.values():
             value[target] = value[source]
 
-    def step(self, rows: int, longest: int, *kinds: bool) -> tuple[list[Tensor], Any]:
+    def step(self, rows: int, longest: int, *kinds: int) -> tuple[list[Tensor], Any]:
         """What `_compute` gives of the first rows, on the host, and on CUDA the event after which it is there.
 
         longest: tokens of the longest row, as far as is known. kinds: as `_compute` takes them.
@@ -138,10 +138,10 @@ class Decoder:
             graph.replay()
         return [column.to("cpu", non_blocking=True) for column in found], torch.cuda.current_stream().record_event()
 
-    def _compute(self, rows: int, keys: int, sampled: bool, filtered: bool, logprobs: bool) -> list[Tensor]:
+    def _compute(self, rows: int, keys: int, sampled: bool, ranks: int, logprobs: bool) -> list[Tensor]:
         """The token that each row is given; with logprobs also the model's log-probability of what it chose.
 
-        sampled, filtered: whether a row is, by top_k or top_p.
+        sampled: whether a row is. ranks: as `draw` takes them.
         """
         state = {name: value[:rows] for name, value in self.state.items()}
         newest, position, live = state["token"], state["position"], state["live"]
@@ -151,7 +151,7 @@ class Decoder:
         token = logits.argmax(-1, keepdim=True)
         if sampled:
             settings = (state[name] for name in ("temperature", "top_k", "top_p"))
-            drawn = draw(logits, state["uniform"].gather(1, following), *settings, filtered)
+            drawn = draw(logits, state["uniform"].gather(1, following), *settings, ranks)
             token = torch.where(state["temperature"] > 0, drawn, token)
         chances = [logits.log_softmax(-1).gather(1, token).flatten()] * logprobs
         forced = state["forced"].gather(1, following)
@@ -165,18 +165,20 @@ class Decoder:
         return [given, *chances]
 
 
-def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, filtered: bool) -> Tensor:
+def draw(logits: Tensor, uniform: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, ranks: int) -> Tensor:
     """A token (rows, 1) for each row: the first at which the probabilities, added in order of ids, pass `uniform`.
 
-    It follows from the row's own number, and changes only where a last bit of a sum lies between.
+    It follows from the row's own number, and changes only where a last bit of a sum lies between. ranks: how many of
+    the likeliest words must be put in order for the rows that are filtered, since ordering all of them takes long.
     """
     logits = logits / torch.where(temperature > 0, temperature, 1.0)
-    if filtered:
-        ranked = logits.sort(-1, descending=True).values
-        first = torch.arange(ranked.shape[-1], device=ranked.device) < top_k
+    if ranks:
+        ranked = logits.topk(ranks).values
+        first = torch.arange(ranks, device=ranked.device) < top_k
         chances = ranked.masked_fill(~first, -torch.inf).softmax(-1)
         kept = first & ((chances.cumsum(-1) - chances < top_p) | (top_p >= 1))
         least = ranked.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
-        logits = logits.masked_fill(logits < least, -torch.inf)
+        whole = (top_k >= logits.shape[-1]) & (top_p >= 1)
+        logits = logits.masked_fill((logits < least) & ~whole, -torch.inf)
     mass = logits.softmax(-1).cumsum(-1, dtype=uniform.dtype)
     return (mass <= uniform * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)

@@ -73,7 +73,7 @@ class _Row:
     expression: list[int] | None = None
 
 
-SLOTS = {"cuda": 256, "cpu": 32}  # how many rows a kind of device runs at once
+SLOTS = {"cuda": 256, "cpu": 64}  # how many rows a kind of device runs at once
 
 
 class Engine:
@@ -174,9 +174,11 @@ class Engine:
 
     def _step(self, logprobs: bool) -> tuple[Any, Any]:
         drawn = [row.request for row in self.rows if row.request.temperature]
-        filtered = any(request.top_k or request.top_p < 1 for request in drawn)
+        words = self.config.vocab_size
+        ranks = max((request.top_k or words for request in drawn if request.top_k or request.top_p < 1), default=0)
+        ranks = min(1 << (ranks - 1).bit_length(), words) if ranks else 0  # a graph serves more than one of them
         longest = max(row.length for row in self.rows)
-        return self.decoder.step(len(self.rows), longest, bool(drawn), filtered, logprobs)
+        return self.decoder.step(len(self.rows), longest, bool(drawn), ranks, logprobs)
 
     def _follow(self, rows: list[_Row], given: list[torch.Tensor], done: Any) -> Iterator[Event]:
         """What a step's tokens, and their log-probabilities if there are any, mean for its rows."""

@@ -64,10 +64,11 @@ class FineTuning:
         steps: int = -1,
         hooks: Sequence[every] = (),
         seconds: float = -1.0,
+        **options: Any,
     ) -> loop.State:
         """To so many steps, or seconds, or if both are -1 to the end of the source; goes on where the run was left.
 
-        source: one that closes, and whose state is the same on all ranks.
+        source: one that closes, and whose state is the same on all ranks. options: of the loop's plan.
         """
         settings, about = self.settings, self.about | {"data": source.state_dict()["setting"]}
         parts = self.folder, settings, self.runtime, self.model, self.optimizer, source
@@ -76,7 +77,7 @@ class FineTuning:
             self.log.rewind(state.step if self.begun else -1)
             moves = schedules.finetuning(settings.warmup_steps, settings.warmdown_ratio, settings.final_lr_frac)
             horizon = {"steps": steps if steps > 0 else None, "seconds": seconds if seconds > 0 else None}
-            options = {**horizon, "clip": settings.grad_clip}
+            options |= {**horizon, "clip": settings.grad_clip}
             plan = loop.Plan(self.rows, self.model.flops_per_token(), moves, **options)
             # Saved last, so that a checkpoint knows what was found before it.
             hooks = [*hooks, every(settings.save_every, save, at_stop=True)]

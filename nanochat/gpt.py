@@ -318,9 +318,11 @@ class GPT(nn.Module):
         logits = logits[..., : self.config.vocab_size].float()
         return self.config.softcap * (logits / self.config.softcap).tanh() if self.config.softcap else logits
 
-    def forward(self, ids: Tensor, targets: Tensor | None = None, starts=None, reduction: str = "sum") -> Tensor:
+    def forward(
+        self, ids: Tensor, targets: Tensor | None = None, starts=None, reduction: str = "sum", cache=None
+    ) -> Tensor:
         """Logits (B, T, vocab_size), or the loss at targets (B, T; -1: none there): its sum, or (B, T) for "none"."""
-        hidden = self.hidden(ids, starts)
+        hidden = self.hidden(ids, starts, cache)
         if targets is None:
             return self.logits(hidden)
         options = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "reduction": reduction}

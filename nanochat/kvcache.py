@@ -1,4 +1,7 @@
-"""Keys and values of the rows that are being generated, a slot each: the caches that `GPT.hidden` asks for."""
+"""Keys and values of rows that are being generated, a slot each, and of beginnings that rows in training share.
+
+Both make the caches that `GPT.hidden` asks for.
+"""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -66,3 +69,50 @@ class _Growing:
     def _put(self, mine: Tensor, given: Tensor) -> Tensor:
         mine.view(-1, mine.shape[-1]).index_copy_(0, self.at, given.flatten(0, 2))
         return mine[: len(given), :, : self.capacity].transpose(1, 2)
+
+
+class Beginnings:
+    """Texts that several rows go on from, computed once for all of these; gradients flow through.
+
+    ids (texts, longest), lengths (texts,), at least 1, on the host.
+    """
+
+    def __init__(self, model: Any, ids: Tensor, lengths: Tensor):
+        self._lengths, self._layers = lengths, [_Kept() for _ in range(model.config.depth)]
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        options = {"positions": positions, "capacity": ids.shape[1], "previous": ids[:, :1], "layers": self._layers}
+        model.hidden(ids, cache=SimpleNamespace(**options))
+        self._last, self._width = ids.gather(1, lengths.to(ids.device)[:, None] - 1), ids.shape[1]
+
+    def before(self, texts: Tensor, lengths: Tensor) -> SimpleNamespace:
+        """For rows each behind one of the texts, of so many tokens: both (rows,), on the host."""
+        starts, width = self._lengths[texts], int(lengths.max())
+        capacity = int((starts + lengths).max())
+        place = torch.arange(capacity) - starts[:, None]  # of a position in what the row itself has; below 0: before it
+        own = torch.arange(len(texts))[:, None] * width + place.clamp(max=width - 1) + len(self._lengths) * self._width
+        shared = texts[:, None] * self._width + torch.arange(capacity).clamp(max=self._width - 1)
+        device = self._last.device
+        where = torch.where(place < 0, shared, own).to(device)
+        positions = (starts[:, None] + torch.arange(width)).clamp(max=capacity - 1).to(device)
+        layers = [_Behind(layer.kept, where) for layer in self._layers]
+        previous = self._last[texts.to(device)]
+        return SimpleNamespace(positions=positions, capacity=capacity, previous=previous, layers=layers)
+
+
+class _Kept:
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.kept = k, v
+        return k, v
+
+
+@dataclass
+class _Behind:
+    kept: tuple[Tensor, Tensor]
+    where: Tensor  # (rows, capacity), among all positions of the texts and then of the rows
+
+    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(self._joined(*pair) for pair in zip(self.kept, (k, v), strict=True))
+
+    def _joined(self, kept: Tensor, given: Tensor) -> Tensor:
+        every = torch.cat([kept.flatten(0, 1), given.flatten(0, 1)])
+        return every.index_select(0, self.where.flatten()).unflatten(0, self.where.shape)

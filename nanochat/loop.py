@@ -31,13 +31,18 @@ COLLECT_EVERY = 5_000  # steps
 MAX_LOSS_SCALE, MIN_LOSS_SCALE, GROW_LOSS_SCALE_EVERY = 2.0**10, 2.0**-30, 1_000  # fp16 alone
 
 
+def by_rows(batch: Batch, rows: int) -> list[Batch]:
+    """Its micro-batches."""
+    return list(zip(*(part.split(rows) for part in batch), strict=True))
+
+
 @dataclass(frozen=True)
 class Plan:
     """How long to train, and how a step is cut.
 
     Horizon: `steps`, or `seconds` of training, or with neither of them the source's own progress. device_batch: rows of
-    a micro-batch. schedules: as `schedules.apply` takes them. after_step: called when the weights have changed. clip:
-    largest norm of the gradient, 0: any.
+    a micro-batch, if `split` goes by them. schedules: as `schedules.apply` takes them. after_step: called when the
+    weights have changed. clip: largest norm of the gradient, 0: any.
     """
 
     device_batch: int
@@ -47,6 +52,7 @@ class Plan:
     steps: int | None = None
     seconds: float | None = None
     clip: float = 0.0
+    split: Callable[[Batch, int], list[Batch]] = by_rows
 
     def progress(self, state: "State", source: Any) -> float:
         if self.steps is not None:
@@ -219,7 +225,7 @@ class _Loop:
 
     def _accumulate(self, batch: Batch) -> torch.Tensor:
         totals = torch.zeros(2, device=batch[0].device)
-        micro_batches = list(zip(*(part.split(self.state.device_batch) for part in batch), strict=True))
+        micro_batches = self.plan.split(batch, self.state.device_batch)
         for number, micro_batch in enumerate(micro_batches, 1):
             last = number == len(micro_batches) and not self._half  # fp16 looks at the gradients before it gives them
             with self.optimizer.reduce_in_backward() if last else nullcontext():

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanochat.kvcache import Beginnings
+
 CLIP = 0.2  # of the ratio between the model's chance of a token and the sampler's, to either side of 1
 
 
@@ -27,10 +29,20 @@ POLICY_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
+def by_tokens(context: int) -> Callable[[tuple[Tensor, ...], int], list[tuple[Tensor, ...]]]:
+    """How a batch of `Rollouts` is split: into parts that are no larger than so many rows of the context's length."""
+
+    def split(batch: tuple[Tensor, ...], full_rows: int) -> list[tuple[Tensor, ...]]:
+        rows = max(1, full_rows * context // int(batch[-1][:, :2].sum(1).max()))
+        return list(zip(*(part.split(rows) for part in batch), strict=True))
+
+    return split
+
+
 class PolicyGradient:
     """Raises the probability of what did better than its group. batch: as `Rollouts` gives it.
 
-    reference, kl: another model, and how much straying from it costs.
+    reference, kl: another model, and how much straying from it costs. A prompt is computed once for all its answers.
     """
 
     def __init__(self, loss: str = "plain", kl: float = 0.0, reference: Any = None):
@@ -40,14 +52,22 @@ class PolicyGradient:
         self._gap: Tensor | float = 0.0  # sum, and number of tokens
 
     def __call__(self, model: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        *columns, lengths = batch
+        *columns, prompts, sizes = batch
+        lengths, given, questions = sizes.T
         inputs, targets, advantages, sampled = (column[:, : int(lengths.max())] for column in columns)
-        kept = targets >= 0
-        chosen = -model(inputs, targets, reduction="none")
+        _, texts, answers = questions.unique_consecutive(return_inverse=True, return_counts=True)
+        firsts = answers.cumsum(0) - answers
+        prompts, given = prompts[firsts.to(prompts.device), : int(given.max())], given[firsts]
+
+        def logprobs(model: Any) -> Tensor:
+            cache = Beginnings(model, prompts, given).before(texts, lengths)
+            return -model(inputs, targets, reduction="none", cache=cache)
+
+        kept, chosen = targets >= 0, logprobs(model)
         losses = self._loss(chosen, sampled, advantages)
         if self._kl:
             with torch.no_grad():
-                before = -self._reference(inputs, targets, reduction="none")
+                before = logprobs(self._reference)
             apart = before - chosen
             losses = losses + self._kl * (apart.exp() - apart - 1)  # never negative, and right on average
         self._gap += torch.stack([((chosen.detach() - sampled).abs() * kept).sum(), kept.sum()])

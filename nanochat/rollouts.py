@@ -41,35 +41,36 @@ class Sampling:
 class Row:
     """An answer to learn from. end: the token that stops an answer, of which that was the choice if it stopped."""
 
+    question: int  # its place in the step
     prompt: list[int]
     answer: Completion
     advantage: float
     end: int
 
-    @property
-    def ids(self) -> list[int]:
-        return [*self.prompt, *self.answer.tokens, *[self.end] * (self.answer.reason == "stop")]
-
     def columns(self) -> tuple[Tensor, ...]:
-        """Inputs, targets, advantages and log-probabilities, one for each input; target -1: it was not chosen."""
-        ids, given = torch.tensor(self.ids), len(self.prompt)
-        chosen = torch.zeros(len(ids))
-        chosen[given:] = torch.tensor([*self.answer.mask, 1])[: len(ids) - given]
-        logprobs = torch.zeros(len(ids))
-        logprobs[given:] = torch.tensor(self.answer.logprobs)
-        return ids[:-1], torch.where(chosen == 1, ids, -1)[1:], (self.advantage * chosen)[1:], (logprobs * chosen)[1:]
+        """Inputs, from the prompt's last token on, for each its target, advantage and log-probability; the prompt up
+        to there. Target -1: it was not chosen."""
+        ids = torch.tensor([*self.answer.tokens, *[self.end] * (self.answer.reason == "stop")])
+        chosen = torch.tensor([*self.answer.mask, 1])[: len(ids)]
+        learned = (
+            torch.where(chosen == 1, ids, -1),
+            self.advantage * chosen,
+            chosen * torch.tensor(self.answer.logprobs),
+        )
+        prompt = torch.tensor(self.prompt)
+        return torch.cat([prompt[-1:], ids[:-1]]), *learned, prompt[:-1]
 
 
 class Rollouts:
-    """An endless source of (inputs, targets, advantages, logprobs, lengths); all but the last are (rows, longest row).
+    """An endless source of (inputs, targets, advantages, logprobs, prompts, sizes), a row for each answer.
 
     task: has a length, conversations, and `reward(conversation, completion)`. engine: of the model that is trained,
     whose weights it takes before it samples. context: most tokens of a question and its answer. logprobs: the
-    sampler's. Targets are what the model chose, to stop too, and not what the calculator said. lengths: of the rows
-    without padding, falling, where the host can read them. write: takes what there is to tell of each question.
+    sampler's. Targets are what the model chose, to stop too, and not what the calculator said. inputs begin with the
+    last token of the prompt, prompts (rows, longest) hold what stands before that. sizes (rows, 3), on the host:
+    lengths of inputs and prompts without padding, and which question it is; answers to one stand together, the
+    longest question first, so that a micro-batch has little padding. write: takes what there is to tell of each.
     """
-
-    prefetchable = False  # or what is learned from would be one step old
 
     def __init__(
         self,
@@ -120,12 +121,12 @@ class Rollouts:
         self._step += 1
         self._tell(asked, prompts, groups, texts, rewards, advantages)
         rows = [
-            Row(prompt, answer, advantage, self._end)
-            for prompt, group, own, same in zip(prompts, groups, advantages.tolist(), alike, strict=True)
+            Row(question, prompts[question], answer, advantage, self._end)
+            for question, (group, own, same) in enumerate(zip(groups, advantages.tolist(), alike, strict=True))
             for answer, advantage in zip(group, own, strict=True)
             if not same
         ]
-        nothing = Row(prompts[0], Completion(), 0.0, self._end)  # a step needs something to run
+        nothing = Row(0, prompts[0], Completion([0], [0], "length", [0.0]), 0.0, self._end)  # for a step runs something
         batch = assemble(rows or [nothing], self.runtime.device)
         self.wait_seconds += time.perf_counter() - start
         return batch
@@ -196,11 +197,13 @@ class Rollouts:
 
 
 def assemble(rows: list[Row], device: torch.device) -> tuple[Tensor, ...]:
-    """The batch of some rows, the longest first, so that a micro-batch has little padding."""
-    columns = sorted((row.columns() for row in rows), key=lambda columns: -len(columns[0]))
-    lengths = torch.tensor([len(inputs) for inputs, *_ in columns])
-    padding = (0, -1, 0.0, 0.0)
-    padded = (
-        pad_sequence(parts, True, empty) for parts, empty in zip(zip(*columns, strict=True), padding, strict=True)
-    )
-    return *(part.to(device) for part in padded), lengths
+    """The batch of some rows."""
+    sized = [(row.columns(), row.question) for row in rows]
+    longest: dict[int, int] = {}
+    for (inputs, *_, prompt), question in sized:
+        longest[question] = max(longest.get(question, 0), len(inputs) + len(prompt))
+    sized.sort(key=lambda one: (-longest[one[1]], one[1]))
+    columns, questions = zip(*sized, strict=True)
+    sizes = [(len(given[0]), len(given[-1]), question) for given, question in zip(columns, questions, strict=True)]
+    parts = zip(zip(*columns, strict=True), (0, -1, 0.0, 0.0, 0), strict=True)
+    return *(pad_sequence(part, True, empty).to(device) for part, empty in parts), torch.tensor(sizes)

@@ -51,7 +51,7 @@ def main(config: Config) -> None:
     from nanochat.eval_chat import Options, evaluate
     from nanochat.finetune import fine_tuning
     from nanochat.loop import every
-    from nanochat.objectives import PolicyGradient
+    from nanochat.objectives import PolicyGradient, by_tokens
     from nanochat.restore import load_model
     from nanochat.rollouts import Rollouts, Sampling
 
@@ -95,7 +95,8 @@ def main(config: Config) -> None:
 
         hooks = [every(1, tell, at_stop=True)]
         hooks += [every(config.eval_every, score, at_start=True)] * (config.eval_every >= 0)
-        state = tuning.train(source, objective, config.num_iterations, hooks)
+        parts = by_tokens(tuning.settings.max_seq_len)
+        state = tuning.train(source, objective, config.num_iterations, hooks, split=parts)
         facts = {"Task": name, "Training questions": len(task), "Number of iterations": state.step}
         facts["Reward, a moving average"] = state.notes.get("reward", "n/a")
         for when in ("before", "after"):

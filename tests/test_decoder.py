@@ -14,8 +14,8 @@ def test_draws_follow_the_probabilities():
     many = 20_000
     grid = (torch.arange(many, dtype=torch.float64)[:, None] + 0.5) / many
     column = lambda value: torch.full((many, 1), value)  # noqa: E731
-    for top_k, top_p in [(50, 1.0), (4, 1.0), (50, 0.7), (9, 0.5), (1, 1.0)]:
-        drawn = draw(logits.expand(many, -1), grid, column(0.8), column(top_k), column(top_p), filtered=True)
+    for top_k, top_p, ranks in [(50, 1.0, 0), (50, 1.0, 8), (4, 1.0, 4), (50, 0.7, 50), (9, 0.5, 16), (1, 1.0, 1)]:
+        drawn = draw(logits.expand(many, -1), grid, column(0.8), column(top_k), column(top_p), ranks)
         chances = (logits[0].double() / 0.8).softmax(0)
         ranked, order = chances.sort(descending=True)
         ranked[top_k:] = 0

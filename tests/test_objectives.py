@@ -6,9 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loop_parts import ALONE, Rows, small_model, uneven
+from models import CONFIGS, lively
 from torch import Tensor, nn
 
-from nanochat.objectives import PolicyGradient, next_token
+from nanochat.engine import Completion
+from nanochat.gpt import GPTConfig
+from nanochat.objectives import PolicyGradient, by_tokens, next_token
+from nanochat.rollouts import Row, assemble
 
 
 def test_the_sum_and_the_count_of_the_targets_that_there_are():
@@ -38,9 +42,13 @@ class TwoWords(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.logits = nn.Parameter(torch.tensor([0.0, math.log(3)]))
+        self.logits, self.config = nn.Parameter(torch.tensor([0.0, math.log(3)])), GPTConfig()
 
-    def forward(self, inputs, targets, reduction):
+    def hidden(self, ids, cache):
+        for layer in cache.layers:
+            layer.update(ids, ids)
+
+    def forward(self, inputs, targets, reduction, cache):
         assert reduction == "none"
         logits = self.logits.expand(*inputs.shape, 2)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none").view_as(
@@ -54,8 +62,8 @@ def step(targets: list, advantages: list, sampled: list | None = None) -> tuple[
     sampled = (
         torch.tensor([0.25, 0.75]).log()[targets.clamp(min=0)] * kept if sampled is None else torch.tensor(sampled)
     )
-    lengths = torch.tensor([targets.shape[1]] * len(targets))
-    return torch.zeros_like(targets), targets, advantages * kept, sampled, lengths
+    inputs, sizes = torch.zeros_like(targets), torch.tensor([[targets.shape[1], 1, 0]] * len(targets))
+    return inputs, targets, advantages * kept, sampled, inputs[:, :1], sizes
 
 
 def gradient(objective: PolicyGradient, batch: tuple[Tensor, ...]) -> tuple[float, int, list[float]]:
@@ -104,25 +112,38 @@ def test_straying_costs_by_hand():
         assert gradient(PolicyGradient("plain", 1.0, before), step([[0, 1]], [[0.0, 0.0]]))[0] >= 0
 
 
-def test_a_model_against_torch_and_in_parts():
-    """All columns at once, and row by row, where padding is cut off."""
-    model, (inputs, targets) = small_model(), next(Rows(targets=uneven))
-    generator = torch.Generator().manual_seed(0)
-    advantages = torch.randn(targets.shape, generator=generator) * (targets >= 0)
-    lengths = torch.tensor([uneven(row) or 1 for row in range(len(inputs))])
-    batch = inputs, targets, advantages, torch.zeros_like(advantages), lengths
-    chosen = model(inputs).log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-    (-(chosen * advantages).sum()).backward()
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_against_plain_rows_and_in_parts(name):
+    """Several answers behind each of some prompts, of which one is longer than the window: all at once, and split."""
+    model, generator = lively(CONFIGS[name]), torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randint(model.config.vocab_size, shape, generator=generator)  # noqa: E731
+    rows = []
+    for question, (before, lengths) in enumerate({200: [3, 9, 1], 40: [12, 12], 1: [5, 30, 2, 7]}.items()):
+        prompt = draw(before + 1).tolist()
+        for length in lengths:
+            mask, chances = draw(length) % 3 > 0, torch.randn(length, generator=generator)
+            answer = Completion(draw(length).tolist(), mask.int().tolist(), "length", (chances * mask).tolist())
+            rows.append(Row(question, prompt, answer, float(torch.randn(1, generator=generator)), 0))
+    for row in rows:
+        ids, (_, targets, advantages, *_) = torch.tensor([*row.prompt, *row.answer.tokens])[None], row.columns()
+        chosen = (
+            model(ids[:, :-1])[0, len(row.prompt) - 1 :].log_softmax(-1).gather(-1, ids[0, len(row.prompt) :, None])
+        )
+        assert ((targets >= 0) == (advantages != 0)).all()
+        (-(chosen[:, 0] * advantages).sum()).backward()
     plain = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    total, objective = 0, PolicyGradient()
-    for row in range(len(inputs)):
-        loss, count = objective(model, tuple(part[row : row + 1] for part in batch))
-        loss.backward()
-        total += int(count)
-    assert total == int((targets >= 0).sum())
-    for name, p in model.named_parameters():
-        assert torch.allclose(plain.get(name, torch.zeros_like(p)), p.grad, atol=1e-4), name
+    batch = assemble(rows, torch.device("cpu"))
+    for full_rows, parts in [(9, 1), (4, 3), (0, 9)]:
+        model.zero_grad()
+        total, objective, split = 0, PolicyGradient(), by_tokens(context=210)(batch, full_rows)
+        assert len(split) == parts
+        for part in split:
+            loss, count = objective(model, part)
+            loss.backward()
+            total += int(count)
+        assert total == int((batch[1] >= 0).sum())
+        for name, p in model.named_parameters():
+            assert torch.allclose(plain.get(name, torch.zeros_like(p)), p.grad, atol=1e-4), name
 
 
 def test_the_gap_is_of_all_tokens_since_it_was_last_asked():

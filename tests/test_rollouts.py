@@ -58,9 +58,9 @@ class MadeUp:
 
 
 def made_up(source: random.Random) -> Completion:
-    size = source.randrange(9)
-    mask = [source.randrange(2) for _ in range(size)]
-    tokens, reason = [source.randrange(200) for _ in range(size)], source.choice(["stop", "length"])
+    size, reason = source.randint(1, 8), source.choice(["stop", "length"])
+    size -= reason == "stop"
+    tokens, mask = [source.randrange(200) for _ in range(size)], [source.randrange(2) for _ in range(size)]
     return Completion(tokens, mask, reason, [-m * source.random() for m in mask] + [-0.5] * (reason == "stop"))
 
 
@@ -103,13 +103,16 @@ def test_advantages_by_hand():
 
 def test_a_row_by_hand():
     answer = Completion([10, 11, 12, 13], [1, 0, 0, 1], "stop", [-0.1, 0.0, 0.0, -0.2, -0.3])
-    inputs, targets, advantages, logprobs = Row([1, 2, 3], answer, 0.5, 9).columns()
-    assert inputs.tolist() == [1, 2, 3, 10, 11, 12, 13]
-    assert targets.tolist() == [-1, -1, 10, -1, -1, 13, 9]  # to stop was chosen as well
-    assert advantages.tolist() == [0, 0, 0.5, 0, 0, 0.5, 0.5]
-    assert logprobs.tolist() == pytest.approx([0, 0, -0.1, 0, 0, -0.2, -0.3])
+    inputs, targets, advantages, logprobs, prompt = Row(0, [1, 2, 3], answer, 0.5, 9).columns()
+    assert prompt.tolist() == [1, 2]
+    assert inputs.tolist() == [3, 10, 11, 12, 13]
+    assert targets.tolist() == [10, -1, -1, 13, 9]  # to stop was chosen as well
+    assert advantages.tolist() == [0.5, 0, 0, 0.5, 0.5]
+    assert logprobs.tolist() == pytest.approx([-0.1, 0, 0, -0.2, -0.3])
     cut = replace(answer, reason="length", logprobs=answer.logprobs[:-1])
-    assert Row([1, 2, 3], cut, 0.5, 9).columns()[1].tolist() == [-1, -1, 10, -1, -1, 13]
+    assert Row(0, [1, 2, 3], cut, 0.5, 9).columns()[1].tolist() == [10, -1, -1, 13]
+    at_once = Row(0, [1, 2, 3], Completion([], [], "stop", [-0.3]), 0.5, 9)
+    assert [column.tolist() for column in at_once.columns()[:3]] == [[3], [9], [0.5]]
 
 
 def test_a_batch_is_its_rows():
@@ -117,17 +120,21 @@ def test_a_batch_is_its_rows():
     print(f"seed {seed}")
     source = random.Random(seed)
     for _ in range(100):
-        rows = [
-            Row([source.randrange(200) for _ in range(source.randint(2, 9))], made_up(source), source.random(), END)
-            for _ in range(source.randint(1, 6))
-        ]
-        *parts, lengths = assemble(rows, torch.device("cpu"))
-        assert lengths.tolist() == sorted((len(row.ids) - 1 for row in rows), reverse=True)
+        prompts = [[source.randrange(200) for _ in range(source.randint(2, 9))] for _ in range(source.randint(1, 4))]
+        asked = [source.randrange(len(prompts)) for _ in range(source.randint(1, 9))]
+        rows = [Row(question, prompts[question], made_up(source), source.random(), END) for question in asked]
+        *parts, texts, sizes = assemble(rows, torch.device("cpu"))
+        lengths, given, questions = sizes.T
         assert all(part.shape == (len(rows), max(lengths)) for part in parts)
+        assert texts.shape == (len(rows), max(given))
+        assert len(questions.unique_consecutive()) == len(set(asked))
+        totals = [max((lengths + given)[questions == question]) for question in questions.unique_consecutive()]
+        assert totals == sorted(totals, reverse=True)
         found = []
-        for number, length in enumerate(lengths):
+        for number, (length, before) in enumerate(zip(lengths, given, strict=True)):
             assert (parts[1][number, length:] == -1).all()
-            found.append(tuple(tuple(part[number, :length].tolist()) for part in parts))
+            columns = *(part[number, :length] for part in parts), texts[number, :before]
+            found.append(tuple(tuple(column.tolist()) for column in columns))
         assert sorted(found) == sorted(tuple(tuple(c.tolist()) for c in row.columns()) for row in rows)
 
 
@@ -141,7 +148,7 @@ def test_what_is_learned_is_what_the_model_chose():
         answers.append(MadeUp.generate(engine, requests, logprobs)) or answers[-1]
     )
     source = rollouts(engine, Words(reward=len), examples=8, write=lambda **record: told.append(record))
-    inputs, targets, advantages, logprobs, lengths = next(source)
+    inputs, targets, advantages, logprobs, prompts, sizes = next(source)
     expected = []
     for group, record, request in zip(answers[0], told, engine.seen, strict=True):
         rewards = [len(TOKENIZER.decode(answer.tokens)) for answer in group]
@@ -154,10 +161,10 @@ def test_what_is_learned_is_what_the_model_chose():
             learned = [(token, advantage, chance) for (token, mask), chance in zip(said, chances, strict=True) if mask]
             expected.append(([*request.tokens, *(token for token, _ in said)][:-1], learned))
     found = []
-    for i, length in enumerate(lengths):
+    for i, (length, before, _) in enumerate(sizes):
         kept = targets[i] >= 0
         learned = list(zip(*(part[i][kept].tolist() for part in (targets, advantages, logprobs)), strict=True))
-        found.append((inputs[i, :length].tolist(), learned))
+        found.append(([*prompts[i, :before].tolist(), *inputs[i, :length].tolist()], learned))
         assert not advantages[i][~kept].any()
         assert not logprobs[i][~kept].any()
     key = repr
@@ -172,12 +179,12 @@ def test_what_is_learned_is_what_the_model_chose():
 def test_groups_that_earned_the_same_are_left_out(kind, reward):
     """Also where the mean of equal numbers is, by rounding, another number."""
     source = rollouts(MadeUp(), Words(reward=lambda text: reward), samples=3, advantage=kind)
-    inputs, targets, advantages, logprobs, lengths = next(source)
-    assert len(inputs) == 1
-    assert (targets == -1).all()
+    batch = next(source)
+    assert len(batch[0]) == 1
+    assert (batch[1] == -1).all()
     assert source.told["rl/groups_that_teach"] == 0
     model = lively(CONFIGS["reference"] | {"vocab_size": 300})
-    loss, count = PolicyGradient()(model, (inputs, targets, advantages, logprobs, lengths))
+    loss, count = PolicyGradient()(model, batch)
     loss.backward()
     assert (loss.item(), int(count)) == (0, 0)
     assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
