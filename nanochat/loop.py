@@ -104,8 +104,9 @@ def train(
 ) -> None:
     """Train to the plan's horizon, or until a signal asks to stop, from wherever `state` is.
 
-    Hooks that are due run in their order between two steps; where a saved run goes on they have run before. A loss or
-    gradient that is not finite on one rank is a FloatingPointError on all of them, before any hook sees that step.
+    Hooks that are due run in their order between two steps; where a saved run goes on they have run before. One that
+    fails ends the run, but what comes after it and is there for stops, saving, has its turn first. A loss or gradient
+    that is not finite on one rank is a FloatingPointError on all of them, before any hook sees that step.
     """
     loop = _Loop(model, source, objective, optimizer, plan, runtime, log, state)
     start = state.step
@@ -118,12 +119,17 @@ def train(
                 state.stop = ""
             done = 0 < start == state.step == state.hooked  # before the run was left
             due = [hook for hook in hooks if hook.is_due(state, finished) and not done]
-            state.hooked = state.hooked if state.stop else state.step
+            hooked, state.hooked = state.hooked, state.hooked if state.stop else state.step
             if due or finished or state.stop:
                 loop.agree_on_time()
             for hook in due:
                 model.eval()
-                hook.act(state)
+                try:
+                    hook.act(state)
+                except Exception:  # whatever it was, the steps before it are not to be lost
+                    state.hooked = hooked  # who goes on looks again
+                    loop.leave([later for later in hooks[hooks.index(hook) + 1 :] if later.at_stop])
+                    raise
                 model.train()
             if finished or state.stop:
                 return
@@ -282,6 +288,14 @@ class _Loop:
     def agree_on_time(self) -> None:
         """All ranks take rank 0's clock: a collective."""
         self._trained = self.state.seconds = self.runtime.everyones(self._trained)[0]
+
+    def leave(self, hooks: Sequence[every]) -> None:
+        """Do what is to be done before a run that fails ends: on all ranks, or, where only some fail, on none."""
+        state = self.state
+        if state.step > self._start and hooks and self.runtime.all_come(f"failed, step {state.step}"):
+            for hook in hooks:
+                hook.act(state)
+            print0(f"a look failed after step {state.step:,}: the same command goes on from there, and looks again")
 
     def _line(self, figures: dict[str, Any]) -> str:
         state, plan = self.state, self.plan

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -206,6 +207,32 @@ def test_a_signal_within_the_last_steps_lets_the_run_end(runtime, tmp_path):
     acts, hooks = noted(save=(0, {"at_stop": True}))
     state = train(tmp_path, runtime, steps=3, hooks=[loop.every(2, ask, at_end=False), *hooks]).state
     assert (state.step, state.stop, acts) == (3, "", [("save", 3)])
+
+
+@BOTH
+@pytest.mark.parametrize("step", [2, 7], ids=["midway", "at the end"])
+def test_a_hook_that_fails_ends_the_run_but_it_is_saved_before(runtime, step, tmp_path, capsys):
+    acts, (tell, look, after, save) = noted(tell=(1, {}), look=(2, {}), after=(1, {}), save=(4, {"at_stop": True}))
+
+    def fail(state):
+        acts.append(("fail", state.step))
+        if state.step == step:
+            raise KeyError("planted")
+
+    saved = replace(save, act=lambda state: (save.act(state), states.append(replace(state))))
+    states, hooks = [], [tell, look, replace(look, act=fail), after, saved]
+    with pytest.raises(KeyError, match="planted"):
+        train(tmp_path / "fails", runtime, steps=7, hooks=hooks)
+    assert acts[-4:] == [("tell", step), ("look", step), ("fail", step), ("save", step)]
+    assert f"a look failed after step {step}: the same command goes on from there" in capsys.readouterr().out
+    # Who goes on looks again; where nothing was trained since, there is nothing to save.
+    for fails in (True, False):
+        del acts[:]
+        hooks[2] = replace(look, act=fail) if fails else look
+        with pytest.raises(KeyError) if fails else nullcontext():
+            train(tmp_path / f"again {fails}", runtime, steps=7, hooks=hooks, state=replace(states[-1]))
+        assert acts[:2] == [("tell", step), ("look", step)]
+        assert (("save", step) in acts) is (not fails and step == 7)
 
 
 def test_hooks_find_the_model_in_its_evaluation_mode_and_steps_do_not(tmp_path):

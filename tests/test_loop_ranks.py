@@ -107,3 +107,11 @@ def test_ranks_end_by_one_clock(count, ranks):
 def test_a_signal_to_one_rank_stops_all_at_one_step(count, ranks):
     stops = [seen["stop"] for seen in ranks[count].seen]
     assert all((one["step"], one["stop"], one["acts"]) == (3, "a signal", [["saved", 3]]) for one in stops)
+
+
+@COUNTS
+def test_a_look_that_fails_on_all_ranks_is_saved_before_and_on_some_it_hangs_nobody(count, ranks):
+    for case, acts in (("all fail", [["saved", 2 * count]]), ("some fail", [])):
+        seen = [seen[case] for seen in ranks[count].seen]
+        assert all(one["acts"] == acts for one in seen)
+        assert max(one["seconds"] for one in seen) < 10

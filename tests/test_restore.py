@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from base_runs import STEPS, Base, FileLimit, SignalAfter, files_of, impatient, no_room
+from base_runs import STEPS, After, Base, FileLimit, SignalAfter, files_of, impatient, no_room
+from bundles import world_tasks, write_bundle
 from conftest import ROOT
 
 from nanochat.checkpoint import hold, load, steps
@@ -72,6 +74,23 @@ def test_seven_and_six_and_seven_steps_are_twenty(base):
         assert not (base.of("parts") / "outcome.json").exists()
     base.run("parts", before=SignalAfter(STEPS, signal.SIGUSR1))  # too late to stop anything
     assert_as_straight(base, "parts")
+
+
+def test_a_look_that_fails_costs_no_step(base):
+    """What the CORE metric reads is lost while the model trains; who goes on makes it anew, and looks again."""
+    write_bundle(base.folder / "mirror", world_tasks(7))
+    flags = ("--core-metric-every=7", "--core-metric-max-per-task=6", "--save-every=-1")
+    hub = {"NANOCHAT_HUB": str(base.folder / "mirror")}
+    for step in (7, STEPS):
+        lost = After(step, shutil.rmtree, base.folder / "core_prompts")
+        job = base.start("failed", *flags, before=lost, **hub)
+        assert job.codes() == [1]
+        assert job.err().endswith(".npz: No such file or directory\n")
+        assert steps(base.of("failed"))[-1] == step
+        assert not (base.of("failed") / "outcome.json").exists()
+    assert "step 00020 | CORE metric" in base.run("failed", *flags, **hub)
+    assert [line["step"] for line in base.metrics("failed") if "core_metric" in line] == [7, 14, STEPS]
+    assert files_of(base.of("failed")) == files_of(base.of("straight"))
 
 
 def test_the_command_itself_stopped_and_killed_at_random_moments(base):
