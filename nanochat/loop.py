@@ -1,10 +1,10 @@
 """The training loop, the only one: `train(model, source, objective, optimizer, plan, hooks, …)`.
 
 source: an iterator of batches (tuples of tensors whose first axis is this rank's rows of the step) with `progress`,
-`wait_seconds`, `place()` and its own state. objective: (model, batch) -> (sum of losses, count), both tensors; the loop
-divides by the count of all micro-batches and ranks, so that the mathematics do not depend on how a batch is cut.
-Hooks are made by `every(n, fn)`. On a GPU a step's figures are read while the next one computes: the host waits for
-nothing inside a step.
+`wait_seconds`, `place()`, its own state, and `idle`: whether it knows that no rank's part of the step teaches anything.
+objective: (model, batch) -> (sum of losses, count), both tensors; the loop divides by the count of all micro-batches
+and ranks, so that the mathematics do not depend on how a batch is cut. Hooks are made by `every(n, fn)`. On a GPU a
+step's figures are read while the next one computes: the host waits for nothing inside a step.
 """
 
 import math
@@ -167,24 +167,25 @@ class _Loop:
     # ---- a step ----
 
     def launch(self, asked: list[str]) -> None:
-        """Hand a step to the device: forward, backward, update. Only fp16 waits for anything."""
+        """Hand a step to the device: forward, backward, update. Only fp16 waits for anything.
+
+        A step that teaches nothing leaves the weights alone: momentum would make a whole update of a gradient of zeros.
+        """
         state, start, waited = self.state, time.perf_counter(), self.source.wait_seconds
         progress = min(self.plan.progress(state, self.source), 1.0)
         schedules.apply(self.optimizer.groups, self.plan.schedules, progress, state.step)
         multiplier = next((group.lr / group.initial_lr for group in self.optimizer.groups if group.initial_lr), 0.0)
         batch = next(self.source)
         wait = self.source.wait_seconds - waited
-        totals = self._gradients(batch)
+        idle = self.source.idle
+        totals = torch.zeros(2, device=batch[0].device) if idle else self._gradients(batch)
         precise = torch.float32 if totals.device.type == "mps" else torch.float64
         told = torch.tensor([len(asked), self._trained if self.runtime.rank == 0 else 0.0], dtype=precise)
         own = torch.cat([totals.to(precise), told.to(totals.device, non_blocking=True)])
-        self.optimizer.finish_reducing()
+        if not idle:
+            self.optimizer.finish_reducing()
         figures = self.runtime.all_sum(own.clone())
-        count = figures[1].float().clamp(min=1)
-        norm = self.optimizer.step(1 / (count * state.loss_scale), self.plan.clip)
-        self.optimizer.zero_grad()
-        if self.plan.after_step:
-            self.plan.after_step()
+        norm = figures.new_zeros(()) if idle else self._update(figures[1])
         figures, ready = torch.cat([figures, norm.to(precise).view(1)]), None
         if figures.device.type == "cuda":
             figures = figures.to("cpu", non_blocking=True)
@@ -193,6 +194,14 @@ class _Loop:
         tokens = batch[0].numel() * self.runtime.world_size
         place = f"rank {self.runtime.rank}, reading {', '.join(self.source.place())}"
         self._pending.append(_Step(state.step, start, figures, own, ready, multiplier, tokens, wait, place))
+
+    def _update(self, count: torch.Tensor) -> torch.Tensor:
+        """Of the weights; the gradient's norm."""
+        norm = self.optimizer.step(1 / (count.float().clamp(min=1) * self.state.loss_scale), self.plan.clip)
+        self.optimizer.zero_grad()
+        if self.plan.after_step:
+            self.plan.after_step()
+        return norm
 
     def _gradients(self, batch: Batch) -> torch.Tensor:
         """Gradients of the sum of this rank's losses; that sum, and the count.

@@ -69,8 +69,6 @@ class Rollouts:
     without padding, falling, where the host can read them. write: takes what there is to tell of each question.
     """
 
-    prefetchable = False  # or what is learned from would be one step old
-
     def __init__(
         self,
         task: Any,
@@ -169,6 +167,11 @@ class Rollouts:
         }
 
     # ---- where the consumer is ----
+
+    @property
+    def idle(self) -> bool:
+        """Whether no group of the last step teaches anything, on any rank."""
+        return self.told.get("rl/groups_that_teach") == 0
 
     @property
     def progress(self) -> float:

@@ -1,7 +1,6 @@
 """Runs of scripts.base_train on a little text, forked or under torchrun, and what they leave."""
 
 import json
-import os
 import resource
 import runpy
 import shutil

@@ -3,6 +3,7 @@
 What came of it is left in `folder`: models as CASE.safetensors, what this rank saw as RANK.json.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -46,6 +47,12 @@ class Cases:
         self.train("masked", device_batch=1, source=Rows(self.runtime, uneven), clip=0.1)
         # Some ranks have no gradients to send in their backward.
         self.train("skipping", objective=skipping, source=Rows(self.runtime, every_other))
+
+        model, kept = small_model(), []
+        keep = loop.every(1, lambda state: kept.append([p.detach().clone() for p in model.parameters()]), at_start=True)
+        self.train("idle", model=model, source=Rows(self.runtime, idle=[1, 3]), hooks=[keep], steps=4)
+        alike = [all(map(torch.equal, one, other)) for one, other in itertools.pairwise(kept)]
+        self.seen["idle"]["unchanged"] = alike
 
     def not_finite(self, case: str, **options: Any) -> None:
         """All ranks have to find out, at the same step and soon."""

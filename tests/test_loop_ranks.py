@@ -66,6 +66,15 @@ def test_the_number_of_ranks_does_not_matter(count, ranks, plain, tmp_path):
 
 
 @COUNTS
+def test_a_step_that_teaches_nothing_leaves_the_weights_alone(count, ranks, tmp_path):
+    assert all(one["idle"]["unchanged"] == [True, False, True, False] for one in ranks[count].seen)
+    alone = train(tmp_path, source=Rows(ALONE, idle=[1, 3]), steps=4)
+    assert furthest(load_file(ranks[count].folder / "idle.safetensors"), alone.parameters) < EXACT
+    told = [(record["step"], record["train/loss"], record["train/grad_norm"]) for record in alone.records]
+    assert [step for step, loss, norm in told if loss == norm == 0] == [1, 3]
+
+
+@COUNTS
 def test_what_is_not_finite_on_one_rank_stops_all(count, ranks):
     for case, told in (("nan loss", "the loss is nan"), ("infinite gradient", "the gradient's norm is (nan|inf)")):
         seen = [seen[case] for seen in ranks[count].seen]
