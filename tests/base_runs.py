@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,6 +128,20 @@ class SignalAfter(After):
 
     def __init__(self, step: int, number: int):
         super().__init__(step, signal.raise_signal, number)
+
+
+class InFp8:
+    """--fp8 does what it does, also where nothing multiplies in 8 bits."""
+
+    def __init__(self, then: Callable | None = None):
+        self.then = then
+
+    def __call__(self) -> None:
+        from nanochat import fp8
+
+        fp8.convert = partial(fp8.convert, min_dim=32, emulated=True)
+        if self.then:
+            self.then()
 
 
 def impatient() -> None:

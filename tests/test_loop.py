@@ -26,6 +26,7 @@ from loop_parts import (
 )
 
 from nanochat import loop
+from nanochat.fp8 import Float8Linear, convert, refresh
 from nanochat.hardware import find
 from nanochat.objectives import next_token
 from nanochat.runtime import setup
@@ -246,6 +247,19 @@ def test_hooks_find_the_model_in_its_evaluation_mode_and_steps_do_not(tmp_path):
     train(tmp_path, model=model, objective=objective, hooks=hooks, steps=2)
     assert modes == [("hook", False), ("step", True), ("step", True), ("hook", False)]
     assert model.training
+
+
+def test_copies_in_fp8_follow_the_weights(tmp_path):
+    """Made anew after each step; the same plan without that is a mistake that would show."""
+    for follow in (True, False):
+        model = small_model()
+        assert len(convert(model, min_dim=32, emulated=True)[0]) > 4
+        layers = [module for module in model.modules() if isinstance(module, Float8Linear)]
+        after = {"after_step": lambda model=model: refresh(model)} if follow else {}
+        train(tmp_path / f"{follow}", model=model, device_batch=4, steps=2, **after)
+        for layer in layers:
+            pairs = zip(layer.quantized, layer._copies(), strict=True)  # numbers in fp8 cannot be compared
+            assert all(torch.equal(copy.float(), fresh.float()) for copy, fresh in pairs) is follow
 
 
 # ---- what it tells ----

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from base_runs import STEPS, After, Base, FileLimit, SignalAfter, files_of, impatient, no_room
+from base_runs import STEPS, After, Base, FileLimit, InFp8, SignalAfter, files_of, impatient, no_room
 from bundles import world_tasks, write_bundle
 from conftest import ROOT
 
@@ -74,6 +74,16 @@ def test_seven_and_six_and_seven_steps_are_twenty(base):
         assert not (base.of("parts") / "outcome.json").exists()
     base.run("parts", before=SignalAfter(STEPS, signal.SIGUSR1))  # too late to stop anything
     assert_as_straight(base, "parts")
+
+
+def test_in_fp8_too_parts_are_the_whole(base):
+    """Copies of the weights in 8 bits are not saved: a run that trained by stale ones would go on as another."""
+    assert "fp8: " in base.run("fp8", "--fp8", before=InFp8())
+    base.run("fp8-parts", "--fp8", before=InFp8(SignalAfter(6, signal.SIGTERM)))
+    assert steps(base.of("fp8-parts"))[-1] == 7
+    base.run("fp8-parts", "--fp8", before=InFp8())
+    assert base.losses("fp8-parts") == base.losses("fp8") != base.losses("straight")
+    assert files_of(base.of("fp8-parts")) == files_of(base.of("fp8"))
 
 
 def test_a_look_that_fails_costs_no_step(base):
