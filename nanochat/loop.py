@@ -343,7 +343,7 @@ def largest_device_batch(model: Any, objective: Objective, batch: Batch, runtime
     size = rows = len(batch[0])
     if runtime.device.type == "cuda":
         while size > 1 and not _fits(model, objective, batch, size, reserve):
-            size = _largest_divisor(rows, size // 2)
+            size = _largest_divisor(rows, size - 1)
     else:
         fit = runtime.free_memory() // 2 // max(1, _saved_bytes(model, objective, batch))
         size = min(fit, CPU_TOKENS // batch[0][0].numel())

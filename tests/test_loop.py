@@ -316,13 +316,15 @@ def test_the_largest_device_batch(monkeypatch):
     monkeypatch.setattr(loop, "CPU_TOKENS", 3 * LENGTH)
     assert loop.largest_device_batch(model, next_token, batch, machine) == 2
 
-    def limited(net, part):
-        if len(part[0]) > 3:
-            raise torch.OutOfMemoryError("planted")
-        return next_token(net, part)
+    ahead, many = Small(AHEAD.device, ALONE.dtype, ALONE.attention), tuple(part.repeat(6, 1) for part in batch)
+    for rows, limit, fit in ((8, 3, 2), (48, 17, 16), (48, 15, 12), (48, 1, 1), (48, 48, 48)):
 
-    ahead = Small(AHEAD.device, ALONE.dtype, ALONE.attention)  # where it is tried
-    assert loop.largest_device_batch(model, limited, batch, ahead) == 2
+        def limited(net, part, limit=limit):  # where it is tried
+            if len(part[0]) > limit:
+                raise torch.OutOfMemoryError("planted")
+            return next_token(net, part)
+
+        assert loop.largest_device_batch(model, limited, tuple(part[:rows] for part in many), ahead) == fit
     assert all(p.grad is None for p in model.parameters())
 
 
