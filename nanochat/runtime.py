@@ -192,12 +192,17 @@ def _name(device: torch.device) -> str:
     return f"{torch.get_num_threads()} threads" if device.type == "cpu" else device.type
 
 
-def _precision(device: torch.device, dtype: str) -> tuple[str, str]:
+def asked_precision(dtype: str) -> str:
+    """The name in DTYPES of what a flag asks for, or else NANOCHAT_DTYPE; or auto."""
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
-    if asked != "auto":
-        name = {str(full).removeprefix("torch."): short for short, full in DTYPES.items()}.get(asked, asked)
-        if name not in DTYPES:
-            raise ValueError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}")
+    name = {str(full).removeprefix("torch."): short for short, full in DTYPES.items()}.get(asked, asked)
+    if name not in ("auto", *DTYPES):
+        raise ValueError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}")
+    return name
+
+
+def _precision(device: torch.device, dtype: str) -> tuple[str, str]:
+    if (name := asked_precision(dtype)) != "auto":
         return name, "as asked"
     if device.type == "cuda":
         if torch.cuda.get_device_capability(device) >= (8, 0):
