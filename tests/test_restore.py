@@ -86,6 +86,18 @@ def test_in_fp8_too_parts_are_the_whole(base):
     assert files_of(base.of("fp8-parts")) == files_of(base.of("fp8"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_compiled_and_in_bf16_too_parts_are_the_whole(ranks, base):
+    flags, whole, parts = ("--compile", "--dtype=bf16"), f"compiled-{ranks}", f"compiled-parts-{ranks}"
+    base.start(whole, *flags, ranks=ranks).done(140)  # seconds: it compiles
+    base.start(parts, *flags, ranks=ranks, before=SignalAfter(6, signal.SIGTERM)).done(140)
+    assert steps(base.of(parts))[-1] == 7
+    base.start(parts, *flags, ranks=ranks).done(140)
+    assert base.losses(parts) == base.losses(whole) != base.losses("straight")
+    assert files_of(base.of(parts)) == files_of(base.of(whole))
+
+
 def test_a_look_that_fails_costs_no_step(base):
     """What the CORE metric reads is lost while the model trains; who goes on makes it anew, and looks again."""
     write_bundle(base.folder / "mirror", world_tasks(7))
