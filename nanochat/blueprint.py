@@ -21,6 +21,7 @@ from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.paths import base_dir
 from nanochat.report import read_outcomes
 from nanochat.restore import build_model
+from nanochat.runtime import asked_precision
 from nanochat.scaling import (
     HORIZONS,
     REFERENCE_DEPTH,
@@ -29,6 +30,7 @@ from nanochat.scaling import (
     cost,
     legal_rows,
     memory,
+    price,
     rate_scale,
     scale,
     shape,
@@ -175,7 +177,8 @@ def measured(config: Any, accelerator: Accelerator) -> tuple[float, str] | None:
 
 def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator) -> list[str]:
     """Lines of what the run will take on some hardware: memory of a rank, time, dollars."""
-    dtype = "bf16" if config.dtype == "auto" else config.dtype
+    dtype = asked_precision(config.dtype)
+    dtype = accelerator.precision if dtype == "auto" else dtype
     rows = legal_rows(plan.scale.total_batch_size, config.max_seq_len, ranks)
     asked = config.device_batch_size
     sizes = rows if asked == "auto" else [_whole(asked)]
@@ -189,6 +192,7 @@ def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator)
     if not fit:
         lines.append(f"that is more than {accelerator.memory} GB: take --checkpointing, or more ranks")
     if plan.tokens is None:
-        return [*lines, f"time {plan.scale.seconds:g} s, as asked"]
+        dollars = price(plan.scale.seconds, ranks, accelerator)
+        return [*lines, f"time {plan.scale.seconds:g} s on {ranks}x{accelerator.name}, as asked; {dollars}"]
     flops, rate = plan.flops_per_token * plan.tokens, measured(config, accelerator)
     return [*lines, cost(flops, ranks, accelerator, dtype, rate)]

@@ -39,7 +39,8 @@ def option(default: Any, text: str, *, group: str, unit=None, in_card=True, may_
     """A field of a config: its default, its help, and whether it is a line of the report card.
 
     group: the box of `--help` it stands in, one word. unit: what `--help` shows in place of the value, in capitals.
-    may_change: a run that was begun may go on with another value. least: the smallest value that makes sense.
+    may_change: a run that was begun may go on with another value. least: the smallest value that makes sense,
+    beside the default.
     """
     about = {"text": text, "group": group, "unit": unit, "in_card": in_card, "may_change": may_change, "least": least}
     return dataclasses.field(default=default, metadata=about)
@@ -87,7 +88,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     config = config_class(**{name: value for box in vars(flags).values() for name, value in vars(box).items()})
     for field in dataclasses.fields(config):
         value, least = getattr(config, field.name), field.metadata["least"]
-        if None not in (least, value) and value < least:
+        if None not in (least, value) and value != field.default and value < least:
             raise ValueError(f"--{field.name.replace('_', '-')} has to be {least} or more, not {value}")
     return config
 

@@ -9,7 +9,7 @@ class Accelerator:
     """name: what people type. devices: a pattern of the names that drivers give it, without the maker's. memory: in GB.
 
     bf16, fp16, fp8, fp32: TFLOP/s of dense products of such matrices, summed in fp32 (fp32 means TF32 where there is
-    that). dollars: of an hour, where it is known.
+    that). dollars: of an hour, rented on demand, about, in 2026: providers differ by a factor of two and more.
     None: it cannot, or we do not know.
     """
 
@@ -22,6 +22,11 @@ class Accelerator:
     memory: float | None = None
     dollars: float | None = None
 
+    @property
+    def precision(self) -> str:
+        """What training computes in where nobody asks for another: fp32 on what has no bf16."""
+        return "fp32" if self.fp32 and not self.bf16 else "bf16"
+
     def peak(self, dtype: str) -> float | None:
         """FLOP/s."""
         rate = getattr(self, dtype)
@@ -31,12 +36,12 @@ class Accelerator:
 # Whole names are compared: laptop models, slices of a GPU and later variants are slower than what they are named after.
 ACCELERATORS = (
     Accelerator("B200", "B200", 2250, 2250, 4500, None, 180),
-    Accelerator("H200", "H200", 989.4, 989.4, 1978.9, 494.7, 141),
+    Accelerator("H200", "H200", 989.4, 989.4, 1978.9, 494.7, 141, dollars=3.5),
     Accelerator("H200-NVL", "H200 NVL", 835.5, 835.5, 1670.5, 417.7, 141),
     Accelerator("H100", "H100 80GB HBM3", 989.4, 989.4, 1978.9, 494.7, 80, dollars=3.0),
     Accelerator("H100-PCIe", "H100 PCIe", 756, 756, 1513, 378, 80),
     Accelerator("H100-NVL", "H100 NVL", 835.5, 835.5, 1670.5, 417.7, 94),
-    Accelerator("A100", "A100-SXM4-80GB|A100 80GB PCIe", 312, 312, None, 156, 80),
+    Accelerator("A100", "A100-SXM4-80GB|A100 80GB PCIe", 312, 312, None, 156, 80, dollars=1.5),
     Accelerator("A100-40GB", "A100-(SXM4|PCIE)-40GB", 312, 312, None, 156, 40),
     Accelerator("L40S", "L40S", 362, 362, 733, None, 48),
     Accelerator("L4", "L4", 121, 121, 242.5, 60, 24),

@@ -1,10 +1,10 @@
 """The training loop, the only one: `train(model, source, objective, optimizer, plan, hooks, …)`.
 
 source: an iterator of batches (tuples of tensors whose first axis is this rank's rows of the step) with `progress`,
-`wait_seconds`, `place()` and its own state. objective: (model, batch) -> (sum of losses, count), both tensors; the loop
-divides by the count of all micro-batches and ranks, so that the mathematics do not depend on how a batch is cut.
-Hooks are made by `every(n, fn)`. On a GPU a step's figures are read while the next one computes: the host waits for
-nothing inside a step.
+`wait_seconds`, `place()`, its own state, and `idle`: whether it knows that no rank's part of the step teaches anything.
+objective: (model, batch) -> (sum of losses, count), both tensors; the loop divides by the count of all micro-batches
+and ranks, so that the mathematics do not depend on how a batch is cut. Hooks are made by `every(n, fn)`. On a GPU a
+step's figures are read while the next one computes: the host waits for nothing inside a step.
 """
 
 import math
@@ -110,8 +110,9 @@ def train(
 ) -> None:
     """Train to the plan's horizon, or until a signal asks to stop, from wherever `state` is.
 
-    Hooks that are due run in their order between two steps; where a saved run goes on they have run before. A loss or
-    gradient that is not finite on one rank is a FloatingPointError on all of them, before any hook sees that step.
+    Hooks that are due run in their order between two steps; where a saved run goes on they have run before. One that
+    fails ends the run, but what comes after it and is there for stops, saving, has its turn first. A loss or gradient
+    that is not finite on one rank is a FloatingPointError on all of them, before any hook sees that step.
     """
     loop = _Loop(model, source, objective, optimizer, plan, runtime, log, state)
     start = state.step
@@ -124,12 +125,17 @@ def train(
                 state.stop = ""
             done = 0 < start == state.step == state.hooked  # before the run was left
             due = [hook for hook in hooks if hook.is_due(state, finished) and not done]
-            state.hooked = state.hooked if state.stop else state.step
+            hooked, state.hooked = state.hooked, state.hooked if state.stop else state.step
             if due or finished or state.stop:
                 loop.agree_on_time()
             for hook in due:
                 model.eval()
-                hook.act(state)
+                try:
+                    hook.act(state)
+                except Exception:  # whatever it was, the steps before it are not to be lost
+                    state.hooked = hooked  # who goes on looks again
+                    loop.leave([later for later in hooks[hooks.index(hook) + 1 :] if later.at_stop])
+                    raise
                 model.train()
             if finished or state.stop:
                 return
@@ -167,24 +173,25 @@ class _Loop:
     # ---- a step ----
 
     def launch(self, asked: list[str]) -> None:
-        """Hand a step to the device: forward, backward, update. Only fp16 waits for anything."""
+        """Hand a step to the device: forward, backward, update. Only fp16 waits for anything.
+
+        A step that teaches nothing leaves the weights alone: momentum would make a whole update of a gradient of zeros.
+        """
         state, start, waited = self.state, time.perf_counter(), self.source.wait_seconds
         progress = min(self.plan.progress(state, self.source), 1.0)
         schedules.apply(self.optimizer.groups, self.plan.schedules, progress, state.step)
         multiplier = next((group.lr / group.initial_lr for group in self.optimizer.groups if group.initial_lr), 0.0)
         batch = next(self.source)
         wait = self.source.wait_seconds - waited
-        totals = self._gradients(batch)
+        idle = self.source.idle
+        totals = torch.zeros(2, device=batch[0].device) if idle else self._gradients(batch)
         precise = torch.float32 if totals.device.type == "mps" else torch.float64
         told = torch.tensor([len(asked), self._trained if self.runtime.rank == 0 else 0.0], dtype=precise)
         own = torch.cat([totals.to(precise), told.to(totals.device, non_blocking=True)])
-        self.optimizer.finish_reducing()
+        if not idle:
+            self.optimizer.finish_reducing()
         figures = self.runtime.all_sum(own.clone())
-        count = figures[1].float().clamp(min=1)
-        norm = self.optimizer.step(1 / (count * state.loss_scale), self.plan.clip)
-        self.optimizer.zero_grad()
-        if self.plan.after_step:
-            self.plan.after_step()
+        norm = figures.new_zeros(()) if idle else self._update(figures[1])
         figures, ready = torch.cat([figures, norm.to(precise).view(1)]), None
         if figures.device.type == "cuda":
             figures = figures.to("cpu", non_blocking=True)
@@ -193,6 +200,14 @@ class _Loop:
         tokens = batch[0].numel() * self.runtime.world_size
         place = f"rank {self.runtime.rank}, reading {', '.join(self.source.place())}"
         self._pending.append(_Step(state.step, start, figures, own, ready, multiplier, tokens, wait, place))
+
+    def _update(self, count: torch.Tensor) -> torch.Tensor:
+        """Of the weights; the gradient's norm."""
+        norm = self.optimizer.step(1 / (count.float().clamp(min=1) * self.state.loss_scale), self.plan.clip)
+        self.optimizer.zero_grad()
+        if self.plan.after_step:
+            self.plan.after_step()
+        return norm
 
     def _gradients(self, batch: Batch) -> torch.Tensor:
         """Gradients of the sum of this rank's losses; that sum, and the count.
@@ -289,6 +304,14 @@ class _Loop:
         """All ranks take rank 0's clock: a collective."""
         self._trained = self.state.seconds = self.runtime.everyones(self._trained)[0]
 
+    def leave(self, hooks: Sequence[every]) -> None:
+        """Do what is to be done before a run that fails ends: on all ranks, or, where only some fail, on none."""
+        state = self.state
+        if state.step > self._start and hooks and self.runtime.all_come(f"failed, step {state.step}"):
+            for hook in hooks:
+                hook.act(state)
+            print0(f"a look failed after step {state.step:,}: the same command goes on from there, and looks again")
+
     def _line(self, figures: dict[str, Any]) -> str:
         state, plan = self.state, self.plan
         progress = plan.progress(replace(state, step=figures["step"]), self.source)
@@ -326,7 +349,7 @@ def largest_device_batch(model: Any, objective: Objective, batch: Batch, runtime
     size = rows = len(batch[0])
     if runtime.device.type == "cuda":
         while size > 1 and not _fits(model, objective, batch, size, reserve):
-            size = _largest_divisor(rows, size // 2)
+            size = _largest_divisor(rows, size - 1)
     else:
         fit = runtime.free_memory() // 2 // max(1, _saved_bytes(model, objective, batch))
         size = min(fit, CPU_TOKENS // batch[0][0].numel())

@@ -79,7 +79,7 @@ class Loader(Iterator, AbstractContextManager):
     this rank's (inputs, targets, mark) from where the consumer is, and `_arrive`, told the marks of a batch taken.
     """
 
-    prefetchable = True  # and prefetched: batches do not depend on the model
+    idle = False  # whether a batch teaches anything is on the device: it is not waited for
 
     def __init__(self, setting: dict, batch_size: int, seq_len: int, rank: int, world_size: int, device: Any):
         assert 0 <= rank < world_size, (rank, world_size)

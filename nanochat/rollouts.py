@@ -172,6 +172,11 @@ class Rollouts:
     # ---- where the consumer is ----
 
     @property
+    def idle(self) -> bool:
+        """Whether no group of the last step teaches anything, on any rank."""
+        return self.told.get("rl/groups_that_teach") == 0
+
+    @property
     def progress(self) -> float:
         return self._step / self.steps
 

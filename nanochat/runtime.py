@@ -18,6 +18,7 @@ from nanochat.log import print0
 from nanochat.paths import base_dir
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+PATIENCE = 30.0  # seconds that a rank which failed waits for the others to fail as well
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,19 @@ class Runtime:
         if fault is not None:
             raise ValueError(fault)
         return value
+
+    def all_come(self, where: str) -> bool:
+        """Whether all ranks come here soon; asked outside of collectives, in which a rank that does not may wait."""
+        if self.world_size == 1:
+            return True
+        verdict, end = f"{where}/verdict", time.monotonic() + PATIENCE
+        if self.store.add(where, 1) == self.world_size:
+            self.store.compare_set(verdict, "", "all")
+        while not self.store.check([verdict]):
+            time.sleep(0.05)
+            if time.monotonic() > end:
+                self.store.compare_set(verdict, "", "some")  # unless the last one came in this moment
+        return self.store.get(verdict) == b"all"
 
     def free_memory(self) -> int:
         """Bytes that this process can still take."""
@@ -178,12 +192,17 @@ def _name(device: torch.device) -> str:
     return f"{torch.get_num_threads()} threads" if device.type == "cpu" else device.type
 
 
-def _precision(device: torch.device, dtype: str) -> tuple[str, str]:
+def asked_precision(dtype: str) -> str:
+    """The name in DTYPES of what a flag asks for, or else NANOCHAT_DTYPE; or auto."""
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
-    if asked != "auto":
-        name = {str(full).removeprefix("torch."): short for short, full in DTYPES.items()}.get(asked, asked)
-        if name not in DTYPES:
-            raise ValueError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}")
+    name = {str(full).removeprefix("torch."): short for short, full in DTYPES.items()}.get(asked, asked)
+    if name not in ("auto", *DTYPES):
+        raise ValueError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}")
+    return name
+
+
+def _precision(device: torch.device, dtype: str) -> tuple[str, str]:
+    if (name := asked_precision(dtype)) != "auto":
         return name, "as asked"
     if device.type == "cuda":
         if torch.cuda.get_device_capability(device) >= (8, 0):

@@ -177,7 +177,7 @@ def memory(
 
 def cost(flops: float, ranks: int, accelerator: Accelerator, dtype: str, measured: tuple | None = None) -> str:
     """Time and dollars; n/a where a rate or price is not known. measured: FLOP/s of a rank, and of which run."""
-    name, peak, dollars = f"{ranks}x{accelerator.name}", accelerator.peak(dtype), accelerator.dollars
+    name, peak = f"{ranks}x{accelerator.name}", accelerator.peak(dtype)
     if not peak and not measured:
         return f"time n/a, dollars n/a: no {dtype} peak rate is known of {name}"
     rate, source = (measured[0], f"measured: run {measured[1]}") if measured else (peak * ASSUMED_MFU, "assumed")
@@ -185,5 +185,9 @@ def cost(flops: float, ranks: int, accelerator: Accelerator, dtype: str, measure
     how = f"{rate / 1e9:,.0f} GFLOP/s each ({source}), MFU n/a"
     if peak:
         how = f"{100 * rate / peak:.3g}% MFU ({source}) of {peak / 1e12:,.0f} TFLOP/s each"
-    price = f"{dollars * ranks * seconds / 3600:,.2f} at {dollars:.2f} an hour each" if dollars else "n/a"
-    return f"time {duration(seconds)} on {name}, {how}; dollars {price}"
+    return f"time {duration(seconds)} on {name}, {how}; {price(seconds, ranks, accelerator)}"
+
+
+def price(seconds: float, ranks: int, accelerator: Accelerator) -> str:
+    rate = accelerator.dollars
+    return f"dollars {rate * ranks * seconds / 3600:,.2f} at {rate:.2f} an hour each" if rate else "dollars n/a"

@@ -14,6 +14,7 @@ from nanochat.report import show
 
 BYTES_PER_TOKEN = 5  # of text, at most: only to know how many shards to fetch
 MAY = {"may_change": True}
+LOOK = {"group": "evaluation", "least": -1}
 SIDE = {"may_change": True, "in_card": False}
 
 
@@ -50,7 +51,7 @@ class Config:
     target_param_data_ratio: float = option(-1.0, "tokens for each parameter; 12 if none is given", group="horizon")
 
     device_batch_size: str = option("auto", "rows at once on a device, auto: the most that fit", group="batch", **MAY)
-    total_batch_size: Count = option(-1, "tokens of a step; -1: from the horizon", group="batch", unit="TOKENS")
+    total_batch_size: Count = option(-1, "of a step; -1: from the horizon", group="batch", least=1, unit="TOKENS")
 
     embedding_lr: float = option(0.3, "AdamW, before scaling by batch and width", group="optimizer", least=0)
     unembedding_lr: float = option(0.008, "AdamW, before scaling by batch and width", group="optimizer", least=0)
@@ -70,11 +71,11 @@ class Config:
     lanes: Count = option(64, "streams the data is dealt into, a multiple of the ranks", group="data", in_card=False)
     overflow: str = option("carry", "the end of a text too long for its row: carry, or crop", group="data")
 
-    eval_every: Count = option(250, "steps between validations; 0: at the ends; -1: none", group="evaluation", least=-1)
-    eval_bytes: Count = option(-1, "of validation text; -1: 20 MB, on a CPU 500 kB", group="evaluation", unit="BYTES")
-    core_metric_every: Count = option(-1, "steps between estimates; 0: at the end; -1: none", group="evaluation", **MAY)
+    eval_every: Count = option(250, "steps between validations; 0: at the ends; -1: none", **LOOK)
+    eval_bytes: Count = option(-1, "of validation; -1: 20 MB, on a CPU 500 kB", **LOOK | {"least": 1}, unit="BYTES")
+    core_metric_every: Count = option(-1, "steps between estimates; 0: at the end; -1: none", **LOOK, **MAY)
     core_metric_max_per_task: Count = option(500, "items of a task, 0: all", group="evaluation", least=0, **MAY)
-    sample_every: Count = option(2000, "steps between samples; 0: at the end; -1: none", group="evaluation", **MAY)
+    sample_every: Count = option(2000, "steps between samples; 0: at the end; -1: none", **LOOK, **MAY)
 
     save_every: Count = option(1000, "steps between them; -1: only the last", group="checkpoints", least=-1, **SIDE)
     keep_last: Count = option(2, "newest checkpoints to keep", group="checkpoints", least=0, **SIDE)

@@ -1,7 +1,6 @@
 """Runs of scripts.base_train on a little text, forked or under torchrun, and what they leave."""
 
 import json
-import os
 import resource
 import runpy
 import shutil
@@ -9,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,11 +104,11 @@ def files_of(folder: Path, step: int = STEPS) -> dict[str, bytes]:
 # ---- what is done to a process before its run ----
 
 
-class SignalAfter:
-    """The process gets a signal once it has written down a step: it ends with the one after."""
+class After:
+    """Something happens once the process has written down a step."""
 
-    def __init__(self, step: int, number: int):
-        self.step, self.number = step, number
+    def __init__(self, step: int, happens: Callable[..., Any], *arguments: Any):
+        self.step, self.happens, self.arguments = step, happens, arguments
 
     def __call__(self) -> None:
         from nanochat.log import MetricLog
@@ -118,9 +118,30 @@ class SignalAfter:
         def watched(log: MetricLog, **metrics: Any) -> None:
             write(log, **metrics)
             if metrics["step"] == self.step and "train/loss" in metrics:
-                os.kill(os.getpid(), self.number)
+                self.happens(*self.arguments)
 
         MetricLog.write = watched
+
+
+class SignalAfter(After):
+    """The process gets a signal: it ends with the step after."""
+
+    def __init__(self, step: int, number: int):
+        super().__init__(step, signal.raise_signal, number)
+
+
+class InFp8:
+    """--fp8 does what it does, also where nothing multiplies in 8 bits."""
+
+    def __init__(self, then: Callable | None = None):
+        self.then = then
+
+    def __call__(self) -> None:
+        from nanochat import fp8
+
+        fp8.convert = partial(fp8.convert, min_dim=32, emulated=True)
+        if self.then:
+            self.then()
 
 
 def impatient() -> None:

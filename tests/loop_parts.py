@@ -51,9 +51,19 @@ class Rows:
 
     wait_seconds = 0.0
 
-    def __init__(self, runtime: Runtime = ALONE, targets: Callable[[int], int] = lambda row: LENGTH, batches: int = 0):
+    def __init__(
+        self,
+        runtime: Runtime = ALONE,
+        targets: Callable[[int], int] = lambda row: LENGTH,
+        batches: int = 0,
+        idle: Sequence[int] = (),
+    ):
         self.rank, self.ranks, self.targets, self.batches = runtime.rank, runtime.world_size, targets, batches
-        self.taken = 0
+        self.taken, self.idle_steps = 0, idle
+
+    @property
+    def idle(self) -> bool:
+        return self.taken in self.idle_steps
 
     @property
     def progress(self) -> float:

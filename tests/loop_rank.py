@@ -3,6 +3,7 @@
 What came of it is left in `folder`: models as CASE.safetensors, what this rank saw as RANK.json.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nanochat import loop
+from nanochat import runtime as runtime_module
 from nanochat.objectives import next_token
 from nanochat.runtime import Runtime, setup
 
@@ -45,6 +47,12 @@ class Cases:
         self.train("masked", device_batch=1, source=Rows(self.runtime, uneven), clip=0.1)
         # Some ranks have no gradients to send in their backward.
         self.train("skipping", objective=skipping, source=Rows(self.runtime, every_other))
+
+        model, kept = small_model(), []
+        keep = loop.every(1, lambda state: kept.append([p.detach().clone() for p in model.parameters()]), at_start=True)
+        self.train("idle", model=model, source=Rows(self.runtime, idle=[1, 3]), hooks=[keep], steps=4)
+        alike = [all(map(torch.equal, one, other)) for one, other in itertools.pairwise(kept)]
+        self.seen["idle"]["unchanged"] = alike
 
     def not_finite(self, case: str, **options: Any) -> None:
         """All ranks have to find out, at the same step and soon."""
@@ -115,6 +123,26 @@ class Cases:
         self.train("stop", steps=10, hooks=hooks)
         self.seen["stop"]["acts"] = acts
 
+    def failing(self, case: str, ranks: int, at: int) -> None:
+        """A look fails on so many ranks, elsewhere only once they have lost patience."""
+        acts: list[tuple[str, int]] = []
+
+        def fail(state: loop.State) -> None:
+            if self.runtime.rank >= ranks:
+                time.sleep(2 * runtime_module.PATIENCE)
+            raise KeyError("planted")
+
+        runtime_module.PATIENCE = 30.0 if ranks == self.runtime.world_size else 0.3
+        # A collective, as saving is.
+        save = loop.every(
+            0, lambda state: acts.append(("saved", sum(self.runtime.everyones(state.step)))), at_stop=True
+        )
+        start = time.perf_counter()
+        try:
+            train(self.folder / case, self.runtime, hooks=[loop.every(at, fail), save])
+        except KeyError:
+            self.seen[case] = {"acts": acts, "seconds": time.perf_counter() - start}
+
 
 def main(folder: Path) -> None:
     with setup("cpu", "fp32") as runtime:
@@ -126,4 +154,6 @@ def main(folder: Path) -> None:
         cases.half_precision()
         cases.clock()
         cases.stop()
+        cases.failing("all fail", runtime.world_size, at=2)
+        cases.failing("some fail", 1, at=1)
     (folder / f"{runtime.rank}.json").write_text(json.dumps(cases.seen))

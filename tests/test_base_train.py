@@ -114,6 +114,11 @@ def test_settings_that_cannot_be_are_one_sentence(base):
         "--target-flops=1e9": "--num-iterations=20 and --target-flops=1e+09 are 2 horizons: keep one of them",
         "--device-type=gpu": "--device-type=gpu is not on this machine, take one of ",
         "--attention=magic": "--attention=magic is not known, take one of auto, ",
+        "--total-batch-size=0": "--total-batch-size has to be 1 or more, not 0",
+        "--total-batch-size=-4096": "--total-batch-size has to be 1 or more, not -4096",
+        "--eval-bytes=0": "--eval-bytes has to be 1 or more, not 0",
+        "--eval-bytes=-7": "--eval-bytes has to be 1 or more, not -7",
+        "--sample-every=-7": "--sample-every has to be -1 or more, not -7",
         "--dtype=fp12": "precision fp12 is not known, take one of auto, bf16, fp16, fp32",
     }.items():
         assert base.refused("never", flag).startswith(sentence)

@@ -111,11 +111,39 @@ def test_what_is_not_known_of_hardware_is_not_available(tmp_path, monkeypatch):
     plan = draw(D24, TOKENIZER)
     lines = estimate(plan, D24, *parse_named("8xQ9000"))
     assert lines[-1] == "time n/a, dollars n/a: no bf16 peak rate is known of 8xQ9000"
-    assert "dollars n/a" in estimate(plan, D24, 1, find("A100"))[-1]
-    timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=90.0)
-    assert estimate(draw(timed, TOKENIZER), timed, 8, find("H100"))[-1] == "time 90 s, as asked"
+    assert "dollars n/a" in estimate(plan, D24, 1, find("L40S"))[-1]
     small = estimate(plan, D24, 1, Accelerator("small", memory=4))
     assert small[1] == "that is more than 4 GB: take --checkpointing, or more ranks"
+
+
+def test_what_a_clock_ends_has_a_price():
+    timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=90.0)
+    plan, h100 = draw(timed, TOKENIZER), find("H100")
+    told = f"time 90 s on 8xH100, as asked; dollars {8 * 3 * 90 / 3600:.2f} at 3.00 an hour each"
+    assert estimate(plan, timed, 8, h100)[-1] == told
+    assert estimate(plan, timed, 1, find("T4"))[-1] == "time 90 s on 1xT4, as asked; dollars n/a"
+
+
+def test_the_precision_of_a_plan_is_that_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    monkeypatch.delenv("NANOCHAT_DTYPE", raising=False)
+    plan = draw(D24, TOKENIZER)
+
+    def of(accelerator: str, dtype: str = "auto") -> str:
+        return estimate(plan, replace(D24, dtype=dtype), 8, find(accelerator))[-1]
+
+    assert "(assumed) of 989 TFLOP/s each" in of("H100")
+    assert of("H100", "bfloat16") == of("H100", "bf16") == of("H100")
+    assert "(assumed) of 495 TFLOP/s each" in of("H100", "float32")
+    assert "(assumed) of 8 TFLOP/s each" in of("T4")  # without bf16 it trains in fp32
+    assert "(assumed) of 65 TFLOP/s each" in of("T4", "fp16")
+    assert "no bf16 peak rate is known of 8xT4" in of("T4", "bf16")
+    for wrong in ("fp12", "memory", "dollars"):
+        with pytest.raises(ValueError, match=rf"^precision {wrong} is not known, take one of auto, bf16, fp16, fp32$"):
+            of("H100", wrong)
+    monkeypatch.setenv("NANOCHAT_DTYPE", "float16")
+    assert of("T4") == of("T4", "fp16")
+    assert of("T4", "fp32") != of("T4")
 
 
 def left_by_a_run(tag: str, depth: int, gpus: str, speed: float | str, **config) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from base_runs import TIMES, Base, SignalAfter, _stage, files_of
 from forks import Forked
 
@@ -184,6 +185,17 @@ def test_the_entries_of_the_tables(runs, whole):
     runs.run("epoch", "--num-iterations=-1", "--num-epochs=0.1", "--eval-every=-1", "--examples-per-step=8")
     facts = runs.outcome("epoch")["metrics"]
     assert facts["Number of iterations"] == int(facts["Training questions"] // 8 * 0.1) > 0
+
+
+def test_where_all_answers_are_alike_nothing_is_learned(runs):
+    """Also on ranks that hear only from each other that there is nothing to learn."""
+    for tag, ranks in (("alike", 1), ("alike-2", 2)):
+        said = runs.run(tag, "--top-k=1", "--eval-every=-1", ranks=ranks)
+        assert "nan" not in said
+        assert [*map(float, re.findall(r"rl/groups_that_teach (\S+)", said))] == [0] * STEPS
+        weights = (load(runs.of(name), step).model_tensors() for name, step in (("parent", 3), (tag, STEPS)))
+        assert all(torch.equal(*pair) for pair in zip(*(map(one.get, sorted(one)) for one in weights), strict=True))
+        assert runs.losses(tag) == [0] * STEPS
 
 
 def test_what_cannot_be_is_one_sentence(runs):

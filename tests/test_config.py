@@ -16,6 +16,7 @@ class Config:
     heat: float = option(0.5, "how hot", group="oven")
     fan: bool = option(False, "with air", group="oven")
     size: Count | None = option(None, "None: as the parent", group="oven")
+    racks: Count = option(-1, "-1: as many as there are", group="oven", least=1)
     shape: Literal["round", "square"] = option("round", "of the tin", group="oven")
 
     def __post_init__(self):
@@ -87,6 +88,12 @@ def test_bad_values_name_their_flag(words, flag):
 
 def test_a_config_checks_itself():
     assert refusal("--heat=2") == "--heat has to be at most 1, not 2.0"
+
+
+def test_less_than_the_least_is_refused_but_for_the_default():
+    assert [parse(Config, [f"--racks={number}"]).racks for number in (-1, 1, 7)] == [-1, 1, 7]
+    for number in (0, -2):
+        assert refusal(f"--racks={number}") == f"--racks has to be 1 or more, not {number}"
 
 
 def test_help_is_grouped_with_defaults_and_units(capsys):

@@ -56,6 +56,15 @@ def test_peaks_are_flops_a_second_or_none():
     assert Accelerator("Q9").peak("fp32") is None
 
 
+def test_the_precision_where_nobody_asks():
+    assert {name: find(name).precision for name in ("T4", "H100", "B200")} == {
+        "T4": "fp32",
+        "H100": "bf16",
+        "B200": "bf16",
+    }
+    assert Accelerator("Q9").precision == "bf16"
+
+
 def test_named_hardware():
     assert parse_named("8xH100") == (8, find("H100"))
     assert parse_named("h200") == (1, find("H200"))

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,7 @@ from loop_parts import (
 )
 
 from nanochat import loop
+from nanochat.fp8 import Float8Linear, convert, refresh
 from nanochat.hardware import find
 from nanochat.objectives import next_token
 from nanochat.runtime import setup
@@ -208,6 +210,32 @@ def test_a_signal_within_the_last_steps_lets_the_run_end(runtime, tmp_path):
     assert (state.step, state.stop, acts) == (3, "", [("save", 3)])
 
 
+@BOTH
+@pytest.mark.parametrize("step", [2, 7], ids=["midway", "at the end"])
+def test_a_hook_that_fails_ends_the_run_but_it_is_saved_before(runtime, step, tmp_path, capsys):
+    acts, (tell, look, after, save) = noted(tell=(1, {}), look=(2, {}), after=(1, {}), save=(4, {"at_stop": True}))
+
+    def fail(state):
+        acts.append(("fail", state.step))
+        if state.step == step:
+            raise KeyError("planted")
+
+    saved = replace(save, act=lambda state: (save.act(state), states.append(replace(state))))
+    states, hooks = [], [tell, look, replace(look, act=fail), after, saved]
+    with pytest.raises(KeyError, match="planted"):
+        train(tmp_path / "fails", runtime, steps=7, hooks=hooks)
+    assert acts[-4:] == [("tell", step), ("look", step), ("fail", step), ("save", step)]
+    assert f"a look failed after step {step}: the same command goes on from there" in capsys.readouterr().out
+    # Who goes on looks again; where nothing was trained since, there is nothing to save.
+    for fails in (True, False):
+        del acts[:]
+        hooks[2] = replace(look, act=fail) if fails else look
+        with pytest.raises(KeyError) if fails else nullcontext():
+            train(tmp_path / f"again {fails}", runtime, steps=7, hooks=hooks, state=replace(states[-1]))
+        assert acts[:2] == [("tell", step), ("look", step)]
+        assert (("save", step) in acts) is (not fails and step == 7)
+
+
 def test_hooks_find_the_model_in_its_evaluation_mode_and_steps_do_not(tmp_path):
     model, modes = small_model(), []
 
@@ -219,6 +247,19 @@ def test_hooks_find_the_model_in_its_evaluation_mode_and_steps_do_not(tmp_path):
     train(tmp_path, model=model, objective=objective, hooks=hooks, steps=2)
     assert modes == [("hook", False), ("step", True), ("step", True), ("hook", False)]
     assert model.training
+
+
+def test_copies_in_fp8_follow_the_weights(tmp_path):
+    """Made anew after each step; the same plan without that is a mistake that would show."""
+    for follow in (True, False):
+        model = small_model()
+        assert len(convert(model, min_dim=32, emulated=True)[0]) > 4
+        layers = [module for module in model.modules() if isinstance(module, Float8Linear)]
+        after = {"after_step": lambda model=model: refresh(model)} if follow else {}
+        train(tmp_path / f"{follow}", model=model, device_batch=4, steps=2, **after)
+        for layer in layers:
+            pairs = zip(layer.quantized, layer._copies(), strict=True)  # numbers in fp8 cannot be compared
+            assert all(torch.equal(copy.float(), fresh.float()) for copy, fresh in pairs) is follow
 
 
 # ---- what it tells ----
@@ -275,13 +316,15 @@ def test_the_largest_device_batch(monkeypatch):
     monkeypatch.setattr(loop, "CPU_TOKENS", 3 * LENGTH)
     assert loop.largest_device_batch(model, next_token, batch, machine) == 2
 
-    def limited(net, part):
-        if len(part[0]) > 3:
-            raise torch.OutOfMemoryError("planted")
-        return next_token(net, part)
+    ahead, many = Small(AHEAD.device, ALONE.dtype, ALONE.attention), tuple(part.repeat(6, 1) for part in batch)
+    for rows, limit, fit in ((8, 3, 2), (48, 17, 16), (48, 15, 12), (48, 1, 1), (48, 48, 48)):
 
-    ahead = Small(AHEAD.device, ALONE.dtype, ALONE.attention)  # where it is tried
-    assert loop.largest_device_batch(model, limited, batch, ahead) == 2
+        def limited(net, part, limit=limit):  # where it is tried
+            if len(part[0]) > limit:
+                raise torch.OutOfMemoryError("planted")
+            return next_token(net, part)
+
+        assert loop.largest_device_batch(model, limited, tuple(part[:rows] for part in many), ahead) == fit
     assert all(p.grad is None for p in model.parameters())
 
 

@@ -66,6 +66,15 @@ def test_the_number_of_ranks_does_not_matter(count, ranks, plain, tmp_path):
 
 
 @COUNTS
+def test_a_step_that_teaches_nothing_leaves_the_weights_alone(count, ranks, tmp_path):
+    assert all(one["idle"]["unchanged"] == [True, False, True, False] for one in ranks[count].seen)
+    alone = train(tmp_path, source=Rows(ALONE, idle=[1, 3]), steps=4)
+    assert furthest(load_file(ranks[count].folder / "idle.safetensors"), alone.parameters) < EXACT
+    told = [(record["step"], record["train/loss"], record["train/grad_norm"]) for record in alone.records]
+    assert [step for step, loss, norm in told if loss == norm == 0] == [1, 3]
+
+
+@COUNTS
 def test_what_is_not_finite_on_one_rank_stops_all(count, ranks):
     for case, told in (("nan loss", "the loss is nan"), ("infinite gradient", "the gradient's norm is (nan|inf)")):
         seen = [seen[case] for seen in ranks[count].seen]
@@ -107,3 +116,11 @@ def test_ranks_end_by_one_clock(count, ranks):
 def test_a_signal_to_one_rank_stops_all_at_one_step(count, ranks):
     stops = [seen["stop"] for seen in ranks[count].seen]
     assert all((one["step"], one["stop"], one["acts"]) == (3, "a signal", [["saved", 3]]) for one in stops)
+
+
+@COUNTS
+def test_a_look_that_fails_on_all_ranks_is_saved_before_and_on_some_it_hangs_nobody(count, ranks):
+    for case, acts in (("all fail", [["saved", 2 * count]]), ("some fail", [])):
+        seen = [seen[case] for seen in ranks[count].seen]
+        assert all(one["acts"] == acts for one in seen)
+        assert max(one["seconds"] for one in seen) < 10

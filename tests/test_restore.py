@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from base_runs import STEPS, Base, FileLimit, SignalAfter, files_of, impatient, no_room
+from base_runs import STEPS, After, Base, FileLimit, InFp8, SignalAfter, files_of, impatient, no_room
+from bundles import world_tasks, write_bundle
 from conftest import ROOT
 
 from nanochat.checkpoint import hold, load, steps
@@ -72,6 +74,45 @@ def test_seven_and_six_and_seven_steps_are_twenty(base):
         assert not (base.of("parts") / "outcome.json").exists()
     base.run("parts", before=SignalAfter(STEPS, signal.SIGUSR1))  # too late to stop anything
     assert_as_straight(base, "parts")
+
+
+def test_in_fp8_too_parts_are_the_whole(base):
+    """Copies of the weights in 8 bits are not saved: a run that trained by stale ones would go on as another."""
+    assert "fp8: " in base.run("fp8", "--fp8", before=InFp8())
+    base.run("fp8-parts", "--fp8", before=InFp8(SignalAfter(6, signal.SIGTERM)))
+    assert steps(base.of("fp8-parts"))[-1] == 7
+    base.run("fp8-parts", "--fp8", before=InFp8())
+    assert base.losses("fp8-parts") == base.losses("fp8") != base.losses("straight")
+    assert files_of(base.of("fp8-parts")) == files_of(base.of("fp8"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_compiled_and_in_bf16_too_parts_are_the_whole(ranks, base):
+    flags, whole, parts = ("--compile", "--dtype=bf16"), f"compiled-{ranks}", f"compiled-parts-{ranks}"
+    base.start(whole, *flags, ranks=ranks).done(140)  # seconds: it compiles
+    base.start(parts, *flags, ranks=ranks, before=SignalAfter(6, signal.SIGTERM)).done(140)
+    assert steps(base.of(parts))[-1] == 7
+    base.start(parts, *flags, ranks=ranks).done(140)
+    assert base.losses(parts) == base.losses(whole) != base.losses("straight")
+    assert files_of(base.of(parts)) == files_of(base.of(whole))
+
+
+def test_a_look_that_fails_costs_no_step(base):
+    """What the CORE metric reads is lost while the model trains; who goes on makes it anew, and looks again."""
+    write_bundle(base.folder / "mirror", world_tasks(7))
+    flags = ("--core-metric-every=7", "--core-metric-max-per-task=6", "--save-every=-1")
+    hub = {"NANOCHAT_HUB": str(base.folder / "mirror")}
+    for step in (7, STEPS):
+        lost = After(step, shutil.rmtree, base.folder / "core_prompts")
+        job = base.start("failed", *flags, before=lost, **hub)
+        assert job.codes() == [1]
+        assert job.err().endswith(".npz: No such file or directory\n")
+        assert steps(base.of("failed"))[-1] == step
+        assert not (base.of("failed") / "outcome.json").exists()
+    assert "step 00020 | CORE metric" in base.run("failed", *flags, **hub)
+    assert [line["step"] for line in base.metrics("failed") if "core_metric" in line] == [7, 14, STEPS]
+    assert files_of(base.of("failed")) == files_of(base.of("straight"))
 
 
 def test_the_command_itself_stopped_and_killed_at_random_moments(base):

@@ -1,5 +1,6 @@
 """Rollouts against plain twins; the engine is real where its samples matter, else answers are made up."""
 
+import itertools
 import json
 import math
 import random
@@ -183,6 +184,7 @@ def test_groups_that_earned_the_same_are_left_out(kind, reward):
     assert len(batch[0]) == 1
     assert (batch[1] == -1).all()
     assert source.told["rl/groups_that_teach"] == 0
+    assert source.idle
     model = lively(CONFIGS["reference"] | {"vocab_size": 300})
     loss, count = PolicyGradient()(model, batch)
     loss.backward()
@@ -338,6 +340,18 @@ def test_what_cannot_be():
 # ---- learning ----
 
 
+def learn(folder, model, source, objective, steps, look) -> list[dict]:
+    """The records of some steps of training, after each of which `look` is given the optimizer."""
+    rates = {"unembedding_lr": 0.02, "embedding_lr": 0.1, "scalar_lr": 0.05, "matrix_lr": 0.02}
+    scales = {"batch_scale": 1.0, "width": 768, "matrix_weight_decay": 0.0}
+    optimizer = Optimizer(build_groups(model.named_parameters(), learning_rates=rates, **scales), 0, 1)
+    plan = loop.Plan(16, 1.0, schedules.pretraining(0, 0.0, 0.0), steps=steps)
+    hooks = [loop.every(1, lambda state: look(optimizer))]
+    with MetricLog(folder) as log:
+        loop.train(model, source, objective, optimizer, plan, hooks, ALONE, log, loop.State())
+    return list(log.read())
+
+
 @pytest.mark.parametrize(("advantage", "loss"), [("mean", "plain"), ("std", "clip")])
 def test_it_learns_what_is_rewarded(advantage, loss, tmp_path):
     """To say a certain letter: a few dozen steps are enough."""
@@ -345,16 +359,29 @@ def test_it_learns_what_is_rewarded(advantage, loss, tmp_path):
     model.init_weights(1)
     options = {"advantage": advantage, "epochs": 10, "sampling": {"temperature": 1.0, "top_k": 0, "max_new_tokens": 6}}
     source = rollouts(engine, Words(8, reward=lambda text: float("m" in text)), examples=4, samples=8, **options)
-    rates = {"unembedding_lr": 0.02, "embedding_lr": 0.1, "scalar_lr": 0.05, "matrix_lr": 0.02}
-    scales = {"batch_scale": 1.0, "width": 768, "matrix_weight_decay": 0.0}
-    optimizer = Optimizer(build_groups(model.named_parameters(), learning_rates=rates, **scales), 0, 1)
-    plan = loop.Plan(16, 1.0, schedules.pretraining(0, 0.0, 0.0), steps=24)
     rewards, objective = [], PolicyGradient(loss)
-    hooks = [loop.every(1, lambda state: rewards.append(source.told["rl/reward"]), at_end=True)]
-    with MetricLog(tmp_path) as log:
-        loop.train(model, source, objective, optimizer, plan, hooks, ALONE, log, loop.State())
+    records = learn(tmp_path, model, source, objective, 24, lambda _: rewards.append(source.told["rl/reward"]))
     print(rewards)
     assert sum(rewards[:3]) / 3 < 0.4
     assert sum(rewards[-3:]) / 3 > 0.9
     assert objective.take_gap(ALONE) < 1e-5
-    assert math.isfinite(json.loads(log.path.read_text().splitlines()[-1])["train/loss"])
+    assert math.isfinite(records[-1]["train/loss"])
+
+
+def test_a_step_in_which_no_group_teaches_changes_nothing(tmp_path):
+    """Neither weights nor states, though momentum of the steps before would."""
+    model, engine = real_engine(depth=1)
+    source = rollouts(engine, Words(reward=lambda text: len(text) * (source._step not in (1, 2))))
+    kept, objective = [], PolicyGradient(kl=0.1, reference=lively(CONFIGS["reference"] | vars(model.config)))
+
+    def keep(optimizer):
+        states = {f"{name} {key}": state for name, kinds in optimizer.state_tensors() for key, state in kinds.items()}
+        everything = states | dict(model.named_parameters())
+        kept.append({name: tensor.detach().clone() for name, tensor in everything.items()})
+        objective.take_gap(ALONE)
+
+    records = learn(tmp_path, model, source, objective, 4, keep)
+    same = [all(torch.equal(one[name], other[name]) for name in one) for one, other in itertools.pairwise(kept)]
+    assert same == [True, True, False]
+    assert [record["train/loss"] == record["train/grad_norm"] == 0 for record in records] == [False, True, True, False]
+    assert source.progress == 4 / 5
