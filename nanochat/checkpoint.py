@@ -139,13 +139,17 @@ class Saver:
     def save(
         self, step: int, model_tensors: dict[str, torch.Tensor], optimizer_tensors: Iterable, record: dict[str, Any]
     ) -> None:
-        """Copy all of it and return; waits for the save before it, and raises what went wrong there.
+        """Copy all of it and return; waits for the save before it. If that one failed, this one is waited for as well.
 
         model_tensors, and record, which is JSON with at least the keys RECORD, count on rank 0. optimizer_tensors:
         (name, states) of the parameters this rank is to write, each is written by one rank. A step that this object
         saved is left alone.
         """
-        self.wait()
+        failed = False
+        try:
+            self.wait()
+        except OSError:  # which was said; by now there may be room
+            failed = True
         if step == self.saved:
             return
         assert self.rank or record.keys() >= RECORD, RECORD - record.keys()
@@ -158,6 +162,8 @@ class Saver:
         writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
         self._job = writer.submit(self._run, step, tensors, dict.fromkeys(states, file), json.dumps(record), copied)
         writer.shutdown(wait=False)
+        if failed:
+            self.wait()
 
     def wait(self) -> None:
         """Until the last save is on disk. What went wrong is raised on every rank, as an OSError if it is the disk."""
@@ -169,7 +175,11 @@ class Saver:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self.wait()
+        try:
+            self.wait()
+        except OSError:
+            if not any(exception):  # it was said, and must not hide what ends the run
+                raise
 
     def _run(self, step: int, tensors: dict[str, dict], owned: dict[str, str], record: str, copied: Any) -> None:
         if copied:
@@ -179,7 +189,11 @@ class Saver:
         self._tell(f"{self.rank}", lambda: [_write_files(part, tensors), owned], size=size)
         if self.rank == 0:
             self._tell("published", lambda: self._publish(part, step, json.loads(record)))
-        _value(self._hear("published"))
+        try:
+            _value(self._hear("published"))
+        except OSError as error:
+            print0(f"checkpoint: {error}")  # at once: who waits for this job may come a thousand steps later
+            raise
         self.saved = step
 
     def _sweep(self) -> None:

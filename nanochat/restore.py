@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,8 @@ def keeping(
         try:
             yield save
         except FloatingPointError as error:
-            saver.wait()
+            with suppress(OSError):  # which was said: this is not what ends the run
+                saver.wait()
             there = steps(folder)
             kept = f"the checkpoint of step {there[-1]:,} is kept" if there else "no checkpoint was saved before"
             raise FloatingPointError(f"{error}; {kept} in {folder}") from None

@@ -110,7 +110,8 @@ class SignalAfter:
     def __init__(self, step: int, number: int):
         self.step, self.number = step, number
 
-    def __call__(self) -> None:
+    def __call__(self, act: Callable = lambda: None) -> None:
+        """act: what is done before."""
         from nanochat.log import MetricLog
 
         write = MetricLog.write
@@ -118,6 +119,7 @@ class SignalAfter:
         def watched(log: MetricLog, **metrics: Any) -> None:
             write(log, **metrics)
             if metrics["step"] == self.step and "train/loss" in metrics:
+                act()
                 os.kill(os.getpid(), self.number)
 
         MetricLog.write = watched
@@ -135,11 +137,14 @@ def no_room() -> None:
 
 
 class FileLimit:
-    """No file may become larger than so many bytes: what a full disk does to a save."""
+    """No file may become larger than so many bytes, until a signal comes: what a full disk does to a save."""
 
-    def __init__(self, size: int):
-        self.size = size
+    def __init__(self, size: int, until: SignalAfter | None = None):
+        self.size, self.until = size, until
 
     def __call__(self) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.size))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, limits[1]))
+        if self.until:
+            self.until(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits))

@@ -215,10 +215,18 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(base):
     base.run("full", before=SignalAfter(6, signal.SIGTERM))
     before = files_of(base.of("full"), 7)
     said = base.refused("full", code=1, before=FileLimit(200_000))
-    assert said.startswith("step 9 is not saved: [Errno 27] File too large")
+    assert said.startswith("step 12 is not saved: [Errno 27] File too large")  # 9 was not saved before
     assert files_of(base.of("full"), 7) == before
     base.run("full")
     assert_as_straight(base, "full")
+
+
+def test_a_run_on_a_disk_that_was_full_for_a_while_can_be_stopped(base):
+    said = base.run("full-for-a-while", before=FileLimit(200_000, until=SignalAfter(4, signal.SIGTERM)))
+    assert "checkpoint: step 3 is not saved: [Errno 27] File too large" in said
+    assert steps(base.of("full-for-a-while")) == [5]
+    base.run("full-for-a-while")
+    assert_as_straight(base, "full-for-a-while")
 
 
 def test_room_is_looked_for_before_the_first_step(base):
