@@ -133,8 +133,6 @@ class Saver:
         # Ranks make and use their savers alike, so these counts agree on all of them, and no key is used twice.
         self._key, self._saves = f"{folder}/{self._store.add(f'{folder}/savers of rank {rank}', 1)}", 0
         self._job: Future | None = None
-        if rank == 0:  # all ranks meet before one of them saves
-            self._sweep()
 
     def save(
         self, step: int, model_tensors: dict[str, torch.Tensor], optimizer_tensors: Iterable, record: dict[str, Any]
@@ -196,11 +194,6 @@ class Saver:
             raise
         self.saved = step
 
-    def _sweep(self) -> None:
-        """Remove what has no final name: of saves that died, of steps that are not kept."""
-        for stale in (*self.folder.glob("step_*.tmp-*"), *self.folder.glob("latest.tmp-*")):
-            stale.unlink() if stale.is_symlink() else shutil.rmtree(stale, ignore_errors=True)
-
     def _publish(self, part: Path, step: int, record: dict[str, Any]) -> None:
         """When all ranks have written: the manifest, the final name, `latest`, and old steps go."""
         answers, home = [self._hear(f"{rank}") for rank in range(self.world_size)], _home(self.folder, step)
@@ -210,7 +203,7 @@ class Saver:
                 manifest["files"].update(files)
                 manifest["optimizer"].update(owned)
             write_json(part / MANIFEST, manifest | {"sha256": _seal(manifest)})
-            if home.exists():  # damaged, or of a course that was given up
+            if home.exists():  # damaged, or of a run that was stopped there and goes on
                 home.rename(home.with_suffix(".tmp-replaced"))
             publish_folder(part, home)
             link = self.folder / "latest.tmp-link"
@@ -220,9 +213,9 @@ class Saver:
             for old in done[: -self.keep_last] if self.keep_last else []:
                 if not self.keep_every or old % self.keep_every:  # renamed first: half of it must not look whole
                     _home(self.folder, old).rename(_home(self.folder, old).with_suffix(".tmp-old"))
-            self._sweep()
+            _sweep(self.folder)
         except OSError as error:
-            self._sweep()
+            _sweep(self.folder)
             check_free_space(self.folder, sum(answer["size"] for answer in answers), f"step {step:,}")
             raise OSError(f"step {step:,} is not saved: {error}") from error
 
@@ -311,7 +304,10 @@ def check_free_space(folder: Path, needed: int, what: str = "a checkpoint") -> N
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Keep a run's folder from other runs, until this process ends at the latest; ValueError if one has it."""
+    """Keep a run's folder from other runs, until this process ends at the latest; ValueError if one has it.
+
+    First it puts in order what a process that was killed has left half done there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         try:
@@ -320,7 +316,22 @@ def hold(folder: Path) -> Iterator[None]:
             raise ValueError(f"another run is at work in {folder}: wait for its end, or take another --tag") from None
         except OSError as error:  # some shared file systems have no locks
             print0(f"{folder} cannot be locked ({error}): see that no other run uses it")
+        _sweep(folder)
         yield
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what has no final name: of saves that died, of steps that are not kept.
+
+    A step that was to be replaced, and was not, gets its name back.
+    """
+    for stale in (*folder.glob("step_*.tmp-*"), *folder.glob("latest.tmp-*")):
+        if stale.suffix == ".tmp-replaced" and not (home := stale.with_suffix("")).exists():
+            stale.rename(home)
+        elif stale.is_symlink():
+            stale.unlink()
+        else:
+            shutil.rmtree(stale, ignore_errors=True)
 
 
 # ---- random numbers ----

@@ -23,11 +23,10 @@ TESTS = Path(__file__).parent
 # ---- the end of a process at any moment ----
 
 
-@pytest.mark.parametrize("before", [0, 1])
-def test_kill_9_after_anything_a_save_does(before, tmp_path, python):
-    done = python(
-        str(TESTS / "checkpoint_crashes.py"), str(tmp_path / "run"), str(before), PYTHONPATH=str(TESTS.parent)
-    )
+@pytest.mark.parametrize("before", ["nothing", "100", "200"])
+def test_kill_9_after_anything_a_save_of_step_200_does(before, tmp_path, python):
+    words = str(TESTS / "checkpoint_crashes.py"), str(tmp_path / "run"), *before.replace("nothing", "").split()
+    done = python(*words, PYTHONPATH=str(TESTS.parent))
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     assert int(re.search(r"points (\d+)", done.stdout)[1]) >= 50
