@@ -134,8 +134,11 @@ def keeping(
     tokenizer. A run that broke down learns where it can go on from.
     """
     about |= {"config": fixed_settings(config), "dtype": runtime.dtype_name, "model": dataclasses.asdict(model.config)}
-    copies = config.keep_last + 1  # the one that is being written besides
+    copies = max(1, config.keep_last + 1 - len(steps(folder)))  # one is written before one goes
     check_free_space(folder, copies * sum(12 * p.numel() for p in model.parameters()), "the checkpoints of this run")
+    if config.keep_every or not config.keep_last:
+        keeps = f"--keep-every={config.keep_every}" if config.keep_last else "--keep-last=0"
+        print0(f"checkpoints: there is room for {copies}; what {keeps} keeps besides is not counted")
 
     def save(state: Any) -> None:
         states = merge(runtime.everyones(source.state_dict()))

@@ -132,8 +132,14 @@ def impatient() -> None:
     interrupt.ECHO_SECONDS = 0.2
 
 
-def no_room() -> None:
-    shutil.disk_usage = lambda path: SimpleNamespace(free=1000)
+class Room:
+    """So many bytes are free on the disk."""
+
+    def __init__(self, free: int):
+        self.free = free
+
+    def __call__(self) -> None:
+        shutil.disk_usage = lambda path: SimpleNamespace(free=self.free)
 
 
 class FileLimit:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from base_runs import STEPS, Base, FileLimit, SignalAfter, files_of, impatient, no_room
+from base_runs import STEPS, Base, FileLimit, Room, SignalAfter, files_of, impatient
 from conftest import ROOT
 
 from nanochat.checkpoint import hold, load, steps
@@ -230,6 +230,15 @@ def test_a_run_on_a_disk_that_was_full_for_a_while_can_be_stopped(base):
 
 
 def test_room_is_looked_for_before_the_first_step(base):
-    said = base.refused("crowded", code=1, before=no_room)
-    assert re.match(rf"{base.of('crowded')} has no room for the checkpoints of this run: it takes [\d.]+ MB, ", said)
-    assert base.metrics("crowded") == []
+    folder = base.copy("straight", "crowded")
+    sentence = rf"{folder} has no room for the checkpoints of this run: it takes ([\d.]+) MB, "
+    said = base.refused("crowded", code=1, before=Room(1000))
+    size = float(re.match(sentence, said)[1])  # of one, where all are kept
+    assert base.metrics("crowded") == base.metrics("straight")
+    room = Room(int(1.5e6 * size))
+    said = base.refused("crowded", "--resume=never", "--keep-last=2", code=1, before=room)
+    assert float(re.match(sentence, said)[1]) == pytest.approx(3 * size, abs=0.2)
+    base.copy("straight", "roomy")  # what is there is to go as others come
+    said = base.run("roomy", "--resume=15", "--keep-last=2", "--keep-every=10", before=room)
+    assert "checkpoints: there is room for 1; what --keep-every=10 keeps besides is not counted\n" in said
+    assert steps(base.of("roomy")) == [18, 20]
