@@ -140,8 +140,8 @@ class Saver:
         """Copy all of it and return; waits for the save before it. If that one failed, this one is waited for as well.
 
         model_tensors, and record, which is JSON with at least the keys RECORD, count on rank 0. optimizer_tensors:
-        (name, states) of the parameters this rank is to write, each is written by one rank. A step that this object
-        saved is left alone.
+        (name, states) of the parameters this rank is to write, each is written by one rank; they may be gathered on
+        the way. A step that this object saved is left alone.
         """
         failed = False
         try:
@@ -151,14 +151,17 @@ class Saver:
         if step == self.saved:
             return
         assert self.rank or record.keys() >= RECORD, RECORD - record.keys()
-        states, file = dict(optimizer_tensors), f"optimizer-{self.rank:05d}.safetensors"
-        of_states = {f"{name}/{key}": state[key] for name, state in states.items() for key in state}
-        tensors = {file: of_states} | ({MODEL: model_tensors} if self.rank == 0 else {})
-        tensors = {file: {name: _copy(tensor) for name, tensor in inside.items()} for file, inside in tensors.items()}
+        file, owned = f"optimizer-{self.rank:05d}.safetensors", {}
+        tensors: dict[str, dict[str, torch.Tensor]] = {file: {}}
+        for name, states in optimizer_tensors:  # each is copied before the next is made: the device has room for few
+            owned[name] = file
+            tensors[file] |= {f"{name}/{key}": _copy(state) for key, state in states.items()}
+        if self.rank == 0:
+            tensors[MODEL] = {name: _copy(tensor) for name, tensor in model_tensors.items()}
         copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         self._saves += 1
         writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
-        self._job = writer.submit(self._run, step, tensors, dict.fromkeys(states, file), json.dumps(record), copied)
+        self._job = writer.submit(self._run, step, tensors, owned, json.dumps(record), copied)
         writer.shutdown(wait=False)
         if failed:
             self.wait()
