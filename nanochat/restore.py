@@ -146,7 +146,7 @@ def keeping(
         saver.save(state.step, model.state_dict(), optimizer.state_tensors(), record)
 
     saver = Saver(folder, runtime.rank, runtime.world_size, config.keep_last, config.keep_every, runtime.store)
-    with signals(), saver:  # until the last checkpoint is written, none ends the process
+    with signals(), saver:  # until the last checkpoint is written, the first does not end the process
         try:
             yield save
         except FloatingPointError as error:
