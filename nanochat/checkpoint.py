@@ -133,31 +133,38 @@ class Saver:
         # Ranks make and use their savers alike, so these counts agree on all of them, and no key is used twice.
         self._key, self._saves = f"{folder}/{self._store.add(f'{folder}/savers of rank {rank}', 1)}", 0
         self._job: Future | None = None
-        if rank == 0:  # all ranks meet before one of them saves
-            self._sweep()
 
     def save(
         self, step: int, model_tensors: dict[str, torch.Tensor], optimizer_tensors: Iterable, record: dict[str, Any]
     ) -> None:
-        """Copy all of it and return; waits for the save before it, and raises what went wrong there.
+        """Copy all of it and return; waits for the save before it. If that one failed, this one is waited for as well.
 
         model_tensors, and record, which is JSON with at least the keys RECORD, count on rank 0. optimizer_tensors:
-        (name, states) of the parameters this rank is to write, each is written by one rank. A step that this object
-        saved is left alone.
+        (name, states) of the parameters this rank is to write, each is written by one rank; they may be gathered on
+        the way. A step that this object saved is left alone.
         """
-        self.wait()
+        failed = False
+        try:
+            self.wait()
+        except OSError:  # which was said; by now there may be room
+            failed = True
         if step == self.saved:
             return
         assert self.rank or record.keys() >= RECORD, RECORD - record.keys()
-        states, file = dict(optimizer_tensors), f"optimizer-{self.rank:05d}.safetensors"
-        of_states = {f"{name}/{key}": state[key] for name, state in states.items() for key in state}
-        tensors = {file: of_states} | ({MODEL: model_tensors} if self.rank == 0 else {})
-        tensors = {file: {name: _copy(tensor) for name, tensor in inside.items()} for file, inside in tensors.items()}
+        file, owned = f"optimizer-{self.rank:05d}.safetensors", {}
+        tensors: dict[str, dict[str, torch.Tensor]] = {file: {}}
+        for name, states in optimizer_tensors:  # each is copied before the next is made: the device has room for few
+            owned[name] = file
+            tensors[file] |= {f"{name}/{key}": _copy(state) for key, state in states.items()}
+        if self.rank == 0:
+            tensors[MODEL] = {name: _copy(tensor) for name, tensor in model_tensors.items()}
         copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         self._saves += 1
         writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
-        self._job = writer.submit(self._run, step, tensors, dict.fromkeys(states, file), json.dumps(record), copied)
+        self._job = writer.submit(self._run, step, tensors, owned, json.dumps(record), copied)
         writer.shutdown(wait=False)
+        if failed:
+            self.wait()
 
     def wait(self) -> None:
         """Until the last save is on disk. What went wrong is raised on every rank, as an OSError if it is the disk."""
@@ -169,7 +176,11 @@ class Saver:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self.wait()
+        try:
+            self.wait()
+        except OSError:
+            if not any(exception):  # it was said, and must not hide what ends the run
+                raise
 
     def _run(self, step: int, tensors: dict[str, dict], owned: dict[str, str], record: str, copied: Any) -> None:
         if copied:
@@ -179,13 +190,12 @@ class Saver:
         self._tell(f"{self.rank}", lambda: [_write_files(part, tensors), owned], size=size)
         if self.rank == 0:
             self._tell("published", lambda: self._publish(part, step, json.loads(record)))
-        _value(self._hear("published"))
+        try:
+            _value(self._hear("published"))
+        except OSError as error:
+            print0(f"checkpoint: {error}")  # at once: who waits for this job may come a thousand steps later
+            raise
         self.saved = step
-
-    def _sweep(self) -> None:
-        """Remove what has no final name: of saves that died, of steps that are not kept."""
-        for stale in (*self.folder.glob("step_*.tmp-*"), *self.folder.glob("latest.tmp-*")):
-            stale.unlink() if stale.is_symlink() else shutil.rmtree(stale, ignore_errors=True)
 
     def _publish(self, part: Path, step: int, record: dict[str, Any]) -> None:
         """When all ranks have written: the manifest, the final name, `latest`, and old steps go."""
@@ -196,7 +206,7 @@ class Saver:
                 manifest["files"].update(files)
                 manifest["optimizer"].update(owned)
             write_json(part / MANIFEST, manifest | {"sha256": _seal(manifest)})
-            if home.exists():  # damaged, or of a course that was given up
+            if home.exists():  # damaged, or of a run that was stopped there and goes on
                 home.rename(home.with_suffix(".tmp-replaced"))
             publish_folder(part, home)
             link = self.folder / "latest.tmp-link"
@@ -206,9 +216,9 @@ class Saver:
             for old in done[: -self.keep_last] if self.keep_last else []:
                 if not self.keep_every or old % self.keep_every:  # renamed first: half of it must not look whole
                     _home(self.folder, old).rename(_home(self.folder, old).with_suffix(".tmp-old"))
-            self._sweep()
+            _sweep(self.folder)
         except OSError as error:
-            self._sweep()
+            _sweep(self.folder)
             check_free_space(self.folder, sum(answer["size"] for answer in answers), f"step {step:,}")
             raise OSError(f"step {step:,} is not saved: {error}") from error
 
@@ -297,7 +307,10 @@ def check_free_space(folder: Path, needed: int, what: str = "a checkpoint") -> N
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Keep a run's folder from other runs, until this process ends at the latest; ValueError if one has it."""
+    """Keep a run's folder from other runs, until this process ends at the latest; ValueError if one has it.
+
+    First it puts in order what a process that was killed has left half done there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         try:
@@ -306,7 +319,22 @@ def hold(folder: Path) -> Iterator[None]:
             raise ValueError(f"another run is at work in {folder}: wait for its end, or take another --tag") from None
         except OSError as error:  # some shared file systems have no locks
             print0(f"{folder} cannot be locked ({error}): see that no other run uses it")
+        _sweep(folder)
         yield
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what has no final name: of saves that died, of steps that are not kept.
+
+    A step that was to be replaced, and was not, gets its name back.
+    """
+    for stale in (*folder.glob("step_*.tmp-*"), *folder.glob("latest.tmp-*")):
+        if stale.suffix == ".tmp-replaced" and not (home := stale.with_suffix("")).exists():
+            stale.rename(home)
+        elif stale.is_symlink():
+            stale.unlink()
+        else:
+            shutil.rmtree(stale, ignore_errors=True)
 
 
 # ---- random numbers ----

@@ -13,13 +13,19 @@ from nanochat.log import is_main_rank
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ECHO_SECONDS = 3.0  # torchrun hands a terminal's Ctrl-C on to ranks that have had it already
 
+_heard: list[list[str]] = []  # by the `signals` that is open, if one is: a process has one set of handlers
+
 
 @contextmanager
 def signals() -> Iterator[list[str]]:
     """The names of the signals that asked this process to stop; the second one ends it at once.
 
-    A thread hears them: Python's own handlers wait while the main thread waits, for a device or for another rank.
+    Inside another it is the same: which one heard the first signal does not matter to the second. A thread hears them:
+    Python's own handlers wait while the main thread waits, for a device or for another rank.
     """
+    if _heard:
+        yield _heard[0]
+        return
     asked: list[str] = []
     ear, mouth = os.pipe()
     os.set_blocking(mouth, False)
@@ -42,9 +48,11 @@ def signals() -> Iterator[list[str]]:
     threading.Thread(target=listen, name="nanochat-signals", daemon=True).start()
     old_mouth = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
     before = {number: signal.signal(number, lambda *_: None) for number in STOPPING}
+    _heard.append(asked)
     try:
         yield asked
     finally:
+        _heard.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(old_mouth)

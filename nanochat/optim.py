@@ -131,8 +131,6 @@ class _Stack:
             wholes = {state: self._whole(tensor[chunk]) for state, (tensor, _, _) in self.states.items()}
             if (self.number + chunk) % self.ranks != self.rank:
                 continue
-            if self.ranks > 1:  # room on the device is for training
-                wholes = {state: whole.cpu() for state, whole in wholes.items()}
             for at, (name, _) in enumerate(self.members[chunk * self.per_chunk :][: self.per_chunk]):
                 saved = {} if self.steps is None else {"step": self.steps[chunk]}
                 for state, (_, shape, slot) in self.states.items():
@@ -281,11 +279,12 @@ class Optimizer:
         self.zero_grad()
 
     def state_tensors(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, states) of the parameters that this rank is to save, each whole; all ranks call it.
+        """(name, states) of the parameters that this rank is to save, each whole; all ranks call it, to its end.
 
-        Collectives are over when it returns. Views of the live state: copied before the next step, or spoilt.
+        Ranks gather them on their way, with no other collective between: who copies one before the next needs no room
+        for all. One rank's are views of the live state, spoilt by the next step.
         """
-        return iter([named for stack in self._stacks for named in stack.save()])
+        return (named for stack in self._stacks for named in stack.save())
 
     @torch.no_grad
     def load_state_tensors(self, read: Callable[[str], dict[str, Tensor]]) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +134,11 @@ def keeping(
     tokenizer. A run that broke down learns where it can go on from.
     """
     about |= {"config": fixed_settings(config), "dtype": runtime.dtype_name, "model": dataclasses.asdict(model.config)}
-    copies = config.keep_last + 1  # the one that is being written besides
+    copies = max(1, config.keep_last + 1 - len(steps(folder)))  # one is written before one goes
     check_free_space(folder, copies * sum(12 * p.numel() for p in model.parameters()), "the checkpoints of this run")
+    if config.keep_every or not config.keep_last:
+        keeps = f"--keep-every={config.keep_every}" if config.keep_last else "--keep-last=0"
+        print0(f"checkpoints: there is room for {copies}; what {keeps} keeps besides is not counted")
 
     def save(state: Any) -> None:
         states = merge(runtime.everyones(source.state_dict()))
@@ -143,11 +146,12 @@ def keeping(
         saver.save(state.step, model.state_dict(), optimizer.state_tensors(), record)
 
     saver = Saver(folder, runtime.rank, runtime.world_size, config.keep_last, config.keep_every, runtime.store)
-    with signals(), saver:  # until the last checkpoint is written, none ends the process
+    with signals(), saver:  # until the last checkpoint is written, the first does not end the process
         try:
             yield save
         except FloatingPointError as error:
-            saver.wait()
+            with suppress(OSError):  # which was said: this is not what ends the run
+                saver.wait()
             there = steps(folder)
             kept = f"the checkpoint of step {there[-1]:,} is kept" if there else "no checkpoint was saved before"
             raise FloatingPointError(f"{error}; {kept} in {folder}") from None

@@ -110,7 +110,8 @@ class After:
     def __init__(self, step: int, happens: Callable[..., Any], *arguments: Any):
         self.step, self.happens, self.arguments = step, happens, arguments
 
-    def __call__(self) -> None:
+    def __call__(self, act: Callable = lambda: None) -> None:
+        """act: what is done before."""
         from nanochat.log import MetricLog
 
         write = MetricLog.write
@@ -118,6 +119,7 @@ class After:
         def watched(log: MetricLog, **metrics: Any) -> None:
             write(log, **metrics)
             if metrics["step"] == self.step and "train/loss" in metrics:
+                act()
                 self.happens(*self.arguments)
 
         MetricLog.write = watched
@@ -151,16 +153,25 @@ def impatient() -> None:
     interrupt.ECHO_SECONDS = 0.2
 
 
-def no_room() -> None:
-    shutil.disk_usage = lambda path: SimpleNamespace(free=1000)
+class Room:
+    """So many bytes are free on the disk."""
+
+    def __init__(self, free: int):
+        self.free = free
+
+    def __call__(self) -> None:
+        shutil.disk_usage = lambda path: SimpleNamespace(free=self.free)
 
 
 class FileLimit:
-    """No file may become larger than so many bytes: what a full disk does to a save."""
+    """No file may become larger than so many bytes, until a signal comes: what a full disk does to a save."""
 
-    def __init__(self, size: int):
-        self.size = size
+    def __init__(self, size: int, until: SignalAfter | None = None):
+        self.size, self.until = size, until
 
     def __call__(self) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.size))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, limits[1]))
+        if self.until:
+            self.until(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits))

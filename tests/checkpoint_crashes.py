@@ -1,6 +1,6 @@
 """Saves in children that are killed, one after each thing they do to the disk; prints how many points there were.
 
-Arguments: a folder, and whether (1, 0) a checkpoint is in it before the save that is killed.
+Arguments: a folder, and the steps whose checkpoints are in it before the save that is killed, of step 200.
 """
 
 import builtins
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from checkpoints import check, names, save
 
-from nanochat.checkpoint import Saver, newest
+from nanochat.checkpoint import Saver, hold, newest
 
 CALLS = "fsync rename replace mkdir symlink unlink rmdir".split()
 
@@ -88,16 +88,17 @@ def in_child(act: Callable[[], None]) -> int:
 
 
 def save_step(folder: Path, step: int, act: int = 0) -> None:
-    saver = Saver(folder, keep_last=1)
-    if act:
-        die_after(act)
-    save(saver, step)
-    saver.wait()
+    with hold(folder):
+        saver = Saver(folder, keep_last=1)
+        if act:
+            die_after(act)
+        save(saver, step)
+        saver.wait()
 
 
-def main(folder: Path, before: int) -> None:
+def main(folder: Path, earlier: list[int]) -> None:
     torch.set_num_threads(1)
-    template, earlier = folder.with_name("template"), [100][:before]
+    template = folder.with_name("template")
     template.mkdir()
     for step in earlier:
         save_step(template, step)
@@ -108,7 +109,8 @@ def main(folder: Path, before: int) -> None:
         if end == 0:
             break
         assert end == -signal.SIGKILL, (act, end)
-        found = newest(folder)
+        with hold(folder):  # as a run does before it looks
+            found = newest(folder)
         assert (found and found.step) in {*(earlier or [None]), 200}, (act, found)
         if found:
             check(found)
@@ -122,4 +124,4 @@ def main(folder: Path, before: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), [int(step) for step in sys.argv[2:]])

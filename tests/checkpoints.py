@@ -51,4 +51,4 @@ def check(checkpoint: Checkpoint) -> None:
 
 
 def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+    return {path.name for path in folder.iterdir()} - {"lock"}

@@ -5,7 +5,7 @@ import math
 import re
 
 import pytest
-from base_runs import Base
+from base_runs import Base, FileLimit
 
 from nanochat.checkpoint import steps
 from nanochat.report import show
@@ -102,6 +102,10 @@ def test_divergence_ends_the_run_and_keeps_the_checkpoint(base, ranks):
     assert said.endswith(f"; the checkpoint of step {last} is kept in {base.of(tag)}")
     assert steps(base.of(tag)) == list(range(1, last + 1))
     assert all(math.isfinite(loss) for loss in base.losses(tag))
+    # The one save before it fails, which is not what ends the run.
+    said = base.refused(f"{tag}-full", *flags, f"--save-every={last}", code=1, ranks=ranks, before=FileLimit(100_000))
+    assert said.startswith(match[0])
+    assert said.endswith(f"; no checkpoint was saved before in {base.of(f'{tag}-full')}")
 
 
 def test_settings_that_cannot_be_are_one_sentence(base):

@@ -127,6 +127,15 @@ def test_save_returns_before_anything_is_published_and_what_it_saves_is_of_that_
     check(newest(tmp_path))
 
 
+def test_each_state_is_copied_before_the_next_is_made(tmp_path):
+    buffer = torch.empty(3, 5)  # stands for the memory that ranks gather into
+    states = ((name, {"m": buffer.fill_(number)}) for number, name in enumerate("abc"))
+    with Saver(tmp_path) as saver:
+        saver.save(100, {}, states, record_of(100))
+    read = [load(tmp_path, 100).optimizer_state(name)["m"].unique().tolist() for name in "abc"]
+    assert read == [[0], [1], [2]]
+
+
 def test_one_save_is_in_flight_and_the_next_waits_for_it(tmp_path):
     store = torch.distributed.HashStore()
     ranks = [Saver(tmp_path, rank, 2, store=store) for rank in range(2)]
@@ -301,6 +310,13 @@ def test_a_copy_from_the_gpu_is_of_the_moment_of_the_call(tmp_path):
         checkpoint = load(tmp_path, step)
         for read in (checkpoint.model_tensors()["a"], checkpoint.optimizer_state("a")["m"]):
             assert read.unique().tolist() == [50 * step]
+    # What was gathered for it alone is given back before its copy is done, and the memory used again.
+    gathered = ((name, {"m": tensor + number}) for number, name in enumerate("abcd"))
+    with Saver(tmp_path) as saver:
+        saver.save(4, {}, gathered, record_of(4))
+        torch.zeros_like(tensor)
+    read = [load(tmp_path, 4).optimizer_state(name)["m"].unique().tolist() for name in "abcd"]
+    assert read == [[150], [151], [152], [153]]
     state = checkpoint.manifest["rng"]
     set_rng_state(state)
     first = torch.rand(3, device="cuda")

@@ -7,24 +7,26 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import check, names, save, saved
 
-from nanochat.checkpoint import Saver, check_free_space, newest
+from nanochat.checkpoint import Saver, check_free_space, newest, steps
 
 TESTS = Path(__file__).parent
 
 # ---- the end of a process at any moment ----
 
 
-@pytest.mark.parametrize("before", [0, 1])
-def test_kill_9_after_anything_a_save_does(before, tmp_path, python):
-    done = python(
-        str(TESTS / "checkpoint_crashes.py"), str(tmp_path / "run"), str(before), PYTHONPATH=str(TESTS.parent)
-    )
+@pytest.mark.parametrize("before", ["nothing", "100", "200"])
+def test_kill_9_after_anything_a_save_of_step_200_does(before, tmp_path, python):
+    words = str(TESTS / "checkpoint_crashes.py"), str(tmp_path / "run"), *before.replace("nothing", "").split()
+    done = python(*words, PYTHONPATH=str(TESTS.parent))
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     assert int(re.search(r"points (\d+)", done.stdout)[1]) >= 50
@@ -127,20 +129,52 @@ print(newest(folder).step)
     assert done.stdout.splitlines()[-1] == "300"
 
 
-def test_a_disk_that_refuses_a_write_leaves_the_old_checkpoint(tmp_path):
-    saved(tmp_path, 100)
-    saver, limits = Saver(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """To the code that writes: no file may be larger than 1,000 bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_that_refuses_a_write_leaves_the_old_checkpoint(tmp_path):
+    saved(tmp_path, 100)
+    saver = Saver(tmp_path)
+    with full_disk():
         save(saver, 200)
         with pytest.raises(OSError, match=r"step 200 is not saved: .*File too large"):
             saver.wait()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert names(tmp_path) == {"step_000100", "latest"}
     save(saver, 300)
     saver.wait()
     check(newest(tmp_path))
+
+
+def test_a_save_that_fails_is_told_at_once_and_the_next_one_tries_again(tmp_path, capfd):
+    with Saver(tmp_path) as saver:
+        with full_disk():
+            save(saver, 100)
+            while not (said := capfd.readouterr().out):  # nobody waits for this save
+                time.sleep(0.01)
+            assert re.fullmatch(r"checkpoint: step 100 is not saved: .*File too large.*\n", said)
+        save(saver, 200)  # there is room again
+        check(newest(tmp_path))
+        with full_disk():
+            save(saver, 300)
+            with pytest.raises(OSError, match="step 400 is not saved"):
+                save(saver, 400)
+    assert steps(tmp_path) == [200]
+
+
+def test_a_save_that_fails_does_not_hide_what_ends_the_run(tmp_path):
+    with full_disk(), suppress(ZeroDivisionError), Saver(tmp_path) as saver:
+        save(saver, 100)
+        raise ZeroDivisionError
+    with full_disk(), pytest.raises(OSError, match="step 200 is not saved"), Saver(tmp_path) as saver:
+        save(saver, 200)
 
 
 def test_free_space_is_checked(tmp_path):

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -27,8 +28,7 @@ with interrupt.signals() as asked:
 """
 
 
-def start(sleep: float) -> subprocess.Popen:
-    program = STEPS.replace("SLEEP", str(sleep))
+def start(program: str) -> subprocess.Popen:
     child = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
     return child
@@ -36,7 +36,7 @@ def start(sleep: float) -> subprocess.Popen:
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 def test_a_signal_waits_for_the_end_of_the_step(name):
-    child = start(1.0)
+    child = start(STEPS.replace("SLEEP", "1"))
     child.send_signal(signal.Signals[name])
     said = child.stdout.read()
     assert child.wait(30) == 0
@@ -44,9 +44,21 @@ def test_a_signal_waits_for_the_end_of_the_step(name):
 
 
 def test_an_echo_is_not_a_second_signal_but_a_later_one_is():
-    child = start(60.0)
+    child = start(STEPS.replace("SLEEP", "60"))
     child.send_signal(signal.SIGINT)
     child.send_signal(signal.SIGTERM)
+    time.sleep(0.6)
+    assert child.poll() is None
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(30) == 128 + signal.SIGTERM
+
+
+def test_a_second_signal_ends_the_last_save_too():
+    """The loop has heard the first one and is left; who saves its checkpoint listens as well."""
+    loop = textwrap.indent(STEPS.partition("0.3\n")[2].replace("SLEEP", "0"), "    ")
+    child = start(f"{STEPS.partition('with')[0]}with interrupt.signals():\n{loop}    time.sleep(60)  # saving")
+    child.send_signal(signal.SIGTERM)
+    assert [child.stdout.readline() for _ in range(2)][1] == "asked SIGTERM\n"
     time.sleep(0.6)
     assert child.poll() is None
     child.send_signal(signal.SIGTERM)

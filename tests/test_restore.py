@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
-from base_runs import STEPS, After, Base, FileLimit, InFp8, SignalAfter, files_of, impatient, no_room
+from base_runs import STEPS, After, Base, FileLimit, InFp8, Room, SignalAfter, files_of, impatient
 from bundles import world_tasks, write_bundle
 from conftest import ROOT
+from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.run import get_args_parser
 
 from nanochat.checkpoint import hold, load, steps
 
@@ -159,6 +161,13 @@ def test_one_and_two_and_four_ranks(base):
     assert (card["DDP world size"], card["Tokens seen"]) == (4, STEPS * 256)
 
 
+def test_how_long_torchrun_waits_is_as_the_page_says():
+    page = (ROOT / "docs/base_training.md").read_text(encoding="utf-8")
+    assert f"kills them {LaunchConfig(1, 1, 1).shutdown_timeout} seconds\n" in page
+    flag, seconds = re.search(r"torchrun (--shutdown-timeout=(\d+))", page).groups()
+    assert get_args_parser().parse_args([flag, "script.py"]).shutdown_timeout == int(seconds)
+
+
 def test_a_second_signal_ends_at_once(base):
     job = base.start("twice", f"--total-batch-size={2**20}", before=impatient)
     end = time.monotonic() + 30
@@ -256,13 +265,30 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(base):
     base.run("full", before=SignalAfter(6, signal.SIGTERM))
     before = files_of(base.of("full"), 7)
     said = base.refused("full", code=1, before=FileLimit(200_000))
-    assert said.startswith("step 9 is not saved: [Errno 27] File too large")
+    assert said.startswith("step 12 is not saved: [Errno 27] File too large")  # 9 was not saved before
     assert files_of(base.of("full"), 7) == before
     base.run("full")
     assert_as_straight(base, "full")
 
 
+def test_a_run_on_a_disk_that_was_full_for_a_while_can_be_stopped(base):
+    said = base.run("full-for-a-while", before=FileLimit(200_000, until=SignalAfter(4, signal.SIGTERM)))
+    assert "checkpoint: step 3 is not saved: [Errno 27] File too large" in said
+    assert steps(base.of("full-for-a-while")) == [5]
+    base.run("full-for-a-while")
+    assert_as_straight(base, "full-for-a-while")
+
+
 def test_room_is_looked_for_before_the_first_step(base):
-    said = base.refused("crowded", code=1, before=no_room)
-    assert re.match(rf"{base.of('crowded')} has no room for the checkpoints of this run: it takes [\d.]+ MB, ", said)
-    assert base.metrics("crowded") == []
+    folder = base.copy("straight", "crowded")
+    sentence = rf"{folder} has no room for the checkpoints of this run: it takes ([\d.]+) MB, "
+    said = base.refused("crowded", code=1, before=Room(1000))
+    size = float(re.match(sentence, said)[1])  # of one, where all are kept
+    assert base.metrics("crowded") == base.metrics("straight")
+    room = Room(int(1.5e6 * size))
+    said = base.refused("crowded", "--resume=never", "--keep-last=2", code=1, before=room)
+    assert float(re.match(sentence, said)[1]) == pytest.approx(3 * size, abs=0.2)
+    base.copy("straight", "roomy")  # what is there is to go as others come
+    said = base.run("roomy", "--resume=15", "--keep-last=2", "--keep-every=10", before=room)
+    assert "checkpoints: there is room for 1; what --keep-every=10 keeps besides is not counted\n" in said
+    assert steps(base.of("roomy")) == [18, 20]
