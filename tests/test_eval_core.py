@@ -9,7 +9,18 @@ import statistics
 
 import pytest
 import torch
-from bundles import COMPLETION, HARD, one_process, taught, vocabulary, world_tasks, write_bundle
+from bundles import (
+    CHOICE,
+    COMPLETION,
+    HARD,
+    CoreTask,
+    choices,
+    one_process,
+    taught,
+    vocabulary,
+    world_tasks,
+    write_bundle,
+)
 from forks import Forked
 from models import CONFIGS, lively
 from plain_core import decide
@@ -101,6 +112,23 @@ def test_in_every_configuration(name, tokenizer, prepared, tmp_path):
     model = lively(CONFIGS[name] | fields).eval()
     evaluate(model, few, one_process(), folder=tmp_path)
     assert_plain(model, tokenizer, few, tmp_path)
+
+
+def test_rows_longer_than_the_context_lie_beside_shorter_ones(tokenizer, tmp_path, monkeypatch):
+    """The branches of a row may be longer than the context together; what pads the row beside it has places too."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    dice = random.Random(seed)
+    options = [f"{' '.join(dice.choices(['red', 'blue', 'cat'], k=20))} {i}" for i in range(8)]
+    long = CoreTask("long", "hard", CHOICE, 0, 12, [choices("Which? ", *options), choices("Is it?", "yes", "no")])
+    write_bundle(tmp_path / "mirror", [*HARD, long])
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "mirror"))
+    fields = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"]}
+    few = prepare(tokenizer)
+    for context in dice.sample(range(100, 300), 3):
+        model = lively(CONFIGS["reference"] | fields | {"max_seq_len": context}).eval()
+        evaluate(model, few, one_process(), 10**6, tmp_path / str(context))
+        assert_plain(model, tokenizer, few, tmp_path / str(context))
 
 
 def test_ties_go_to_the_first(prepared, tokenizer, tmp_path):
