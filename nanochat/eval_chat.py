@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from nanochat.chat import render_prompt, shortened
+from nanochat.chat import fitted_prompt
 from nanochat.engine import Request
 from nanochat.log import Progress, print0
 
@@ -36,12 +36,12 @@ class Options:
 
 
 class Problem(NamedTuple):
-    """cut: whether the beginning of its prompt is lost, as the whole would not fit."""
+    """lost: turns that its prompt leaves out, as the whole would not fit."""
 
     number: int
     conversation: dict
     prompt: list[int]
-    cut: bool
+    lost: int
 
 
 Answered = Iterator[tuple[Problem, list[dict]]]  # this rank's problems with their completions
@@ -74,9 +74,11 @@ def evaluate(
     total, context = min(len(task), options.max_problems or len(task)), model.config.max_seq_len
     by_letter = task.kind == "categorical"
     room = context, 0 if by_letter else options.max_new_tokens
-    problems = [_problem(number, task[number], tokenizer, *room) for number in range(total)]
-    if cut := sum(problem.cut for problem in problems):
-        print0(f"{label}: {cut:,} of {total:,} prompts are longer than the context and lose their beginning")
+    chats = ((number, task[number]) for number in range(total))
+    problems = [Problem(number, chat, *fitted_prompt(chat, tokenizer, *room)) for number, chat in chats]
+    if lost := [problem.lost for problem in problems if problem.lost]:
+        about = f"{label}: {len(lost):,} of {total:,} prompts are longer than the context"
+        print0(f"{about} and lose {sum(lost):,} turns, or their beginning")
     records, right, progress = [], 0, Progress(label, "problems")
     answer, source = (_pick_letters, model) if by_letter else (_write, engine)
     answers = answer(problems, source, tokenizer, runtime, options)
@@ -87,7 +89,7 @@ def evaluate(
             for completion in completions:
                 completion["right"] = bool(next(verdicts))
             right += sum(completion["right"] for completion in completions) / len(completions)
-            about = {"problem": problem.number, "prompt": tokenizer.decode(problem.prompt), "cut": problem.cut}
+            about = {"problem": problem.number, "prompt": tokenizer.decode(problem.prompt), "cut": problem.lost > 0}
             about["answer"] = problem.conversation["messages"][-1]["content"]
             records.append({**about, "completions": completions})
         progress.update(len(records), -(-total // runtime.world_size), f"right {right / len(records):.1%}")
@@ -115,12 +117,6 @@ def chat_core(scores: Iterable[ChatScore]) -> Estimate:
     centred = [[(score.accuracy.value - score.baseline), score.accuracy.stderr, 1 - score.baseline] for score in scores]
     value = sum(above / span for above, _, span in centred) / len(centred)
     return Estimate(value, math.hypot(*(stderr / span for _, stderr, span in centred)) / len(centred))
-
-
-def _problem(number: int, conversation: dict, tokenizer: Any, context: int, answer: int) -> Problem:
-    whole = render_prompt(conversation, tokenizer)
-    prompt = shortened(whole, context, answer)
-    return Problem(number, conversation, prompt, len(prompt) < len(whole))
 
 
 def _pick_letters(problems: list[Problem], model: Any, tokenizer: Any, runtime: Any, options: Options) -> Answered:
