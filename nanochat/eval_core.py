@@ -77,13 +77,17 @@ def evaluate(
             prompts = one.load()
             found = runtime.from_first(partial(_finished, path, len(prompts.gold))) if path else None
             if found is None:
-                rows = _share(_rows(prompts, model.config.max_seq_len, task.label), runtime.rank, runtime.world_size)
+                beyond = _beyond(prompts, model.config.max_seq_len)
+                if beyond:
+                    why = "their answers do not fit into the model's context: they count as wrong"
+                    print0(f"core: {task.label}, {len(beyond):,} of {len(prompts.gold):,} items: {why}")
+                rows = _share(_rows(prompts, model.config.max_seq_len, beyond), runtime.rank, runtime.world_size)
                 score = _misses if task.kind == COMPLETION else _losses
                 told = partial(_tell, progress, done, total, runtime.world_size)
                 sums = _sums(model, rows, score, len(prompts.scored), budget or BUDGET[runtime.device.type], told)
                 if runtime.world_size > 1:
                     sums = runtime.all_sum(sums.to(runtime.device)).cpu()
-                decisions = _decide(prompts, sums, task.kind)
+                decisions = _decide(prompts, sums, task.kind, beyond)
                 found = [decision["correct"] for decision in decisions]
                 if path and runtime.rank == 0:
                     write_text(path, "".join(json.dumps(decision) + "\n" for decision in decisions))
@@ -154,19 +158,24 @@ class Row(NamedTuple):
     asks: np.ndarray
 
 
-def _rows(prompts: Prompts, longest: int, label: str) -> list[Row]:
+def _beyond(prompts: Prompts, longest: int) -> set[int]:
+    """Items with an option of which so many tokens are scored that the context has none before them."""
+    items = np.repeat(np.arange(len(prompts.options)), prompts.options)
+    return set(items[prompts.scored >= longest].tolist())
+
+
+def _rows(prompts: Prompts, longest: int, beyond: set[int]) -> list[Row]:
     rows, number = [], 0
     for item, (trunk, options, scored) in enumerate(prompts):
         asked = [(number + k, *pair) for k, pair in enumerate(zip(options, scored, strict=True)) if pair[1]]
         number += len(options)
+        if item in beyond:
+            continue
         if len(trunk) + max(map(len, options)) <= longest:
             rows += [_row(trunk, asked)] if asked else []
             continue
         # Cut from the left, options of different lengths lose different tokens: they have no trunk in common.
         for place, option, count in asked:
-            if count >= longest:
-                why = f"{label}, item {item}: {count:,} tokens are scored and the model's context is {longest:,}"
-                raise ValueError(f"{why}, which leaves none before them: take a model with a longer --max-seq-len")
             whole = np.concatenate([trunk, option])[-longest:]
             rows.append(_row(whole[:-count], [(place, whole[-count:], count)]))
     return rows
@@ -247,7 +256,7 @@ def _moved(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def _decide(prompts: Prompts, sums: Tensor, kind: str) -> list[dict[str, Any]]:
+def _decide(prompts: Prompts, sums: Tensor, kind: str, beyond: set[int]) -> list[dict[str, Any]]:
     """What the model chose of each item, with the means of its options; an option without tokens has none."""
     pairs = zip(sums.tolist(), prompts.scored.tolist(), strict=True)
     means = (total / count if count else math.nan for total, count in pairs)
@@ -255,6 +264,9 @@ def _decide(prompts: Prompts, sums: Tensor, kind: str) -> list[dict[str, Any]]:
     for item, (count, gold) in enumerate(zip(prompts.options.tolist(), prompts.gold.tolist(), strict=True)):
         own = [next(means) for _ in range(count)]
         shown = [None if math.isnan(mean) else mean for mean in own]
+        if item in beyond:
+            decisions.append({"item": item, "correct": False, "too_long": True})
+            continue
         if kind == COMPLETION:
             decisions.append({"item": item, "correct": own[0] == 0, "missed": shown[0]})
             continue

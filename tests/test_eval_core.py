@@ -171,10 +171,23 @@ def test_batches_do_not_matter_and_trunks_are_computed_once(model, prepared, tmp
     assert seen[0].numel() < 0.6 * options
 
 
-def test_what_does_not_fit_is_an_error(tokenizer, prepared):
-    fields = {"vocab_size": tokenizer.vocab_size, "max_seq_len": 8}
-    with pytest.raises(ValueError, match=r"world_\w+, item \d+: \d+ tokens are scored and the model's context is 8, "):
-        evaluate(lively(CONFIGS["reference"] | fields), prepared, one_process())
+def test_answers_that_do_not_fit_are_wrong_and_the_rest_is_as_ever(tokenizer, prepared, tmp_path, capsys):
+    fields = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"], "max_seq_len": 16}
+    model, many = lively(CONFIGS["reference"] | fields).eval(), 0
+    results = evaluate(model, prepared, one_process(), folder=tmp_path)
+    said = capsys.readouterr().out
+    for one, result in zip(prepared, results, strict=True):
+        items, found, prompts = one.task.items(0), decisions(tmp_path, one), list(one.load())
+        long = [index for index, (*_, scored) in enumerate(prompts) if max(scored) >= 16]
+        assert [index for index, ours in enumerate(found) if ours.get("too_long")] == long
+        for index, ours in enumerate(found):
+            plain = index not in long and decide(model, tokenizer, one.task, items, index)["correct"]
+            assert ours["correct"] == plain, (one.task.label, index)
+        assert result.accuracy == statistics.mean(ours["correct"] for ours in found)
+        told = f"core: {one.task.label}, {len(long)} of {len(items)} items: their answers do not fit into the model's"
+        assert (told in said) == bool(long)
+        many += len(long)
+    assert 5 < many < sum(len(one.load().gold) for one in prepared) / 2
 
 
 # ---- ranks ----
