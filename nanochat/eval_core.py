@@ -91,7 +91,9 @@ def evaluate(
                 found = [decision["correct"] for decision in decisions]
                 if path and runtime.rank == 0:
                     write_text(path, "".join(json.dumps(decision) + "\n" for decision in decisions))
-            done += one.tokens
+                done += one.tokens
+            else:
+                total -= one.tokens  # the rate is that of what is left
             results.append(Result(task.label, sum(found) / len(found), len(found), task.baseline))
             print0(_line(results[-1], task.shots))
     progress.update(total, total)

@@ -256,7 +256,9 @@ def killed_after(tasks: int, folder) -> None:
     )
 
 
-def test_a_killed_run_goes_on_with_the_task_it_was_at(model, tokenizer, prepared, bundle, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_with_the_task_it_was_at(
+    model, tokenizer, prepared, bundle, tmp_path, monkeypatch, capsys
+):
     variables = {"NANOCHAT_HUB": str(bundle / "mirror"), "NANOCHAT_BASE_DIR": str(bundle / "base")}
     assert Forked(tmp_path / "out", killed_after, 3, tmp_path / "a", **variables).codes(100) == [-9]
     there = [path.stem for path in (tmp_path / "a").iterdir()]
@@ -266,8 +268,12 @@ def test_a_killed_run_goes_on_with_the_task_it_was_at(model, tokenizer, prepared
     done = []
     decide = eval_core._decide
     monkeypatch.setattr(eval_core, "_decide", lambda *given: done.append(given) or decide(*given))
+    capsys.readouterr()
     results = evaluate(model, prepared, one_process(), folder=tmp_path / "a")
     assert len(done) == len(prepared) - 1
+    finished = prepared[[one.task.label for one in prepared].index(there[2])].tokens
+    left = sum(one.tokens for one in prepared) - finished
+    assert f"CORE: {left:,} tokens in " in capsys.readouterr().err  # whose rate the time left is told by
     assert results == evaluate(model, prepared, one_process(), folder=tmp_path / "b")
     for one in prepared:
         assert decisions(tmp_path / "a", one) == decisions(tmp_path / "b", one)
