@@ -279,12 +279,14 @@ def test_a_killed_run_goes_on_with_the_task_it_was_at(
         assert decisions(tmp_path / "a", one) == decisions(tmp_path / "b", one)
 
 
-def test_an_evaluation_is_known_by_all_it_depends_on(prepared, tokenizer):
+def test_an_evaluation_is_known_by_all_it_depends_on(prepared, tokenizer, monkeypatch):
     others = [prepare(tokenizer, 8), prepare(vocabulary(310)), prepared[:-1]]
     made = {identity(other, "weights", "fp32") for other in [prepared, *others]}
     made |= {identity(prepared, "others", "fp32"), identity(prepared, "weights", "bf16")}
     assert len(made) == 6
     assert identity(prepare(tokenizer), "weights", "fp32") in made
+    monkeypatch.setattr(eval_core, "SCORING", eval_core.SCORING + 1)
+    assert identity(prepared, "weights", "fp32") not in made
 
 
 # ---- figures ----
