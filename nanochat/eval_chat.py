@@ -5,11 +5,14 @@ that are the same for any number of ranks, and what is written has a seed of its
 """
 
 import itertools
+import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from nanochat.chat import fitted_prompt
 from nanochat.engine import Request
 from nanochat.log import Progress, print0
+from nanochat.paths import write_text
 
 AT_ONCE = 20  # problems whose answers are judged side by side, programs in as many processes
 
@@ -68,9 +72,19 @@ class ChatScore:
 
 
 def evaluate(
-    task: Any, model: Any, engine: Any, tokenizer: Any, runtime: Any, options: Options, label: str = "chat"
+    task: Any,
+    model: Any,
+    engine: Any,
+    tokenizer: Any,
+    runtime: Any,
+    options: Options,
+    label: str = "chat",
+    path: Path | None = None,
 ) -> ChatScore:
-    """All ranks call it, each answers its share, and all get the whole score; `engine` may be None for letters."""
+    """All ranks call it, each answers its share, and all get the whole score; `engine` may be None for letters.
+
+    path: of a file for the records. Until all are there, those of each rank are beside it, in the order they came in.
+    """
     total, context = min(len(task), options.max_problems or len(task)), model.config.max_seq_len
     by_letter = task.kind == "categorical"
     room = context, 0 if by_letter else options.max_new_tokens
@@ -82,23 +96,43 @@ def evaluate(
     records, right, progress = [], 0, Progress(label, "problems")
     answer, source = (_pick_letters, model) if by_letter else (_write, engine)
     answers = answer(problems, source, tokenizer, runtime, options)
-    while answered := list(itertools.islice(answers, AT_ONCE)):
-        said = [(problem.conversation, completion["text"]) for problem, written in answered for completion in written]
-        verdicts = iter(task.evaluate_all(said))
-        for problem, completions in answered:
-            for completion in completions:
-                completion["right"] = bool(next(verdicts))
-            right += sum(completion["right"] for completion in completions) / len(completions)
-            about = {"problem": problem.number, "prompt": tokenizer.decode(problem.prompt), "cut": problem.lost > 0}
-            about["answer"] = problem.conversation["messages"][-1]["content"]
-            records.append({**about, "completions": completions})
-        progress.update(len(records), -(-total // runtime.world_size), f"right {right / len(records):.1%}")
-    progress.close()
-    records = sorted(itertools.chain(*runtime.everyones(records)), key=lambda record: record["problem"])
+    with _keeper(path and path.with_suffix(f".part-{runtime.rank}.jsonl")) as keep:
+        while answered := list(itertools.islice(answers, AT_ONCE)):
+            said = [(problem.conversation, one["text"]) for problem, written in answered for one in written]
+            verdicts = iter(task.evaluate_all(said))
+            for problem, completions in answered:
+                for completion in completions:
+                    completion["right"] = bool(next(verdicts))
+                right += sum(completion["right"] for completion in completions) / len(completions)
+                about = {"problem": problem.number, "prompt": tokenizer.decode(problem.prompt), "cut": problem.lost > 0}
+                about["answer"] = problem.conversation["messages"][-1]["content"]
+                records.append({**about, "completions": completions})
+                keep(records[-1])
+            progress.update(len(records), -(-total // runtime.world_size), f"right {right / len(records):.1%}")
+        progress.close()
+        records = sorted(itertools.chain(*runtime.everyones(records)), key=lambda record: record["problem"])
+        if path and runtime.rank == 0:
+            write_text(path, "".join(map(_line, records)))
     counts = [sum(completion["right"] for completion in record["completions"]) for record in records]
     samples = len(records[0]["completions"])
     pass_at = {k: estimate([chance(samples, count, k) for count in counts]) for k in range(1, samples + 1)}
     return ChatScore(pass_at, task.baseline, records)
+
+
+@contextmanager
+def _keeper(path: Path | None) -> Iterator[Callable[[dict], None]]:
+    """A function that writes a record to a file at once, which is there until all is done: a killed run leaves it."""
+    if path is None:
+        yield lambda record: None
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        yield lambda record: print(_line(record), end="", file=file, flush=True)
+    path.unlink()
+
+
+def _line(record: dict) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def chance(samples: int, right: int, k: int) -> float:
