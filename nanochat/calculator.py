@@ -11,6 +11,7 @@ MAX_LENGTH = 200  # characters of an expression: with the limits below, also a l
 MAX_DIGITS = 40  # of a number on the way, and of its denominator
 MAX_EXPONENT = 64
 SHOWN_DIGITS = 12  # of a result that is no whole number
+SHOWN_DECIMALS = 2  # of one with many digits before the point, at least
 
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 PERCENT = re.compile(r"(\d+\.?\d*|\.\d+)\s*%(?=\s*(?:[-+*/)]|$))")  # where nothing follows that could be divided by
@@ -33,7 +34,7 @@ def calculate(expression: str) -> str:
             tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Refused(f"no expression: {error}") from None
-    return _written(_value(tree))
+    return _written(_value(tree, text))
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
@@ -55,14 +56,19 @@ OPERATORS = {
 }
 
 
-def _value(node: ast.expr) -> Fraction:
+def _value(node: ast.expr, text: str) -> Fraction:
     match node:
-        case ast.Constant(value=number) if type(number) in (int, float) and abs(number) < 10**MAX_DIGITS:
-            return Fraction(str(number))  # 0.1 is a tenth
+        case ast.Constant(value=int(number)) if type(number) is int and abs(number) < 10**MAX_DIGITS:
+            return Fraction(number)
+        case ast.Constant(value=float(number)) if abs(number) < 10**MAX_DIGITS:
+            exact = Decimal(ast.get_source_segment(text, node))  # 0.1 is a tenth
+            if abs(exact.as_tuple().exponent) >= MAX_DIGITS:  # asked before a power of ten is made of it
+                raise Refused(f"a number of more than {MAX_DIGITS} digits")
+            return Fraction(exact)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
-            values = [_value(left), _value(right)]
+            values = [_value(left, text), _value(right, text)]
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in OPERATORS:
-            values = [_value(operand)]
+            values = [_value(operand, text)]
         case ast.Call(
             func=ast.Attribute(value=ast.Constant(value=str(text)), attr="count"),
             args=[ast.Constant(value=str(part))],
@@ -83,5 +89,6 @@ def _value(node: ast.expr) -> Fraction:
 def _written(number: Fraction) -> str:
     if number.denominator == 1:
         return str(number.numerator)
-    rounded = Context(prec=SHOWN_DIGITS).divide(Decimal(number.numerator), Decimal(number.denominator))
+    digits = max(SHOWN_DIGITS, len(str(int(abs(number)))) + SHOWN_DECIMALS)
+    rounded = Context(prec=digits).divide(Decimal(number.numerator), Decimal(number.denominator))
     return f"{rounded.normalize():f}"

@@ -5,6 +5,7 @@ assistant in turn. Content is a text, or a list of parts {"type", "text"} of the
 parts that are no text.
 """
 
+import itertools
 from typing import Any
 
 ROLES = ("user", "assistant")
@@ -57,13 +58,24 @@ def render_prompt(conversation: dict, tokenizer: Any) -> list[int]:
     return [*render({"messages": asked}, tokenizer)[0], tokenizer.special_tokens["<|assistant_start|>"]]
 
 
-def shortened(prompt: list[int], context: int, answer: int) -> list[int]:
-    """The prompt, with room for an answer of so many tokens, but at most half of the context.
+def fitted_prompt(conversation: dict, tokenizer: Any, context: int, answer: int) -> tuple[list[int], int]:
+    """The prompt, with room for an answer of so many tokens, but at most half of the context; how many turns are lost.
 
-    What is lost for it stands at the beginning of the user's text.
+    The oldest go first, with what was answered; what the system says stays. Of the last one only the beginning goes,
+    which counts as a turn.
     """
-    excess = max(0, len(prompt) - max(context - answer, context // 2))
-    return prompt[:2] + prompt[2 + excess :]
+    ids, room, lost = render_prompt(conversation, tokenizer), max(context - answer, context // 2), 0
+    first = _has_system(conversation["messages"])
+    system, turns = conversation["messages"][:first], conversation["messages"][first:]
+    while len(ids) > room and len(turns) > 2:
+        turns, lost = turns[2:], lost + 2
+        ids = render_prompt({"messages": system + turns}, tokenizer)
+    if len(ids) <= room:
+        return ids, lost
+    before, _ = render({"messages": [*system, {"role": "user", "content": ""}]}, tokenizer)
+    kept = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ids, before, strict=False)))
+    kept = min(kept, room - 2)  # and how the turn ends
+    return ids[:kept] + ids[len(ids) - (room - kept) :], lost + 1
 
 
 def _has_system(messages: list) -> bool:

@@ -208,7 +208,12 @@ def _render(task: BundleTask, tokenizer: Any, most: int, path: Path) -> int:
         ids, offsets = tokenizer.encode_arrow(flat, prepend=bos)
         rows = iter(np.split(ids.astype(np.int32), offsets[1:-1]))
         for group in texts:
-            trunk, ends, counts = _split(task.kind, [next(rows) for _ in group])
+            found = [next(rows) for _ in group]
+            if task.kind == COMPLETION and _common(found) < len(found[0]):
+                number = len(options)
+                why = "the tokens of what stands before its continuation are no beginning of the whole's"
+                raise ValueError(f"{task.label}, item {number}: {why}: end its delimiter with a blank or a line break")
+            trunk, ends, counts = _split(task.kind, found)
             parts += [trunk, *ends]
             options.append(len(ends))
             scored += counts

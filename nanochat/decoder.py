@@ -12,6 +12,8 @@ from torch import Tensor
 
 from nanochat.gpt import GPT
 from nanochat.kvcache import KVCache
+from nanochat.log import print0
+from nanochat.runtime import free_memory
 
 BUCKETS = (1, 8, 32, 64, 128, 256)  # on CUDA a step takes one of these numbers of rows, and has a graph for each
 KEYS_BLOCK = 32  # how many keys a step looks at is a multiple of this, on CUDA a power of two of them
@@ -41,29 +43,43 @@ class Decoder:
         self.device = model.embed.weight.device
         self.on_cuda = self.device.type == "cuda"
         self.cache: KVCache | None = None
+        self.state: dict[str, Tensor] = {}
+        self.asked = 0  # slots: where memory is short, there are fewer
 
-    def make_room(self, slots: int, length: int) -> int:
-        """At most so many slots, fewer where memory is short, for rows of that length; how many they are."""
-        length = min(self._keys(length), self.config.max_seq_len)
-        if self.cache is not None and self.cache.slots >= slots and self.cache.length >= length:
-            return slots
-        if self.cache is not None:
-            slots, length = max(slots, self.cache.slots), max(length, self.cache.length)
-        self.cache = self.state = None  # before there are new ones
-        self.graphs: dict[tuple, Any] = {}
-        dtype = self.model.compute_dtype
-        if self.on_cuda:
-            self.pool = torch.cuda.graph_pool_handle()
-            fit = torch.cuda.mem_get_info(self.device)[0] // 2 // KVCache.slot_bytes(self.config, length, dtype)
-            slots = max(1, min(slots, fit))
-        self.cache = KVCache(self.config, slots, length, dtype, self.device)
+    def make_room(self, slots: int, length: int, kept: int = 0) -> int:
+        """At most so many slots, fewer where memory is short, for rows of that length; how many they are.
+
+        kept: how many of the first slots keep what they hold; where memory lacks for that, there are no others.
+        """
+        length, dtype = min(self._keys(length), self.config.max_seq_len), self.model.compute_dtype
+        cache, state = self.cache, self.state
+        usable = cache.slots if cache is not None and cache.length >= length else kept
+        if usable > kept and self.asked >= slots:
+            return min(slots, usable)
+        length = max(length, cache.length if cache is not None else 0)
+        self.asked = max(slots, self.asked)
+        if not kept:
+            self.cache, self.state, cache, state = None, {}, None, {}  # before there are new ones
+        fit = max(1, free_memory(self.device) // 2 // KVCache.slot_bytes(self.config, length, dtype))
+        if kept and fit <= usable:
+            return min(slots, usable)
+        if fit < self.asked:
+            print0(f"generation: {fit} rows at once and not {self.asked}, as memory is short")
+        there = min(self.asked, fit)
+        self.graphs: dict[tuple, Any] = {}  # of what was there before
+        self.pool = torch.cuda.graph_pool_handle() if self.on_cuda else None
+        self.cache = KVCache(self.config, there, length, dtype, self.device)
         sizes = {"one": 1, "positions": length, "words": self.config.vocab_size}
         kinds = {torch.float64: torch.float32} if self.device.type == "mps" else {}
         self.state = {
-            name: torch.zeros(slots, sizes[size], dtype=kinds.get(kind, kind), device=self.device)
+            name: torch.zeros(there, sizes[size], dtype=kinds.get(kind, kind), device=self.device)
             for name, (kind, size) in STATE.items()
         }
-        return slots
+        if cache is not None:
+            self.cache.take(cache, kept)
+        for name, value in state.items():
+            self.state[name][:kept, : value.shape[1]] = value[:kept]
+        return min(slots, there)
 
     def _keys(self, positions: int) -> int:
         blocks = -(-positions // KEYS_BLOCK)

@@ -4,6 +4,7 @@ A step of the decoder gives each row a token; a row that has ended makes room fo
 mean is followed here, on a GPU one step late, so that no step waits for it.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -59,10 +60,20 @@ class Completion:
     logprobs: list[float] = field(default_factory=list)
 
 
+@dataclass(eq=False)
+class Job:
+    """Requests handed in together. events: what has come of them, to be taken out; open: samples without an end yet."""
+
+    logprobs: bool
+    open: int = 0
+    events: deque[Event] = field(default_factory=deque)
+
+
 @dataclass
 class _Row:
     """A sample under way. most: tokens it may have, prompt included. forced: how many of those put in are to come."""
 
+    job: Job
     request: Request
     where: tuple[int, int]
     stop: frozenset[int]
@@ -79,7 +90,8 @@ SLOTS = {"cuda": 256, "cpu": 64}  # how many rows a kind of device runs at once
 class Engine:
     """Its weights are a copy in the model's compute_dtype, laid out for generation, as of its making or `refresh`.
 
-    slots: how many rows run at once; 0: as many as pay on the device. It runs one stream at a time.
+    slots: how many rows run at once; 0: as many as pay on the device. Jobs, and streams, may come and go while others
+    run, in one thread.
     """
 
     def __init__(self, model: GPT, tokenizer: Any, slots: int = 0):
@@ -88,6 +100,10 @@ class Engine:
         self.slots = slots or SLOTS.get(self.decoder.device.type, SLOTS["cpu"])
         self.tokenizer, self.special = tokenizer, tokenizer.special_tokens
         self.ends = frozenset(self.special[name] for name in ("<|assistant_end|>", "<|bos|>"))
+        self.rows: list[_Row] = []  # in the order of their slots
+        self.waiting: deque[_Row] = deque()
+        self.longest = 0  # tokens that a row may have
+        self.before: tuple | None = None  # the step whose tokens are not looked at yet
 
     def generate(self, requests: Sequence[Request], logprobs: bool = False) -> list[list[Completion]]:
         """The n completions of each request."""
@@ -103,33 +119,59 @@ class Engine:
                 completion.mask.append(int(sampled))
         return found
 
-    @torch.inference_mode()
     def stream(self, requests: Sequence[Request], logprobs: bool = False) -> Iterator[Event]:
-        """Events of all samples as they come, those of each in order."""
-        waiting = [row for i, request in enumerate(requests) for row in self._rows(i, request)]
-        if not waiting:
-            return
-        waiting.sort(key=lambda row: row.length)  # the longest is taken first: what memory lacks shows at once
-        slots = self.decoder.make_room(min(self.slots, len(waiting)), max(row.most for row in waiting))
-        self.rows: list[_Row] = []  # in the order of their slots
-        before = None
-        while waiting or self.rows:
-            if waiting and len(self.rows) < slots:
-                self._admit([waiting.pop() for _ in range(min(len(waiting), slots - len(self.rows)))])
-            step = list(self.rows), *self._step(logprobs)
-            step, before = (before, step) if self.decoder.on_cuda else (step, None)
-            if step is not None:
-                yield from self._follow(*step)
+        """Events of all samples as they come, those of each in order; who leaves it, cancels them."""
+        job = self.submit(requests, logprobs)
+        try:
+            while job.open:
+                self.step()
+                while job.events:
+                    yield job.events.popleft()
+        finally:
+            self.cancel(job)
 
-    def _rows(self, number: int, request: Request) -> list[_Row]:
-        context, length = self.config.max_seq_len, len(request.tokens)
+    def submit(self, requests: Sequence[Request], logprobs: bool = False) -> Job:
+        """Requests for the coming steps, behind those that wait."""
+        job = Job(logprobs)
+        rows = [row for number, request in enumerate(requests) for row in self._rows(job, number, request)]
+        rows.sort(key=lambda row: -row.length)  # what memory lacks shows at once
+        job.open = len(rows)
+        self.waiting.extend(rows)
+        self.longest = max([self.longest, *(row.most for row in rows)])
+        return job
+
+    @torch.inference_mode()
+    def cancel(self, job: Job) -> None:
+        """Its samples end where they are, and leave their slots to others."""
+        self.waiting = deque(row for row in self.waiting if row.job is not job)
+        for row in [row for row in self.rows if row.job is job]:
+            self._leave(row)
+        job.open = 0
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """A token for each row, and rows for free slots; jobs get their events, on CUDA those of the step before."""
+        if self.waiting and len(self.rows) < self.slots:
+            wanted = min(self.slots, len(self.rows) + len(self.waiting))
+            free = self.decoder.make_room(wanted, self.longest, len(self.rows)) - len(self.rows)
+            if free:
+                self._admit([self.waiting.popleft() for _ in range(free)])
+        step = (list(self.rows), *self._run()) if self.rows else None
+        step, self.before = (self.before, step) if self.decoder.on_cuda else (step, None)
+        if step is not None:
+            self._follow(*step)
+
+    def _rows(self, job: Job, number: int, request: Request) -> list[_Row]:
+        context, length, words = self.config.max_seq_len, len(request.tokens), self.config.vocab_size
+        stop = self.ends if request.stop is None else request.stop
         rules = [
             (length > 0, "has no tokens: begin it with <|bos|>"),
             (
                 length < context,
                 f"has {length:,} tokens, a prompt must be shorter than the context, {context:,}: cut it",
             ),
-            (all(0 <= token < self.config.vocab_size for token in request.tokens), "has ids beyond the vocabulary"),
+            (all(0 <= token < words for token in request.tokens), "has ids beyond the vocabulary"),
+            (all(0 <= token < words for token in stop), "stops at ids beyond the vocabulary"),
             (request.max_new_tokens > 0 and request.n > 0, "asks for no tokens: max_new_tokens and n start at 1"),
             (request.temperature >= 0 and request.top_k >= 0 and request.seed >= 0, "has a negative setting"),
             (0 < request.top_p <= 1, f"has top_p {request.top_p}: it is above 0 and at most 1"),
@@ -137,21 +179,20 @@ class Engine:
         for kept, sentence in rules:
             if not kept:
                 raise ValueError(f"request {number} {sentence}")
-        stop = self.ends if request.stop is None else request.stop
         most = min(length + request.max_new_tokens, context)
-        return [_Row(request, (number, sample), stop, most, length) for sample in range(request.n)]
+        return [_Row(job, request, (number, sample), stop, most, length) for sample in range(request.n)]
 
     def _admit(self, came: list[_Row]) -> None:
         """Into free slots. All samples of a prompt share one run of it: of the first, or of one that is still there."""
-        holders = {row.where[0]: row.slot for row in self.rows}
+        holders = {id(row.request): row.slot for row in self.rows}
         prompts, copies = {}, {}
         for row in came:
             row.slot = len(self.rows)
             self.rows.append(row)
-            if row.where[0] in holders:
-                copies.setdefault((holders[row.where[0]], row.length - 1), []).append(row.slot)
+            if (key := id(row.request)) in holders:
+                copies.setdefault((holders[key], row.length - 1), []).append(row.slot)
             else:
-                holders[row.where[0]] = row.slot
+                holders[key] = row.slot
                 prompts[row.slot] = row.request.tokens
         self.decoder.prefill(prompts)
         for (source, length), targets in copies.items():
@@ -172,31 +213,34 @@ class Engine:
             "uniform": np.random.default_rng([request.seed, row.where[1]]).random(row.most - row.length),
         }
 
-    def _step(self, logprobs: bool) -> tuple[Any, Any]:
+    def _run(self) -> tuple[Any, Any]:
         drawn = [row.request for row in self.rows if row.request.temperature]
         words = self.config.vocab_size
         ranks = max((request.top_k or words for request in drawn if request.top_k or request.top_p < 1), default=0)
         ranks = min(1 << (ranks - 1).bit_length(), words) if ranks else 0  # a graph serves more than one of them
         longest = max(row.length for row in self.rows)
+        logprobs = any(row.job.logprobs for row in self.rows)
         return self.decoder.step(len(self.rows), longest, bool(drawn), ranks, logprobs)
 
-    def _follow(self, rows: list[_Row], given: list[torch.Tensor], done: Any) -> Iterator[Event]:
+    def _follow(self, rows: list[_Row], given: list[torch.Tensor], done: Any) -> None:
         """What a step's tokens, and their log-probabilities if there are any, mean for its rows."""
         if done is not None:
             done.synchronize()
         for row, token, *logprob in zip(rows, *(column.tolist() for column in given), strict=False):  # a graph has more
-            if token < 0:
+            if token < 0 or row.slot < 0:  # it stood still, or has left since
                 continue
+            logprob = logprob * row.job.logprobs  # others may have asked for them
             sampled = row.forced == 0
             row.forced -= not sampled
             stops = sampled and token in row.stop
             row.length += not stops
             if not stops:
-                yield Event(*row.where, token, sampled, "", *logprob * sampled)
+                row.job.events.append(Event(*row.where, token, sampled, "", *logprob * sampled))
             answer = self._answer(row, token) if sampled else None
             if stops or row.length == row.most:
                 self._leave(row)
-                yield Event(*row.where, None, True, *(["stop", *logprob] if stops else ["length"]))
+                row.job.open -= 1
+                row.job.events.append(Event(*row.where, None, True, *(["stop", *logprob] if stops else ["length"])))
             elif answer is not None:
                 row.forced = len(answer := answer[: row.most - row.length])
                 self.decoder.resume(row.slot, row.length, answer)
@@ -208,6 +252,7 @@ class Engine:
             self.decoder.move(moved.slot, row.slot, moved.length)
             moved.slot = row.slot
             self.rows[row.slot] = moved
+        row.slot = -1
 
     def _answer(self, row: _Row, token: int) -> list[int] | None:
         """After a token at which the row stands still: the calculator's answer, or nothing, and the row goes on."""

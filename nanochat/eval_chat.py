@@ -5,19 +5,23 @@ that are the same for any number of ranks, and what is written has a seed of its
 """
 
 import itertools
+import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from nanochat.chat import render_prompt, shortened
+from nanochat.chat import fitted_prompt
 from nanochat.engine import Request
 from nanochat.log import Progress, print0
+from nanochat.paths import write_text
 
 AT_ONCE = 20  # problems whose answers are judged side by side, programs in as many processes
 
@@ -36,12 +40,12 @@ class Options:
 
 
 class Problem(NamedTuple):
-    """cut: whether the beginning of its prompt is lost, as the whole would not fit."""
+    """lost: turns that its prompt leaves out, as the whole would not fit."""
 
     number: int
     conversation: dict
     prompt: list[int]
-    cut: bool
+    lost: int
 
 
 Answered = Iterator[tuple[Problem, list[dict]]]  # this rank's problems with their completions
@@ -68,35 +72,67 @@ class ChatScore:
 
 
 def evaluate(
-    task: Any, model: Any, engine: Any, tokenizer: Any, runtime: Any, options: Options, label: str = "chat"
+    task: Any,
+    model: Any,
+    engine: Any,
+    tokenizer: Any,
+    runtime: Any,
+    options: Options,
+    label: str = "chat",
+    path: Path | None = None,
 ) -> ChatScore:
-    """All ranks call it, each answers its share, and all get the whole score; `engine` may be None for letters."""
+    """All ranks call it, each answers its share, and all get the whole score; `engine` may be None for letters.
+
+    path: of a file for the records. Until all are there, those of each rank are beside it, in the order they came in.
+    """
     total, context = min(len(task), options.max_problems or len(task)), model.config.max_seq_len
     by_letter = task.kind == "categorical"
     room = context, 0 if by_letter else options.max_new_tokens
-    problems = [_problem(number, task[number], tokenizer, *room) for number in range(total)]
-    if cut := sum(problem.cut for problem in problems):
-        print0(f"{label}: {cut:,} of {total:,} prompts are longer than the context and lose their beginning")
+    chats = ((number, task[number]) for number in range(total))
+    problems = [Problem(number, chat, *fitted_prompt(chat, tokenizer, *room)) for number, chat in chats]
+    if lost := [problem.lost for problem in problems if problem.lost]:
+        about = f"{label}: {len(lost):,} of {total:,} prompts are longer than the context"
+        print0(f"{about} and lose {sum(lost):,} turns, or their beginning")
     records, right, progress = [], 0, Progress(label, "problems")
     answer, source = (_pick_letters, model) if by_letter else (_write, engine)
     answers = answer(problems, source, tokenizer, runtime, options)
-    while answered := list(itertools.islice(answers, AT_ONCE)):
-        said = [(problem.conversation, completion["text"]) for problem, written in answered for completion in written]
-        verdicts = iter(task.evaluate_all(said))
-        for problem, completions in answered:
-            for completion in completions:
-                completion["right"] = bool(next(verdicts))
-            right += sum(completion["right"] for completion in completions) / len(completions)
-            about = {"problem": problem.number, "prompt": tokenizer.decode(problem.prompt), "cut": problem.cut}
-            about["answer"] = problem.conversation["messages"][-1]["content"]
-            records.append({**about, "completions": completions})
-        progress.update(len(records), -(-total // runtime.world_size), f"right {right / len(records):.1%}")
-    progress.close()
-    records = sorted(itertools.chain(*runtime.everyones(records)), key=lambda record: record["problem"])
+    with _keeper(path and path.with_suffix(f".part-{runtime.rank}.jsonl")) as keep:
+        while answered := list(itertools.islice(answers, AT_ONCE)):
+            said = [(problem.conversation, one["text"]) for problem, written in answered for one in written]
+            verdicts = iter(task.evaluate_all(said))
+            for problem, completions in answered:
+                for completion in completions:
+                    completion["right"] = bool(next(verdicts))
+                right += sum(completion["right"] for completion in completions) / len(completions)
+                about = {"problem": problem.number, "prompt": tokenizer.decode(problem.prompt), "cut": problem.lost > 0}
+                about["answer"] = problem.conversation["messages"][-1]["content"]
+                records.append({**about, "completions": completions})
+                keep(records[-1])
+            progress.update(len(records), -(-total // runtime.world_size), f"right {right / len(records):.1%}")
+        progress.close()
+        records = sorted(itertools.chain(*runtime.everyones(records)), key=lambda record: record["problem"])
+        if path and runtime.rank == 0:
+            write_text(path, "".join(map(_line, records)))
     counts = [sum(completion["right"] for completion in record["completions"]) for record in records]
     samples = len(records[0]["completions"])
     pass_at = {k: estimate([chance(samples, count, k) for count in counts]) for k in range(1, samples + 1)}
     return ChatScore(pass_at, task.baseline, records)
+
+
+@contextmanager
+def _keeper(path: Path | None) -> Iterator[Callable[[dict], None]]:
+    """A function that writes a record to a file at once, which is there until all is done: a killed run leaves it."""
+    if path is None:
+        yield lambda record: None
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        yield lambda record: print(_line(record), end="", file=file, flush=True)
+    path.unlink()
+
+
+def _line(record: dict) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def chance(samples: int, right: int, k: int) -> float:
@@ -115,12 +151,6 @@ def chat_core(scores: Iterable[ChatScore]) -> Estimate:
     centred = [[(score.accuracy.value - score.baseline), score.accuracy.stderr, 1 - score.baseline] for score in scores]
     value = sum(above / span for above, _, span in centred) / len(centred)
     return Estimate(value, math.hypot(*(stderr / span for _, stderr, span in centred)) / len(centred))
-
-
-def _problem(number: int, conversation: dict, tokenizer: Any, context: int, answer: int) -> Problem:
-    whole = render_prompt(conversation, tokenizer)
-    prompt = shortened(whole, context, answer)
-    return Problem(number, conversation, prompt, len(prompt) < len(whole))
 
 
 def _pick_letters(problems: list[Problem], model: Any, tokenizer: Any, runtime: Any, options: Options) -> Answered:

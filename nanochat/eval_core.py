@@ -28,6 +28,7 @@ from nanochat.paths import write_text
 
 # Tokens of a batch, by device type. On a CPU larger ones fall out of its caches, and are slower.
 BUDGET = {"cpu": 1024, "cuda": 65_536, "mps": 16_384}
+SCORING = 1  # to be raised with every change to decisions: those of before are then made anew
 ESTIMATE = 500  # items of a task that an estimate while training takes
 
 
@@ -57,7 +58,7 @@ def core_metric(results: Sequence[Result]) -> tuple[float, float]:
 
 def identity(prepared: Sequence[Prepared], *facts: Any) -> str:
     """A hash of the bundle, the tokenizer and whatever else the decisions depend on."""
-    return hashlib.sha256(json.dumps([[one.key for one in prepared], facts]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([SCORING, [one.key for one in prepared], facts]).encode()).hexdigest()
 
 
 def evaluate(
@@ -77,17 +78,23 @@ def evaluate(
             prompts = one.load()
             found = runtime.from_first(partial(_finished, path, len(prompts.gold))) if path else None
             if found is None:
-                rows = _share(_rows(prompts, model.config.max_seq_len, task.label), runtime.rank, runtime.world_size)
+                beyond = _beyond(prompts, model.config.max_seq_len)
+                if beyond:
+                    why = "their answers do not fit into the model's context: they count as wrong"
+                    print0(f"core: {task.label}, {len(beyond):,} of {len(prompts.gold):,} items: {why}")
+                rows = _share(_rows(prompts, model.config.max_seq_len, beyond), runtime.rank, runtime.world_size)
                 score = _misses if task.kind == COMPLETION else _losses
                 told = partial(_tell, progress, done, total, runtime.world_size)
                 sums = _sums(model, rows, score, len(prompts.scored), budget or BUDGET[runtime.device.type], told)
                 if runtime.world_size > 1:
                     sums = runtime.all_sum(sums.to(runtime.device)).cpu()
-                decisions = _decide(prompts, sums, task.kind)
+                decisions = _decide(prompts, sums, task.kind, beyond)
                 found = [decision["correct"] for decision in decisions]
                 if path and runtime.rank == 0:
                     write_text(path, "".join(json.dumps(decision) + "\n" for decision in decisions))
-            done += one.tokens
+                done += one.tokens
+            else:
+                total -= one.tokens  # the rate is that of what is left
             results.append(Result(task.label, sum(found) / len(found), len(found), task.baseline))
             print0(_line(results[-1], task.shots))
     progress.update(total, total)
@@ -154,19 +161,24 @@ class Row(NamedTuple):
     asks: np.ndarray
 
 
-def _rows(prompts: Prompts, longest: int, label: str) -> list[Row]:
+def _beyond(prompts: Prompts, longest: int) -> set[int]:
+    """Items with an option of which so many tokens are scored that the context has none before them."""
+    items = np.repeat(np.arange(len(prompts.options)), prompts.options)
+    return set(items[prompts.scored >= longest].tolist())
+
+
+def _rows(prompts: Prompts, longest: int, beyond: set[int]) -> list[Row]:
     rows, number = [], 0
     for item, (trunk, options, scored) in enumerate(prompts):
         asked = [(number + k, *pair) for k, pair in enumerate(zip(options, scored, strict=True)) if pair[1]]
         number += len(options)
+        if item in beyond:
+            continue
         if len(trunk) + max(map(len, options)) <= longest:
             rows += [_row(trunk, asked)] if asked else []
             continue
         # Cut from the left, options of different lengths lose different tokens: they have no trunk in common.
         for place, option, count in asked:
-            if count >= longest:
-                why = f"{label}, item {item}: {count:,} tokens are scored and the model's context is {longest:,}"
-                raise ValueError(f"{why}, which leaves none before them: take a model with a longer --max-seq-len")
             whole = np.concatenate([trunk, option])[-longest:]
             rows.append(_row(whole[:-count], [(place, whole[-count:], count)]))
     return rows
@@ -247,7 +259,7 @@ def _moved(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def _decide(prompts: Prompts, sums: Tensor, kind: str) -> list[dict[str, Any]]:
+def _decide(prompts: Prompts, sums: Tensor, kind: str, beyond: set[int]) -> list[dict[str, Any]]:
     """What the model chose of each item, with the means of its options; an option without tokens has none."""
     pairs = zip(sums.tolist(), prompts.scored.tolist(), strict=True)
     means = (total / count if count else math.nan for total, count in pairs)
@@ -255,6 +267,9 @@ def _decide(prompts: Prompts, sums: Tensor, kind: str) -> list[dict[str, Any]]:
     for item, (count, gold) in enumerate(zip(prompts.options.tolist(), prompts.gold.tolist(), strict=True)):
         own = [next(means) for _ in range(count)]
         shown = [None if math.isnan(mean) else mean for mean in own]
+        if item in beyond:
+            decisions.append({"item": item, "correct": False, "too_long": True})
+            continue
         if kind == COMPLETION:
             decisions.append({"item": item, "correct": own[0] == 0, "missed": shown[0]})
             continue

@@ -267,6 +267,7 @@ class GPT(nn.Module):
         if trunks is not None:
             index = torch.arange(length, device=ids.device)
             rows = torch.where(starts > 0, index - starts + trunks, index)
+            rows = rows.clamp(max=config.max_seq_len - 1)  # padding, which starts at 0, may lie beyond
         rope = self._rope(rows)
         common = {"device": ids.device, "dtype": self.compute_dtype, "positions": positions, "starts": starts}
         common |= {"trunks": trunks, "bounded": config.scores_are_bounded}

@@ -43,6 +43,10 @@ class KVCache:
         """The first `length` positions of one slot into others."""
         self.store[:, :, targets, :, :length] = self.store[:, :, source, None, :, :length]
 
+    def take(self, other: "KVCache", slots: int) -> None:
+        """The first slots of a cache that is no longer than this one."""
+        self.store[:, :, :slots, :, : other.length] = other.store[:, :, :slots]
+
 
 @dataclass
 class _Filling:

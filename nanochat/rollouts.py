@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nanochat.chat import render_prompt, shortened
+from nanochat.chat import fitted_prompt
 from nanochat.engine import Completion, Request
+from nanochat.log import print0
 
 ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {  # of rewards (questions, samples)
     "mean": lambda rewards: rewards - rewards.mean(1, keepdim=True),
@@ -98,7 +99,7 @@ class Rollouts:
         self.runtime, self._write, self._advantage = runtime, write, ADVANTAGES[advantage]
         self._setting = {"seed": seed, "examples": len(task), "advantage": advantage, "sampling": asdict(sampling)}
         self._seed, self._step = seed, 0
-        self._room = context, sampling.max_new_tokens
+        self._room, self._lost = (context, sampling.max_new_tokens), False  # whether prompts were too long for it
         self._end = tokenizer.special_tokens["<|assistant_end|>"]
         self.steps = max(1, int(len(task) // sampling.examples * epochs))
         self.wait_seconds = 0.0
@@ -111,7 +112,11 @@ class Rollouts:
         start = time.perf_counter()
         self.engine.refresh()
         asked = [(number, self.task[number]) for number in self._numbers()]
-        prompts = [shortened(render_prompt(chat, self.tokenizer), *self._room) for _, chat in asked]
+        prompts, lost = zip(*(fitted_prompt(chat, self.tokenizer, *self._room) for _, chat in asked), strict=True)
+        if any(lost) and not self._lost:
+            about = f"{len(lost) - lost.count(0)} of {len(lost)} prompts are longer than the context"
+            print0(f"rollouts: {about} and lose {sum(lost)} turns, or their beginning; later ones are not told")
+        self._lost = self._lost or any(lost)
         groups = self.engine.generate(list(map(self._request, self._places(), prompts)), logprobs=True)
         texts = [[self.tokenizer.decode(answer.tokens) for answer in group] for group in groups]
         pairs = zip(asked, texts, strict=True)

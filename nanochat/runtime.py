@@ -106,14 +106,7 @@ class Runtime:
         return self.store.get(verdict) == b"all"
 
     def free_memory(self) -> int:
-        """Bytes that this process can still take."""
-        if self.device.type == "cuda":
-            return torch.cuda.mem_get_info(self.device)[0]
-        meminfo = Path("/proc/meminfo")
-        if not meminfo.exists():
-            return 4 << 30  # a guess for laptops that do not tell
-        kilobytes = int(meminfo.read_text().split("MemAvailable:")[1].split()[0])
-        return 1024 * kilobytes // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        return free_memory(self.device)
 
     def peak_memory(self) -> int:
         """Bytes that this process has held at most: on the accelerator, or of a CPU's memory."""
@@ -122,6 +115,18 @@ class Runtime:
         import resource  # absent on Windows
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if os.uname().sysname == "Darwin" else 1024)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process can still take."""
+    if device.type == "cuda":
+        kept_for_later = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept_for_later
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return 4 << 30  # a guess for laptops that do not tell
+    kilobytes = int(meminfo.read_text().split("MemAvailable:")[1].split()[0])
+    return 1024 * kilobytes // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def keep_compiled() -> None:

@@ -54,6 +54,8 @@ def main(config: Config) -> None:
         if runtime.rank == 0:
             with MetricLog(home, config.run, asdict(config)) as log:
                 log.write(core_metric=value, **{f"core/{result.label}": result.centered for result in results})
+            for result in results:
+                outcome.add_artifact(folder / f"{result.label}.jsonl")
             outcome.write()
 
 

@@ -3,13 +3,12 @@
 python -m scripts.chat_eval --source=sft --tag=d8 --tasks="ARC-Easy|GSM8K"
 """
 
-import json
 from dataclasses import asdict, dataclass, fields
 
 from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
-from nanochat.paths import stage_dir, write_text
+from nanochat.paths import stage_dir
 from nanochat.stages import STAGES
 from tasks import JUDGED, open_tasks
 from tasks.common import pick
@@ -29,6 +28,9 @@ class Config:
     num_samples: Count = option(1, "answers to each problem, for pass@k", group="samples", least=1)
     top_k: Count = option(50, "likeliest tokens to draw from, 0: all", group="samples", least=0)
     batch_size: Count = option(64, "rows at once where letters are picked", group="device", least=1)
+    slots: Count = option(
+        0, "rows at once where answers are written, 0: as many as pay", group="device", least=0, in_card=False
+    )
     tag: str = option("d12", "run whose model to take", group="model", in_card=False)
     step: Count = option(-1, "its checkpoint, -1: the newest", group="model", least=-1)
     max_problems: Count = option(0, "of each task, 0: all", group="tasks", least=0)
@@ -61,15 +63,14 @@ def main(config: Config) -> None:
     with setup(config.device_type, config.dtype) as runtime:
         step = None if config.step < 0 else config.step
         model, tokenizer, checkpoint = load_model(stage.parent, config.tag, step, runtime)
-        engine = Engine(model, tokenizer)
+        engine = Engine(model, tokenizer, config.slots)
         scores, rows = {}, []
         for name, task in tasks.items():
-            score = scores[name] = evaluate(task, model, engine, tokenizer, runtime, options, label=name)
+            path = stage_dir(stage.name, config.tag) / f"{name}.jsonl"
+            score = scores[name] = evaluate(task, model, engine, tokenizer, runtime, options, name, path)
             rows += [[name, k, *found] for k, found in score.pass_at.items() if config.num_samples > 1]
             print0(f"{name}: {score.accuracy.value:.4f} ± {score.accuracy.stderr:.4f}, guessing {score.baseline:.2f}")
             if runtime.rank == 0:
-                path = stage_dir(stage.name, config.tag) / f"{name}.jsonl"
-                write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in score.records))
                 outcome.add_artifact(path)
         found = {name: score.accuracy for name, score in scores.items()}
         if not config.tasks:  # of a choice of tasks it would be no ChatCORE that compares

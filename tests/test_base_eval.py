@@ -46,6 +46,7 @@ def test_a_run_leaves_its_record_and_is_not_done_twice(base, evaluated):
     (home,) = folders(base)
     written = {path.stem: path.stat().st_mtime_ns for path in (base.folder / "base_eval/small" / home).iterdir()}
     assert written.keys() == set(labels)
+    assert record["artifacts"].keys() == {f"{label}.jsonl" for label in labels}
 
     evaluated("--batch-tokens=64", ranks=2).done()
     assert folders(base) == [home]

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from nanochat.chat import check, render, render_prompt
+from nanochat.chat import check, fitted_prompt, render, render_prompt
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 
@@ -70,6 +70,35 @@ def test_a_prompt_ends_where_the_assistant_begins(tokenizer):
     assert render_prompt(talk("how many?", "46", system="be brief"), tokenizer) == render_prompt(
         talk("be brief\n\nhow many?"), tokenizer
     )
+
+
+def test_a_prompt_that_is_too_long_loses_its_oldest_turns(tokenizer):
+    """Whole turns, the oldest, and never what the system says."""
+    said = ["how many?", CALCULATION, "there?", "there are 46", "be brief", "46", "letters?"]
+    for system, answered in ((None, False), ("be brief", False), ("be brief", True)):
+        chat = talk(*said, *["46"] * answered, system=system)
+        whole = [talk(*said[start:], system=system) for start in (0, 2, 4, 6)]
+        sizes = [len(render_prompt(one, tokenizer)) for one in whole]
+        assert sizes == sorted(sizes, reverse=True)
+        for room in range(sizes[-1], sizes[0] + 5):
+            dropped = next(i for i, size in enumerate(sizes) if size <= room)
+            expected = render_prompt(whole[dropped], tokenizer), 2 * dropped
+            assert fitted_prompt(chat, tokenizer, room, 0) == expected
+            assert fitted_prompt(chat, tokenizer, room + 9, 9 if room > 9 else room + 9) == expected
+
+
+def test_of_the_last_question_the_beginning_goes_and_the_system_stays(tokenizer):
+    for system, parts in ((None, "how many letters are there?"), ("be brief", "how many letters are there?")):
+        chat = talk("there?", "46", parts, system=system)
+        last = render_prompt(talk(parts, system=system), tokenizer)
+        head = len(spelled(tokenizer, ("bos", 0), ("user_start", 0), (f"{system}\n\n" if system else "", 0))[0])
+        for room in range(head + 2, len(last)):
+            ids, lost = fitted_prompt(chat, tokenizer, room, 0)
+            assert (len(ids), lost) == (room, 3)
+            assert ids == last[:head] + last[len(last) - (room - head) :]
+        for room in range(4, head + 2):  # the system's words alone are too long
+            ids, _ = fitted_prompt(chat, tokenizer, room, 0)
+            assert ids == last[: room - 2] + last[-2:]
 
 
 def test_text_makes_no_special_tokens(tokenizer):

@@ -53,7 +53,14 @@ WORDS = ["-m", "scripts.chat_eval", "--source=base", "--tag=mine", "--device-typ
 
 def test_a_model_is_asked_all_that_the_hub_has(model, base, hub, python):
     (hub / str(TASKS["MMLU"].files("test")[0])).unlink()
-    samples = ["--temperature=1", "--num-samples=2", "--max-new-tokens=4", "--max-problems=6", "--unsafe-exec"]
+    samples = [
+        "--temperature=1",
+        "--num-samples=2",
+        "--max-new-tokens=4",
+        "--max-problems=6",
+        "--unsafe-exec",
+        "--slots=3",
+    ]
     done = python(*WORDS, *samples, NANOCHAT_HUB=str(hub), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     assert "tasks: MMLU is left out: 1 of 1 files cannot be had: datasets/cais/mmlu/all/test-0" in done.stdout

@@ -6,12 +6,13 @@ import random
 
 import numpy as np
 import pytest
-from bundles import HARD, vocabulary, world_tasks, write_bundle
+from bundles import COMPLETION, HARD, CoreTask, vocabulary, world_tasks, write_bundle
 from conftest import ROOT
 from plain_core import prompts
 
 from nanochat import core_tasks
 from nanochat.core_tasks import listed, prepare, read_bundle
+from nanochat.tokenizer import Tokenizer
 
 SHARED = ROOT.parent / "shared"
 
@@ -166,6 +167,17 @@ def test_a_broken_bundle_is_one_sentence(bundle, tokenizer, change):
     path.write_text(text.replace(old, new), encoding="utf-8")
     with pytest.raises(ValueError, match=error):
         prepare(tokenizer)
+
+
+def test_a_continuation_that_grows_into_its_context_is_refused(bundle):
+    rows = [{"context": "the cat, the c", "continuation": "at"}] * 2
+    write_bundle(bundle.parent, [CoreTask("glued", "hard", COMPLETION, 0, 0, rows, "")])
+    with pytest.raises(
+        ValueError, match="glued, item 0: the tokens of what stands before its continuation are no begin"
+    ):
+        prepare(Tokenizer.train(["the cat the cat the cat"], 270))
+    (task,) = prepare(Tokenizer.train(["the"], 266))  # where nothing merges
+    assert [int(one) for one in task.load().scored] == [2, 2]
 
 
 def test_a_bundle_that_is_not_there(bundle, tokenizer):

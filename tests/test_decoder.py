@@ -1,11 +1,15 @@
 """The decoder: what is drawn, what rows know, and that they stand still."""
 
+from itertools import chain
+
 import pytest
 import torch
 from models import SMALL, lively
 
 from nanochat.decoder import Decoder, draw
 from nanochat.fused import Fused
+from nanochat.kvcache import KVCache
+from nanochat.runtime import free_memory
 
 
 def test_draws_follow_the_probabilities():
@@ -99,6 +103,38 @@ def test_room_grows_and_is_kept():
     assert (decoder.cache.slots, decoder.cache.length) == (2, 96)
     decoder.make_room(3, 512)
     assert (decoder.cache.slots, decoder.cache.length) == (3, 512)
+
+
+@torch.inference_mode()
+def test_rows_go_on_in_a_room_that_grows():
+    prompts = {0: [3, 50, 60], 1: [3, 40]}
+    whole, grown = decoder_of(), decoder_of(2, 32)
+    for decoder in (whole, grown):
+        decoder.prefill(prompts)
+        decoder.seat([0, 1], [row(prompt, 30) for prompt in prompts.values()])
+    expected = run(whole, 20, rows=2)
+    given = [run(grown, 6, rows=2)]
+    for slots, length in ((3, 32), (3, 200), (5, 512)):
+        assert grown.make_room(slots, length, kept=2) == slots
+        given.append(run(grown, 4, rows=2))
+    assert [list(chain(*parts)) for parts in zip(*given, strict=True)] == [tokens[:18] for tokens in expected]
+
+
+@torch.inference_mode()
+def test_where_memory_is_short_there_are_fewer_slots_and_they_stay(monkeypatch, capsys):
+    decoder, cpu = Decoder(Fused(lively(SMALL))), torch.device("cpu")
+    slot = KVCache.slot_bytes(decoder.config, 64, torch.float32)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(free_memory(cpu) // (9 * slot)))  # half of it, with the rest, takes 4
+    capsys.readouterr()
+    assert decoder.make_room(32, 64) == 4
+    assert capsys.readouterr().out == "generation: 4 rows at once and not 32, as memory is short\n"
+    store = decoder.cache.store
+    assert [decoder.make_room(*asked) for asked in ((32, 64), (3, 20), (20, 64, 2), (40, 64, 2))] == [4, 3, 4, 4]
+    assert decoder.cache.store is store
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(free_memory(cpu)))
+    assert decoder.make_room(1, 70) == 1  # what is needed least is tried
+    assert decoder.cache.length == 96
 
 
 @pytest.mark.gpu

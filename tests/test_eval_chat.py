@@ -3,7 +3,9 @@
 import itertools
 import json
 import math
+import os
 import random
+import signal
 import statistics
 from pathlib import Path
 
@@ -227,6 +229,30 @@ def test_the_engine_writes_what_is_likeliest(hub):
         assert completion["reason"] == ("length" if len(ids) == 8 else "stop")
 
 
+def is_killed(folder: Path) -> None:
+    """An evaluation of 30 problems, killed when the first 20 are judged."""
+    model, tokenizer = make_model()
+    task = TASKS["ARC-Easy"](stop=30)
+    judge, calls = task.evaluate_all, itertools.count()
+    task.evaluate_all = lambda said: os.kill(os.getpid(), signal.SIGKILL) if next(calls) else judge(said)
+    evaluate(task, model, None, tokenizer, OneProcess(), Options(batch_size=7), "ARC-Easy", folder / "ARC-Easy.jsonl")
+
+
+def test_what_is_judged_outlives_a_kill(world, hub, tmp_path):
+    assert Forked(tmp_path / "out", is_killed, tmp_path / "kept", NANOCHAT_HUB=str(world)).codes() == [-9]
+    [part] = (tmp_path / "kept").iterdir()
+    assert part.name == "ARC-Easy.part-0.jsonl"
+    kept = [json.loads(line) for line in part.read_text(encoding="utf-8").splitlines()]
+    model, tokenizer = make_model()
+    path = part.with_name("ARC-Easy.jsonl")
+    task = TASKS["ARC-Easy"](stop=30)
+    score = evaluate(task, model, None, tokenizer, OneProcess(), Options(batch_size=7), path=path, label="ARC-Easy")
+    assert len(kept) == 20
+    assert all(score.records[record["problem"]] == record for record in kept)
+    assert list(part.parent.iterdir()) == [path]
+    assert [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] == score.records
+
+
 # ---- ranks ----
 
 
@@ -240,7 +266,8 @@ def ask(out: Path) -> None:
         options = Options(temperature=1.0, top_k=20, num_samples=2, max_new_tokens=5, batch_size=5, max_problems=19)
         for name in ("ARC-Challenge", "GSM8K"):
             evaluate(TASKS[name](stop=2), model, engine, tokenizer, runtime, options)  # some ranks have nothing to do
-            score = evaluate(TASKS[name](), model, engine, tokenizer, runtime, options, label=name)
+            written = out.with_name(f"{out.name}-{name}.jsonl")
+            score = evaluate(TASKS[name](), model, engine, tokenizer, runtime, options, name, written)
             path = out.with_name(f"{out.name}-{name}-{runtime.rank}.json")
             path.write_text(json.dumps([score.records, list(score.pass_at.items())]))
 
@@ -255,6 +282,8 @@ def test_the_figures_are_the_same_for_any_number_of_ranks(world, tmp_path):
     for name in ("ARC-Challenge", "GSM8K"):
         alone = (tmp_path / f"of-1-{name}-0.json").read_text()
         assert len(json.loads(alone)[0]) == 19
+        lines = [(tmp_path / f"of-{ranks}-{name}.jsonl").read_text(encoding="utf-8").splitlines() for ranks in (1, 3)]
+        assert list(map(json.loads, lines[0])) == list(map(json.loads, lines[1])) == json.loads(alone)[0]
         for rank in range(3):
             assert (tmp_path / f"of-3-{name}-{rank}.json").read_text() == alone, (name, rank)
     assert "ARC-Challenge: 9 problems in " in jobs[3].err()  # two of four batches

@@ -9,7 +9,18 @@ import statistics
 
 import pytest
 import torch
-from bundles import COMPLETION, HARD, one_process, taught, vocabulary, world_tasks, write_bundle
+from bundles import (
+    CHOICE,
+    COMPLETION,
+    HARD,
+    CoreTask,
+    choices,
+    one_process,
+    taught,
+    vocabulary,
+    world_tasks,
+    write_bundle,
+)
 from forks import Forked
 from models import CONFIGS, lively
 from plain_core import decide
@@ -103,6 +114,23 @@ def test_in_every_configuration(name, tokenizer, prepared, tmp_path):
     assert_plain(model, tokenizer, few, tmp_path)
 
 
+def test_rows_longer_than_the_context_lie_beside_shorter_ones(tokenizer, tmp_path, monkeypatch):
+    """The branches of a row may be longer than the context together; what pads the row beside it has places too."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    dice = random.Random(seed)
+    options = [f"{' '.join(dice.choices(['red', 'blue', 'cat'], k=20))} {i}" for i in range(8)]
+    long = CoreTask("long", "hard", CHOICE, 0, 12, [choices("Which? ", *options), choices("Is it?", "yes", "no")])
+    write_bundle(tmp_path / "mirror", [*HARD, long])
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "mirror"))
+    fields = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"]}
+    few = prepare(tokenizer)
+    for context in dice.sample(range(100, 300), 3):
+        model = lively(CONFIGS["reference"] | fields | {"max_seq_len": context}).eval()
+        evaluate(model, few, one_process(), 10**6, tmp_path / str(context))
+        assert_plain(model, tokenizer, few, tmp_path / str(context))
+
+
 def test_ties_go_to_the_first(prepared, tokenizer, tmp_path):
     """A model that knows nothing: all tokens are equally likely, so that every item is a tie."""
     fields = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"]}
@@ -143,10 +171,23 @@ def test_batches_do_not_matter_and_trunks_are_computed_once(model, prepared, tmp
     assert seen[0].numel() < 0.6 * options
 
 
-def test_what_does_not_fit_is_an_error(tokenizer, prepared):
-    fields = {"vocab_size": tokenizer.vocab_size, "max_seq_len": 8}
-    with pytest.raises(ValueError, match=r"world_\w+, item \d+: \d+ tokens are scored and the model's context is 8, "):
-        evaluate(lively(CONFIGS["reference"] | fields), prepared, one_process())
+def test_answers_that_do_not_fit_are_wrong_and_the_rest_is_as_ever(tokenizer, prepared, tmp_path, capsys):
+    fields = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"], "max_seq_len": 16}
+    model, many = lively(CONFIGS["reference"] | fields).eval(), 0
+    results = evaluate(model, prepared, one_process(), folder=tmp_path)
+    said = capsys.readouterr().out
+    for one, result in zip(prepared, results, strict=True):
+        items, found, prompts = one.task.items(0), decisions(tmp_path, one), list(one.load())
+        long = [index for index, (*_, scored) in enumerate(prompts) if max(scored) >= 16]
+        assert [index for index, ours in enumerate(found) if ours.get("too_long")] == long
+        for index, ours in enumerate(found):
+            plain = index not in long and decide(model, tokenizer, one.task, items, index)["correct"]
+            assert ours["correct"] == plain, (one.task.label, index)
+        assert result.accuracy == statistics.mean(ours["correct"] for ours in found)
+        told = f"core: {one.task.label}, {len(long)} of {len(items)} items: their answers do not fit into the model's"
+        assert (told in said) == bool(long)
+        many += len(long)
+    assert 5 < many < sum(len(one.load().gold) for one in prepared) / 2
 
 
 # ---- ranks ----
@@ -215,7 +256,9 @@ def killed_after(tasks: int, folder) -> None:
     )
 
 
-def test_a_killed_run_goes_on_with_the_task_it_was_at(model, tokenizer, prepared, bundle, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_with_the_task_it_was_at(
+    model, tokenizer, prepared, bundle, tmp_path, monkeypatch, capsys
+):
     variables = {"NANOCHAT_HUB": str(bundle / "mirror"), "NANOCHAT_BASE_DIR": str(bundle / "base")}
     assert Forked(tmp_path / "out", killed_after, 3, tmp_path / "a", **variables).codes(100) == [-9]
     there = [path.stem for path in (tmp_path / "a").iterdir()]
@@ -225,19 +268,25 @@ def test_a_killed_run_goes_on_with_the_task_it_was_at(model, tokenizer, prepared
     done = []
     decide = eval_core._decide
     monkeypatch.setattr(eval_core, "_decide", lambda *given: done.append(given) or decide(*given))
+    capsys.readouterr()
     results = evaluate(model, prepared, one_process(), folder=tmp_path / "a")
     assert len(done) == len(prepared) - 1
+    finished = prepared[[one.task.label for one in prepared].index(there[2])].tokens
+    left = sum(one.tokens for one in prepared) - finished
+    assert f"CORE: {left:,} tokens in " in capsys.readouterr().err  # whose rate the time left is told by
     assert results == evaluate(model, prepared, one_process(), folder=tmp_path / "b")
     for one in prepared:
         assert decisions(tmp_path / "a", one) == decisions(tmp_path / "b", one)
 
 
-def test_an_evaluation_is_known_by_all_it_depends_on(prepared, tokenizer):
+def test_an_evaluation_is_known_by_all_it_depends_on(prepared, tokenizer, monkeypatch):
     others = [prepare(tokenizer, 8), prepare(vocabulary(310)), prepared[:-1]]
     made = {identity(other, "weights", "fp32") for other in [prepared, *others]}
     made |= {identity(prepared, "others", "fp32"), identity(prepared, "weights", "bf16")}
     assert len(made) == 6
     assert identity(prepare(tokenizer), "weights", "fp32") in made
+    monkeypatch.setattr(eval_core, "SCORING", eval_core.SCORING + 1)
+    assert identity(prepared, "weights", "fp32") not in made
 
 
 # ---- figures ----

@@ -102,6 +102,18 @@ def test_advantages_by_hand():
 # ---- a row and a batch ----
 
 
+def test_questions_that_are_too_long_are_told_once(capsys):
+    _, engine = real_engine()
+    source = rollouts(engine, Words(), context=8)
+    for _ in range(2):
+        next(source)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rollouts: ")]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "rollouts: 4 of 4 prompts are longer than the context and lose 4 turns, or their beginning;"
+    )
+
+
 def test_a_row_by_hand():
     answer = Completion([10, 11, 12, 13], [1, 0, 0, 1], "stop", [-0.1, 0.0, 0.0, -0.2, -0.3])
     inputs, targets, advantages, logprobs, prompt = Row(0, [1, 2, 3], answer, 0.5, 9).columns()
