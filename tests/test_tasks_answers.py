@@ -186,6 +186,18 @@ def test_canonical_solutions_pass_and_others_do_not(hub, tmp_path, monkeypatch):
     assert not task.evaluate(*answers[2])
 
 
+@NEEDS_SANDBOX
+@NEEDS_MIRROR
+def test_all_164_official_solutions_pass_as_they_are_judged(monkeypatch):
+    monkeypatch.setenv("NANOCHAT_HUB", str(MIRROR))
+    task = TASKS["HumanEval"]()
+    answers = [(conversation, conversation["messages"][1]["content"]) for conversation in task]
+    failed = [
+        asked["entry_point"] for (asked, _), right in zip(answers, task.evaluate_all(answers), strict=True) if not right
+    ]
+    assert (len(answers), failed) == (164, [])
+
+
 def test_where_programs_cannot_be_contained_they_are_not_run(tmp_path, monkeypatch, capsys):
     write_world(tmp_path / "world", 1, "tiny")
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "world"))
