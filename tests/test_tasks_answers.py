@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+import textwrap
 from fractions import Fraction
 from pathlib import Path
 
@@ -147,6 +148,9 @@ ANSWERS = {
     "the whole prompt again": PROMPT + BODY,
     "the whole prompt again between fences": f"Sure!\n```python\n{PROMPT}{BODY}\n```\nIt works, as\n```\narea(1)\n```",
     "the function in the second of two blocks": f"```\npip install math\n```\nthen\n```py\n{FUNCTION}```",
+    "a function in a line of prose": "Sure: def area(r): return half(math.pi * r * r)",
+    "a function that is indented": textwrap.indent(FUNCTION, "  "),
+    "a function that is indented behind prose": f"It is this:\n\n{textwrap.indent(FUNCTION, '    ')}",
     "fences that are not closed": f"```python\n{FUNCTION}",
 }
 
