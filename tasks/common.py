@@ -46,6 +46,9 @@ class DataSet:
     reward: Callable[[bool, str], float] = lambda right, answer: float(right)
 
     def __call__(self, split: str = "test", **options: Any) -> "Task":
+        if split not in (names := self.split_names):
+            name = self.repo or self.path or self.task.__name__
+            raise TaskError(f"{name} has no split {split}, only {', '.join(names)}")
         return self.task(self, split, **options)
 
     @property
@@ -60,7 +63,7 @@ class DataSet:
             return []
         names, found = self.split_names, []
         for split in splits or names:
-            own, count = names.get(split, (split, 1))
+            own, count = names[split]
             slots = [(part, file) for part in self.parts.split() for file in range(count)]
             paths = [self.path.format(split=own, part=part, file=file, files=count) for part, file in slots]
             found += [HubFile(path, self.repo, self.revision) for path in paths]
