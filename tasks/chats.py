@@ -49,7 +49,7 @@ class JsonLines(Chat):
 
 def json_lines(path: str) -> DataSet:
     """A file of this machine."""
-    return DataSet(JsonLines, "", str(Path(path).expanduser().absolute()), "train")
+    return DataSet(JsonLines, "", str(Path(path).expanduser().resolve()), "train")
 
 
 def _learnable(conversation: dict) -> dict:

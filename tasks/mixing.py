@@ -55,7 +55,7 @@ def mix(spec: str, known: Mapping[str, DataSet], split: str, seed: int, as_here:
         if not member:
             raise ValueError(f"{spec}: {word} is not like NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS")
         name, data = _named(member[1], known, spec)
-        if name in parts:
+        if any(task.data == data for task, _ in parts.values()):
             raise ValueError(f"{spec}: {name} is named twice, give it epochs instead: {name}:2")
         try:
             task, rows = _rows(name, data, split)
@@ -68,7 +68,7 @@ def mix(spec: str, known: Mapping[str, DataSet], split: str, seed: int, as_here:
             count = int(member[2] or len(rows))
             count = min(count, len(rows)) if as_here else count
             rows = _taken(name, rows, count, float(member[3] or 1), (seed, number))
-        parts[name] = task, rows
+        parts[member[1] if name in parts else name] = task, rows  # the whole path of a second file of one name
     if lost and parts:
         print0(f"{split} mixture: {', '.join(parts)}; not here, so left out: {', '.join(lost)}")
     if not parts and lost:

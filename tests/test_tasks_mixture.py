@@ -208,6 +208,19 @@ def test_one_row_cannot_be_held_out(tmp_path):
         mixture(spec, "validation")
 
 
+def test_two_files_of_one_name_are_two(tmp_path):
+    for folder, first in (("a", 0), ("b", 50)):
+        (tmp_path / folder).mkdir()
+        lines(tmp_path / folder / "my.jsonl", *map(chat, range(first, first + 30)))
+    spec = f"json:{tmp_path}/a/my.jsonl:2,json:{tmp_path}/b/my.jsonl"
+    found = mixture(spec, "train")
+    assert found.rows == {"json:my.jsonl": 58, f"json:{tmp_path}/b/my.jsonl": 29}
+    assert len(set(map(key, found))) == 58
+    for again in ("a/my.jsonl", "b/../a/my.jsonl"):
+        with pytest.raises(ValueError, match=r"json:my\.jsonl is named twice, give it epochs instead"):
+            mixture(f"{spec},json:{tmp_path}/{again}", "train")
+
+
 # ---- rewards ----
 
 
