@@ -1,5 +1,6 @@
 """What a task is: a data set read as conversations, and a verdict on each answer."""
 
+import copy
 import difflib
 import re
 from collections.abc import Callable, Iterable
@@ -92,7 +93,12 @@ class Task:
     def __len__(self) -> int:
         return len(self._chosen)
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index: int | slice) -> Any:
+        """A conversation, or a task of some of them."""
+        if isinstance(index, slice):
+            part = copy.copy(self)
+            part._chosen = self._chosen[index]
+            return part
         number = int(self._chosen[index])
         try:
             return self.conversation(*self.data.form(*self.cells(number)))

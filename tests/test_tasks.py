@@ -255,6 +255,14 @@ def test_no_part_of_a_solution_is_lost(hub):
     assert calls > len(answers)
 
 
+def test_a_slice_of_a_task_is_a_task(hub):
+    task = TASKS["GSM8K"]()
+    part = task[2:5]
+    assert [*part] == [task[2], task[3], task[4]]
+    assert (len(part), len(task[-3:]), part[::-1][0]) == (3, 3, task[4])
+    assert part.evaluate_all([(part[0], "#### none")]) == [False]
+
+
 # ---- what is wrong with files ----
 
 GOOD = {"question": "x or y?", "choices": ["x", "y"], "answer": 1}
