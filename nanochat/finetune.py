@@ -2,7 +2,7 @@
 
 with fine_tuning("chat_sft", "mid_train", config) as tuning:
     source = tuning.chats(conversations, "assistant")
-    state = tuning.train(source, next_token, steps, hooks)
+    state = tuning.train(source, next_token, hooks)
     tuning.finish(state, {"Training rows": len(conversations)})
 """
 
@@ -57,15 +57,8 @@ class FineTuning:
     optimizer: Optimizer
     rows: int
 
-    def train(
-        self,
-        source: Any,
-        objective: loop.Objective,
-        steps: int = -1,
-        hooks: Sequence[every] = (),
-        seconds: float = -1.0,
-    ) -> loop.State:
-        """To so many steps, or seconds, or if both are -1 to the end of the source; goes on where the run was left.
+    def train(self, source: Any, objective: loop.Objective, hooks: Sequence[every] = ()) -> loop.State:
+        """To the steps, or seconds, of the settings, or else to the end of the source; from where the run was left.
 
         source: one that closes, and whose state is the same on all ranks.
         """
@@ -75,7 +68,8 @@ class FineTuning:
             state = loop.State(**put_back(self.begun, self.optimizer, source)) if self.begun else loop.State()
             self.log.rewind(state.step if self.begun else -1)
             moves = schedules.finetuning(settings.warmup_steps, settings.warmdown_ratio, settings.final_lr_frac)
-            horizon = {"steps": steps if steps > 0 else None, "seconds": seconds if seconds > 0 else None}
+            given = {"steps": settings.num_iterations, "seconds": settings.target_seconds}
+            horizon = {name: None if value == -1 else value for name, value in given.items()}
             options = {**horizon, "clip": settings.grad_clip}
             plan = loop.Plan(self.rows, self.model.flops_per_token(), moves, **options)
             # Saved last, so that a checkpoint knows what was found before it.
@@ -99,7 +93,7 @@ class FineTuning:
         settings, runtime = self.settings, self.runtime
         length = settings.max_seq_len
         place = {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
-        options = {"supervise": supervise, "epochs": settings.num_epochs, "seed": settings.seed}
+        options = {"supervise": supervise, "epochs": settings.epochs, "seed": settings.seed}
         return ChatLoader(
             conversations, self.tokenizer, settings.total_batch_size // length, length, **options, **place
         )

@@ -22,9 +22,6 @@ class Config(FineTune):
 
     source: str = option("sft", f"stage whose model to take: {', '.join(MODELS)}", group="run")
     task: str = option("GSM8K", "what to be good at: a task with a train and a test split", group="data")
-    num_epochs: float = option(1.0, "of its training questions, if no steps are given", group="horizon", least=0)
-    num_iterations: Count = option(-1, "steps", group="horizon", unit="STEPS")
-
     examples_per_step: Count = option(16, "questions, of all ranks", least=1, **SAMPLES)
     num_samples: Count = option(4, "answers to each, compared with each other", least=2, **SAMPLES)
     max_new_tokens: Count = option(64, "of an answer", least=1, unit="TOKENS", **SAMPLES)
@@ -68,7 +65,7 @@ def main(config: Config) -> None:
         engine, model = Engine(tuning.model, tuning.tokenizer), tuning.model
         drawn = {what: getattr(config, what) for what in ("max_new_tokens", "temperature", "top_k")}
         sampling = Sampling(config.examples_per_step, config.num_samples, **drawn)
-        about = {"advantage": config.advantage, "seed": config.seed, "epochs": config.num_epochs}
+        about = {"advantage": config.advantage, "seed": config.seed, "epochs": config.epochs}
         about |= {"context": tuning.settings.max_seq_len, "write": samples.write}
         source = Rollouts(task, engine, *loaded, sampling, **about)
         parent = [tuning.about["parent"][what] for what in ("stage", "tag", "step")]
@@ -95,7 +92,7 @@ def main(config: Config) -> None:
 
         hooks = [every(1, tell, at_stop=True)]
         hooks += [every(config.eval_every, score, at_start=True)] * (config.eval_every >= 0)
-        state = tuning.train(source, objective, config.num_iterations, hooks)
+        state = tuning.train(source, objective, hooks)
         facts = {"Task": name, "Training questions": len(task), "Number of iterations": state.step}
         facts["Reward, a moving average"] = state.notes.get("reward", "n/a")
         for when in ("before", "after"):

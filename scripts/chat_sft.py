@@ -33,7 +33,7 @@ def main(config: Config) -> None:
     with fine_tuning("chat_sft", MODELS[config.source], config) as tuning:
         source = tuning.chats(chats, "assistant")
         hooks = tuning.validating(new_chats, "assistant") + tuning.scoring(tasks)
-        state = tuning.train(source, next_token, config.num_iterations, hooks, config.target_seconds)
+        state = tuning.train(source, next_token, hooks)
         rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
         rows |= {"aqua_train_examples": chats.rows.get("AQUA", 0), "aqua_val_examples": new_chats.rows.get("AQUA", 0)}
         tuning.finish(state, rows | tuning.told(state, source))

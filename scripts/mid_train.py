@@ -30,7 +30,7 @@ def main(config: Config) -> None:
     with fine_tuning("mid_train", MODELS[config.source], config) as tuning:
         source = tuning.chats(chats, "all")
         hooks = tuning.validating(new_chats, "all") + tuning.scoring(tasks)
-        state = tuning.train(source, next_token, config.num_iterations, hooks, config.target_seconds)
+        state = tuning.train(source, next_token, hooks)
         rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
         tuning.finish(state, rows | tuning.told(state, source))
 
