@@ -10,6 +10,7 @@ from nanochat.stages import MODELS
 MAY = {"may_change": True}
 SIDE = {"may_change": True, "in_card": False}
 RATE = {"group": "optimizer", "least": 0}
+MIXED = "tasks with their epochs, like smoltalk,gsm8k:2; of the default those that are here"
 HORIZONS = ("num_iterations", "target_seconds", "num_epochs")
 
 
@@ -74,7 +75,7 @@ class FineTune:
 class ChatTraining(FineTune):
     """Of those, what scripts have that train on a mixture of conversations."""
 
-    mixture: str = option("", "tasks with their epochs, like smoltalk,gsm8k:2; empty: of those here", group="data")
+    mixture: str = option("", MIXED, group="data")
     eval_every: Count = option(200, "steps between validations; 0: at the ends; -1: none", group="evaluation", least=-1)
     eval_tokens: Count = option(-1, "of validation rows; -1: 5e6, on a CPU 125,000", group="evaluation", unit="TOKENS")
     eval_metrics_every: Count = option(200, "steps between scores of tasks; 0: at the end; -1: none",

@@ -54,13 +54,15 @@ def main(config: Config) -> None:
 
     stage = SOURCES[config.source]
     outcome = Outcome.begin(stage.name, config.tag, config)
-    tasks = open_tasks(config.tasks, config.unsafe_exec)
-    if not tasks:
-        raise ValueError("no task has its files here, see `python -m scripts.prepare --tasks=…` or set NANOCHAT_HUB")
     options = Options(**{field.name: getattr(config, field.name) for field in fields(Options)})
     with setup(config.device_type, config.dtype) as runtime:
         step = None if config.step < 0 else config.step
         model, tokenizer, checkpoint = load_model(stage.parent, config.tag, step, runtime)
+        tasks = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
+        if not tasks:
+            raise ValueError(
+                "no task has its files here, see `python -m scripts.prepare --tasks=…` or set NANOCHAT_HUB"
+            )
         engine = Engine(model, tokenizer)
         scores, rows = {}, []
         for name, task in tasks.items():

@@ -18,7 +18,7 @@ SAMPLES, EVALUATION = {"group": "samples"}, {"group": "evaluation"}
 
 @dataclass(frozen=True)
 class Config(FineTune):
-    """Improve a model at a task by rewards for what it samples. Settings not given are the parent's."""
+    """Improve a model at a task by rewards for what it samples. Settings that are None are the parent's."""
 
     source: str = option("sft", f"stage whose model to take: {', '.join(MODELS)}", group="run")
     task: str = option("GSM8K", "what to be good at: a task with a train and a test split", group="data")
@@ -58,8 +58,9 @@ def main(config: Config) -> None:
     if config.total_batch_size:
         raise ValueError("--total-batch-size is not for samples: take --examples-per-step and --num-samples")
     rows = config.examples_per_step * config.num_samples
-    task, test = (TASKS[name](split) for split in ("train", "test"))
     with fine_tuning("chat_rl", MODELS[config.source], config, rows) as tuning:
+        words = tuning.about["tokenizer"]["tag"]  # to spell
+        task, test = (TASKS[name](split, tokenizer=words) for split in ("train", "test"))
         loaded, samples = (tuning.tokenizer, tuning.runtime), MetricLog(tuning.folder, name="samples")
         samples.rewind(tuning.begun.step if tuning.begun else -1)
         engine, model = Engine(tuning.model, tuning.tokenizer), tuning.model

@@ -76,12 +76,21 @@ class Task:
 
     kind: how it is answered. categorical: by one of the conversation's "letters"; generative: by a text that
     `evaluate` reads; program: by a text that it runs; chat: there is no right answer, only one to learn.
+    tokenizer: tag of the run whose text gives the words, where a task has no files.
     """
 
     kind = "generative"
 
-    def __init__(self, data: DataSet, split: str = "test", start: int = 0, stop: int | None = None, step: int = 1):
-        self.data, self.split, self.baseline = data, split, data.baseline
+    def __init__(
+        self,
+        data: DataSet,
+        split: str = "test",
+        start: int = 0,
+        stop: int | None = None,
+        step: int = 1,
+        tokenizer: str = "default",
+    ):
+        self.data, self.split, self.baseline, self.tokenizer = data, split, data.baseline, tokenizer
         rows = self.open()
         if not rows:
             raise TaskError(f"{self.place(0)} has no rows: the split {split} is empty")

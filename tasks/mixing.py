@@ -43,7 +43,9 @@ class Mixture(Sequence):
         np.random.default_rng(seed).shuffle(self._order)
 
 
-def mix(spec: str, known: Mapping[str, DataSet], split: str, seed: int, as_here: bool = False) -> Mixture:
+def mix(
+    spec: str, known: Mapping[str, DataSet], split: str, seed: int, tokenizer: str, as_here: bool = False
+) -> Mixture:
     """What a user names; for another split than train each of its rows once, whatever the spec says of epochs.
 
     as_here: what has no files here is left out, and told, and of fewer rows than asked for all are taken.
@@ -58,7 +60,7 @@ def mix(spec: str, known: Mapping[str, DataSet], split: str, seed: int, as_here:
         if any(task.data == data for task, _ in parts.values()):
             raise ValueError(f"{spec}: {name} is named twice, give it epochs instead: {name}:2")
         try:
-            task, rows = _rows(name, data, split)
+            task, rows = _rows(name, data, split, tokenizer)
         except ValueError as error:
             if isinstance(error, TaskError) or not as_here:
                 raise
@@ -86,7 +88,7 @@ def _named(word: str, known: Mapping[str, DataSet], spec: str) -> tuple[str, Dat
     return name, known[name]
 
 
-def _rows(name: str, data: DataSet, split: str) -> tuple[Any, np.ndarray]:
+def _rows(name: str, data: DataSet, split: str, tokenizer: str) -> tuple[Any, np.ndarray]:
     """A task that has rows for a split, and their numbers in it."""
     names = list(data.split_names)
     if split not in names and "test" in names and split == "validation":
@@ -94,9 +96,9 @@ def _rows(name: str, data: DataSet, split: str) -> tuple[Any, np.ndarray]:
     if names != ["train"] or split == "test":
         if split not in names:
             raise TaskError(f"{name} has no rows for {split}, only for {', '.join(names)}")
-        task = data(split)
+        task = data(split, tokenizer=tokenizer)
         return task, np.arange(len(task))
-    task = data("train")
+    task = data("train", tokenizer=tokenizer)
     kept = max(1, len(task) // HELD_OUT) if len(task) > 1 else 0
     if split == "validation" and not kept:
         raise TaskError(f"{name} has a single row, none is left to validate with: add rows")

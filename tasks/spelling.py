@@ -31,9 +31,9 @@ ASKS = (
 )
 
 
-def _source() -> tuple[str, bool]:
-    """The text of the default tokenizer, or else what is on this machine; and whether damage in it is skipped."""
-    record = stage_dir("tok_train", "default") / "outcome.json"
+def _source(tag: str) -> tuple[str, bool]:
+    """The text of a tokenizer, or else what is on this machine; and whether damage in it is skipped."""
+    record = stage_dir("tok_train", tag) / "outcome.json"
     if record.is_file():
         config = json.loads(record.read_text(encoding="utf-8"))["config"]
         return config["data"], config["skip_bad"]
@@ -45,9 +45,9 @@ def _source() -> tuple[str, bool]:
     return here[0], True
 
 
-def frequent_words() -> list[str]:
-    """In small letters, the most frequent first."""
-    data, skip_bad = _source()
+def frequent_words(tokenizer: str = "default") -> list[str]:
+    """Of the text that it was trained on, in small letters, the most frequent first."""
+    data, skip_bad = _source(tokenizer)
     counts: Counter = Counter()
     for listing, _ in find(data):
         texts = documents(listing.shards(skip_bad)[0], Bad(skip=True), listing.column)
@@ -59,7 +59,7 @@ def frequent_words() -> list[str]:
 class SimpleSpelling(Task):
     def open(self) -> int:
         held_out = self.split != "train"
-        words = [word for word in frequent_words() if (crc32(word.encode()) % HELD_OUT == 0) == held_out]
+        words = [word for word in frequent_words(self.tokenizer) if (crc32(word.encode()) % HELD_OUT == 0) == held_out]
         self._words = words[:TESTS] if held_out else words
         return len(self._words)
 

@@ -35,13 +35,13 @@ def hub(world, tmp_path, monkeypatch) -> Path:
     return tmp_path / "hub"
 
 
-@pytest.fixture
-def model(base) -> Path:
+@pytest.fixture(params=["default"])
+def model(base, request) -> Path:
     """The folder of a base model, and its tokenizer."""
     tokenizer = Tokenizer.train(["Reply with nothing but the letter of the right choice. 12 + 34 = 46"], 280)
-    tokenizer.save(base / "tok_train/default/tokenizer.json")
+    tokenizer.save(base / f"tok_train/{request.param}/tokenizer.json")
     model = lively(CONFIGS["october-2025"] | {"vocab_size": 280, "depth": 1})
-    about = {"tokenizer": {"tag": "default", "hash": tokenizer.content_hash}, "dtype": "fp32"}
+    about = {"tokenizer": {"tag": request.param, "hash": tokenizer.content_hash}, "dtype": "fp32"}
     record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
     with Saver(base / "base_train/mine") as saver:
         saver.save(7, model.state_dict(), [], record)
@@ -94,6 +94,18 @@ def test_a_choice_of_tasks_has_no_chat_core(model, base, hub, python):
     assert "ChatCORE" not in done.stdout
 
 
+@pytest.mark.parametrize("model", ["own"], indirect=True)
+def test_words_to_spell_are_those_of_the_models_tokenizer(model, base, hub, text_folder, python):
+    config = {"config": {"data": str(text_folder), "skip_bad": False}}
+    (base / "tok_train/own/outcome.json").write_text(json.dumps(config), encoding="utf-8")
+    done = python(*WORDS, "--tasks=SimpleSpelling", "--max-new-tokens=2", NANOCHAT_HUB=str(hub), OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    answers = re.findall('"answer": "(.*?)"', (base / "chat_eval_base/mine/SimpleSpelling.jsonl").read_text("utf-8"))
+    text = " ".join(file.read_text(encoding="utf-8") for file in text_folder.iterdir()).lower()
+    assert answers
+    assert all(answer.replace("-", "") in text for answer in answers)
+
+
 def test_mistakes_end_with_one_sentence(hub, python):
     for words, sentence in [
         (["--tasks=GSM8K|ARC-Hard"], "--tasks=GSM8K|ARC-Hard: ARC-Hard is no task, did you mean ARC-Easy?"),
@@ -110,7 +122,7 @@ def test_mistakes_end_with_one_sentence(hub, python):
         Config(num_samples=4)
 
 
-def test_all_that_the_hub_has(hub, capsys):
+def test_all_that_the_hub_has(model, base, hub, capsys, monkeypatch):
     assert list(open_tasks("")) == list(CHAT_CORE)
     assert list(open_tasks("gsm8k|MMLU")) == ["GSM8K", "MMLU"]
     files = {name: hub / str(TASKS[name].files("test")[0]) for name in CHAT_CORE}
@@ -125,8 +137,9 @@ def test_all_that_the_hub_has(hub, capsys):
         open_tasks("")
     files["AQUA"].unlink()
     assert open_tasks("") == {}
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
     with pytest.raises(ValueError, match="no task has its files here"):
-        main(Config())
+        main(Config("base", tag="mine", device_type="cpu", dtype="fp32"))
 
 
 def test_a_source_for_each_column_of_the_card():

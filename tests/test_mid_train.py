@@ -29,7 +29,7 @@ def test_what_is_not_here_is_left_out_in_one_line(said):
 
 
 def test_what_was_asked_for_has_to_be_here(base, said):
-    job = base.stage("mid_train", "--mixture=smoltalk,identity", "--tag=asked")
+    job = base.stage("mid_train", "--mixture=smoltalk,identity", "--tag=asked", "--model-tag=parent")
     assert job.codes() == [2]
     assert "identity_conversations.jsonl" in job.err()
 

@@ -13,7 +13,7 @@ import pytest
 
 from nanochat.calculator import calculate
 from nanochat.world import write_world
-from tasks import TASKS, mixture
+from tasks import TASKS, mixture, open_tasks
 from tasks.chats import json_lines
 from tasks.common import TaskError
 from tasks.mixing import Sequence
@@ -259,6 +259,21 @@ def test_the_text_is_that_of_the_tokenizer(hub, tmp_path, text_folder):
     text = " ".join(file.read_text(encoding="utf-8") for file in text_folder.iterdir()).lower()
     words = set(frequent_words())
     assert {"letter", "quick", "빠른"} <= words <= set(re.findall(r"[^\W\d_]{2,15}", text))
+
+
+def test_the_words_are_those_of_the_runs_own_tokenizer(hub, tmp_path):
+    (tmp_path / "own").mkdir()
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        (tmp_path / f"own/{letter}.txt").write_text(f"zebra pony{letter}")
+    record = tmp_path / "base/tok_train/mine/outcome.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"config": {"data": str(tmp_path / "own"), "skip_bad": False}}))
+    words = frequent_words("mine")
+    assert words[0] == "zebra"
+    assert "zebra" not in frequent_words()
+    learned, asked = mixture("simplespelling", tokenizer="mine"), open_tasks("simplespelling", tokenizer="mine")
+    for task in (learned, asked["SimpleSpelling"]):
+        assert {one["messages"][0]["content"].removeprefix("Spell the word: ") for one in task} <= set(words)
 
 
 def test_without_a_text_there_are_no_words(tmp_path, monkeypatch):
