@@ -1,6 +1,7 @@
 """How many problems of each task a model solves that can chat, or is to learn it.
 
 python -m scripts.chat_eval --source=sft --tag=d8 --tasks="ARC-Easy|GSM8K"
+python -m scripts.chat_eval -i sft -a "GSM8K|AQUA"
 """
 
 import json
@@ -21,8 +22,8 @@ SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 class Config:
     """Evaluate a model on tasks."""
 
-    source: str = option("sft", f"stage whose model to take: {', '.join(SOURCES)}", group="model")
-    tasks: str = option("", f"joined by |, of {', '.join(JUDGED)}; empty: those of ChatCORE", group="tasks")
+    source: str = option("sft", f"stage whose model to take: {', '.join(SOURCES)}", group="model", short="-i")
+    tasks: str = option("", f"joined by |, of {', '.join(JUDGED)}; empty: those of ChatCORE", group="tasks", short="-a")
     dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device")
     temperature: float = option(0.0, "of what is written; 0: the likeliest token", group="samples", least=0)
     max_new_tokens: Count = option(512, "of an answer", group="samples", least=1, unit="TOKENS")

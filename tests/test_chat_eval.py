@@ -9,6 +9,7 @@ import pytest
 from models import CONFIGS, lively
 
 from nanochat.checkpoint import RECORD, Saver
+from nanochat.config import parse
 from nanochat.report import render
 from nanochat.tokenizer import Tokenizer
 from nanochat.world import write_world
@@ -120,6 +121,12 @@ def test_mistakes_end_with_one_sentence(hub, python):
         Config(source="sfp")
     with pytest.raises(ValueError, match="--num-samples=4 would all be the same, add --temperature=1"):
         Config(num_samples=4)
+
+
+def test_short_flags():
+    assert parse(Config, ["-i", "mid", "-a", "GSM8K|AQUA"]) == Config(source="mid", tasks="GSM8K|AQUA")
+    with pytest.raises(ValueError, match="GSM7K is no task, did you mean GSM8K"):
+        parse(Config, ["-a", "GSM7K"])
 
 
 def test_all_that_the_hub_has(model, base, hub, capsys, monkeypatch):
