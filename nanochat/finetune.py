@@ -32,6 +32,7 @@ from nanochat.packing import ChatLoader
 from nanochat.paths import stage_dir
 from nanochat.restore import find_model, has_news, hold_for_all, keeping, put_back, run_to_go_on_with, tokenizer_of
 from nanochat.runtime import Runtime, setup
+from nanochat.stages import core_name
 from nanochat.tokenizer import Tokenizer
 
 BYTES_PER_TOKEN = 4  # about: validation is to take as long as that of pretraining
@@ -131,7 +132,8 @@ class FineTuning:
             about = engine, self.tokenizer, self.runtime, options
             with torch.compiler.set_stance("force_eager"):  # every batch has another shape
                 scores = {name: evaluate(task, self.model, *about, label=name) for name, task in quick.items()}
-            found = {name: score.accuracy for name, score in scores.items()} | {"ChatCORE": chat_core(scores.values())}
+            found = {name: score.accuracy for name, score in scores.items()}
+            found |= {core: chat_core(scores.values())} if (core := core_name(scores)) else {}
             state.notes["scores"] = {name: list(estimate) for name, estimate in found.items()}
             said = ", ".join(f"{name} {estimate.value:.4f}" for name, estimate in found.items())
             print0(f"step {state.step:05d} | {said}")

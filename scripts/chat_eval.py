@@ -11,7 +11,7 @@ from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_text
-from nanochat.stages import STAGES
+from nanochat.stages import STAGES, core_name
 from tasks import JUDGED, open_tasks
 from tasks.common import pick
 
@@ -75,9 +75,9 @@ def main(config: Config) -> None:
                 write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in score.records))
                 outcome.add_artifact(path)
         found = {name: score.accuracy for name, score in scores.items()}
-        if not config.tasks:  # of a choice of tasks it would be no ChatCORE that compares
-            found["ChatCORE"] = chat_core(scores.values())
-            print0(f"ChatCORE: {found['ChatCORE'].value:.4f} ± {found['ChatCORE'].stderr:.4f}")
+        if core := core_name(scores):
+            found[core] = chat_core(scores.values())
+            print0(f"{core}: {found[core].value:.4f} ± {found[core].stderr:.4f}")
         outcome.metrics |= {name: {**one._asdict(), "format": ".4f"} for name, one in found.items()}
         outcome.metrics["Step"] = checkpoint.step
         if rows:
