@@ -2,12 +2,12 @@
 
 with fine_tuning("chat_sft", "mid_train", config) as tuning:
     source = tuning.chats(conversations, "assistant")
-    state = tuning.train(source, next_token, hooks)
+    state = tuning.train(source, next_token, hooks, conversations.origin)
     tuning.finish(state, {"Training rows": len(conversations)})
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,7 +43,7 @@ class FineTuning:
     """A run under way.
 
     settings: the config with what it inherited. begun: where it goes on. about: what its checkpoints say of it: stage,
-    parent, tokenizer. rows: of a micro-batch.
+    parent, tokenizer, data. rows: of a micro-batch.
     """
 
     outcome: Outcome
@@ -58,14 +58,28 @@ class FineTuning:
     optimizer: Optimizer
     rows: int
 
-    def train(self, source: Any, objective: loop.Objective, hooks: Sequence[every] = ()) -> loop.State:
+    def train(
+        self,
+        source: Any,
+        objective: loop.Objective,
+        hooks: Sequence[every] = (),
+        origin: Callable[[], dict[str, dict]] = dict,
+    ) -> loop.State:
         """To the steps, or seconds, of the settings, or else to the end of the source; from where the run was left.
 
-        source: one that closes, and whose state is the same on all ranks.
+        source: one that closes, and whose state is the same on all ranks. origin: of each task its rows and the hashes
+        of its files, which have to be what the run was begun with.
         """
-        settings, about = self.settings, self.about | {"data": source.state_dict()["setting"]}
+        settings, tasks = self.settings, self.runtime.from_first(origin)
+        before = self.begun.manifest["data"].get("tasks", {}) if self.begun else tasks
+        if changed := [name for name in before | tasks if before.get(name) != tasks.get(name)]:
+            changed = f"the data of {', '.join(changed)} has changed since it was begun"
+            raise ValueError(
+                f"{self.folder}: {changed}. Put it back, take another --tag, or start anew: --resume=never"
+            )
+        self.about["data"] = source.state_dict()["setting"] | {"tasks": tasks}
         parts = self.folder, settings, self.runtime, self.model, self.optimizer, source
-        with source, keeping(*parts, lambda states: states[0], **about) as save:
+        with source, keeping(*parts, lambda states: states[0], **self.about) as save:
             state = loop.State(**put_back(self.begun, self.optimizer, source)) if self.begun else loop.State()
             self.log.rewind(state.step if self.begun else -1)
             moves = schedules.finetuning(settings.warmup_steps, settings.warmdown_ratio, settings.final_lr_frac)
@@ -84,6 +98,7 @@ class FineTuning:
             self.outcome.config = asdict(self.settings)
             self.outcome.metrics = {**metrics, **run_facts(state, self.runtime)}
             self.outcome.curves = curves(self.log)
+            self.outcome.tables += [learned_from(tasks)] if (tasks := self.about["data"]["tasks"]) else []
             self.outcome.add_artifact(self.folder / "latest" / MANIFEST)
             self.outcome.write()
 
@@ -190,6 +205,13 @@ def fine_tuning(stage: str, parent: str, config: FineTune, rows: int = 0) -> Ite
         with MetricLog(folder, config.run, asdict(settings)) as log:
             made = tokenizer_of(origin), model, optimizer, rows
             yield FineTuning(outcome, folder, settings, runtime, log, begun, about, *made)
+
+
+def learned_from(tasks: Mapping[str, dict]) -> dict[str, Any]:
+    """A table of the card: rows and files of each task."""
+    rows = [[name, one["rows"], *file] for name, one in tasks.items() for file in one["files"].items()]
+    columns = [["Task", ""], ["Rows", ",d"], ["File", ""], ["SHA-256", ""]]
+    return {"title": "Learned from", "columns": columns, "rows": rows}
 
 
 def first_rows(

@@ -93,7 +93,8 @@ def main(config: Config) -> None:
 
         hooks = [every(1, tell, at_stop=True)]
         hooks += [every(config.eval_every, score, at_start=True)] * (config.eval_every >= 0)
-        state = tuning.train(source, objective, hooks)
+        origin = lambda: {name: {"rows": len(task), "files": task.hashes()}}  # noqa: E731
+        state = tuning.train(source, objective, hooks, origin)
         facts = {"Task": name, "Training questions": len(task), "Number of iterations": state.step}
         facts["Reward, a moving average"] = state.notes.get("reward", "n/a")
         for when in ("before", "after"):

@@ -36,9 +36,10 @@ def main(config: Config) -> None:
         tasks = open_tasks(config.eval_metrics_tasks, **words) if config.eval_metrics_every >= 0 else {}
         source = tuning.chats(chats, "assistant")
         hooks = tuning.validating(new_chats, "assistant") + tuning.scoring(tasks)
-        state = tuning.train(source, next_token, hooks)
+        state = tuning.train(source, next_token, hooks, chats.origin)
         rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
-        rows |= {"aqua_train_examples": chats.rows.get("AQUA", 0), "aqua_val_examples": new_chats.rows.get("AQUA", 0)}
+        aqua = (found.examples.get("AQUA", 0) for found in (chats, new_chats))
+        rows |= dict(zip(("aqua_train_examples", "aqua_val_examples"), aqua, strict=True))
         tuning.finish(state, rows | tuning.told(state, source))
 
 

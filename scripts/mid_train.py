@@ -34,7 +34,7 @@ def main(config: Config) -> None:
         tasks = open_tasks(config.eval_metrics_tasks, **words) if config.eval_metrics_every >= 0 else {}
         source = tuning.chats(chats, "all")
         hooks = tuning.validating(new_chats, "all") + tuning.scoring(tasks)
-        state = tuning.train(source, next_token, hooks)
+        state = tuning.train(source, next_token, hooks, chats.origin)
         rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
         tuning.finish(state, rows | tuning.told(state, source))
 

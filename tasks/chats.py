@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from nanochat.chat import check
-from nanochat.hub import fetch
+from nanochat.hub import fetch, sha256
 from tasks.common import CONVERTED, FILE, REVISION, DataSet, Task, TaskError
 
 SHOWN = 5  # faults of a file
@@ -39,6 +39,9 @@ class JsonLines(Chat):
             rest = [f"and {len(faults) - SHOWN:,} more"] if len(faults) > SHOWN else []
             raise TaskError("\n  ".join(["not every line is a conversation:", *faults[:SHOWN], *rest]))
         return len(self._rows)
+
+    def hashes(self) -> dict[str, str]:
+        return {self._path.name: sha256(self._path)}
 
     def place(self, number: int) -> str:
         return str(self._path)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nanochat.hub import HubFile, fetch
+from nanochat.hub import HubFile, fetch, sha256
 
 FILE = "{split}-{file:05d}-of-{files:05d}.parquet"  # as the hub names the files of a split
 CONVERTED = (
@@ -81,15 +81,7 @@ class Task:
 
     kind = "generative"
 
-    def __init__(
-        self,
-        data: DataSet,
-        split: str = "test",
-        start: int = 0,
-        stop: int | None = None,
-        step: int = 1,
-        tokenizer: str = "default",
-    ):
+    def __init__(self, data: DataSet, split="test", start=0, stop: int | None = None, step=1, tokenizer="default"):
         self.data, self.split, self.baseline, self.tokenizer = data, split, data.baseline, tokenizer
         rows = self.open()
         if not rows:
@@ -117,11 +109,14 @@ class Task:
     def open(self) -> int:
         """Find the rows, and count them."""
         self._files, columns = self.data.files(self.split), self.data.columns.split()
-        self._tables = [
-            _read(file, found.path, columns) for file, found in zip(self._files, fetch(self._files), strict=True)
-        ]
+        self._paths = [found.path for found in fetch(self._files)]
+        self._tables = [_read(*pair, columns) for pair in zip(self._files, self._paths, strict=True)]
         self._ends = np.cumsum([table.num_rows for table in self._tables])
         return int(self._ends[-1])
+
+    def hashes(self) -> dict[str, str]:
+        """The SHA-256 of each file that the rows are in."""
+        return {str(file): sha256(path) for file, path in zip(self._files, self._paths, strict=True)}
 
     def place(self, number: int) -> str:
         """The file of a row."""

@@ -24,11 +24,17 @@ class Sequence:
     def __init__(self, parts: dict[str, tuple[Any, np.ndarray]]):
         self._tasks = [task for task, _ in parts.values()]
         self.rows = {name: len(rows) for name, (_, rows) in parts.items()}
+        self.examples = {name: len(np.unique(rows)) for name, (_, rows) in parts.items()}  # each once
         tasks = np.repeat(np.arange(len(parts)), list(self.rows.values()))
         self._order = np.stack([tasks, np.concatenate([rows for _, rows in parts.values()])], axis=1)
 
     def __len__(self) -> int:
         return len(self._order)
+
+    def origin(self) -> dict[str, dict]:
+        """Of each task how many rows are here, and the hash of each file they are from."""
+        tasks = zip(self.rows.items(), self._tasks, strict=True)
+        return {name: {"rows": rows, "files": task.hashes()} for (name, rows), task in tasks}
 
     def __getitem__(self, index: int) -> dict:
         task, row = self._order[index]

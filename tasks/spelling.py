@@ -6,6 +6,7 @@ The words are the frequent ones of the text that the tokenizer was trained on, e
 import json
 import re
 from collections import Counter
+from hashlib import sha256
 from itertools import islice
 from random import Random
 from zlib import crc32
@@ -62,6 +63,9 @@ class SimpleSpelling(Task):
         words = [word for word in frequent_words(self.tokenizer) if (crc32(word.encode()) % HELD_OUT == 0) == held_out]
         self._words = words[:TESTS] if held_out else words
         return len(self._words)
+
+    def hashes(self) -> dict[str, str]:
+        return {"words": sha256("\n".join(self._words).encode()).hexdigest()}
 
     def place(self, number: int) -> str:
         return "the tokenizer's text"

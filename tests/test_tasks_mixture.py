@@ -1,5 +1,6 @@
 """Mixtures, files of your own, rewards, spelling; tests/test_tasks_chats.py has the data sets of chats."""
 
+import hashlib
 import json
 import random
 import re
@@ -74,6 +75,8 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(hub, tmp_path):
         "json:my.jsonl": 38 * 3,  # two of the forty are kept to validate with
     }
     assert len(found) == sum(found.rows.values())
+    once = {"MMLU": sizes["MMLU"], "AQUA": 30, "json:my.jsonl": 38}
+    assert found.examples == found.rows | once
     counts = Counter(map(key, found))
     for name, times in (("SmolTalk", 1), ("MMLU", 2)):
         expected = Counter({row: times * n for row, n in Counter(map(key, TASKS[name]("train"))).items()})
@@ -151,6 +154,18 @@ def test_the_aqua_sample_of_a_mixture_on_the_mirror(mirror):
 def test_mistakes_in_a_mixture_are_named(spec, split, sentence, hub):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         mixture(spec, split)
+
+
+def test_a_mixture_tells_where_it_is_from(hub, tmp_path):
+    own = lines(tmp_path / "my.jsonl", *map(chat, range(40)))
+    origin = mixture(f"aqua@30:2,simplespelling@9,{own}", seed=5).origin()
+    assert {name: one["rows"] for name, one in origin.items()} == {"AQUA": 60, "SimpleSpelling": 9, "json:my.jsonl": 38}
+    [file] = TASKS["AQUA"].files("train")
+    assert origin["AQUA"]["files"] == {str(file): hashlib.sha256((hub / str(file)).read_bytes()).hexdigest()}
+    assert origin["json:my.jsonl"]["files"] == {
+        "my.jsonl": hashlib.sha256((tmp_path / "my.jsonl").read_bytes()).hexdigest()
+    }
+    assert list(origin["SimpleSpelling"]["files"]) == ["words"]
 
 
 # ---- files of your own ----
