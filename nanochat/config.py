@@ -35,14 +35,17 @@ _COUNT = tyro.constructors.PrimitiveConstructorSpec(
 Count = Annotated[int, _COUNT]
 
 
-def option(default: Any, text: str, *, group: str, unit=None, in_card=True, may_change=False, least=None) -> Any:
+def option(
+    default: Any, text: str, *, group: str, unit=None, in_card=True, may_change=False, least=None, short=None
+) -> Any:
     """A field of a config: its default, its help, and whether it is a line of the report card.
 
     group: the box of `--help` it stands in, one word. unit: what `--help` shows in place of the value, in capitals.
     may_change: a run that was begun may go on with another value. least: the smallest value that makes sense,
-    beside the default.
+    beside the default. short: another name of its flag, like -i.
     """
     about = {"text": text, "group": group, "unit": unit, "in_card": in_card, "may_change": may_change, "least": least}
+    about["short"] = [short] if short else None
     return dataclasses.field(default=default, metadata=about)
 
 
@@ -52,7 +55,8 @@ def _grouped(config_class: type) -> type:
     groups: dict[str, list] = {}
     for field in dataclasses.fields(config_class):
         about = field.metadata
-        flag = tyro.conf.arg(prefix_name=False, help=about["text"], metavar=about["unit"])
+        names = {"prefix_name": False, "aliases": about["short"]}
+        flag = tyro.conf.arg(**names, help=about["text"], metavar=about["unit"])
         groups.setdefault(about["group"], []).append((field.name, Annotated[hints[field.name], flag], field.default))
     boxes = [(name, dataclasses.make_dataclass(name, fields, frozen=True)) for name, fields in groups.items()]
     return dataclasses.make_dataclass("Flags", [(name, box, box()) for name, box in boxes])

@@ -2,12 +2,12 @@
 
 with fine_tuning("chat_sft", "mid_train", config) as tuning:
     source = tuning.chats(conversations, "assistant")
-    state = tuning.train(source, next_token, steps, hooks)
+    state = tuning.train(source, next_token, hooks, conversations.origin)
     tuning.finish(state, {"Training rows": len(conversations)})
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from nanochat.packing import ChatLoader
 from nanochat.paths import stage_dir
 from nanochat.restore import find_model, has_news, hold_for_all, keeping, put_back, run_to_go_on_with, tokenizer_of
 from nanochat.runtime import Runtime, setup
+from nanochat.stages import core_name
 from nanochat.tokenizer import Tokenizer
 
 BYTES_PER_TOKEN = 4  # about: validation is to take as long as that of pretraining
@@ -42,7 +43,7 @@ class FineTuning:
     """A run under way.
 
     settings: the config with what it inherited. begun: where it goes on. about: what its checkpoints say of it: stage,
-    parent, tokenizer. rows: of a micro-batch.
+    parent, tokenizer, data. rows: of a micro-batch.
     """
 
     outcome: Outcome
@@ -61,22 +62,30 @@ class FineTuning:
         self,
         source: Any,
         objective: loop.Objective,
-        steps: int = -1,
         hooks: Sequence[every] = (),
-        seconds: float = -1.0,
+        origin: Callable[[], dict[str, dict]] = dict,
         **options: Any,
     ) -> loop.State:
-        """To so many steps, or seconds, or if both are -1 to the end of the source; goes on where the run was left.
+        """To the steps, or seconds, of the settings, or else to the end of the source; from where the run was left.
 
-        source: one that closes, and whose state is the same on all ranks. options: of the loop's plan.
+        source: one that closes, and whose state is the same on all ranks. origin: of each task its rows and the hashes
+        of its files, which have to be what the run was begun with. options: of the loop's plan.
         """
-        settings, about = self.settings, self.about | {"data": source.state_dict()["setting"]}
+        settings, tasks = self.settings, self.runtime.from_first(origin)
+        before = self.begun.manifest["data"].get("tasks", {}) if self.begun else tasks
+        if changed := [name for name in before | tasks if before.get(name) != tasks.get(name)]:
+            changed = f"the data of {', '.join(changed)} has changed since it was begun"
+            raise ValueError(
+                f"{self.folder}: {changed}. Put it back, take another --tag, or start anew: --resume=never"
+            )
+        self.about["data"] = source.state_dict()["setting"] | {"tasks": tasks}
         parts = self.folder, settings, self.runtime, self.model, self.optimizer, source
-        with source, keeping(*parts, lambda states: states[0], **about) as save:
+        with source, keeping(*parts, lambda states: states[0], **self.about) as save:
             state = loop.State(**put_back(self.begun, self.optimizer, source)) if self.begun else loop.State()
             self.log.rewind(state.step if self.begun else -1)
             moves = schedules.finetuning(settings.warmup_steps, settings.warmdown_ratio, settings.final_lr_frac)
-            horizon = {"steps": steps if steps > 0 else None, "seconds": seconds if seconds > 0 else None}
+            given = {"steps": settings.num_iterations, "seconds": settings.target_seconds}
+            horizon = {name: None if value == -1 else value for name, value in given.items()}
             options |= {**horizon, "clip": settings.grad_clip}
             plan = loop.Plan(self.rows, self.model.flops_per_token(), moves, **options)
             # Saved last, so that a checkpoint knows what was found before it.
@@ -90,6 +99,7 @@ class FineTuning:
             self.outcome.config = asdict(self.settings)
             self.outcome.metrics = {**metrics, **run_facts(state, self.runtime)}
             self.outcome.curves = curves(self.log)
+            self.outcome.tables += [learned_from(tasks)] if (tasks := self.about["data"]["tasks"]) else []
             self.outcome.add_artifact(self.folder / "latest" / MANIFEST)
             self.outcome.write()
 
@@ -100,7 +110,7 @@ class FineTuning:
         settings, runtime = self.settings, self.runtime
         length = settings.max_seq_len
         place = {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
-        options = {"supervise": supervise, "epochs": settings.num_epochs, "seed": settings.seed}
+        options = {"supervise": supervise, "epochs": settings.epochs, "seed": settings.seed}
         return ChatLoader(
             conversations, self.tokenizer, settings.total_batch_size // length, length, **options, **place
         )
@@ -138,7 +148,8 @@ class FineTuning:
             about = engine, self.tokenizer, self.runtime, options
             with torch.compiler.set_stance("force_eager"):  # every batch has another shape
                 scores = {name: evaluate(task, self.model, *about, label=name) for name, task in quick.items()}
-            found = {name: score.accuracy for name, score in scores.items()} | {"ChatCORE": chat_core(scores.values())}
+            found = {name: score.accuracy for name, score in scores.items()}
+            found |= {core: chat_core(scores.values())} if (core := core_name(scores)) else {}
             state.notes["scores"] = {name: list(estimate) for name, estimate in found.items()}
             said = ", ".join(f"{name} {estimate.value:.4f}" for name, estimate in found.items())
             print0(f"step {state.step:05d} | {said}")
@@ -195,6 +206,13 @@ def fine_tuning(stage: str, parent: str, config: FineTune, rows: int = 0) -> Ite
         with MetricLog(folder, config.run, asdict(settings)) as log:
             made = tokenizer_of(origin), model, optimizer, rows
             yield FineTuning(outcome, folder, settings, runtime, log, begun, about, *made)
+
+
+def learned_from(tasks: Mapping[str, dict]) -> dict[str, Any]:
+    """A table of the card: rows and files of each task."""
+    rows = [[name, one["rows"], *file] for name, one in tasks.items() for file in one["files"].items()]
+    columns = [["Task", ""], ["Rows", ",d"], ["File", ""], ["SHA-256", ""]]
+    return {"title": "Learned from", "columns": columns, "rows": rows}
 
 
 def first_rows(

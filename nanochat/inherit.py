@@ -10,6 +10,8 @@ from nanochat.stages import MODELS
 MAY = {"may_change": True}
 SIDE = {"may_change": True, "in_card": False}
 RATE = {"group": "optimizer", "least": 0}
+MIXED = "tasks with their epochs, like smoltalk,gsm8k:2; of the default those that are here"
+HORIZONS = ("num_iterations", "target_seconds", "num_epochs")
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,10 @@ class FineTune:
     attention: str = option("auto", "auto, or a path of nanochat/attention.py", group="device", **SIDE)
     compile: bool = option(True, "compile the blocks: slower to start, faster to run", group="device", **SIDE)
     checkpointing: bool = option(False, "compute activations twice to save memory", group="device", may_change=True)
+
+    num_iterations: Count = option(-1, "steps to train; of this box give one", group="horizon", unit="STEPS")
+    target_seconds: float = option(-1.0, "time to train", group="horizon", unit="SECONDS")
+    num_epochs: float = option(-1.0, "passes over the data; 1 if nothing is given", group="horizon", unit="EPOCHS")
 
     max_seq_len: Count | None = option(None, "length of a row, None: the parent's", group="batch", least=1)
     device_batch_size: str = option("auto", "rows at once on a device; auto: the parent's", group="batch", **MAY)
@@ -53,16 +59,23 @@ class FineTune:
     def __post_init__(self):
         if self.source not in MODELS:
             raise ValueError(f"--source={self.source} is not one of {', '.join(MODELS)}")
+        given = {name: value for name in HORIZONS if (value := getattr(self, name)) != -1}
+        flags = [f"--{name.replace('_', '-')}={value:g}" for name, value in given.items()]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(flags)} are {len(given)} horizons: keep one of them")
+        if given and not min(given.values()) > 0:
+            raise ValueError(f"{flags[0]} is no horizon: it has to be more than 0")
+
+    @property
+    def epochs(self) -> float:
+        return 1.0 if self.num_epochs == -1 else self.num_epochs
 
 
 @dataclass(frozen=True)
 class ChatTraining(FineTune):
     """Of those, what scripts have that train on a mixture of conversations."""
 
-    mixture: str = option("", "tasks with their epochs, like smoltalk,gsm8k:2; empty: of those here", group="data")
-    num_epochs: float = option(1.0, "of the mixture, if no steps are given", group="horizon", least=0)
-    num_iterations: Count = option(-1, "steps", group="horizon", unit="STEPS")
-    target_seconds: float = option(-1.0, "time to train, if neither is to decide", group="horizon", unit="SECONDS")
+    mixture: str = option("", MIXED, group="data")
     eval_every: Count = option(200, "steps between validations; 0: at the ends; -1: none", group="evaluation", least=-1)
     eval_tokens: Count = option(-1, "of validation rows; -1: 5e6, on a CPU 125,000", group="evaluation", unit="TOKENS")
     eval_metrics_every: Count = option(200, "steps between scores of tasks; 0: at the end; -1: none",

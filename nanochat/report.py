@@ -142,8 +142,8 @@ def _headlines(outcomes: Sequence[Outcome], stages: Sequence[Stage]) -> str:
     cells: dict[str, dict[str, str]] = {}
     for stage in stages:
         for outcome in outcomes:  # by time: of several tags the newest stays
-            for metric in stage.headline:
-                if outcome.stage == stage.name and metric in outcome.metrics:
+            for metric in outcome.metrics:  # "ChatCORE (5 of 6 tasks)" has a row of its own
+                if outcome.stage == stage.name and metric.partition(" (")[0] in stage.headline:
                     cells.setdefault(metric, dict.fromkeys(columns, "-"))[stage.column] = show(outcome.metrics[metric])
     rows = [["Metric", *columns], *([metric, *row.values()] for metric, row in cells.items())]
     lines = ["| " + " | ".join(cell.ljust(8 if i else 15) for i, cell in enumerate(row)) + " |" for row in rows]

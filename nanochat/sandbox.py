@@ -33,9 +33,9 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 @dataclass(frozen=True)
 class Limits:
-    seconds: float = 5.0  # of wall time
-    cpu_seconds: int = 5  # of each process
-    memory: int = 2**30  # bytes of address space, of each process
+    seconds: float = 60.0  # of wall time: generous, for what else the machine does is no fault of the program
+    cpu_seconds: int = 10  # of each process
+    memory: int = 2**30  # bytes: of address space of each process, and in use by all together
     file_bytes: int = 2**24  # of one file, and of all together
     processes: int = 16
     output: int = 2**16  # bytes
@@ -46,7 +46,11 @@ LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Verdict:
-    """passed: it ran to its last line. reason: why not, in a word or two. output: what it printed."""
+    """passed: it ran to its last line. reason: why not, in a word or two. output: what it printed.
+
+    The ending is told by a word that stands neither in the program nor in its file, arguments or environment; a program
+    that searches its own interpreter for it could still say it early, for no secret keeps from what runs beside it.
+    """
 
     passed: bool
     reason: str
@@ -59,28 +63,47 @@ def run(program: str, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     lacking = missing()
     if lacking and not unsafe:
         raise ValueError(f"a program cannot be contained here: {lacking}; {REFUSED}")
-    return _run(program, limits, "limits" if lacking else _enclosure())
+    return _run(program, limits, "limits" if lacking else _enclosure()[0])
 
 
-def run_all(programs: Iterable[str], limits: Limits = LIMITS, unsafe: bool = False, at_once=20) -> list[Verdict]:
-    with ThreadPoolExecutor(at_once) as pool:
+def run_all(programs: Iterable[str], limits: Limits = LIMITS, unsafe: bool = False, at_once: int = 0) -> list[Verdict]:
+    """Side by side; at_once: so many, 0: as many as there are CPUs for this rank, at most 20."""
+    cpus = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    with ThreadPoolExecutor(at_once or min(max(cpus, 1), 20)) as pool:
         return list(pool.map(lambda program: run(program, limits, unsafe), programs))
 
 
-@lru_cache(maxsize=1)
 def missing() -> str:
     """Which guarantee this system cannot give, found by trying; empty: none."""
+    return _enclosure()[1]
+
+
+@lru_cache(maxsize=1)
+def _enclosure() -> tuple[str, str]:
+    """The first that holds here, and what is missing if none does."""
     if sys.platform != "linux":
-        return f"{platform.system()} has no namespaces and no filter of system calls"
+        lost = "no namespaces, no filter of system calls, and perhaps no limit on memory"
+        return "limits", f"{platform.system()} has {lost}"
     if platform.machine() not in SYSTEM_CALLS:
-        return f"no filter of system calls is written for {platform.machine()}"
-    verdict = _run("", Limits(seconds=30.0, cpu_seconds=30), _enclosure())
-    return "" if verdict.passed else f"{verdict.reason} ({verdict.output.strip()[-300:]})"
+        return "limits", f"no filter of system calls is written for {platform.machine()}"
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        return "limits", "the kernel does not list the children of a process, so their memory cannot be limited"
+    faults = []
+    for name in _enclosures():
+        try:
+            verdict = _run("", Limits(cpu_seconds=30), name)
+        except OSError as error:
+            faults.append(f"{name}: {error}")
+            continue
+        if verdict.passed:
+            return name, ""
+        faults.append(f"{name}: {verdict.reason} ({verdict.output.strip()[-300:]})")
+    return "limits", "; ".join(faults)
 
 
-def _enclosure() -> str:
+def _enclosures() -> list[str]:
     """Root needs no bubblewrap, and would stay root in it, whom no limit on processes holds."""
-    return "bwrap" if shutil.which("bwrap") and os.geteuid() else "namespaces"
+    return ["bwrap", "namespaces"] if shutil.which("bwrap") and os.geteuid() else ["namespaces"]
 
 
 def _python() -> str:
@@ -99,23 +122,21 @@ def _visible() -> list[str]:
 def _run(program: str, limits: Limits, enclosure: str) -> Verdict:
     start, end = time.monotonic(), secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="sandbox-", ignore_cleanup_errors=True) as scratch:
-        # Printed last, so that no early exit looks like success.
-        task = {"program": f"{program}\n\nprint('\\n{end}', flush=True)\n", "limits": asdict(limits)}
-        task |= {"enclosure": enclosure, "scratch": scratch}
+        task = {"program": program, "end": end, "limits": asdict(limits), "enclosure": enclosure, "scratch": scratch}
         Path(scratch, "inside.py").write_bytes(Path(__file__).read_bytes())
         command = [_python(), "-IS", f"{scratch}/inside.py"]
         if enclosure == "bwrap":
             shown = [part for path in _visible() for part in ("--ro-bind", path, path)]
             shown += ["--ro-bind", scratch, "/inside", "--dev", "/dev", "--size", str(limits.file_bytes)]
             options = "--tmpfs /tmp --chdir /tmp --uid 65534 --gid 65534 --remount-ro /dev --remount-ro / --".split()
-            command = ["bwrap", *"--unshare-all --die-with-parent --new-session --clearenv".split(), *shown]
-            command += [*options, _python(), "-IS", "/inside/inside.py"]
+            apart = "--unshare-all --die-with-parent --new-session --clearenv".split()
+            command = [shutil.which("bwrap"), *apart, *shown, *options, _python(), "-IS", "/inside/inside.py"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         child = subprocess.Popen(command, **pipes, cwd=scratch, env={}, start_new_session=True)
         try:
-            child.stdin.write(json.dumps(task).encode())
-            child.stdin.close()
-            output, reason = _watch(child, start + limits.seconds, limits.output)
+            with contextlib.suppress(BrokenPipeError), child.stdin as pipe:  # else what it printed says why it ended
+                pipe.write(json.dumps(task).encode())
+            output, reason = _watch(child, start + limits.seconds, limits)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -131,9 +152,9 @@ def _run(program: str, limits: Limits, enclosure: str) -> Verdict:
     return Verdict(not reason, reason, body if found else text, time.monotonic() - start)
 
 
-def _watch(child: subprocess.Popen, deadline: float, most: int) -> tuple[bytes, str]:
+def _watch(child: subprocess.Popen, deadline: float, limits: Limits) -> tuple[bytes, str]:
     """What it prints until it ends, and why it has to be killed, if so."""
-    output = b""
+    output, look = b"", 0.0
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
         while (left := deadline - time.monotonic()) > 0:
@@ -141,15 +162,43 @@ def _watch(child: subprocess.Popen, deadline: float, most: int) -> tuple[bytes, 
             if selector.select(0 if ended else min(left, 0.02)):
                 chunk = os.read(child.stdout.fileno(), 65536)
                 output += chunk
-                if len(output) > most:
-                    return output[:most], "too much output"
+                if len(output) > limits.output:
+                    return output[: limits.output], "too much output"
                 ended = ended or not chunk
             if ended and child.poll() is not None:
                 return output, ""
+            if time.monotonic() >= look:
+                if _memory(child.pid) > limits.memory:
+                    return output, "too much memory"
+                look = time.monotonic() + 0.05
+            if ended:  # it closed its output and goes on
+                time.sleep(0.02)
     return output, "out of time"
 
 
+def _memory(process: int) -> int:
+    """Bytes that a process and all that came of it hold; those of a namespace whose parent has ended, its first has."""
+    pages, left = 0, [process]
+    while left:
+        place = Path(f"/proc/{left.pop()}")
+        with contextlib.suppress(OSError):  # it has ended
+            pages += int((place / "statm").read_text().split()[1])
+            threads = [(thread / "children").read_text() for thread in (place / "task").iterdir()]
+            left += map(int, " ".join(threads).split())
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 # ---- inside ----
+
+# Says the word when the program has come to its last line, so that no early exit looks like success.
+TO_THE_END = """
+def run():
+    import runpy
+    end = input()
+    runpy.run_path("program.py", run_name="__main__")
+    print(f"\\n{end}", flush=True)
+run()
+"""
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_REST = 0x00020000, 0x10000000, 0x6E000000  # the rest: cgroup, uts, ipc, pid, net
 CLONE_ANY = CLONE_NEWNS | CLONE_NEWUSER | CLONE_REST | 0x80
@@ -157,28 +206,20 @@ MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 4096, 16384, 1 << 18, 2
 READ_ONLY = 1 | 2  # MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 MOUNT_SETATTR, CLONE3, AT_RECURSIVE = 442, 435, 0x8000
-NEW_CALLS = (
-    425,
-    428,
-    429,
-    430,
-    431,
-    432,
-    433,
-    438,
-    MOUNT_SETATTR,
-)  # io_uring, the mounts, pidfd_getfd: same everywhere
+# io_uring, the mounts, pidfd_getfd, memfd_secret: the same everywhere
+NEW_CALLS = (425, 428, 429, 430, 431, 432, 433, 438, MOUNT_SETATTR, 447)
 SYSTEM_CALLS = {  # machine → (its audit number, clone, pivot_root, calls that fail)
     "x86_64": (0xC000003E, 56, 155, """
         41 101 135 155 161 163 165 166 167 168 169 170 175 176 179 246 248 249 250 272 298 303 304 308 310 311 313 320
-        321 323"""),
+        321 323 29 319"""),
     "aarch64": (0xC00000B7, 220, 41, """
         198 117 92 41 51 89 40 39 224 225 142 161 105 106 60 104 217 218 219 97 241 264 265 268 270 271 273 294
-        280 282"""),
+        280 282 194 279"""),
 }  # fmt: skip
 # The calls, in order: socket ptrace personality pivot_root chroot acct mount umount2 swapon swapoff reboot sethostname
 # init_module delete_module quotactl kexec_load add_key request_key keyctl unshare perf_event_open name_to_handle_at
-# open_by_handle_at setns process_vm_readv process_vm_writev finit_module kexec_file_load bpf userfaultfd
+# open_by_handle_at setns process_vm_readv process_vm_writev finit_module kexec_file_load bpf userfaultfd, and shmget
+# memfd_create: memory that is no process's.
 
 
 def _call(what: str, result: int) -> None:
@@ -194,10 +235,8 @@ def _filter_system_calls(libc: ctypes.CDLL) -> None:
     kill, allow, fails = 0x80000000, 0x7FFF0000, 0x00050000
     code = [(load, 0, 0, 4), (equal, 1, 0, audit), (give, 0, 0, kill), (load, 0, 0, 0)]
     code += [(at_least, 0, 1, 0x40000000), (give, 0, 0, kill)]  # x86's second set of numbers
-    for number, error in [
-        *((n, 1) for n in (*map(int, refused.split()), *NEW_CALLS)),
-        (CLONE3, 38),
-    ]:  # EPERM; ENOSYS: libc takes clone
+    errors = dict.fromkeys((*map(int, refused.split()), *NEW_CALLS), 1) | {CLONE3: 38}  # ENOSYS: libc takes clone
+    for number, error in errors.items():
         code += [(equal, 0, 1, number), (give, 0, 0, fails | error)]
     code += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 0, 1, CLONE_ANY), (give, 0, 0, fails | 1)]
     code.append((give, 0, 0, allow))
@@ -259,14 +298,19 @@ def _become_nobody() -> None:
     os.setresuid(number, number, number)
 
 
-def _limit(limits: dict) -> None:
+def _limit(limits: dict, strict: bool) -> None:
+    """strict: each has to hold; else what the system does not know (macOS: of memory) is done without."""
     import resource
 
     bounds = {"CPU": limits["cpu_seconds"], "AS": limits["memory"], "FSIZE": limits["file_bytes"], "CORE": 0}
     for name, bound in {**bounds, "NPROC": limits["processes"], "NOFILE": 64}.items():
         hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
         bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (bound, bound))
+        try:
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (bound, bound))
+        except (ValueError, OSError) as error:
+            if strict:
+                raise OSError(f"limit {name}: {error}") from None
 
 
 def _follow(child: int) -> None:
@@ -294,11 +338,14 @@ def _inside() -> None:
             _become_nobody()
     where = os.getcwd()
     Path(where, "program.py").write_text(task["program"], encoding="utf-8")
-    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    _limit(limits)
+    source, sink = os.pipe()
+    os.write(sink, task["end"].encode())
+    os.close(sink)
+    os.dup2(source, 0)  # which is at its end when the program begins
+    _limit(limits, strict=enclosure != "limits")
     if enclosure != "limits":
         _filter_system_calls(libc)
-    os.execve(_python(), [_python(), "-IB", f"{where}/program.py"], {"HOME": where, "PATH": "/usr/bin:/bin"})
+    os.execve(_python(), [_python(), "-IB", "-c", TO_THE_END], {"HOME": where, "PATH": "/usr/bin:/bin"})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The table of stages, in the order a run takes them: what each starts from and how the report card shows it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -24,6 +25,17 @@ class Stage:
 
 
 CHAT = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval", "ChatCORE")
+
+
+def core_name(tasks: Iterable[str]) -> str:
+    """What the mean over some tasks is called: ChatCORE if it is over all of them; "": it has no name."""
+    *core, name = CHAT
+    found = set(tasks)
+    if found <= set(core):
+        return name if len(found) == len(core) else f"{name} ({len(found)} of {len(core)} tasks)"
+    return ""
+
+
 STAGES = (
     Stage("tok_train", "Tokenizer training"),
     Stage("tok_eval", "Tokenizer evaluation", parent="tok_train"),

@@ -1,6 +1,7 @@
 """How many problems of each task a model solves that can chat, or is to learn it.
 
 python -m scripts.chat_eval --source=sft --tag=d8 --tasks="ARC-Easy|GSM8K"
+python -m scripts.chat_eval -i sft -a "GSM8K|AQUA"
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -9,7 +10,7 @@ from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
-from nanochat.stages import STAGES
+from nanochat.stages import STAGES, core_name
 from tasks import JUDGED, open_tasks
 from tasks.common import pick
 
@@ -20,8 +21,8 @@ SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 class Config:
     """Evaluate a model on tasks."""
 
-    source: str = option("sft", f"stage whose model to take: {', '.join(SOURCES)}", group="model")
-    tasks: str = option("", f"joined by |, of {', '.join(JUDGED)}; empty: those of ChatCORE", group="tasks")
+    source: str = option("sft", f"stage whose model to take: {', '.join(SOURCES)}", group="model", short="-i")
+    tasks: str = option("", f"joined by |, of {', '.join(JUDGED)}; empty: those of ChatCORE", group="tasks", short="-a")
     dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device")
     temperature: float = option(0.0, "of what is written; 0: the likeliest token", group="samples", least=0)
     max_new_tokens: Count = option(512, "of an answer", group="samples", least=1, unit="TOKENS")
@@ -56,13 +57,15 @@ def main(config: Config) -> None:
 
     stage = SOURCES[config.source]
     outcome = Outcome.begin(stage.name, config.tag, config)
-    tasks = open_tasks(config.tasks, config.unsafe_exec)
-    if not tasks:
-        raise ValueError("no task has its files here, see `python -m scripts.prepare --tasks=…` or set NANOCHAT_HUB")
     options = Options(**{field.name: getattr(config, field.name) for field in fields(Options)})
     with setup(config.device_type, config.dtype) as runtime:
         step = None if config.step < 0 else config.step
         model, tokenizer, checkpoint = load_model(stage.parent, config.tag, step, runtime)
+        tasks = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
+        if not tasks:
+            raise ValueError(
+                "no task has its files here, see `python -m scripts.prepare --tasks=…` or set NANOCHAT_HUB"
+            )
         engine = Engine(model, tokenizer, config.slots)
         scores, rows = {}, []
         for name, task in tasks.items():
@@ -73,9 +76,9 @@ def main(config: Config) -> None:
             if runtime.rank == 0:
                 outcome.add_artifact(path)
         found = {name: score.accuracy for name, score in scores.items()}
-        if not config.tasks:  # of a choice of tasks it would be no ChatCORE that compares
-            found["ChatCORE"] = chat_core(scores.values())
-            print0(f"ChatCORE: {found['ChatCORE'].value:.4f} ± {found['ChatCORE'].stderr:.4f}")
+        if core := core_name(scores):
+            found[core] = chat_core(scores.values())
+            print0(f"{core}: {found[core].value:.4f} ± {found[core].stderr:.4f}")
         outcome.metrics |= {name: {**one._asdict(), "format": ".4f"} for name, one in found.items()}
         outcome.metrics["Step"] = checkpoint.step
         if rows:

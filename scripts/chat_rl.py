@@ -18,13 +18,10 @@ SAMPLES, EVALUATION = {"group": "samples"}, {"group": "evaluation"}
 
 @dataclass(frozen=True)
 class Config(FineTune):
-    """Improve a model at a task by rewards for what it samples. Settings not given are the parent's."""
+    """Improve a model at a task by rewards for what it samples. Settings that are None are the parent's."""
 
     source: str = option("sft", f"stage whose model to take: {', '.join(MODELS)}", group="run")
     task: str = option("GSM8K", "what to be good at: a task with a train and a test split", group="data")
-    num_epochs: float = option(1.0, "of its training questions, if no steps are given", group="horizon", least=0)
-    num_iterations: Count = option(-1, "steps", group="horizon", unit="STEPS")
-
     examples_per_step: Count = option(16, "questions, of all ranks", least=1, **SAMPLES)
     num_samples: Count = option(4, "answers to each, compared with each other", least=2, **SAMPLES)
     max_new_tokens: Count = option(64, "of an answer", least=1, unit="TOKENS", **SAMPLES)
@@ -61,14 +58,15 @@ def main(config: Config) -> None:
     if config.total_batch_size:
         raise ValueError("--total-batch-size is not for samples: take --examples-per-step and --num-samples")
     rows = config.examples_per_step * config.num_samples
-    task, test = (TASKS[name](split) for split in ("train", "test"))
     with fine_tuning("chat_rl", MODELS[config.source], config, rows) as tuning:
+        words = tuning.about["tokenizer"]["tag"]  # to spell
+        task, test = (TASKS[name](split, tokenizer=words) for split in ("train", "test"))
         loaded, samples = (tuning.tokenizer, tuning.runtime), MetricLog(tuning.folder, name="samples")
         samples.rewind(tuning.begun.step if tuning.begun else -1)
         engine, model = Engine(tuning.model, tuning.tokenizer), tuning.model
         drawn = {what: getattr(config, what) for what in ("max_new_tokens", "temperature", "top_k")}
         sampling = Sampling(config.examples_per_step, config.num_samples, **drawn)
-        about = {"advantage": config.advantage, "seed": config.seed, "epochs": config.num_epochs}
+        about = {"advantage": config.advantage, "seed": config.seed, "epochs": config.epochs}
         about |= {"context": tuning.settings.max_seq_len, "write": samples.write}
         source = Rollouts(task, engine, *loaded, sampling, **about)
         parent = [tuning.about["parent"][what] for what in ("stage", "tag", "step")]
@@ -95,8 +93,9 @@ def main(config: Config) -> None:
 
         hooks = [every(1, tell, at_stop=True)]
         hooks += [every(config.eval_every, score, at_start=True)] * (config.eval_every >= 0)
-        parts = by_tokens(tuning.settings.max_seq_len)
-        state = tuning.train(source, objective, config.num_iterations, hooks, split=parts)
+        origin = lambda: {name: {"rows": len(task), "files": task.hashes()}}  # noqa: E731
+        split = by_tokens(tuning.settings.max_seq_len)
+        state = tuning.train(source, objective, hooks, origin, split=split)
         facts = {"Task": name, "Training questions": len(task), "Number of iterations": state.step}
         facts["Reward, a moving average"] = state.notes.get("reward", "n/a")
         for when in ("before", "after"):

@@ -6,8 +6,8 @@ torchrun --standalone --nproc_per_node=8 -m scripts.mid_train -- --tag=d24
 
 from dataclasses import dataclass
 
-from nanochat.config import run
-from nanochat.inherit import ChatTraining
+from nanochat.config import option, run
+from nanochat.inherit import MIXED, ChatTraining
 from nanochat.stages import MODELS
 from tasks import mixture, open_tasks
 
@@ -17,7 +17,9 @@ MIXTURE = "SmolTalk,Identity:2,MMLU:3,GSM8K:4,AQUA@20000,SimpleSpelling,Spelling
 
 @dataclass(frozen=True)
 class Config(ChatTraining):
-    """Train on all tokens of conversations and tasks. Settings not given are the parent's."""
+    """Train on all tokens of conversations and tasks. Settings that are None are the parent's."""
+
+    mixture: str = option(MIXTURE, MIXED, group="data")
 
 
 def main(config: Config) -> None:
@@ -25,12 +27,14 @@ def main(config: Config) -> None:
     from nanochat.finetune import fine_tuning
     from nanochat.objectives import next_token
 
-    chats, new_chats = (mixture(config.mixture, split, config.seed, MIXTURE) for split in ("train", "validation"))
-    tasks = open_tasks(config.eval_metrics_tasks) if config.eval_metrics_every >= 0 else {}
     with fine_tuning("mid_train", MODELS[config.source], config) as tuning:
+        words = {"tokenizer": tuning.about["tokenizer"]["tag"]}  # to spell
+        about = config.seed, MIXTURE
+        chats, new_chats = (mixture(config.mixture, split, *about, **words) for split in ("train", "validation"))
+        tasks = open_tasks(config.eval_metrics_tasks, **words) if config.eval_metrics_every >= 0 else {}
         source = tuning.chats(chats, "all")
         hooks = tuning.validating(new_chats, "all") + tuning.scoring(tasks)
-        state = tuning.train(source, next_token, config.num_iterations, hooks, config.target_seconds)
+        state = tuning.train(source, next_token, hooks, chats.origin)
         rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
         tuning.finish(state, rows | tuning.told(state, source))
 

@@ -16,19 +16,23 @@ JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]
 CHAT_CORE = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval")  # what ChatCORE is the mean of
 
 
-def mixture(spec: str, split: str = "train", seed: int = 0, default: str = "") -> mixing.Mixture:
+def mixture(
+    spec: str, split: str = "train", seed: int = 0, default: str = "", tokenizer: str = "default"
+) -> mixing.Mixture:
     """Conversations to learn from, or for validation, of the tasks that a spec like `mmlu:3,json:PATH` names.
 
-    default: taken if there is no spec, as far as its tasks, and so many rows, are here.
+    default: a spec that is taken as far as its tasks, and so many rows, are here. tokenizer: as tasks have it.
     """
-    return mixing.mix(spec or default, TASKS, split, seed, as_here=not spec)
+    spec = spec or default
+    return mixing.mix(spec, TASKS, split, seed, tokenizer, as_here=spec == default)
 
 
-def open_tasks(names: str, unsafe_exec: bool = False) -> dict[str, Task]:
+def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:
     """Those named, to be evaluated; or those of CHAT_CORE of which the hub has the files."""
 
     def opened(name: str) -> Task:
-        return TASKS[name](**({"unsafe": unsafe_exec} if TASKS[name].task.kind == "program" else {}))
+        unsafe = {"unsafe": unsafe_exec} if TASKS[name].task.kind == "program" else {}
+        return TASKS[name](tokenizer=tokenizer, **unsafe)
 
     if names:
         return {name: opened(name) for name in pick(names, JUDGED)}

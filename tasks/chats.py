@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from nanochat.chat import check
-from nanochat.hub import fetch
+from nanochat.hub import fetch, sha256
 from tasks.common import CONVERTED, FILE, REVISION, DataSet, Task, TaskError
 
 SHOWN = 5  # faults of a file
@@ -40,6 +40,9 @@ class JsonLines(Chat):
             raise TaskError("\n  ".join(["not every line is a conversation:", *faults[:SHOWN], *rest]))
         return len(self._rows)
 
+    def hashes(self) -> dict[str, str]:
+        return {self._path.name: sha256(self._path)}
+
     def place(self, number: int) -> str:
         return str(self._path)
 
@@ -49,7 +52,7 @@ class JsonLines(Chat):
 
 def json_lines(path: str) -> DataSet:
     """A file of this machine."""
-    return DataSet(JsonLines, "", str(Path(path).expanduser().absolute()), "train")
+    return DataSet(JsonLines, "", str(Path(path).expanduser().resolve()), "train")
 
 
 def _learnable(conversation: dict) -> dict:

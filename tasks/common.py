@@ -1,5 +1,6 @@
 """What a task is: a data set read as conversations, and a verdict on each answer."""
 
+import copy
 import difflib
 import re
 from collections.abc import Callable, Iterable
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nanochat.hub import HubFile, fetch
+from nanochat.hub import HubFile, fetch, sha256
 
 FILE = "{split}-{file:05d}-of-{files:05d}.parquet"  # as the hub names the files of a split
 CONVERTED = (
@@ -46,6 +47,9 @@ class DataSet:
     reward: Callable[[bool, str], float] = lambda right, answer: float(right)
 
     def __call__(self, split: str = "test", **options: Any) -> "Task":
+        if split not in (names := self.split_names):
+            name = self.repo or self.path or self.task.__name__
+            raise TaskError(f"{name} has no split {split}, only {', '.join(names)}")
         return self.task(self, split, **options)
 
     @property
@@ -60,7 +64,7 @@ class DataSet:
             return []
         names, found = self.split_names, []
         for split in splits or names:
-            own, count = names.get(split, (split, 1))
+            own, count = names[split]
             slots = [(part, file) for part in self.parts.split() for file in range(count)]
             paths = [self.path.format(split=own, part=part, file=file, files=count) for part, file in slots]
             found += [HubFile(path, self.repo, self.revision) for path in paths]
@@ -72,12 +76,13 @@ class Task:
 
     kind: how it is answered. categorical: by one of the conversation's "letters"; generative: by a text that
     `evaluate` reads; program: by a text that it runs; chat: there is no right answer, only one to learn.
+    tokenizer: tag of the run whose text gives the words, where a task has no files.
     """
 
     kind = "generative"
 
-    def __init__(self, data: DataSet, split: str = "test", start: int = 0, stop: int | None = None, step: int = 1):
-        self.data, self.split, self.baseline = data, split, data.baseline
+    def __init__(self, data: DataSet, split="test", start=0, stop: int | None = None, step=1, tokenizer="default"):
+        self.data, self.split, self.baseline, self.tokenizer = data, split, data.baseline, tokenizer
         rows = self.open()
         if not rows:
             raise TaskError(f"{self.place(0)} has no rows: the split {split} is empty")
@@ -89,7 +94,12 @@ class Task:
     def __len__(self) -> int:
         return len(self._chosen)
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index: int | slice) -> Any:
+        """A conversation, or a task of some of them."""
+        if isinstance(index, slice):
+            part = copy.copy(self)
+            part._chosen = self._chosen[index]
+            return part
         number = int(self._chosen[index])
         try:
             return self.conversation(*self.data.form(*self.cells(number)))
@@ -99,11 +109,14 @@ class Task:
     def open(self) -> int:
         """Find the rows, and count them."""
         self._files, columns = self.data.files(self.split), self.data.columns.split()
-        self._tables = [
-            _read(file, found.path, columns) for file, found in zip(self._files, fetch(self._files), strict=True)
-        ]
+        self._paths = [found.path for found in fetch(self._files)]
+        self._tables = [_read(*pair, columns) for pair in zip(self._files, self._paths, strict=True)]
         self._ends = np.cumsum([table.num_rows for table in self._tables])
         return int(self._ends[-1])
+
+    def hashes(self) -> dict[str, str]:
+        """The SHA-256 of each file that the rows are in."""
+        return {str(file): sha256(path) for file, path in zip(self._files, self._paths, strict=True)}
 
     def place(self, number: int) -> str:
         """The file of a row."""

@@ -17,8 +17,9 @@ def complete_program(prompt: str, entry_point: str, completion: str) -> str:
     blocks = FENCED.findall(completion) or [completion]
     code = next((block for block in blocks if start in block), blocks[0])
     if start in code:
+        begin = CODE.search(code) or re.search(rf"[ \t]*{re.escape(start)}", code)  # or behind prose, or indented
         # What stands before the function in the prompt, imports and helpers, is seldom repeated.
-        return f"{prompt[: prompt.index(start)]}\n{code[CODE.search(code).start() :]}"
+        return f"{prompt[: prompt.index(start)]}\n{textwrap.dedent(code[begin.start() :])}"
     lines = code.strip("\n").splitlines()
     if lines and lines[0].strip() and lines[0][0] not in " \t":
         lines = textwrap.indent("\n".join(lines), "    ").splitlines()

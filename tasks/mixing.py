@@ -24,11 +24,17 @@ class Sequence:
     def __init__(self, parts: dict[str, tuple[Any, np.ndarray]]):
         self._tasks = [task for task, _ in parts.values()]
         self.rows = {name: len(rows) for name, (_, rows) in parts.items()}
+        self.examples = {name: len(np.unique(rows)) for name, (_, rows) in parts.items()}  # each once
         tasks = np.repeat(np.arange(len(parts)), list(self.rows.values()))
         self._order = np.stack([tasks, np.concatenate([rows for _, rows in parts.values()])], axis=1)
 
     def __len__(self) -> int:
         return len(self._order)
+
+    def origin(self) -> dict[str, dict]:
+        """Of each task how many rows are here, and the hash of each file they are from."""
+        tasks = zip(self.rows.items(), self._tasks, strict=True)
+        return {name: {"rows": rows, "files": task.hashes()} for (name, rows), task in tasks}
 
     def __getitem__(self, index: int) -> dict:
         task, row = self._order[index]
@@ -43,7 +49,9 @@ class Mixture(Sequence):
         np.random.default_rng(seed).shuffle(self._order)
 
 
-def mix(spec: str, known: Mapping[str, DataSet], split: str, seed: int, as_here: bool = False) -> Mixture:
+def mix(
+    spec: str, known: Mapping[str, DataSet], split: str, seed: int, tokenizer: str, as_here: bool = False
+) -> Mixture:
     """What a user names; for another split than train each of its rows once, whatever the spec says of epochs.
 
     as_here: what has no files here is left out, and told, and of fewer rows than asked for all are taken.
@@ -55,10 +63,10 @@ def mix(spec: str, known: Mapping[str, DataSet], split: str, seed: int, as_here:
         if not member:
             raise ValueError(f"{spec}: {word} is not like NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS")
         name, data = _named(member[1], known, spec)
-        if name in parts:
+        if any(task.data == data for task, _ in parts.values()):
             raise ValueError(f"{spec}: {name} is named twice, give it epochs instead: {name}:2")
         try:
-            task, rows = _rows(name, data, split)
+            task, rows = _rows(name, data, split, tokenizer)
         except ValueError as error:
             if isinstance(error, TaskError) or not as_here:
                 raise
@@ -68,7 +76,7 @@ def mix(spec: str, known: Mapping[str, DataSet], split: str, seed: int, as_here:
             count = int(member[2] or len(rows))
             count = min(count, len(rows)) if as_here else count
             rows = _taken(name, rows, count, float(member[3] or 1), (seed, number))
-        parts[name] = task, rows
+        parts[member[1] if name in parts else name] = task, rows  # the whole path of a second file of one name
     if lost and parts:
         print0(f"{split} mixture: {', '.join(parts)}; not here, so left out: {', '.join(lost)}")
     if not parts and lost:
@@ -86,7 +94,7 @@ def _named(word: str, known: Mapping[str, DataSet], spec: str) -> tuple[str, Dat
     return name, known[name]
 
 
-def _rows(name: str, data: DataSet, split: str) -> tuple[Any, np.ndarray]:
+def _rows(name: str, data: DataSet, split: str, tokenizer: str) -> tuple[Any, np.ndarray]:
     """A task that has rows for a split, and their numbers in it."""
     names = list(data.split_names)
     if split not in names and "test" in names and split == "validation":
@@ -94,9 +102,9 @@ def _rows(name: str, data: DataSet, split: str) -> tuple[Any, np.ndarray]:
     if names != ["train"] or split == "test":
         if split not in names:
             raise TaskError(f"{name} has no rows for {split}, only for {', '.join(names)}")
-        task = data(split)
+        task = data(split, tokenizer=tokenizer)
         return task, np.arange(len(task))
-    task = data("train")
+    task = data("train", tokenizer=tokenizer)
     kept = max(1, len(task) // HELD_OUT) if len(task) > 1 else 0
     if split == "validation" and not kept:
         raise TaskError(f"{name} has a single row, none is left to validate with: add rows")

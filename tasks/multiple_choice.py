@@ -140,7 +140,7 @@ SETS = {  # name: repository, files, splits, columns, their form, score by chanc
         *(MultipleChoice, "HAERAE-HUB/HAE_RAE_BENCH_1.1", CONVERTED, "test", "query options answer", _query, 0.2),
         *(_HAERAE, REVISION),
     ),
-    # All 1,995 questions are to test with, though its one split is called train; some have five choices.
+    # All 1,695 questions are to test with, though its one split is called train; some have five choices.
     "CLIcK": DataSet(
         *(MultipleChoice, "EunsuKim/CLIcK", CONVERTED, "test=train", "question paragraph choices answer", _text, 0.243),
         revision=REVISION,

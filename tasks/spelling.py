@@ -6,6 +6,7 @@ The words are the frequent ones of the text that the tokenizer was trained on, e
 import json
 import re
 from collections import Counter
+from hashlib import sha256
 from itertools import islice
 from random import Random
 from zlib import crc32
@@ -31,9 +32,9 @@ ASKS = (
 )
 
 
-def _source() -> tuple[str, bool]:
-    """The text of the default tokenizer, or else what is on this machine; and whether damage in it is skipped."""
-    record = stage_dir("tok_train", "default") / "outcome.json"
+def _source(tag: str) -> tuple[str, bool]:
+    """The text of a tokenizer, or else what is on this machine; and whether damage in it is skipped."""
+    record = stage_dir("tok_train", tag) / "outcome.json"
     if record.is_file():
         config = json.loads(record.read_text(encoding="utf-8"))["config"]
         return config["data"], config["skip_bad"]
@@ -45,9 +46,9 @@ def _source() -> tuple[str, bool]:
     return here[0], True
 
 
-def frequent_words() -> list[str]:
-    """In small letters, the most frequent first."""
-    data, skip_bad = _source()
+def frequent_words(tokenizer: str = "default") -> list[str]:
+    """Of the text that it was trained on, in small letters, the most frequent first."""
+    data, skip_bad = _source(tokenizer)
     counts: Counter = Counter()
     for listing, _ in find(data):
         texts = documents(listing.shards(skip_bad)[0], Bad(skip=True), listing.column)
@@ -59,9 +60,12 @@ def frequent_words() -> list[str]:
 class SimpleSpelling(Task):
     def open(self) -> int:
         held_out = self.split != "train"
-        words = [word for word in frequent_words() if (crc32(word.encode()) % HELD_OUT == 0) == held_out]
+        words = [word for word in frequent_words(self.tokenizer) if (crc32(word.encode()) % HELD_OUT == 0) == held_out]
         self._words = words[:TESTS] if held_out else words
         return len(self._words)
+
+    def hashes(self) -> dict[str, str]:
+        return {"words": sha256("\n".join(self._words).encode()).hexdigest()}
 
     def place(self, number: int) -> str:
         return "the tokenizer's text"

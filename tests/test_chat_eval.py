@@ -9,6 +9,7 @@ import pytest
 from models import CONFIGS, lively
 
 from nanochat.checkpoint import RECORD, Saver
+from nanochat.config import parse
 from nanochat.report import render
 from nanochat.tokenizer import Tokenizer
 from nanochat.world import write_world
@@ -35,13 +36,13 @@ def hub(world, tmp_path, monkeypatch) -> Path:
     return tmp_path / "hub"
 
 
-@pytest.fixture
-def model(base) -> Path:
+@pytest.fixture(params=["default"])
+def model(base, request) -> Path:
     """The folder of a base model, and its tokenizer."""
     tokenizer = Tokenizer.train(["Reply with nothing but the letter of the right choice. 12 + 34 = 46"], 280)
-    tokenizer.save(base / "tok_train/default/tokenizer.json")
+    tokenizer.save(base / f"tok_train/{request.param}/tokenizer.json")
     model = lively(CONFIGS["october-2025"] | {"vocab_size": 280, "depth": 1})
-    about = {"tokenizer": {"tag": "default", "hash": tokenizer.content_hash}, "dtype": "fp32"}
+    about = {"tokenizer": {"tag": request.param, "hash": tokenizer.content_hash}, "dtype": "fp32"}
     record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
     with Saver(base / "base_train/mine") as saver:
         saver.save(7, model.state_dict(), [], record)
@@ -65,8 +66,8 @@ def test_a_model_is_asked_all_that_the_hub_has(model, base, hub, python):
     assert done.returncode == 0, done.stderr
     assert "tasks: MMLU is left out: 1 of 1 files cannot be had: datasets/cais/mmlu/all/test-0" in done.stdout
     record = json.loads((base / "chat_eval_base/mine/outcome.json").read_text(encoding="utf-8"))
-    metrics = record["metrics"]
-    assert list(metrics) == ["ARC-Easy", "ARC-Challenge", "AQUA", "GSM8K", "HumanEval", "ChatCORE", "Step"]
+    metrics, core = record["metrics"], "ChatCORE (5 of 6 tasks)"
+    assert list(metrics) == ["ARC-Easy", "ARC-Challenge", "AQUA", "GSM8K", "HumanEval", core, "Step"]
     assert metrics["Step"] == 7
     for name in ("ARC-Easy", "GSM8K", "HumanEval"):
         assert f"{name}.jsonl" in record["artifacts"]
@@ -78,7 +79,7 @@ def test_a_model_is_asked_all_that_the_hub_has(model, base, hub, python):
     centred = [(metrics[name]["value"] - base) / (1 - base) for name, base in [("ARC-Easy", 0.25), ("AQUA", 0.2)]]
     centred += [(metrics["ARC-Challenge"]["value"] - 0.25) / 0.75, metrics["GSM8K"]["value"]]
     centred.append(metrics["HumanEval"]["value"])
-    assert metrics["ChatCORE"]["value"] == pytest.approx(sum(centred) / 5)
+    assert metrics[core]["value"] == pytest.approx(sum(centred) / 5)
 
     card = render(base)
     section, score = (
@@ -86,19 +87,32 @@ def test_a_model_is_asked_all_that_the_hub_has(model, base, hub, python):
         rf"{metrics['ARC-Easy']['value']:.4f} ± \d\.\d{{4}}",
     )
     assert re.search(rf"^- temperature: 1.0000\n(- .*\n)*- ARC-Easy: {score}$", section, re.MULTILINE), section
+    assert re.search(r"^\| ChatCORE \(5 of 6 tasks\) \| -?\d\.\d{4} ± \d\.\d{4} \| - +\| - +\|", section, re.MULTILINE)
     for name in ("GSM8K", "HumanEval"):
         assert re.search(rf"^\| {name} +\| 2 \| \d\.\d{{4}} \| \d\.\d{{4}} \|$", section, re.MULTILINE), section
     assert re.search(r"^\| Metric +\| BASE +\| MID +\| SFT +\| RL +\|$", section, re.MULTILINE), section
     assert re.search(rf"^\| ARC-Easy +\| {score} +\| - +\| - +\| - +\|$", section, re.MULTILINE), section
 
 
-def test_a_choice_of_tasks_has_no_chat_core(model, base, hub, python):
+def test_a_choice_of_tasks_has_no_chat_core_that_compares(model, base, hub, python):
     done = python(*WORDS, "--tasks=arc-easy|AQUA", "--max-problems=9", NANOCHAT_HUB=str(hub), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     record = json.loads((base / "chat_eval_base/mine/outcome.json").read_text(encoding="utf-8"))
-    assert list(record["metrics"]) == ["ARC-Easy", "AQUA", "Step"]
+    assert list(record["metrics"]) == ["ARC-Easy", "AQUA", "ChatCORE (2 of 6 tasks)", "Step"]
     assert record["tables"] == []
-    assert "ChatCORE" not in done.stdout
+    assert "ChatCORE:" not in done.stdout
+
+
+@pytest.mark.parametrize("model", ["own"], indirect=True)
+def test_words_to_spell_are_those_of_the_models_tokenizer(model, base, hub, text_folder, python):
+    config = {"config": {"data": str(text_folder), "skip_bad": False}}
+    (base / "tok_train/own/outcome.json").write_text(json.dumps(config), encoding="utf-8")
+    done = python(*WORDS, "--tasks=SimpleSpelling", "--max-new-tokens=2", NANOCHAT_HUB=str(hub), OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    answers = re.findall('"answer": "(.*?)"', (base / "chat_eval_base/mine/SimpleSpelling.jsonl").read_text("utf-8"))
+    text = " ".join(file.read_text(encoding="utf-8") for file in text_folder.iterdir()).lower()
+    assert answers
+    assert all(answer.replace("-", "") in text for answer in answers)
 
 
 def test_mistakes_end_with_one_sentence(hub, python):
@@ -117,7 +131,13 @@ def test_mistakes_end_with_one_sentence(hub, python):
         Config(num_samples=4)
 
 
-def test_all_that_the_hub_has(hub, capsys):
+def test_short_flags():
+    assert parse(Config, ["-i", "mid", "-a", "GSM8K|AQUA"]) == Config(source="mid", tasks="GSM8K|AQUA")
+    with pytest.raises(ValueError, match="GSM7K is no task, did you mean GSM8K"):
+        parse(Config, ["-a", "GSM7K"])
+
+
+def test_all_that_the_hub_has(model, base, hub, capsys, monkeypatch):
     assert list(open_tasks("")) == list(CHAT_CORE)
     assert list(open_tasks("gsm8k|MMLU")) == ["GSM8K", "MMLU"]
     files = {name: hub / str(TASKS[name].files("test")[0]) for name in CHAT_CORE}
@@ -132,8 +152,9 @@ def test_all_that_the_hub_has(hub, capsys):
         open_tasks("")
     files["AQUA"].unlink()
     assert open_tasks("") == {}
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
     with pytest.raises(ValueError, match="no task has its files here"):
-        main(Config())
+        main(Config("base", tag="mine", device_type="cpu", dtype="fp32"))
 
 
 def test_a_source_for_each_column_of_the_card():

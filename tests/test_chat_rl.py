@@ -103,6 +103,8 @@ def test_a_run_and_its_record(runs, whole):
     section = render(runs.folder).partition("## Chat RL\n")[2]
     assert re.search(r"^- Task: GSM8K$", section, re.MULTILINE), section
     assert re.search(r"^- GSM8K pass@1 after: 0\.\d{4} ± \S+$", section, re.MULTILINE), section
+    [table] = record["tables"]
+    assert table["rows"][0][:2] == ["GSM8K", record["metrics"]["Training questions"]]
     assert re.search(r"^step 00004 \| rl/reward \S+ \|", whole, re.MULTILINE)
 
 
@@ -202,6 +204,7 @@ def test_what_cannot_be_is_one_sentence(runs):
     for flag, sentence in {
         "--task=GSM9K": "--tasks=GSM9K: GSM9K is no task, did you mean GSM8K?",
         "--total-batch-size=512": "--total-batch-size is not for samples: take --examples-per-step and --num-samples",
+        "--task=CLIcK": "EunsuKim/CLIcK has no split train, only test",
         "--task=GSM8K|AQUA": "--task=GSM8K|AQUA: name one task, of ",
         "--advantage=median": "--advantage=median is not known, take one of mean, std",
         "--policy-loss=ppo": "--policy-loss=ppo is not known, take one of plain, clip",

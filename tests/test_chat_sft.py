@@ -1,5 +1,6 @@
 """scripts.chat_sft on the smallest world, and on conversations of one's own."""
 
+import hashlib
 import json
 
 import pytest
@@ -42,6 +43,27 @@ def test_conversations_of_ones_own_are_learned(base, own):
     metrics = base.record("chat_sft", "own")["metrics"]
     assert (metrics["Training rows"], metrics["Validation rows"]) == (57, 3)
     assert metrics["Validation loss"]["value"] < 1.0
+
+
+def test_it_is_recorded_what_was_learned_from(base):
+    path = base.folder / "changing.jsonl"
+    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "The fox."}]
+    path.write_text((json.dumps(said) + "\n") * 60, encoding="utf-8")
+    flags = ("--source=base", "--tag=record", "--model-tag=parent", f"--mixture=json:{path},aqua@20:2")
+    base.stage("chat_sft", *flags).done()
+    record = base.record("chat_sft", "record")
+    assert record["metrics"]["aqua_train_examples"] == 20
+    hashed = hashlib.sha256(path.read_bytes()).hexdigest()
+    [table] = record["tables"]
+    assert table["rows"][0] == ["json:changing.jsonl", 57, "changing.jsonl", hashed]
+    assert [row[:2] for row in table["rows"][1:]] == [["AQUA", 40]]
+    manifest = json.loads((base.folder / "chat_sft/record/latest/manifest.json").read_text(encoding="utf-8"))
+    assert manifest["data"]["tasks"]["json:changing.jsonl"] == {"rows": 57, "files": {"changing.jsonl": hashed}}
+    assert "nothing is left to train" in base.stage("chat_sft", *flags).done()
+    path.write_text(path.read_text(encoding="utf-8").replace("fox", "cow"), encoding="utf-8")
+    job = base.stage("chat_sft", *flags)
+    assert job.codes() == [2]
+    assert "chat_sft/record: the data of json:changing.jsonl has changed since it was begun. Put it back" in job.err()
 
 
 def test_without_a_mid_trained_model_it_says_how_to_make_one(base, own):

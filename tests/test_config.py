@@ -55,6 +55,18 @@ def test_what_is_no_count(number):
     assert "is not a whole number" in message
 
 
+@dataclass(frozen=True)
+class Short:
+    """Has a short flag."""
+
+    source: str = option("sft", "of the model", group="model", short="-i")
+
+
+@pytest.mark.parametrize("words", [["-i", "base"], ["-i=base"], ["--source=base"], ["--source", "base"]])
+def test_a_short_flag(words):
+    assert parse(Short, words) == Short("base")
+
+
 def test_other_kinds():
     config = parse(Config, ["--fan", "--heat=1e-3", "--size", "3e2", "--shape=square", "--data", "a b"])
     assert config == Config(fan=True, heat=0.001, size=300, shape="square", data="a b")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from nanochat.config import parse
-from nanochat.inherit import ChatTraining, inherit
+from nanochat.inherit import ChatTraining, FineTune, inherit
 
 RATES = {"embedding_lr": 0.3, "unembedding_lr": 0.008, "matrix_lr": 0.02, "scalar_lr": 0.5}
 BASE = {
@@ -30,6 +30,31 @@ def test_what_was_inherited_is_inherited_again():
     child = BASE | {"config": dataclasses.asdict(inherit(parse(ChatTraining, ["--total-batch-size=128"]), BASE))}
     assert inherit(ChatTraining(), child).total_batch_size == 128
     assert inherit(ChatTraining(matrix_lr=1.0), child).matrix_lr == 1.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--num-iterations=0"], "--num-iterations=0 is no horizon: it has to be more than 0"),
+        (["--num-iterations=-2"], "--num-iterations=-2 is no horizon: it has to be more than 0"),
+        (["--target-seconds=0"], "--target-seconds=0 is no horizon: it has to be more than 0"),
+        (["--num-epochs=0"], "--num-epochs=0 is no horizon: it has to be more than 0"),
+        (["--num-epochs=nan"], "--num-epochs=nan is no horizon: it has to be more than 0"),
+        (
+            ["--num-iterations=5", "--target-seconds=60"],
+            "--num-iterations=5 and --target-seconds=60 are 2 horizons: keep one of them",
+        ),
+        (["--num-epochs=0.5", "--num-iterations=5"], "--num-iterations=5 and --num-epochs=0.5 are 2 horizons: keep"),
+    ],
+)
+def test_there_is_one_horizon(flags, sentence):
+    for config in (ChatTraining, FineTune):
+        with pytest.raises(ValueError, match=sentence):
+            parse(config, flags)
+
+
+def test_unasked_it_is_one_epoch():
+    assert (parse(FineTune, []).epochs, parse(FineTune, ["--num-epochs=2.5"]).epochs) == (1.0, 2.5)
 
 
 def test_what_cannot_be_is_one_sentence():

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from nanochat.stages import CHAT, STAGES
+from nanochat.stages import CHAT, STAGES, core_name
 from tasks import CHAT_CORE
 
 
@@ -21,6 +21,14 @@ def test_every_stage_has_a_script_and_a_section_of_its_own():
 
 def test_the_card_sums_up_every_task():
     assert (*CHAT_CORE, "ChatCORE") == CHAT
+
+
+def test_a_mean_over_other_tasks_is_called_something_else():
+    *core, name = CHAT
+    assert core_name(core) == core_name(reversed(core)) == name
+    assert core_name(core[1:]) == "ChatCORE (5 of 6 tasks)"
+    assert core_name(["GSM8K"]) == "ChatCORE (1 of 6 tasks)"
+    assert core_name([*core, "KMMLU"]) == core_name(["KMMLU"]) == ""
 
 
 def test_what_scripts_chat_eval_takes_a_model_from():

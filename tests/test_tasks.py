@@ -255,6 +255,14 @@ def test_no_part_of_a_solution_is_lost(hub):
     assert calls > len(answers)
 
 
+def test_a_slice_of_a_task_is_a_task(hub):
+    task = TASKS["GSM8K"]()
+    part = task[2:5]
+    assert [*part] == [task[2], task[3], task[4]]
+    assert (len(part), len(task[-3:]), part[::-1][0]) == (3, 3, task[4])
+    assert part.evaluate_all([(part[0], "#### none")]) == [False]
+
+
 # ---- what is wrong with files ----
 
 GOOD = {"question": "x or y?", "choices": ["x", "y"], "answer": 1}
@@ -317,7 +325,17 @@ def test_a_damaged_file_is_named(world, tmp_path, monkeypatch):
         TASKS["ARC-Easy"]()
 
 
-def test_a_split_that_is_not_there_is_named(world, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "split", "sentence"),
+    [
+        ("GSM8K", "tset", "openai/gsm8k has no split tset, only train, test"),
+        ("CLIcK", "train", "EunsuKim/CLIcK has no split train, only test"),  # its file of that name is to test with
+        ("MMLU", "auxiliary_train", "cais/mmlu has no split auxiliary_train, only train, dev, validation, test"),
+        ("HRM8K", "train", "HAERAE-HUB/HRM8K has no split train, only test"),
+        ("SpellingBee", "validation", "SpellingBee has no split validation, only train, test"),
+    ],
+)
+def test_a_split_that_is_not_there_is_named(name, split, sentence, world, monkeypatch):
     monkeypatch.setenv("NANOCHAT_HUB", str(world))
-    with pytest.raises(ValueError, match=r"openai/gsm8k/main/tset-00000-of-00001.parquet: not in the mirror"):
-        TASKS["GSM8K"]("tset")
+    with pytest.raises(TaskError, match=re.escape(sentence)):
+        TASKS[name](split)

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+import textwrap
 from fractions import Fraction
 from pathlib import Path
 
@@ -147,6 +148,9 @@ ANSWERS = {
     "the whole prompt again": PROMPT + BODY,
     "the whole prompt again between fences": f"Sure!\n```python\n{PROMPT}{BODY}\n```\nIt works, as\n```\narea(1)\n```",
     "the function in the second of two blocks": f"```\npip install math\n```\nthen\n```py\n{FUNCTION}```",
+    "a function in a line of prose": "Sure: def area(r): return half(math.pi * r * r)",
+    "a function that is indented": textwrap.indent(FUNCTION, "  "),
+    "a function that is indented behind prose": f"It is this:\n\n{textwrap.indent(FUNCTION, '    ')}",
     "fences that are not closed": f"```python\n{FUNCTION}",
 }
 
@@ -184,6 +188,18 @@ def test_canonical_solutions_pass_and_others_do_not(hub, tmp_path, monkeypatch):
     assert task.evaluate_all(answers) == [True, True, False, False] * len(task)
     assert task.reward(*answers[0]) == 1.0
     assert not task.evaluate(*answers[2])
+
+
+@NEEDS_SANDBOX
+@NEEDS_MIRROR
+def test_all_164_official_solutions_pass_as_they_are_judged(monkeypatch):
+    monkeypatch.setenv("NANOCHAT_HUB", str(MIRROR))
+    task = TASKS["HumanEval"]()
+    answers = [(conversation, conversation["messages"][1]["content"]) for conversation in task]
+    failed = [
+        asked["entry_point"] for (asked, _), right in zip(answers, task.evaluate_all(answers), strict=True) if not right
+    ]
+    assert (len(answers), failed) == (164, [])
 
 
 def test_where_programs_cannot_be_contained_they_are_not_run(tmp_path, monkeypatch, capsys):

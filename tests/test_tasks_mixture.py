@@ -1,5 +1,6 @@
 """Mixtures, files of your own, rewards, spelling; tests/test_tasks_chats.py has the data sets of chats."""
 
+import hashlib
 import json
 import random
 import re
@@ -13,7 +14,7 @@ import pytest
 
 from nanochat.calculator import calculate
 from nanochat.world import write_world
-from tasks import TASKS, mixture
+from tasks import TASKS, mixture, open_tasks
 from tasks.chats import json_lines
 from tasks.common import TaskError
 from tasks.mixing import Sequence
@@ -74,6 +75,8 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(hub, tmp_path):
         "json:my.jsonl": 38 * 3,  # two of the forty are kept to validate with
     }
     assert len(found) == sum(found.rows.values())
+    once = {"MMLU": sizes["MMLU"], "AQUA": 30, "json:my.jsonl": 38}
+    assert found.examples == found.rows | once
     counts = Counter(map(key, found))
     for name, times in (("SmolTalk", 1), ("MMLU", 2)):
         expected = Counter({row: times * n for row, n in Counter(map(key, TASKS[name]("train"))).items()})
@@ -153,6 +156,18 @@ def test_mistakes_in_a_mixture_are_named(spec, split, sentence, hub):
         mixture(spec, split)
 
 
+def test_a_mixture_tells_where_it_is_from(hub, tmp_path):
+    own = lines(tmp_path / "my.jsonl", *map(chat, range(40)))
+    origin = mixture(f"aqua@30:2,simplespelling@9,{own}", seed=5).origin()
+    assert {name: one["rows"] for name, one in origin.items()} == {"AQUA": 60, "SimpleSpelling": 9, "json:my.jsonl": 38}
+    [file] = TASKS["AQUA"].files("train")
+    assert origin["AQUA"]["files"] == {str(file): hashlib.sha256((hub / str(file)).read_bytes()).hexdigest()}
+    assert origin["json:my.jsonl"]["files"] == {
+        "my.jsonl": hashlib.sha256((tmp_path / "my.jsonl").read_bytes()).hexdigest()
+    }
+    assert list(origin["SimpleSpelling"]["files"]) == ["words"]
+
+
 # ---- files of your own ----
 
 
@@ -208,6 +223,19 @@ def test_one_row_cannot_be_held_out(tmp_path):
         mixture(spec, "validation")
 
 
+def test_two_files_of_one_name_are_two(tmp_path):
+    for folder, first in (("a", 0), ("b", 50)):
+        (tmp_path / folder).mkdir()
+        lines(tmp_path / folder / "my.jsonl", *map(chat, range(first, first + 30)))
+    spec = f"json:{tmp_path}/a/my.jsonl:2,json:{tmp_path}/b/my.jsonl"
+    found = mixture(spec, "train")
+    assert found.rows == {"json:my.jsonl": 58, f"json:{tmp_path}/b/my.jsonl": 29}
+    assert len(set(map(key, found))) == 58
+    for again in ("a/my.jsonl", "b/../a/my.jsonl"):
+        with pytest.raises(ValueError, match=r"json:my\.jsonl is named twice, give it epochs instead"):
+            mixture(f"{spec},json:{tmp_path}/{again}", "train")
+
+
 # ---- rewards ----
 
 
@@ -246,6 +274,21 @@ def test_the_text_is_that_of_the_tokenizer(hub, tmp_path, text_folder):
     text = " ".join(file.read_text(encoding="utf-8") for file in text_folder.iterdir()).lower()
     words = set(frequent_words())
     assert {"letter", "quick", "빠른"} <= words <= set(re.findall(r"[^\W\d_]{2,15}", text))
+
+
+def test_the_words_are_those_of_the_runs_own_tokenizer(hub, tmp_path):
+    (tmp_path / "own").mkdir()
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        (tmp_path / f"own/{letter}.txt").write_text(f"zebra pony{letter}")
+    record = tmp_path / "base/tok_train/mine/outcome.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"config": {"data": str(tmp_path / "own"), "skip_bad": False}}))
+    words = frequent_words("mine")
+    assert words[0] == "zebra"
+    assert "zebra" not in frequent_words()
+    learned, asked = mixture("simplespelling", tokenizer="mine"), open_tasks("simplespelling", tokenizer="mine")
+    for task in (learned, asked["SimpleSpelling"]):
+        assert {one["messages"][0]["content"].removeprefix("Spell the word: ") for one in task} <= set(words)
 
 
 def test_without_a_text_there_are_no_words(tmp_path, monkeypatch):

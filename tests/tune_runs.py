@@ -78,7 +78,7 @@ def tune(before: Callable | None, flags: list[str], supervise: str, look: Callab
             chats = sums(90)
             source = under_way.chats(chats, supervise)
             hooks = under_way.validating(sums(30, 100), supervise) + under_way.scoring({"Letters": Letters()})
-            state = under_way.train(source, next_token, config.num_iterations, hooks, config.target_seconds)
+            state = under_way.train(source, next_token, hooks)
             under_way.finish(state, {"Training rows": len(chats)} | under_way.told(state, source))
 
     sys.argv = ["tune", *flags]
