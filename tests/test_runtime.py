@@ -94,12 +94,14 @@ def test_half_a_launcher_is_none(monkeypatch):
 
 
 def test_a_run_goes_on_in_its_precision(capsys):
-    assert ALONE.as_in({"dtype": "fp32"}) == ALONE
+    assert ALONE.as_in({"dtype": "fp32"}, "auto") == ALONE
     assert capsys.readouterr().out == ""
-    found = ALONE.as_in({"dtype": "bf16"})
+    found = ALONE.as_in({"dtype": "bf16"}, "auto")
     assert capsys.readouterr().out == "precision: bf16: as the run began\n"
     assert (found.dtype, found.dtype_name) == (torch.bfloat16, "bf16")
     assert found.optimizer_options["polar_dtype"] == torch.bfloat16
+    assert ALONE.as_in({"dtype": "bf16"}, "twin").attention == "twin"
+    assert capsys.readouterr().out.endswith("attention: twin: as asked\n")
 
 
 def test_hardware_for_a_plan(monkeypatch):
