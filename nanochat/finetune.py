@@ -194,7 +194,7 @@ def fine_tuning(stage: str, parent: str, config: FineTune, rows: int = 0) -> Ite
         came_from = {"stage": parent, "tag": config.model_tag or config.tag, "step": origin.step}
         about = {"stage": stage, "parent": manifest["parent"] if begun else came_from}
         about["tokenizer"] = manifest["tokenizer"]
-        runtime = runtime.as_in(manifest) if begun else runtime
+        runtime = runtime.as_in(manifest, config.attention) if begun else runtime
         runtime = runtime.attending(config.attention, shape.attention_needs) if shape.attention_needs else runtime
         batch = rows * settings.max_seq_len or settings.total_batch_size
         settings = replace(settings, total_batch_size=batch)

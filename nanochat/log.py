@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
+PATIENCE = 30.0  # seconds to wait for W&B's server as a run begins, and as it finishes; W&B adds some of its own
+
 
 def is_main_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
@@ -33,7 +35,7 @@ class MetricLog:
     """Appends one JSON object a line to `metrics.jsonl` or as `name` says, mirrored to W&B when `run` names a run.
 
     The file is the record. W&B may be absent, offline or broken: that is printed once, and the run goes on. It has a
-    thread of its own, on which it may wait for its server while nobody else does.
+    thread of its own, on which it may wait for its server while nobody else does. Only the end of a run waits for it.
     """
 
     def __init__(self, folder: Path, run: str = "", config: dict | None = None, name: str = "metrics"):
@@ -96,7 +98,7 @@ class MetricLog:
     def _start_wandb(self, run: str, config: dict | None) -> None:
         import wandb  # slow, and not needed by a run without a name
 
-        patience = wandb.Settings(init_timeout=30.0, finish_timeout=30.0)  # seconds that the end of a run may wait
+        patience = wandb.Settings(init_timeout=PATIENCE, finish_timeout=PATIENCE)
         self._wandb = wandb.init(project="nanochat", name=run, config=config, settings=patience)
 
 

@@ -53,12 +53,15 @@ class Runtime:
         """How much text a validation takes that should cost little beside training."""
         return 20_000_000 if self.device.type == "cuda" else 500_000
 
-    def as_in(self, manifest: dict[str, Any], needs: Collection[str] = ()) -> "Runtime":
-        """In the precision of the run that a checkpoint is of: what auto measures may differ from day to day."""
+    def as_in(self, manifest: dict[str, Any], path: str, needs: Collection[str] = ()) -> "Runtime":
+        """In the precision of the run that a checkpoint is of: what auto measures may differ from day to day.
+
+        path, needs: of attention, as in `attending`.
+        """
         if manifest["dtype"] == self.dtype_name:
             return self
         print0(f"precision: {manifest['dtype']}: as the run began")
-        return replace(self, dtype=DTYPES[manifest["dtype"]]).attending("auto", needs)
+        return replace(self, dtype=DTYPES[manifest["dtype"]]).attending(path, needs)
 
     def attending(self, path: str, needs: Collection[str]) -> "Runtime":
         """By a path of attention that does what a model needs, which may not be known before `setup`."""
@@ -112,6 +115,10 @@ class Runtime:
         """Bytes that this process has held at most: on the accelerator, or of a CPU's memory."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
+        status = Path("/proc/self/status")
+        told = status.read_text() if status.exists() else ""
+        if "VmHWM:" in told:  # getrusage inherits what the process held that started this one
+            return 1024 * int(told.split("VmHWM:")[1].split()[0])
         import resource  # absent on Windows
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if os.uname().sysname == "Darwin" else 1024)

@@ -114,7 +114,7 @@ def main(config: Config) -> None:
         MetricLog(folder, config.run, asdict(config)) as log,
     ):
         begun = run_to_go_on_with(folder, config, tokenizer, runtime)
-        runtime = runtime.as_in(begun.manifest, plan.model.attention_needs) if begun else runtime
+        runtime = runtime.as_in(begun.manifest, config.attention, plan.model.attention_needs) if begun else runtime
         num_shards = config.num_shards or shards_for(config.data, BYTES_PER_TOKEN * (plan.tokens or 0))
         corpus = open_corpus(config.data, num_shards, skip_bad=config.skip_bad)
         text = read_text(corpus.batches("val"), tokenizer, max(config.eval_bytes, 0) or runtime.validation_bytes)

@@ -133,19 +133,24 @@ def test_a_wandb_that_is_not_installed(tmp_path):
 
 def test_a_server_that_never_answers_does_not_hold_a_run_up(tmp_path):
     pytest.importorskip("wandb")
+    impatient = "import nanochat.log; nanochat.log.PATIENCE = 1.0"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         env = os.environ | {"WANDB_BASE_URL": address, "WANDB_API_KEY": "0" * 40, "WANDB_MODE": "online"}
         env |= {"WANDB_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        command = [sys.executable, "-c", TIMED, str(tmp_path), "first"]
+        command = [sys.executable, "-c", f"{impatient}\n{TIMED}", str(tmp_path), "first"]
+        start = time.monotonic()
         process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
         try:
             seconds = float(process.stdout.readline().removeprefix("trained after "))
             silent.settimeout(60)
             silent.accept()  # W&B does want to talk to it
+            process.communicate(timeout=90)
+            whole = time.monotonic() - start
         finally:
             process.kill()
             process.wait()
+    assert whole < 50  # of which W&B waits some thirty whatever it is told
     assert seconds < 10  # its first question alone would take 5, and in the end 90 and more
     assert records(tmp_path / "run") == [{"step": 0}, {"step": 1}, {"step": 2}]
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,12 +96,14 @@ def test_half_a_launcher_is_none(monkeypatch):
 
 
 def test_a_run_goes_on_in_its_precision(capsys):
-    assert ALONE.as_in({"dtype": "fp32"}) == ALONE
+    assert ALONE.as_in({"dtype": "fp32"}, "auto") == ALONE
     assert capsys.readouterr().out == ""
-    found = ALONE.as_in({"dtype": "bf16"})
+    found = ALONE.as_in({"dtype": "bf16"}, "auto")
     assert capsys.readouterr().out == "precision: bf16: as the run began\n"
     assert (found.dtype, found.dtype_name) == (torch.bfloat16, "bf16")
     assert found.optimizer_options["polar_dtype"] == torch.bfloat16
+    assert ALONE.as_in({"dtype": "bf16"}, "twin").attention == "twin"
+    assert capsys.readouterr().out.endswith("attention: twin: as asked\n")
 
 
 def test_hardware_for_a_plan(monkeypatch):
@@ -112,9 +116,14 @@ def test_hardware_for_a_plan(monkeypatch):
 
 def test_memory():
     before = ALONE.peak_memory()
-    block = torch.ones(50_000_000)
+    block = torch.ones(200_000_000)
     assert ALONE.peak_memory() >= before
     assert ALONE.peak_memory() > block.nbytes
+    code = "from loop_parts import ALONE; print(ALONE.peak_memory())"
+    paths = {"PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parent.parent}"}
+    its = subprocess.run([sys.executable, "-c", code], env=os.environ | paths, capture_output=True, check=True)
+    if Path("/proc/self/status").exists():
+        assert int(its.stdout) < block.nbytes  # though this process, which started it, holds more
     free = ALONE.free_memory()
     assert free > 0
     os.environ["LOCAL_WORLD_SIZE"] = "4"
