@@ -45,6 +45,21 @@ def tokens_of(found):
     return [[completion.tokens for completion in samples] for samples in found]
 
 
+class Late:
+    """A decoder on the CPU that is followed one step late, as one on a GPU is."""
+
+    on_cuda = True
+
+    def __init__(self, decoder):
+        self.decoder = decoder
+
+    def __getattr__(self, name):
+        return getattr(self.decoder, name)
+
+    def step(self, rows, longest, *kinds):
+        return self.decoder.step(rows, longest + 1, *kinds)
+
+
 def devices():
     """The CPU, and a GPU where there is one: what holds for steps holds for graphs that are looked at one step late."""
     here = torch.cuda.is_available()

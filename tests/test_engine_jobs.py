@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 import pytest
 import torch
-from engines import NEVER, SETTINGS, TOKENIZER, devices, mixed, model_of, tokens_of
+from engines import NEVER, SETTINGS, TOKENIZER, Late, devices, mixed, model_of, tokens_of
 
 from nanochat.engine import Completion, Engine, Request
 from nanochat.kvcache import KVCache
@@ -24,17 +24,19 @@ def settled(job):
     return {where: (completion.tokens, completion.reason) for where, completion in found.items()}
 
 
-@pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("device", [*devices(), "late"])
 @pytest.mark.parametrize("slots", [2, 7])
 def test_jobs_come_and_go_while_others_run(slots, device):
     """Each request is answered as if alone, though rows are longer than those before, or leave before their end."""
     seed = random.randrange(10**6)
     dice = random.Random(seed)
-    model, requests = model_of().to(device), mixed(24, seed=seed)
+    model, requests = model_of().to("cuda" if device == "cuda" else "cpu"), mixed(24, seed=seed)
     requests = [replace(request, **SETTINGS[i % 5]) for i, request in enumerate(requests)]
     requests.sort(key=lambda request: len(request.tokens) + request.max_new_tokens)  # the cache has to grow
     alone = Engine(model, TOKENIZER).generate(requests)
     engine, jobs, left = Engine(model, TOKENIZER, slots=slots), [], {}
+    if device == "late":
+        engine.decoder = Late(engine.decoder)
     while len(jobs) < 24 or any(job.open for job in jobs):
         if len(jobs) < 24 and dice.random() < 0.3:
             jobs.append(engine.submit([requests[len(jobs)]]))
