@@ -58,10 +58,8 @@ OPERATORS = {
 
 def _value(node: ast.expr, text: str) -> Fraction:
     match node:
-        case ast.Constant(value=int(number)) if type(number) is int and abs(number) < 10**MAX_DIGITS:
-            return Fraction(number)
-        case ast.Constant(value=float(number)) if abs(number) < 10**MAX_DIGITS:
-            exact = Decimal(ast.get_source_segment(text, node))  # 0.1 is a tenth
+        case ast.Constant(value=number) if type(number) in (int, float) and abs(number) < 10**MAX_DIGITS:
+            exact = Decimal(number if type(number) is int else ast.get_source_segment(text, node))  # 0.1 is a tenth
             if abs(exact.as_tuple().exponent) >= MAX_DIGITS:  # asked before a power of ten is made of it
                 raise Refused(f"a number of more than {MAX_DIGITS} digits")
             return Fraction(exact)

@@ -72,14 +72,7 @@ class ChatScore:
 
 
 def evaluate(
-    task: Any,
-    model: Any,
-    engine: Any,
-    tokenizer: Any,
-    runtime: Any,
-    options: Options,
-    label: str = "chat",
-    path: Path | None = None,
+    task: Any, model: Any, engine: Any, tokenizer: Any, runtime: Any, options: Options, label="chat", path=None
 ) -> ChatScore:
     """All ranks call it, each answers its share, and all get the whole score; `engine` may be None for letters.
 

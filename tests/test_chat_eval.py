@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from models import CONFIGS, lively
 
 from nanochat.checkpoint import RECORD, Saver
@@ -139,6 +140,7 @@ def test_short_flags():
 
 def test_all_that_the_hub_has(model, base, hub, capsys, monkeypatch):
     assert list(open_tasks("")) == list(CHAT_CORE)
+    assert f"({', '.join(CHAT_CORE)})" in (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
     assert list(open_tasks("gsm8k|MMLU")) == ["GSM8K", "MMLU"]
     files = {name: hub / str(TASKS[name].files("test")[0]) for name in CHAT_CORE}
     for name in {*CHAT_CORE} - {"AQUA"}:

@@ -2,40 +2,16 @@
 
 import random
 from dataclasses import replace
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
 import torch
+from engines import ID, NEVER, SETTINGS, SIZES, TOKENIZER, devices, mixed, model_of, tokens_of
 from models import CONFIGS, SMALL, lively
 
-import rustbpe
 from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.kvcache import KVCache
-from nanochat.runtime import free_memory
-from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
-
-TOKENIZER = Tokenizer(rustbpe.Tokenizer([], SPECIAL_TOKENS))  # bytes are their own ids
-ID = TOKENIZER.special_tokens
-SIZES = {"vocab_size": TOKENIZER.vocab_size, "max_seq_len": 192, "bos_id": ID["<|bos|>"]}  # short windows are of 128
-NEVER = frozenset()
-
-
-def model_of(name="reference", **fields):
-    return lively({**CONFIGS[name], **SIZES, **fields}).requires_grad_(False)
-
-
-def mixed(count, seed=3, **settings):
-    """Prompts of all lengths, with lengths to generate that reach the end of the context or do not."""
-    print(f"seed {seed}")
-    dice = random.Random(seed)
-    requests = []
-    for i in range(count):
-        length = dice.choice([1, 2, 191, dice.randint(1, 191), dice.randint(1, 191)])
-        prompt = [ID["<|bos|>"], *(dice.randrange(256) for _ in range(length - 1))]
-        requests.append(Request(prompt, dice.choice([1, 5, 20, 100]), stop=NEVER, seed=i, **settings))
-    return requests
 
 
 def plain(model, request, sample=0):
@@ -55,10 +31,6 @@ def plain(model, request, sample=0):
         chances[np.setdiff1d(order, kept)] = 0
         ids.append(int(np.searchsorted(np.cumsum(chances), u * chances.sum(), side="right")))
     return ids[len(request.tokens) :]
-
-
-def tokens_of(found):
-    return [[completion.tokens for completion in samples] for samples in found]
 
 
 # ---- the same as alone ----
@@ -85,15 +57,6 @@ def test_a_plain_loop_token_by_token():
     model, requests = model_of(), mixed(4, seed=12)
     requests.append(Request([ID["<|bos|>"]] * 150, 100, stop=NEVER))
     assert tokens_of(Engine(model, TOKENIZER).generate(requests)) == [[plain(model, request)] for request in requests]
-
-
-SETTINGS = [
-    {"temperature": 1.0},
-    {"temperature": 0.7, "top_k": 5},
-    {"temperature": 1.3, "top_p": 0.8},
-    {"temperature": 1.0, "top_k": 40, "top_p": 0.6},
-    {"top_k": 3},  # greedy
-]
 
 
 def test_samples_are_the_plain_loops():
@@ -177,98 +140,6 @@ def test_a_stream_tells_what_generate_gives():
             completion.mask.append(int(sampled))
     assert found == engine.generate(requests)
     assert engine.generate([]) == []
-
-
-# ---- jobs beside each other ----
-
-
-def settled(job):
-    """Completions of what has come of a job."""
-    found = {}
-    for number, sample, token, _, reason, _ in job.events:
-        completion = found.setdefault((number, sample), Completion(reason=""))
-        completion.reason = reason
-        if token is not None:
-            completion.tokens.append(token)
-    return {where: (completion.tokens, completion.reason) for where, completion in found.items()}
-
-
-@pytest.mark.parametrize("slots", [2, 7])
-def test_jobs_come_and_go_while_others_run(slots):
-    """Each request is answered as if alone, though rows are longer than those before, or leave before their end."""
-    seed = random.randrange(10**6)
-    dice = random.Random(seed)
-    model, requests = model_of(), [replace(r, **SETTINGS[i % 5]) for i, r in enumerate(mixed(24, seed=seed))]
-    requests.sort(key=lambda request: len(request.tokens) + request.max_new_tokens)  # the cache has to grow
-    alone = Engine(model, TOKENIZER).generate(requests)
-    engine, jobs, left = Engine(model, TOKENIZER, slots=slots), [], {}
-    while len(jobs) < 24 or any(job.open for job in jobs):
-        if len(jobs) < 24 and dice.random() < 0.3:
-            jobs.append(engine.submit([requests[len(jobs)]]))
-        running = [number for number, job in enumerate(jobs) if job.open]
-        if running and dice.random() < 0.03:
-            number = dice.choice(running)
-            engine.cancel(jobs[number])
-            left[number] = len(jobs[number].events)
-        engine.step()
-    assert engine.rows == []
-    assert not engine.waiting
-    for number, (job, [completion]) in enumerate(zip(jobs, alone, strict=True)):
-        if number in left:
-            assert [event.token for event in job.events] == completion.tokens[: left[number]]
-        else:
-            assert settled(job) == {(0, 0): (completion.tokens, completion.reason)}
-    assert left
-
-
-def test_a_cancelled_row_frees_its_slot_at_once():
-    engine = Engine(model_of(), TOKENIZER, slots=2)
-    endless, other, next_one = (
-        engine.submit([Request([65 + i], most, stop=NEVER)]) for i, most in enumerate((99, 99, 3))
-    )
-    for _ in range(5):
-        engine.step()
-    assert [len(job.events) for job in (endless, other, next_one)] == [5, 5, 0]
-    engine.cancel(endless)
-    for _ in range(3):
-        engine.step()
-    assert [len(job.events) for job in (endless, other, next_one)] == [5, 8, 4]
-    engine.cancel(other)
-    assert engine.rows == []
-    assert (endless.open, other.open, next_one.open) == (0, 0, 0)
-
-
-def test_streams_share_the_engine():
-    model, requests = model_of(), [replace(request, n=2) for request in mixed(8, temperature=1.0)]
-    engine = Engine(model, TOKENIZER, slots=5)
-    alone = [list(engine.stream(part)) for part in (requests[:5], requests[5:])]
-    assert all(event.logprob == 0 for event in alone[0])
-    streams = engine.stream(requests[:5]), engine.stream(requests[5:], logprobs=True)
-    given = list(zip_longest(*streams))
-    ordered = lambda events: sorted(events, key=lambda event: event[:2])  # noqa: E731
-    assert ordered(event for event, _ in given if event) == ordered(alone[0])
-    assert ordered(event._replace(logprob=0) for _, event in given if event) == ordered(alone[1])
-    assert any(event.logprob < 0 for _, event in given if event)
-
-
-def test_a_row_too_long_for_memory_waits_for_those_that_run(monkeypatch, capsys):
-    model = model_of(max_seq_len=4096)
-    requests = [Request([65, i], 20, stop=NEVER) for i in range(3)]
-    expected = tokens_of(Engine(model, TOKENIZER).generate(requests))
-    engine = Engine(model, TOKENIZER)
-    jobs = [engine.submit([request]) for request in requests]
-    engine.step()
-    slot = KVCache.slot_bytes(model.config, 4096, torch.float32)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(free_memory(torch.device("cpu")) // (5 * slot)))
-    long = engine.submit([Request([65] * 4090, 4, stop=NEVER)])
-    for _ in range(19):
-        engine.step()
-        assert len(long.events) == 0
-    engine.step()
-    assert len(long.events) == 1
-    assert [[[event.token for event in job.events if event.token is not None]] for job in jobs] == expected
-    assert (engine.decoder.cache.length, engine.decoder.cache.slots) == (4096, 2)
-    assert capsys.readouterr().out == "seed 5\ngeneration: 2 rows at once and not 4, as memory is short\n"
 
 
 # ---- ends, and what is refused ----
@@ -420,29 +291,35 @@ def test_bf16_is_near():
         assert (logits.amax(-1) - taken).max() < 0.5
 
 
+@pytest.mark.parametrize("device", devices())
+def test_company_slots_and_a_refresh_change_nothing_in_fp32(device):
+    model, other = (lively({**CONFIGS["reference"], **SIZES}, seed).requires_grad_(False).to(device) for seed in (5, 8))
+    requests = [replace(r, **SETTINGS[i % 5], n=1 + i % 3) for i, r in enumerate(mixed(24, seed=21))]
+    engines = [Engine(model, TOKENIZER, slots=slots) for slots in (3, 64)]
+    found = engines[0].generate(requests)
+    assert engines[1].generate(requests) == found
+    assert [engines[1].generate([request])[0] for request in requests] == found
+    model.load_state_dict(other.state_dict())
+    fresh = Engine(other, TOKENIZER).generate(requests)
+    assert fresh != found
+    for engine in engines:
+        assert engine.generate(requests) == found
+        engine.refresh()
+        assert engine.generate(requests) == fresh
+        assert device == "cpu" or any(graph is not None for graph in engine.decoder.graphs.values())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_on_a_gpu(dtype):
-    """Graphs and late reading change nothing: all in company, alone, and after a refresh, near the model's choice."""
-    model = model_of().cuda()
+def test_what_a_gpu_writes_is_near_the_models_choice(dtype):
+    model, greedy = model_of().cuda(), mixed(40)
     model.compute_dtype = dtype
-    requests = [replace(r, **SETTINGS[i % 5], n=1 + i % 3) for i, r in enumerate(mixed(40, seed=21))]
-    greedy = mixed(40)
-    for slots in (3, 64):
-        engine = Engine(model, TOKENIZER, slots=slots)
-        found = engine.generate(requests)
-        assert [len(c.tokens) for samples in found for c in samples] == [
-            min(r.max_new_tokens, 192 - len(r.tokens)) for r in requests for _ in range(r.n)
-        ]
-        for request, [completion] in zip(greedy, engine.generate(greedy), strict=True):
-            ids = torch.tensor([[*request.tokens, *completion.tokens][:-1]]).cuda()
-            logits = model(ids)[0, len(request.tokens) - 1 :].cpu()
-            taken = logits.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
-            assert (logits.amax(-1) - taken).max() < (0.01 if dtype == torch.float32 else 0.5)
-        assert any(graph is not None for graph in engine.decoder.graphs.values())
-        engine.refresh()
-        assert engine.generate(greedy) == engine.generate(greedy)
+    for request, [completion] in zip(greedy, Engine(model, TOKENIZER).generate(greedy), strict=True):
+        ids = torch.tensor([[*request.tokens, *completion.tokens][:-1]]).cuda()
+        logits = model(ids)[0, len(request.tokens) - 1 :].cpu()
+        taken = logits.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
+        assert (logits.amax(-1) - taken).max() < (0.01 if dtype == torch.float32 else 0.5)
 
 
 @pytest.mark.gpu
