@@ -7,7 +7,7 @@ with fine_tuning("chat_sft", "mid_train", config) as tuning:
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -58,17 +58,11 @@ class FineTuning:
     optimizer: Optimizer
     rows: int
 
-    def train(
-        self,
-        source: Any,
-        objective: loop.Objective,
-        hooks: Sequence[every] = (),
-        origin: Callable[[], dict[str, dict]] = dict,
-    ) -> loop.State:
+    def train(self, source: Any, objective: loop.Objective, hooks: Sequence[every] = (), origin=dict) -> loop.State:
         """To the steps, or seconds, of the settings, or else to the end of the source; from where the run was left.
 
-        source: one that closes, and whose state is the same on all ranks. origin: of each task its rows and the hashes
-        of its files, which have to be what the run was begun with.
+        source: one that closes, and whose state is the same on all ranks. origin: gives of each task its rows and the
+        hashes of its files, which have to be what the run was begun with.
         """
         settings, tasks = self.settings, self.runtime.from_first(origin)
         before = self.begun.manifest["data"].get("tasks", {}) if self.begun else tasks
