@@ -45,7 +45,8 @@ stage tok_eval "$python" -m scripts.tok_eval --data="$data" --tag="$tag"
 # Learn the language, a token at a time. On GPUs depth decides the rest; a CPU gets a short context and a clock.
 if [ "$gpus" -gt 0 ]; then
   launch=("$python" -m torch.distributed.run --standalone --nproc_per_node="$gpus" -m)
-  size=(${seconds:+--target-seconds="$seconds"} --core-metric-every=2000) check=() few=() tune=() problems=() reward=()
+  size=(${seconds:+--target-seconds="$seconds"} --core-metric-every=2000) check=() few=() tune=() problems=()
+  reward=(--examples-per-step="$(((16 + gpus - 1) / gpus * gpus))") # each GPU has as many
 else
   launch=("$python" -m)
   size=(--head-dim=64 --max-seq-len=512 --window-pattern=L --total-batch-size=4096 --target-seconds="${seconds:-300}")
@@ -81,8 +82,12 @@ if "$python" -m scripts.prepare --data= --tasks=arc-easy; then
   stage chat_eval_sft "${launch[@]}" scripts.chat_eval --source=sft --tag="$tag" ${problems[@]+"${problems[@]}"}
 
   # To be right: of several answers of its own to a question, the better ones become likelier.
-  stage chat_rl "${launch[@]}" scripts.chat_rl --task=GSM8K --tag="$tag" ${reward[@]+"${reward[@]}"}
-  stage chat_eval_rl "${launch[@]}" scripts.chat_eval --source=rl --tag="$tag" ${problems[@]+"${problems[@]}"}
+  if "$python" -m scripts.prepare --data= --tasks=gsm8k; then
+    stage chat_rl "${launch[@]}" scripts.chat_rl --task=GSM8K --tag="$tag" "${reward[@]}"
+    stage chat_eval_rl "${launch[@]}" scripts.chat_eval --source=rl --tag="$tag" ${problems[@]+"${problems[@]}"}
+  else
+    printf '\nspeedrun: chat_rl is left out: its questions cannot be had\n'
+  fi
 else
   printf '\nspeedrun: mid_train, chat_sft and chat_rl are left out: their data sets cannot be had\n'
 fi

@@ -35,9 +35,7 @@ _COUNT = tyro.constructors.PrimitiveConstructorSpec(
 Count = Annotated[int, _COUNT]
 
 
-def option(
-    default: Any, text: str, *, group: str, unit=None, in_card=True, may_change=False, least=None, short=None
-) -> Any:
+def option(default, text: str, *, group: str, unit=None, in_card=True, may_change=False, least=None, short=None) -> Any:
     """A field of a config: its default, its help, and whether it is a line of the report card.
 
     group: the box of `--help` it stands in, one word. unit: what `--help` shows in place of the value, in capitals.

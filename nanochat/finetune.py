@@ -7,7 +7,7 @@ with fine_tuning("chat_sft", "mid_train", config) as tuning:
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -59,17 +59,12 @@ class FineTuning:
     rows: int
 
     def train(
-        self,
-        source: Any,
-        objective: loop.Objective,
-        hooks: Sequence[every] = (),
-        origin: Callable[[], dict[str, dict]] = dict,
-        **options: Any,
+        self, source: Any, objective: loop.Objective, hooks: Sequence[every] = (), origin=dict, **options: Any
     ) -> loop.State:
         """To the steps, or seconds, of the settings, or else to the end of the source; from where the run was left.
 
-        source: one that closes, and whose state is the same on all ranks. origin: of each task its rows and the hashes
-        of its files, which have to be what the run was begun with. options: of the loop's plan.
+        source: one that closes, and whose state is the same on all ranks. origin: gives of each task its rows and the
+        hashes of its files, which have to be what the run was begun with. options: of the loop's plan.
         """
         settings, tasks = self.settings, self.runtime.from_first(origin)
         before = self.begun.manifest["data"].get("tasks", {}) if self.begun else tasks

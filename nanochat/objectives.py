@@ -1,4 +1,9 @@
-"""What training minimises: (model, batch) -> (sum of losses, how many), which the loop divides over the whole step."""
+"""What training minimises: (model, batch) -> (sum of losses, how many), which the loop divides over the whole step.
+
+Reinforcement learning takes log-probabilities, the model's as the sampler's, of the distribution at temperature 1 over
+all tokens. What draws at another temperature, or from the likeliest tokens alone, draws from another distribution; that
+difference is left uncorrected, as is usual.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +23,7 @@ def next_token(model: Any, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor
 
 
 def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:
+    """With one update for each sample the ratio is 1 but for rounding, and this the gradient of "plain"."""
     ratio = (chosen - sampled).exp()
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
 
@@ -42,7 +48,8 @@ def by_tokens(context: int) -> Callable[[tuple[Tensor, ...], int], list[tuple[Te
 class PolicyGradient:
     """Raises the probability of what did better than its group. batch: as `Rollouts` gives it.
 
-    reference, kl: another model, and how much straying from it costs. A prompt is computed once for all its answers.
+    reference, kl: another model, and how much straying from it costs, which is estimated from the drawn tokens. A
+    prompt is computed once for all its answers.
     """
 
     def __init__(self, loss: str = "plain", kl: float = 0.0, reference: Any = None):
@@ -69,7 +76,7 @@ class PolicyGradient:
             with torch.no_grad():
                 before = logprobs(self._reference)
             apart = before - chosen
-            losses = losses + self._kl * (apart.exp() - apart - 1)  # never negative, and right on average
+            losses = losses + self._kl * (apart.exp() - apart - 1)  # never negative; on average KL if drawn at T = 1
         self._gap += torch.stack([((chosen.detach() - sampled).abs() * kept).sum(), kept.sum()])
         return (losses * kept).sum(), kept.sum()
 

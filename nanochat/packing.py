@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from nanochat.chat import render
+from nanochat.log import print0
 from nanochat.prefetch import Loader
 from nanochat.tokenizer import Tokenizer
 
 WINDOW = 512  # conversations
 COUNTS = ("conversations", "shortened", "left out", "padding", "slots")  # of what has been packed; slots: of tokens
+MANY = 0.1  # so large a share of conversations that are too long is told at once, any in the end
 SUPERVISED = ("assistant", "all")
 
 
@@ -50,7 +52,7 @@ class ChatLoader(Loader):
         setting["tokenizer"] = tokenizer.content_hash
         super().__init__(setting, batch_size, seq_len, rank, world_size, device)
         self._conversations, self._tokenizer, self._supervise = conversations, tokenizer, supervise
-        self.total_epochs = epochs
+        self.total_epochs, self._told = epochs, False
         self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, **dict.fromkeys(COUNTS, 0)}  # of the next row
 
     # ---- the batches ----
@@ -86,6 +88,11 @@ class ChatLoader(Loader):
         order = np.random.default_rng((self._setting["seed"], epoch)).permutation(len(self._conversations))
         chosen = order[window * WINDOW : (window + 1) * WINDOW]
         pieces = [piece for index in chosen if (piece := self._piece(int(index), counts)) is not None]
+        long = counts["shortened"] + counts["left out"]
+        if long > MANY * counts["conversations"] and not self._told:
+            self._told = True
+            said = f"{long:,} of {counts['conversations']:,} conversations have more than {self.seq_len:,} tokens"
+            print0(f"{said}: they lose their last turns, or are left out")
         packed = best_fit([len(ids) for ids, _ in pieces], self.seq_len + 1)
         packed = packed or [[]]  # a window of which nothing fits is a row without targets: harmless, and there
         mixed = np.random.default_rng((self._setting["seed"], epoch, window)).permutation(len(packed))

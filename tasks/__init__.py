@@ -16,9 +16,7 @@ JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]
 CHAT_CORE = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval")  # what ChatCORE is the mean of
 
 
-def mixture(
-    spec: str, split: str = "train", seed: int = 0, default: str = "", tokenizer: str = "default"
-) -> mixing.Mixture:
+def mixture(spec: str, split="train", seed=0, default="", tokenizer="default") -> mixing.Mixture:
     """Conversations to learn from, or for validation, of the tasks that a spec like `mmlu:3,json:PATH` names.
 
     default: a spec that is taken as far as its tasks, and so many rows, are here. tokenizer: as tasks have it.

@@ -49,9 +49,7 @@ class Mixture(Sequence):
         np.random.default_rng(seed).shuffle(self._order)
 
 
-def mix(
-    spec: str, known: Mapping[str, DataSet], split: str, seed: int, tokenizer: str, as_here: bool = False
-) -> Mixture:
+def mix(spec: str, known: Mapping[str, DataSet], split: str, seed: int, tokenizer: str, as_here=False) -> Mixture:
     """What a user names; for another split than train each of its rows once, whatever the spec says of epochs.
 
     as_here: what has no files here is left out, and told, and of fewer rows than asked for all are taken.

@@ -112,6 +112,16 @@ def test_straying_costs_by_hand():
         assert gradient(PolicyGradient("plain", 1.0, before), step([[0, 1]], [[0.0, 0.0]]))[0] >= 0
 
 
+def test_straying_is_the_divergence_only_of_what_is_drawn_at_temperature_1():
+    before = TwoWords().requires_grad_(False)
+    before.logits.zero_()
+    divergence = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
+    as_likely = gradient(PolicyGradient("plain", 1.0, before), step([[1, 1, 1, 0]], [[0.0] * 4]))
+    assert as_likely[0] / 4 == pytest.approx(divergence)
+    sharper = gradient(PolicyGradient("plain", 1.0, before), step([[1, 1, 1, 1]], [[0.0] * 4]))
+    assert 0 <= sharper[0] / 4 < 0.9 * divergence
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_model_against_plain_rows_and_in_parts(name):
     """Several answers behind each of some prompts, of which one is longer than the window: all at once, and split."""

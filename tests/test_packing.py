@@ -117,7 +117,7 @@ def test_a_place_of_another_setting_is_refused(tokenizer):
         ChatLoader(chats(4), tokenizer, 2, 64, seed=3).load_state_dict(state)
 
 
-def test_what_is_too_long_loses_whole_turns_or_is_left_out_and_counted(tokenizer, monkeypatch):
+def test_what_is_too_long_loses_whole_turns_or_is_left_out_and_counted(tokenizer, monkeypatch, capsys):
     monkeypatch.setattr(packing, "WINDOW", 8)
     say = lambda role, text: {"role": role, "content": text}  # noqa: E731
     turns = [say("user", "one"), say("assistant", "two"), say("user", "the cat " * 30), say("assistant", "three")]
@@ -131,6 +131,12 @@ def test_what_is_too_long_loses_whole_turns_or_is_left_out_and_counted(tokenizer
             next(loader)
     told = loader.describe()
     assert (told["conversations"], told["shortened"], told["left out"], told["padding"]) == (4, 1, 1, 0)
+    said = f"2 of 4 conversations have more than {room - 1} tokens: they lose their last turns, or are left out\n"
+    assert capsys.readouterr().out == said  # in the first of its windows, and never again
+    with monkeypatch.context() as patch, ChatLoader([long] + [short] * 19, tokenizer, 1, room - 1) as loader:
+        patch.setattr(packing, "WINDOW", 20)
+        next(loader)
+    assert capsys.readouterr().out == ""  # they are few
     with ChatLoader([hopeless] * 20, tokenizer, 1, room - 1) as loader:
         assert all((next(loader)[1] == -1).all() for _ in range(2))
         with pytest.raises(ValueError, match="none of the conversations fits"):
