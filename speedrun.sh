@@ -49,7 +49,7 @@ if [ "$gpus" -gt 0 ]; then
   reward=(--examples-per-step="$(((16 + gpus - 1) / gpus * gpus))") # each GPU has as many
 else
   launch=("$python" -m)
-  size=(--head-dim=64 --max-seq-len=512 --window-pattern=L --total-batch-size=4096 --target-seconds="${seconds:-300}")
+  size=(--head-dim=64 --max-seq-len=512 --window-pattern=L --total-batch-size=2048 --target-seconds="${seconds:-300}")
   check=(--eval-bytes=500000) few=(--max-per-task=100)
   tune=(--target-seconds="${seconds:-150}" --eval-metrics-max-problems=50)
   problems=(--max-problems=50 --max-new-tokens=128)

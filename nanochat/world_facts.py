@@ -190,9 +190,9 @@ def is_held_out(seed: int, a: int, b: int) -> bool:
 class World:
     """The land of one seed: its `things` by kind, its `facts`, those `about` a thing, those `asked` in each split.
 
-    `ends`: the towns that a road joins; `words` and `held_out_words`: names of one word that training may, and may not,
-    ask to spell; `text`: the sections of world.txt. Every seed gives as many things, as many facts of each split, and
-    every value of a relation about as often.
+    `answers`: the values of those; `ends`: the towns that a road joins; `words` and `held_out_words`: names of one word
+    that training may, and may not, ask to spell; `text`: the sections of world.txt. Every seed gives as many things, as
+    many facts of each split, and every value of a relation about as often.
     """
 
     def __init__(self, seed: int, people: int):
@@ -212,9 +212,11 @@ class World:
         for header, *wordings in map(str.splitlines, self.text["relations"].split("\n\n")):
             self.facts += self._facts(dice, Relation(*header.split(), *(line.split(" | ") for line in wordings)))
         self.asked: dict[str, list[Fact]] = {"train": [], "validation": [], "test": []}
+        self.answers: dict[tuple[str, str], list[Thing]] = {}  # by split and kind, each as often as it is right
         self.about: dict[Thing, list[Fact]] = {}
         for fact in self.facts:
             self.asked[fact.split].append(fact)
+            self.answers.setdefault((fact.split, fact.value.kind), []).append(fact.value)
             self.about.setdefault(fact.subject, []).append(fact)
         self.subjects = list(self.about)
         self._templates = self.rows("problems")
@@ -261,9 +263,14 @@ class World:
         return {fact.relation.name: fact.value for fact in self.about[thing]}
 
     def choices(self, fact: Fact, dice: Dice) -> tuple[list[Thing], int]:
-        """Four values of the fact's kind, the right one at any place among them, and that place."""
-        others = [thing for thing in self.things[fact.value.kind] if thing is not fact.value]
-        chosen, right = dice.sample(others, 3), dice.between(0, 3)
+        """Four values of the fact's kind, the right one at any place among them, and that place.
+
+        The others are right where other facts of the split are asked about, as far as there are three, and as often.
+        Drawn from all of the kind, those that only a test asks for would be known to be wrong from training.
+        """
+        rivals = dict.fromkeys(dice.shuffled(self.answers[fact.split, fact.value.kind]))
+        rivals |= dict.fromkeys(dice.shuffled(self.things[fact.value.kind]))
+        chosen, right = [thing for thing in rivals if thing is not fact.value][:3], dice.between(0, 3)
         chosen.insert(right, fact.value)
         return chosen, right
 

@@ -143,6 +143,17 @@ def test_choices_are_of_one_kind_and_the_right_one_is_anywhere(world):
     assert all(0.22 < count / len(world.facts * 4) < 0.28 for count in places.values())
 
 
+def test_no_choice_gives_itself_away(world):
+    """How often a value is among the choices says nothing of how often it is right: not even of those of a test."""
+    dice, shown, right = Dice("rivals"), Counter(), Counter()
+    for fact in world.asked["train"] * 40:
+        choices, place = world.choices(fact, dice)
+        shown.update(choice.name for choice in choices)
+        right[choices[place].name] += 1
+    shares = {name: right[name] / count for name, count in shown.items()}
+    assert all(0.15 < share < 0.4 for share in shares.values()), shares
+
+
 # ---- arithmetic ----
 
 
