@@ -110,7 +110,7 @@ def one_process(**other) -> SimpleNamespace:
     return SimpleNamespace(**alone | other)
 
 
-def taught(tokenizer: Tokenizer, text: str, steps: int = 40, **fields) -> GPT:
+def taught(tokenizer: Tokenizer, text: str, steps: int = 80, **fields) -> GPT:
     """A small model that has learned a little text by heart, so that it is right where others are wrong."""
     shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"]}
     model = lively({"depth": 3, "width": 64, "heads": 2, "kv_heads": 1, "max_seq_len": 512} | shape | fields)

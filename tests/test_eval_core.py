@@ -56,7 +56,7 @@ def prepared(tokenizer):
 
 def by_heart() -> str:
     """Half of the answers to completions, as they are asked."""
-    asked = [task for task in [*world_tasks(9), *HARD] if task.kind == COMPLETION]
+    asked = [task for task in [*HARD, *world_tasks(9)] if task.kind == COMPLETION]
     return "\n\n".join(
         f"{row['context'].strip()}{task.delimiter}{row['continuation']}" for task in asked for row in task.rows[::2]
     )
