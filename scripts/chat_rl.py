@@ -31,7 +31,7 @@ class Config(FineTune):
     advantage: str = option("mean", "mean: reward less that of the group; std: in its standard deviations", **OBJECTIVE)
     policy_loss: str = option("plain", "plain, or clip: the ratio to the sampler's probability", **OBJECTIVE)
     kl: float = option(0.0, "cost of a nat between the model and its parent", least=0, **OBJECTIVE)
-    init_lr_frac: float = option(0.05, "of these rates, that of the first step", **RATE)
+    init_lr_frac: float = option(0.015, "of these rates, that of the first step", **RATE)
     warmdown_ratio: float = option(1.0, "share of the run in which it falls", **RATE)
     warm_start: bool = option(False, "begin with the parent's momenta", group="optimizer")
     compile: bool = option(False, "compile the blocks: pays in long runs alone", group="device", **SIDE)
