@@ -16,10 +16,9 @@ from nanochat.log import print0
 from nanochat.loop import largest_device_batch
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
-from nanochat.outcome import environment
+from nanochat.outcome import Outcome, environment
 from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.paths import base_dir
-from nanochat.report import read_outcomes
 from nanochat.restore import build_model
 from nanochat.runtime import asked_precision
 from nanochat.scaling import (
@@ -35,6 +34,7 @@ from nanochat.scaling import (
     scale,
     shape,
 )
+from nanochat.sections import read_outcomes
 from nanochat.tokenizer import Tokenizer
 
 ASSUMED_VOCABULARY = 2**16
@@ -165,7 +165,8 @@ def measured(config: Any, accelerator: Accelerator) -> tuple[float, str] | None:
     What is not in the table of accelerators is such hardware only if it is this machine.
     """
     here, found = environment()["Hardware"], []
-    for run in [run for run in read_outcomes(base_dir())[0] if run.stage == "base_train"]:
+    runs = [run for *_, run in read_outcomes(base_dir()) if isinstance(run, Outcome)]
+    for run in [run for run in runs if run.stage == "base_train"]:
         speed, there = run.metrics.get("Tokens per second", "n/a"), run.environment["Hardware"]
         alike = all(run.config.get(name) == getattr(config, name) for name in ("device_type", "dtype", "fp8"))
         same = find(re.sub(r"^\d+x ", "", there["GPUs"])) == accelerator or (not config.on and there == here)

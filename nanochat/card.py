@@ -43,21 +43,30 @@ def run_facts(state: Any, runtime: Any) -> dict[str, Any]:
 
 def validation_facts(notes: dict[str, Any], figure: str, name: str) -> dict[str, Any]:
     """What the hook `validation` has found, the last one under `name`."""
-    last = {"value": notes.get(f"val {figure}"), "stderr": notes.get(f"val {figure} stderr"), "format": ".4f"}
-    known = last["value"] is not None
-    return {f"Minimum validation {figure}": notes.get(f"lowest val {figure}", "n/a"), name: last if known else "n/a"}
+    shown = {}
+    for label, note in ((f"Minimum validation {figure}", f"lowest val {figure}"), (name, f"val {figure}")):
+        found = {"value": notes.get(note), "stderr": notes.get(f"{note} stderr"), "format": ".4f"}
+        shown[label] = found if found["value"] is not None else "n/a"
+    return shown
 
 
-# Title, unit, and the series: name in the picture -> metric.
+TOKENS, STEPS = ("tokens", "total_training_tokens"), ("step", "step")
+# Title, what it is drawn over, unit, and the series: name in the picture -> metric.
 CURVES = (
-    ("Training loss", "nats a token", {"train": "train/loss", "validation": "val/loss"}),
-    ("Validation", "bits a byte", {"val": "val/bpb"}),
-    ("Reward", "of an answer", {"train": "rl/reward", "test, pass@1": "eval/pass@1"}),
+    ("Loss", TOKENS, "nats a token", {"train": "train/loss", "validation": "val/loss"}),
+    ("Validation", TOKENS, "bits a byte", {"validation": "val/bpb"}),
+    ("CORE metric, an estimate", TOKENS, "0: guessing, 1: all right", {"CORE": "core_metric"}),
+    ("Reward", STEPS, "of an answer", {"train": "rl/reward", "test, pass@1": "eval/pass@1"}),
+    ("Learning rate", TOKENS, "of the initial one", {"rate": "train/lrm"}),
+    ("Throughput", TOKENS, "tokens a second", {"rate": "train/tok_per_sec"}),
 )
 
 
 def curves(log: MetricLog) -> list[dict]:
-    """Of the loss and of validation, by step; those that have points."""
-    found = [(title, unit, {name: log.curve(of) for name, of in series.items()}) for title, unit, series in CURVES]
-    found = [(title, unit, {name: xy for name, xy in series.items() if xy[0]}) for title, unit, series in found]
-    return [{"title": title, "x": "step", "y": unit, "series": series} for title, unit, series in found if series]
+    """What came of training as it went on; those that have points."""
+    found = []
+    for title, (x, over), unit, metrics in CURVES:
+        series = {name: log.curve(metric, over=over) for name, metric in metrics.items()}
+        series = {name: points for name, points in series.items() if points[0]}
+        found += [{"title": title, "x": x, "y": unit, "series": series}] if series else []
+    return found

@@ -13,6 +13,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
+from nanochat.log import end_live, say
+
 Config = TypeVar("Config")
 
 
@@ -101,12 +103,14 @@ def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
     Exit code 2: a setting that cannot be. 1: a file or folder that fails, a loss that is not finite. 130: Ctrl-C.
     """
     try:
-        main(parse(config_class))
+        with contextlib.ExitStack() as stack:
+            stack.callback(end_live)  # whatever ends it speaks on a line of its own
+            main(parse(config_class))
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         if sys.flags.dev_mode:  # python -X dev shows the traceback
             raise
         sentence, code = _last_words(error)
-        print(sentence, file=sys.stderr)
+        say(sentence, file=sys.stderr)
         raise SystemExit(code) from None
 
 

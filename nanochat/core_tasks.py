@@ -22,7 +22,7 @@ from nanochat.nodes import once_a_node
 from nanochat.paths import base_dir, whole_file
 
 BUNDLE = (HubFile("eval_bundle/core.yaml"), HubFile("eval_bundle/eval_meta_data.csv"))
-VERSION = 1  # of what is in the cache; to be raised with every change to prompts or their layout
+VERSION = 2  # of what is in the cache; to be raised with every change to prompts or their layout
 CHUNK = 256  # items that are tokenized at once
 DELIMITER = "continuation_delimiter"  # of a task that has another than a blank
 CHOICE, SCHEMA, COMPLETION = "multiple_choice", "schema", "language_modeling"
@@ -136,7 +136,7 @@ class Prompts:
     """The items of a task as tokens: a trunk that all options begin with, and how each goes on.
 
     lengths: of trunk and options in turn; options: how many an item has; scored: tokens at the end of each option that
-    its score is of; gold: the option that is right.
+    its score is of; gold: the option that is right; questions: a hash of the texts, the same for any tokenizer.
     """
 
     ids: np.ndarray
@@ -144,6 +144,7 @@ class Prompts:
     options: np.ndarray
     scored: np.ndarray
     gold: np.ndarray
+    questions: np.ndarray
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, list[np.ndarray], list[int]]]:
         """Of each item: trunk, options, how many tokens of these are scored."""
@@ -200,10 +201,11 @@ def _render(task: BundleTask, tokenizer: Any, most: int, path: Path) -> int:
 
     items, bos = task.items(most), tokenizer.special_tokens["<|bos|>"]
     parts: list[np.ndarray] = []
-    options, scored = [], []
+    options, scored, questions = [], [], []
     for first in range(0, len(items), CHUNK):
         numbers = range(first, min(first + CHUNK, len(items)))
         texts = [task.prompts(items, number) for number in numbers]
+        questions += [hashlib.sha256("\0".join(group).encode()).hexdigest()[:16] for group in texts]
         flat = pa.array([text for group in texts for text in group], pa.large_string())
         ids, offsets = tokenizer.encode_arrow(flat, prepend=bos)
         rows = iter(np.split(ids.astype(np.int32), offsets[1:-1]))
@@ -221,7 +223,7 @@ def _render(task: BundleTask, tokenizer: Any, most: int, path: Path) -> int:
     gold = np.array([0 if task.kind == COMPLETION else item["gold"] for item in items])
     with whole_file(path) as part, open(part, "wb") as file:
         arrays = {"ids": np.concatenate(parts), "lengths": lengths, "options": np.array(options)}
-        np.savez(file, **arrays, scored=np.array(scored), gold=gold)
+        np.savez(file, **arrays, scored=np.array(scored), gold=gold, questions=np.array(questions))
     return int(lengths.sum())
 
 

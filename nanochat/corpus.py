@@ -56,6 +56,7 @@ CORPORA = {
     "mixed-text": Named("local/mixed-text", 7, 7, "shard_00007.parquet"),
 }
 SPLITS = ("train", "val")
+BYTES_PER_TOKEN = 5  # of text, at most: only to know how many shards to fetch
 AUTO = ("climbmix", "mixed-text")  # the first whose default shards are on this machine, else the embedded world
 
 
@@ -190,8 +191,8 @@ def hub_files(data: str, num_shards: int = 0) -> list[HubFile]:
     return [file for source, _ in _parse(data) if source in CORPORA for file in CORPORA[source].files(num_shards)]
 
 
-def shards_for(data: str, size: float) -> int:
-    """How many shards of the corpora with a name that --data names hold `size` bytes of text to train on together.
+def shards_for(data: str, tokens: float) -> int:
+    """How many shards of the corpora with a name that --data names hold the text of so many tokens to train on.
 
     Reckoned from the first shard of each, and no more than there are; 0 where nothing has a name.
     """
@@ -200,8 +201,15 @@ def shards_for(data: str, size: float) -> int:
         if named := CORPORA.get(source):
             [first] = hub.fetch(named.files(1)[:1])
             [shard] = open_shards([first.path], named.column, Bad(skip=False), hub.sha256)
-            most = max(most, min(named.count, math.ceil(size * share / shard.size)))
+            most = max(most, min(named.count, math.ceil(BYTES_PER_TOKEN * tokens * share / shard.size)))
     return most
+
+
+def check_data(data: str) -> None:
+    """ValueError where --data names what is not there; nothing is fetched or made for it."""
+    for source, _ in _parse(data):
+        if source not in CORPORA and source not in HERE:
+            _list(source, 0, offline=True)
 
 
 def _parse(data: str) -> list[tuple[str, float]]:

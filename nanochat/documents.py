@@ -19,6 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nanochat.log import say
+
 DOCUMENT_CHARS = 8192  # a text file is cut at line ends into documents of at least this size
 MAX_LINE = 64 << 20  # bytes; a longer line is an error, or memory would have no bound
 KINDS = (".parquet", ".jsonl", ".txt", ".md")
@@ -49,7 +51,7 @@ class Bad:
             if what in self.told:
                 return
             self.told.add(what)
-            print(f"data: left out: {what}", flush=True)
+            say(f"data: left out: {what}")
         self.count += 1
         if len(self.first) < 20:
             self.first.append(what)

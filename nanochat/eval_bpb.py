@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from nanochat.log import print0
+from nanochat.log import Progress, print0
 from nanochat.tokenizer import Tokenizer
 
 
@@ -94,7 +94,7 @@ def sums_of_rows(
     """
     weights = weights.to(runtime.device)
     sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)
-    mine = range(runtime.rank, count, runtime.world_size)
+    mine, progress = range(runtime.rank, count, runtime.world_size), Progress("evaluate", "rows")
     for first in range(0, len(mine), batch_size):
         numbers = torch.tensor(mine[first : first + batch_size])
         inputs, targets = torch.full((2, batch_size, seq_len), -1)
@@ -104,6 +104,8 @@ def sums_of_rows(
         sizes = torch.where(targets >= 0, weights[:, targets.clamp(min=0)], 0)
         pairs = torch.stack([(losses * (sizes > 0)).sum(2), sizes.sum(2).float()], dim=2)
         sums[:, numbers] = pairs[:, : len(numbers)].cpu().double()
+        progress.update(min(count, (first + batch_size) * runtime.world_size), count)
+    progress.clear()
     return runtime.all_sum(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
 
 
@@ -122,8 +124,9 @@ def validation(measure: Callable[[], dict[str, tuple[float, float]]], log: Any) 
 
     def validate(state: Any) -> None:
         for name, (value, stderr) in measure().items():
-            lowest = min(value, state.notes.get(f"lowest val {name}", math.inf))
-            state.notes |= {f"val {name}": value, f"val {name} stderr": stderr, f"lowest val {name}": lowest}
+            state.notes |= {f"val {name}": value, f"val {name} stderr": stderr}
+            if value <= state.notes.get(f"lowest val {name}", math.inf):
+                state.notes |= {f"lowest val {name}": value, f"lowest val {name} stderr": stderr}
             print0(f"step {state.step:05d} | validation {name}: {value:.4f} ± {stderr:.4f}")
             log.write(step=state.step, **{f"val/{name}": value, f"val/{name}_stderr": stderr})
 

@@ -22,6 +22,7 @@ from nanochat.chat import fitted_prompt
 from nanochat.engine import Request
 from nanochat.log import Progress, print0
 from nanochat.paths import write_text
+from nanochat.stages import CHAT, core_name
 
 AT_ONCE = 20  # problems whose answers are judged side by side, programs in as many processes
 
@@ -137,6 +138,12 @@ def estimate(values: list[float]) -> Estimate:
     """Their mean; the error takes them as a sample of more such values."""
     spread = statistics.stdev(values) if len(values) > 1 else math.nan
     return Estimate(statistics.fmean(values), spread / math.sqrt(len(values)))
+
+
+def core_of(scores: dict[str, ChatScore]) -> dict[str, Estimate]:
+    """The mean of those that count for ChatCORE, by its name; nothing where none does."""
+    counted = [score for name, score in scores.items() if name in CHAT]
+    return {core_name(scores): chat_core(counted)} if counted else {}
 
 
 def chat_core(scores: Iterable[ChatScore]) -> Estimate:

@@ -264,16 +264,18 @@ def _decide(prompts: Prompts, sums: Tensor, kind: str, beyond: set[int]) -> list
     pairs = zip(sums.tolist(), prompts.scored.tolist(), strict=True)
     means = (total / count if count else math.nan for total, count in pairs)
     decisions = []
-    for item, (count, gold) in enumerate(zip(prompts.options.tolist(), prompts.gold.tolist(), strict=True)):
+    items = zip(prompts.options.tolist(), prompts.gold.tolist(), prompts.questions.tolist(), strict=True)
+    for item, (count, gold, question) in enumerate(items):
         own = [next(means) for _ in range(count)]
         shown = [None if math.isnan(mean) else mean for mean in own]
+        about = {"item": item, "question": question}
         if item in beyond:
-            decisions.append({"item": item, "correct": False, "too_long": True})
+            decisions.append({**about, "correct": False, "too_long": True})
             continue
         if kind == COMPLETION:
-            decisions.append({"item": item, "correct": own[0] == 0, "missed": shown[0]})
+            decisions.append({**about, "correct": own[0] == 0, "missed": shown[0]})
             continue
         # The first of equals; as in the reference, one without tokens is chosen where it stands first, and only there.
         chosen = own.index(min(own))
-        decisions.append({"item": item, "correct": chosen == gold, "chosen": chosen, "gold": gold, "losses": shown})
+        decisions.append({**about, "correct": chosen == gold, "chosen": chosen, "gold": gold, "losses": shown})
     return decisions

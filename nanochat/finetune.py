@@ -21,7 +21,7 @@ from nanochat.card import curves, run_facts, validation_facts
 from nanochat.checkpoint import MANIFEST, Checkpoint
 from nanochat.engine import Engine
 from nanochat.eval_bpb import ratio, sums_of_rows, validation
-from nanochat.eval_chat import Options, chat_core, evaluate
+from nanochat.eval_chat import Options, core_of, evaluate
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.inherit import FineTune, inherit
 from nanochat.log import MetricLog, print0
@@ -32,7 +32,6 @@ from nanochat.packing import ChatLoader
 from nanochat.paths import stage_dir
 from nanochat.restore import find_model, has_news, hold_for_all, keeping, put_back, run_to_go_on_with, tokenizer_of
 from nanochat.runtime import Runtime, setup
-from nanochat.stages import core_name
 from nanochat.tokenizer import Tokenizer
 
 BYTES_PER_TOKEN = 4  # about: validation is to take as long as that of pretraining
@@ -144,7 +143,7 @@ class FineTuning:
             with torch.compiler.set_stance("force_eager"):  # every batch has another shape
                 scores = {name: evaluate(task, self.model, *about, label=name) for name, task in quick.items()}
             found = {name: score.accuracy for name, score in scores.items()}
-            found |= {core: chat_core(scores.values())} if (core := core_name(scores)) else {}
+            found |= core_of(scores)
             state.notes["scores"] = {name: list(estimate) for name, estimate in found.items()}
             said = ", ".join(f"{name} {estimate.value:.4f}" for name, estimate in found.items())
             print0(f"step {state.step:05d} | {said}")

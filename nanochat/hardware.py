@@ -62,6 +62,14 @@ def find(name: str) -> Accelerator | None:
     return None
 
 
+def hourly_rate(gpus: str) -> float | None:
+    """Dollars of an hour of "8x NVIDIA H100 80GB HBM3", as a record of a run names them; None if a price is unknown."""
+    parts = [re.fullmatch(r"(\d+)x (.+)", part) for part in gpus.split(", ")]
+    found = [(int(part[1]), find(part[2])) for part in parts if part]
+    known = len(found) == len(parts) and all(one and one.dollars for _, one in found)
+    return sum(count * one.dollars for count, one in found) if known else None
+
+
 def parse_named(text: str) -> tuple[int, Accelerator]:
     """8xH100 -> (8, the H100); of one that is not in the table nothing is known but its name."""
     match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})", text.strip())

@@ -19,6 +19,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nanochat.log import say
 from nanochat.nodes import once_a_node
 from nanochat.paths import base_dir, read_sha256
 
@@ -91,7 +92,12 @@ def world_dir() -> Path:
 
 
 def _world() -> Path | None:
-    """The embedded world where it is the hub; what it lacks is not fetched, or real files would mix with its own."""
+    """The embedded world where it is the hub; what it lacks is not fetched, or real files would mix with its own.
+
+    The main job on real text says NANOCHAT_WORLD=off: an earlier one may have left a world.
+    """
+    if os.environ.get("NANOCHAT_WORLD") == "off":
+        return None
     return world_dir() if mirror() is None and (world_dir() / "world.json").is_file() else None
 
 
@@ -152,7 +158,7 @@ def _fetch_here(files: Sequence[HubFile], offline: bool) -> list[Found]:
         lines = [f"{len(lost)} of {len(came)} files cannot be had:", *(f"{file}: {why}" for file, why in lost.items())]
         raise HubError("\n  ".join(lines))
     if count := sum(found.origin == "world" for found in came.values()):
-        print(f"hub: {count:,} of {len(came):,} files are those of the embedded world in {world_dir()}", flush=True)
+        say(f"hub: {count:,} of {len(came):,} files are those of the embedded world in {world_dir()}")
     return [came[file] for file in files]
 
 
@@ -168,7 +174,7 @@ def _each(files: Sequence[HubFile], act: Callable[[HubFile], Any]) -> Iterator[t
                 yield ended.next(SAY_EVERY)
                 number += 1
             except multiprocessing.TimeoutError:
-                print(f"hub: {number:,} of {len(files):,} files so far", flush=True)
+                say(f"hub: {number:,} of {len(files):,} files so far")
 
 
 def _patiently(file: HubFile, act: Callable[[HubFile], Any]) -> tuple[Any, str]:
@@ -181,7 +187,7 @@ def _patiently(file: HubFile, act: Callable[[HubFile], Any]) -> tuple[Any, str]:
         if final or attempt == ATTEMPTS:
             break
         wait = pause + FIRST_WAIT * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
-        print(f"hub: {file}: {why}; attempt {attempt} of {ATTEMPTS}, again in {wait:.1f} s", flush=True)
+        say(f"hub: {file}: {why}; attempt {attempt} of {ATTEMPTS}, again in {wait:.1f} s")
         time.sleep(wait)
     return None, why + (f", after {attempt} attempts" if attempt > 1 else "")
 

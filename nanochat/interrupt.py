@@ -3,12 +3,13 @@
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from nanochat.log import is_main_rank
+from nanochat.log import CLEAR, is_main_rank, is_terminal
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ECHO_SECONDS = 3.0  # torchrun hands a terminal's Ctrl-C on to ranks that have had it already
@@ -41,8 +42,9 @@ def signals() -> Iterator[list[str]]:
                 first = time.monotonic()
                 asked.append(signal.Signals(heard[0]).name)
                 if is_main_rank():  # not by print, whose lock this thread must not hold when the process ends
+                    said = f"{asked[0]}: stopping at the end of this step, once more ends at once\n"
                     with suppress(OSError):
-                        os.write(1, f"{asked[0]}: stopping at the end of this step, once more ends at once\n".encode())
+                        os.write(1, (CLEAR * is_terminal(sys.stdout) + said).encode())
         os.close(ear)
 
     threading.Thread(target=listen, name="nanochat-signals", daemon=True).start()

@@ -1,9 +1,10 @@
-"""What a run tells: lines on rank 0, a file of metrics with W&B as its mirror, and progress with the time left."""
+"""What a run tells: lines above a live one, a file of metrics with W&B as its mirror, progress with the time left."""
 
 import json
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,16 +12,64 @@ from pathlib import Path
 from typing import Any, TextIO
 
 PATIENCE = 30.0  # seconds to wait for W&B's server as a run begins, and as it finishes; W&B adds some of its own
+CLEAR = "\r\x1b[K"  # back to the first column, and whatever stood in that line is gone
+LIVE_SECONDS = 0.1  # between two states of a live line
+_LIVE: list[tuple[str, TextIO]] = []  # the terminal's line that changes in place, and the stream it went to; or nothing
+_SPEAKING = threading.RLock()
 
 
 def is_main_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def print0(*values: Any, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
-    """Print on rank 0 only, at once: the lines of a run that dies are still in its log."""
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a line that goes there can change in place."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def say(*values: Any, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
+    """Print whole lines from any rank, at once: those of a run that dies are in its log. A live line stays last."""
+    text, stream = sep.join(map(str, values)) + end, file or sys.stdout
+    with _SPEAKING:
+        if _LIVE:
+            print(end=CLEAR, file=_LIVE[0][1], flush=True)
+        elif not is_main_rank() and is_terminal(stream):  # the live line is that of another process
+            text = CLEAR + text
+        print(end=text, file=stream, flush=True)  # in one piece, for threads speak too
+        if _LIVE and is_terminal(stream):  # through a pipe the text may come later: its next state draws the line again
+            _draw()
+
+
+def print0(*values: Any, **options: Any) -> None:
+    """The same on rank 0 only."""
     if is_main_rank():
-        print(sep.join(map(str, values)) + end, end="", file=file, flush=True)  # in one piece, for threads speak too
+        say(*values, **options)
+
+
+def show_live(head: str, share: float | None, rest: str, stream: TextIO) -> None:
+    """Draw the line that changes in place: `head: [###....] rest`; the bar, of a share 0..1, has what room there is."""
+    width, bar = shutil.get_terminal_size().columns - 1, ""
+    if share is not None:
+        size = min(20, max(5, width - len(f"{head}: [] {rest}")))
+        bar = f"[{'#' * round(size * share):.<{size}}] "
+    with _SPEAKING:
+        _LIVE[:] = [(f"{head}: {bar}{rest}"[:width], stream)]
+        _draw()
+
+
+def end_live(text: str = "", stream: TextIO | None = None) -> None:
+    """No line changes in place any more; a whole one takes its place, if there is a text."""
+    with _SPEAKING:
+        if text:
+            print(f"\r{text}\x1b[K", file=stream, flush=True)
+        elif _LIVE:
+            print(end=CLEAR, file=_LIVE[0][1], flush=True)
+        _LIVE.clear()
+
+
+def _draw() -> None:
+    line, stream = _LIVE[0]
+    print(end=f"\r{line}\x1b[K", file=stream, flush=True)
 
 
 def duration(seconds: float) -> str:
@@ -68,9 +117,16 @@ class MetricLog:
         with open(self.path, encoding="utf-8") as file:
             yield from (json.loads(line) for line in file if line.endswith("}\n"))
 
-    def curve(self, name: str, most: int = 300) -> list[list]:
-        """Steps and values of a metric, averaged over as many steps as leave `most` points of it."""
-        points = [(record["step"], record[name]) for record in self.read() if record.get(name) is not None]
+    def curve(self, name: str, most: int = 300, over: str = "step") -> list[list]:
+        """What a metric is drawn over, and its values, averaged over as many records as leave `most` points of it.
+
+        A record without `over` has that of the record before it: validation that of the step after which it came.
+        """
+        x, points = 0, []
+        for record in self.read():
+            x = record.get(over, x)
+            if record.get(name) is not None:
+                points.append((x, record[name]))
         size = -(-len(points) // most)
         groups = [points[i : i + size] for i in range(0, len(points), max(size, 1))]
         return [[group[-1][0] for group in groups], [sum(value for _, value in group) / len(group) for group in groups]]
@@ -111,8 +167,8 @@ class Progress:
     def __init__(self, label: str, unit: str, stream: TextIO | None = None, plain_every: float = 5.0):
         self.label, self.unit = label, unit
         self._stream = stream or sys.stderr
-        self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._interval = 0.1 if self._live else plain_every  # seconds
+        self._live = is_terminal(self._stream)
+        self._interval = LIVE_SECONDS if self._live else plain_every
         self._start = self._shown = time.monotonic()
         self._done = 0
 
@@ -124,24 +180,31 @@ class Progress:
             return
         self._shown = now
         total, rate = total and max(total, done), done / (now - self._start)
-        parts = [f"{self.label}: {_short(done)} {self.unit}", f"{_short(rate)}/s"]
+        parts = [f"{short(done)} {self.unit}", f"{short(rate)}/s"]
         if total:
-            bar = "[" + ("#" * round(20 * done / total)).ljust(20, ".") + "] " if self._live else ""
-            parts[0] = f"{self.label}: {bar}{done / total:4.0%} of {_short(total)} {self.unit}"
+            parts[0] = f"{done / total:4.0%} of {short(total)} {self.unit}"
             parts.append(f"{duration((total - done) / rate) if rate else '?'} left")
-        self._show(" | ".join(parts + [note] * bool(note)))
+        text = " | ".join(parts + [note] * bool(note))
+        if self._live:
+            show_live(self.label, done / total if total else None, text, self._stream)
+        else:
+            say(f"{self.label}: {text}", file=self._stream)
 
     def close(self) -> None:
         """Leave one closing line with the totals."""
-        if is_main_rank():
-            seconds = time.monotonic() - self._start
-            rate = _short(self._done / max(seconds, 1e-6))
-            self._show(f"{self.label}: {self._done:,} {self.unit} in {duration(seconds)} | {rate}/s", end="\n")
+        seconds = time.monotonic() - self._start
+        rate = short(self._done / max(seconds, 1e-6))
+        self._end(f"{self.label}: {self._done:,} {self.unit} in {duration(seconds)} | {rate}/s")
 
-    def _show(self, line: str, end: str = "") -> None:
-        if self._live:  # back to the first column, and clear what a longer line left
-            line = f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K"
-        print(line, end=end if self._live else "\n", file=self._stream, flush=True)
+    def clear(self) -> None:
+        """Leave nothing: what it was for has a line of its own."""
+        self._end("")
+
+    def _end(self, text: str) -> None:
+        if is_main_rank() and self._live:
+            end_live(text, self._stream)
+        elif is_main_rank() and text:
+            say(text, file=self._stream)
 
 
 class PhaseProgress:
@@ -166,7 +229,7 @@ class PhaseProgress:
             self._current.close()
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
     """1234567 -> 1.2M"""
     for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:

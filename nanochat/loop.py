@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from nanochat import schedules
+from nanochat.console import Steps
 from nanochat.interrupt import signals, without_garbage_collection
-from nanochat.log import duration, print0
+from nanochat.log import print0, say
 
 Batch = tuple[torch.Tensor, ...]
 Objective = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]
 
 SMOOTHING = 0.9  # of the loss on the console
-LINE_SECONDS = 0.5  # the console has at most two lines a second
 CPU_TOKENS = 16_384  # of a micro-batch on a CPU, where larger ones are no faster
 STEADY_AFTER = 10  # steps of this process
 COLLECT_EVERY = 5_000  # steps
@@ -42,7 +42,7 @@ class Plan:
 
     Horizon: `steps`, or `seconds` of training, or with neither of them the source's own progress. device_batch: rows of
     a micro-batch, if `split` goes by them. schedules: as `schedules.apply` takes them. after_step: called when the
-    weights have changed. clip: largest norm of the gradient, 0: any.
+    weights have changed. clip: largest norm of the gradient, 0: any. shown: what a live line has in place of the loss.
     """
 
     device_batch: int
@@ -53,6 +53,7 @@ class Plan:
     seconds: float | None = None
     clip: float = 0.0
     split: Callable[[Batch, int], list[Batch]] = by_rows
+    shown: Callable[["State"], str] = lambda state: ""
 
     def progress(self, state: "State", source: Any) -> float:
         if self.steps is not None:
@@ -116,13 +117,15 @@ def train(
     """
     loop = _Loop(model, source, objective, optimizer, plan, runtime, log, state)
     start = state.step
-    with signals() as asked, without_garbage_collection() as collect:
+    with signals() as asked, without_garbage_collection() as collect, loop.console:
         while True:
             finished = plan.progress(state, source) >= 1
             if finished or state.stop or any(hook.is_due(state, finished) for hook in hooks):
                 loop.settle()  # it may ask to stop
             if finished:
                 state.stop = ""
+            if finished or state.stop:
+                loop.console.close()
             done = 0 < start == state.step == state.hooked  # before the run was left
             due = [hook for hook in hooks if hook.is_due(state, finished) and not done]
             hooked, state.hooked = state.hooked, state.hooked if state.stop else state.step
@@ -167,7 +170,7 @@ class _Loop:
         state.device_batch, state.stop = plan.device_batch, ""
         self._half, self._start = runtime.dtype == torch.float16, state.step
         self._trained = state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
-        self._settled = self._shown = 0.0
+        self.console, self._settled = Steps(plan.steps), 0.0
         self._pending: list[_Step] = []
 
     # ---- a step ----
@@ -236,7 +239,7 @@ class _Loop:
         if size == 1:
             raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
         state.device_batch = _largest_divisor(rows, size // 2)
-        print(f"{where}, the step starts again with --device-batch-size={state.device_batch}", flush=True)
+        say(f"{where}, the step starts again with --device-batch-size={state.device_batch}")
 
     def _accumulate(self, batch: Batch) -> torch.Tensor:
         totals = torch.zeros(2, device=batch[0].device)
@@ -283,8 +286,10 @@ class _Loop:
         state.stop = "a signal" if stop else ""
         peak = self.runtime.peak_flops
         mfu = step.tokens * self.plan.flops_per_token / seconds / (peak * world_size) if peak else None
+        progress = self.plan.progress(replace(state, step=step.number), self.source)
         figures = {
             "step": step.number,
+            "progress": min(progress, 1.0),
             "train/loss": loss,
             "train/grad_norm": norm,
             "train/lrm": step.lr_multiplier,
@@ -292,13 +297,13 @@ class _Loop:
             "train/tok_per_sec": step.tokens / seconds,
             "train/mfu": mfu,
             "train/wait": step.wait / seconds,
+            "total_training_tokens": state.tokens,
             "total_training_flops": state.flops,
             "total_training_time": self._trained,
         }
         self.log.write(**figures)
-        if now - self._shown >= LINE_SECONDS or step.number == self.plan.steps:
-            self._shown = now
-            print0(self._line(figures))
+        smooth = state.smooth_loss / (1 - SMOOTHING**step.number)
+        self.console.tell(figures, smooth, state.tokens, self.plan.shown(state))
 
     def agree_on_time(self) -> None:
         """All ranks take rank 0's clock: a collective."""
@@ -311,25 +316,6 @@ class _Loop:
             for hook in hooks:
                 hook.act(state)
             print0(f"a look failed after step {state.step:,}: the same command goes on from there, and looks again")
-
-    def _line(self, figures: dict[str, Any]) -> str:
-        state, plan = self.state, self.plan
-        progress = plan.progress(replace(state, step=figures["step"]), self.source)
-        steps = f"step {figures['step']:05d}" + (f"/{plan.steps:05d}" if plan.steps is not None else "")
-        mfu = "n/a" if figures["train/mfu"] is None else f"{100 * figures['train/mfu']:.1f}"
-        parts = [
-            f"{steps} ({100 * progress:.2f}%)",
-            f"loss: {state.smooth_loss / (1 - SMOOTHING ** figures['step']):.4f}",
-            f"lrm: {figures['train/lrm']:.2f}",
-            f"dt: {1000 * figures['train/dt']:.0f}ms",
-            f"tok/sec: {figures['train/tok_per_sec']:,.0f}",
-            f"mfu: {mfu}",
-            f"wait: {100 * figures['train/wait']:.1f}%",
-            f"total time: {duration(self._trained)}",
-        ]
-        if 0 < progress < 1:
-            parts.append(f"eta: {duration(self._trained * (1 - progress) / progress)}")
-        return " | ".join(parts)
 
     def _not_finite(self, step: _Step, loss: float, norm: float) -> str:
         """A sentence for every rank; a collective that all of them enter at the same step."""

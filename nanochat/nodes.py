@@ -7,6 +7,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from nanochat.log import say
+
 SAY_EVERY = 10.0  # seconds
 
 
@@ -44,6 +46,6 @@ def _wait_for(store: Any, key: str, what: str) -> bytes:
     while not store.check([key]):
         if time.monotonic() - said > SAY_EVERY:
             said = time.monotonic()
-            print(f"rank {os.environ['RANK']} waits for {what}, {said - start:.0f} s so far", flush=True)
+            say(f"rank {os.environ['RANK']} waits for {what}, {said - start:.0f} s so far")
         time.sleep(0.1)
     return store.get(key)

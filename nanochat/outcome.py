@@ -17,6 +17,8 @@ from typing import Any
 from nanochat.paths import read_sha256, stage_dir, write_json
 
 ROOT = Path(__file__).parent.parent
+LOCK = "requirements.lock"
+SOURCE_SUFFIXES = (".py", ".md", ".rs", ".html", ".toml", ".sh")
 VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
 
 
@@ -51,7 +53,7 @@ class Outcome:
         """The record of a stage that starts now."""
         about = {"config": dataclasses.asdict(config), "command": shlex.join(["python", *sys.orig_argv[1:]])}
         card = [field.name for field in dataclasses.fields(config) if field.metadata["in_card"]]
-        about |= {"card": card, "versions": versions(), "environment": environment()}
+        about |= {"card": card, "versions": versions(), "environment": environment() | {"Bloat": bloat()}}
         return cls(stage=stage, tag=tag, started=_now(), **about)
 
     def add_artifact(self, path: Path) -> None:
@@ -110,12 +112,30 @@ def environment(root: Path = ROOT) -> dict[str, dict[str, str]]:
     return {"Git Information": _checkout(root), "Hardware": _hardware(), "Software": software}
 
 
+def bloat(root: Path = ROOT) -> dict[str, dict]:
+    """The size of the source: what git tracks, or outside a checkout whatever lies there, build folders apart."""
+    files = [root / name for name in git(root, "ls-files", "-z").split("\0") if name]
+    if not files:
+        for folder, below, names in os.walk(root):
+            below[:] = [name for name in below if not name.startswith(".") and name not in ("target", "out", "wandb")]
+            files += [Path(folder, name) for name in names]
+    sources = [file for file in files if file.suffix in SOURCE_SUFFIXES and file.is_file()]
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in sources]
+    characters = sum(map(len, texts))
+    parts = {"Characters": characters, "Lines": sum(len(text.splitlines()) for text in texts), "Files": len(texts)}
+    parts["Tokens (approx)"] = characters // 4
+    if (root / LOCK).exists():
+        parts[f"Dependencies ({LOCK} lines)"] = len((root / LOCK).read_text(encoding="utf-8").splitlines())
+    return {label: {"value": count, "format": ",d"} for label, count in parts.items()}
+
+
 def _checkout(root: Path) -> dict[str, str]:
     commit = git(root, "rev-parse", "--short", "HEAD")
     if not commit:
         return {"Commit": "unknown (not a git checkout)"}
     # The card itself is rewritten by every run: that alone makes no tree dirty.
-    changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!report.md")
+    card = [":!report.md", ":!report"]
+    changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *card)
     commit += " (dirty)" if changes else " (clean)"
     branch, message = git(root, "rev-parse", "--abbrev-ref", "HEAD"), git(root, "log", "-1", "--format=%s")
     return {"Branch": branch, "Commit": commit, "Message": message}

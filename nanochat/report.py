@@ -1,186 +1,166 @@
-"""The report card, rendered from whichever outcomes exist: `python -m nanochat.report`.
+"""The report card of a run: `python -m nanochat.report`, for reading (Markdown, HTML) and for programs (JSON).
 
-What cannot be read is named in the card; a figure that is not known is left out.
+`--compare A B` puts two runs side by side.
 """
 
-import os
-import sys
+import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nanochat.compare import compare, decisions
 from nanochat.config import option, run
-from nanochat.log import duration, print0
-from nanochat.outcome import ROOT, Outcome, environment, git
-from nanochat.paths import base_dir, write_text
-from nanochat.plots import draw
+from nanochat.log import print0
+from nanochat.page import page
+from nanochat.paths import base_dir, write_json, write_text
+from nanochat.plots import picture
+from nanochat.sections import Card, Facts, Section, Table, read_card
 from nanochat.stages import STAGES, Stage
 
-LOCK = "requirements.lock"
-PICTURES = "report"  # the folder beside the card that holds them
-SOURCE_SUFFIXES = (".py", ".md", ".rs", ".html", ".toml", ".sh")
+FORMAT = 1  # of report.json, to be raised when a key changes its meaning
 
 
 @dataclass(frozen=True)
 class Config:
-    """Render the report card of the stages that have run."""
+    """Render the report card of the stages that have run, or compare two runs."""
 
-    out: str = option("report.md", "the file to write", group="place", unit="FILE")
+    out: str = option("report.md", "the card; .html, .json and pictures lie beside it", group="place", unit="FILE.md")
     base_dir: str = option("", "folder of the run, NANOCHAT_BASE_DIR if empty", group="place", unit="FOLDER")
+    tag: str = option("", "runs of this name alone; empty: all", group="place")
+    compare: tuple[str, ...] = option((), "two runs: their folders, or a report.json", group="place", unit="A B")
+
+    def __post_init__(self):
+        if len(self.compare) not in (0, 2):
+            raise ValueError(f"--compare takes two runs, A B, not {len(self.compare)}")
+        if Path(self.out).suffix != ".md":
+            raise ValueError(f"--out={self.out} is no Markdown file, name it like {Path(self.out).stem}.md")
 
 
-def _bloat(root: Path) -> dict[str, str]:
-    """The size of the source: what git tracks, or outside a checkout whatever lies there, build folders apart."""
-    files = [root / name for name in git(root, "ls-files", "-z").split("\0") if name]
-    if not files:
-        for folder, below, names in os.walk(root):
-            below[:] = [name for name in below if not name.startswith(".") and name not in ("target", "out", "wandb")]
-            files += [Path(folder, name) for name in names]
-    sources = [file for file in files if file.suffix in SOURCE_SUFFIXES and file.is_file()]
-    texts = [file.read_text(encoding="utf-8", errors="replace") for file in sources]
-    characters = sum(map(len, texts))
-    parts = {"Characters": characters, "Lines": sum(len(text.splitlines()) for text in texts), "Files": len(texts)}
-    parts["Tokens (approx)"] = characters // 4
-    if (root / LOCK).exists():
-        parts[f"Dependencies ({LOCK} lines)"] = len((root / LOCK).read_text(encoding="utf-8").splitlines())
-    return {label: f"{count:,}" for label, count in parts.items()}
+# ---- Markdown ----
 
 
-def show(value: Any) -> str:
-    """A value as a line of the card shows it: 0.1234, 2048, 65,536, 0.0155 ± 0.0021, 21.07%."""
-    if isinstance(value, dict):
-        spec = value.get("format", "")
-        shown = [format(v, spec) if spec else show(v) for v in (value["value"], value.get("stderr")) if v is not None]
-        return " ± ".join(shown) + value.get("unit", "")
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    if isinstance(value, int) and abs(value) >= 10_000:
-        return f"{value:,}"
-    return " ".join(str(value).split("\n"))
-
-
-def _cells(table: dict) -> list[list[str]]:
-    """Header and rows of a table as text; None is a dash, a text is itself whatever its column's format."""
-    specs = [spec for _, spec in table["columns"]]
-    rows = [
-        ["-" if v is None else v if isinstance(v, str) else format(v, spec) for v, spec in zip(row, specs, strict=True)]
-        for row in table["rows"]
+def markdown(card: Card, pictures: str) -> str:
+    """pictures: the folder beside it where they are."""
+    header = ["# nanochat training report", f"Generated: {card.generated}", "## Environment"]
+    header += [f"### {name}\n{_listing(facts)}" for name, facts in card.environment.items() if name != "Bloat"]
+    header.append(f"\n### Bloat\n{_listing(card.bloat)}")
+    header += [f"Run started: {card.started}"] if card.started else []
+    *headlines, times = card.summary
+    totals = "\n".join(f"{name}: {value}" for name, value in card.totals.items())
+    summary = [
+        "## Summary",
+        _listing(card.bloat),
+        *(_table(table, 15, 8) for table in headlines),
+        totals,
+        _table(times),
     ]
-    return [[name for name, _ in table["columns"]], *rows]
-
-
-def terminal_table(table: dict) -> str:
-    """A table as aligned columns: the first to the left, numbers to the right."""
-    rows = _cells(table)
-    full = [row for row in rows if set(row[1:]) != {"-"}]  # the others are remarks, longer than any column
-    widths = [max(map(len, column)) for column in zip(*full, strict=True)]
-    aligned = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in full]
-    return "\n".join([table["title"], *aligned, *(row[0] for row in rows if row not in full)])
-
-
-def _markdown_table(table: dict) -> str:
-    header, *rows = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in _cells(table)]
-    lines = ["| " + " | ".join(row) + " |" for row in [header, *rows]]
-    lines.insert(1, "|" + "|".join("-" * (len(name) + 2) for name in header) + "|")
-    return "\n".join([f"### {table['title']}", "", *lines])
-
-
-def _listing(parts: dict[str, Any]) -> str:
-    return "\n".join(f"- {label}: {show(value)}" for label, value in parts.items())
-
-
-# --- the card
-
-
-def _section(outcome: Outcome) -> str:
-    """The body of a stage's section."""
-    lines = _listing({name: outcome.config[name] for name in outcome.card} | outcome.metrics)
-    pictures = [f"![{curve['title']}]({PICTURES}/{name})" for name, curve in _pictures(outcome).items()]
-    parts = [f"timestamp: {_moment(outcome.timestamp)}", lines, *map(_markdown_table, outcome.tables), *pictures]
-    return "\n\n".join(filter(None, parts))
-
-
-def _pictures(outcome: Outcome) -> dict[str, dict]:
-    return {f"{outcome.stage}-{outcome.tag}-{number}.svg": curve for number, curve in enumerate(outcome.curves, 1)}
-
-
-def _moment(timestamp: str) -> str:
-    return datetime.fromisoformat(timestamp).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def read_outcomes(base: Path, stages: Sequence[Stage] = STAGES) -> tuple[list[Outcome], list[str]]:
-    """The outcomes below `base` in stage order, unknown stages last, and a section of the card for each.
-
-    A damaged one has a section that says so, and a line on stderr.
-    """
-    titles = {stage.name: stage.section for stage in stages}
-    order = list(titles)
-    found = sorted((*path.parts[-3:-1], path) for path in base.glob("*/*/outcome.json"))  # (stage, tag, path)
-    found.sort(key=lambda entry: order.index(entry[0]) if entry[0] in order else len(order))
-    names = [name for name, _, _ in found]
-    outcomes, sections = [], []
-    for name, tag, path in found:
-        title = titles.get(name, name) + (f" ({tag})" if names.count(name) > 1 else "")
-        try:
-            outcome = Outcome.load(path)
-            body = _section(outcome)
-            outcomes.append(outcome)
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            # strerror: the full text of an OSError names a path of this machine.
-            reason = f"{name}/{tag}/{path.name} is damaged: {getattr(error, 'strerror', None) or error}"
-            print0(f"report: {reason}", file=sys.stderr)
-            body = f"{reason}\n\nRun the stage again."
-        sections.append(f"## {title}\n{body}")
-    return outcomes, sections
-
-
-def _headlines(outcomes: Sequence[Outcome], stages: Sequence[Stage]) -> str:
-    """The summary's table of headline metrics, a column for each stage that has one; empty where no metric exists."""
-    columns = list(dict.fromkeys(stage.column for stage in stages if stage.column))
-    cells: dict[str, dict[str, str]] = {}
-    for stage in stages:
-        for outcome in outcomes:  # by time: of several tags the newest stays
-            for metric in outcome.metrics:  # "ChatCORE (5 of 6 tasks)" has a row of its own
-                if outcome.stage == stage.name and metric.partition(" (")[0] in stage.headline:
-                    cells.setdefault(metric, dict.fromkeys(columns, "-"))[stage.column] = show(outcome.metrics[metric])
-    rows = [["Metric", *columns], *([metric, *row.values()] for metric, row in cells.items())]
-    lines = ["| " + " | ".join(cell.ljust(8 if i else 15) for i, cell in enumerate(row)) + " |" for row in rows]
-    lines.insert(1, "|" + "-" * 17 + ("|" + "-" * 10) * len(columns) + "|")
-    return "\n".join(lines) if cells else ""
-
-
-def render(base: Path, root: Path = ROOT, stages: Sequence[Stage] = STAGES, pictures: Path | None = None) -> str:
-    """The card of the outcomes below `base`, about the source in `root`; its pictures go to that folder, if any."""
-    outcomes, sections = read_outcomes(base, stages)
-    if not sections:
-        raise ValueError(f"no stage has left an outcome below {base}, run one first or name another --base-dir")
-    if pictures:
-        for outcome in outcomes:
-            for name, curve in _pictures(outcome).items():
-                draw(curve, pictures / name)
-    outcomes.sort(key=lambda outcome: outcome.timestamp)
-    bloat = _listing(_bloat(root))
-    header = ["# nanochat training report", f"Generated: {datetime.now():%Y-%m-%d %H:%M:%S}", "## Environment"]
-    # The card tells of the machine of the run, which need not be this one.
-    for title, parts in (outcomes[-1].environment if outcomes else environment()).items():
-        header.append(f"### {title}\n{_listing(parts)}")
-    header.append(f"\n### Bloat\n{bloat}")
-    if outcomes:
-        header.append(f"Run started: {_moment(min(outcome.started for outcome in outcomes))}")
-    total = duration(sum(outcome.seconds for outcome in outcomes))
-    summary = ["## Summary", bloat, _headlines(outcomes, stages), f"Total wall clock time: {total}"]
-    body = "\n\n\n".join([*sections, "\n\n".join(part for part in summary if part)])
+    summary += _images(card.timeline, pictures)
+    sections = [_section(section, pictures) for section in card.sections]
+    body = "\n\n\n".join([*sections, "\n\n".join(summary)])
     return "\n\n".join([*header, "---", body]) + "\n"
 
 
+def _section(section: Section, pictures: str) -> str:
+    head = f"## {section.title}\n" + (f"timestamp: {section.moment}" if section.moment else section.remark)
+    remark = section.remark if section.moment else ""
+    listing = _listing(section.settings | section.results)
+    shown = [*map(_table, section.tables), *_images(section.plots, pictures)]
+    return "\n\n".join(filter(None, [head, remark, listing, *shown]))
+
+
+def _listing(facts: Facts) -> str:
+    return "\n".join(f"- {label}: {value}" for label, value in facts.items())
+
+
+def _table(table: Table, first: int = 0, others: int = 0) -> str:
+    """first, others: least widths of columns."""
+    title, rows = table
+    rows = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
+    lines = ["| " + " | ".join(cell.ljust(others if i else first) for i, cell in enumerate(row)) + " |" for row in rows]
+    rule = "|" + "|".join("-" * (max(len(name), others if i else first) + 2) for i, name in enumerate(rows[0])) + "|"
+    return "\n".join([f"### {title}\n"] * bool(title) + [lines[0], rule, *lines[1:]])
+
+
+def _images(plots: dict[str, str], folder: str) -> list[str]:
+    titles = [element.partition('aria-label="')[2].partition('"')[0] for element in plots.values()]
+    return [f"![{title}]({folder}/{name})" for title, name in zip(titles, plots, strict=True)]
+
+
+# ---- JSON ----
+
+
+def record(card: Card, base: Path) -> dict[str, Any]:
+    """All that is known of a run, for programs: docs/report.md tells what is where."""
+    found = {
+        "format": FORMAT,
+        "generated": card.generated,
+        "environment": card.environment,
+        "stages": [asdict(outcome) for outcome in card.outcomes],
+        "damaged": card.damaged,
+        "summary": {
+            "metrics": card.headlines,
+            "shares": [asdict(share) for share in card.shares],
+            "seconds": card.seconds,
+            "dollars": card.dollars,
+        },
+        "decisions": decisions(base, card.outcomes),
+    }
+    return _finite(found)
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---- the command ----
+
+
+def render(base: Path, stages: Sequence[Stage] = STAGES) -> str:
+    """The card of the outcomes below `base`, as Markdown."""
+    return markdown(read_card(base, stages), "report")
+
+
+def write(base: Path, out: Path, tag: str = "") -> None:
+    """All three forms of the card, and the Markdown's pictures in a folder of its name."""
+    card = read_card(base, tag=tag)
+    plots = [section.plots for section in card.sections] + [card.timeline]
+    for name, element in (pair for some in plots for pair in some.items()):
+        write_text(out.with_suffix("") / name, picture(element))
+    write_text(out, markdown(card, out.stem))
+    write_text(out.with_suffix(".html"), page(card))
+    write_json(out.with_suffix(".json"), record(card, base))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `record` tells of a run: of its folder, or a report.json."""
+    if path.is_dir():
+        return record(read_card(path), path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["format"] == FORMAT:
+            return found
+    except (ValueError, KeyError, TypeError):  # no JSON, or that of something else
+        pass
+    raise ValueError(f"{path} is no report.json of format {FORMAT}: render it again with `python -m nanochat.report`")
+
+
 def main(config: Config) -> None:
+    if config.compare:
+        one, other = (read(Path(name).expanduser()) for name in config.compare)
+        print0(compare(one, other, config.compare))
+        return
     base = Path(config.base_dir).expanduser() if config.base_dir else base_dir()
     out = Path(config.out).expanduser()
     if out.is_dir():
         raise ValueError(f"--out={config.out} is a folder, name a file")
-    write_text(out, render(base, pictures=out.parent / PICTURES))
+    write(base, out, config.tag)
     print0(f"report card: {out.resolve()}")
 
 

@@ -25,15 +25,14 @@ class Stage:
 
 
 CHAT = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval", "ChatCORE")
+SHOWN = (*CHAT, "Questions")  # in the card's summary
 
 
 def core_name(tasks: Iterable[str]) -> str:
-    """What the mean over some tasks is called: ChatCORE if it is over all of them; "": it has no name."""
+    """What the mean over those of some tasks that count for it is called; "": none does."""
     *core, name = CHAT
-    found = set(tasks)
-    if found <= set(core):
-        return name if len(found) == len(core) else f"{name} ({len(found)} of {len(core)} tasks)"
-    return ""
+    counted = len(set(tasks) & set(core))
+    return name if counted == len(core) else f"{name} ({counted} of {len(core)} tasks)" if counted else ""
 
 
 STAGES = (
@@ -42,12 +41,12 @@ STAGES = (
     Stage("base_train", "Base model training", "tok_train"),
     Stage("base_loss", "Base model loss", "base_train", "BASE", ("train bpb", "val bpb")),
     Stage("base_eval", "Base model evaluation", "base_train", "BASE", ("CORE metric",)),
-    Stage("chat_eval_base", "Chat evaluation base", "base_train", "BASE", CHAT, source="base"),
+    Stage("chat_eval_base", "Chat evaluation base", "base_train", "BASE", SHOWN, source="base"),
     Stage("mid_train", "Midtraining", "base_train", "MID", ("Minimum validation bpb",)),
-    Stage("chat_eval_mid", "Chat evaluation mid", "mid_train", "MID", CHAT, source="mid"),
-    Stage("chat_sft", "Chat SFT", "mid_train", "SFT", ("Training loss", "Validation loss")),
-    Stage("chat_eval_sft", "Chat evaluation sft", "chat_sft", "SFT", CHAT, source="sft"),
+    Stage("chat_eval_mid", "Chat evaluation mid", "mid_train", "MID", SHOWN, source="mid"),
+    Stage("chat_sft", "Chat SFT", "mid_train", "SFT", ("Validation loss",)),
+    Stage("chat_eval_sft", "Chat evaluation sft", "chat_sft", "SFT", SHOWN, source="sft"),
     Stage("chat_rl", "Chat RL", "chat_sft"),
-    Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", "RL", CHAT, source="rl"),
+    Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", "RL", SHOWN, source="rl"),
 )
 MODELS = {stage.source: stage.parent for stage in STAGES if stage.source}  # what --source calls them: their stage

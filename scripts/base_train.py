@@ -10,9 +10,8 @@ from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
-from nanochat.report import show
+from nanochat.sections import show
 
-BYTES_PER_TOKEN = 5  # of text, at most: only to know how many shards to fetch
 MAY = {"may_change": True}
 LOOK = {"group": "evaluation", "least": -1}
 SIDE = {"may_change": True, "in_card": False}
@@ -115,7 +114,7 @@ def main(config: Config) -> None:
     ):
         begun = run_to_go_on_with(folder, config, tokenizer, runtime)
         runtime = runtime.as_in(begun.manifest, config.attention, plan.model.attention_needs) if begun else runtime
-        num_shards = config.num_shards or shards_for(config.data, BYTES_PER_TOKEN * (plan.tokens or 0))
+        num_shards = config.num_shards or shards_for(config.data, plan.tokens or 0)
         corpus = open_corpus(config.data, num_shards, skip_bad=config.skip_bad)
         text = read_text(corpus.batches("val"), tokenizer, max(config.eval_bytes, 0) or runtime.validation_bytes)
         model, optimizer, rows = plan.build(config, begun or config.seed, runtime)

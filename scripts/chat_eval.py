@@ -10,7 +10,7 @@ from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
-from nanochat.stages import STAGES, core_name
+from nanochat.stages import STAGES
 from tasks import JUDGED, open_tasks
 from tasks.common import pick
 
@@ -51,7 +51,7 @@ class Config:
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.engine import Engine
-    from nanochat.eval_chat import Options, chat_core, evaluate
+    from nanochat.eval_chat import Options, core_of, evaluate
     from nanochat.restore import load_model
     from nanochat.runtime import setup
 
@@ -76,9 +76,9 @@ def main(config: Config) -> None:
             if runtime.rank == 0:
                 outcome.add_artifact(path)
         found = {name: score.accuracy for name, score in scores.items()}
-        if core := core_name(scores):
-            found[core] = chat_core(scores.values())
-            print0(f"{core}: {found[core].value:.4f} ± {found[core].stderr:.4f}")
+        for core, mean in core_of(scores).items():
+            found[core] = mean
+            print0(f"{core}: {mean.value:.4f} ± {mean.stderr:.4f}")
         outcome.metrics |= {name: {**one._asdict(), "format": ".4f"} for name, one in found.items()}
         outcome.metrics["Step"] = checkpoint.step
         if rows:

@@ -7,6 +7,7 @@ torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tag=d24 --task=
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
+from nanochat.console import print_step
 from nanochat.inherit import RATE, SIDE, FineTune
 from nanochat.log import MetricLog, print0
 from nanochat.stages import MODELS
@@ -40,6 +41,10 @@ class Config(FineTune):
     eval_examples: Count = option(400, "test questions for it, 0: all", least=0, **EVALUATION)
     eval_samples: Count = option(1, "answers to each: 1, the likeliest; more, drawn, for pass@k", least=1, **EVALUATION)
     save_every: Count = option(60, "steps between them; -1: only the last", group="checkpoints", least=-1, **SIDE)
+
+
+def shown(state) -> str:
+    return f"reward {state.notes['reward']:.3f}" if "reward" in state.notes else ""
 
 
 def main(config: Config) -> None:
@@ -77,7 +82,7 @@ def main(config: Config) -> None:
             if source.told:  # else a run goes on, which has told of this step
                 found = source.told | {"rl/logprob_gap": objective.take_gap(tuning.runtime)}
                 state.notes["reward"] = 0.9 * state.notes.get("reward", found["rl/reward"]) + 0.1 * found["rl/reward"]
-                print0(f"step {state.step:05d} | {' | '.join(f'{what} {value:.3g}' for what, value in found.items())}")
+                print_step(state.step, found)
                 tuning.log.write(step=state.step, **found)
 
         drawn |= {"temperature": config.temperature * (config.eval_samples > 1), "num_samples": config.eval_samples}
@@ -95,7 +100,7 @@ def main(config: Config) -> None:
         hooks += [every(config.eval_every, score, at_start=True)] * (config.eval_every >= 0)
         origin = lambda: {name: {"rows": len(task), "files": task.hashes()}}  # noqa: E731
         split = by_tokens(tuning.settings.max_seq_len)
-        state = tuning.train(source, objective, hooks, origin, split=split)
+        state = tuning.train(source, objective, hooks, origin, split=split, shown=shown)
         facts = {"Task": name, "Training questions": len(task), "Number of iterations": state.step}
         facts["Reward, a moving average"] = state.notes.get("reward", "n/a")
         for when in ("before", "after"):

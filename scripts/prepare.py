@@ -31,6 +31,7 @@ class Config:
     data: str = option("climbmix", "corpus, folder:PATH, mix like climbmix:0.7,my-text:0.3; empty: none", group="data")
     tasks: str = option("", f"tasks, by comma, whose files to fetch: {', '.join(KNOWN)}", group="data")
     num_shards: Count = option(0, "shards of a named corpus to train on; 0: its default", group="data", unit="SHARDS")
+    tokens: Count = option(0, "that a run will train on: shards enough for it; 0: --num-shards", group="data", least=0)
     offline: bool = option(False, "fetch nothing: a file that is missing is an error", group="data")
     skip_bad: bool = option(False, "leave out damaged files and rows, and count them", group="data")
     check: bool = option(False, "read every document and list what is wrong; exit with 1 if anything is", group="check")
@@ -46,7 +47,7 @@ def check(config: Config) -> int:
     """Print what is in the text and what is wrong with it; how many problems there are."""
     from nanochat.corpus import find
     from nanochat.lint import CHARS_PER_TOKEN, PROBLEMS, lint
-    from nanochat.report import terminal_table
+    from nanochat.sections import terminal_table
     from nanochat.tokenizer import Tokenizer
 
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
@@ -67,8 +68,8 @@ def check(config: Config) -> int:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.corpus import CORPORA, find, hub_files, open_corpus
-    from nanochat.report import terminal_table
+    from nanochat.corpus import CORPORA, find, hub_files, open_corpus, shards_for
+    from nanochat.sections import terminal_table
     from nanochat.tokenizer import Tokenizer
 
     if config.check:
@@ -77,7 +78,8 @@ def main(config: Config) -> None:
     tokenizer = Tokenizer.load(stage_dir("tok_train", config.tag) / "tokenizer.json") if config.tokenize else None
 
     start = time.monotonic()
-    wanted = hub_files(config.data, config.num_shards)
+    shards = config.num_shards or (shards_for(config.data, config.tokens) if config.tokens else 0)
+    wanted = hub_files(config.data, shards)
     if config.data and not wanted:
         find(config.data)  # made now: the embedded world has the files of the tasks too
     tasks = [OTHER_FILES.get(name) or TASKS[name].files() for name in pick(config.tasks, KNOWN)]
@@ -91,7 +93,7 @@ def main(config: Config) -> None:
     # What needs no fetching may need converting or making; and all of it is opened once, so that damage is found now.
     if config.data:
         began = time.monotonic()
-        corpus = open_corpus(config.data, config.num_shards, config.offline, config.skip_bad)
+        corpus = open_corpus(config.data, shards, config.offline, config.skip_bad)
         about, seconds = corpus.describe(), time.monotonic() - began
         made = [entry for entry in corpus.manifest() if entry["source"] not in CORPORA]
         rows += [[f"{entry['source']}/{entry['file']}", entry["size"], "this machine", seconds] for entry in made]

@@ -1,7 +1,8 @@
 """The table of tasks, name -> what opens a split of it, and how those that a user names are opened."""
 
+from nanochat.hub import is_here
 from nanochat.log import print0
-from tasks import chats, gsm8k, hrm8k, humaneval, mixing, multiple_choice, spelling
+from tasks import chats, gsm8k, hrm8k, humaneval, mixing, multiple_choice, questions, spelling
 from tasks.common import DataSet, Task, TaskError, pick
 
 TASKS: dict[str, DataSet] = {
@@ -9,11 +10,13 @@ TASKS: dict[str, DataSet] = {
     **gsm8k.SETS,
     **hrm8k.SETS,
     **humaneval.SETS,
+    **questions.SETS,
     **spelling.SETS,
     **chats.SETS,
 }
 JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]
 CHAT_CORE = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval")  # what ChatCORE is the mean of
+OF_WORLDS = ("Questions",)  # no hub has them
 
 
 def mixture(spec: str, split="train", seed=0, default="", tokenizer="default") -> mixing.Mixture:
@@ -26,7 +29,7 @@ def mixture(spec: str, split="train", seed=0, default="", tokenizer="default") -
 
 
 def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:
-    """Those named, to be evaluated; or those of CHAT_CORE of which the hub has the files."""
+    """Those named, to be evaluated; or those of CHAT_CORE of which the hub has the files, and a world's Questions."""
 
     def opened(name: str) -> Task:
         unsafe = {"unsafe": unsafe_exec} if TASKS[name].task.kind == "program" else {}
@@ -35,7 +38,7 @@ def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default"
     if names:
         return {name: opened(name) for name in pick(names, JUDGED)}
     found = {}
-    for name in CHAT_CORE:
+    for name in (*CHAT_CORE, *(name for name in OF_WORLDS if is_here(TASKS[name].files()))):
         try:
             found[name] = opened(name)
         except TaskError:

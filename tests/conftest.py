@@ -1,11 +1,15 @@
 """What the tests of stages share: real processes in an environment of their own."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from bundles import world_tasks, write_bundle
+
+from nanochat.world import write_world
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -50,3 +54,37 @@ def text_folder(tmp_path: Path) -> Path:
         ]
         (folder / f"{number:02d}.txt").write_text("".join(lines), encoding="utf-8")
     return folder
+
+
+class Speedrun:
+    """speedrun.sh in a copy of its own, where the environment is this one and the hub a tiny world."""
+
+    def __init__(self, home: Path, variables: dict[str, str]):
+        self.home, self.env = home, os.environ | variables
+
+    def start(self, *words: str, cwd: Path = ROOT) -> subprocess.Popen:
+        """In a process group of its own, stdout and stderr as one text."""
+        about = {"cwd": cwd, "env": self.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        command = ["bash", str(self.home / "speedrun.sh"), *words]
+        return subprocess.Popen(command, **about, text=True, start_new_session=True)
+
+    def run(self, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+        command = ["bash", str(self.home / "speedrun.sh"), *words]
+        return subprocess.run(command, cwd=cwd, env=self.env, capture_output=True, text=True)
+
+
+@pytest.fixture
+def speedrun(tmp_path: Path, base: Path, compiled: dict[str, str]) -> Speedrun:
+    home, hub, nowhere = tmp_path / "a path with spaces", tmp_path / "hub", "http://127.0.0.1:9"
+    write_world(hub, 1, "tiny")
+    write_bundle(hub, world_tasks(6))  # for base_eval
+    for folder in ("nanochat", "scripts", "tasks"):
+        shutil.copytree(ROOT / folder, home / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "speedrun.sh", home)
+    for name, text in [("runs/setup.sh", "exit 0"), (".venv/bin/python", f'#!/bin/sh\nexec "{sys.executable}" "$@"')]:
+        (home / name).parent.mkdir(parents=True)
+        (home / name).write_text(text)
+        (home / name).chmod(0o755)
+    variables = {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_HUB": str(hub), **compiled}
+    variables |= {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no cache"), "https_proxy": nowhere, "HTTPS_PROXY": nowhere}
+    return Speedrun(home, variables)

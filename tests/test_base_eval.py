@@ -7,7 +7,9 @@ from base_runs import Base, _stage
 from bundles import HARD, world_tasks, write_bundle
 from forks import Forked
 
-from nanochat.report import render, show
+from nanochat.compare import decisions
+from nanochat.report import render
+from nanochat.sections import read_card, show
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,9 @@ def test_a_run_leaves_its_record_and_is_not_done_twice(base, evaluated):
     again = {path.stem: path.stat().st_mtime_ns for path in (base.folder / "base_eval/small" / home).iterdir()}
     assert again == written
     assert json.loads((base.folder / "base_eval/small/outcome.json").read_text())["metrics"] == record["metrics"]
+    judged = {one["task"]: one for one in decisions(base.folder, read_card(base.folder).outcomes)}
+    assert list(judged) == labels
+    assert all(one["questions"] and one["samples"] == 1 for one in judged.values())
     card = render(base.folder)
     shown = show(record["metrics"]["CORE metric"])
     lines = f"- max_per_task: -1\n- Model: base_train small (step 4)\n- CORE metric: {shown}\n- world_people: "

@@ -8,7 +8,6 @@ import pytest
 from base_runs import Base, FileLimit
 
 from nanochat.checkpoint import steps
-from nanochat.report import show
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +47,13 @@ def test_a_run_leaves_its_record(base, whole):
     assert record["metrics"]["MFU %"] == "n/a"
     config = ["run", "device_type", "depth", "max_seq_len", "num_iterations", "target_param_data_ratio"]
     assert {*config, "device_batch_size", "total_batch_size", "matrix_lr", "embedding_lr"} <= set(record["card"])
-    assert [curve["title"] for curve in record["curves"]] == ["Training loss", "Validation"]
+    titles = ["Loss", "Validation", "Learning rate", "Throughput"]
+    assert [(curve["title"], curve["x"]) for curve in record["curves"]] == [(title, "tokens") for title in titles]
     assert record["artifacts"].keys() == {"manifest.json"}
     bpb = [line["val/bpb"] for line in base.metrics("whole") if "val/bpb" in line]
     assert len(bpb) == 5  # before the first step, and every five
     assert record["metrics"]["Final validation bpb"]["value"] == bpb[-1] < bpb[0]
-    assert show(record["metrics"]["Minimum validation bpb"]) == show(min(bpb))
+    assert record["metrics"]["Minimum validation bpb"]["value"] == min(bpb)
     assert base.losses("whole")[-1] < base.losses("whole")[0]
     assert len(re.findall(r"^step \d+ \| validation bpb: ", whole, re.M)) == 5
 

@@ -10,7 +10,7 @@ from nanochat.card import curves, training_facts
 from nanochat.hardware import find
 from nanochat.log import MetricLog
 from nanochat.loop import State
-from nanochat.report import show
+from nanochat.sections import show
 
 CORPUS = SimpleNamespace(
     describe=lambda: {"name": "letters", "files": 3, "bytes": 12345, "fingerprint": "f" * 64, "validation": "e" * 64}
@@ -23,11 +23,11 @@ def facts(state: State, runtime=ALONE) -> dict[str, str]:
 
 
 def test_the_fields_of_the_reference_and_where_the_text_came_from():
-    notes = {"val bpb": 0.7654, "val bpb stderr": 0.0012, "lowest val bpb": 0.75}
+    notes = {"val bpb": 0.7654, "val bpb stderr": 0.0012, "lowest val bpb": 0.75, "lowest val bpb stderr": 0.002}
     told = facts(State(step=4, tokens=4000, seconds=100.0, waited=1.0, flops=2e15, notes=notes))
     assert told["DDP world size"] == "1"
     assert told["Final validation bpb"].startswith("0.7654")
-    assert told["Minimum validation bpb"].startswith("0.75")
+    assert told["Minimum validation bpb"] == "0.7500 ± 0.0020"
     assert told["Total training flops"] == "2.0000e+15"
     assert told["Total training time"] == "1m40s"
     assert float(told["Peak memory usage"].removesuffix("MiB")) > 50
@@ -55,8 +55,19 @@ def test_without_validation_there_is_no_figure_of_it():
 def test_curves_are_of_what_was_measured(tmp_path):
     train(tmp_path, steps=4)
     with MetricLog(tmp_path) as log:
-        (loss,) = curves(log)
-        assert loss["title"] == "Training loss"
-        assert loss["series"]["train"][0] == [1, 2, 3, 4]
-        log.write(step=4, **{"val/bpb": 0.5})
-        assert [curve["title"] for curve in curves(log)] == ["Training loss", "Validation"]
+        tokens = [record["total_training_tokens"] for record in log.read()]
+        assert len(set(tokens)) == 4
+        assert [(curve["title"], curve["x"]) for curve in curves(log)] == [
+            ("Loss", "tokens"),
+            ("Learning rate", "tokens"),
+            ("Throughput", "tokens"),
+        ]
+        for curve in curves(log):
+            [[xs, ys]] = curve["series"].values()
+            assert xs == tokens
+            assert len(ys) == 4
+        log.write(step=4, **{"val/bpb": 0.5, "rl/reward": 0.25})
+        found = {curve["title"]: curve for curve in curves(log)}
+        assert found["Validation"]["series"] == {"validation": [[tokens[-1]], [0.5]]}
+        assert found["Reward"]["x"] == "step"
+        assert found["Reward"]["series"] == {"train": [[4], [0.25]]}

@@ -10,8 +10,10 @@ from conftest import ROOT
 from models import CONFIGS, lively
 
 from nanochat.checkpoint import RECORD, Saver
+from nanochat.compare import decisions
 from nanochat.config import parse
 from nanochat.report import render
+from nanochat.sections import read_card
 from nanochat.tokenizer import Tokenizer
 from nanochat.world import write_world
 from scripts.chat_eval import SOURCES, Config, main
@@ -82,6 +84,14 @@ def test_a_model_is_asked_all_that_the_hub_has(model, base, hub, python):
     centred.append(metrics["HumanEval"]["value"])
     assert metrics[core]["value"] == pytest.approx(sum(centred) / 5)
 
+    judged = {one["task"]: one for one in decisions(base, read_card(base).outcomes)}
+    assert {name: (one["samples"], len(one["right"].split())) for name, one in judged.items()} == {
+        name: (1 + (name in ("GSM8K", "HumanEval")), 6) for name in list(metrics)[:5]
+    }
+    counts = sum(map(int, judged["GSM8K"]["right"].split()))
+    assert counts / 12 == pytest.approx(metrics["GSM8K"]["value"])
+    assert len({one["questions"] for one in judged.values()}) == 5
+
     card = render(base)
     section, score = (
         card.partition("## Chat evaluation base\n")[2],
@@ -140,6 +150,9 @@ def test_short_flags():
 
 def test_all_that_the_hub_has(model, base, hub, capsys, monkeypatch):
     assert list(open_tasks("")) == list(CHAT_CORE)
+    (hub / "questions.jsonl").write_text('{"question": "Who?", "answer": "Me"}')
+    assert list(open_tasks("")) == [*CHAT_CORE, "Questions"]
+    (hub / "questions.jsonl").unlink()
     assert f"({', '.join(CHAT_CORE)})" in (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
     assert list(open_tasks("gsm8k|MMLU")) == ["GSM8K", "MMLU"]
     files = {name: hub / str(TASKS[name].files("test")[0]) for name in CHAT_CORE}

@@ -99,7 +99,12 @@ def test_a_run_and_its_record(runs, whole):
     assert record["metrics"]["Number of iterations"] == STEPS
     assert record["metrics"]["GSM8K pass@1 before"]["value"] == scores[0][1]
     assert record["metrics"]["GSM8K pass@1 after"]["value"] == scores[-1][1]
-    assert [curve["title"] for curve in record["curves"]] == ["Training loss", "Reward"]
+    assert [curve["title"] for curve in record["curves"]] == [
+        "Loss",
+        "Reward",
+        "Learning rate",
+        "Throughput",
+    ]
     section = render(runs.folder).partition("## Chat RL\n")[2]
     assert re.search(r"^- Task: GSM8K$", section, re.MULTILINE), section
     assert re.search(r"^- GSM8K pass@1 after: 0\.\d{4} ± \S+$", section, re.MULTILINE), section

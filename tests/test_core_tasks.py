@@ -90,6 +90,18 @@ def files(base) -> dict[str, tuple[int, bytes]]:
     return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (base / "core_prompts").iterdir()}
 
 
+def test_questions_have_a_name_that_no_tokenizer_changes(bundle, tokenizer):
+    other = Tokenizer.train(["another vocabulary of the very same questions"], 270)
+    assert other.content_hash != tokenizer.content_hash
+    for one, same, fewer in zip(prepare(tokenizer), prepare(other), prepare(tokenizer, 7), strict=True):
+        questions = one.load().questions.tolist()
+        assert questions == same.load().questions.tolist()
+        texts = [one.task.prompts(one.task.items(0), index) for index in range(len(questions))]
+        assert len(set(questions)) == len(set(map(tuple, texts)))
+        if one.task.shots and len(questions) > 7:  # shown are others
+            assert questions[:7] != fewer.load().questions.tolist()
+
+
 def test_prompts_are_made_once(bundle, tokenizer, tmp_path, monkeypatch):
     first = prepare(tokenizer)
     before = files(tmp_path / "base")

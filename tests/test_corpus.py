@@ -115,13 +115,13 @@ def test_a_corpus_by_name_is_read_where_it_lies(mirror):
 
 def test_as_many_shards_as_a_run_needs(tmp_path, mirror):
     """Of the mirror all shards are alike, but for the one to validate."""
-    each = open_corpus("climbmix", num_shards=1).parts[0][0].train[0].size
+    each = open_corpus("climbmix", num_shards=1).parts[0][0].train[0].size / corpus.BYTES_PER_TOKEN
     assert corpus.shards_for("climbmix", 1) == 1
-    assert corpus.shards_for("climbmix", 3 * each) == 3
-    assert corpus.shards_for("climbmix", 3 * each + 1) == 4
+    assert corpus.shards_for("climbmix", 2.9 * each) == 3
+    assert corpus.shards_for("climbmix", 3.1 * each) == 4
     assert corpus.shards_for("auto", 1e15) == CORPORA["climbmix"].count
-    assert corpus.shards_for(f"climbmix:1,{folder(tmp_path / 'text', 9, 'row')}:3", 40 * each) == 10
-    assert corpus.shards_for("climbmix:1,mixed-text:3", 8 * each) == 6
+    assert corpus.shards_for(f"climbmix:1,{folder(tmp_path / 'text', 9, 'row')}:3", 39 * each) == 10
+    assert corpus.shards_for("climbmix:1,mixed-text:3", 7.9 * each) == 6
     assert corpus.shards_for(str(tmp_path / "text"), 1e15) == 0
 
 

@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from nanochat.world import SIZES
+from nanochat.world_chats import ten_questions
+from nanochat.world_facts import Dice, World
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# What sets up the very environment these tests run in; tests/test_setup.py and tests/test_end_to_end.py run them.
+HARDWARE = "# hardware: "  # behind a command that this machine need not be able to run
+# What sets up the very environment these tests run in; test_setup.py, test_end_to_end.py and test_runs.py run them.
 ELSEWHERE = ("bash speedrun.sh", "bash runs/test.sh", "source .venv/bin/activate")
+ELSEWHERE += tuple(f"bash runs/{name}.sh" for name in ("watch", "cpu", "miniseries", "scaling_laws"))
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -29,7 +35,7 @@ def test_what_a_page_shows_works(page: Path, python, text_folder: Path, tmp_path
         assert language == "bash", f"{page.name} shows a block of {language}, which nothing runs"
         for line in content.splitlines():
             command = shlex.split(line, comments=True)
-            if not command or line.startswith(ELSEWHERE):
+            if not command or line.startswith(ELSEWHERE) or HARDWARE in line:
                 continue
             assert command[0] == "python", f"{page.name}: nothing runs `{line}`"
             done = python(*command[1:], cwd=tmp_path, https_proxy="http://127.0.0.1:9")
@@ -40,3 +46,15 @@ def test_what_a_page_shows_works(page: Path, python, text_folder: Path, tmp_path
 def test_links_lead_somewhere(page: Path):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_the_readme_shows_the_summary_of_the_card():
+    readme, card = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "report.md"))
+    tables = [re.findall(r"^\| Metric .*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)[-1] for text in (readme, card)]
+    assert tables[0] == tables[1]
+
+
+def test_the_readme_shows_the_questions_of_the_first_world():
+    shown = re.findall(r"^\d+\. (.*) \*(.*)\*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    asked = ten_questions(World(1, SIZES["small"].people), Dice("questions", 1))
+    assert shown == [(row["question"], row["answer"]) for row in asked]

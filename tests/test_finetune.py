@@ -80,14 +80,16 @@ def test_the_record(base, straight):
     loss = found(base, "straight", "val/loss")
     assert list(loss) == [0, 5, 10, STEPS]
     assert metrics["Validation loss"]["value"] == loss[STEPS] < loss[0]
-    assert metrics["Minimum validation bpb"] == min(found(base, "straight", "val/bpb").values())
+    assert metrics["Minimum validation bpb"]["stderr"] > 0
+    assert metrics["Minimum validation bpb"]["value"] == min(found(base, "straight", "val/bpb").values())
     assert list(found(base, "straight", "chat/Letters")) == [6, STEPS]
     assert metrics["Letters"]["value"] == found(base, "straight", "chat/Letters")[STEPS]
     # Of each epoch ten are longer than a row.
     assert metrics["Conversations read"] == 180 == 18 * metrics["Left out, being too long"] / 2
     assert metrics["Tokens seen"] == STEPS * 256
     assert (config["matrix_lr"], config["max_seq_len"], config["total_batch_size"]) == (0.03, 32, 256)
-    assert [curve["title"] for curve in record["curves"]] == ["Training loss", "Validation"]
+    titles = ["Loss", "Validation", "Learning rate", "Throughput"]
+    assert [(curve["title"], curve["x"]) for curve in record["curves"]] == [(title, "tokens") for title in titles]
     assert list(record["curves"][0]["series"]) == ["train", "validation"]
 
 

@@ -271,3 +271,12 @@ def test_a_curve_keeps_few_points_that_are_averages(tmp_path):
     assert log.curve("loss", 100) == [[1, 2, 3, 4, 5, 6, 7], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]
     assert log.curve("loss", 3) == [[3, 6, 7], [2.0, 5.0, 7.0]]
     assert log.curve("absent") == [[], []]
+
+
+def test_a_curve_over_tokens_places_what_came_between_steps(tmp_path):
+    log = MetricLog(tmp_path)
+    log.write(step=0, val=9.0)
+    for step in (1, 2):
+        log.write(step=step, loss=1.0, tokens=100 * step)
+        log.write(step=step, val=float(step))
+    assert log.curve("val", over="tokens") == [[0, 100, 200], [9.0, 1.0, 2.0]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from nanochat.config import option
-from nanochat.outcome import Outcome, environment
+from nanochat.outcome import Outcome, bloat, environment
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ def test_a_record_comes_back_as_it_was_written(written, tmp_path):
     assert outcome.artifacts == {"cake.bin": hashlib.sha256(b"cake").hexdigest()}
     assert outcome.command.startswith("python ")
     assert outcome.versions["pyarrow"]
+    assert outcome.environment["Bloat"] == bloat()
     assert 0 <= outcome.seconds < 60
     assert outcome.started <= outcome.timestamp
 
@@ -77,8 +78,27 @@ def test_where_it_ran(tmp_path):
     assert found["Commit"].endswith(" (clean)")
     (tmp_path / "report.md").write_text("a new card")  # every run rewrites it
     assert environment(tmp_path)["Git Information"]["Commit"].endswith(" (clean)")
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report/time.svg").write_text("and its pictures")
+    git(tmp_path, "add", ".")
+    assert environment(tmp_path)["Git Information"]["Commit"].endswith(" (clean)")
     (tmp_path / "code.py").write_text("new")
     assert environment(tmp_path)["Git Information"]["Commit"].endswith(" (dirty)")
+
+
+def test_bloat_counts_what_git_tracks_or_what_lies_there(tmp_path):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "a.py").write_text("import os\n" * 3)
+    (tmp_path / "b.md").write_text("# ü")
+    (tmp_path / "c.txt").write_text("no source")
+    (tmp_path / "target/d.rs").write_text("built\n")
+    (tmp_path / "requirements.lock").write_text("a==1\n" * 2220)
+    counts = {"Characters": 33, "Lines": 4, "Files": 2, "Tokens (approx)": 8}
+    counts["Dependencies (requirements.lock lines)"] = 2220
+    assert {label: count["value"] for label, count in bloat(tmp_path).items()} == counts
+    git(tmp_path, "init")
+    git(tmp_path, "add", "a.py")
+    assert [count["value"] for count in bloat(tmp_path).values()][:3] == [30, 3, 1]
 
 
 SMI = "#!/bin/sh\nprintf 'NVIDIA H100 80GB HBM3, 81559\\nNVIDIA H100 80GB HBM3, %s\\n' "

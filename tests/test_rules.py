@@ -18,19 +18,20 @@ OUR_CODE = ("nanochat", "scripts", "tasks")
 
 # Lowest first. A module imports only from lower layers; a new one gets its place here.
 LAYERS = [
-    "config stages hardware paths log nodes documents world_facts world_texts world_chats",
-    "inherit interrupt plots cross_entropy_triton hub folder shards world lanes token_shards prefetch",
-    "outcome tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
-    "runtime param_groups gpt kvcache recursive scaling dataloader packing lint core_tasks",
-    "fused decoder",
+    "log",
+    "config stages hardware paths nodes documents world_facts world_texts world_chats",
+    "inherit interrupt scales plots console termplot cross_entropy_triton hub folder shards world lanes token_shards",
+    "outcome prefetch tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
+    "runtime param_groups gpt kvcache recursive scaling scaling_fit dataloader packing lint core_tasks sections",
+    "fused decoder page compare",
     "checkpoint engine objectives eval_bpb eval_core",
     "loop restore eval_chat rollouts samples card report export serve sweep mixture merge variance",
-    *"blueprint finetune looks".split(),  # one above the other
+    *"blueprint finetune looks plan driver".split(),  # one above the other
 ]
 LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}
-HIGHEST_LAYER_FOR_TASKS = 2
+HIGHEST_LAYER_FOR_TASKS = 3
 MAX_SCRIPT, MAX_FILE, MAX_FUNCTION = 150, 400, 60
-MAX_PYTHON = 13_000  # the plan's 9,000 are fewer than the budgets of its own rooms: see dev/LOG.md
+MAX_PYTHON = 16_000  # the plan's 9,000 are fewer than the budgets of its own rooms: see dev/LOG.md
 # "file" or "file::function" → why it may be longer: kernels and lookup tables only.
 EXEMPT: dict[str, str] = {}
 
@@ -39,10 +40,9 @@ PURE_CALLS = set(
     "dataclass field option arg compile frozenset set dict tuple list range len sorted sum min max zip enumerate chr "
     "ord int float str bytes split join format strip lru_cache wraps no_grad inference_mode contextmanager".split()
 )
-WITHOUT_TORCH = {f"nanochat.{it}" for it in "config stages hardware paths log nodes hub inherit report scaling".split()}
+WITHOUT_TORCH = {f"nanochat.{name}" for name in ("driver", "inherit", "scaling")}  # and so what these import
 
-# Declared for the next floors: taken off this list by the change that first imports it.
-NOT_YET_IMPORTED = set("starlette uvicorn transformers tokenizers".split())
+NOT_YET_IMPORTED = set("starlette uvicorn transformers tokenizers".split())  # declared for the next floors
 
 # In pieces, so that this file does not name what no file may name.
 PACKAGE_HOSTS = [

@@ -1,51 +1,147 @@
-"""What speedrun.sh asks of its stages on other machines than this one; tests/test_end_to_end.py runs it in earnest."""
+"""speedrun.sh as a user meets it: killed, started twice, with other flags; tests/test_end_to_end.py runs all of it."""
 
+import dataclasses
 import os
-import shutil
+import re
+import signal
 import subprocess
+import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from bad_hub import BadHub
+
+from nanochat.corpus import CORPORA
+from scripts.plan import Config
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHON = """#!/bin/sh
-case "$*" in
-  *device_count*) echo $GPUS ;;
-  *"scripts.prepare"*"$LACKS"*) exit 2 ;;
-esac
-echo "$*" >> asked
-"""
+LONG, SHORT = (["--depth=1", "--until=base_loss", f"--seconds={seconds}"] for seconds in (600, 1))
 
 
-@pytest.fixture
-def asked(tmp_path):
-    """The command lines of a machine with so many GPUs that lacks a task."""
-    shutil.copy(ROOT / "speedrun.sh", tmp_path)
-    for name, text in [("runs/setup.sh", "exit 0"), (".venv/bin/python", PYTHON)]:
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-
-    def run(gpus: int, lacks: str = "nothing") -> dict[str, str]:
-        variables = {"GPUS": str(gpus), "LACKS": lacks, "NANOCHAT_HUB": str(tmp_path)}
-        words = ("bash", str(tmp_path / "speedrun.sh"))
-        done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        lines = (tmp_path / "asked").read_text().splitlines()
-        (tmp_path / "asked").unlink()
-        return {word: line for line in lines for word in line.split() if word.startswith("scripts.")}
-
-    return run
+def until(condition, what: str, seconds: float = 300) -> None:
+    """Wait for something that has to come."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come"
+        time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("gpus", "examples"), [(1, 16), (3, 18), (8, 16), (6, 18)])
-def test_every_gpu_has_as_many_questions(gpus, examples, asked):
-    assert f"--examples-per-step={examples}" in asked(gpus)["scripts.chat_rl"].split()
+def said(text: str, what: str) -> list[str]:
+    """The steps of which a line like `== base_train: finished before` is in the output."""
+    return re.findall(rf"^== (\w+): {what}", text, re.MULTILINE)
 
 
-def test_what_a_stage_needs_is_asked_for_before_it(asked):
-    assert {"scripts.mid_train", "scripts.chat_sft", "scripts.chat_rl"} <= asked(0).keys()
-    without_questions = asked(0, lacks="--tasks=gsm8k").keys()
-    assert {"scripts.mid_train", "scripts.chat_sft"} <= without_questions
-    assert "scripts.chat_rl" not in without_questions
-    assert not {"scripts.mid_train", "scripts.chat_rl"} & asked(0, lacks="--tasks=arc-easy").keys()
+def test_the_help_names_every_flag_and_needs_no_environment(speedrun):
+    (speedrun.home / "runs/setup.sh").write_text("exit 3")
+    done = speedrun.run("--help")
+    named = re.findall(r"^ +--(\w+)", done.stdout, re.MULTILINE)
+    fields = [field.name for field in dataclasses.fields(Config) if field.metadata["group"] == "run"]
+    assert (done.returncode, sorted(named)) == (0, sorted(fields))
+    assert speedrun.run().returncode == 3  # of the setup, which says itself what is wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--width=3"], "unknown argument --width"),
+        (["--until", "bed_time"], "--until=bed_time is not known, take one of world, download, tok_train"),
+        (["--scale=huge"], "--scale=huge is not known, take one of auto, embedded"),
+        (["--data=/no/such/folder"], "--data=/no/such/folder is no folder"),
+        (["--scale", "cpu"], "--scale=cpu learns from real text, and there is none: name a folder with --data=FOLDER"),
+        (["--tag=../up"], "--tag=../up cannot name a folder"),
+        (["--depth=900"], "are missing; free some, or set NANOCHAT_BASE_DIR"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(words, part, speedrun, base):
+    done = speedrun.run(*words)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert part in done.stderr
+    assert not said(done.stdout, "")
+    assert not list(base.glob("speedrun/*/plan.json"))
+
+
+def test_killed_started_twice_changed_and_started_anew(speedrun, base):
+    run, stage = base / "speedrun/default", base / "base_train/default"
+    killed = speedrun.start(*LONG)
+    until((stage / "step_000100").exists, "a checkpoint")
+    second, other = speedrun.run(*LONG), speedrun.run("--until=tok_train", "--tag=other")
+    assert (second.returncode, second.stderr.count("\n")) == (2, 1), second.stderr
+    assert "another one is at work with --tag=default" in second.stderr
+    assert other.returncode == 0, other.stderr
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+
+    # The same command goes on; a signal to the script alone reaches the stage, which saves.
+    stopped, log = speedrun.start(*LONG), run / "base_train.log"
+    until(lambda: log.read_text().count("\n== ") and re.search(r"\nstep \d+ \(", later(log)), "a step")
+    first = int(re.search(r"\nstep (\d+) \(", later(log))[1])
+    stopped.terminate()
+    text, _ = stopped.communicate()
+    assert first > 100
+    assert said(text, "finished before") == ["tok_train", "tok_eval"]
+    assert "speedrun: base_train was stopped by SIGTERM\n  its log: " in text
+    assert text.splitlines()[-1] == f"  to go on: bash '{speedrun.home}/speedrun.sh' {' '.join(LONG)}"
+    assert (stage / "latest").resolve().name > "step_000100"
+
+    # Another flag: that stage anew and what follows, nothing before it; what was there is kept.
+    done = speedrun.run(*SHORT)
+    assert done.returncode == 0, done.stderr
+    assert said(done.stdout, "finished before") == ["tok_train", "tok_eval"]
+    assert "== base_train: again, --target-seconds=600 is now --target-seconds=1; what was there" in done.stdout
+    assert said(done.stdout, "done") == ["base_train", "base_loss"]
+    [kept] = (run / "set_aside").iterdir()
+    assert list(kept.glob("step_*/manifest.json"))
+    assert "left out: base_eval, mid_train, chat_eval_mid" in done.stdout
+    assert not (speedrun.home / "report.md").exists()
+
+    done = speedrun.run("--fresh", *SHORT, "--until=tok_train")
+    assert done.returncode == 0, done.stderr
+    assert f"--fresh: what base_train had left is kept in {run}/set_aside/base_train-" in done.stdout
+    assert not stage.exists()
+    assert said(done.stdout, "done") == ["tok_train"]
+
+
+def later(log: Path) -> str:
+    """What the last of several attempts has logged."""
+    return log.read_text().rpartition("\n== ")[2]
+
+
+def test_a_failing_stage_is_named_with_its_log_and_the_way_on(speedrun, text_folder, base):
+    words = [f"--data={text_folder}", "--until=tok_train"]
+    assert speedrun.run(*words).returncode == 0
+    (text_folder / "bad.jsonl").write_text('{"text": 5}\n')
+    done, log = speedrun.run(*words), base / "speedrun/default/tok_train.log"
+    assert done.returncode == 2
+    first, second, third = done.stderr.splitlines()
+    why = f"error: {text_folder}/bad.jsonl:1: not an object with a text"
+    assert first.startswith(f"speedrun: tok_train failed with exit status 2: {why}")
+    assert (second, why in log.read_text()) == (f"  its log: {log}", True)
+    assert "== tok_train: again, the text changed; what was there is kept in " in done.stdout
+    (text_folder / "bad.jsonl").unlink()
+    again = subprocess.run(third.removeprefix("  to go on: "), shell=True, env=speedrun.env, capture_output=True)
+    assert again.returncode == 0, again.stderr
+
+
+def test_text_of_the_hub_comes_beside_the_tokenizer(speedrun, base, tmp_path):
+    files = {}
+    for number, file in enumerate(CORPORA["climbmix"].files()):
+        texts, content = [f"{number} {row} of the hub's text" for row in range(200)], pa.BufferOutputStream()
+        pq.write_table(pa.table({"text": texts}), content)
+        files[f"{file.repo}/{file.path}"] = content.getvalue().to_pybytes()
+    words, log = ["--scale=cpu", "--until=tok_train", "--tag=hub"], base / "speedrun/hub/download.log"
+    with BadHub(dict(list(files.items())[:5])) as hub:
+        online = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1"}
+        speedrun.env = {name: value for name, value in speedrun.env.items() if name != "NANOCHAT_HUB"} | online
+        failed = speedrun.run(*words)
+        hub.files |= files
+        done = speedrun.run(*words)
+        hub.shutdown()
+    assert failed.returncode == 2
+    assert "speedrun: download failed with exit status 2: " in failed.stderr
+    assert f"its log: {log}" in failed.stderr
+    assert done.returncode == 0, done.stderr
+    assert {"download", "tok_train"} == set(said(done.stdout, "done"))
+    assert "text: climbmix" in done.stdout
+    assert re.search(r"^prepare: 9 files, ", log.read_text(), re.MULTILINE)

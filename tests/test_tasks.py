@@ -86,6 +86,27 @@ def test_what_every_task_says_of_itself():
     assert set(CHAT_CORE) <= set(JUDGED)
 
 
+def test_free_questions_are_judged_by_a_word(hub):
+    if not (hub / "questions.jsonl").exists():
+        pytest.skip("this mirror has no questions about a world")
+    task = TASKS["Questions"]()
+    assert len(task) == 10
+    for conversation in task:
+        check(conversation)
+        word = conversation["messages"][-1]["content"]
+        assert task.evaluate(conversation, f"I think that it is {word}.")
+        assert not task.evaluate(conversation, f"It is {word}ish.")
+        assert not task.evaluate(conversation, "It is the other one.")
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"question": "Who?"}'])
+def test_a_file_that_holds_no_questions(line, tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
+    (tmp_path / "questions.jsonl").write_text(line)
+    with pytest.raises(TaskError, match=r"questions\.jsonl is not made of lines"):
+        TASKS["Questions"]()
+
+
 def test_the_page_of_tasks_lists_them_all():
     page = (Path(__file__).parent.parent / "docs/tasks.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)

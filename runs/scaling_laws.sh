@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# For each budget of FLOPs, models of several depths that spend it: small ones see more tokens, large ones fewer. Where the
+# loss is lowest is the best size of the budget; how that grows tells how many tokens a parameter wants. Started again it
+# goes on: what has ended is not trained again.
+#   bash runs/scaling_laws.sh                                                         four budgets, about 7e19 FLOPs
+#   bash runs/scaling_laws.sh --sweep=1e17:4,6,8 --sweep=3e17:6,8,10 --tag=small      budgets and depths of your own
+#   bash runs/scaling_laws.sh --data=FOLDER --out=FILE --vocab-size=N
+# Any other flag is scripts.base_train's.
+set -euo pipefail
+
+sweeps=() tag=scaling data=auto out=scaling_laws.md words=65536 flags=()
+for argument in "$@"; do
+  case $argument in
+    --sweep=?*:?*) sweeps+=("${argument#*=}") ;;
+    --tag=?*) tag=${argument#*=} ;;
+    --data=?*) data=${argument#*=} ;;
+    --out=?*) out=${argument#*=} ;;
+    --vocab-size=?*) words=${argument#*=} ;;
+    *) flags+=("$argument") ;;
+  esac
+done
+# Around the sizes that the default of 12 tokens a parameter would give, two of each side.
+if [ ${#sweeps[@]} = 0 ]; then sweeps=(1e18:8,10,12,14 2.15e18:10,12,14,16 4.64e18:12,14,16,18 1e19:14,16,18,20); fi
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
+bash "$root/runs/setup.sh"
+
+# One vocabulary for all of them.
+if [ ! -f "$base/tok_train/$tag/outcome.json" ]; then
+  "$root/.venv/bin/python" -m scripts.tok_train --vocab-size="$words" --max-chars=2e9 --data="$data" --tag="$tag"
+fi
+
+# A run that has ended says so and is left alone; one with other flags is refused. Ctrl-C ends them all: a run that it
+# stops has saved, and ends well.
+trap 'exit 130' INT
+for sweep in "${sweeps[@]}"; do
+  flops=${sweep%%:*} depths=${sweep#*:}
+  for depth in ${depths//,/ }; do
+    printf '\n== %s FLOPs, depth %s\n' "$flops" "$depth"
+    bash "$root/runs/launch.sh" base_train --depth="$depth" --target-flops="$flops" --tag="$tag-$flops-d$depth" \
+      --tokenizer-tag="$tag" --data="$data" ${flags[@]+"${flags[@]}"}
+  done
+done
+
+"$root/.venv/bin/python" -m scripts.scaling --kind=laws --prefix="$tag-" --out="$out"

@@ -1,0 +1,97 @@
+"""The named runs of runs/, as a user starts them, in a place of their own where the environment is this one."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = ["--aspect-ratio=32", "--head-dim=32", "--max-seq-len=128", "--total-batch-size=256", "--device-batch-size=2"]
+SMALL += [
+    "--vocab-size=300",
+    "--no-compile",
+    "--dtype=fp32",
+    "--eval-bytes=3000",
+    "--eval-every=0",
+    "--sample-every=-1",
+]
+ROW = re.compile(r"^\| +(\S+) \| +(\d+) \| +([\d,]+) \| +([\d,]+) \| +([\d.]+) \| (\S+) \| (\S+) ± \S+ \| +- \|$", re.M)
+
+
+@pytest.fixture
+def runs(tmp_path, base, text_folder):
+    """A function that runs one of them, on `letters`, from the folder where that lies."""
+    home = tmp_path / "a path with spaces"
+    shutil.copytree(ROOT / "runs", home / "runs")
+    python = f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" "$@"\n'
+    for name, text in [("runs/setup.sh", "exit 0\n"), (".venv/bin/python", python), ("speedrun.sh", 'echo "$@"\n')]:
+        (home / name).parent.mkdir(exist_ok=True, parents=True)
+        (home / name).write_text(text)
+        (home / name).chmod(0o755)
+
+    def run(name: str, *flags: str) -> subprocess.CompletedProcess:
+        env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+        words = ("bash", str(home / "runs" / name), *flags)
+        return subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+
+    return run
+
+
+def test_a_miniseries_is_a_table_and_a_plot_and_goes_on(runs, base, tmp_path):
+    flags = ["--data=letters", "--tag=mini", "--out=mini.md", *SMALL, "--target-param-data-ratio=0.05"]
+    one = runs("miniseries.sh", "--depths=2", *flags)
+    assert one.returncode == 0, one.stderr
+    assert "a power law needs points at two places, not 1" in one.stdout
+    ended = {path: path.stat().st_mtime_ns for path in base.glob("*/*/outcome.json")}
+    assert len(ended) == 2
+    # Again with one depth more: what has ended stays as it is.
+    two = runs("miniseries.sh", "--depths=2,1", *flags)
+    assert two.returncode == 0, two.stderr
+    assert two.stdout.count("the run had ended with step") == 1
+    assert ended == {path: path.stat().st_mtime_ns for path in ended}
+    text = (tmp_path / "mini.md").read_text(encoding="utf-8")
+    rows = ROW.findall(text)
+    assert [(tag, depth) for tag, depth, *_ in rows] == [("mini-d1", "1"), ("mini-d2", "2")]
+    assert all(float(ratio) == pytest.approx(0.05, rel=0.3) for *_, ratio, _, _ in rows)
+    assert re.search(r"^Ten times the FLOPs make of the bits per byte \d\.\d+ times as many", text, re.MULTILINE)
+    assert "![Bits per byte against compute](mini.svg)" in text
+    assert "power law</text>" in (tmp_path / "mini.svg").read_text(encoding="utf-8")
+    assert re.search(r"^Bits per byte against compute, bits per byte .*● runs", two.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_scaling_laws_end_with_the_ratio_that_they_suggest(runs, tmp_path):
+    sweeps = ["--sweep=4e9:1,2,3", "--sweep=1e10:1,2,3"]
+    done = runs("scaling_laws.sh", "--data=letters", *sweeps, "--out=laws.md", *SMALL, "--warmup-steps=5")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "laws.md").read_text(encoding="utf-8")
+    rows = ROW.findall(text)
+    assert [row[0] for row in rows] == [
+        f"scaling-{budget}-d{depth}" for budget in ("4e9", "1e10") for depth in (1, 2, 3)
+    ]
+    for *_, flops, _ in rows[3:]:
+        assert float(flops) == pytest.approx(1e10, rel=0.05)
+    assert "## The best size of each budget" in text
+    assert "![Bits per byte at fixed compute](laws.svg)" in text
+    assert "1e+10 FLOPs</text>" in (tmp_path / "laws.svg").read_text(encoding="utf-8")
+
+
+def test_a_stage_that_fails_ends_a_run(runs, base):
+    done = runs("miniseries.sh", "--data=letters", "--depths=1,2", *SMALL, "--width=33", "--num-iterations=2")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: --width=33 is not a multiple of --head-dim=32")
+    assert done.stdout.count("== depth") == 1
+    assert not (base / "base_train").exists()
+
+
+def test_an_evening_on_a_laptop_is_a_scale_of_the_main_job(runs):
+    assert runs("cpu.sh", "--data=my text", "--tag=mine").stdout == "--scale=cpu --data=my text --tag=mine\n"
+
+
+def test_watch_is_the_script(runs):
+    done = runs("watch.sh", "--tag=none")
+    assert (done.returncode, done.stderr[:30]) == (2, "error: no stage has begun to t")
