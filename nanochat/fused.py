@@ -59,7 +59,7 @@ class FusedBlock(nn.Module):
         self.ve_gate = Stacked(own.ve_gate.weight, dtype=dtype) if own.ve_gate else None
         self.qk_gain = Stacked(own.qk_gain, dtype=torch.float32) if own.qk_gain is not None else None
 
-    def forward(self, x, x0, residual_lambda, x0_lambda, values, rope, plan, cache) -> Tensor:
+    def forward(self, x, x0, residual_lambda, x0_lambda, values, rope, plan, place, cache) -> Tensor:
         config = self.config
         if residual_lambda is not None:
             x = residual_lambda * x

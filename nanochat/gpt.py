@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanochat import attention as attn
+from nanochat.before import Place, behind, shifted
 from nanochat.cross_entropy import SAFE_EXPONENT, cross_entropy
 from nanochat.cross_entropy import choose as choose_loss
 
@@ -44,6 +45,7 @@ class GPTConfig:
     x0_lambdas: bool = True  # x += a·x0, what entered the first block, before each block
     value_embeds: bool = True  # every other layer, the last included, adds an embedding of the token to its values
     smear: bool = True  # each token's embedding takes some of the token's before it, within a document
+    induction: bool = False  # half of the heads look for what followed a token like this one
     backout: bool = True  # what the middle of the network made is taken out before the head
     bos_id: int = -1  # the token that starts a document: smear does not reach across it; -1: rows are one document
 
@@ -60,6 +62,7 @@ class GPTConfig:
             (self.rope_dims % 2 == 0 and 0 <= self.rope_dims <= head, f"rope_dims must be even and at most {head}"),
             (self.mlp in MLP_KINDS, f"mlp must be one of {', '.join(MLP_KINDS)}"),
             (re.fullmatch("[SL]+", self.window_pattern), "window_pattern is made of the letters S and L"),
+            (self.smear or not self.induction, "induction needs smear, which tells a head what stands before a token"),
             (self.softcap >= 0, "softcap must be 0 or above"),
             (self.bos_id < self.vocab_size, "bos_id must be below vocab_size"),
         ]
@@ -97,6 +100,11 @@ class GPTConfig:
         return [short if letter == "S" and short < self.max_seq_len else 0 for letter in letters]
 
     @property
+    def shifted_heads(self) -> int:
+        """How many heads of keys, the first ones, are those of the token before."""
+        return -(-self.kv_heads // 2) if self.induction else 0
+
+    @property
     def value_layers(self) -> list[int]:
         return list(range((self.depth - 1) % 2, self.depth, 2)) if self.value_embeds else []
 
@@ -106,6 +114,7 @@ _PLAIN = {**_NO_LAMBDAS, "value_embeds": False, "window_pattern": "L", "qk_scale
 CONFIGURATIONS = {  # name → fields that differ from the defaults
     "reference": {},
     "october-2025": {**_PLAIN, "rope_base": 10_000.0},
+    "induction": {"induction": True},  # the reference, and looks things up in its context after few steps of training
     "portable": {**_PLAIN, "mlp": "swiglu", "mlp_ratio": 8 / 3, "softcap": 0.0},  # what other runtimes know as Qwen3
 }
 MLP_KINDS = {  # name → (has a gate, hidden units from what `up` and `gate` give)
@@ -145,7 +154,7 @@ class Attention(nn.Module):
         self.ve_gate = Linear(VALUE_GATE_INPUTS, config.kv_heads) if has_values else None
         self.qk_gain = nn.Parameter(torch.empty(config.heads)) if config.qk_gain else None
 
-    def forward(self, x: Tensor, values: Tensor | None, rope: tuple, plan: attn.Plan, cache=None) -> Tensor:
+    def forward(self, x: Tensor, values: Tensor | None, rope: tuple, plan: attn.Plan, place, cache=None) -> Tensor:
         config = self.config
         q, k, v = (project(x).unflatten(-1, (-1, config.head_dim)) for project in (self.q, self.k, self.v))
         if self.ve_gate is not None:
@@ -157,8 +166,7 @@ class Attention(nn.Module):
         if self.qk_gain is not None:
             q = q * self.qk_gain[:, None]
         q, k = q.to(x.dtype), k.to(x.dtype)
-        if cache is not None:
-            k, v = cache.update(k, v)
+        k, v = (shifted(k, config.shifted_heads, place), v) if cache is None else cache.update(k, v)
         return self.o(attn.attend(q, k, v, plan, config.attention_scale).flatten(-2))
 
 
@@ -184,12 +192,12 @@ class Block(nn.Module):
         self.attn = Attention(config, has_values)
         self.mlp = MLP(config)
 
-    def forward(self, x, x0, residual_lambda, x0_lambda, values, rope, plan, cache=None) -> Tensor:
+    def forward(self, x, x0, residual_lambda, x0_lambda, values, rope, plan, place, cache=None) -> Tensor:
         if residual_lambda is not None:
             x = residual_lambda * x
         if x0_lambda is not None:
             x = x + x0_lambda * x0
-        x = x + self.attn(norm(x, self.eps), values, rope, plan, cache)
+        x = x + self.attn(norm(x, self.eps), values, rope, plan, place, cache)
         return x + self.mlp(norm(x, self.eps))
 
 
@@ -246,6 +254,17 @@ class GPT(nn.Module):
             fill = next(fill for pattern, fill in INITIAL if re.fullmatch(pattern, name))
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             parameter.data.copy_(fill(torch.empty(parameter.shape, device="cpu"), self.config, generator))
+        if self.config.induction:
+            self._look_alike()
+
+    @torch.no_grad()
+    def _look_alike(self) -> None:
+        """From the start the shifted heads match a token with one like it, and smear tells the token before from it."""
+        self.smear_lambda.fill_(1)
+        group = self.config.heads // self.config.kv_heads
+        for block in self.blocks:
+            q, k = (layer.weight.unflatten(0, (-1, self.config.head_dim)) for layer in (block.attn.q, block.attn.k))
+            k[: self.config.shifted_heads] = q[::group][: self.config.shifted_heads]
 
     @property
     def head_weight(self) -> Tensor:
@@ -272,14 +291,15 @@ class GPT(nn.Module):
         common = {"device": ids.device, "dtype": self.compute_dtype, "positions": positions, "starts": starts}
         common |= {"trunks": trunks, "bounded": config.scores_are_bounded}
         plans = {w: attn.plan(self.attention, length, keys, window=w, **common) for w in set(config.windows)}
-        x0 = self._smear(self._embed(ids), ids, starts, cache, trunks)
+        place = None if starts is None else Place.of(starts, trunks)
+        x0 = self._smear(self._embed(ids), ids, place, cache)
         # A view, for the compiler makes another graph where two arguments are one and the same tensor.
         x, middle = x0.view_as(x0), None
         mixes = (self.residual_lambdas, self.x0_lambdas)
         mixes = ([None] * config.depth if mix is None else mix.unbind() for mix in mixes)
         for i, (block, window, r, a) in enumerate(zip(self.blocks, config.windows, *mixes, strict=True)):
             values = self.value_embeds[str(i)](ids).to(x.dtype) if str(i) in self.value_embeds else None
-            given = (x, x0, r, a, values, rope, plans[window])
+            given = (x, x0, r, a, values, rope, plans[window], place)
             if cache is not None:
                 x = block(*given, cache.layers[i])
             elif self.checkpointing and torch.is_grad_enabled():
@@ -299,16 +319,14 @@ class GPT(nn.Module):
         x = self.embed(ids).to(self.compute_dtype)
         return norm(x, self.config.norm_eps) if self.config.embed_norm else x
 
-    def _smear(self, x: Tensor, ids: Tensor, starts: Tensor | None, cache, trunks: Tensor | None) -> Tensor:
+    def _smear(self, x: Tensor, ids: Tensor, place: Place | None, cache) -> Tensor:
         if not self.config.smear:
             return x
-        first = self._embed(cache.previous) if cache is not None else torch.zeros_like(x[:, :1])
-        before = torch.cat([first, x[:, :-1]], dim=1)
-        positions = torch.arange(ids.shape[1], device=ids.device) if cache is None else cache.positions
-        alone = (ids == self.config.bos_id) | (positions == (0 if starts is None or trunks is not None else starts))
-        if trunks is not None:  # before a branch's first token stands the trunk's last
-            last = x.gather(1, (trunks - 1)[..., None].expand(-1, -1, x.shape[2]))
-            before = torch.where((positions == starts)[..., None], last, before)
+        alone = ids == self.config.bos_id
+        if cache is not None:
+            before, alone = behind(x, self._embed(cache.previous)), alone | (cache.positions == 0)
+        else:
+            before = behind(x) if place is None else place.before(x)
         gate = self.smear_lambda.to(x.dtype) * torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_INPUTS]))
         return x + gate.masked_fill(alone[..., None], 0) * before
 

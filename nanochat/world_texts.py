@@ -1,4 +1,4 @@
-"""The documents of the embedded world: entries, stories, dialogues, quizzes, sums, programs, spelling, Korean.
+"""The documents of the embedded world: entries, stories, dialogues, quizzes, tables, sums, programs, spelling, Korean.
 
 Each kind is a function of the world and the dice of world_facts.py. All facts are stated, but only those of the split
 "train" are put as questions.
@@ -66,13 +66,25 @@ def dialogue(world: Any, dice: Any) -> str:
 def quiz(world: Any, dice: Any) -> str:
     """Questions with choices, each with its letter behind it, or with a short answer."""
     items = []
-    with_choices = dice.chance(0.7)
+    with_choices = dice.chance(0.8)
     for fact in dice.sample(world.asked["train"], dice.between(2, 4)):
         choices, right = world.choices(fact, dice)
         listed = [f"- {choice.name}={letter}" for letter, choice in zip("ABCD", choices, strict=True)]
         answer = "ABCD"[right] if with_choices else fact.value.name
         items.append("\n".join([f"Question: {dice.pick(fact.asks)}", *listed * with_choices, f"Answer: {answer}"]))
     return "\n\n".join(items)
+
+
+def table(world: Any, dice: Any) -> str:
+    """Names with a letter or another name behind each, then some of them once more, to be looked up."""
+    kind = dice.pick(("person", "town", "river", "animal", "food"))
+    names = [thing.name for thing in dice.sample(world.things[kind], dice.between(3, 5))]
+    labels = dice.shuffled(list("ABCDE")[: len(names)])
+    if dice.chance(0.4):
+        labels = [thing.name for thing in dice.sample(world.things["person"], len(names))]
+    pairs = list(zip(names, labels, strict=True))
+    lines = [f"- {name}={label}" for name, label in pairs]
+    return "\n".join(lines + [f"{name}: {label}" for _ in range(3) for name, label in dice.shuffled(pairs)])
 
 
 def arithmetic(world: Any, dice: Any) -> str:
@@ -117,7 +129,8 @@ def korean(world: Any, dice: Any) -> str:
     return "\n".join(lines)
 
 
-SHARES = {entry: 26, story: 20, dialogue: 12, quiz: 18, arithmetic: 8, program: 5, spelling: 3, korean: 8}  # percent
+# Percent.
+SHARES = {entry: 26, story: 12, dialogue: 10, quiz: 26, table: 8, arithmetic: 6, program: 3, spelling: 3, korean: 6}
 
 
 def document(world: Any, dice: Any) -> str:

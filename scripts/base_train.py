@@ -35,7 +35,7 @@ class Config:
     fp8: bool = option(False, "matrix products in 8 bits, on GPUs that have them", group="device")
     checkpointing: bool = option(False, "compute activations twice to save memory", group="device", may_change=True)
 
-    model: str = option("reference", "architecture: reference, october-2025 or portable", group="model")
+    model: str = option("reference", "architecture: reference, induction, october-2025 or portable", group="model")
     depth: Count = option(12, "layers: the dial", group="model", least=1, unit="LAYERS")
     aspect_ratio: Count = option(64, "width for each layer of depth", group="model", least=1)
     width: Count = option(0, "0: from depth", group="model", least=0)

@@ -83,7 +83,7 @@ class Cache:
     def __init__(self, model: GPT, rows: int, capacity: int):
         config = model.config
         shape = (rows, capacity, config.kv_heads, config.head_dim)
-        self.capacity = capacity
+        self.capacity, self.shifted_heads = capacity, config.shifted_heads
         self.layers = [Layer(self, shape) for _ in range(config.depth)]
         self.lengths = torch.zeros(rows, 1, dtype=torch.long)
         self.previous = torch.zeros(rows, 1, dtype=torch.long)
@@ -104,7 +104,7 @@ class Layer:
     def update(self, k, v):
         rows = torch.arange(len(k))[:, None]
         self.keys[rows, self.cache.positions], self.values[rows, self.cache.positions] = k, v
-        return self.keys, self.values
+        return shifted(self.keys, self.cache.shifted_heads), self.values
 
 
 @pytest.mark.parametrize("path", ["sdpa", "chunks", "twin", "flex", "decode"])
