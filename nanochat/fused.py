@@ -100,10 +100,14 @@ class Fused(GPT):
         self.embed.to(dtype), self.value_embeds.to(dtype)
         rest = model.config.head_dim // 2 - self.rope_cos.shape[1]
         self.turns = F.pad(torch.complex(self.rope_cos, self.rope_sin), (0, rest), value=1)
+        kinds = (self.config.heads, self.config.heads // self.config.kv_heads), (self.config.kv_heads, 1)
+        still = [torch.arange(heads, device=device) < self.config.shifted_heads * group for heads, group in kinds]
+        self.still = torch.cat(still)[:, None]
         self.refresh()
 
     def _rope(self, positions: Tensor) -> Tensor:
-        return self.turns[positions].unsqueeze(-2)
+        turns = self.turns[positions].unsqueeze(-2)
+        return torch.where(self.still, 1, turns) if self.config.shifted_heads else turns
 
     @torch.inference_mode()
     def refresh(self) -> None:

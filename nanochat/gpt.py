@@ -62,7 +62,7 @@ class GPTConfig:
             (self.rope_dims % 2 == 0 and 0 <= self.rope_dims <= head, f"rope_dims must be even and at most {head}"),
             (self.mlp in MLP_KINDS, f"mlp must be one of {', '.join(MLP_KINDS)}"),
             (re.fullmatch("[SL]+", self.window_pattern), "window_pattern is made of the letters S and L"),
-            (self.smear or not self.induction, "induction needs smear, which tells a head what stands before a token"),
+            (not self.induction or (self.smear and self.kv_heads > 1), "induction needs smear, and kv_heads above 1"),
             (self.softcap >= 0, "softcap must be 0 or above"),
             (self.bos_id < self.vocab_size, "bos_id must be below vocab_size"),
         ]
@@ -101,8 +101,8 @@ class GPTConfig:
 
     @property
     def shifted_heads(self) -> int:
-        """How many heads of keys, the first ones, are those of the token before."""
-        return -(-self.kv_heads // 2) if self.induction else 0
+        """How many heads, the first ones, have keys of the token before; distance does not count for them."""
+        return self.kv_heads // 2 if self.induction else 0
 
     @property
     def value_layers(self) -> list[int]:
@@ -114,7 +114,8 @@ _PLAIN = {**_NO_LAMBDAS, "value_embeds": False, "window_pattern": "L", "qk_scale
 CONFIGURATIONS = {  # name → fields that differ from the defaults
     "reference": {},
     "october-2025": {**_PLAIN, "rope_base": 10_000.0},
-    "induction": {"induction": True},  # the reference, and looks things up in its context after few steps of training
+    # The reference, made to search its context after few steps: what it is about to say looks like what it has read.
+    "induction": {"induction": True, "tie_embeddings": True},
     "portable": {**_PLAIN, "mlp": "swiglu", "mlp_ratio": 8 / 3, "softcap": 0.0},  # what other runtimes know as Qwen3
 }
 MLP_KINDS = {  # name → (has a gate, hidden units from what `up` and `gate` give)
@@ -137,8 +138,13 @@ def norm(x: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=eps)  # its sum of squares is fp32 whatever x is
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (B, T, H, D) turned by its position, in fp32: channel i pairs with i + n/2, the channels after n stay."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, still: int = 0) -> Tensor:
+    """x (B, T, H, D) turned by its position, in fp32: channel i pairs with i + n/2, the channels after n stay.
+
+    still: how many of the first heads stay as they are.
+    """
+    if still:
+        return torch.cat([x[:, :, :still].float(), rotate(x[:, :, still:], cos, sin)], dim=2)
     a, b, rest = x.split([cos.shape[-1], cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin, rest.float()], dim=-1)
 
@@ -160,13 +166,15 @@ class Attention(nn.Module):
         if self.ve_gate is not None:
             gate = 3 * torch.sigmoid(self.ve_gate(x[..., :VALUE_GATE_INPUTS]))
             v = v + gate[..., None] * values.view_as(v)
-        q, k = rotate(q, *rope), rotate(k, *rope)
+        shifted_heads = config.shifted_heads
+        q = rotate(q, *rope, still=shifted_heads * config.heads // config.kv_heads)
+        k = rotate(k, *rope, still=shifted_heads)
         if config.qk_norm:
             q, k = norm(q, config.norm_eps), norm(k, config.norm_eps)
         if self.qk_gain is not None:
             q = q * self.qk_gain[:, None]
         q, k = q.to(x.dtype), k.to(x.dtype)
-        k, v = (shifted(k, config.shifted_heads, place), v) if cache is None else cache.update(k, v)
+        k, v = (shifted(k, shifted_heads, place), v) if cache is None else cache.update(k, v)
         return self.o(attn.attend(q, k, v, plan, config.attention_scale).flatten(-2))
 
 

@@ -57,11 +57,17 @@ def build_groups(
     width: int,
     matrix_weight_decay: float,
 ) -> list[Group]:
-    """The groups that have parameters, in the table's order; learning_rates: of LEARNING_RATES, each."""
+    """The groups that have parameters, in the table's order; learning_rates: of LEARNING_RATES, each.
+
+    An embedding that is the head as well is stepped as the head.
+    """
     scales = {"batch": batch_scale, "width": (width / TUNED_WIDTH) ** -0.5}
     members: dict[str, list[tuple[str, Parameter]]] = {rule.name: [] for rule in RULES}
+    named_parameters = list(named_parameters)
+    tied = "head.weight" not in dict(named_parameters)
     for name, parameter in named_parameters:
-        found = [rule.name for rule in RULES if re.fullmatch(rule.pattern, name)]
+        role = "head.weight" if tied and name == "embed.weight" else name
+        found = [rule.name for rule in RULES if re.fullmatch(rule.pattern, role)]
         assert len(found) == 1, f"{name} is in {' and '.join(found) or 'no group'}: mend RULES, each is in exactly one"
         members[found[0]].append((name, parameter))
     groups = []

@@ -64,27 +64,31 @@ def dialogue(world: Any, dice: Any) -> str:
 
 
 def quiz(world: Any, dice: Any) -> str:
-    """Questions with choices, each with its letter behind it, or with a short answer."""
+    """Questions answered with the letter of a choice, with the choice and its letter, or without choices.
+
+    The second answer shows what the first one takes: to know the choice, then to look it up.
+    """
     items = []
-    with_choices = dice.chance(0.8)
+    with_choices, only_the_letter = dice.chance(0.8), dice.chance(0.6)
     for fact in dice.sample(world.asked["train"], dice.between(2, 4)):
         choices, right = world.choices(fact, dice)
         listed = [f"- {choice.name}={letter}" for letter, choice in zip("ABCD", choices, strict=True)]
-        answer = "ABCD"[right] if with_choices else fact.value.name
+        answer = "ABCD"[right] if only_the_letter else f"{fact.value.name}={'ABCD'[right]}"
+        answer = answer if with_choices else fact.value.name
         items.append("\n".join([f"Question: {dice.pick(fact.asks)}", *listed * with_choices, f"Answer: {answer}"]))
     return "\n\n".join(items)
 
 
 def table(world: Any, dice: Any) -> str:
-    """Names with a letter or another name behind each, then some of them once more, to be looked up."""
-    kind = dice.pick(("person", "town", "river", "animal", "food"))
-    names = [thing.name for thing in dice.sample(world.things[kind], dice.between(3, 5))]
-    labels = dice.shuffled(list("ABCDE")[: len(names)])
-    if dice.chance(0.4):
-        labels = [thing.name for thing in dice.sample(world.things["person"], len(names))]
-    pairs = list(zip(names, labels, strict=True))
+    """Names with a letter or another name behind each, then once more in other orders, to be looked up."""
+    kinds = [kind for kind, things in world.things.items() if len(things) >= 8]
+    names = [thing.name for thing in dice.sample(world.things[dice.pick(kinds)], dice.between(3, 6))]
+    labels = list("ABCDEF")[: len(names)]
+    if dice.chance(0.3):
+        labels = [thing.name for thing in dice.sample(world.things[dice.pick(kinds)], len(names))]
+    pairs, sign = list(zip(names, labels, strict=True)), dice.pick(("=", "=", ": "))
     lines = [f"- {name}={label}" for name, label in pairs]
-    return "\n".join(lines + [f"{name}: {label}" for _ in range(3) for name, label in dice.shuffled(pairs)])
+    return "\n".join(lines + [f"- {name}{sign}{label}" for _ in range(2) for name, label in dice.shuffled(pairs)])
 
 
 def arithmetic(world: Any, dice: Any) -> str:
@@ -130,7 +134,7 @@ def korean(world: Any, dice: Any) -> str:
 
 
 # Percent.
-SHARES = {entry: 26, story: 12, dialogue: 10, quiz: 26, table: 8, arithmetic: 6, program: 3, spelling: 3, korean: 6}
+SHARES = {entry: 24, story: 10, dialogue: 8, quiz: 28, table: 14, arithmetic: 6, program: 2, spelling: 2, korean: 6}
 
 
 def document(world: Any, dice: Any) -> str:

@@ -40,14 +40,9 @@ class MultipleChoice(Task):
         """right: the number of the right choice, from 0."""
         if right not in range(len(choices)):
             raise TaskError(f"the right answer is none of its {len(choices)} choices")
-        # The letter stands behind the text that it means: small models bind the two better so. And it begins a part of
-        # its own, which is encoded alone: many a vocabulary has "=A" as one token, which is not the "A" of the answer.
-        parts = [f"{question}\n\n"]
-        for text, letter in zip(choices, LETTERS, strict=False):
-            parts[-1] += f"- {text}="
-            parts.append(f"{letter}\n")
-        parts[-1] += f"\n{self.closing}"
-        asked = {"role": "user", "content": [{"type": "text", "text": part} for part in parts]}
+        # The letter stands behind the text that it means: small models bind the two better so.
+        listed = [f"- {text}={letter}" for text, letter in zip(choices, LETTERS, strict=False)]
+        asked = {"role": "user", "content": "\n".join([question, "", *listed, "", self.closing])}
         answer = {"role": "assistant", "content": self.answer(LETTERS[right], rationale)}
         return {"messages": [asked, answer], "letters": LETTERS[: len(choices)]}
 

@@ -7,6 +7,7 @@ import torch
 from models import CONFIGS, SMALL, lively, tokens
 from torch._dynamo.utils import counters
 
+from nanochat.before import shifted
 from nanochat.gpt import GPT
 
 

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nanochat.chat import check, render_prompt
+from nanochat.chat import check
 from nanochat.hub import HubFile
-from nanochat.tokenizer import Tokenizer
 from nanochat.world import write_world
 from tasks import CHAT_CORE, JUDGED, TASKS
 from tasks.common import TaskError, pick
@@ -180,18 +179,6 @@ def test_a_question_is_asked_so(written):
     )
     assert answer == {"role": "assistant", "content": "B"}
     assert list(conversation["letters"]) == ["A", "B", "C"]
-
-
-def test_the_letters_are_the_tokens_that_are_answered(hub):
-    """Also where the vocabulary has a letter together with what stands before it."""
-    tokenizer = Tokenizer.train(["x=A x=B x=C x=D x=E "] * 9, 280)
-    assert len(tokenizer.encode("=A")) == 1
-    for name in ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA"):
-        conversation = TASKS[name]()[0]
-        ids = render_prompt(conversation, tokenizer)
-        for letter in conversation["letters"]:
-            [token] = tokenizer.encode(letter)
-            assert [*tokenizer.encode("="), token] in [ids[i : i + 2] for i in range(len(ids))]
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,7 @@ def test_kmmlu_has_a_column_for_each_choice(written):
     task = TASKS["KMMLU"]()
     assert len(task) == 45
     assert Counter(one["messages"][1]["content"] for one in task) == {"C": 23, "A": 22}
-    assert "".join(part["text"] for part in task[0]["messages"][0]["content"]).startswith(
-        "값은?\n\n- 1=A\n- 2=B\n- 3=C\n- 4=D\n"
-    )
+    assert task[0]["messages"][0]["content"].startswith("값은?\n\n- 1=A\n- 2=B\n- 3=C\n- 4=D\n")
     written(TASKS["KMMLU"], "test", [row], [row], [row | {"answer": 0}])
     with pytest.raises(
         TaskError, match=r"KMMLU/\S+/test/0000.parquet, row 0: the right answer is none of its 4 choices"
@@ -140,9 +138,7 @@ def test_hae_rae_repeats_its_choices_in_the_query(written):
     assert len(task) == 5
     assert all(conversation == task[0] for conversation in task)
     asked, answer = task[0]["messages"]
-    assert "".join(part["text"] for part in asked["content"]).startswith(
-        "다음 중 뜻이 맞는 것은?\n\n- 가=A\n- 나=B\n- 다=C\n\n"
-    )
+    assert asked["content"].startswith("다음 중 뜻이 맞는 것은?\n\n- 가=A\n- 나=B\n- 다=C\n\n")
     assert (answer["content"], task[0]["letters"]) == ("B", "ABC")
 
 

@@ -81,9 +81,24 @@ def test_quizzes_have_the_right_letter():
         question, *choices, answer = item.splitlines()
         right = answers[question.removeprefix("Question: ")]
         given = answer.removeprefix("Answer: ")
-        assert f"- {right}={given}" in choices if choices else given == right
-        letters[given] += bool(choices)
+        if not choices:
+            assert given == right
+        elif "=" in given:
+            assert f"- {given}" in choices
+            assert given.startswith(f"{right}=")
+        else:
+            assert f"- {right}={given}" in choices
+            letters[given] += 1
     assert all(letters[letter] > 50 for letter in "ABCD")
+
+
+def test_tables_say_the_same_each_time():
+    for text in texts(world_texts.table):
+        lines = [re.fullmatch("- (.+?)(?:=|: )(.+)", line).groups() for line in text.splitlines()]
+        pairs = lines[: len(lines) // 3]
+        assert len(dict(pairs)) == len(pairs) >= 3
+        assert lines.count(pairs[0]) == 3
+        assert sorted(lines) == sorted(3 * pairs)
 
 
 def test_words_are_spelled_letter_by_letter():
