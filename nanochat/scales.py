@@ -35,6 +35,11 @@ FEW = {
     "base_eval": "--max-per-task=100",
     "chat_eval": "--max-problems=100 --max-new-tokens=128",
 }
+# In minutes, on two cores: a model that learns soon to look things up, deep and narrow, by large steps, and chats in
+# which choices are named with their letters, for letters alone take longer.
+SOON = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=200000"
+LARGE_STEPS = "--matrix-lr=0.08 --embedding-lr=1.2 --unembedding-lr=0.06 --warmup-steps=20 --total-batch-size=2048"
+CHATS = "SmolTalk@2000,Identity,GSM8K,AQUA-Rationale,MMLU@500,MMLU-Named@2000,SimpleSpelling@200,SpellingBee@200"
 # A CPU is better off with few words, and with a short context; saved often, since its steps are few and long.
 SMALL = "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"
 TUNED = "--eval-metrics-max-problems=50 --save-every=100"
@@ -44,12 +49,12 @@ SCALES = {
     "embedded": Scale(
         "the embedded world on a CPU, about ten minutes of training",
         world=True,
-        depth=4,
+        depth=8,
         flags={
             "tok_train": f"--vocab-size=4096 {VOCABULARY}",
-            "base_train": f"{SMALL} --total-batch-size=2048 --target-seconds=300",
-            "mid_train": f"--target-seconds=75 {TUNED}",
-            "chat_sft": f"--target-seconds=75 {TUNED}",
+            "base_train": f"{SOON} {LARGE_STEPS} --save-every=100 --target-seconds=320",
+            "mid_train": f"--target-seconds=75 --mixture={CHATS} {TUNED}",
+            "chat_sft": f"--target-seconds=75 --mixture={CHATS} {TUNED}",
             "chat_rl": f"--num-iterations=60 --max-new-tokens=128 {REWARDED}",
             **FEW,
         },

@@ -25,7 +25,7 @@ class Stage:
 
 
 CHAT = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval", "ChatCORE")
-SHOWN = (*CHAT, "Questions")  # in the card's summary
+SHOWN = (*CHAT, "ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # in the card's summary
 
 
 def core_name(tasks: Iterable[str]) -> str:

@@ -124,24 +124,8 @@ def _with_lists(world: Any, dice: Any, facts: list) -> Turns:
     return [(f"Name three {words}.", f"Three {words} are {a.name}, {b.name} and {c.name}.")]
 
 
-def _with_choices(world: Any, dice: Any, facts: list) -> Turns:
-    """As multiple choice is asked, but answered with the choice besides its letter: to know, then to look up."""
-    fact = dice.pick(facts)
-    choices, right = world.choices(fact, dice)
-    listed = [f"- {choice.name}={letter}" for choice, letter in zip(choices, LETTERS, strict=False)]
-    asked = [dice.pick(fact.asks), "", *listed, "", "Reply with the right choice and its letter."]
-    return [("\n".join(asked), f"{fact.value.name}={LETTERS[right]}")]
-
-
-SHARES = {  # percent
-    _about_facts: 40,
-    _about_things: 8,
-    _in_korean: 6,
-    _with_words: 16,
-    _with_numbers: 8,
-    _with_lists: 4,
-    _with_choices: 18,
-}
+# Percent.
+SHARES = {_about_facts: 50, _about_things: 10, _in_korean: 8, _with_words: 20, _with_numbers: 8, _with_lists: 4}
 
 
 def _chats(world: Any, dice: Any, count: int, split: str) -> list[dict]:

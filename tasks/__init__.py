@@ -16,7 +16,7 @@ TASKS: dict[str, DataSet] = {
 }
 JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]
 CHAT_CORE = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval")  # what ChatCORE is the mean of
-OF_WORLDS = ("Questions",)  # no hub has them
+OF_WORLDS = ("ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # of which no hub has the last
 
 
 def mixture(spec: str, split="train", seed=0, default="", tokenizer="default") -> mixing.Mixture:
@@ -29,7 +29,7 @@ def mixture(spec: str, split="train", seed=0, default="", tokenizer="default") -
 
 
 def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:
-    """Those named, to be evaluated; or those of CHAT_CORE of which the hub has the files, and a world's Questions."""
+    """Those named, to be evaluated; or those of CHAT_CORE of which the hub has the files, and of a world OF_WORLDS."""
 
     def opened(name: str) -> Task:
         unsafe = {"unsafe": unsafe_exec} if TASKS[name].task.kind == "program" else {}
@@ -38,7 +38,7 @@ def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default"
     if names:
         return {name: opened(name) for name in pick(names, JUDGED)}
     found = {}
-    for name in (*CHAT_CORE, *(name for name in OF_WORLDS if is_here(TASKS[name].files()))):
+    for name in CHAT_CORE + OF_WORLDS * is_here(TASKS[OF_WORLDS[-1]].files()):
         try:
             found[name] = opened(name)
         except TaskError:

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from string import ascii_uppercase as LETTERS
 from typing import Any
 
@@ -43,10 +44,10 @@ class MultipleChoice(Task):
         # The letter stands behind the text that it means: small models bind the two better so.
         listed = [f"- {text}={letter}" for text, letter in zip(choices, LETTERS, strict=False)]
         asked = {"role": "user", "content": "\n".join([question, "", *listed, "", self.closing])}
-        answer = {"role": "assistant", "content": self.answer(LETTERS[right], rationale)}
+        answer = {"role": "assistant", "content": self.answer(LETTERS[right], choices[right], rationale)}
         return {"messages": [asked, answer], "letters": LETTERS[: len(choices)]}
 
-    def answer(self, letter: str, rationale: str) -> str:
+    def answer(self, letter: str, choice: str, rationale: str) -> str:
         return letter
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
@@ -59,7 +60,7 @@ class Rationale(MultipleChoice):
     kind = "generative"
     closing = "Think it through, then end with the letter of the right choice, like this: The answer is X."
 
-    def answer(self, letter: str, rationale: str) -> str:
+    def answer(self, letter: str, choice: str, rationale: str) -> str:
         end = f"The answer is {letter}."
         return f"{rationale.strip().removesuffix(end).strip()}\n{end}"
 
@@ -67,6 +68,21 @@ class Rationale(MultipleChoice):
         letters = conversation["letters"]
         right = extract_letter(conversation["messages"][-1]["content"], letters)
         return extract_letter(completion, letters) == right
+
+
+class Named(MultipleChoice):
+    """The same questions, answered with a choice and its letter, for models that cannot yet tell one by the other."""
+
+    kind = "generative"
+    closing = "Name the right choice, then its letter, like this: It is choice=X."
+
+    def answer(self, letter: str, choice: str, rationale: str) -> str:
+        return f"It is {choice}={letter}."  # behind a blank a name is the token that it is among the choices
+
+    def evaluate(self, conversation: dict, completion: str) -> bool:
+        """By the letter, which is what others go by."""
+        named = (text.strip()[-3:] for text in (completion, conversation["messages"][-1]["content"]))
+        return len(set(named)) == 1
 
 
 def _index(answer: str, labels: Sequence[str]) -> int | None:
@@ -141,3 +157,4 @@ SETS = {  # name: repository, files, splits, columns, their form, score by chanc
         revision=REVISION,
     ),
 }
+SETS |= {f"{name}-Named": replace(SETS[name], task=Named) for name in ("ARC-Easy", "ARC-Challenge", "MMLU")}
