@@ -141,21 +141,25 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **about)
 
     def click(self, selector: str) -> None:
-        """The middle of what is seen of an element, which nothing may cover."""
-        found = json.dumps(selector)
-        self.wait(f"!!document.querySelector({found})")
-        x, y = self.js(
-            f"(() => {{ const e = document.querySelector({found}); e.scrollIntoView({{ block: 'nearest' }});"
-            " const { x, y, width, height } = e.getBoundingClientRect(); return [x + width / 2, y + height / 2]; })()"
-        )
-        over = self.js(f"document.querySelector({found}).contains(document.elementFromPoint({x}, {y}))")
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            button = "none" if kind == "mouseMoved" else "left"
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=1)
-        assert over, f"{selector} is covered"
+        """The middle of an element, which nothing may cover once the mouse is there."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        self.wait(f"!!{found}")
+        self.js(f"{found}.scrollIntoView({{ block: 'nearest' }})")
+        middle = f"(({{ x, y, width, height }}) => [x + width / 2, y + height / 2])({found}.getBoundingClientRect())"
+        self._mouse("mouseMoved", *self.js(middle), button="none")  # which may let something appear
+        x, y = self.js(middle)
+        assert self.js(f"{found}.contains(document.elementFromPoint({x}, {y}))"), f"{selector} is covered"
+        for kind in ("mousePressed", "mouseReleased"):
+            self._mouse(kind, x, y, button="left")
+
+    def _mouse(self, kind: str, x: float, y: float, button: str) -> None:
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=int(button == "left"))
 
     def shot(self, path: Path) -> bytes:
         """A picture of what is seen, kept as a PNG file."""
         picture = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
         path.write_bytes(picture)
         return picture
+
+    def close(self) -> None:
+        self.call("Page.close")

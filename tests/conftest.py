@@ -6,12 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import browsers
 import pytest
 from bundles import world_tasks, write_bundle
 
 from nanochat.world import write_world
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def browser() -> str:
+    """The program; without one, a test of pages skips."""
+    found = browsers.installed()
+    if not found:
+        pytest.skip(f"no browser on this machine: install one of {', '.join(browsers.NAMES)}")
+    return found
 
 
 @pytest.fixture

@@ -32,10 +32,11 @@ class Scripted:
     which then stands alone. asked: the requests, as JSON. gone: set once a reader has gone away.
     """
 
-    def __init__(self, answers: dict[str, list], models: list[str] | None = None, key: str = ""):
+    def __init__(self, answers: dict[str, list], models: list[str] | None = None, key: str = "", port: int = 0):
         self.answers, self.models, self.key = answers, models or ["tiny"], key
         self.asked, self.gone = [], threading.Event()
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"script": self}))
+        handler = type("Handler", (_Handler,), {"script": self})
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
         self.address = f"http://127.0.0.1:{self.server.server_port}/"
         self._thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
