@@ -14,26 +14,23 @@ from importlib.resources import files
 from typing import Any, TypeVar
 
 import torch
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol, h11
 
 from nanochat.answers import Answer
-from nanochat.api import Asked, Limits, Served, read_chat, read_completion, read_json
+from nanochat.api import Asked, Served, read_chat, read_completion, read_json
 from nanochat.engine import Engine
 from nanochat.gate import Fault, Gate
 from nanochat.gpt import GPTConfig
-from nanochat.log import print0
 from nanochat.meter import Meter
+from nanochat.port import PATIENCE, keep_port
 from nanochat.restore import build_model, find_model, tokenizer_of
 from nanochat.stages import MODELS
 from nanochat.workers import Pool, Ticket, Worker
 
-PATIENCE = 30.0  # seconds that a client has for a request once it is begun, and to take what it is sent
 KEEP_ALIVE = 15.0  # seconds of silence in a stream, after which a comment says that it lasts
 NO_PAGE = "<!doctype html><title>nanochat</title><p>This server has no page; clients find it under /v1."
 Result = TypeVar("Result")
@@ -261,68 +258,6 @@ def application(service: Service, host: str, key: str, hosts: Collection[str], o
     return Gate(app, host, key, hosts, origins, service.meter.request)
 
 
-class Protocol(H11Protocol):
-    """Parts with clients that begin a request and do not end it, or do not take what they asked for."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._watch("request", True)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        state = self.conn.their_state
-        answered = self.cycle is None or self.cycle.response_complete  # a body that comes after that is nobody's
-        self._watch("request", state is h11.IDLE or (answered and state is h11.SEND_BODY))
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch("answer", True)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._watch("answer", False)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        super().connection_lost(error)
-        for what in list(self._timers):
-            self._watch(what, False)
-
-    def _watch(self, what: str, is_owed: bool) -> None:
-        if not is_owed and what in self._timers:
-            self._timers.pop(what).cancel()
-        elif is_owed and what not in self._timers:
-            self._timers[what] = self.loop.call_later(PATIENCE, self.transport.abort)
-
-
-class Server(uvicorn.Server):
-    """The first signal lets it end what it has begun, for some seconds; the second one ends it."""
-
-    def __init__(self, config: uvicorn.Config, pool: Pool, patience: float, greeting: str):
-        super().__init__(config)
-        self.pool, self.patience, self.greeting, self.end = pool, patience, greeting, 0.0
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        print0(self.greeting)
-
-    def handle_exit(self, number: int, frame: Any) -> None:
-        if self.pool.closing:
-            super().handle_exit(number, frame)
-        self.pool.closing = "shutting down"
-
-    async def on_tick(self, counter: int) -> bool:
-        now = asyncio.get_running_loop().time()
-        if self.pool.closing and not self.end:
-            self.end = now + self.patience
-            print0("server: shutting down, what it has begun it ends; once more ends it at once")
-        elif self.end and (now > self.end or not self.server_state.tasks):
-            for worker in self.pool.workers:
-                worker.refuse(Fault(503, "the server is shut down"))
-            self.should_exit = True
-        return await super().on_tick(counter)
-
-
 def open_engines(
     source: str, tag: str, step: int | None, runtime: Any, count: int, slots: int
 ) -> tuple[list, Any, Any]:
@@ -341,37 +276,11 @@ def open_engines(
     return [Worker(Engine(models[home], tokenizer, slots), models[home]) for home in homes], tokenizer, checkpoint
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to an address of this machine, port 0: any that is free."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host.strip("[]"), port))
-    except OSError as error:
-        bound.close()
-        raise ValueError(f"--host={host} --port={port}: {error.strerror or error}, take another") from None
-    return bound
-
-
-def serve(
-    name: str, workers: Sequence[Worker], tokenizer: Any, created: int, config: Any, key: str, limits: Limits
-) -> None:
-    """Until a signal ends it. config: host, port, queue, drain, allow_host, allow_origin."""
-    context, bound = workers[0].engine.config.max_seq_len, listen(config.host, config.port)
+def serve(bound: socket.socket, served: Served, workers: Sequence[Worker], config: Any, key: str) -> None:
+    """Until a signal ends it. bound: where it listens. config: host, queue, drain, allow_host, allow_origin."""
     pool = Pool(workers, config.queue)
-    service = Service(Served(name, tokenizer, context, limits, created), pool)
+    service = Service(served, pool)
     app = application(service, config.host, key, config.allow_host.split(), config.allow_origin.split())
-    host = f"[{config.host}]" if ":" in config.host else config.host
     slots = sum(worker.engine.slots for worker in workers)
-    about = f"{name}, {len(workers)} engine{'s' * (len(workers) > 1)}, {slots} slots, {config.queue} may wait"
-    greeting = f"server: http://{host}:{bound.getsockname()[1]}/ ({about})"
-    options = {"http": Protocol, "ws": "none", "loop": "asyncio", "log_level": "warning", "server_header": False}
-    options |= {
-        "access_log": False,
-        "lifespan": "on",
-        "proxy_headers": False,
-        "timeout_graceful_shutdown": 3,
-        "backlog": 1024,
-    }
-    Server(uvicorn.Config(app, **options), pool, config.drain, greeting).run(sockets=[bound])
+    about = f"{served.name}, {len(workers)} engine{'s' * (len(workers) > 1)}, {slots} slots, {config.queue} may wait"
+    keep_port(app, bound, pool, config.drain, about)

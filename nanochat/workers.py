@@ -81,9 +81,10 @@ class Worker(threading.Thread):
 
     def submit(self, requests: Sequence[Request], logprobs: bool) -> Ticket:
         ticket = Ticket({(number, sample) for number, request in enumerate(requests) for sample in range(request.n)})
-        self.load += len(ticket.open)
-        self.tickets.add(ticket)
-        self._ask(lambda: self._submit(ticket, requests, logprobs))
+        if ticket.open:
+            self.load += len(ticket.open)
+            self.tickets.add(ticket)
+            self._ask(lambda: self._submit(ticket, requests, logprobs))
         return ticket
 
     def cancel(self, ticket: Ticket, *where: tuple[int, int]) -> None:

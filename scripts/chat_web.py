@@ -19,7 +19,7 @@ class Config:
     tag: str = option("d12", "run whose model to take", group="model", short="-g")
     step: Count = option(-1, "its checkpoint, -1: the newest", group="model", least=-1, short="-s")
     host: str = option("127.0.0.1", "address to listen at; any but this machine's own needs a key", group="door")
-    port: Count = option(8000, "port to listen at, 0: any that is free", group="door", least=0)
+    port: int = option(8000, "port to listen at, 0: any that is free", group="door", least=0)
     api_key: str = option(
         "", "key that clients must send, NANOCHAT_API_KEY if empty, which others cannot see", group="door"
     )
@@ -46,21 +46,24 @@ class Config:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.api import Limits
+    from nanochat.api import Limits, Served
     from nanochat.gate import is_loopback
+    from nanochat.port import listen
     from nanochat.runtime import setup
     from nanochat.serve import open_engines, serve
 
     key = config.api_key or os.environ.get("NANOCHAT_API_KEY", "")
     if not key and not is_loopback(config.host):
         raise ValueError(f"--host={config.host} lets others in: set NANOCHAT_API_KEY, or --api-key, and they need it")
+    bound = listen(config.host, config.port)
     limits = Limits(config.max_body, config.max_messages, config.max_characters, config.max_tokens, config.max_samples)
     with setup(config.device_type, config.dtype) as runtime:
         step = None if config.step < 0 else config.step
         opened = open_engines(config.source, config.tag, step, runtime, config.engines, config.slots)
         workers, tokenizer, checkpoint = opened
-        created = int(checkpoint.path.stat().st_mtime)
-        serve(f"nanochat-{config.tag}-{config.source}", workers, tokenizer, created, config, key, limits)
+        context, created = workers[0].engine.config.max_seq_len, int(checkpoint.path.stat().st_mtime)
+        served = Served(f"nanochat-{config.tag}-{config.source}", tokenizer, context, limits, created)
+        serve(bound, served, workers, config, key)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,15 @@ from conftest import ROOT
 from models import CONFIGS, lively
 
 from nanochat.checkpoint import RECORD, Saver
+from nanochat.engine import Engine
 from nanochat.tokenizer import Tokenizer
 
 TEXT = ["What is 12 + 34? It is 46, said the quick brown fox. naïve café — 빠른 갈색 여우 🦊🦊 ", "The dog sleeps. "]
 CONTEXT = 192
 
 
-def write_model(base: Path, tag: str = "mine", **fields) -> None:
-    """A base model of random weights that are not small, and its tokenizer."""
+def write_model(base: Path, tag: str = "mine", **fields) -> Engine:
+    """A base model of random weights that are not small, and its tokenizer; the twin of what will serve it."""
     tokenizer = Tokenizer.train(TEXT, 300)
     tokenizer.save(base / f"tok_train/{tag}/tokenizer.json")
     sizes = {"vocab_size": tokenizer.vocab_size, "depth": 2, "max_seq_len": CONTEXT}
@@ -31,6 +32,7 @@ def write_model(base: Path, tag: str = "mine", **fields) -> None:
     record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
     with Saver(base / f"base_train/{tag}") as saver:
         saver.save(7, model.state_dict(), [], record)
+    return Engine(model.requires_grad_(False), tokenizer, slots=4)
 
 
 class Running:

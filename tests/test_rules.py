@@ -19,9 +19,9 @@ OUR_CODE = ("nanochat", "scripts", "tasks")
 # Lowest first. A module imports only from lower layers; a new one gets its place here.
 LAYERS = [
     "log",
-    "config meter stages hardware paths nodes documents world_facts world_texts world_chats",
-    "inherit interrupt scales plots console termplot cross_entropy_triton hub folder shards world lanes token_shards gate",
-    "outcome prefetch tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
+    "config gate meter stages hardware paths nodes documents world_facts world_texts world_chats",
+    "inherit interrupt scales plots console termplot cross_entropy_triton hub folder shards world lanes token_shards",
+    "outcome port prefetch tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
     "runtime param_groups gpt kvcache recursive scaling scaling_fit dataloader packing lint core_tasks sections",
     "fused decoder page compare",
     "checkpoint engine objectives eval_bpb eval_core replies",
