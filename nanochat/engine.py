@@ -141,12 +141,18 @@ class Engine:
         return job
 
     @torch.inference_mode()
-    def cancel(self, job: Job) -> None:
-        """Its samples end where they are, and leave their slots to others."""
-        self.waiting = deque(row for row in self.waiting if row.job is not job)
-        for row in [row for row in self.rows if row.job is job]:
+    def cancel(self, job: Job, *where: tuple[int, int]) -> None:
+        """Its samples, or those of these (request, sample), end where they are, and leave their slots to others."""
+
+        def leaves(row: _Row) -> bool:
+            return row.job is job and (not where or row.where in where)
+
+        kept = deque(row for row in self.waiting if not leaves(row))
+        job.open -= len(self.waiting) - len(kept)
+        self.waiting = kept
+        for row in [row for row in self.rows if leaves(row)]:
             self._leave(row)
-        job.open = 0
+            job.open -= 1
 
     @torch.inference_mode()
     def step(self) -> None:
