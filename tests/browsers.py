@@ -16,7 +16,7 @@ MOUSE = "primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,available
 FLAGS = ["--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-background-networking"]
 FLAGS += [f"--blink-settings={MOUSE}"]
 PATIENCE = 10  # seconds
-KEYS = {"Enter": 13, "Escape": 27, "Tab": 9}
+KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "Home": 36}
 
 
 def installed() -> str | None:

@@ -1,28 +1,14 @@
 """An HTTP server that speaks as ours does, but says what a test wants said: what no small model says on demand."""
 
-import base64
-import hashlib
 import http.server
 import json
-import re
 import threading
-from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parent.parent / "nanochat" / "ui.html"
-PATIENCE = 10  # seconds
+from nanochat.serve import page
+
+NO_HTML = "; require-trusted-types-for 'script'; trusted-types 'none'"  # the page may not even make any out of text
 CUT = "cut"  # as a step: the connection is closed, in the middle of it all
-
-
-def policy(page: str) -> str:
-    """What lets the page's own script and style run, and nothing else; it may not make HTML out of text either."""
-    digests = {
-        kind: base64.b64encode(hashlib.sha256(re.search(rf"<{kind}>(.*?)</{kind}>", page, re.DOTALL)[1].encode()).digest())
-        for kind in ("script", "style")
-    }
-    inline = "; ".join(f"{kind}-src 'sha256-{digest.decode()}'" for kind, digest in digests.items())
-    rest = "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    return f"default-src 'none'; {inline}; {rest}; require-trusted-types-for 'script'; trusted-types 'none'"
 
 
 class Scripted:
@@ -61,8 +47,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/":
-            text = PAGE.read_text(encoding="utf-8")
-            self._send(200, {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": policy(text)}, text)
+            content, status, headers = page()
+            headers["content-security-policy"] += NO_HTML
+            self._send(status, headers, content.decode())
         elif self._allowed():
             models = [{"id": name, "object": "model"} for name in self.script.models]
             self._send(200, {}, json.dumps({"object": "list", "data": models}))
@@ -114,7 +101,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _send(self, status: int, headers: dict[str, str], text: str) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": "application/json", **headers}.items():
+        for name, value in {"content-type": "application/json", **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(text.encode())

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from browsers import Browser, Page
 from scripted import CUT, Scripted
+from served import serving, write_model
 
 EVIL = '<img src=x onerror="harmed = 1"><script>harmed = 1</script></textarea><svg onload=harmed=1>&lt;b&gt;'
 LINKS = "[one](javascript:harmed=1) [two](https://example.org/?a=1&b=2) [three](data:text/html,<script>harmed=1</script>)"
@@ -420,3 +421,38 @@ def test_it_follows_a_reader_who_is_at_the_end_and_nobody_else(serve, visit):
     page.wait(f"document.querySelectorAll('.body p').length > 160 && {left} < 2")
     steps[2].set()
     idle(page)
+
+
+def test_with_the_real_server(visit, tmp_path):
+    write_model(tmp_path, max_seq_len=4096)
+    with serving(tmp_path) as server:
+        page = visit(f"{server.url}/")
+        page.wait("document.querySelector('#model').value === 'nanochat-mine-base'")
+        page.click("#tune")
+        page.click("#settings [type=range]")
+        page.press("Home")  # the likeliest tokens: what it says is known
+        page.press("Escape")
+        say(page, "the quick brown fox")
+        press(page, "Answer again")
+        idle(page)
+        assert page.text(f"{LAST} .acts") == "2 / 2"
+        press(page, "Version before")
+        assert said(page)[1]
+        say(page, "Hello", wait=False)  # to which it never finds an end
+        page.wait("document.querySelector('.live .body')?.innerText.length > 20")
+        page.shot(tmp_path / "streaming.png")
+        page.press("Escape")
+        idle(page)
+        assert page.text(f"{LAST} .end") == "Stopped."
+        while server.metric("running"):
+            pass
+        page.click("#tune")
+        page.click("#settings [name=max_tokens]")
+        page.type("5")
+        page.press("Enter")
+        say(page, "Hello")
+        assert page.text(f"{LAST} .end") == "The answer reached the limit of tokens."
+        say(page, "dog " * 9000)
+        assert page.text(".trouble").endswith("Start a new one.\nNew conversation")
+        page.click(".trouble button")
+        assert page.text(".hello h2") == "Talk to nanochat-mine-base"
