@@ -4,10 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import browsers
 import pytest
+from browsers import NAMES, Browser, installed
 from bundles import world_tasks, write_bundle
 
 from nanochat.world import write_world
@@ -15,13 +16,14 @@ from nanochat.world import write_world
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="session")
-def browser() -> str:
-    """The program; without one, a test of pages skips."""
-    found = browsers.installed()
-    if not found:
-        pytest.skip(f"no browser on this machine: install one of {', '.join(browsers.NAMES)}")
-    return found
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory) -> Iterator[Browser]:
+    """A browser that runs; a test of pages skips where none is installed."""
+    if not installed():
+        pytest.skip(f"no browser on this machine: install one of {', '.join(NAMES)}")
+    running = Browser(installed(), tmp_path_factory.mktemp("browser") / "profile")
+    yield running
+    running.close()
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ CUT = "cut"  # as a step: the connection is closed, in the middle of it all
 class Scripted:
     """answers: the last message's text → steps, or several lists of steps, one for each time it is asked.
 
-    A step is a text, a delta, an Event to wait for, CUT, a finish reason as ("end", reason), or (status, headers, error),
-    which then stands alone. asked: the requests, as JSON. gone: set once a reader has gone away.
+    A step is a text, a delta, an Event to wait for, CUT, or (status, headers, error), which then stands alone.
+    asked: the requests, as JSON. gone: set once a reader has gone away.
     """
 
     def __init__(self, answers: dict[str, list], models: list[str] | None = None, key: str = "", port: int = 0):
@@ -60,7 +60,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         self.script.asked.append(asked)
         steps = self.script.steps(asked["messages"][-1]["content"])
-        if isinstance(steps[0], tuple) and isinstance(steps[0][0], int):
+        if isinstance(steps[0], tuple):
             status, headers, error = steps[0]
             self._send(status, headers, json.dumps({"error": error}))
             return
@@ -73,7 +73,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.script.gone.set()
 
     def _stream(self, steps: list) -> None:
-        reason = "stop"
         self._delta({"role": "assistant", "content": ""})
         for step in steps:
             if step == CUT:
@@ -81,11 +80,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if isinstance(step, threading.Event):
                 while not step.wait(0.01):  # a comment, as servers send them to see who is still there
                     self.wfile.write(b": waiting\n\n")
-            elif isinstance(step, tuple):
-                reason = step[1]
             else:
                 self._delta({"content": step} if isinstance(step, str) else step)
-        self._delta({}, reason)
+        self._delta({}, "stop")
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _delta(self, delta: dict, reason: str | None = None) -> None:
