@@ -15,7 +15,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 MOUSE = "primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"  # as if there were one
 FLAGS = ["--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-background-networking"]
 FLAGS += [f"--blink-settings={MOUSE}"]
-PATIENCE = 10  # seconds
+PATIENCE = 30  # seconds
 KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "Home": 36}
 
 

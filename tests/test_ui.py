@@ -237,7 +237,7 @@ def test_what_goes_wrong_is_said_and_can_be_tried_again(serve, visit, tmp_path):
         say(page, name)
         assert page.text(".trouble span").endswith(sentence)
         assert page.text(".trouble button") == act
-        assert page.js("document.querySelector('.trouble').role") == "alert"
+        assert page.js("document.querySelector('.trouble span').role") == "alert"
         page.shot(tmp_path / f"trouble-{name}.png")
         page.wait("!document.querySelector('.trouble button').disabled")
         page.click(".trouble button")
