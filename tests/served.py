@@ -32,7 +32,9 @@ def write_model(base: Path, tag: str = "mine", **fields) -> Engine:
     record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
     with Saver(base / f"base_train/{tag}") as saver:
         saver.save(7, model.state_dict(), [], record)
-    return Engine(model.requires_grad_(False), tokenizer, slots=4)
+    engine = Engine(model.requires_grad_(False), tokenizer, slots=4)
+    engine.plain = model
+    return engine
 
 
 class Running:
