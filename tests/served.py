@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,12 +54,12 @@ class Running:
 
 
 @contextmanager
-def serving(base: Path, *words: str, **variables: str) -> Iterator[Running]:
-    """`python -m scripts.chat_web` with the model of `write_model`, from its greeting to its end."""
+def serving(base: Path, *words: str, tag: str = "mine", **variables: str) -> Iterator[Running]:
+    """`python -m scripts.chat_web` with a base model, such as that of `write_model`, from its greeting to its end."""
     ours = ("NANOCHAT_", "PYTHONPATH", "RANK")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env |= {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, "-m", "scripts.chat_web", "--source=base", "--tag=mine", "--port=0"]
+    command = [sys.executable, "-m", "scripts.chat_web", "--source=base", f"--tag={tag}", "--port=0"]
     command += ["--device-type=cpu", "--dtype=fp32", *words]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process, log = subprocess.Popen(command, cwd=ROOT, env=env, **streams), []
@@ -66,6 +67,7 @@ def serving(base: Path, *words: str, **variables: str) -> Iterator[Running]:
         for line in process.stdout:
             log.append(line)
             if found := re.match(r"server: (http://\S+)/ ", line):
+                threading.Thread(target=lambda: log.extend(process.stdout), daemon=True).start()
                 yield Running(process, found[1], log)
                 break
         else:
