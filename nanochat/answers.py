@@ -43,7 +43,8 @@ class Choice:
     def __init__(self, index: int, asked: Asked, tokenizer: Any):
         self.index, self.chat, self.logprobs = index, asked.chat, asked.top == 0
         self.reply, self.stops = Reply(tokenizer), Stops(asked.stops)
-        self.reason, self.tokens = "", []
+        self.reason, self.tokens, self.ends = "", [], asked.ends
+        self.end: list[int] = []  # the token that ended it, if that is told
         self.begun = self.told = False  # whether a stream has its first chunk, its last one
         self.read = self.shown = 0  # characters that came, and those of them that were shown
         self._pieces: list[Piece] = []
@@ -52,15 +53,17 @@ class Choice:
     def add(self, event: Event) -> None:
         if self.reason:
             return
-        if event.token is None:
-            self._say(self.reply.close())
-            self.reason = self.reason or event.reason
-            self._show(self.stops.close() if not self.stops.hit else "")
-            return
-        self.tokens.append(event.token)
-        if event.sampled and self.logprobs:
+        if event.sampled and event.token is not None and self.logprobs:
             self._chosen.append((event.token, event.logprob, self.read))
-        self._say(self.reply.add(event.token))
+        if event.sampled and event.token in self.ends:
+            self.end = [event.token]
+        if event.token is None or self.end:
+            self._say(self.reply.close())
+            self.reason = self.reason or event.reason or "stop"
+            self._show(self.stops.close() if not self.stops.hit else "")
+        else:
+            self.tokens.append(event.token)
+            self._say(self.reply.add(event.token))
 
     def take(self) -> tuple[list[Piece], list[tuple[int, float, int]]]:
         """What came since the last time and can be shown."""
@@ -111,6 +114,11 @@ class Answer:
 
     def last_chunk(self) -> dict[str, Any]:
         return {**self._body(True, []), "usage": self.usage()}
+
+    def row(self, where: tuple[int, int]) -> list[int]:
+        """All tokens of a choice, those of the prompt first."""
+        choice = self.choices[where]
+        return [*self.asked.requests[where[0]].tokens, *choice.tokens, *choice.end]
 
     def whole(self, scores: dict[tuple[int, int], tuple[list, list]]) -> dict[str, Any]:
         """scores: for choices whose log-probabilities are told from a forward of all tokens, what that gave."""
@@ -165,7 +173,7 @@ class Answer:
     def _scored(self, where: tuple[int, int], choice: Choice, score: tuple[list, list]) -> dict[str, Any]:
         """Of the prompt too, where it is echoed: but not of tokens that the client has not sent."""
         prompt, (chosen, likeliest) = self.asked.requests[where[0]].tokens, score
-        tokens, told = [*prompt, *choice.tokens], []
+        tokens, told = self.row(where), []
         first = self.asked.unseen if self.asked.echo else len(prompt)
         end = len(self._echo(where)) + choice.shown if choice.stops.hit else math.inf
         offsets = self._offsets(tokens, first, len(prompt))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanochat.chat import PARTS, check, render_prompt
-from nanochat.engine import Request
+from nanochat.engine import ENDS, Request
 from nanochat.gate import Fault
 
 # Field → the values that ask for nothing. Any other value we could not honour, so it is refused.
@@ -60,7 +60,8 @@ class Asked:
     """A request. requests: one a prompt, none where nothing is to be written. prompts: what they begin with, as text.
 
     unseen: tokens at the beginning of each prompt that the client has not sent. top: likeliest tokens wanted in each
-    place, -1: not even the log-probability of what was chosen. usage: to be told at the end of a stream.
+    place, -1: not even the log-probability of what was chosen. usage: to be told at the end of a stream. ends: tokens
+    at which an answer ends here and not in the engine, for they have a log-probability to be told.
     """
 
     chat: bool
@@ -73,6 +74,7 @@ class Asked:
     top: int = -1
     echo: bool = False
     writes: bool = True
+    ends: frozenset[int] = frozenset()
 
     @property
     def samples(self) -> int:
@@ -173,6 +175,10 @@ def _asked(
         "seed": seed % 2**64,
         "n": _read(body, "n", int, 1, 1, limits.samples),
     }
+    ends = frozenset(served.tokenizer.special_tokens[name] for name in ENDS)
+    ends = ends if about["top"] >= 0 and not about["chat"] else frozenset()
+    if ends:
+        settings["stop"] = frozenset()
     if not settings["top_p"]:
         raise Fault(400, "top_p is above 0", "top_p")
     asked = Asked(
@@ -182,6 +188,7 @@ def _asked(
         stream=_read(body, "stream", bool, False),
         usage=_read(options, "include_usage", bool, False),
         writes=most > 0,
+        ends=ends,
         **about,
     )
     if asked.stream and asked.scored:

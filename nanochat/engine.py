@@ -84,6 +84,7 @@ class _Row:
     expression: list[int] | None = None
 
 
+ENDS = ("<|assistant_end|>", "<|bos|>")  # of a turn
 SLOTS = {"cuda": 256, "cpu": 64}  # how many rows a kind of device runs at once
 
 
@@ -99,7 +100,7 @@ class Engine:
         self.refresh = self.decoder.model.refresh  # in place: takes the weights that the model has now
         self.slots = slots or SLOTS.get(self.decoder.device.type, SLOTS["cpu"])
         self.tokenizer, self.special = tokenizer, tokenizer.special_tokens
-        self.ends = frozenset(self.special[name] for name in ("<|assistant_end|>", "<|bos|>"))
+        self.ends = frozenset(self.special[name] for name in ENDS)
         self.rows: list[_Row] = []  # in the order of their slots
         self.waiting: deque[_Row] = deque()
         self.longest = 0  # tokens that a row may have

@@ -186,8 +186,7 @@ async def whole(answer: Answer, worker: Worker, ticket: Ticket) -> dict[str, Any
     for where, choice in answer.choices.items():
         choice.reason = choice.reason or "length"  # where nothing was to be written
         if answer.asked.scored:
-            tokens = [*answer.asked.requests[where[0]].tokens, *choice.tokens]
-            scores[where] = await worker.score(tokens, answer.asked.top)
+            scores[where] = await worker.score(answer.row(where), answer.asked.top)
     return answer.whole(scores)
 
 

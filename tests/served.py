@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,9 @@ def write_model(base: Path, tag: str = "mine", **fields) -> Engine:
     record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
     with Saver(base / f"base_train/{tag}") as saver:
         saver.save(7, model.state_dict(), [], record)
-    return Engine(model.requires_grad_(False), tokenizer, slots=4)
+    engine = Engine(model.requires_grad_(False), tokenizer, slots=4)
+    engine.plain = model
+    return engine
 
 
 class Running:
@@ -51,12 +54,12 @@ class Running:
 
 
 @contextmanager
-def serving(base: Path, *words: str, **variables: str) -> Iterator[Running]:
-    """`python -m scripts.chat_web` with the model of `write_model`, from its greeting to its end."""
+def serving(base: Path, *words: str, tag: str = "mine", **variables: str) -> Iterator[Running]:
+    """`python -m scripts.chat_web` with a base model, such as that of `write_model`, from its greeting to its end."""
     ours = ("NANOCHAT_", "PYTHONPATH", "RANK")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env |= {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, "-m", "scripts.chat_web", "--source=base", "--tag=mine", "--port=0"]
+    command = [sys.executable, "-m", "scripts.chat_web", "--source=base", f"--tag={tag}", "--port=0"]
     command += ["--device-type=cpu", "--dtype=fp32", *words]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process, log = subprocess.Popen(command, cwd=ROOT, env=env, **streams), []
@@ -64,6 +67,7 @@ def serving(base: Path, *words: str, **variables: str) -> Iterator[Running]:
         for line in process.stdout:
             log.append(line)
             if found := re.match(r"server: (http://\S+)/ ", line):
+                threading.Thread(target=lambda: log.extend(process.stdout), daemon=True).start()
                 yield Running(process, found[1], log)
                 break
         else:

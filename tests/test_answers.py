@@ -52,8 +52,7 @@ def run(engine, read, body):
         chunks += stream.chunks()
     scores = {}
     if asked.scored:
-        rows = ((where, asked.requests[where[0]].tokens) for where in whole.choices)
-        scores = {at: score(MODEL, [*prompt, *whole.choices[at].tokens], asked.top) for at, prompt in rows}
+        scores = {where: score(MODEL, whole.row(where), asked.top) for where in whole.choices}
     return json.loads(json.dumps(whole.whole(scores))), json.loads(json.dumps(chunks))
 
 
@@ -167,6 +166,23 @@ def token_of(name):
     if name in ID:
         return ID[name]
     return int(name.removeprefix("bytes:\\x"), 16) if name.startswith("bytes:") else ord(name)
+
+
+@pytest.mark.parametrize("logprobs", [0, 1])
+def test_the_end_that_a_model_chose_has_a_log_probability(logprobs):
+    """Clients that score prompts leave the one token out that they let be written: it has to be there."""
+    engine = Engine(script_model(*ids_of("ABC[assistant_end]D")), TOKENIZER)
+    about = {"prompt": "A", "temperature": 0, "echo": True, "max_tokens": 9, "logprobs": logprobs}
+    asked = read_completion(about, SERVED)
+    answer = Answer(asked, SERVED)
+    for event in engine.stream(asked.requests, True):
+        answer.choices[0, 0].add(event)
+    whole = answer.whole({(0, 0): score(MODEL, answer.row((0, 0)), asked.top)})
+    [choice] = whole["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("ABC", "stop")
+    assert choice["logprobs"]["tokens"] == ["A", "B", "C", "<|assistant_end|>"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
+    assert whole["usage"]["completion_tokens"] == 2
 
 
 def test_only_scores_are_asked_for():
