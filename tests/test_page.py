@@ -80,14 +80,11 @@ def served(run, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
-def test_a_reader_sees_all_of_it(chromium, served, width, scheme):
+def test_a_reader_sees_all_of_it(visit, served, width, scheme):
     address, asked, _ = served
     asked.clear()
-    card = chromium.page(width, 1200, scheme)
-    card.goto(f"{address}/report.html")
-    seen = card.js(LOOK)
+    seen = visit(f"{address}/report.html", width, 1200, scheme).js(LOOK)
     assert asked == ["/report.html"]
-    assert card.wrongs == []
     assert (seen["width"], seen["scroll"], seen["out"]) == (width, width, [])
     assert set(seen["cut"]) == {EVIL}  # no other word of a picture is longer than there is room for
     assert seen["tables"] == 4
@@ -105,10 +102,9 @@ def test_a_reader_sees_all_of_it(chromium, served, width, scheme):
 
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
-def test_a_picture_is_taken(chromium, served, tmp_path, width, scheme):
+def test_a_picture_is_taken(visit, served, tmp_path, width, scheme):
     """Kept below pytest's folder, to be looked at: the card as a file, which no server is behind."""
-    card = chromium.page(width, 3000, scheme)
-    card.goto((served[2] / "report.html").as_uri())
+    card = visit((served[2] / "report.html").as_uri(), width, 3000, scheme)
     picture = card.shot(tmp_path / f"card-{width}-{scheme}.png")
     assert picture[1:4] == b"PNG"
     assert (int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")) == (width, 3000)
