@@ -4,6 +4,7 @@ All that a step decides, it decides on the device. A row that ends, or that need
 then on: its state does not change and it is given -1. On CUDA the steps are graphs, replayed without the host's aid.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from nanochat.runtime import free_memory
 
 BUCKETS = (1, 8, 32, 64, 128, 256)  # on CUDA a step takes one of these numbers of rows, and has a graph for each
 KEYS_BLOCK = 32  # how many keys a step looks at is a multiple of this, on CUDA a power of two of them
+CAPTURING = threading.Lock()  # a process makes one graph at a time
 PREFILL_TOKENS = 8192  # of prompts run at once, padding included
 
 # What is known of a row: name → (dtype, how many). At a position stands what is meant for the token there.
@@ -68,6 +70,7 @@ class Decoder:
         there = min(self.asked, fit)
         self.graphs: dict[tuple, Any] = {}  # of what was there before
         self.pool = torch.cuda.graph_pool_handle() if self.on_cuda else None
+        self.stream = torch.cuda.Stream() if self.on_cuda else None  # torch's own would be that of the first device
         self.cache = KVCache(self.config, there, length, dtype, self.device)
         sizes = {"one": 1, "positions": length, "words": self.config.vocab_size}
         kinds = {torch.float64: torch.float32} if self.device.type == "mps" else {}
@@ -147,7 +150,8 @@ class Decoder:
         else:
             if self.graphs[shape] is None:
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self.pool):
+                # What engines of other threads do meanwhile is no fault of this graph.
+                with CAPTURING, torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
                     result = self._compute(*shape)
                 self.graphs[shape] = graph, result
             graph, found = self.graphs[shape]

@@ -84,6 +84,7 @@ class _Row:
     expression: list[int] | None = None
 
 
+ENDS = ("<|assistant_end|>", "<|bos|>")  # of a turn
 SLOTS = {"cuda": 256, "cpu": 64}  # how many rows a kind of device runs at once
 
 
@@ -99,7 +100,7 @@ class Engine:
         self.refresh = self.decoder.model.refresh  # in place: takes the weights that the model has now
         self.slots = slots or SLOTS.get(self.decoder.device.type, SLOTS["cpu"])
         self.tokenizer, self.special = tokenizer, tokenizer.special_tokens
-        self.ends = frozenset(self.special[name] for name in ("<|assistant_end|>", "<|bos|>"))
+        self.ends = frozenset(self.special[name] for name in ENDS)
         self.rows: list[_Row] = []  # in the order of their slots
         self.waiting: deque[_Row] = deque()
         self.longest = 0  # tokens that a row may have
@@ -141,12 +142,18 @@ class Engine:
         return job
 
     @torch.inference_mode()
-    def cancel(self, job: Job) -> None:
-        """Its samples end where they are, and leave their slots to others."""
-        self.waiting = deque(row for row in self.waiting if row.job is not job)
-        for row in [row for row in self.rows if row.job is job]:
+    def cancel(self, job: Job, *where: tuple[int, int]) -> None:
+        """Its samples, or those of these (request, sample), end where they are, and leave their slots to others."""
+
+        def leaves(row: _Row) -> bool:
+            return row.job is job and (not where or row.where in where)
+
+        kept = deque(row for row in self.waiting if not leaves(row))
+        job.open -= len(self.waiting) - len(kept)
+        self.waiting = kept
+        for row in [row for row in self.rows if leaves(row)]:
             self._leave(row)
-        job.open = 0
+            job.open -= 1
 
     @torch.inference_mode()
     def step(self) -> None:

@@ -4,14 +4,59 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browsers import NAMES, Browser, Page, installed
 from bundles import world_tasks, write_bundle
 
 from nanochat.world import write_world
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory) -> Iterator[Browser]:
+    """A browser that runs; a test of pages skips where none is installed."""
+    if not installed():
+        pytest.skip(f"no browser on this machine: install one of {', '.join(NAMES)}")
+    running = Browser(installed(), tmp_path_factory.mktemp("browser") / "profile")
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def serve():
+    """Starts scripted servers, which end with the test."""
+    from scripted import Scripted  # which imports torch
+
+    servers = []
+
+    def start(answers: dict | None = None, **options):
+        servers.append(Scripted(answers or {}, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def visit(chromium):
+    """Opens a page of its own at a server; at the end none has complained."""
+    pages = []
+
+    def start(address: str, *look, **options) -> Page:
+        pages.append(chromium.page(*look, **options))
+        pages[-1].goto(address)
+        return pages[-1]
+
+    yield start
+    for page in pages:
+        page.js("0")  # events come before its answer
+        page.close()
+    assert [page.wrongs for page in pages] == [[] for _ in pages]
 
 
 @pytest.fixture

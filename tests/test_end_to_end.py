@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import tiktoken
 from bad_hub import BadHub
+from served import serving
 
 from nanochat.stages import STAGES
 from scripts.tok_eval import comparison
@@ -349,6 +350,10 @@ def test_a_base_model_and_its_card(trained, base, text_folder, python, tmp_path)
     for picture in re.findall(r"\]\((.*)\)", card["Base model training"]):
         assert (tmp_path / "card" / picture).read_text(encoding="utf-8").startswith("<svg")
     assert "| The capital of France is |" in card["Base model loss"]
+    with serving(base, tag="default") as server:  # scripts.chat_web
+        about = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        [choice] = server.http.post("/v1/chat/completions", json=about).json()["choices"]
+        assert choice["finish_reason"] in ("stop", "length")
 
 
 # ---- speedrun.sh: tests/test_speedrun.py has more of it ----

@@ -1,14 +1,9 @@
 """The HTML card of a small real run, in a real browser: on a phone and a desk, by day and by night."""
 
 import http.server
-import json
-import os
 import re
-import shutil
-import subprocess
 import threading
 from functools import partial
-from html import unescape
 from pathlib import Path
 
 import pytest
@@ -21,44 +16,30 @@ from nanochat.page import POLICY, page
 from nanochat.report import write
 from nanochat.sections import read_card
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 EVIL = '<script>document.title = "run"</script><img src="/stolen" onerror="x">&amp;'
 LONG = "x" * 200  # a word that no line has room for
 VIEWS = [(width, scheme) for width in (390, 1200) for scheme in ("light", "dark")]
-# Opens the card in a frame of a width and tells what is there. A card is a frame's document, not a script's prey: the
-# frame's own policy forbids it all scripts, and this page, of the same server, looks in from outside.
-LOOK = """<!doctype html><meta charset="utf-8"><style>body {{ margin: 0 }} iframe {{ border: 0 }}</style>
-<iframe width="{width}" height="1200" src="/report.html"></iframe><pre></pre><script>
-onload = () => {{
-  const page = document.querySelector("iframe").contentDocument, all = [...page.querySelectorAll("main *")];
+# What is there. It comes from outside: the card's own policy forbids it all scripts.
+LOOK = """(() => {
+  const all = [...document.querySelectorAll("main *")], boxes = [...document.querySelectorAll(".table")];
   const inside = element => element.closest(".table, details:not([open]), svg");
-  const cut = text => {{
+  const cut = text => {
     const [word, plot] = [text, text.closest("svg")].map(element => element.getBoundingClientRect());
     return word.left < plot.left - 1 || word.right > plot.right + 1 || word.bottom > plot.bottom + 1;
-  }};
-  const style = page.defaultView.getComputedStyle(page.body);
-  const boxes = [...page.querySelectorAll(".table")];
-  document.querySelector("pre").textContent = JSON.stringify({{
-    width: page.documentElement.clientWidth, scroll: page.documentElement.scrollWidth,
-    out: all.filter(e => !inside(e) && e.getBoundingClientRect().right > {width} + .5).map(e => e.outerHTML),
+  };
+  const style = getComputedStyle(document.body);
+  return {
+    width: document.documentElement.clientWidth, scroll: document.documentElement.scrollWidth,
+    out: all.filter(e => !inside(e) && e.getBoundingClientRect().right > innerWidth + .5).map(e => e.outerHTML),
     scrolling: boxes.filter(box => box.scrollWidth > box.clientWidth).length, tables: boxes.length,
-    paper: style.backgroundColor, ink: style.color, text: page.querySelector("main").innerText, title: page.title,
-    made: page.querySelectorAll("script, img, iframe, object").length,
-    lines: [...page.querySelectorAll(".line")].map(e => page.defaultView.getComputedStyle(e).stroke),
-    cut: [...page.querySelectorAll("svg text")].filter(cut).map(e => e.textContent),
-    letters: [...page.querySelectorAll("svg text")].map(e => e.getBoundingClientRect().height),
-    anchors: [...page.querySelectorAll("nav a")].map(a => !!page.querySelector(a.getAttribute("href"))),
-  }});
-}};
-</script>"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> str:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not found:
-        pytest.skip(f"no browser on this machine: install one of {', '.join(BROWSERS)}")
-    return found
+    paper: style.backgroundColor, ink: style.color, text: document.querySelector("main").innerText,
+    title: document.title, made: document.querySelectorAll("script, img, iframe, object").length,
+    lines: [...document.querySelectorAll(".line")].map(e => getComputedStyle(e).stroke),
+    cut: [...document.querySelectorAll("svg text")].filter(cut).map(e => e.textContent),
+    letters: [...document.querySelectorAll("svg text")].map(e => e.getBoundingClientRect().height),
+    anchors: [...document.querySelectorAll("nav a")].map(a => !!document.querySelector(a.getAttribute("href"))),
+  };
+})()"""
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +62,9 @@ def run(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(run, tmp_path_factory):
-    """The card, and pages that look at it, behind a server that knows what it was asked for."""
+    """The card behind a server that knows what it was asked for."""
     folder, asked = tmp_path_factory.mktemp("served"), []
     write(run, folder / "report.md")
-    for width in (390, 1200):
-        (folder / f"look-{width}.html").write_text(LOOK.format(width=width), encoding="utf-8")
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_request(self, code="-", size="-"):
@@ -100,29 +79,12 @@ def served(run, tmp_path_factory):
     server.server_close()
 
 
-def open_in(browser: str, home: Path, scheme: str, *words: str) -> str:
-    """What a headless browser prints, with a profile of its own."""
-    flags = [
-        "--headless",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--no-first-run",
-        f"--user-data-dir={home / 'profile'}",
-    ]
-    flags += ["--no-sandbox"] * (os.geteuid() == 0)  # root has none
-    flags += ["--disable-background-networking", f"--blink-settings=preferredColorScheme={int(scheme == 'light')}"]
-    done = subprocess.run([browser, *flags, *words], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
-def test_a_reader_sees_all_of_it(browser, served, tmp_path, width, scheme):
+def test_a_reader_sees_all_of_it(visit, served, width, scheme):
     address, asked, _ = served
     asked.clear()
-    said = open_in(browser, tmp_path, scheme, "--window-size=1300,1300", "--dump-dom", f"{address}/look-{width}.html")
-    assert set(asked) <= {f"/look-{width}.html", "/report.html", "/favicon.ico"}  # the last for the page that looks
-    seen = json.loads(unescape(re.search(r"<pre>(.*)</pre>", said, re.DOTALL)[1]))
+    seen = visit(f"{address}/report.html", width, 1200, scheme).js(LOOK)
+    assert asked == ["/report.html"]
     assert (seen["width"], seen["scroll"], seen["out"]) == (width, width, [])
     assert set(seen["cut"]) == {EVIL}  # no other word of a picture is longer than there is room for
     assert seen["tables"] == 4
@@ -140,14 +102,13 @@ def test_a_reader_sees_all_of_it(browser, served, tmp_path, width, scheme):
 
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
-def test_a_picture_is_taken(browser, served, tmp_path, width, scheme):
+def test_a_picture_is_taken(visit, served, tmp_path, width, scheme):
     """Kept below pytest's folder, to be looked at: the card as a file, which no server is behind."""
-    shot, card = tmp_path / f"card-{width}-{scheme}.png", served[2] / "report.html"
-    open_in(browser, tmp_path, scheme, f"--window-size={width},3000", f"--screenshot={shot}", card.as_uri())
-    header = shot.read_bytes()[:24]
-    assert header[1:4] == b"PNG"
-    assert (int.from_bytes(header[16:20], "big"), int.from_bytes(header[20:24], "big")) == (width, 3000)
-    assert shot.stat().st_size > 50_000  # of an empty page it is a tenth of that
+    card = visit((served[2] / "report.html").as_uri(), width, 3000, scheme)
+    picture = card.shot(tmp_path / f"card-{width}-{scheme}.png")
+    assert picture[1:4] == b"PNG"
+    assert (int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")) == (width, 3000)
+    assert len(picture) > 50_000  # of an empty page it is a tenth of that
 
 
 def test_it_asks_for_nothing_and_runs_nothing(run):

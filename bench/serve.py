@@ -1,0 +1,213 @@
+"""The chat server under load: many clients at once, and the same requests one after another.
+
+    python -m bench.serve [--seconds 60] [--clients 64] [--depth 4] [--json FILE]
+
+A model of random weights behind `scripts.chat_web`, in a process of its own. Every client asks for an answer of 16 to
+128 tokens, streamed or whole, and then for the next one; one in twenty leaves in the midst. Meanwhile /health is asked
+all the time. The peer is the same server with one client, who waits for each answer before the next question.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.common import ROOT, finish
+
+VOCABULARY, CONTEXT, LEAVES = 4096, 1024, 20
+SETTLED = 0.25  # of the time, after which memory is looked at: threads, pools and caches have their size
+
+
+def write_model(base: Path, depth: int) -> None:
+    """A base model of random weights and a vocabulary of world texts, as checkpoints have them."""
+    import dataclasses
+
+    import torch
+
+    from nanochat.checkpoint import RECORD, Saver
+    from nanochat.gpt import GPT, GPTConfig
+    from nanochat.tokenizer import Tokenizer
+
+    dice = random.Random(1)
+    words = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randint(2, 8))) for _ in range(20_000)]
+    tokenizer = Tokenizer.train([" ".join(words)], VOCABULARY)
+    tokenizer.save(base / "tok_train/bench/tokenizer.json")
+    bos = tokenizer.special_tokens["<|bos|>"]
+    model = GPT(GPTConfig(tokenizer.vocab_size, depth, 64 * depth, depth, max_seq_len=CONTEXT, bos_id=bos))
+    model.init_weights(1)
+    with torch.no_grad():
+        model.head.weight[bos] -= 1  # seldom ends by itself
+    about = {"tokenizer": {"tag": "bench", "hash": tokenizer.content_hash}, "dtype": "fp32"}
+    with Saver(base / "base_train/bench") as saver:
+        saver.save(
+            1, model.state_dict(), [], dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
+        )
+
+
+@contextmanager
+def serving(base: Path, slots: int):
+    """(address, number of the process)."""
+    words = ["--source=base", "--tag=bench", "--port=0", f"--slots={slots}", "--dtype=fp32", "--device-type=cpu"]
+    env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "scripts.chat_web", *words]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        url = next(found[1] for line in process.stdout if (found := re.match(r"server: (http://\S+)/ ", line)))
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+        yield url, process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def memory(pid: int) -> float:
+    """MB that a process holds now."""
+    return int(re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) * 1024 / 1e6
+
+
+def asked(number: int) -> dict:
+    dice = random.Random(number)
+    words = " ".join("".join(dice.choices("abcdefghijklmnop", k=5)) for _ in range(dice.randint(4, 24)))
+    about = {"messages": [{"role": "user", "content": words}], "max_tokens": dice.randint(16, 128), "seed": number}
+    return about | {"stream": number % 2 == 0, "stream_options": {"include_usage": True}}
+
+
+class Clients:
+    """Ask until time is up. tokens: written for whom did not leave; statuses: counted, with what broke."""
+
+    def __init__(self, url: str, seconds: float):
+        self.url, self.end, self.statuses, self.tokens = url, time.monotonic() + seconds, Counter(), 0
+        self.numbers, self.lock = iter(range(10**9)), threading.Lock()
+
+    def run(self, leaves: bool) -> None:
+        import httpx
+
+        with httpx.Client(base_url=self.url, timeout=300) as client:
+            while time.monotonic() < self.end:
+                with self.lock:
+                    number = next(self.numbers)
+                try:
+                    status, tokens = self.ask(client, number, leaves and number % LEAVES == 0)
+                except httpx.HTTPError as error:
+                    status, tokens = type(error).__name__, 0
+                with self.lock:
+                    self.statuses[status] += 1
+                    self.tokens += tokens
+
+    def ask(self, client, number: int, leaves: bool) -> tuple:
+        with client.stream("POST", "/v1/chat/completions", json=asked(number)) as response:
+            if leaves:
+                return "left", 0
+            content = response.read().decode()
+        if response.status_code != 200:
+            time.sleep(0.1)
+            return response.status_code, 0
+        if number % 2:
+            return 200, json.loads(content)["usage"]["completion_tokens"]
+        *_, usage, done, _ = content.split("\n\n")
+        assert done == "data: [DONE]", content[-500:]
+        return 200, json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"]
+
+
+def watch(url: str, over: threading.Event, waits: list[float]) -> None:
+    import httpx
+
+    with httpx.Client(base_url=url, timeout=60) as client:
+        while not over.wait(0.05):
+            began = time.perf_counter()
+            client.get("/health")
+            waits.append(1e3 * (time.perf_counter() - began))
+
+
+def measure(base: Path, slots: int, clients: int, seconds: float) -> dict:
+    """Of so many clients against a fresh server."""
+    import httpx
+
+    with serving(base, slots) as (url, pid):
+        httpx.post(f"{url}/v1/chat/completions", json=asked(0), timeout=300)
+        load, over, waits, held = Clients(url, seconds), threading.Event(), [], []
+        began = time.monotonic()
+        with ThreadPoolExecutor(clients + 1) as threads:
+            watching = threads.submit(watch, url, over, waits)
+            working = [threads.submit(load.run, clients > 1) for _ in range(clients)]
+            while any(not one.done() for one in working):
+                time.sleep(0.1)
+                if time.monotonic() - began > SETTLED * seconds:
+                    held.append(memory(pid))
+            took = time.monotonic() - began
+            over.set()
+            watching.result()
+            for one in working:
+                one.result()
+        time.sleep(1)
+        found = httpx.get(f"{url}/metrics").text
+        kept = sum(
+            float(re.search(rf"^nanochat_{name} (.*)$", found, re.MULTILINE)[1]) for name in ("running", "waiting")
+        )
+    waits.sort()
+    errors = sum(count for status, count in load.statuses.items() if status not in (200, 429, "left"))
+    size = max(1, len(held) // 10)  # means of the first and the last tenth: what is held for a moment says little
+    growth = statistics.mean(held[-size:]) - statistics.mean(held[:size]) if held else 0.0
+    return {
+        "rate": load.tokens / took,
+        "requests": load.statuses[200],
+        "left": load.statuses["left"],
+        "busy": load.statuses[429],
+        "errors": errors,
+        "leaked slots": kept,
+        "memory": statistics.median(held) if held else None,
+        "growth": growth,
+        "health p50": waits[len(waits) // 2],
+        "health p99": waits[len(waits) * 99 // 100],
+        "health worst": waits[-1],
+    }
+
+
+UNITS = {
+    "rate": "tokens/s",
+    "memory": "MB",
+    "growth": "MB",
+    **dict.fromkeys(("health p50", "health p99", "health worst"), "ms"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.serve", description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--json", help="file to write all figures to")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), options.depth)
+        alone = measure(Path(folder), options.slots, 1, options.seconds / 3)
+        many = measure(Path(folder), options.slots, options.clients, options.seconds)
+    names = f"{options.clients} clients", "one after another"
+    print(f"\n{'':<14}{names[0]:>20}{names[1]:>20}")
+    for name in many:
+        cells = ("" if run[name] is None else f"{run[name]:,.1f}" for run in (many, alone))
+        print(f"{name:<14}" + "".join(f"{cell:>20}" for cell in cells) + f"  {UNITS.get(name, '')}")
+    ratio = many["rate"] / alone["rate"]
+    print(f"\n{ratio:.1f} times the tokens a second of one after another")
+    about = {"peer": None, "peer_name": None, "ratio": None}
+    records = [
+        {"case": f"serve: {name}", "unit": UNITS.get(name, "count"), "ours": many[name], **about} for name in many
+    ]
+    records[0] |= {"peer": alone["rate"], "peer_name": names[1], "ratio": ratio}
+    finish(options.json, records)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""A headless browser, driven through a pipe in its own protocol: real keys, real clicks, pictures of what is seen."""
+
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+MOUSE = "primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"  # as if there were one
+FLAGS = ["--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-background-networking"]
+FLAGS += [f"--blink-settings={MOUSE}"]
+PATIENCE = 30  # seconds
+KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "Home": 36}
+
+
+def installed() -> str | None:
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """One process; each page has a store, a clipboard permission and a size of its own."""
+
+    def __init__(self, program: str, home: Path):
+        root = ["--no-sandbox"] * (os.geteuid() == 0)
+        command = [program, *FLAGS, *root, f"--user-data-dir={home}", "--remote-debugging-pipe"]
+        (read, self._out), (self._in, write) = os.pipe(), os.pipe()
+        ends = [
+            fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read, write)
+        ]  # clear of 3 and 4, where it looks for them
+
+        def place() -> None:
+            os.dup2(ends[0], 3)
+            os.dup2(ends[1], 4)
+
+        with open(home.with_suffix(".err"), "wb") as errors:
+            self.process = subprocess.Popen(command, preexec_fn=place, pass_fds=(3, 4), stdout=errors, stderr=errors)
+        for end in (read, write, *ends):
+            os.close(end)
+        self._rest, self._number, self.pages = b"", 0, {}
+
+    def call(self, method: str, session: str | None = None, **parameters: Any) -> dict:
+        """What it answers; events that come before are handed to their pages."""
+        self._number += 1
+        asked = {
+            "id": self._number,
+            "method": method,
+            "params": parameters,
+            **({"sessionId": session} if session else {}),
+        }
+        left = memoryview(json.dumps(asked).encode() + b"\0")
+        while left:
+            left = left[os.write(self._out, left) :]
+        while (message := self._message()).get("id") != self._number:
+            if message.get("sessionId") in self.pages:
+                self.pages[message["sessionId"]].happened(message["method"], message["params"])
+        assert "error" not in message, (method, message)
+        return message["result"]
+
+    def _message(self) -> dict:
+        while b"\0" not in self._rest:
+            assert select.select([self._in], [], [], 6 * PATIENCE)[0], "the browser does not answer"
+            part = os.read(self._in, 1 << 20)
+            assert part, "the browser is gone"
+            self._rest += part
+        whole, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(whole)
+
+    def page(self, width: int = 1200, height: int = 800, scheme: str = "light", before: str = "") -> "Page":
+        """A window of its own; `before` is a script that runs in it before any other."""
+        context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+        self.call("Browser.grantPermissions", permissions=permissions, browserContextId=context)
+        page = self.pages[session] = Page(self, session)
+        for domain in ("Page", "Runtime", "Log"):
+            page.call(f"{domain}.enable")
+        page.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=before)
+        page.look(width, height, scheme)
+        return page
+
+    def close(self) -> None:
+        self.call("Browser.close")
+        self.process.wait(PATIENCE)
+        os.close(self._in)
+        os.close(self._out)
+
+
+class Page:
+    """wrongs: errors that the page has thrown, or that the browser has noted, such as a breach of its policy."""
+
+    def __init__(self, browser: Browser, session: str):
+        self.browser, self.session, self.wrongs = browser, session, []
+
+    def call(self, method: str, **parameters: Any) -> dict:
+        return self.browser.call(method, self.session, **parameters)
+
+    def happened(self, event: str, about: dict) -> None:
+        if event == "Runtime.exceptionThrown":
+            self.wrongs.append(about["exceptionDetails"]["exception"].get("description", about))
+        elif event == "Runtime.consoleAPICalled" and about["type"] == "error":
+            self.wrongs.append([argument.get("description", argument.get("value")) for argument in about["args"]])
+        elif event == "Log.entryAdded" and about["entry"]["level"] == "error" and about["entry"]["source"] != "network":
+            self.wrongs.append(about["entry"]["text"])
+
+    def look(self, width: int, height: int, scheme: str = "light", scale: int = 1) -> None:
+        mobile = width < 600
+        size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": mobile}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.call("Emulation.setTouchEmulationEnabled", enabled=mobile)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def goto(self, address: str) -> None:
+        self.call("Page.navigate", url=address)
+        self.wait(f"location.href.startsWith({json.dumps(address)}) && document.readyState === 'complete'")
+
+    def js(self, expression: str) -> Any:
+        """Its value, which is JSON; a promise is waited for."""
+        asked = {"expression": expression, "awaitPromise": True, "returnByValue": True, "userGesture": True}
+        done = self.call("Runtime.evaluate", **asked)
+        assert "exceptionDetails" not in done, (expression, done["exceptionDetails"])
+        return done["result"].get("value")
+
+    def wait(self, expression: str) -> Any:
+        """Its value, as soon as it is true."""
+        end = time.monotonic() + PATIENCE
+        while not (value := self.js(expression)):
+            assert time.monotonic() < end, f"{expression} did not come true: {self.js('document.body.innerText')}"
+            time.sleep(0.01)
+        return value
+
+    def text(self, selector: str) -> str:
+        return self.js(f"document.querySelector({json.dumps(selector)}).innerText")
+
+    def type(self, text: str) -> None:
+        self.call("Input.insertText", text=text)
+
+    def press(self, key: str, shift: bool = False) -> None:
+        about = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": 8 * shift}
+        self.call("Input.dispatchKeyEvent", type="keyDown", text="\r" if key == "Enter" else "", **about)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **about)
+
+    def click(self, selector: str) -> None:
+        """The middle of an element, which nothing may cover once the mouse is there."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        self.wait(f"!!{found}")
+        self.js(f"{found}.scrollIntoView({{ block: 'nearest' }})")
+        middle = f"(({{ x, y, width, height }}) => [x + width / 2, y + height / 2])({found}.getBoundingClientRect())"
+        self._mouse("mouseMoved", *self.js(middle), button="none")  # which may let something appear
+        x, y = self.js(middle)
+        assert self.js(f"{found}.contains(document.elementFromPoint({x}, {y}))"), f"{selector} is covered"
+        for kind in ("mousePressed", "mouseReleased"):
+            self._mouse(kind, x, y, button="left")
+
+    def _mouse(self, kind: str, x: float, y: float, button: str) -> None:
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=int(button == "left"))
+
+    def shot(self, path: Path) -> bytes:
+        """A picture of what is seen, kept as a PNG file."""
+        picture = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        path.write_bytes(picture)
+        return picture
+
+    def close(self) -> None:
+        self.call("Page.close")

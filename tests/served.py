@@ -1,0 +1,77 @@
+"""A server in a process of its own, with a small model, for tests of what clients see."""
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from conftest import ROOT
+from models import CONFIGS, lively
+
+from nanochat.checkpoint import RECORD, Saver
+from nanochat.engine import Engine
+from nanochat.tokenizer import Tokenizer
+
+TEXT = ["What is 12 + 34? It is 46, said the quick brown fox. naïve café — 빠른 갈색 여우 🦊🦊 ", "The dog sleeps. "]
+CONTEXT = 192
+
+
+def write_model(base: Path, tag: str = "mine", **fields) -> Engine:
+    """A base model of random weights that are not small, and its tokenizer; the twin of what will serve it."""
+    tokenizer = Tokenizer.train(TEXT, 300)
+    tokenizer.save(base / f"tok_train/{tag}/tokenizer.json")
+    sizes = {"vocab_size": tokenizer.vocab_size, "depth": 2, "max_seq_len": CONTEXT}
+    model = lively(CONFIGS["reference"] | sizes | {"bos_id": tokenizer.special_tokens["<|bos|>"]} | fields)
+    about = {"tokenizer": {"tag": tag, "hash": tokenizer.content_hash}, "dtype": "fp32"}
+    record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
+    with Saver(base / f"base_train/{tag}") as saver:
+        saver.save(7, model.state_dict(), [], record)
+    engine = Engine(model.requires_grad_(False), tokenizer, slots=4)
+    engine.plain = model
+    return engine
+
+
+class Running:
+    """A server that listens. url: without a slash at the end."""
+
+    def __init__(self, process: subprocess.Popen, url: str, log: list[str]):
+        self.process, self.url, self.log = process, url, log
+        self.http = httpx.Client(base_url=url, timeout=60)
+
+    def metric(self, name: str) -> float:
+        return float(re.search(rf"^nanochat_{name} (.*)$", self.http.get("/metrics").text, re.MULTILINE)[1])
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+
+@contextmanager
+def serving(base: Path, *words: str, tag: str = "mine", **variables: str) -> Iterator[Running]:
+    """`python -m scripts.chat_web` with a base model, such as that of `write_model`, from its greeting to its end."""
+    ours = ("NANOCHAT_", "PYTHONPATH", "RANK")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    env |= {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1", **variables}
+    command = [sys.executable, "-m", "scripts.chat_web", "--source=base", f"--tag={tag}", "--port=0"]
+    command += ["--device-type=cpu", "--dtype=fp32", *words]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process, log = subprocess.Popen(command, cwd=ROOT, env=env, **streams), []
+    try:
+        for line in process.stdout:
+            log.append(line)
+            if found := re.match(r"server: (http://\S+)/ ", line):
+                threading.Thread(target=lambda: log.extend(process.stdout), daemon=True).start()
+                yield Running(process, found[1], log)
+                break
+        else:
+            raise AssertionError("".join(log))
+    finally:
+        process.kill()
+        process.wait()
