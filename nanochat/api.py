@@ -12,15 +12,25 @@ from nanochat.engine import ENDS, Request
 from nanochat.gate import Fault
 
 # Field → the values that ask for nothing. Any other value we could not honour, so it is refused.
-NOTHING: dict[str, tuple] = {
-    **dict.fromkeys(("tools", "functions", "logit_bias", "prediction", "audio", "web_search_options"), ([], {})),
-    **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_p", "min_tokens"), (0,)),
-    **dict.fromkeys(("ignore_eos", "use_beam_search", "suffix"), (False, "")),
-    "repetition_penalty": (1,),
+NOTHING = {
+    "tools": ([],),
     "tool_choice": ("none", "auto"),
+    "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "use_beam_search": (False,),
+    "suffix": ("",),
     "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
 }
 OF_MESSAGES = {
     "tool_calls": [],

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lm_eval
 from bundles import CHOICE, CoreTask, one_process, write_bundle
 from served import CONTEXT, serving, write_model
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -76,7 +77,7 @@ def test_lm_eval_decides_as_we_do(tmp_path, monkeypatch):
         words += ["--tasks=little", f"--include_path={tmp_path}", f"--output_path={tmp_path / 'out'}", "--log_samples"]
         words.append("--batch_size=8")
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-        command, env = [sys.executable, "-m", "lm_eval", *words], os.environ | offline
+        command, env = [sys.executable, "-m", lm_eval.__name__, *words], os.environ | offline
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
     [found] = (tmp_path / "out").rglob("samples_little_*.jsonl")

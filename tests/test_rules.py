@@ -42,7 +42,7 @@ PURE_CALLS = set(
 )
 WITHOUT_TORCH = {f"nanochat.{name}" for name in ("driver", "inherit", "scaling")}  # and so what these import
 
-NOT_YET_IMPORTED = set("transformers tokenizers gguf".split())  # floors to come
+NOT_YET_IMPORTED = set("gguf".split())  # floors to come
 
 # In pieces, so that this file does not name what no file may name.
 PACKAGE_HOSTS = [

@@ -94,7 +94,7 @@ def test_a_body_of_ten_megabytes(server, chunked):
         b"[" * 90_000,
         b'{"messages":' + b"[" * 40_000 + b"]" * 40_000 + b"}",
         b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}',
-        b'{"messages": [{"role": "user", "content": "\ud800"}], "prompt": "\ud800"}',
+        rb'{"messages": [{"role": "user", "content": "\ud800"}], "prompt": "\ud800"}',
         b'{"messages": [{"role": "user", "content": "hi"}], "temperature": NaN}',
         b'{"messages": [{"role": "user", "content": "hi"}], "temperature": 1e999}',
         b'{"messages": [{"role": "user", "content": "hi"}], "seed": ' + b"9" * 5000 + b"}",
