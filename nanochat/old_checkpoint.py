@@ -5,6 +5,7 @@ Between the two its layout, and what the same names meant, changed from week to 
 
 import json
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,7 @@ def find(place: Path, step: int | None = None) -> tuple[Path, int]:
 def read(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str, Any]]:
     """Config and weights as ours, in fp32, and the settings of its training that fine-tuning goes on with."""
     meta = _meta(path.with_name(path.name.replace("model_", "meta_").replace(".pt", ".json")))
-    try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, torch.serialization.pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[:1]
-        raise ValueError(f"{path} holds no weights that can be read ({''.join(reason)}): copy it again") from None
-    if not isinstance(stored, dict) or not all(isinstance(one, Tensor) for one in stored.values()):
-        raise ValueError(f"{path} is no table of weights")
+    stored = _weights(path)
     stored = {name.removeprefix("_orig_mod."): one.float() for name, one in stored.items()}
     config = _config(meta["model_config"], stored, path)
     found = _renamed(stored, path)
@@ -75,7 +70,20 @@ def read(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str, Any]]:
             found[name] = swap_halves(tensor, config.head_dim)  # it turns by minus the position
     used = meta.get("user_config", {}) | {name: meta[name] for name in SETTINGS if name in meta}
     trained = {name: used[name] for name in SETTINGS if isinstance(used.get(name), int | float) and used[name] >= 0}
-    return config, found, {"max_seq_len": config.max_seq_len, **SETTINGS, **trained}
+    return config, found, {"data": "", "max_seq_len": config.max_seq_len, **SETTINGS, **trained}
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    """Nothing but tensors is loaded: a pickle could run any program."""
+    damage = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError, OSError)
+    try:
+        if zipfile.is_zipfile(path):  # as torch.save has written for long
+            stored = torch.load(path, map_location="cpu", weights_only=True)
+            if stored and all(isinstance(one, Tensor) for one in stored.values()):
+                return stored
+    except (*damage, torch.serialization.pickle.UnpicklingError):
+        pass
+    raise ValueError(f"{path} is damaged, or holds more than weights, which is not loaded")
 
 
 def _meta(path: Path) -> dict[str, Any]:

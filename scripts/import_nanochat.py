@@ -39,6 +39,7 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat import old_checkpoint, tokenizer_files
     from nanochat.checkpoint import Saver, check_free_space, hold, rng_state, steps
+    from nanochat.loop import State
     from nanochat.tokenizer import Tokenizer
 
     stage = MODELS[config.source]
@@ -57,20 +58,13 @@ def main(config: Config) -> None:
         if steps(folder):
             raise ValueError(f"{folder} holds a run, take another --tag")
         tokenizer.save(vocabulary)
-        about = {
-            "stage": stage,
-            "parent": None,
-            "config": settings,
-            "data": None,
-            "loop": {"step": step},
-            "source": None,
-        }
-        about |= {"tokenizer": {"tag": config.tag, "hash": tokenizer.content_hash}, "rng": rng_state()}
+        about = {"stage": stage, "parent": None, "config": settings, "data": None, "source": None, "rng": rng_state()}
+        about |= {"tokenizer": {"tag": config.tag, "hash": tokenizer.content_hash}, "loop": asdict(State(step=step))}
         with Saver(folder) as saver:
             saver.save(step, weights, [], about | {"dtype": "fp32", "model": asdict(shape)})
     short = sorted({window for window in shape.windows if window})
     if short:
-        print0(f"windows: the short layers see {short[0]:,} keys and not {short[0] + 1:,} as there, itself included")
+        print0(f"windows: the short layers see {short[0]:,} keys, and not {short[0] + 1:,} as there")
     print0(f"import: {path.name} is {folder}, step {step:,}")
 
 

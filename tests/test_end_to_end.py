@@ -349,6 +349,10 @@ def test_a_base_model_and_its_card(trained, base, text_folder, python, tmp_path)
     for picture in re.findall(r"\]\((.*)\)", card["Base model training"]):
         assert (tmp_path / "card" / picture).read_text(encoding="utf-8").startswith("<svg")
     assert "| The capital of France is |" in card["Base model loss"]
+    for words in (["export", "--source=base", "--tag=default"], ["import_nanochat", "--tag=a", "--checkpoint=b"]):
+        done = python("-m", f"scripts.{words[0]}", *words[1:])
+        assert done.returncode == 2, done.stderr
+        assert re.match("error: (this model cannot be exported: NanoChat|--tokenizer is needed)", done.stderr)
 
 
 # ---- speedrun.sh: tests/test_speedrun.py has more of it ----
