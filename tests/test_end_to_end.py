@@ -354,6 +354,10 @@ def test_a_base_model_and_its_card(trained, base, text_folder, python, tmp_path)
         about = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
         [choice] = server.http.post("/v1/chat/completions", json=about).json()["choices"]
         assert choice["finish_reason"] in ("stop", "length")
+    for words in (["export", "--source=base", "--tag=default"], ["import_nanochat", "--tag=a", "--checkpoint=b"]):
+        done = python("-m", f"scripts.{words[0]}", *words[1:])
+        assert done.returncode == 2, done.stderr
+        assert re.match("error: (this model cannot be exported: NanoChat|--tokenizer is needed)", done.stderr)
 
 
 # ---- speedrun.sh: tests/test_speedrun.py has more of it ----
