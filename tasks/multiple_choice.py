@@ -3,7 +3,6 @@
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from string import ascii_uppercase as LETTERS
 from typing import Any
 
@@ -124,6 +123,10 @@ def _query(query: str, options: str, answer: str) -> tuple:
 
 
 _ARC = ("train validation test", "question choices answerKey", _label, 0.25)
+_MMLU = (
+    *("cais/mmlu", "all/" + FILE, "train=auxiliary_train dev validation test"),
+    *("question choices answer", _number, 0.25),
+)
 _AQUA = ("deepmind/aqua_rat", "raw/" + FILE, "train validation test")
 _KMMLU = """Accounting Agricultural-Sciences Aviation-Engineering-and-Maintenance Biology Chemical-Engineering Chemistry
 Civil-Engineering Computer-Science Construction Criminal-Law Ecology Economics Education Electrical-Engineering
@@ -137,10 +140,10 @@ _HAERAE = "general_knowledge history loan_words rare_words standard_nomenclature
 SETS = {  # name: repository, files, splits, columns, their form, score by chance
     "ARC-Easy": DataSet(MultipleChoice, "allenai/ai2_arc", "ARC-Easy/" + FILE, *_ARC),
     "ARC-Challenge": DataSet(MultipleChoice, "allenai/ai2_arc", "ARC-Challenge/" + FILE, *_ARC),
-    "MMLU": DataSet(
-        *(MultipleChoice, "cais/mmlu", "all/" + FILE, "train=auxiliary_train dev validation test"),
-        *("question choices answer", _number, 0.25),
-    ),
+    "MMLU": DataSet(MultipleChoice, *_MMLU),
+    "ARC-Easy-Named": DataSet(Named, "allenai/ai2_arc", "ARC-Easy/" + FILE, *_ARC),
+    "ARC-Challenge-Named": DataSet(Named, "allenai/ai2_arc", "ARC-Challenge/" + FILE, *_ARC),
+    "MMLU-Named": DataSet(Named, *_MMLU),
     "AQUA": DataSet(MultipleChoice, *_AQUA, "question options correct", _letter, 0.2),
     "AQUA-Rationale": DataSet(Rationale, *_AQUA, "question options correct rationale", _letter, 0.2),
     "KMMLU": DataSet(
@@ -157,4 +160,3 @@ SETS = {  # name: repository, files, splits, columns, their form, score by chanc
         revision=REVISION,
     ),
 }
-SETS |= {f"{name}-Named": replace(SETS[name], task=Named) for name in ("ARC-Easy", "ARC-Challenge", "MMLU")}

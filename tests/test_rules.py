@@ -31,7 +31,7 @@ LAYERS = [
 LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}
 HIGHEST_LAYER_FOR_TASKS = 3
 MAX_SCRIPT, MAX_FILE, MAX_FUNCTION = 150, 400, 60
-MAX_PYTHON = 18_000  # the plan's 9,000 are fewer than the budgets of its own rooms: see dev/LOG.md
+MAX_PYTHON = 19_000  # the plan's 9,000 are fewer than the budgets of its own rooms: see dev/LOG.md
 # "file" or "file::function" → why it may be longer: kernels and lookup tables only.
 EXEMPT: dict[str, str] = {}
 
