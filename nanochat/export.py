@@ -26,7 +26,7 @@ from nanochat.paths import publish_folder, stage_dir, write_text
 from nanochat.polyglot import SENTENCES
 from nanochat.tokenizer import Tokenizer
 
-TOLERANCE = 1e-5  # between logits in fp32, if these are large, of the largest: their last bits grow with them
+TOLERANCE = 1e-5  # between logits in fp32; of the largest, where that is above 1: their last bits grow with it
 LONGEST = 2048  # tokens of the texts whose logits are compared
 GREEDY = 64  # tokens that both go on with
 SHARD = 5 << 30  # bytes of weights in a file, at most
