@@ -24,7 +24,7 @@ LAYERS = [
     "outcome prefetch tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
     "runtime param_groups gpt kvcache recursive scaling scaling_fit dataloader packing lint core_tasks sections",
     "fused decoder page compare",
-    "checkpoint engine objectives eval_bpb eval_core",
+    "checkpoint engine objectives eval_bpb eval_core replies",
     "loop restore eval_chat rollouts samples card report export serve sweep mixture merge variance",
     *"blueprint finetune looks plan driver".split(),  # one above the other
 ]
