@@ -25,8 +25,8 @@ LAYERS = [
     "runtime param_groups gpt kvcache recursive scaling scaling_fit dataloader packing lint core_tasks sections",
     "fused decoder page compare",
     "checkpoint engine objectives eval_bpb eval_core replies",
-    "loop restore eval_chat rollouts samples card report export serve sweep mixture merge variance",
-    *"blueprint finetune looks plan driver".split(),  # one above the other
+    "loop restore terminal eval_chat rollouts samples card report export serve sweep mixture merge variance",
+    *"blueprint finetune looks talk plan driver".split(),  # one above the other
 ]
 LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}
 HIGHEST_LAYER_FOR_TASKS = 3
