@@ -18,8 +18,8 @@ PASTED = 0.05  # seconds: a line that comes so soon after another was not typed 
 REMEMBERED = 1000  # lines of the history
 CALL, NOTE, PLAIN = "\x1b[36m", "\x1b[2m", "\x1b[0m"  # colours: the calculator's turns, what no model says, the rest
 # What a terminal would obey becomes a picture of itself, but for ends of lines and tabs.
-HARMLESS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
-HARMLESS |= dict.fromkeys(range(128, 160), 0xFFFD)
+OBEYED = [code for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"]
+HARMLESS = {code: 0x2400 + code if code < 32 else 0xFFFD for code in OBEYED}
 
 # ---- what comes in ----
 
@@ -42,7 +42,8 @@ def typed(history: Path) -> Iterator[str]:
     except ImportError:  # Windows: its console has a history of its own
         readline = None
     history.parent.mkdir(parents=True, exist_ok=True)
-    history.touch(mode=0o600)  # for one's own eyes
+    history.touch()
+    history.chmod(0o600)  # for one's own eyes
     lines = history.read_text(encoding="utf-8", errors="replace").split("\n")[-REMEMBERED - 1 :]
     history.write_text("\n".join(lines), encoding="utf-8")
     for line in lines[:-1] if readline else ():

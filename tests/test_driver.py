@@ -152,3 +152,19 @@ def test_what_is_set_aside_is_kept_and_not_taken_from_a_run(tmp_path, monkeypatc
     assert (kept / "step_000001").is_dir()
     assert not home.exists()
     assert not record.exists()
+
+
+def test_how_to_talk_to_the_last_model(tmp_path, monkeypatch):
+    """The commands themselves are run in test_end_to_end.py."""
+    trained = {"base_train": "", "mid_train": "", "chat_sft": "after --until=mid_train", "chat_rl": "so is this"}
+    plan = Plan("d8", "cpu", 8, "world", {}, {}, [Step(name, [], [], [], why) for name, why in trained.items()], "")
+    monkeypatch.setattr(driver, "ROOT", tmp_path / "the house")
+    monkeypatch.delenv("NANOCHAT_BASE_DIR", raising=False)
+    python = f"cd '{tmp_path / 'the house'}' && .venv/bin/python"
+    cli, web = driver.talks(plan)
+    assert cli == f"talk to it: {python} -m scripts.chat_cli -i mid -g d8"
+    assert web == f"in a browser: {python} -m scripts.chat_web -i mid -g d8"
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "my runs"))
+    assert f" && NANOCHAT_BASE_DIR='{tmp_path / 'my runs'}' .venv/bin/python -m " in driver.talks(plan)[0]
+    none = Plan("d8", "cpu", 8, "world", {}, {}, [Step(name, [], [], [], "no") for name in trained], "")
+    assert driver.talks(none) == []

@@ -1,6 +1,7 @@
 """A talk with small models, whose answers are those that the engine gives to the whole conversation."""
 
 import io
+import json
 import os
 import signal
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from nanochat.replies import Reply
 from nanochat.restore import trained
 from nanochat.runtime import Runtime
 from nanochat.talk import COMMANDS, SAVED, Talk
-from tasks import mixture
+from tasks.chats import json_lines
 
 TOKENS, CONTEXT, SEED = 6, 96, 3
 
@@ -128,11 +129,14 @@ def test_a_saved_conversation_can_be_learned_from(talk, engine, tmp_path):
     ours.ask("half \ud800")
     ours.hear(f"/save {path}")
     ours.hear("/save")
-    assert (engine.base / SAVED).read_text(encoding="utf-8") == path.read_text(encoding="utf-8").splitlines(True)[1]
-    learned = mixture(f"json:{path}", "train")
-    assert len(learned) == 2
-    calls = [part for row in learned for part in row["messages"][-1 - 2 * (len(row["messages"]) > 2)]["content"]]
-    assert "python" in [part["type"] for part in calls]
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert (engine.base / SAVED).read_text(encoding="utf-8") == lines[1]
+    calling, second = (json.loads(line)["messages"] for line in lines)
+    assert "python" in [part["type"] for part in calling[1]["content"]]
+    assert second == ours.conversation(ours.messages)["messages"]
+    assert second[0] == {"role": "system", "content": "be brief"}
+    learned = [row["messages"] for row in json_lines(str(path))("train")]  # json:PATH
+    assert sorted(learned, key=len) == [calling, second]
 
 
 def test_commands_change_the_conversation(talk, capsys):
