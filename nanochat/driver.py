@@ -281,6 +281,7 @@ def _output(source: int, child: subprocess.Popen, signals: list[int]) -> Iterato
     """What the child writes, as it comes, until it has ended; signals that come are handed on meanwhile."""
     script, told = os.getppid(), False
     while True:
+        ended = child.poll() is not None  # all that it wrote is there by now
         if not signals and os.getppid() != script:
             signals.append(signal.SIGTERM)  # without the script nobody would run the next step
         if signal.SIGTERM in signals and not told:
@@ -293,7 +294,7 @@ def _output(source: int, child: subprocess.Popen, signals: list[int]) -> Iterato
             return
         if part:
             yield part
-        elif ready or child.poll() is not None:  # closed; or ended, and what it left behind holds it open
+        elif ready or ended:  # closed; or ended, and what it left behind holds it open
             return
 
 

@@ -77,6 +77,26 @@ def test_a_signal_is_handed_on_and_told(tmp_path):
     assert process.communicate()[0] == b"(0, 15)\n"
 
 
+class LastWords(subprocess.Popen):
+    """A child that speaks and ends just before it is asked whether it has ended."""
+
+    def poll(self) -> int | None:
+        if not self.stdin.closed:
+            self.stdin.close()
+            self.wait()
+        return super().poll()
+
+
+def test_what_a_child_says_as_it_ends_is_not_lost(monkeypatch):
+    monkeypatch.setattr(driver, "LOOK", 0.01)
+    source, sink = os.pipe()  # which another process holds open, this one
+    command = [sys.executable, "-c", "import sys; sys.stdin.read(); print('last')"]
+    with LastWords(command, stdin=subprocess.PIPE, stdout=sink) as child:
+        assert b"".join(driver._output(source, child, [])) == b"last\n"
+    os.close(source)
+    os.close(sink)
+
+
 def test_the_lock_is_of_those_who_inherited_it(tmp_path):
     with open(tmp_path / "lock", "w") as ours, open(tmp_path / "lock", "w") as theirs:
         driver.take(ours.fileno(), "default")
