@@ -30,8 +30,9 @@ from nanochat.corpus import find
 from nanochat.hub import HubFile
 from nanochat.log import duration, print0
 from nanochat.outcome import ROOT, Outcome
-from nanochat.paths import stage_dir, write_json
+from nanochat.paths import base_dir, stage_dir, write_json
 from nanochat.plan import LAST, PARENTS, Plan, Step, read, record_of
+from nanochat.stages import MODELS
 
 LOCK = 9  # the descriptor that speedrun.sh opens, and every process below it inherits
 LOOK = 0.5  # seconds between looks whether the script is still there
@@ -219,7 +220,7 @@ def _reason(lines: list[str]) -> str:
 
 
 def closing(plan: Plan) -> None:
-    """What the run came to: the card's summary, and once more what was left out."""
+    """What the run came to: the card's summary, once more what was left out, and how to talk to its model."""
     card = ROOT / "report.md"
     done = not plan.step(LAST).left_out
     if done:
@@ -227,6 +228,20 @@ def closing(plan: Plan) -> None:
     print0(*plan.left_out(), sep="\n")
     if done:
         print0(f"report card: {card}")
+    print0(*talks(plan), sep="\n")
+
+
+def talks(plan: Plan) -> list[str]:
+    """The commands, for any folder, with which to talk to the last model of a run."""
+    sources = [source for source, stage in MODELS.items() if not plan.step(stage).left_out]
+    place = f"cd {shlex.quote(str(ROOT))} &&"
+    if "NANOCHAT_BASE_DIR" in os.environ:
+        place += f" NANOCHAT_BASE_DIR={shlex.quote(str(base_dir().resolve()))}"
+    scripts = {"talk to it": "chat_cli", "in a browser": "chat_web"} if sources else {}
+    return [
+        f"{label}: {place} .venv/bin/python -m scripts.{script} -i {sources[-1]} -g {plan.tag}"
+        for label, script in scripts.items()
+    ]
 
 
 def execute(command: list[str], log: Path, quiet: bool) -> tuple[int, int]:
@@ -266,6 +281,7 @@ def _output(source: int, child: subprocess.Popen, signals: list[int]) -> Iterato
     """What the child writes, as it comes, until it has ended; signals that come are handed on meanwhile."""
     script, told = os.getppid(), False
     while True:
+        ended = child.poll() is not None  # all that it wrote is there by now
         if not signals and os.getppid() != script:
             signals.append(signal.SIGTERM)  # without the script nobody would run the next step
         if signal.SIGTERM in signals and not told:
@@ -278,7 +294,7 @@ def _output(source: int, child: subprocess.Popen, signals: list[int]) -> Iterato
             return
         if part:
             yield part
-        elif ready or child.poll() is not None:  # closed; or ended, and what it left behind holds it open
+        elif ready or ended:  # closed; or ended, and what it left behind holds it open
             return
 
 

@@ -5,10 +5,12 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from nanochat.compare import compare, decisions
 from nanochat.config import option, run
@@ -19,6 +21,8 @@ from nanochat.plots import picture
 from nanochat.sections import Card, Facts, Section, Table, read_card
 from nanochat.stages import STAGES, Stage
 
+# What nanochat.sections calls its plots.
+PICTURE = re.compile(rf"({'|'.join(stage.name for stage in STAGES)})-.+-(\d+|tasks)\.svg|time\.svg")
 FORMAT = 1  # of report.json, to be raised when a key changes its meaning
 
 
@@ -85,7 +89,8 @@ def _table(table: Table, first: int = 0, others: int = 0) -> str:
 
 def _images(plots: dict[str, str], folder: str) -> list[str]:
     titles = [element.partition('aria-label="')[2].partition('"')[0] for element in plots.values()]
-    return [f"![{title}]({folder}/{name})" for title, name in zip(titles, plots, strict=True)]
+    places = [quote(f"{folder}/{name}") for name in plots]  # a blank would end the link
+    return [f"![{title}]({place})" for title, place in zip(titles, places, strict=True)]
 
 
 # ---- JSON ----
@@ -128,11 +133,15 @@ def render(base: Path, stages: Sequence[Stage] = STAGES) -> str:
 
 
 def write(base: Path, out: Path, tag: str = "") -> None:
-    """All three forms of the card, and the Markdown's pictures in a folder of its name."""
+    """All three forms of the card, and the Markdown's pictures in a folder of its name, without an older card's."""
     card = read_card(base, tag=tag)
     plots = [section.plots for section in card.sections] + [card.timeline]
-    for name, element in (pair for some in plots for pair in some.items()):
+    named = {name: element for some in plots for name, element in some.items()}
+    for name, element in named.items():
         write_text(out.with_suffix("") / name, picture(element))
+    for path in out.with_suffix("").glob("*.svg"):
+        if path.name not in named and PICTURE.fullmatch(path.name):
+            path.unlink()
     write_text(out, markdown(card, out.stem))
     write_text(out.with_suffix(".html"), page(card))
     write_json(out.with_suffix(".json"), record(card, base))

@@ -13,7 +13,8 @@ from nanochat.checkpoint import Checkpoint, Saver, check_free_space, hold, load,
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.interrupt import signals
 from nanochat.log import print0
-from nanochat.paths import stage_dir
+from nanochat.paths import base_dir, stage_dir
+from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
 
@@ -77,6 +78,25 @@ def _set_aside(folder: Path, given_up: list[int]) -> None:
         shutil.rmtree(kept, ignore_errors=True)
         (folder / f"step_{step:06d}").rename(kept)
         print0(f"checkpoint: step {step:,} is given up, it is kept as {kept.name}")
+
+
+def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
+    """What --source calls a stage, and the tag, of each model there is, or of those named; a ValueError if none is.
+
+    The stage that is furthest on comes last, and of it the tag that was trained last.
+    """
+    if source and source not in MODELS:
+        raise ValueError(f"the source {source} is not one of {', '.join(MODELS)}")
+    found = []
+    for name in [source] if source else MODELS:
+        folders = [stage_dir(MODELS[name], tag)] if tag else (base_dir() / MODELS[name]).glob("*")
+        there = sorted((folder for folder in folders if steps(folder)), key=lambda folder: folder.stat().st_mtime)
+        found += [(name, folder.name) for folder in there]
+    if not found:
+        which = " ".join([source] * bool(source) + ["model"] + [f"of --tag={tag}"] * bool(tag))
+        command = f"python -m scripts.{MODELS[source]} trains one" if source else "bash speedrun.sh trains one"
+        raise ValueError(f"there is no {which} below {base_dir()}: {command}")
+    return found
 
 
 def load_model(stage: str, tag: str, step: int | None, runtime: Any) -> tuple[GPT, Tokenizer, Checkpoint]:

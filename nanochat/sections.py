@@ -102,7 +102,7 @@ def show(value: Any) -> str:
     if isinstance(value, dict):
         spec = value.get("format", "")
         numbers = [value["value"], *(error for error in [value.get("stderr")] if _is_known(error))]
-        return " ± ".join(format(number, spec) if spec else show(number) for number in numbers) + value.get("unit", "")
+        return " ± ".join(_cell(number, spec) for number in numbers) + value.get("unit", "")
     if isinstance(value, float):
         return f"{value:.4f}"
     if isinstance(value, int) and abs(value) >= 10_000:
@@ -115,9 +115,9 @@ def _is_known(error: float | None) -> bool:
 
 
 def _cell(value: Any, spec: str = "") -> str:
-    """None is a dash, a text is itself whatever its column's format."""
-    if value is None or isinstance(value, str):
-        return "-" if value is None else value
+    """None is a dash, a text is itself whatever its column's format, and so is what is no number."""
+    if value is None or isinstance(value, str) or value != value:
+        return "-" if value is None else str(value)
     return format(value, spec) if spec else show(value)
 
 

@@ -1,8 +1,13 @@
 """Small models in every configuration, and token ids for them."""
 
+import dataclasses
+from pathlib import Path
+
 import torch
 
+from nanochat.checkpoint import RECORD, Saver
 from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
+from nanochat.tokenizer import Tokenizer
 
 BOS = 3
 SMALL = {"vocab_size": 100, "depth": 4, "width": 64, "heads": 4, "kv_heads": 2, "max_seq_len": 512, "bos_id": BOS}
@@ -33,3 +38,15 @@ def tokens(rows=2, length=200, seed=6):
     ids[:, 0] = BOS
     ids[0, length // 3], ids[-1, length // 2] = BOS, BOS
     return ids
+
+
+def leave_model(base: Path, stage: str, tag: str, tokenizer: Tokenizer, step=7, **fields) -> GPT:
+    """A model below a base folder as a run leaves it, which has learned nothing, and its tokenizer."""
+    tokenizer.save(base / "tok_train/default/tokenizer.json")
+    shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"], "depth": 1}
+    model = lively(CONFIGS["october-2025"] | shape | fields)
+    about = {"tokenizer": {"tag": "default", "hash": tokenizer.content_hash}, "dtype": "fp32"}
+    record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
+    with Saver(base / stage / tag) as saver:
+        saver.save(step, model.state_dict(), [], record)
+    return model

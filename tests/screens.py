@@ -54,7 +54,7 @@ class OnTerminal:
     """A process whose standard streams are a terminal; `rows` and `columns` are its size."""
 
     def __init__(self, *command: str, rows: int = 24, columns: int = 80, **variables: str):
-        self._leader, follower = pty.openpty()
+        self.leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         env |= {"PYTHONPATH": str(ROOT), "TERM": "xterm", **variables}
@@ -67,11 +67,11 @@ class OnTerminal:
         decoder = codecs.getincrementaldecoder("utf-8")()
         while True:
             try:
-                part = os.read(self._leader, 1 << 16)
+                part = os.read(self.leader, 1 << 16)
             except OSError:  # how Linux tells that the other end is closed
                 part = b""
             if not part:
-                os.close(self._leader)
+                os.close(self.leader)
                 return
             yield decoder.decode(part)
 

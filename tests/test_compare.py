@@ -136,3 +136,9 @@ def test_the_command_takes_folders_and_records(tmp_path, python):
     assert "+0.5000  0.2887       0       2  0.5\n" in texts[0]
     done = python("-m", "nanochat.report", "--compare", str(a), str(tmp_path / "none.json"))
     assert (done.returncode, done.stderr) == (1, f"error: {tmp_path}/none.json: No such file or directory\n")
+
+
+def test_what_is_no_number_is_a_dash(tmp_path):
+    loss = {"value": math.nan, "stderr": math.nan, "format": ".4f"}
+    a, b = (evaluated(tmp_path / name, "10", Loss=loss | more) for name, more in [("a", {}), ("b", {"value": 0.5})])
+    assert row(a, b, "Loss ") == "Loss - 0.5000 - -".split()

@@ -77,6 +77,26 @@ def test_a_signal_is_handed_on_and_told(tmp_path):
     assert process.communicate()[0] == b"(0, 15)\n"
 
 
+class LastWords(subprocess.Popen):
+    """A child that speaks and ends just before it is asked whether it has ended."""
+
+    def poll(self) -> int | None:
+        if not self.stdin.closed:
+            self.stdin.close()
+            self.wait()
+        return super().poll()
+
+
+def test_what_a_child_says_as_it_ends_is_not_lost(monkeypatch):
+    monkeypatch.setattr(driver, "LOOK", 0.01)
+    source, sink = os.pipe()  # which another process holds open, this one
+    command = [sys.executable, "-c", "import sys; sys.stdin.read(); print('last')"]
+    with LastWords(command, stdin=subprocess.PIPE, stdout=sink) as child:
+        assert b"".join(driver._output(source, child, [])) == b"last\n"
+    os.close(source)
+    os.close(sink)
+
+
 def test_the_lock_is_of_those_who_inherited_it(tmp_path):
     with open(tmp_path / "lock", "w") as ours, open(tmp_path / "lock", "w") as theirs:
         driver.take(ours.fileno(), "default")
@@ -152,3 +172,19 @@ def test_what_is_set_aside_is_kept_and_not_taken_from_a_run(tmp_path, monkeypatc
     assert (kept / "step_000001").is_dir()
     assert not home.exists()
     assert not record.exists()
+
+
+def test_how_to_talk_to_the_last_model(tmp_path, monkeypatch):
+    """The commands themselves are run in test_end_to_end.py."""
+    trained = {"base_train": "", "mid_train": "", "chat_sft": "after --until=mid_train", "chat_rl": "so is this"}
+    plan = Plan("d8", "cpu", 8, "world", {}, {}, [Step(name, [], [], [], why) for name, why in trained.items()], "")
+    monkeypatch.setattr(driver, "ROOT", tmp_path / "the house")
+    monkeypatch.delenv("NANOCHAT_BASE_DIR", raising=False)
+    python = f"cd '{tmp_path / 'the house'}' && .venv/bin/python"
+    cli, web = driver.talks(plan)
+    assert cli == f"talk to it: {python} -m scripts.chat_cli -i mid -g d8"
+    assert web == f"in a browser: {python} -m scripts.chat_web -i mid -g d8"
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "my runs"))
+    assert f" && NANOCHAT_BASE_DIR='{tmp_path / 'my runs'}' .venv/bin/python -m " in driver.talks(plan)[0]
+    none = Plan("d8", "cpu", 8, "world", {}, {}, [Step(name, [], [], [], "no") for name in trained], "")
+    assert driver.talks(none) == []

@@ -373,9 +373,18 @@ def test_the_main_job_from_another_folder(speedrun, base, text_folder, python):
     trained, judged = {"tok_train", "base_train", "mid_train", "chat_sft", "chat_rl"}, {"tok_eval", "base_loss"}
     assert {stage.script for stage in ran} == trained | judged | {"base_eval", "chat_eval"}
     assert done.stdout.startswith("\n== plan\n")
-    assert done.stdout.splitlines()[-1] == f"report card: {speedrun.home / 'report.md'}"
+    *_, left_out, _, card, cli, web = done.stdout.splitlines()
+    assert card == f"report card: {speedrun.home / 'report.md'}"
     assert "| Metric " in done.stdout
-    assert "left out: download (nothing is to be fetched)" in done.stdout.splitlines()[-3:]
+    assert left_out == "left out: download (nothing is to be fetched)"
+    command = cli.removeprefix("talk to it: ")
+    assert web == "in a browser: " + command.replace("scripts.chat_cli", "scripts.chat_web")
+    asked = {"input": "Hello\n", "capture_output": True, "text": True}
+    talked = subprocess.run(
+        f"{command} --max-new-tokens=4", shell=True, cwd="/", env=os.environ | offline(base), **asked
+    )
+    assert (talked.returncode, "model: chat_rl default" in talked.stderr) == (0, True), talked.stderr
+    assert talked.stdout
     assert "reward 0" in python("-m", "scripts.rollouts", "--tag=default", "--show=1").stdout
 
     left = {path: path.stat().st_mtime_ns for path in base.glob("*/default/*") if path.parts[-3] != "speedrun"}

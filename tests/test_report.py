@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from outcomes import ENVIRONMENT, leave
 
-from nanochat.report import read, render
+from nanochat.report import read, render, write
 from nanochat.stages import STAGES
 
 ROOT = Path(__file__).parent.parent
@@ -107,6 +107,18 @@ def test_the_command(tmp_path, base, python):
         done.stderr == f"error: no stage has left an outcome below {base}, run one first or name another --base-dir\n"
     )
     assert python("-m", "nanochat.report", f"--out={out}", f"--base_dir={elsewhere}").returncode == 0
+
+
+def test_links_are_whole_and_an_older_cards_pictures_go(tmp_path):
+    leave(tmp_path / "base")
+    out, folder = tmp_path / "my cards/the card.md", tmp_path / "my cards/the card"
+    folder.mkdir(parents=True)
+    kept = ["base_train-d4-1.txt", "base_train.svg", "mine-1.svg"]
+    for name in (*kept, "base_train-d4-1.svg", "chat_eval_sft-d4-tasks.svg"):
+        (folder / name).touch()
+    write(tmp_path / "base", out)
+    assert re.findall(r"!\[.*\]\((.*)\)", out.read_text(encoding="utf-8")) == ["the%20card/time.svg"]
+    assert sorted(path.name for path in folder.iterdir()) == [*kept, "time.svg"]
 
 
 def test_every_form_is_of_the_machine_of_the_run(tmp_path, base):

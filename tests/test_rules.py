@@ -25,8 +25,8 @@ LAYERS = [
     "runtime param_groups gpt kvcache recursive scaling scaling_fit dataloader packing lint core_tasks sections",
     "fused decoder page compare forms tokenizer_files",
     "checkpoint engine objectives eval_bpb eval_core replies model_card gguf_file old_checkpoint",
-    "loop restore eval_chat rollouts samples card report export api workers sweep mixture merge variance",
-    *"blueprint finetune looks plan driver answers serve".split(),  # one above the other
+    "loop restore terminal eval_chat rollouts samples card report export api workers sweep mixture merge variance",
+    *"blueprint finetune looks talk plan driver answers serve".split(),  # one above the other
 ]
 LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}
 HIGHEST_LAYER_FOR_TASKS = 3

@@ -31,6 +31,8 @@ def headings(card: str) -> list[str]:
         ({"value": 0.0155, "stderr": 0.0021}, "0.0155 ± 0.0021"),
         ({"value": 0.0155, "stderr": float("nan")}, "0.0155"),
         ({"value": 0.2107, "format": ".2%"}, "21.07%"),
+        ({"value": float("nan"), "format": ",d"}, "nan"),
+        ({"value": None, "stderr": None, "format": ".4f"}, "-"),  # the same in JSON
         ({"value": 19176.264, "format": ".2f", "unit": "MiB"}, "19176.26MiB"),
         ({"value": 4.749890e16, "format": ".6e"}, "4.749890e+16"),
     ],
