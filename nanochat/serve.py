@@ -32,7 +32,6 @@ from nanochat.stages import MODELS
 from nanochat.workers import Pool, Ticket, Worker
 
 KEEP_ALIVE = 15.0  # seconds of silence in a stream, after which a comment says that it lasts
-NO_PAGE = "<!doctype html><title>nanochat</title><p>This server has no page; clients find it under /v1."
 Result = TypeVar("Result")
 
 
@@ -211,16 +210,15 @@ async def streamed(answer: Answer, worker: Worker, ticket: Ticket) -> AsyncItera
 
 def page() -> tuple[bytes, int, dict[str, str]]:
     """The page, the status, and headers that let nothing run but the script and the style that stand in it."""
-    file = files("nanochat") / "ui.html"
-    content = file.read_bytes() if file.is_file() else NO_PAGE.encode()
-    allowed = {}
+    content, allowed = (files("nanochat") / "ui.html").read_bytes(), {}
     for kind in ("script", "style"):
         own = re.findall(rf"<{kind}>(.*?)</{kind}>".encode(), content, re.DOTALL)
         hashes = [base64.b64encode(hashlib.sha256(text).digest()).decode() for text in own]
         allowed[kind] = " ".join(f"'sha256-{digest}'" for digest in hashes) or "'none'"
     policy = (
         f"default-src 'none'; script-src {allowed['script']}; style-src {allowed['style']}; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"  # the page may not even make any out of text
     )
     return content, 200, {"content-type": "text/html; charset=utf-8", "content-security-policy": policy}
 
