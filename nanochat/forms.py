@@ -28,8 +28,8 @@ class Form:
 
 
 _CARRIED = set("vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base norm_eps tie_embeddings".split())
-_ONLY = {"qk_norm": True, "qk_gain": False, "rope_dims": 0, "window_pattern": "L", "bos_id": -1}
-_ONLY |= {name: False for name in "residual_lambdas x0_lambdas value_embeds smear induction backout".split()}
+_ONLY = {"qk_norm": True, "qk_gain": False, "rope_dims": 0, "window_pattern": "L", "bos_id": -1, "backout": False}
+_ONLY |= {"residual_lambdas": False, "x0_lambdas": False, "value_embeds": False, "smear": False, "induction": False}
 _ATTENTION = {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"}
 FORMS = {
     "NanoChatForCausalLM": Form(
