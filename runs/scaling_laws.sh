@@ -8,38 +8,18 @@
 # Any other flag is scripts.base_train's.
 set -euo pipefail
 
-sweeps=() tag=scaling data=auto out=scaling_laws.md words=65536 flags=()
-for argument in "$@"; do
-  case $argument in
-    --sweep=?*:?*) sweeps+=("${argument#*=}") ;;
-    --tag=?*) tag=${argument#*=} ;;
-    --data=?*) data=${argument#*=} ;;
-    --out=?*) out=${argument#*=} ;;
-    --vocab-size=?*) words=${argument#*=} ;;
-    *) flags+=("$argument") ;;
-  esac
-done
+sweeps=() tag=scaling out=scaling_laws.md
+own() { case $1 in --sweep=?*:?*) sweeps+=("${1#*=}") ;; *) return 1 ;; esac; }
+source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
+
 # Around the sizes that the default of 12 tokens a parameter would give, two of each side.
 if [ ${#sweeps[@]} = 0 ]; then sweeps=(1e18:8,10,12,14 2.15e18:10,12,14,16 4.64e18:12,14,16,18 1e19:14,16,18,20); fi
-root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
-bash "$root/runs/setup.sh"
-
-# One vocabulary for all of them.
-if [ ! -f "$base/tok_train/$tag/outcome.json" ]; then
-  "$root/.venv/bin/python" -m scripts.tok_train --vocab-size="$words" --max-chars=2e9 --data="$data" --tag="$tag"
-fi
-
-# A run that has ended says so and is left alone; one with other flags is refused. Ctrl-C ends them all: a run that it
-# stops has saved, and ends well.
-trap 'exit 130' INT
 for sweep in "${sweeps[@]}"; do
   flops=${sweep%%:*} depths=${sweep#*:}
   for depth in ${depths//,/ }; do
     printf '\n== %s FLOPs, depth %s\n' "$flops" "$depth"
-    bash "$root/runs/launch.sh" base_train --depth="$depth" --target-flops="$flops" --tag="$tag-$flops-d$depth" \
-      --tokenizer-tag="$tag" --data="$data" ${flags[@]+"${flags[@]}"}
+    train --depth="$depth" --target-flops="$flops" --tag="$tag-$flops-d$depth"
   done
 done
 
-"$root/.venv/bin/python" -m scripts.scaling --kind=laws --prefix="$tag-" --out="$out"
+"$python" -m scripts.scaling --kind=laws --prefix="$tag-" --out="$out"

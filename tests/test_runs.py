@@ -60,6 +60,9 @@ def test_a_miniseries_is_a_table_and_a_plot_and_goes_on(runs, base, tmp_path):
     assert re.search(r"^Ten times the FLOPs make of the bits per byte \d\.\d+ times as many", text, re.MULTILINE)
     assert "![Bits per byte against compute](mini.svg)" in text
     assert "power law</text>" in (tmp_path / "mini.svg").read_text(encoding="utf-8")
+    other = runs("miniseries.sh", "--depths=2", *flags, "--vocab-size=310")
+    assert other.returncode == 2
+    assert other.stderr == "error: the vocabulary of --tag=mini is of --vocab-size=300, not 310: take another --tag\n"
     assert re.search(r"^Bits per byte against compute, bits per byte .*● runs", two.stdout, re.MULTILINE)
 
 
