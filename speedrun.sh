@@ -15,6 +15,9 @@
 set -euo pipefail
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p;}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 from=$PWD
+for name in NANOCHAT_BASE_DIR NANOCHAT_HUB; do # folders, named from here
+  case ${!name:-} in '' | [/~]*) ;; *) export "$name=$from/${!name}" ;; esac
+done
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 
 # The environment: locked packages, rustbpe built from source. Under three seconds when nothing changed.

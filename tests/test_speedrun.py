@@ -109,10 +109,11 @@ def later(log: Path) -> str:
 
 
 def test_a_failing_stage_is_named_with_its_log_and_the_way_on(speedrun, text_folder, base):
-    words = [f"--data={text_folder}", "--until=tok_train"]
-    assert speedrun.run(*words).returncode == 0
+    words, here = [f"--data={text_folder}", "--until=tok_train"], base.parent
+    speedrun.env |= {"NANOCHAT_BASE_DIR": "base", "NANOCHAT_HUB": "hub"}  # of where one stands
+    assert speedrun.run(*words, cwd=here).returncode == 0
     (text_folder / "bad.jsonl").write_text('{"text": 5}\n')
-    done, log = speedrun.run(*words), base / "speedrun/default/tok_train.log"
+    done, log = speedrun.run(*words, cwd=here), base / "speedrun/default/tok_train.log"
     assert done.returncode == 2
     first, second, third = done.stderr.splitlines()
     why = f"error: {text_folder}/bad.jsonl:1: not an object with a text"
@@ -120,7 +121,8 @@ def test_a_failing_stage_is_named_with_its_log_and_the_way_on(speedrun, text_fol
     assert (second, why in log.read_text()) == (f"  its log: {log}", True)
     assert "== tok_train: again, the text changed; what was there is kept in " in done.stdout
     (text_folder / "bad.jsonl").unlink()
-    again = subprocess.run(third.removeprefix("  to go on: "), shell=True, env=speedrun.env, capture_output=True)
+    command = third.removeprefix("  to go on: ")
+    again = subprocess.run(command, shell=True, cwd=here, env=speedrun.env, capture_output=True)
     assert again.returncode == 0, again.stderr
 
 
