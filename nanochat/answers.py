@@ -43,7 +43,7 @@ class Choice:
     def __init__(self, index: int, asked: Asked, tokenizer: Any):
         self.index, self.chat, self.logprobs = index, asked.chat, asked.top == 0
         self.reply, self.stops = Reply(tokenizer), Stops(asked.stops)
-        self.reason, self.tokens, self.ends = "", [], asked.ends
+        self.reason, self.tokens, self.ends = "" if asked.writes else "length", [], asked.ends
         self.end: list[int] = []  # the token that ended it, if that is told
         self.begun = self.told = False  # whether a stream has its first chunk, its last one
         self.read = self.shown = 0  # characters that came, and those of them that were shown

@@ -173,7 +173,7 @@ def _asked(
             sentence = f"the prompt has {len(tokens):,} tokens, with an answer it must fit into {context:,}"
             raise Fault(400, sentence, field, "context_length_exceeded")
     if limits.tokens and most > limits.tokens:
-        if "max_tokens" in body or "max_completion_tokens" in body:
+        if body.get("max_tokens") is not None or body.get("max_completion_tokens") is not None:
             raise Fault(400, f"the server writes at most {limits.tokens:,} tokens an answer", "max_tokens")
         most = limits.tokens
     options = _read(body, "stream_options", dict, {})
@@ -267,7 +267,7 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
             raise Fault(400, f"{name} in a message is not supported here", f"{where}.{name}", "unsupported_parameter")
     content, role = message.get("content"), message.get("role")
     for part in content if isinstance(content, list) else ():
-        if isinstance(part, dict) and part.get("type") not in PARTS:
+        if isinstance(part, dict) and part.get("type") not in tuple(PARTS):
             sentence = f"content of type {str(part.get('type'))[:40]!r} is not supported here"
             raise Fault(400, sentence, f"{where}.content", "unsupported_content")
     if role == "assistant" and isinstance(message.get("parts"), list):

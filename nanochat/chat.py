@@ -95,7 +95,7 @@ def _fault(message: Any, due: str) -> str:
     parts = _parts(message["content"])
     if not isinstance(parts, list) or not parts:
         return "its content is neither a text nor a list of parts"
-    allowed = PARTS if due == "assistant" else ("text",)
+    allowed = tuple(PARTS) if due == "assistant" else ("text",)
     for part in parts:
         if not isinstance(part, dict) or not isinstance(part.get("text"), str):
             return "a part of its content has no `text`"

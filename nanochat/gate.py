@@ -107,7 +107,8 @@ class Gate:
                 raise Fault(403, sentence, code="origin_not_allowed")
             if scope["method"] == "OPTIONS" and origin in self.origins:
                 allowed = {"access-control-allow-methods": "GET, POST", "access-control-max-age": "600"}
-                return Response(None, 204, allowed | {"access-control-allow-headers": "authorization, content-type"})
+                asked = headers.get("access-control-request-headers", "authorization, content-type")
+                return Response(None, 204, allowed | {"access-control-allow-headers": asked})
             if self.key and scope["path"] not in OPEN:
                 self._check_key(headers.get("authorization", ""))
         except Fault as fault:

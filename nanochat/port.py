@@ -21,6 +21,7 @@ def listen(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host.strip("[]"), port))
+        bound.listen()  # from now on no other server gets the port, however long the model takes to load
     except OSError as error:
         bound.close()
         raise ValueError(f"--host={host} --port={port}: {error.strerror or error}, take another") from None

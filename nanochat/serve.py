@@ -181,12 +181,12 @@ async def whole(answer: Answer, worker: Worker, ticket: Ticket) -> dict[str, Any
     while ticket.open or ticket.events or ticket.fault:
         await ticket.news.wait()
         follow(answer, worker, ticket)
-    scores = {}
-    for where, choice in answer.choices.items():
-        choice.reason = choice.reason or "length"  # where nothing was to be written
-        if answer.asked.scored:
-            scores[where] = await worker.score(answer.row(where), answer.asked.top)
-    return answer.whole(scores)
+    if not answer.asked.scored:
+        return answer.whole({})
+    rows = {where: tuple(answer.row(where)) for where in answer.choices}
+    different = list(dict.fromkeys(rows.values()))  # where nothing is written, samples are alike
+    scores = dict(zip(different, await worker.score(different, answer.asked.top), strict=True))
+    return answer.whole({where: scores[row] for where, row in rows.items()})
 
 
 async def streamed(answer: Answer, worker: Worker, ticket: Ticket) -> AsyncIterator[bytes]:

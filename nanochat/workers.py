@@ -15,6 +15,7 @@ from nanochat.gate import Fault
 from nanochat.log import say
 
 SCORED_AT_ONCE = 256  # positions whose logits are made together: those of a whole context may take gigabytes
+FAILED = 503, "the engine has failed, the server has to be started anew"
 STOPPING = 5.0  # seconds that a thread has for its last step
 
 
@@ -73,6 +74,7 @@ class Worker(threading.Thread):
         self.tickets: set[Ticket] = set()
         self._scores: set[asyncio.Future] = set()
         self._acts: list[Callable[[], Any]] = []  # what the thread is to do before its next step
+        self._due: deque[tuple] = deque()  # rows to be scored: who waits for it, the tokens, how many of the likeliest
         self._awake, self._stopped, self._active = threading.Condition(), False, []
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -94,17 +96,21 @@ class Worker(threading.Thread):
             self._end(ticket, gone)
             self._ask(lambda: ticket.job and self.engine.cancel(ticket.job, *gone))
 
-    async def score(self, tokens: Sequence[int], top: int) -> tuple:
-        """What the function of that name gives, between two steps."""
-        found = self.loop.create_future()
-        self._scores.add(found)
-        self.load += 1
+    async def score(self, rows: Sequence[Sequence[int]], top: int) -> list[tuple]:
+        """What the function of that name gives of each, one row between two steps."""
+        if self.failure:
+            raise Fault(*FAILED, code="engine_failed")
+        found = [self.loop.create_future() for _ in rows]
+        self._scores.update(found)
+        self.load += len(rows)
         try:
-            self._ask(lambda: found.done() or self._tell(_settle, found, score(self.model, tokens, top)))
-            return await found
+            self._ask(lambda: self._due.extend((one, row, top) for one, row in zip(found, rows, strict=True)))
+            return await asyncio.gather(*found)
         finally:
-            self.load -= 1
-            self._scores.discard(found)
+            self.load -= len(rows)
+            for one in found:
+                one.cancel()  # nobody waits for those that are still due
+            self._scores.difference_update(found)
 
     def refuse(self, fault: Fault, *tickets: Ticket) -> None:
         """Tell these, or all who wait, that nothing comes any more."""
@@ -113,7 +119,7 @@ class Worker(threading.Thread):
             ticket.news.set()
             self.cancel(ticket)
         for score in self._scores if not tickets else ():
-            score.done() or score.set_exception(fault)
+            _fail(score, fault)
 
     def stop(self) -> None:
         with self._awake:
@@ -141,7 +147,7 @@ class Worker(threading.Thread):
 
     def _broke(self, failure: str) -> None:
         self.failure = failure
-        self.refuse(Fault(503, "the engine has failed, the server has to be started anew", code="engine_failed"))
+        self.refuse(Fault(*FAILED, code="engine_failed"))
 
     # ---- in the thread ----
 
@@ -169,11 +175,24 @@ class Worker(threading.Thread):
     def _act(self) -> bool:
         """Do what was asked for; sleeps while there is nothing to do. False: the end."""
         with self._awake:
-            self._awake.wait_for(lambda: self._acts or self._active or self._stopped)
+            self._awake.wait_for(lambda: self._acts or self._active or self._due or self._stopped)
             acts, self._acts = self._acts, []
         for act in acts:
             act()
+        self._score()
         return not self._stopped
+
+    def _score(self) -> None:
+        """One row of those that somebody waits for."""
+        while self._due:
+            found, row, top = self._due.popleft()
+            if not found.done():
+                try:
+                    self._tell(_settle, found, score(self.model, row, top))
+                except torch.OutOfMemoryError:
+                    fault = Fault(503, "there is too little memory to score so long a text", code="out_of_memory")
+                    self._tell(_fail, found, fault)
+                return
 
     def _submit(self, ticket: Ticket, requests: Sequence[Request], logprobs: bool) -> None:
         try:
@@ -185,6 +204,11 @@ class Worker(threading.Thread):
     def _tell(self, act: Callable, *values: Any) -> None:
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(act, *values)
+
+
+def _fail(future: asyncio.Future, fault: Fault) -> None:
+    if not future.done():
+        future.set_exception(fault)
 
 
 def _settle(future: asyncio.Future, value: Any) -> None:

@@ -27,6 +27,10 @@ def completion(**fields):
     return read_completion({"prompt": "hi", **fields}, SERVED)
 
 
+def test_a_limit_that_is_null_is_the_servers():
+    assert chat(max_tokens=None, max_completion_tokens=None).requests[0].max_new_tokens == 40
+
+
 def test_settings_reach_the_engine():
     asked = chat(temperature=0.5, top_p=0.9, top_k=3, seed=7, n=2, max_tokens=5, stop="x", stream=True)
     [request] = asked.requests

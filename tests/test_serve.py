@@ -1,6 +1,7 @@
 """The server as clients meet it: a process of its own, asked by OpenAI's client and by plain HTTP."""
 
 import json
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -229,3 +230,23 @@ def test_a_port_that_is_taken(server, python):
     done = python("-m", "scripts.chat_web", f"--port={number}")
     assert done.returncode == 2
     assert f"--port={number}: Address already in use, take another" in done.stderr
+
+
+def test_a_stream_without_anything_to_write_ends(server):
+    body = {"prompt": "What", "max_tokens": 0, "echo": True, "stream": True}
+    lines = server.http.post("/v1/completions", json=body).text.split()
+    assert lines[-1] == "[DONE]"
+    assert '"What"' in "".join(lines)
+    assert server.metric("running") == 0
+
+
+def test_what_has_begun_is_ended_before_the_server_is(server):
+    """The last test of this server."""
+    body = {"messages": HI, "stream": True, "n": 4, "temperature": 1.0, "seed": 5}
+    with server.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: {")
+        server.process.send_signal(signal.SIGTERM)
+        *_, last, _ = lines
+    assert last == "data: [DONE]"
+    assert server.process.wait(60) == 0

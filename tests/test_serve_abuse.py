@@ -98,6 +98,7 @@ def test_a_body_of_ten_megabytes(server, chunked):
         b'{"messages": [{"role": "user", "content": "hi"}], "temperature": NaN}',
         b'{"messages": [{"role": "user", "content": "hi"}], "temperature": 1e999}',
         b'{"messages": [{"role": "user", "content": "hi"}], "seed": ' + b"9" * 5000 + b"}",
+        b'{"messages": [{"role": "user", "content": [{"type": [], "text": "x"}]}], "prompt": [{}]}',
         b"\x00" * 1000,
         b"",
     ],
@@ -178,9 +179,12 @@ def test_slow_readers_and_halves_keep_nobody_waiting(server):
 
 
 def test_health_was_answered_all_the_while(server):
-    """The strict figure is the benchmark's, on a machine that does nothing else."""
+    """How fast is the benchmark's to say, on a machine that does nothing else: here it is printed."""
+    end = time.monotonic() + 60
+    while len(server.waits) < 20 and time.monotonic() < end:
+        time.sleep(0.05)
     waits = sorted(server.waits)
+    assert len(waits) >= 20
     median, worst = statistics.median(waits), waits[-1]
     told = f"median {1e3 * median:.1f} ms, 99% {1e3 * waits[len(waits) * 99 // 100]:.1f}, worst {1e3 * worst:.1f}"
     print(f"/health, asked {len(waits):,} times: {told}")
-    assert median < 0.1

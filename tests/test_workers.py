@@ -137,7 +137,8 @@ def test_what_the_engine_refuses_its_thread_survives():
             with pytest.raises(Fault, match="request 0 has ids beyond the vocabulary"):
                 await result(worker.submit([Request([9999], 5)], False))
             assert len((await result(worker.submit([LONG], False)))[0, 0][0]) == 150
-            assert await worker.score([65, 66, 67], 2) == score(MODEL, [65, 66, 67], 2)
+            rows = [[65, 66, 67], [65, 70]]
+            assert await worker.score(rows, 2) == [score(MODEL, row, 2) for row in rows]
             assert (worker.load, pool.failures) == (0, [])
 
     asyncio.run(ask())
@@ -155,7 +156,7 @@ def test_nobody_waits_for_an_engine_that_has_failed(capsys):
         async with working(count=2, kind=Broken) as pool:
             first, second = pool.workers
             tickets = [first.submit([LONG], False), first.submit([Request([65, 66, 67], 5)], False)]
-            scored = asyncio.ensure_future(first.score([65] * 190, 1))
+            scored = asyncio.ensure_future(first.score([[65] * 190], 1))
             for ticket in tickets:
                 with pytest.raises(Fault, match="the engine has failed") as caught:
                     await asyncio.wait_for(result(ticket), 30)
@@ -163,6 +164,8 @@ def test_nobody_waits_for_an_engine_that_has_failed(capsys):
             await asyncio.wait([scored], timeout=30)  # before the failure or never
             assert scored.done()
             assert pool.failures == ["RuntimeError: the device is gone"]
+            with pytest.raises(Fault, match="the engine has failed"):  # at once
+                await first.score([[65]], 1)
             assert pool.enter(1) is second  # the other goes on
             assert len((await result(second.submit([LONG], False)))[0, 0][0]) == 150
             second.submit([Request([65, 66, 67], 5)], False)
