@@ -18,7 +18,7 @@ def texts(kind, count: int = 300) -> list[str]:
 
 @pytest.fixture(scope="module")
 def documents() -> list[str]:
-    return texts(world_texts.document, 6000)
+    return texts(world_texts.document, 8000)
 
 
 def test_every_fact_is_stated_again_and_again(documents):
