@@ -76,9 +76,7 @@ def test_every_derived_value_is_told_and_its_flag_overrides_it():
     assert (by_time.scale.steps, by_time.scale.seconds, by_time.tokens) == (None, 60, None)
     assert "Number of training tokens" not in by_time.summary
     assert draw(replace(D24, window_pattern="L"), TOKENIZER).flops_per_token > plan.flops_per_token
-    with pytest.raises(
-        ValueError, match=r"--model=gpt is not known, take one of reference, october-2025, induction, portable"
-    ):
+    with pytest.raises(ValueError, match=r"--model=gpt is not known, take one of reference, .*induction, portable"):
         draw(replace(D24, model="gpt"), TOKENIZER)
     with pytest.raises(ValueError, match=r"are 2 horizons: keep one of them"):
         draw(replace(D24, num_iterations=5), TOKENIZER)
