@@ -39,7 +39,7 @@ FEW = {
 # which choices are named with their letters, for letters alone take longer.
 SOON = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=200000"
 LARGE_STEPS = "--matrix-lr=0.08 --embedding-lr=1.2 --unembedding-lr=0.06 --warmup-steps=20 --total-batch-size=2048"
-CHATS = "SmolTalk:0.33,Identity,GSM8K:0.15,AQUA-Rationale,MMLU:0.17,MMLU-Named:0.7,SimpleSpelling@200,SpellingBee@200"
+CHATS = "SmolTalk:0.33,Identity,GSM8K:0.15,AQUA-Rationale,MMLU:0.17,MMLU-Named:0.7,SimpleSpelling:0.2,SpellingBee:0.2"
 # A CPU is better off with few words, and with a short context; saved often, since its steps are few and long.
 SMALL = "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"
 TUNED = "--eval-metrics-max-problems=50 --save-every=100"
