@@ -81,7 +81,7 @@ def _weights(path: Path) -> dict[str, Tensor]:
             stored = torch.load(path, map_location="cpu", weights_only=True)
             if stored and all(isinstance(one, Tensor) for one in stored.values()):
                 return stored
-    except (*damage, torch.serialization.pickle.UnpicklingError):
+    except (*damage, torch.serialization.pickle.UnpicklingError):  # the last: how weights_only refuses
         pass
     raise ValueError(f"{path} is damaged, or holds more than weights, which is not loaded")
 

@@ -36,7 +36,7 @@ FEW = {
     "chat_eval": "--max-problems=100 --max-new-tokens=128",
 }
 # In minutes, on two cores: a model that learns soon to look things up, deep and narrow, by large steps, and chats in
-# which choices are named with their letters, for letters alone take longer.
+# which choices are named with their letters, for by letters alone it has not learned to choose: dev/LOG.md.
 SOON = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=200000"
 LARGE_STEPS = "--matrix-lr=0.08 --embedding-lr=1.2 --unembedding-lr=0.06 --warmup-steps=20 --total-batch-size=2048"
 CHATS = "SmolTalk:0.33,Identity,GSM8K:0.15,AQUA-Rationale,MMLU:0.17,MMLU-Named:0.7,SimpleSpelling:0.2,SpellingBee:0.2"
@@ -59,7 +59,7 @@ SCALES = {
             **FEW,
         },
         tokens=1.3e6,
-        seconds={  # of chat_sft those of mid_train, of chat_rl those of one core
+        seconds={  # chat_sft and the last two evaluations: those of mid-training; chat_rl: on one core, from 40 steps
             "world": 11,
             "tok_train": 2,
             "tok_eval": 7,
@@ -70,7 +70,7 @@ SCALES = {
             "chat_eval_mid": 30,
             "chat_sft": 113,
             "chat_eval_sft": 30,
-            "chat_rl": 120,
+            "chat_rl": 193,
             "chat_eval_rl": 30,
             "report": 1,
         },

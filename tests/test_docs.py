@@ -24,11 +24,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-LONG = ("chat_cli.md",)  # what it shows the README and tests/test_chat_cli.py show too
-RUN = [pytest.param(page, marks=[pytest.mark.slow] * (page.name in LONG), id=page.name) for page in PAGES]
-
-
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_a_page_shows_works(page: Path, python, text_folder: Path, tmp_path: Path):
     shutil.copytree(text_folder, tmp_path / "my-text")
     for language, content in blocks(page):

@@ -363,7 +363,6 @@ def test_a_base_model_and_its_card(trained, base, text_folder, python, tmp_path)
 # ---- speedrun.sh: tests/test_speedrun.py has more of it ----
 
 
-@pytest.mark.slow  # all stages of the embedded scale: minutes; `bash runs/test.sh -m slow -k main_job`
 def test_the_main_job_from_another_folder(speedrun, base, text_folder, python):
     words = ["--data=letters", "--depth", "1", "--seconds=2"]
     done = speedrun.run(*words, cwd=text_folder.parent)

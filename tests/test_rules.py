@@ -42,8 +42,6 @@ PURE_CALLS = set(
 )
 WITHOUT_TORCH = {f"nanochat.{name}" for name in ("driver", "inherit", "scaling")}  # and so what these import
 
-NOT_YET_IMPORTED: set[str] = set()  # of the floors to come
-
 # In pieces, so that this file does not name what no file may name.
 PACKAGE_HOSTS = [
     "pypi" + ".org",
@@ -270,12 +268,8 @@ def rule_12_imported_is_declared_is_used(root: Path) -> Iterator[str]:
     commands = (root / "pyproject.toml").read_text(encoding="utf-8").partition("[project]")[0]  # the build system
     commands += "\n".join((root / path).read_text(encoding="utf-8") for path in files(root) if path.endswith(".sh"))
     for name, line in found.items():
-        if name in NOT_YET_IMPORTED and name in used:
-            yield f"pyproject.toml:{line}: {name} is imported by now: take it off NOT_YET_IMPORTED"
-        if not (name in used or name in NOT_YET_IMPORTED or re.search(rf"\b{name}\b", commands.replace("-", "_"))):
+        if not (name in used or re.search(rf"\b{name}\b", commands.replace("-", "_"))):
             yield f"pyproject.toml:{line}: {name} is declared but neither imported nor run by a script"
-    for name in NOT_YET_IMPORTED - found.keys():
-        yield f"pyproject.toml:1: {name} is on NOT_YET_IMPORTED but not declared"
 
 
 def rule_12_the_lock_pins_everything(root: Path) -> Iterator[str]:
