@@ -151,7 +151,7 @@ def test_short_flags():
 def test_all_that_the_hub_has(model, base, hub, capsys, monkeypatch):
     assert list(open_tasks("")) == list(CHAT_CORE)
     (hub / "questions.jsonl").write_text('{"question": "Who?", "answer": "Me"}')
-    assert list(open_tasks("")) == [*CHAT_CORE, "Questions"]
+    assert list(open_tasks("")) == [*CHAT_CORE, "ARC-Easy-Named", "ARC-Challenge-Named", "Questions"]
     (hub / "questions.jsonl").unlink()
     assert f"({', '.join(CHAT_CORE)})" in (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
     assert list(open_tasks("gsm8k|MMLU")) == ["GSM8K", "MMLU"]

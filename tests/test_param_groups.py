@@ -45,7 +45,15 @@ def test_parameters_matched_by_none_or_by_two_are_named(monkeypatch):
 
 
 def test_a_plain_model_has_fewer_groups():
-    assert list(groups(["embed.weight", "blocks.0.attn.q.weight"])) == ["embedding", "matrices"]
+    assert list(groups(["head.weight", "embed.weight", "blocks.0.attn.q.weight"])) == [
+        "unembedding",
+        "embedding",
+        "matrices",
+    ]
+
+
+def test_an_embedding_that_is_also_the_unembedding_is_stepped_as_that():
+    assert list(groups(["embed.weight", "blocks.0.attn.q.weight"])) == ["unembedding", "matrices"]
 
 
 def test_learning_rates_scale_with_batch_and_width():
