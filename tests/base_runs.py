@@ -105,9 +105,9 @@ def files_of(folder: Path, step: int = STEPS) -> dict[str, bytes]:
 
 
 class After:
-    """Something happens once the process has written down a step."""
+    """Something happens once the process has written down a step; None: each step."""
 
-    def __init__(self, step: int, happens: Callable[..., Any], *arguments: Any):
+    def __init__(self, step: int | None, happens: Callable[..., Any], *arguments: Any):
         self.step, self.happens, self.arguments = step, happens, arguments
 
     def __call__(self, act: Callable = lambda: None) -> None:
@@ -118,7 +118,7 @@ class After:
 
         def watched(log: MetricLog, **metrics: Any) -> None:
             write(log, **metrics)
-            if metrics["step"] == self.step and "train/loss" in metrics:
+            if self.step in (None, metrics["step"]) and "train/loss" in metrics:
                 act()
                 self.happens(*self.arguments)
 
