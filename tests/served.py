@@ -23,12 +23,17 @@ TEXT = ["What is 12 + 34? It is 46, said the quick brown fox. naïve café — �
 CONTEXT = 192
 
 
-def write_model(base: Path, tag: str = "mine", **fields) -> Engine:
-    """A base model of random weights that are not small, and its tokenizer; the twin of what will serve it."""
+def write_model(base: Path, tag: str = "mine", endless: bool = False, **fields) -> Engine:
+    """A base model of random weights that are not small, and its tokenizer; the twin of what will serve it.
+
+    endless: the likeliest token is never one that ends an answer.
+    """
     tokenizer = Tokenizer.train(TEXT, 300)
     tokenizer.save(base / f"tok_train/{tag}/tokenizer.json")
     sizes = {"vocab_size": tokenizer.vocab_size, "depth": 2, "max_seq_len": CONTEXT}
     model = lively(CONFIGS["reference"] | sizes | {"bos_id": tokenizer.special_tokens["<|bos|>"]} | fields)
+    if endless:
+        model.head.weight.data[list(tokenizer.special_tokens.values())] = 0
     about = {"tokenizer": {"tag": tag, "hash": tokenizer.content_hash}, "dtype": "fp32"}
     record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
     with Saver(base / f"base_train/{tag}") as saver:

@@ -373,10 +373,11 @@ def test_the_main_job_from_another_folder(speedrun, base, text_folder, python):
     trained, judged = {"tok_train", "base_train", "mid_train", "chat_sft", "chat_rl"}, {"tok_eval", "base_loss"}
     assert {stage.script for stage in ran} == trained | judged | {"base_eval", "chat_eval"}
     assert done.stdout.startswith("\n== plan\n")
-    *_, left_out, _, card, cli, web = done.stdout.splitlines()
+    *_, world, download, card, cli, web = done.stdout.splitlines()
     assert card == f"report card: {speedrun.home / 'report.md'}"
     assert "| Metric " in done.stdout
-    assert left_out == "left out: download (nothing is to be fetched)"
+    assert world == f"left out: world (the text is folder:{text_folder})"
+    assert download == "left out: download (nothing is to be fetched)"
     command = cli.removeprefix("talk to it: ")
     assert web == "in a browser: " + command.replace("scripts.chat_cli", "scripts.chat_web")
     asked = {"input": "Hello\n", "capture_output": True, "text": True}
