@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 
 class Plan(NamedTuple):
@@ -129,6 +128,8 @@ def _block_mask(query: Tensor, keys: int, window: int, starts: Tensor | None, tr
         start, trunk = None if starts is None else starts[row, i], None if trunks is None else trunks[row, 0]
         return _sees(query[row, i], key, window, start, trunk)
 
+    from torch.nn.attention.flex_attention import create_block_mask  # which takes seconds: not where it is not used
+
     return create_block_mask(sees, rows if rows > 1 else None, None, query.shape[1], keys, device=query.device)
 
 
@@ -186,7 +187,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor
 
 
 @lru_cache(maxsize=1)
-def _compiled_flex() -> Callable:
+def _compiled(flex_attention: Callable) -> Callable:
     return torch.compile(flex_attention)
 
 
@@ -194,7 +195,9 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float) -> Tensor:
     fused = q.device.type == "cuda"
     if not fused and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise ValueError(f"attention path flex has no gradient on {q.device.type}; sdpa has")
-    run = _compiled_flex() if fused and not torch.compiler.is_compiling() else flex_attention
+    run = torch.nn.attention.flex_attention.flex_attention  # imported by what made the mask
+    if fused and not torch.compiler.is_compiling():
+        run = _compiled(run)
     options = {"block_mask": plan.mask, "scale": scale, "enable_gqa": q.shape[2] != k.shape[2]}
     return run(*(x.transpose(1, 2) for x in (q, k, v)), **options).transpose(1, 2)
 

@@ -2,6 +2,7 @@
 
 import re
 import zlib
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -130,8 +131,16 @@ class Linear(nn.Linear):
     def __init__(self, inputs: int, outputs: int):
         super().__init__(inputs, outputs, bias=False)
 
+    def reset_parameters(self) -> None:
+        """Nothing: init_weights gives all values."""
+
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype))
+
+
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """Nothing: init_weights gives all values. To draw on the meta device would import the compiler: seconds."""
 
 
 def norm(x: Tensor, eps: float) -> Tensor:
@@ -222,10 +231,11 @@ class GPT(nn.Module):
         super().__init__()
         self.config, self.attention, self.checkpointing = config, attention, checkpointing
         self.compute_dtype = torch.float32  # of activations; parameters stay fp32
+        self.compiled = False
         self.loss_form: str | None = None  # of cross_entropy.FORMS; None: the fastest that is not compiled
         values_width = config.kv_heads * config.head_dim
-        self.embed = nn.Embedding(config.padded_vocab, config.width)
-        tables = {str(i): nn.Embedding(config.padded_vocab, values_width) for i in config.value_layers}
+        self.embed = Embedding(config.padded_vocab, config.width)
+        tables = {str(i): Embedding(config.padded_vocab, values_width) for i in config.value_layers}
         self.value_embeds = nn.ModuleDict(tables)
         self.blocks = nn.ModuleList(Block(config, i in config.value_layers) for i in range(config.depth))
         if not config.tie_embeddings:
@@ -245,7 +255,16 @@ class GPT(nn.Module):
         torch._dynamo.config.recompile_limit = 64  # kinds of block x shapes x training or not; 8 would be too few
         for block in self.blocks:
             block.compile()
+        self.compiled = True
         self.loss_form = choose_loss(self.rope_cos.device, compiling=True)[0]
+
+    def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> "GPT":
+        """As torch's own, which from the meta device imports the compiler's algebra: seconds."""
+        return self._apply(lambda old: torch.empty(old.shape, dtype=old.dtype, device=device), recurse=recurse)
+
+    def as_written(self) -> AbstractContextManager:
+        """Nothing runs compiled: where every batch has another shape."""
+        return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()  # the first imports a lot
 
     def init_buffers(self) -> None:
         """The tables of rotation, which no checkpoint holds: call it after to_empty if the weights are loaded."""

@@ -186,6 +186,20 @@ def test_a_second_signal_ends_at_once(base):
     assert steps(base.of("twice")) == []
 
 
+def test_without_compile_the_compiler_is_not_imported(base):
+    """It takes as long as torch itself, which every process would pay."""
+    code = (
+        "import runpy, sys, torch\nbefore, sys.argv = set(sys.modules), sys.argv[1:]\n"
+        "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)\n"
+        "print('beside torch:', {'sympy', 'torch._dynamo', 'torch._inductor'} & (set(sys.modules) - before))"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT), "NANOCHAT_BASE_DIR": str(base.folder)}
+    for words in (["base_train", *base.flags("light")], ["base_loss", "--tag=light", "--eval-bytes=2000"]):
+        command = [sys.executable, "-c", code, f"scripts.{words[0]}", *words[1:], "--device-type=cpu"]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        assert "beside torch: set()" in done.stdout, done.stderr
+
+
 # ---- from where ----
 
 
