@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from nanochat.gpt import GPT, GPTConfig, norm
+from nanochat.gpt import GPT, GPTConfig
+from nanochat.layers import norm
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanochat import attention as attn
-from nanochat.gpt import GPT, MLP_KINDS, VALUE_GATE_INPUTS, Block, norm
+from nanochat.gpt import GPT, MLP_KINDS, VALUE_GATE_INPUTS, Block
+from nanochat.layers import norm
 
 PACKED_ROWS = 32  # for which oneDNN chooses the order of a weight; it is good for one row too
 

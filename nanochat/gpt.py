@@ -14,6 +14,7 @@ from nanochat import attention as attn
 from nanochat.before import Place, behind, shifted
 from nanochat.cross_entropy import SAFE_EXPONENT, cross_entropy
 from nanochat.cross_entropy import choose as choose_loss
+from nanochat.layers import Embedding, Linear, norm, rotate
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to it: matrix units like whole tiles
 SHORT_MULTIPLE = 128  # and the short window to this, the tile of the attention kernels
@@ -123,39 +124,6 @@ MLP_KINDS = {  # name → (has a gate, hidden units from what `up` and `gate` gi
     "relu2": (False, lambda up, gate: F.relu(up).square()),
     "swiglu": (True, lambda up, gate: F.silu(gate) * up),
 }
-
-
-class Linear(nn.Linear):
-    """No bias; the fp32 master weight is cast to the dtype of what comes in, so that gradients add up in fp32."""
-
-    def __init__(self, inputs: int, outputs: int):
-        super().__init__(inputs, outputs, bias=False)
-
-    def reset_parameters(self) -> None:
-        """Nothing: init_weights gives all values."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
-
-
-class Embedding(nn.Embedding):
-    def reset_parameters(self) -> None:
-        """Nothing: init_weights gives all values. To draw on the meta device would import the compiler: seconds."""
-
-
-def norm(x: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], eps=eps)  # its sum of squares is fp32 whatever x is
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, still: int = 0) -> Tensor:
-    """x (B, T, H, D) turned by its position, in fp32: channel i pairs with i + n/2, the channels after n stay.
-
-    still: how many of the first heads stay as they are.
-    """
-    if still:
-        return torch.cat([x[:, :, :still].float(), rotate(x[:, :, still:], cos, sin)], dim=2)
-    a, b, rest = x.split([cos.shape[-1], cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest.float()], dim=-1)
 
 
 class Attention(nn.Module):

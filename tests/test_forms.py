@@ -7,7 +7,8 @@ import torch
 from models import CONFIGS, lively
 
 from nanochat.forms import FORMS, form_of, homeless, settings, swap_halves, weights
-from nanochat.gpt import GPTConfig, rotate
+from nanochat.gpt import GPTConfig
+from nanochat.layers import rotate
 
 NANOCHAT, QWEN3 = FORMS.values()
 SPECIAL = {"<|bos|>": 90, "<|assistant_end|>": 94}
