@@ -19,9 +19,9 @@ OUR_CODE = ("nanochat", "scripts", "tasks")
 # Lowest first. A module imports only from lower layers; a new one gets its place here.
 LAYERS = [
     "log",
-    "config gate meter stages hardware paths nodes before documents world_facts world_texts world_chats polyglot",
+    "config gate meter stages hardware paths nodes before documents layers world_facts world_texts world_chats polyglot",
     "inherit interrupt scales plots console termplot cross_entropy_triton hub folder shards world lanes token_shards",
-    "outcome port prefetch tokenizer chat corpus attention layers cross_entropy optim schedules fp8 quant sandbox calculator",
+    "outcome port prefetch tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
     "runtime param_groups gpt kvcache recursive scaling scaling_fit dataloader packing lint core_tasks sections",
     "fused decoder page compare forms tokenizer_files",
     "checkpoint engine objectives eval_bpb eval_core replies model_card gguf_file old_checkpoint",
