@@ -18,8 +18,8 @@ OUR_CODE = ("nanochat", "scripts", "tasks")
 
 # Lowest first. A module imports only from lower layers; a new one gets its place here.
 LAYERS = [
-    "log",
-    "config gate meter stages hardware paths nodes before documents layers world_facts world_texts world_chats polyglot",
+    "log layers",
+    "config gate meter stages hardware paths nodes before documents world_facts world_texts world_chats polyglot",
     "inherit interrupt scales plots console termplot cross_entropy_triton hub folder shards world lanes token_shards",
     "outcome port prefetch tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
     "runtime param_groups gpt kvcache recursive scaling scaling_fit dataloader packing lint core_tasks sections",
