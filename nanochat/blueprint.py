@@ -20,7 +20,7 @@ from nanochat.outcome import Outcome, environment
 from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.paths import base_dir
 from nanochat.restore import build_model
-from nanochat.runtime import asked_precision
+from nanochat.runtime import COMPILING_SECONDS, asked_precision
 from nanochat.scaling import (
     HORIZONS,
     REFERENCE_DEPTH,
@@ -67,7 +67,8 @@ class Blueprint:
     def build(self, config: Any, weights: Checkpoint | int, runtime: Any) -> tuple[GPT, Optimizer, int]:
         """The model (weights: a checkpoint's, or new ones from a seed), its optimizer, and rows of a micro-batch."""
         decay = config.weight_decay * self.scale.weight_decay
-        return build(self.model, config, self.scale.total_batch_size, decay, weights, runtime, in_fp8=config.fp8)
+        steps, batch = self.scale.steps, self.scale.total_batch_size
+        return build(self.model, config, batch, steps, decay, weights, runtime, in_fp8=config.fp8)
 
     @property
     def rows(self) -> int:
@@ -84,19 +85,26 @@ def build(
     shape: GPTConfig,
     config: Any,
     batch: int,
+    steps: int | None,
     weight_decay: float,
     weights: Checkpoint | int,
     runtime: Any,
     in_fp8: bool = False,
 ) -> tuple[GPT, Optimizer, int]:
-    """A model, its optimizer, and rows of a micro-batch; config: of a training stage. batch: tokens of a step."""
+    """A model, its optimizer, and rows of a micro-batch; config: of a training stage.
+
+    batch: tokens of a step. steps: in all, None where that is not known.
+    """
     model = build_model(shape, runtime, weights, checkpointing=config.checkpointing)
     before = weights.manifest["loop"]["device_batch"] if isinstance(weights, Checkpoint) else None
     rows = _device_rows(config.device_batch_size, before, batch, config.max_seq_len, model, runtime)
     if in_fp8:
         print0(fp8.describe(*fp8.convert(model)))
     if config.compile:
-        model.compile_parts()
+        if _long_enough(config.target_seconds, steps and model.flops_per_token() * batch * steps, runtime):
+            model.compile_parts()
+        else:
+            print0("not compiled: what so short a run computes is done before the compiler is")
     groups = build_groups(
         model.named_parameters(),
         learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
@@ -120,6 +128,13 @@ def _device_rows(asked: str, before: int | None, batch: int, length: int, model:
     steps = accumulation_steps(batch, size, length, runtime.world_size)
     print0(f"device batch: {size} rows of {length:,} tokens, {how}; {steps} of them make a step on each rank")
     return size
+
+
+def _long_enough(seconds: float, flops: float | None, runtime: Any) -> bool:
+    """For a compiler to pay; of a run of so many seconds, or FLOPs, neither where both are unknown."""
+    if seconds > 0:
+        return seconds > COMPILING_SECONDS or runtime.device.type != "cpu"
+    return flops is None or runtime.compiling_pays(flops)
 
 
 def _whole(text: str) -> int:

@@ -8,6 +8,7 @@ every so many tokens and overlap: no token is then predicted from little but tho
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -119,11 +120,20 @@ def ratio(sums: torch.Tensor) -> tuple[float, float]:
     return value, math.sqrt(spread) / below if rows > 1 else math.nan
 
 
-def validation(measure: Callable[[], dict[str, tuple[float, float]]], log: Any) -> Callable:
-    """A hook of the training loop; measure: figures with their errors, which the state notes, and the lowest ones."""
+def validation(
+    measure: Callable[[], dict[str, tuple[float, float]]], tokens: int, often: int, model: Any, runtime: Any, log: Any
+) -> Callable:
+    """A hook of the training loop; measure: figures with their errors, which the state notes, and the lowest ones.
+
+    It computes as the model is written until, with `tokens` every `often` steps, compiling that too has paid.
+    """
+    flops = model.flops_per_token() // 3 * tokens
 
     def validate(state: Any) -> None:
-        for name, (value, stderr) in measure().items():
+        pays = runtime.compiling_pays(flops * (1 + state.step // max(often, 1)))
+        with nullcontext() if pays else model.as_written():
+            found = measure()
+        for name, (value, stderr) in found.items():
             state.notes |= {f"val {name}": value, f"val {name} stderr": stderr}
             if value <= state.notes.get(f"lowest val {name}", math.inf):
                 state.notes |= {f"lowest val {name}": value, f"lowest val {name} stderr": stderr}

@@ -124,7 +124,8 @@ class FineTuning:
             losses, bits = sums_of_rows(self.model, row, len(inputs), length, weights, self.rows, self.runtime)
             return {"loss": ratio(losses), "bpb": ratio(bits / torch.tensor([math.log(2), 1]))}
 
-        return [every(settings.eval_every, validation(measure, self.log), at_start=True)]
+        validate = validation(measure, inputs.numel(), settings.eval_every, self.model, self.runtime, self.log)
+        return [every(settings.eval_every, validate, at_start=True)]
 
     def scoring(self, tasks: Mapping[str, Any]) -> list[every]:
         """A hook: how many problems are solved of each task; unasked, of those that are answered by a letter."""
@@ -192,7 +193,8 @@ def fine_tuning(stage: str, parent: str, config: FineTune, rows: int = 0) -> Ite
         runtime = runtime.attending(config.attention, shape.attention_needs) if shape.attention_needs else runtime
         batch = rows * settings.max_seq_len or settings.total_batch_size
         settings = replace(settings, total_batch_size=batch)
-        model, optimizer, rows = build(shape, settings, batch, settings.weight_decay, origin, runtime)
+        steps = None if settings.num_iterations < 0 else settings.num_iterations
+        model, optimizer, rows = build(shape, settings, batch, steps, settings.weight_decay, origin, runtime)
         for group in optimizer.groups:
             group.initial_lr *= settings.init_lr_frac
         if settings.warm_start and not begun:

@@ -29,7 +29,9 @@ class FineTune:
     device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", may_change=True)
     dtype: str = option("auto", "auto, bf16, fp16 or fp32; on a CPU auto measures", group="device")
     attention: str = option("auto", "auto, or a path of nanochat/attention.py", group="device", **SIDE)
-    compile: bool = option(True, "compile the blocks: slower to start, faster to run", group="device", **SIDE)
+    compile: bool = option(
+        True, "compile the blocks, where the run is long enough to gain by it", group="device", **SIDE
+    )
     checkpointing: bool = option(False, "compute activations twice to save memory", group="device", may_change=True)
 
     num_iterations: Count = option(-1, "steps to train; of this box give one", group="horizon", unit="STEPS")

@@ -14,7 +14,8 @@ def looks(config: Any, model: Any, tokenizer: Any, text: EvalText, rows: int, ru
     """Hooks of the loop, as often as `config`, scripts.base_train's, says; rows: of a batch."""
     hooks, length = [], config.max_seq_len
     if config.eval_every >= 0:
-        validate = validation(lambda: {"bpb": bits_per_byte(model, text, length, rows, runtime)[:2]}, log)
+        measure = lambda: {"bpb": bits_per_byte(model, text, length, rows, runtime)[:2]}  # noqa: E731
+        validate = validation(measure, len(text.ids), config.eval_every, model, runtime, log)
         hooks.append(every(config.eval_every, validate, at_start=True))
     if config.core_metric_every >= 0:
         budget = 0 if runtime.device.type == "cpu" else rows * length  # as much memory as training has

@@ -18,6 +18,9 @@ from nanochat.log import print0
 from nanochat.paths import base_dir
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# Of a CPU: what is shorter is done before the compiler is.
+COMPILING_PAYS = 2e12  # FLOPs
+COMPILING_SECONDS = 60.0
 PATIENCE = 30.0  # seconds that a rank which failed waits for the others to fail as well
 
 
@@ -52,6 +55,10 @@ class Runtime:
     def validation_bytes(self) -> int:
         """How much text a validation takes that should cost little beside training."""
         return 20_000_000 if self.device.type == "cuda" else 500_000
+
+    def compiling_pays(self, flops: float) -> bool:
+        """Whether so many of all ranks take longer than compiling for them; an accelerator is compiled for always."""
+        return self.device.type != "cpu" or flops / self.world_size > COMPILING_PAYS
 
     def as_in(self, manifest: dict[str, Any], path: str, needs: Collection[str] = ()) -> "Runtime":
         """In the precision of the run that a checkpoint is of: what auto measures may differ from day to day.

@@ -8,6 +8,7 @@ from nanochat.hardware import Accelerator
 VOCABULARY = "--max-chars=2e9 --doc-cap=10000"  # text that the tokenizer learns from
 EVENING = ((70, 16), (30, 12), (20, 10), (10, 8), (0, 6))  # GB of one GPU -> depth that it trains in about an evening
 EIGHT = 8  # GPUs, of
+HORIZONS = ("--num-iterations", "--target-param-data-ratio")
 LARGE = 79  # GB at least: then the model is as good as GPT-2
 
 
@@ -36,13 +37,15 @@ FEW = {
     "chat_eval": "--max-problems=100 --max-new-tokens=128",
 }
 # In minutes, on two cores: a model that learns soon to look things up, deep and narrow, by large steps, and chats in
-# which choices are named with their letters, for by letters alone it has not learned to choose: dev/LOG.md.
+# which choices are named with their letters, for by letters alone it has not learned to choose: dev/LOG.md. A number of
+# steps each, so that a slow machine takes longer and learns the same.
 SOON = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=200000"
 LARGE_STEPS = "--matrix-lr=0.08 --embedding-lr=1.2 --unembedding-lr=0.06 --warmup-steps=20 --total-batch-size=2048"
 CHATS = "SmolTalk:0.33,Identity,GSM8K:0.15,AQUA-Rationale,MMLU:0.17,MMLU-Named:0.7,SimpleSpelling:0.2,SpellingBee:0.2"
 # A CPU is better off with few words, and with a short context; saved often, since its steps are few and long.
 SMALL = "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"
 TUNED = "--eval-metrics-max-problems=50 --save-every=100"
+TAUGHT = f"--mixture={CHATS} --eval-tokens=30000 {TUNED}"
 REWARDED = "--task=GSM8K --eval-examples=100 --save-every=10"
 
 SCALES = {
@@ -52,11 +55,12 @@ SCALES = {
         depth=8,
         flags={
             "tok_train": f"--vocab-size=4096 {VOCABULARY}",
-            "base_train": f"{SOON} {LARGE_STEPS} --save-every=100 --target-seconds=300",
-            "mid_train": f"--target-seconds=75 --mixture={CHATS} {TUNED}",
-            "chat_sft": f"--target-seconds=75 --mixture={CHATS} {TUNED}",
-            "chat_rl": f"--num-iterations=50 --max-new-tokens=100 --init-lr-frac=0.03 {REWARDED}",
+            "base_train": f"{SOON} {LARGE_STEPS} --save-every=100 --num-iterations=640",
+            "mid_train": f"--num-iterations=140 {TAUGHT}",
+            "chat_sft": f"--num-iterations=64 --init-lr-frac=0.2 {TAUGHT}",
+            "chat_rl": f"--num-iterations=25 --max-new-tokens=100 --init-lr-frac=0.03 {REWARDED}",
             **FEW,
+            "base_loss": "--eval-bytes=200000",
         },
         tokens=1.3e6,
         seconds={
@@ -143,12 +147,13 @@ def flags_of(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]:
     flags = {name: value for name, _, value in words}
     if not seconds:
         return flags
-    clock = float(flags_of(scale, "base_train").get("--target-seconds", 0))
+    usual = flags_of(scale, "base_train").get("--target-seconds") or scale.seconds.get("base_train", 0)
+    share = float(usual) and seconds / float(usual)
     if script == "base_train":
-        flags.pop("--target-param-data-ratio", None)
+        flags = {name: value for name, value in flags.items() if name not in HORIZONS}
         flags["--target-seconds"] = f"{seconds:g}"
-    elif clock and "--target-seconds" in flags:
-        flags["--target-seconds"] = f"{float(flags['--target-seconds']) * seconds / clock:g}"
-    elif clock and "--num-iterations" in flags:
-        flags["--num-iterations"] = str(max(1, round(int(flags["--num-iterations"]) * seconds / clock)))
+    elif share and "--target-seconds" in flags:
+        flags["--target-seconds"] = f"{float(flags['--target-seconds']) * share:g}"
+    elif share and "--num-iterations" in flags:
+        flags["--num-iterations"] = str(max(1, round(int(flags["--num-iterations"]) * share)))
     return flags

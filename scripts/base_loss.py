@@ -12,8 +12,6 @@ from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 
-COMPILING_PAYS = 2e12  # FLOPs of a CPU: less are done sooner than the compiler is
-
 
 @dataclass(frozen=True)
 class Config:
@@ -54,7 +52,7 @@ def main(config: Config) -> None:
         texts = {split: read_text(corpus.batches(split), tokenizer, config.eval_bytes) for split in ("train", "val")}
         tokens, length = sum(len(text.ids) for text in texts.values()), model.config.max_seq_len
         flops = model.flops_per_token() // 3 * tokens * (1 + length / (config.stride or math.inf))
-        compiling = runtime.device.type == "cpu" and flops / runtime.world_size > COMPILING_PAYS
+        compiling = runtime.device.type == "cpu" and runtime.compiling_pays(flops)
         if compiling:
             model.compile_parts()
         print0(f"base_loss: {tokens:,} tokens, {flops:.1e} FLOPs: {'compiled' if compiling else 'not worth compiling'}")

@@ -31,7 +31,9 @@ class Config:
     device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", may_change=True)
     dtype: str = option("auto", "auto, bf16, fp16 or fp32; on a CPU auto measures", group="device")
     attention: str = option("auto", "auto, or a path of nanochat/attention.py", group="device", **SIDE)
-    compile: bool = option(True, "compile the blocks: slower to start, faster to run", group="device", **SIDE)
+    compile: bool = option(
+        True, "compile the blocks, where the run is long enough to gain by it", group="device", **SIDE
+    )
     fp8: bool = option(False, "matrix products in 8 bits, on GPUs that have them", group="device")
     checkpointing: bool = option(False, "compute activations twice to save memory", group="device", may_change=True)
 

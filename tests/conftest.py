@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from bundles import world_tasks, write_bundle
 from nanochat.world import write_world
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# What a shell starts in the background takes no notice of Ctrl-C, and hands that down: tests of it would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

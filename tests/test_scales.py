@@ -37,13 +37,19 @@ def test_the_table_names_stages_that_exist():
 
 
 def test_all_clocks_go_with_that_of_base_training():
-    scale = SCALES["embedded"]
+    scale = SCALES["cpu"]
     whole = {script: flags_of(scale, script) for script in scale.flags}
-    clock = float(whole["base_train"]["--target-seconds"])
-    half = {script: flags_of(scale, script, clock / 2) for script in scale.flags}
+    half = {script: flags_of(scale, script, float(whole["base_train"]["--target-seconds"]) / 2) for script in whole}
     for script in ("base_train", "mid_train", "chat_sft"):
         assert float(half[script]["--target-seconds"]) == float(whole[script]["--target-seconds"]) / 2
-    assert int(half["chat_rl"]["--num-iterations"]) == pytest.approx(int(whole["chat_rl"]["--num-iterations"]) / 2, 0.1)
+    assert int(half["chat_rl"]["--num-iterations"]) == int(whole["chat_rl"]["--num-iterations"]) / 2
     assert half["tok_train"] == whole["tok_train"]
+    scale = SCALES["embedded"]  # which counts steps
+    seconds = scale.seconds["base_train"]
+    assert flags_of(scale, "base_train", seconds / 2)["--target-seconds"] == f"{seconds / 2:g}"
+    assert "--num-iterations" not in flags_of(scale, "base_train", seconds / 2)
+    for script in ("mid_train", "chat_sft", "chat_rl"):
+        whole, half = (int(flags_of(scale, script, over)["--num-iterations"]) for over in (0, seconds / 2))
+        assert half == pytest.approx(whole / 2, abs=1)
     short = flags_of(SCALES["8xh100"], "base_train", 60)
     assert (short["--target-seconds"], short["--fp8"], "--target-param-data-ratio" in short) == ("60", "", False)
