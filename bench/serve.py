@@ -4,7 +4,8 @@
 
 A model of random weights behind `scripts.chat_web`, in a process of its own. Every client asks for an answer of 16 to
 128 tokens, streamed or whole, and then for the next one; one in twenty leaves in the midst. Meanwhile /health is asked
-all the time. The peer is the same server with one client, who waits for each answer before the next question.
+all the time. The peer is the same server with one client, who waits for each answer before the next question. It
+exits with 1 where a goal is missed.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import httpx
 from bench.common import ROOT, finish
 
 VOCABULARY, CONTEXT, LEAVES = 4096, 1024, 20
+FASTER, FLAT, PROMPT = 4.0, 0.03, 100.0  # times, of the memory, ms for /health: the goals
 SETTLED = 0.25  # of the time, after which memory is looked at: threads, pools and caches have their size
 
 
@@ -175,6 +177,17 @@ UNITS = {
 }
 
 
+def goals(found: dict, ratio: float) -> dict[str, bool]:
+    """What is to hold of many clients, and whether it does."""
+    return {
+        f"{FASTER:g} times the tokens a second of one after another": ratio >= FASTER,
+        "no error but 429": found["errors"] == 0,
+        "no leaked slot": found["leaked slots"] == 0,
+        f"memory grows by less than {FLAT:.0%}": found["memory"] is None or found["growth"] < FLAT * found["memory"],
+        f"/health within {PROMPT:g} ms": found["health worst"] <= PROMPT,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.serve", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
@@ -194,12 +207,15 @@ def main() -> None:
         print(f"{name:<14}" + "".join(f"{cell:>20}" for cell in cells) + f"  {UNITS.get(name, '')}")
     ratio = many["rate"] / alone["rate"]
     print(f"\n{ratio:.1f} times the tokens a second of one after another")
+    missed = [goal for goal, kept in goals(many, ratio).items() if not kept]
+    print(f"goals missed: {', '.join(missed)}" if missed else "all goals are reached")
     about = {"peer": None, "peer_name": None, "ratio": None}
     records = [
         {"case": f"serve: {name}", "unit": UNITS.get(name, "count"), "ours": many[name], **about} for name in many
     ]
     records[0] |= {"peer": alone["rate"], "peer_name": names[1], "ratio": ratio}
     finish(options.json, records)
+    sys.exit(1 if missed else 0)
 
 
 if __name__ == "__main__":

@@ -185,6 +185,8 @@ def fine_tuning(stage: str, parent: str, config: FineTune, rows: int = 0) -> Ite
         step = None if config.model_step < 0 else config.model_step
         origin = begun or find_model(parent, config.model_tag or config.tag, step, runtime)
         manifest = origin.manifest
+        if config.warm_start and not begun and not manifest["optimizer"]:
+            raise ValueError(f"{origin.path} has no optimizer's state to begin with, give --no-warm-start")
         settings, shape = inherit(config, manifest), GPTConfig(**manifest["model"])
         came_from = {"stage": parent, "tag": config.model_tag or config.tag, "step": origin.step}
         about = {"stage": stage, "parent": manifest["parent"] if begun else came_from}

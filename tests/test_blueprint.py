@@ -8,11 +8,13 @@ import pytest
 import torch
 from loop_parts import ALONE
 
+from nanochat import runtime
 from nanochat.blueprint import draw, estimate
 from nanochat.hardware import Accelerator, find, parse_named
 from nanochat.log import duration
 from nanochat.objectives import next_token
 from nanochat.outcome import Outcome
+from nanochat.runtime import COMPILING_SECONDS
 from scripts.base_train import Config, main
 
 TOKENIZER = SimpleNamespace(vocab_size=32768, special_tokens={"<|bos|>": 32759})
@@ -239,3 +241,21 @@ def test_the_model_is_that_of_the_seed_and_can_be_trained():
     ids = torch.zeros(rows, 32, dtype=torch.int64)
     next_token(model, (ids, ids))[0].backward()
     assert optimizer.step(1 / 256) > 0
+
+
+@pytest.mark.parametrize(
+    ("horizon", "flops", "compiled"),
+    [
+        ({"num_iterations": 4}, 1e12, False),
+        ({"num_iterations": 4}, 0.0, True),
+        ({"target_seconds": COMPILING_SECONDS}, 0.0, False),
+        ({"target_seconds": COMPILING_SECONDS + 1}, 1e12, True),
+    ],
+)
+def test_a_run_is_compiled_where_that_pays(horizon, flops, compiled, monkeypatch, capsys):
+    monkeypatch.setattr(runtime, "COMPILING_PAYS", flops)
+    config = replace(TINY, **{"num_iterations": -1, "compile": True} | horizon)
+    assert draw(config, TOKENIZER).build(config, 1, ALONE)[0].compiled is compiled
+    assert ("not compiled: " in capsys.readouterr().out) is not compiled
+    config = replace(config, compile=False)
+    assert not draw(config, TOKENIZER).build(config, 1, ALONE)[0].compiled

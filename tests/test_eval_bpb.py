@@ -4,7 +4,9 @@ import itertools
 import json
 import math
 import random
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -12,7 +14,7 @@ import torch
 from forks import Forked
 from models import SMALL, lively
 
-from nanochat.eval_bpb import bits_per_byte, read_text
+from nanochat.eval_bpb import bits_per_byte, read_text, validation
 from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
 
@@ -196,3 +198,29 @@ def test_processes_and_batches_find_the_same(tokenizer, tmp_path):
     for stride in (0, 5, 24):
         assert alone[f"stride {stride}, batch 1"] == pytest.approx(alone[f"stride {stride}, batch 3"], rel=1e-6)
     assert alone["stride 0, batch 3"] == alone["stride 24, batch 3"] != alone["stride 5, batch 3"]
+
+
+def test_validation_is_compiled_once_that_has_paid(capsys):
+    """30 FLOPs a token and 1,000 tokens every 10 steps, where compiling pays from 25,000 FLOPs on: the third time."""
+    ways, written = [], []
+
+    @contextmanager
+    def as_written():
+        ways.append("as written")
+        yield
+        ways.append("over")
+
+    model = SimpleNamespace(flops_per_token=lambda: 30, as_written=as_written)
+    runtime = SimpleNamespace(compiling_pays=lambda flops: flops > 25_000)
+    log = SimpleNamespace(write=lambda **found: written.append(found))
+    values = iter([2.0, 1.0, 1.5])
+    validate = validation(
+        lambda: {"bpb": (ways.append("measured") or next(values), 0.1)}, 1000, 10, model, runtime, log
+    )
+    notes = {}
+    for step in (0, 10, 20):
+        validate(SimpleNamespace(step=step, notes=notes))
+    assert ways == ["as written", "measured", "over"] * 2 + ["measured"]
+    assert notes["val bpb"] == 1.5
+    assert notes["lowest val bpb"] == 1.0
+    assert [found["val/bpb"] for found in written] == [2.0, 1.0, 1.5]

@@ -12,6 +12,8 @@ from nanochat import tokenizer_files
 from nanochat.restore import load_model
 from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
+from scripts.chat_sft import Config as TeachConfig
+from scripts.chat_sft import main as teach
 from scripts.export import Config as ExportConfig
 from scripts.export import main as export
 from scripts.import_nanochat import Config, main
@@ -48,6 +50,26 @@ def test_imported_exported_and_loaded_again(flags, tokenizer, tmp_path, capsys):
         torch.testing.assert_close(theirs(ids).logits, expected, atol=1e-5, rtol=0)
     back = tokenizer_files.read(tmp_path / "out/tokenizer.json")
     assert back.content_hash == tokenizer.content_hash
+
+
+def test_what_is_imported_can_be_taught(flags, tmp_path, capsys):
+    main(Config(**flags))
+    (tmp_path / "chats.jsonl").write_text(
+        '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]\n' * 40
+    )
+    words = {
+        "tag": "d3",
+        "mixture": f"json:{tmp_path / 'chats.jsonl'}",
+        "eval_metrics_every": -1,
+        "num_iterations": 2,
+        "source": "base",
+    }
+    words |= {"total_batch_size": 192, "device_type": "cpu", "dtype": "fp32", "eval_tokens": 200}
+    with pytest.raises(ValueError, match="has no optimizer's state to begin with, give --no-warm-start"):
+        teach(TeachConfig(**words))
+    teach(TeachConfig(**words, warm_start=False))
+    assert "step 00002" in capsys.readouterr().out
+    assert (tmp_path / "base/chat_sft/d3/step_000002/manifest.json").exists()
 
 
 def test_short_windows_are_told(flags, tmp_path, capsys):
