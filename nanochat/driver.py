@@ -183,10 +183,14 @@ def perform(plan: Plan, step: Step) -> None:
         print0(f"== {name}: finished before")
         return
     print0(f"\n== {name}: python {shlex.join(step.command[1:])}")
-    about = {"words": step.words, "inputs": record.get("inputs", inputs), "seconds": record.get("seconds", 0.0)}
-    write_json(path, about | {"finished": False})
+    log = plan.folder / f"{name}.log"
+    spent = record.get("seconds", 0.0)
+    if "began" in record and log.exists():  # an attempt that was killed: it wrote its last line then
+        spent += max(0.0, log.stat().st_mtime - record["began"])
+    about = {"words": step.words, "inputs": record.get("inputs", inputs), "seconds": spent}
+    write_json(path, about | {"finished": False, "began": time.time()})
     start = time.monotonic()
-    status, heard = execute(step.command, plan.folder / f"{name}.log", name in QUIET)
+    status, heard = execute(step.command, log, name in QUIET)
     about["seconds"] += time.monotonic() - start
     complete = not status and not heard and (name not in PARENTS or (outcome / "outcome.json").exists())
     # What came while it ran counts too, like fetched text; what was there when it began counts as it was then.

@@ -130,7 +130,8 @@ def validation(
     flops = model.flops_per_token() // 3 * tokens
 
     def validate(state: Any) -> None:
-        pays = runtime.compiling_pays(flops * (1 + state.step // max(often, 1)))
+        before = state.step // often if often else int(state.step > 0)
+        pays = runtime.compiling_pays(flops * (1 + before))
         with nullcontext() if pays else model.as_written():
             found = measure()
         for name, (value, stderr) in found.items():

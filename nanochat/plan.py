@@ -284,6 +284,8 @@ def _flags(chosen: Choice, config: Any) -> dict[str, dict[str, str]]:
             own["--source"] = JUDGES[step].source
         if step in ("tok_train", "tok_eval", "base_train"):
             own["--data"] = chosen.data
+        if chosen.data != "world":
+            own.pop("--mixture", None)  # it is of the world's tasks, those of the hub are the scripts' own choice
     base = flags["base_train"]
     base |= {"--depth": str(chosen.depth), "--tokenizer-tag": config.tag}
     if not chosen.can_have(BUNDLE):

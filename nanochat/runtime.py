@@ -18,9 +18,9 @@ from nanochat.log import print0
 from nanochat.paths import base_dir
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# Of a CPU: what is shorter is done before the compiler is.
+# Of a CPU: what is shorter gains nothing by a compiler, which takes a minute, and seconds where its cache is warm.
 COMPILING_PAYS = 2e12  # FLOPs
-COMPILING_SECONDS = 60.0
+COMPILING_SECONDS = 120.0
 PATIENCE = 30.0  # seconds that a rank which failed waits for the others to fail as well
 
 

@@ -16,8 +16,8 @@ LARGE = 79  # GB at least: then the model is as good as GPT-2
 class Scale:
     """about: in a few words. world: whether its text is the embedded world, where none is named. depth: 0, by memory.
 
-    flags: script -> its flags. tokens, seconds (by step), memory, disk (GB): as measured on two cores, for the plan to
-    expect; where there are none they are reckoned.
+    flags: script -> its flags. tokens, seconds (by step; clock: those base training counts), memory, disk (GB): as
+    measured on two cores, for the plan to expect; where there are none they are reckoned.
     """
 
     about: str
@@ -26,6 +26,7 @@ class Scale:
     flags: Mapping[str, str]
     tokens: float = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    clock: float = 0
     memory: float = 0
     disk: float = 0
 
@@ -50,7 +51,7 @@ REWARDED = "--task=GSM8K --eval-examples=100 --save-every=10"
 
 SCALES = {
     "embedded": Scale(
-        "the embedded world on a CPU, about ten minutes of training",
+        "the embedded world on a CPU, about eleven minutes of training",
         world=True,
         depth=8,
         flags={
@@ -78,6 +79,7 @@ SCALES = {
             "chat_eval_rl": 20,
             "report": 1,
         },
+        clock=437,
         memory=1.5,
         disk=1.5,
     ),
@@ -147,7 +149,7 @@ def flags_of(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]:
     flags = {name: value for name, _, value in words}
     if not seconds:
         return flags
-    usual = flags_of(scale, "base_train").get("--target-seconds") or scale.seconds.get("base_train", 0)
+    usual = flags_of(scale, "base_train").get("--target-seconds", scale.clock)
     share = float(usual) and seconds / float(usual)
     if script == "base_train":
         flags = {name: value for name, value in flags.items() if name not in HORIZONS}

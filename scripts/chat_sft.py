@@ -38,7 +38,8 @@ def main(config: Config) -> None:
         hooks = tuning.validating(new_chats, "assistant") + tuning.scoring(tasks)
         state = tuning.train(source, next_token, hooks, chats.origin)
         rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
-        aqua = (found.examples.get("AQUA", 0) for found in (chats, new_chats))
+        of_aqua = [name for name in ("AQUA", "AQUA-Rationale") if name in chats.examples]
+        aqua = (sum(found.examples.get(name, 0) for name in of_aqua) for found in (chats, new_chats))
         rows |= dict(zip(("aqua_train_examples", "aqua_val_examples"), aqua, strict=True))
         tuning.finish(state, rows | tuning.told(state, source))
 

@@ -224,3 +224,8 @@ def test_validation_is_compiled_once_that_has_paid(capsys):
     assert notes["val bpb"] == 1.5
     assert notes["lowest val bpb"] == 1.0
     assert [found["val/bpb"] for found in written] == [2.0, 1.0, 1.5]
+
+    ways.clear()  # at the ends alone: the second time is the last
+    validate = validation(lambda: {"bpb": (ways.append("measured") or 1.0, 0.1)}, 400, 0, model, runtime, log)
+    validate(SimpleNamespace(step=640, notes=notes))
+    assert ways == ["as written", "measured", "over"]

@@ -47,6 +47,10 @@ def planned(base, tmp_path):
     return plan
 
 
+def mixtures(plan, step: str) -> list[str]:
+    return [word for word in plan.step(step).words if word.startswith("--mixture=")]
+
+
 def test_a_run_keeps_the_scale_that_it_began_with(planned, base):
     assert planned()[1].scale == "embedded"
     path = base / "speedrun/default/plan.json"
@@ -67,6 +71,7 @@ def test_the_seed_reaches_world_weights_and_data(planned, base):
         seeded = [step.name for step in plan.steps if f"--seed={seed}" in step.words]
         assert seeded == ["world", "base_train", "mid_train", "chat_sft", "chat_rl"]
         assert [step.name for step in plan.steps if step.left_out] == ["download"]
+        assert [step for step in STAGED if mixtures(plan, step)] == ["mid_train", "chat_sft"]
     assert f"text: the embedded world in {base / world}" in done.stdout
 
 
@@ -89,6 +94,7 @@ def test_what_cannot_be_had_is_left_out_with_what_goes_on_from_it(planned, text_
     assert set(STEPS) - reasons.keys() == {"tok_train", "tok_eval", "base_train", "base_loss", "report"}
     assert "left out: chat_eval_mid, chat_sft (mid_train is left out)" in done.stdout
     assert plan.step("base_train").side == ["--run=mine"]
+    assert not mixtures(plan, "mid_train")  # of the world's tasks, of which a hub lacks some
     assert "--tag" not in plan.again
     assert f"--data=folder:{text_folder}" in plan.again
     assert json.loads((base / "speedrun/default/plan.json").read_text()) == plan.save()

@@ -45,7 +45,7 @@ def test_all_clocks_go_with_that_of_base_training():
     assert int(half["chat_rl"]["--num-iterations"]) == int(whole["chat_rl"]["--num-iterations"]) / 2
     assert half["tok_train"] == whole["tok_train"]
     scale = SCALES["embedded"]  # which counts steps
-    seconds = scale.seconds["base_train"]
+    seconds = scale.clock
     assert flags_of(scale, "base_train", seconds / 2)["--target-seconds"] == f"{seconds / 2:g}"
     assert "--num-iterations" not in flags_of(scale, "base_train", seconds / 2)
     for script in ("mid_train", "chat_sft", "chat_rl"):

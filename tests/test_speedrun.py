@@ -1,6 +1,7 @@
 """speedrun.sh as a user meets it: killed, started twice, with other flags; tests/test_end_to_end.py runs all of it."""
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from nanochat.corpus import CORPORA
 from scripts.plan import Config
 
 ROOT = Path(__file__).resolve().parent.parent
-LONG, SHORT = (["--depth=1", "--until=base_loss", f"--seconds={seconds}"] for seconds in (600, 1))
+LONG, SHORT = (["--depth=1", "--until=base_loss", f"--seconds={seconds}"] for seconds in (110, 1))
 
 
 def until(condition, what: str, seconds: float = 300) -> None:
@@ -72,14 +73,17 @@ def test_killed_started_twice_changed_and_started_anew(speedrun, base):
     assert other.returncode == 0, other.stderr
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
+    record, log = run / "base_train.json", run / "base_train.log"
+    lost = log.stat().st_mtime - json.loads(record.read_text())["began"]
 
     # The same command goes on; a signal to the script alone reaches the stage, which saves.
-    stopped, log = speedrun.start(*LONG), run / "base_train.log"
+    stopped, began = speedrun.start(*LONG), time.monotonic()
     until(lambda: log.read_text().count("\n== ") and re.search(r"\nstep \d+ \(", later(log)), "a step")
     first = int(re.search(r"\nstep (\d+) \(", later(log))[1])
     stopped.terminate()
     text, _ = stopped.communicate()
     assert first > 100
+    assert 0 < lost < json.loads(record.read_text())["seconds"] < lost + time.monotonic() - began
     assert said(text, "finished before") == ["tok_train", "tok_eval"]
     assert "speedrun: base_train was stopped by SIGTERM\n  its log: " in text
     assert text.splitlines()[-1] == f"  to go on: bash '{speedrun.home}/speedrun.sh' {' '.join(LONG)}"
@@ -89,7 +93,7 @@ def test_killed_started_twice_changed_and_started_anew(speedrun, base):
     done = speedrun.run(*SHORT)
     assert done.returncode == 0, done.stderr
     assert said(done.stdout, "finished before") == ["tok_train", "tok_eval"]
-    assert "== base_train: again, --target-seconds=600 is now --target-seconds=1; what was there" in done.stdout
+    assert "== base_train: again, --target-seconds=110 is now --target-seconds=1; what was there" in done.stdout
     assert said(done.stdout, "done") == ["base_train", "base_loss"]
     [kept] = (run / "set_aside").iterdir()
     assert list(kept.glob("step_*/manifest.json"))
