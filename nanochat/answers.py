@@ -45,6 +45,7 @@ class Choice:
         self.reply, self.stops = Reply(tokenizer), Stops(asked.stops)
         self.reason, self.tokens, self.ends = "" if asked.writes else "length", [], asked.ends
         self.end: list[int] = []  # the token that ended it, if that is told
+        self.places: list[tuple[int, bool]] = []  # of each of these tokens: characters before it, whether it was chosen
         self.begun = self.told = False  # whether a stream has its first chunk, its last one
         self.read = self.shown = 0  # characters that came, and those of them that were shown
         self._pieces: list[Piece] = []
@@ -55,6 +56,8 @@ class Choice:
             return
         if event.sampled and event.token is not None and self.logprobs:
             self._chosen.append((event.token, event.logprob, self.read))
+        if event.token is not None:
+            self.places.append((self.read, event.sampled))
         if event.sampled and event.token in self.ends:
             self.end = [event.token]
         if event.token is None or self.end:
@@ -77,7 +80,10 @@ class Choice:
             if self.chat and kind != "text":
                 self._show(self.stops.close())  # a stop lies in one part
                 self._pieces.append(Piece(kind, text))
+                self.read, self.shown = self.read + len(text), self.shown + len(text)
                 continue
+            if self.chat and not text:
+                self._pieces.append(Piece(kind, text))  # where a call ends, and another may begin at once
             self.read += len(text)
             self._show(self.stops.add(text))
             if self.stops.hit:
@@ -153,7 +159,8 @@ class Answer:
             content = {"text": _joined(pieces)}
             if self.asked.chat:
                 content = {"delta": {"content": _said(pieces)}}
-                content["delta"] |= {"parts": parts(pieces)} if _has_calls(pieces) else {}
+                at_calls = any(piece.kind != "text" or not piece.text for piece in pieces)
+                content["delta"] |= {"parts": parts(pieces, ends=True)} if at_calls else {}
             deltas.append({**content, "logprobs": self._chosen(where, chosen), "finish_reason": None})
         if choice.reason:
             content = {"delta": {}} if self.asked.chat else {"text": ""}
@@ -175,21 +182,23 @@ class Answer:
         prompt, (chosen, likeliest) = self.asked.requests[where[0]].tokens, score
         tokens, told = self.row(where), []
         first = self.asked.unseen if self.asked.echo else len(prompt)
-        end = len(self._echo(where)) + choice.shown if choice.stops.hit else math.inf
-        offsets = self._offsets(tokens, first, len(prompt))
-        rows = zip(tokens, [None, *chosen], [None, *likeliest], offsets, strict=True)
-        for at, (token, logprob, top, start) in enumerate(rows):
-            if at >= first and (at < len(prompt) or start < end):
+        echo = len(self._echo(where))
+        end = echo + choice.shown if choice.stops.hit else math.inf
+        places = [(start, True) for start in self._offsets(prompt, first)]
+        places += [(echo + read, sampled) for read, sampled in choice.places]
+        rows = zip(tokens, [None, *chosen], [None, *likeliest], places, strict=True)
+        for at, (token, logprob, top, (start, sampled)) in enumerate(rows):
+            if at >= first and (at < len(prompt) or (sampled and start < end)):
                 told.append((token, logprob, top if top is None else dict([*top, (token, logprob)]).items(), start))
         return self._told(told)
 
-    def _offsets(self, tokens: Sequence[int], first: int, answer: int) -> list[int]:
-        """Characters before each token, from the `first` on; before the answer, names of special tokens are text."""
+    def _offsets(self, prompt: Sequence[int], first: int) -> list[int]:
+        """Characters before each token of a prompt, from the `first` on; names of special tokens are text in it."""
         decoder, offsets, total = codecs.getincrementaldecoder("utf-8")("replace"), [], 0
-        for at, token in enumerate(tokens):
+        for at, token in enumerate(prompt):
             offsets.append(total)
             if at >= first and token in self.names:
-                total += len(self.names[token]) * (at < answer)
+                total += len(self.names[token])
             elif at >= first:
                 total += len(decoder.decode(self.tokenizer.core.token_bytes(token)))
         return offsets

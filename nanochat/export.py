@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nanochat import gguf_file, tokenizer_files
-from nanochat.checkpoint import check_free_space, load
+from nanochat.checkpoint import check_free_space, load, steps
 from nanochat.corpus import open_corpus
 from nanochat.forms import FORMS, Form, form_of, settings, weights
 from nanochat.gpt import GPT
@@ -82,7 +82,11 @@ def _hf(what: Exported, folder: Path) -> Iterator[str]:
     checks = [tokenizer_files.check(what.tokenizer, what.texts, ids, "transformers")]
     checks += compare(what, transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
     yield from checks
-    came = results(what.base, what.manifest["stage"], what.tag)
+    stage, step = what.manifest["stage"], what.manifest["step"]
+    at_end = step == max(
+        steps(what.base / stage / what.tag), default=step
+    )  # nothing is told of a step in the midst of a run
+    came = results(what.base, stage, what.tag, step) if at_end else {}
     write_text(folder / "README.md", model_card(what.name, name, model, what.manifest, came, checks))
 
 

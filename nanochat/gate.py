@@ -128,6 +128,6 @@ class Gate:
             sentence = "this server asks for a key: send `Authorization: Bearer KEY`"
             raise Fault(401, sentence, code="missing_api_key", www_authenticate="Bearer")
         if not hmac.compare_digest(
-            key.strip().encode("latin-1"), self.key
+            key.strip(" \t").encode("latin-1"), self.key
         ):  # of bytes: it takes as long for any wrong key
             raise Fault(401, "this is not the server's key", code="invalid_api_key", www_authenticate="Bearer")

@@ -11,6 +11,7 @@ from nanochat.gate import Fault
 from nanochat.log import print0
 
 PATIENCE = 30.0  # seconds that a client has for a request once it is begun, and to take what it is sent
+AHEAD = 1 << 16  # bytes of its next request that a client may send while it is answered
 LAST_WORDS = 3  # seconds for those that are told that nothing comes any more
 
 
@@ -39,6 +40,11 @@ class Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         state = self.conn.their_state
+        if state is h11.DONE and self.cycle and not self.cycle.response_complete:  # it sends more than its turn
+            if len(self.conn.trailing_data[0]) > AHEAD:
+                self.transport.abort()
+            else:
+                self.flow.resume_reading()  # uvicorn reads no further, and would not see that it leaves
         answered = self.cycle is None or self.cycle.response_complete  # a body that comes after that is nobody's
         self._watch("request", state is h11.IDLE or (answered and state is h11.SEND_BODY))
 

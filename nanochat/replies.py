@@ -47,7 +47,10 @@ class Reply:
         return [Piece(self._kind, text)] if text else []
 
 
-def parts(pieces: Iterable[Piece]) -> list[dict[str, str]]:
-    """A message's content as nanochat.chat takes it: neighbours of a kind are one part."""
+def parts(pieces: Iterable[Piece], ends: bool = False) -> list[dict[str, str]]:
+    """A message's content as nanochat.chat takes it: neighbours of a kind are one part.
+
+    ends: of a message that is not whole, with empty text where a call ends, since another may follow at once.
+    """
     runs = ((kind, "".join(piece.text for piece in run)) for kind, run in groupby(pieces, lambda piece: piece.kind))
-    return [{"type": kind, "text": text} for kind, text in runs if text or kind != "text"]
+    return [{"type": kind, "text": text} for kind, text in runs if ends or text or kind != "text"]

@@ -162,7 +162,8 @@ class Service:
         if asked.stream:
             return Stream(streamed(answer, worker, ticket), release)
         try:
-            return JSONResponse(await unless_gone(request.receive, whole(answer, worker, ticket)))
+            found = await unless_gone(request.receive, whole(answer, worker, ticket))
+            return await asyncio.to_thread(JSONResponse, found)  # what is told of many tokens is long
         finally:
             release()
 
@@ -186,7 +187,7 @@ async def whole(answer: Answer, worker: Worker, ticket: Ticket) -> dict[str, Any
     rows = {where: tuple(answer.row(where)) for where in answer.choices}
     different = list(dict.fromkeys(rows.values()))  # where nothing is written, samples are alike
     scores = dict(zip(different, await worker.score(different, answer.asked.top), strict=True))
-    return answer.whole({where: scores[row] for where, row in rows.items()})
+    return await asyncio.to_thread(answer.whole, {where: scores[row] for where, row in rows.items()})
 
 
 async def streamed(answer: Answer, worker: Worker, ticket: Ticket) -> AsyncIterator[bytes]:

@@ -158,7 +158,7 @@ class Worker(threading.Thread):
                 torch.cuda.set_device(engine.decoder.device)
             with torch.inference_mode():  # the cache has its size from the beginning on
                 engine.longest = engine.config.max_seq_len
-                engine.decoder.make_room(engine.slots, engine.longest)
+                engine.slots = engine.decoder.make_room(engine.slots, engine.longest)  # fewer, where memory is short
             while self._act():
                 if any(ticket.job.open for ticket in self._active):
                     engine.step()

@@ -49,7 +49,7 @@ def main(config: Config) -> None:
     from nanochat.gate import is_loopback
     from nanochat.port import listen
 
-    key = config.api_key or os.environ.get("NANOCHAT_API_KEY", "")
+    key = (config.api_key or os.environ.get("NANOCHAT_API_KEY", "")).strip()  # a mounted secret ends with its line
     if not key and not is_loopback(config.host):
         raise ValueError(f"--host={config.host} lets others in: set NANOCHAT_API_KEY, or --api-key, and they need it")
     bound = listen(config.host, config.port)

@@ -89,7 +89,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
 
     def _allowed(self) -> bool:
-        if self.script.key and self.headers["Authorization"] != f"Bearer {self.script.key}":
+        given = (self.headers["Authorization"] or "").encode("latin-1")  # the bytes, which are UTF-8
+        if self.script.key and given != f"Bearer {self.script.key}".encode():
             self._send(401, {}, json.dumps({"error": {"message": "wrong key"}}))
             return False
         return True

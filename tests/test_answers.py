@@ -12,7 +12,8 @@ from test_engine import ids_of, script_model
 
 from nanochat.answers import Answer, Stops
 from nanochat.api import Limits, Served, read_chat, read_completion
-from nanochat.engine import Engine
+from nanochat.engine import Engine, Event
+from nanochat.replies import Piece, parts
 from nanochat.workers import score
 
 SERVED = Served("mine", TOKENIZER, 192, Limits())
@@ -135,6 +136,33 @@ def test_the_calculators_turns_are_parts():
     assert "".join(delta.get("content", "") for delta in deltas) == "YZ"
     again = [*HI, {**choice["message"]}, {"role": "user", "content": "more"}]
     assert list(read_chat({"messages": again}, SERVED).requests[0].tokens)[: len(user) + 1] == [ID["<|bos|>"], *user]
+
+
+def test_log_probabilities_around_a_call_are_of_what_was_chosen():
+    """Whether the engine gives them or a forward of the whole; also where a stop comes behind the call."""
+    engine = Engine(script_model(*ids_of(SCRIPT)), TOKENIZER)
+    body = {"messages": HI, "temperature": 0, "logprobs": True}
+    for settings in ({}, {"top_logprobs": 1}, {"stop": "Z"}, {"stop": "Z", "top_logprobs": 1}):
+        [choice] = run(engine, read_chat, body | settings)[0]["choices"]
+        tokens = "".join(one["token"] for one in choice["logprobs"]["content"]).removesuffix("<|assistant_end|>")
+        assert tokens == "Y<|python_start|>12*3<|python_end|>" + ("" if "stop" in settings else "Z"), settings
+
+
+def test_calls_that_follow_at_once_stay_apart():
+    """What the calculator refuses has no answer between it and the next."""
+    answer, told = Answer(read_chat({"messages": HI, "stream": True}, SERVED), SERVED), []
+    for token in ids_of("[python_start]1+[python_end][python_start]2[python_end]"):
+        answer.choices[0, 0].add(Event(0, 0, token))
+        told += [choice["delta"] for chunk in answer.chunks() for choice in chunk["choices"]]
+    assert list(chain.from_iterable(delta.get("parts", ()) for delta in told)) == [
+        {"type": kind, "text": text}
+        for kind, text in [
+            *(("python", ""), ("python", "1"), ("python", "+"), ("text", "")),
+            *(("python", ""), ("python", "2"), ("text", "")),
+        ]
+    ]
+    pieces = [Piece("python", "1+"), Piece("text", ""), Piece("python", "2"), Piece("text", "")]
+    assert parts(pieces) == [{"type": "python", "text": "1+"}, {"type": "python", "text": "2"}]
 
 
 @pytest.mark.parametrize("prompts", [["hi", "The dog"], [[72, 105], [ID["<|bos|>"], 0xF0, 0x9F, 66]]])

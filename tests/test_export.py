@@ -14,6 +14,7 @@ from outcomes import leave
 from nanochat import chat, export, forms
 from nanochat.checkpoint import RECORD, Saver
 from nanochat.export import FORMATS, Exported, corpus_lines
+from nanochat.model_card import results
 from nanochat.polyglot import lines
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 from scripts.export import FORMATS as NAMED
@@ -77,6 +78,13 @@ def test_transformers_computes_the_same(folder):
     assert f"- Architecture: {expected}\n" in card
     assert "- Final validation bpb: 1.5000\n" in card
     assert said.splitlines()[-1] in card
+
+
+def test_a_card_tells_of_its_own_step_alone(tmp_path):
+    leave(tmp_path, "base_train", "d4", metrics={"Final validation bpb": 1.5})
+    leave(tmp_path, "base_loss", "d4", metrics={"val bpb": 1.6, "Step": 5})
+    assert list(results(tmp_path, "base_train", "d4", 5)) == ["Base model training", "Base model loss"]
+    assert list(results(tmp_path, "base_train", "d4", 6)) == ["Base model training"]
 
 
 def test_padding_in_a_batch_changes_nothing(folder, tokenizer):

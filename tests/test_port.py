@@ -1,5 +1,6 @@
 """Connections that stall, over real sockets, and how a server ends; with a small application behind the port."""
 
+import contextlib
 import os
 import re
 import signal
@@ -14,12 +15,20 @@ from conftest import ROOT
 
 from nanochat import port
 
+HERE, LEFT = threading.Event(), threading.Event()
+
 
 async def application(scope, receive, send):
-    """Reads the body where the path says so, then answers with much."""
+    """Reads the body where the path says so, or waits for the end, then answers with much."""
     if scope["path"] == "/read":
         while (await receive()).get("more_body"):
             pass
+    if scope["path"] == "/stay":
+        await receive()
+        HERE.set()
+        await receive()
+        LEFT.set()
+        return
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"30000000")]})
     for _ in range(300):
         await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
@@ -68,6 +77,28 @@ def test_a_body_beyond_the_answer_is_not_waited_for(address):
         found = end_of(connection)
         assert found.startswith(b"HTTP/1.1 200 OK")
         assert len(found) > 30_000_000
+
+
+@pytest.mark.parametrize("more", [b"", b"G", b"\r\n"])
+def test_who_leaves_is_missed_whatever_else_it_sent(address, more):
+    HERE.clear(), LEFT.clear()
+    with socket.create_connection(address) as connection:
+        connection.sendall(b"GET /stay HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert HERE.wait(20)
+        connection.sendall(more)
+        assert not LEFT.wait(0.2)
+    assert LEFT.wait(20)
+
+
+def test_who_sends_on_and_on_is_left(address):
+    HERE.clear(), LEFT.clear()
+    with socket.create_connection(address) as connection:
+        connection.sendall(b"GET /stay HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert HERE.wait(20)
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"G" * (4 * port.AHEAD))
+        assert end_of(connection) == b""
+    assert LEFT.wait(20)
 
 
 def test_who_takes_nothing_is_left(address):

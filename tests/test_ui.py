@@ -189,7 +189,7 @@ def test_a_server_that_is_gone_comes_back(serve, visit):
 
 
 def test_a_key_is_asked_for_until_it_is_the_right_one(serve, visit, tmp_path):
-    page = visit(serve(key="secret").address)
+    page = visit(serve(key="sécret—한").address)
     page.wait("document.querySelector('#lock').open")
     page.type("wrong")
     page.press("Enter")
@@ -199,11 +199,11 @@ def test_a_key_is_asked_for_until_it_is_the_right_one(serve, visit, tmp_path):
     page.wait("document.querySelector('#toast').innerText.includes('asks for a key')")
     say(page, "Hello", wait=False)
     page.wait("document.querySelector('#lock').open")
-    page.type("secret")
+    page.type("sécret—한")
     page.press("Enter")
     idle(page)
     assert said(page) == ["Hello", "You said: Hello"]
-    assert page.js("[...Object.values(localStorage)].join().includes('secret')") is False
+    assert page.js("[...Object.values(localStorage)].join().includes('cret—')") is False
 
 
 def test_with_the_real_server(visit, tmp_path):
