@@ -76,10 +76,7 @@ def _hf(what: Exported, folder: Path) -> Iterator[str]:
     ends |= {"bos_token_id": special[tokenizer_files.BOS], "pad_token_id": special[tokenizer_files.PAD]}
     theirs.generation_config = transformers.GenerationConfig(**ends)
     theirs.save_pretrained(folder, max_shard_size=SHARD)
-    tokenizer_files.write_hf(what.tokenizer, folder, model.config.max_seq_len)
-    found = transformers.AutoTokenizer.from_pretrained(folder).backend_tokenizer
-    ids = tokenizer_files.plain_hf(found, what.texts)
-    checks = [tokenizer_files.check(what.tokenizer, what.texts, ids, "transformers")]
+    checks = [*_tokenizer(what, folder)]
     checks += compare(what, transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
     yield from checks
     stage, step = what.manifest["stage"], what.manifest["step"]
@@ -88,6 +85,13 @@ def _hf(what: Exported, folder: Path) -> Iterator[str]:
     )  # nothing is told of a step in the midst of a run
     came = results(what.base, stage, what.tag, step) if at_end else {}
     write_text(folder / "README.md", model_card(what.name, name, model, what.manifest, came, checks))
+
+
+def _tokenizer(what: Exported, folder: Path) -> Iterator[str]:
+    tokenizer_files.write_hf(what.tokenizer, folder, what.model.config.max_seq_len)
+    found = _transformers().AutoTokenizer.from_pretrained(folder).backend_tokenizer
+    ids = tokenizer_files.plain_hf(found, what.texts)
+    yield tokenizer_files.check(what.tokenizer, what.texts, ids, "transformers")
 
 
 def _gguf(what: Exported, folder: Path) -> Iterator[str]:
@@ -112,7 +116,7 @@ def _tiktoken(what: Exported, folder: Path) -> Iterator[str]:
     yield tokenizer_files.check(what.tokenizer, what.texts, found.encode_ordinary_batch(what.texts), "tiktoken")
 
 
-FORMATS = {"hf": _hf, "tiktoken": _tiktoken, "gguf": _gguf, "gguf-ready": _gguf}
+FORMATS = {"hf": _hf, "tokenizer": _tokenizer, "tiktoken": _tiktoken, "gguf": _gguf, "gguf-ready": _gguf}
 
 
 def _transformers() -> Any:

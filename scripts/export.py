@@ -12,14 +12,16 @@ from nanochat.log import print0
 from nanochat.paths import base_dir
 from nanochat.stages import MODELS
 
-FORMATS = ("hf", "tiktoken", "gguf", "gguf-ready")
+FORMATS = ("hf", "tokenizer", "tiktoken", "gguf", "gguf-ready")
 
 
 @dataclass(frozen=True)
 class Config:
     """Export a model, load it again with the other program, and compare the two."""
 
-    format: str = option("hf", "hf (transformers), gguf (llama.cpp), or tiktoken: the tokenizer alone", group="files")
+    format: str = option(
+        "hf", "hf (transformers), gguf (llama.cpp); tokenizer (of hf) or tiktoken, alone", group="files"
+    )
     out: str = option("", "new folder for them; empty: one below NANOCHAT_BASE_DIR", group="files", unit="FOLDER")
     source: str = option("sft", f"stage whose model to take: {', '.join(MODELS)}", group="model", short="-i")
     tag: str = option("d12", "run whose model to take", group="model", short="-g")

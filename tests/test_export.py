@@ -204,7 +204,7 @@ def test_the_script_exports_a_checkpoint(tokenizer, tmp_path, monkeypatch, capsy
 
 def test_names_of_formats_are_known_without_what_writes_them():
     assert set(NAMED) == set(FORMATS)
-    with pytest.raises(ValueError, match="--format=onnx is not one of hf, tiktoken, gguf, gguf-ready"):
+    with pytest.raises(ValueError, match="--format=onnx is not one of hf, tokenizer, tiktoken, gguf, gguf-ready"):
         Config(format="onnx")
 
 

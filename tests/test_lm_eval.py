@@ -5,17 +5,15 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import lm_eval
 from bundles import CHOICE, CoreTask, one_process, write_bundle
 from served import CONTEXT, serving, write_model
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from nanochat.core_tasks import prepare
 from nanochat.eval_core import evaluate
-from nanochat.tokenizer import SPECIAL_TOKENS
+from scripts.export import Config
+from scripts.export import main as export
 
 ITEMS, LETTERS = 24, "JKLMNOPQRST"  # with which no merge of the vocabulary begins or ends
 
@@ -29,27 +27,11 @@ def questions() -> list[dict]:
     return rows
 
 
-def write_tokenizer(ours, folder: Path) -> None:
-    """Ours in the files that lm_eval's tokenizer is read from."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that stand for themselves there
-    letters = {byte: chr(byte) for byte in plain}
-    letters |= {byte: chr(256 + i) for i, byte in enumerate(sorted({*range(256)} - {*plain}))}
-    names = ["".join(letters[byte] for byte in ours.core.token_bytes(i)) for i in range(ours.vocab_size - 9)]
-    merges = [(names[a], names[b]) for a, b in ours.core.merges.tolist()]
-    theirs = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, merges))
-    split = pre_tokenizers.Split(Regex(ours.core.pattern), "isolated")
-    bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    theirs.pre_tokenizer, theirs.decoder = pre_tokenizers.Sequence([split, bytewise]), decoders.ByteLevel()
-    theirs.add_special_tokens(list(SPECIAL_TOKENS))
-    bos = ("<|bos|>", ours.special_tokens["<|bos|>"])
-    theirs.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[bos])
-    PreTrainedTokenizerFast(tokenizer_object=theirs, bos_token="<|bos|>", eos_token="<|bos|>").save_pretrained(folder)
-
-
 def test_lm_eval_decides_as_we_do(tmp_path, monkeypatch):
     base, rows = tmp_path / "base", questions()
     twin = write_model(base)
-    write_tokenizer(twin.tokenizer, tmp_path / "tokenizer")
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
+    export(Config(format="tokenizer", source="base", tag="mine", out=str(tmp_path / "tokenizer")))
     (tmp_path / "little.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     task = {
         "task": "little",
@@ -89,7 +71,6 @@ def test_lm_eval_decides_as_we_do(tmp_path, monkeypatch):
 
     write_bundle(tmp_path / "hub", [CoreTask("little", "any", CHOICE, 0, 25, rows)])
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
     [prepared] = prepare(twin.tokenizer)
     evaluate(twin.plain, [prepared], one_process(), folder=tmp_path / "ours")
     decisions = [json.loads(line) for line in (tmp_path / "ours/little.jsonl").read_text("utf-8").splitlines()]
