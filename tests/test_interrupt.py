@@ -58,7 +58,9 @@ def test_a_second_signal_ends_the_last_save_too():
     loop = textwrap.indent(STEPS.partition("0.3\n")[2].replace("SLEEP", "0"), "    ")
     child = start(f"{STEPS.partition('with')[0]}with interrupt.signals():\n{loop}    time.sleep(60)  # saving")
     child.send_signal(signal.SIGTERM)
-    assert [child.stdout.readline() for _ in range(2)][1] == "asked SIGTERM\n"
+    assert "asked SIGTERM\n" in [
+        child.stdout.readline() for _ in range(2)
+    ]  # beside what the handler says, in any order
     time.sleep(0.6)
     assert child.poll() is None
     child.send_signal(signal.SIGTERM)

@@ -13,12 +13,12 @@ def test_results_are_those_of_the_model_and_its_evaluations(tmp_path):
     for stage in ("base_train", "base_eval", "mid_train", "chat_sft", "chat_eval_sft", "chat_rl"):
         leave(tmp_path, stage, "mine", metrics={stage: 1})
     leave(tmp_path, "base_train", "other")
-    assert results(tmp_path, "base_train", "mine") == {
+    assert results(tmp_path, "base_train", "mine", 7) == {
         "Base model training": {"base_train": 1},
         "Base model evaluation": {"base_eval": 1},
     }
-    assert list(results(tmp_path, "chat_sft", "mine")) == ["Chat SFT", "Chat evaluation sft"]
-    assert results(tmp_path, "chat_sft", "none") == {}
+    assert list(results(tmp_path, "chat_sft", "mine", 7)) == ["Chat SFT", "Chat evaluation sft"]
+    assert results(tmp_path, "chat_sft", "none", 7) == {}
 
 
 def test_the_card_says_what_is_known():
