@@ -24,7 +24,7 @@ from nanochat.log import Progress, print0
 from nanochat.paths import write_text
 from nanochat.stages import CHAT, core_name
 
-AT_ONCE = 20  # problems whose answers are judged side by side, programs in as many processes
+AT_ONCE = 20  # problems whose answers are judged together; programs run side by side, one a core at most
 
 
 @dataclass(frozen=True)
