@@ -76,7 +76,7 @@ class FineTuning:
         parts = self.folder, settings, self.runtime, self.model, self.optimizer, source
         with source, keeping(*parts, lambda states: states[0], **self.about) as save:
             state = loop.State(**put_back(self.begun, self.optimizer, source)) if self.begun else loop.State()
-            self.log.rewind(state.step if self.begun else -1)
+            self.log.rewind(state.step if self.begun else -1, state.records)
             moves = schedules.finetuning(settings.warmup_steps, settings.warmdown_ratio, settings.final_lr_frac)
             given = {"steps": settings.num_iterations, "seconds": settings.target_seconds}
             horizon = {name: None if value == -1 else value for name, value in given.items()}

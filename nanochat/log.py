@@ -88,7 +88,7 @@ class MetricLog:
     """
 
     def __init__(self, folder: Path, run: str = "", config: dict | None = None, name: str = "metrics"):
-        self.path = folder / f"{name}.jsonl"
+        self.path, self.records = folder / f"{name}.jsonl", 0  # of this run, as rank 0 counts them
         self._wandb = self._thread = None
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
@@ -99,18 +99,23 @@ class MetricLog:
     def write(self, **metrics: Any) -> None:
         """One record, handed to the operating system when this returns (not fsynced)."""
         if is_main_rank():
+            self.records += 1
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(metrics, ensure_ascii=False) + "\n")
         self._mirror(lambda: self._wandb.log(metrics))
 
-    def rewind(self, step: int) -> None:
-        """Forget what was written after a step: a run that goes on from there writes it again."""
+    def rewind(self, step: int, most: int | None = None) -> None:
+        """Forget what was written after a step, and after the first `most` records: a run that goes on writes it again.
+
+        What is known of a step may come in several records, and not all of them before the checkpoint.
+        """
         if is_main_rank() and self.path.exists():
             part = self.path.with_suffix(".tmp")
+            kept = [record for record in self.read() if record.get("step", 0) <= step][:most]
             with open(part, "w", encoding="utf-8") as file:
-                kept = (record for record in self.read() if record.get("step", 0) <= step)
                 file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
             os.replace(part, self.path)
+            self.records = len(kept)
 
     def read(self) -> Iterator[dict]:
         """The records; a last line that a killed process left half written is none."""

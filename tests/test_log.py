@@ -260,6 +260,10 @@ def test_rewinding_forgets_what_came_after_a_step(tmp_path):
     log.write(step=4, loss=9.0)
     expected = [{"step": step, "loss": float(step)} for step in range(4)]
     assert list(log.read()) == [*expected, {"data": "about the whole run"}, {"step": 4, "loss": 9.0}]
+    assert log.records == 6
+    again = MetricLog(tmp_path)  # in a checkpoint of step 3 the log had three records
+    again.rewind(3, 3)
+    assert (list(again.read()), again.records) == (expected[:3], 3)
 
 
 def test_a_curve_keeps_few_points_that_are_averages(tmp_path):

@@ -115,6 +115,17 @@ def test_a_look_that_fails_costs_no_step(base):
     assert "step 00020 | CORE metric" in base.run("failed", *flags, **hub)
     assert [line["step"] for line in base.metrics("failed") if "core_metric" in line] == [7, 14, STEPS]
     assert files_of(base.of("failed")) == files_of(base.of("straight"))
+    assert [line for line in base.metrics("failed") if "core_metric" not in line] == base.metrics("straight")
+
+
+def test_a_look_before_a_kill_is_written_down_once(base):
+    """Stopped where a look was due, which has its turn as the run goes on; killed before that is in a checkpoint."""
+    base.run("looked", before=SignalAfter(4, signal.SIGTERM))
+    job = base.start("looked", before=After(6, signal.raise_signal, signal.SIGKILL))
+    assert job.codes() == [-signal.SIGKILL]
+    assert [line["step"] for line in base.metrics("looked") if "val/bpb" in line] == [0, 5]
+    base.run("looked")
+    assert_as_straight(base, "looked")
 
 
 def test_the_command_itself_stopped_and_killed_at_random_moments(base):

@@ -148,6 +148,8 @@ def test_text_of_the_hub_comes_beside_the_tokenizer(speedrun, base, tmp_path):
     assert "speedrun: download failed with exit status 2: " in failed.stderr
     assert f"its log: {log}" in failed.stderr
     assert done.returncode == 0, done.stderr
-    assert {"download", "tok_train"} == set(said(done.stdout, "done"))
+    # The tokenizer, which has its text, may be done before the other download fails.
+    assert {"download", "tok_train"} == {step for run in (failed, done) for step in said(run.stdout, "done")}
+    assert "download" in said(done.stdout, "done")
     assert "text: climbmix" in done.stdout
     assert re.search(r"^prepare: 9 files, ", log.read_text(), re.MULTILINE)
