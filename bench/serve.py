@@ -1,11 +1,12 @@
-"""The chat server under load: many clients at once, and the same requests one after another.
+"""The chat server under load and under abuse: many clients at once, the same one after another, and bad ones.
 
     python -m bench.serve [--seconds 60] [--clients 64] [--depth 4] [--json FILE]
 
 A model of random weights behind `scripts.chat_web`, in a process of its own. Every client asks for an answer of 16 to
 128 tokens, streamed or whole, and then for the next one; one in twenty leaves in the midst. Meanwhile /health is asked
-all the time. The peer is the same server with one client, who waits for each answer before the next question. It
-exits with 1 where a goal is missed.
+all the time. The peer is the same server with one client, who waits for each answer before the next question. Then a
+fresh server with a key is treated badly: 1,000 clients leave, others send too much, nonsense, halves, or read nothing.
+It exits with 1 where a goal is missed.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import os
 import random
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -21,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -30,6 +32,8 @@ from bench.common import ROOT, finish
 
 VOCABULARY, CONTEXT, LEAVES = 4096, 1024, 20
 FASTER, FLAT, PROMPT = 4.0, 0.03, 100.0  # times, of the memory, ms for /health: the goals
+LEAVE, REPEAT, STAY = 1000, 20, 64  # abuse: clients who leave, times that each bad request comes, connections kept open
+KEY = "a key"
 SETTLED = 0.25  # of the time, after which memory is looked at: threads, pools and caches have their size
 
 
@@ -56,10 +60,10 @@ def write_model(base: Path, depth: int) -> None:
 
 
 @contextmanager
-def serving(base: Path, slots: int):
+def serving(base: Path, slots: int, **variables: str):
     """(address, number of the process)."""
     words = ["--source=base", "--tag=bench", "--port=0", f"--slots={slots}", "--dtype=fp32", "--device-type=cpu"]
-    env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "PYTHONPATH": str(ROOT)} | variables
     command = [sys.executable, "-m", "scripts.chat_web", *words]
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
     try:
@@ -126,31 +130,44 @@ def watch(url: str, over: threading.Event, waits: list[float]) -> None:
             waits.append(1e3 * (time.perf_counter() - began))
 
 
+@contextmanager
+def watched(url: str):
+    """What /health takes meanwhile, in ms, in order once it is over."""
+    over, waits = threading.Event(), []
+    with ThreadPoolExecutor(1) as threads:
+        watching = threads.submit(watch, url, over, waits)
+        try:
+            yield waits
+        finally:
+            over.set()
+    watching.result()
+    waits.sort()
+
+
+def at_work(url: str, key: str = "") -> float:
+    """Answers in slots and in the queue."""
+    found = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {key}"}).text
+    return sum(float(re.search(rf"^nanochat_{name} (.*)$", found, re.MULTILINE)[1]) for name in ("running", "waiting"))
+
+
 def measure(base: Path, slots: int, clients: int, seconds: float) -> dict:
     """Of so many clients against a fresh server."""
     with serving(base, slots) as (url, pid):
         httpx.post(f"{url}/v1/chat/completions", json=asked(0), timeout=300)
         ready = [httpx.Client(base_url=url, timeout=300, verify=False) for _ in range(clients)]
-        load, over, waits, held = Clients(seconds), threading.Event(), [], []
+        load, held = Clients(seconds), []
         began = time.monotonic()
-        with ThreadPoolExecutor(clients + 1) as threads:
-            watching = threads.submit(watch, url, over, waits)
+        with watched(url) as waits, ThreadPoolExecutor(clients) as threads:
             working = [threads.submit(load.run, client, clients > 1) for client in ready]
             while any(not one.done() for one in working):
                 time.sleep(0.1)
                 if time.monotonic() - began > SETTLED * seconds:
                     held.append(memory(pid))
             took = time.monotonic() - began
-            over.set()
-            watching.result()
             for one in working:
                 one.result()
         time.sleep(1)
-        found = httpx.get(f"{url}/metrics").text
-        kept = sum(
-            float(re.search(rf"^nanochat_{name} (.*)$", found, re.MULTILINE)[1]) for name in ("running", "waiting")
-        )
-    waits.sort()
+        kept = at_work(url)
     errors = sum(count for status, count in load.statuses.items() if status not in (200, 429, "left"))
     size = max(1, len(held) // 10)  # means of the first and the last tenth: what is held for a moment says little
     growth = statistics.mean(held[-size:]) - statistics.mean(held[:size]) if held else 0.0
@@ -169,6 +186,72 @@ def measure(base: Path, slots: int, clients: int, seconds: float) -> dict:
     }
 
 
+def post(body: bytes, key: str = KEY, length: int = 0) -> bytes:
+    """A request as it goes over the line; length: what it claims to be."""
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+    return head.encode() + f"Content-Length: {length or len(body)}\r\n\r\n".encode() + body
+
+
+def abuse(base: Path, slots: int) -> dict:
+    """Of a fresh server: what /health took while it was treated badly, and whether it then was as before."""
+    question = json.dumps(asked(0)).encode()
+    bad = {  # a request -> how its answer begins
+        post(b'{"messages": [{"role": "user", "content": "' + b"x" * 10_000_000 + b'"}]}'): b"HTTP/1.1 413",
+        post(b"[" * 900_000): b"HTTP/1.1 400",
+        post(b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}'): b"HTTP/1.1 400",
+        post(question, key="wrong"): b"HTTP/1.1 401",
+        b"\x16\x03\x01\x02\x00\x01\x00" + b"A" * 100_000: b"HTTP/1.1 4",
+    }
+    with serving(base, slots, NANOCHAT_API_KEY=KEY) as (url, _), ExitStack() as kept:
+        address = httpx.URL(url).host, httpx.URL(url).port
+        good = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=300)
+        assert good.post("/v1/chat/completions", json=asked(0)).status_code == 200
+
+        def leaves(number: int) -> bool:
+            dice = random.Random(number)
+            sent = post(json.dumps(asked(number)).encode())
+            with socket.create_connection(address) as line:
+                line.sendall(sent[: dice.randrange(len(sent))] if number % 4 == 0 else sent)
+                time.sleep(dice.choice((0, 0, 0.01, 0.1)))
+            return True
+
+        def is_refused(sent: bytes) -> bool:
+            with socket.create_connection(address, timeout=60) as line:
+                with suppress(ConnectionError):  # it may stop to read, and says why
+                    line.sendall(sent)
+                with suppress(ConnectionError):
+                    return line.recv(1000).startswith(bad[sent])
+            return sent[:1] != b"P" or len(sent) > 10**6  # of these the answer may be lost with the line
+
+        def stays(number: int) -> bool:
+            line = kept.enter_context(socket.socket())
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)  # of an answer that nobody reads
+            line.connect(address)
+            half = post(question, length=2 * len(question)), post(question)[:60], post(question)
+            line.sendall(half[number % 3])
+            return True
+
+        work = [(leaves, number) for number in range(LEAVE)] + [(stays, number) for number in range(STAY)]
+        work += [(is_refused, sent) for sent in bad] * REPEAT
+        random.Random(1).shuffle(work)
+        with watched(url) as waits, ThreadPoolExecutor(16) as threads:
+            fine = list(threads.map(lambda one: one[0](one[1]), work))
+        kept.close()
+        end = time.monotonic() + 60
+        while at_work(url, KEY) and time.monotonic() < end:
+            time.sleep(0.1)
+        leaked = at_work(url, KEY)
+        again = good.post("/v1/chat/completions", json=asked(0)).status_code
+    return {
+        "bad requests": len(work),
+        "errors": fine.count(False) + (again != 200),
+        "leaked slots": leaked,
+        "health p50": waits[len(waits) // 2],
+        "health p99": waits[len(waits) * 99 // 100],
+        "health worst": waits[-1],
+    }
+
+
 UNITS = {
     "rate": "tokens/s",
     "memory": "MB",
@@ -177,14 +260,17 @@ UNITS = {
 }
 
 
-def goals(found: dict, ratio: float) -> dict[str, bool]:
-    """What is to hold of many clients, and whether it does."""
+def goals(found: dict, abused: dict, ratio: float) -> dict[str, bool]:
+    """What is to hold of many clients and of bad ones, and whether it does."""
     return {
         f"{FASTER:g} times the tokens a second of one after another": ratio >= FASTER,
         "no error but 429": found["errors"] == 0,
         "no leaked slot": found["leaked slots"] == 0,
         f"memory grows by less than {FLAT:.0%}": found["memory"] is None or found["growth"] < FLAT * found["memory"],
         f"/health within {PROMPT:g} ms": found["health worst"] <= PROMPT,
+        f"/health within {PROMPT:g} ms under abuse": abused["health worst"] <= PROMPT,
+        "what is bad is refused, the rest answered": abused["errors"] == 0,
+        "no leaked slot after abuse": abused["leaked slots"] == 0,
     }
 
 
@@ -200,18 +286,22 @@ def main() -> None:
         write_model(Path(folder), options.depth)
         alone = measure(Path(folder), options.slots, 1, options.seconds / 3)
         many = measure(Path(folder), options.slots, options.clients, options.seconds)
-    names = f"{options.clients} clients", "one after another"
-    print(f"\n{'':<14}{names[0]:>20}{names[1]:>20}")
-    for name in many:
-        cells = ("" if run[name] is None else f"{run[name]:,.1f}" for run in (many, alone))
+        abused = abuse(Path(folder), options.slots)
+    names = f"{options.clients} clients", "one after another", "under abuse"
+    print(f"\n{'':<14}" + "".join(f"{name:>20}" for name in names))
+    for name in many | abused:
+        cells = ("" if run.get(name) is None else f"{run[name]:,.1f}" for run in (many, alone, abused))
         print(f"{name:<14}" + "".join(f"{cell:>20}" for cell in cells) + f"  {UNITS.get(name, '')}")
     ratio = many["rate"] / alone["rate"]
     print(f"\n{ratio:.1f} times the tokens a second of one after another")
-    missed = [goal for goal, kept in goals(many, ratio).items() if not kept]
+    missed = [goal for goal, kept in goals(many, abused, ratio).items() if not kept]
     print(f"goals missed: {', '.join(missed)}" if missed else "all goals are reached")
     about = {"peer": None, "peer_name": None, "ratio": None}
     records = [
         {"case": f"serve: {name}", "unit": UNITS.get(name, "count"), "ours": many[name], **about} for name in many
+    ]
+    records += [
+        {"case": f"abuse: {name}", "unit": UNITS.get(name, "count"), "ours": abused[name], **about} for name in abused
     ]
     records[0] |= {"peer": alone["rate"], "peer_name": names[1], "ratio": ratio}
     finish(options.json, records)

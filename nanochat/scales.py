@@ -40,7 +40,7 @@ FEW = {
 # In minutes, on two cores: a model that learns soon to look things up, deep and narrow, by large steps, and chats in
 # which choices are named with their letters, for by letters alone it has not learned to choose: dev/LOG.md. A number of
 # steps each, so that a slow machine takes longer and learns the same.
-SOON = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=200000"
+SOON = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=100000"
 LARGE_STEPS = "--matrix-lr=0.08 --embedding-lr=1.2 --unembedding-lr=0.06 --warmup-steps=20 --total-batch-size=2048"
 CHATS = "SmolTalk:0.33,Identity,GSM8K:0.15,AQUA-Rationale,MMLU:0.17,MMLU-Named:0.7,SimpleSpelling:0.2,SpellingBee:0.2"
 # A CPU is better off with few words, and with a short context; saved often, since its steps are few and long.
@@ -56,10 +56,10 @@ SCALES = {
         depth=8,
         flags={
             "tok_train": f"--vocab-size=4096 {VOCABULARY}",
-            "base_train": f"{SOON} {LARGE_STEPS} --save-every=100 --num-iterations=640",
-            "mid_train": f"--num-iterations=140 {TAUGHT}",
-            "chat_sft": f"--num-iterations=64 --init-lr-frac=0.2 {TAUGHT}",
-            "chat_rl": f"--num-iterations=25 --max-new-tokens=100 --init-lr-frac=0.03 {REWARDED}",
+            "base_train": f"{SOON} {LARGE_STEPS} --save-every=100 --num-iterations=500",
+            "mid_train": f"--num-iterations=110 {TAUGHT}",
+            "chat_sft": f"--num-iterations=48 --init-lr-frac=0.2 {TAUGHT}",
+            "chat_rl": f"--num-iterations=20 --max-new-tokens=100 --init-lr-frac=0.03 {REWARDED}",
             **FEW,
             "base_loss": "--eval-bytes=200000",
         },

@@ -106,7 +106,7 @@ def text_folder(tmp_path: Path) -> Path:
 
 
 class Speedrun:
-    """speedrun.sh in a copy of its own, where the environment is this one and the hub a tiny world."""
+    """The main job in a copy of its own, where the environment is this one and the hub a tiny world."""
 
     def __init__(self, home: Path, variables: dict[str, str]):
         self.home, self.env = home, os.environ | variables
@@ -117,8 +117,8 @@ class Speedrun:
         command = ["bash", str(self.home / "speedrun.sh"), *words]
         return subprocess.Popen(command, **about, text=True, start_new_session=True)
 
-    def run(self, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
-        command = ["bash", str(self.home / "speedrun.sh"), *words]
+    def run(self, *words: str, cwd: Path = ROOT, script: str = "speedrun.sh") -> subprocess.CompletedProcess:
+        command = ["bash", str(self.home / script), *words]
         return subprocess.run(command, cwd=cwd, env=self.env, capture_output=True, text=True)
 
 
@@ -130,8 +130,9 @@ def speedrun(tmp_path: Path, base: Path, compiled: dict[str, str]) -> Speedrun:
     for folder in ("nanochat", "scripts", "tasks"):
         shutil.copytree(ROOT / folder, home / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "speedrun.sh", home)
+    shutil.copytree(ROOT / "runs", home / "runs")
     for name, text in [("runs/setup.sh", "exit 0"), (".venv/bin/python", f'#!/bin/sh\nexec "{sys.executable}" "$@"')]:
-        (home / name).parent.mkdir(parents=True)
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
         (home / name).chmod(0o755)
     variables = {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_HUB": str(hub), **compiled}

@@ -12,8 +12,8 @@ from bench.serve import FASTER, PROMPT, goals
 GOOD = {"errors": 0, "leaked slots": 0.0, "memory": 500.0, "growth": 2.0, "health worst": 40.0}
 
 
-def missed(ratio: float = FASTER, **figures) -> list[str]:
-    return [goal for goal, kept in goals(GOOD | figures, ratio).items() if not kept]
+def missed(ratio: float = FASTER, abused: dict | None = None, **figures) -> list[str]:
+    return [goal for goal, kept in goals(GOOD | figures, GOOD | (abused or {}), ratio).items() if not kept]
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,9 @@ def missed(ratio: float = FASTER, **figures) -> list[str]:
         ({"leaked slots": 1.0}, "no leaked slot"),
         ({"growth": 100.0}, "memory grows"),
         ({"health worst": PROMPT + 1}, "/health"),
+        ({"abused": {"health worst": PROMPT + 1}}, "under abuse"),
+        ({"abused": {"errors": 1}}, "is refused"),
+        ({"abused": {"leaked slots": 2.0}}, "after abuse"),
     ],
 )
 def test_each_goal_can_be_missed(figures, goal):
@@ -40,4 +43,5 @@ def test_it_serves_measures_and_says(tmp_path):
     assert ("goals missed" in done.stdout) == bool(done.returncode)
     figures = {row["case"]: row["ours"] for row in json.loads((tmp_path / "figures.json").read_text())}
     assert figures["serve: errors"] == figures["serve: leaked slots"] == 0
+    assert figures["abuse: errors"] == figures["abuse: leaked slots"] == 0
     assert figures["serve: rate"] > 0

@@ -6,22 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pages import HARDWARE, PAGES, ROOT, blocks
 
 from nanochat.world import SIZES
 from nanochat.world_chats import ten_questions
 from nanochat.world_facts import Dice, World
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-HARDWARE = "# hardware: "  # behind a command that this machine need not be able to run
-# What sets up the very environment these tests run in; test_setup.py, test_end_to_end.py and test_runs.py run them.
+# What sets up the very environment these tests run in; test_setup.py, test_speedrun.py and test_runs.py run them.
 ELSEWHERE = ("bash speedrun.sh", "bash runs/test.sh", "source .venv/bin/activate")
 ELSEWHERE += tuple(f"bash runs/{name}.sh" for name in ("watch", "cpu", "miniseries", "scaling_laws"))
-
-
-def blocks(page: Path) -> list[tuple[str, str]]:
-    """(language, content) of the fenced blocks of a page."""
-    return re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

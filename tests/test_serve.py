@@ -136,6 +136,33 @@ def test_the_clients_errors(client):
         client.chat.completions.create(**about, n=1000)
 
 
+def test_the_clients_errors_at_the_door(twin):
+    """Of a server with a key, one slot and nowhere to wait."""
+    words = ("--slots=1", "--queue=0", "--max-body=2000")
+    with serving(twin.base, *words, NANOCHAT_API_KEY="right") as server:
+        ask = {
+            key: openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) for key in ("right", "wrong")
+        }
+        about = {"model": "nanochat-mine-base", "messages": HI}
+        with pytest.raises(openai.AuthenticationError) as caught:
+            ask["wrong"].chat.completions.create(**about)
+        assert caught.value.code == "invalid_api_key"
+        with pytest.raises(openai.APIStatusError) as caught:
+            ask["right"].chat.completions.create(**{**about, "messages": [{"role": "user", "content": "x" * 2000}]})
+        assert caught.value.status_code == 413
+        with ThreadPoolExecutor(8) as threads:
+            posts = [threads.submit(ask["right"].chat.completions.create, **about, max_tokens=100) for _ in range(8)]
+        busy = [post.exception() for post in posts if post.exception()]
+        assert busy, [post.result().usage for post in posts]
+        assert {type(error) for error in busy} == {openai.RateLimitError}
+        assert (busy[0].code, busy[0].response.headers["retry-after"]) == ("queue_full", "1")
+        # It retries by itself, after as long as it was told to.
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="right", max_retries=20) as patient:
+            with ThreadPoolExecutor(4) as threads:
+                posts = [threads.submit(patient.chat.completions.create, **about, max_tokens=20) for _ in range(4)]
+            assert all(post.result().choices for post in posts)
+
+
 def test_models(client):
     [model] = client.models.list().data
     assert model.id == "nanochat-mine-base"

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bad_hub import BadHub
+from pages import shown
 
 from nanochat.corpus import CORPORA
 from scripts.plan import Config
@@ -61,6 +63,18 @@ def test_mistakes_are_told_before_anything_starts(words, part, speedrun, base):
     assert part in done.stderr
     assert not said(done.stdout, "")
     assert not list(base.glob("speedrun/*/plan.json"))
+
+
+@pytest.mark.parametrize("command", shown("speedrun.sh") + shown("runs/cpu.sh"), ids=" ".join)
+def test_what_the_pages_show_works(command, speedrun, text_folder, tmp_path):
+    """As it stands, up to a model, in seconds where it would be minutes; test_end_to_end.py goes on to the card."""
+    shutil.copytree(text_folder, tmp_path / "my-text")
+    _, script, *words = command
+    done = speedrun.run(*words, "--depth=1", "--seconds=1", "--until=base_train", cwd=tmp_path, script=script)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert said(done.stdout, "done")[-3:] == ["tok_train", "tok_eval", "base_train"]
+    assert ("scale: cpu" in done.stdout) == (script == "runs/cpu.sh")
+    assert (f"text: folder:{tmp_path}/my-text" in done.stdout) == ("--data=my-text" in words)
 
 
 def test_killed_started_twice_changed_and_started_anew(speedrun, base):

@@ -1,0 +1,21 @@
+"""The pages of the documentation, and what they show to be run."""
+
+import re
+import shlex
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HARDWARE = "# hardware: "  # behind a command that this machine need not be able to run
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """(language, content) of the fenced blocks of a page."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def shown(script: str) -> list[list[str]]:
+    """The words of each `bash SCRIPT ...` that some page shows, once each."""
+    lines = [line for page in PAGES for _, content in blocks(page) for line in content.splitlines()]
+    words = [shlex.split(line, comments=True) for line in lines if HARDWARE not in line]
+    return [list(found) for found in dict.fromkeys(tuple(w) for w in words if w[:2] == ["bash", script])]
