@@ -5,7 +5,7 @@ import torch
 from models import CONFIGS, SMALL, lively, tokens
 from torch import nn
 
-from nanochat.fused import Fused, Stacked
+from nanochat.fused import SIZES, Fused, Stacked
 from nanochat.kvcache import KVCache
 
 
@@ -47,7 +47,7 @@ def test_nothing_is_shared_and_refresh_takes_all():
         assert not torch.equal(ask(fused, ids), before)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 32, 200])
+@pytest.mark.parametrize("rows", [1, 7, 32, 200, 256, 300, 1000])
 def test_stacked_layers_are_the_layers_side_by_side(rows):
     layers = [nn.Linear(64, size, bias=False) for size in (64, 32, 96)]
     stacked, x = Stacked(*(layer.weight for layer in layers), dtype=torch.float32), torch.randn(rows, 1, 64)
@@ -70,3 +70,20 @@ def test_small_weights_are_left_as_they_are():
     assert not stacks["blocks.1.ve_gate"]
     assert not stacks["smear_gate"]
     assert stacks["head"] == stacks["blocks.0.qkv"] == torch.backends.mkldnn.is_available()
+
+
+@torch.inference_mode()
+def test_any_number_of_rows_takes_few_kernels(monkeypatch):
+    """Each number that a packed weight meets at once leaves a kernel in memory."""
+    seen, multiply = set(), torch.ops.mkldnn._linear_pointwise
+
+    def counted(x, *others):
+        seen.add(len(x))
+        return multiply(x, *others)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counted)
+    stacked = Stacked(torch.randn(64, 48), dtype=torch.float32)
+    stacked.refresh()
+    for rows in range(1, 700):
+        assert stacked(torch.randn(rows, 1, 48)).shape == (rows, 1, 64)
+    assert seen == (set(SIZES) if stacked.packed else set())
