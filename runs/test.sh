@@ -13,7 +13,8 @@ cargo test --quiet --manifest-path rustbpe/Cargo.toml || failed+=("cargo test")
 
 # Said before pytest, whose closing line stays the last one.
 for name in "${failed[@]+"${failed[@]}"}"; do printf 'test: FAILED %s\n' "$name"; done
-# By pytest-xdist, a file at a time on each core; more threads than cores would wait for each other.
+# By pytest-xdist, a file at a time on each core, in the order that tests/conftest.py gives them; more threads than cores
+# would wait for each other.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-python -m pytest -n auto --dist=loadfile "$@" || exit 1
+python -m pytest -n auto --dist=loadfile --no-loadscope-reorder "$@" || exit 1
 exit $((${#failed[@]} > 0))

@@ -20,6 +20,22 @@ ROOT = Path(__file__).resolve().parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# The files that take longest, the very longest first: begun late, one of them would be all that is left for many cores.
+LONGEST = (
+    "test_docs.py",
+    "test_end_to_end.py",
+    "test_speedrun.py",
+    "test_restore.py",
+    "test_engine.py",
+    "test_runs.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory) -> Iterator[Browser]:
     """A browser that runs; a test of pages skips where none is installed."""
