@@ -126,7 +126,7 @@ def watch(url: str, over: threading.Event, waits: list[float]) -> None:
     with httpx.Client(base_url=url, timeout=60) as client:
         while not over.wait(0.05):
             began = time.perf_counter()
-            client.get("/health")
+            client.get("/health").raise_for_status()
             waits.append(1e3 * (time.perf_counter() - began))
 
 
@@ -144,9 +144,9 @@ def watched(url: str):
     waits.sort()
 
 
-def at_work(url: str, key: str = "") -> float:
+def at_work(url: str) -> float:
     """Answers in slots and in the queue."""
-    found = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {key}"}).text
+    found = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {KEY}"}, timeout=60).text
     return sum(float(re.search(rf"^nanochat_{name} (.*)$", found, re.MULTILINE)[1]) for name in ("running", "waiting"))
 
 
@@ -195,6 +195,9 @@ def post(body: bytes, key: str = KEY, length: int = 0) -> bytes:
 def abuse(base: Path, slots: int) -> dict:
     """Of a fresh server: what /health took while it was treated badly, and whether it then was as before."""
     question = json.dumps(asked(0)).encode()
+    # Megabytes for who reads nothing of them.
+    endless = asked(0) | {"n": 4, "max_tokens": 900, "logprobs": True, "stream": True}
+    endless = json.dumps(endless | {"stream_options": {}}).encode()
     bad = {  # a request -> how its answer begins
         post(b'{"messages": [{"role": "user", "content": "' + b"x" * 10_000_000 + b'"}]}'): b"HTTP/1.1 413",
         post(b"[" * 900_000): b"HTTP/1.1 400",
@@ -210,7 +213,7 @@ def abuse(base: Path, slots: int) -> dict:
         def leaves(number: int) -> bool:
             dice = random.Random(number)
             sent = post(json.dumps(asked(number)).encode())
-            with socket.create_connection(address) as line:
+            with suppress(ConnectionError), socket.create_connection(address) as line:
                 line.sendall(sent[: dice.randrange(len(sent))] if number % 4 == 0 else sent)
                 time.sleep(dice.choice((0, 0, 0.01, 0.1)))
             return True
@@ -219,16 +222,19 @@ def abuse(base: Path, slots: int) -> dict:
             with socket.create_connection(address, timeout=60) as line:
                 with suppress(ConnectionError):  # it may stop to read, and says why
                     line.sendall(sent)
-                with suppress(ConnectionError):
+                try:
                     return line.recv(1000).startswith(bad[sent])
-            return sent[:1] != b"P" or len(sent) > 10**6  # of these the answer may be lost with the line
+                except TimeoutError:
+                    return False
+                except ConnectionError:
+                    return sent[:1] != b"P" or len(sent) > 10**6  # of these the answer may be lost with the line
 
         def stays(number: int) -> bool:
             line = kept.enter_context(socket.socket())
             line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)  # of an answer that nobody reads
             line.connect(address)
-            half = post(question, length=2 * len(question)), post(question)[:60], post(question)
-            line.sendall(half[number % 3])
+            sent = post(question, length=2 * len(question)), post(question)[:60], post(endless)
+            line.sendall(sent[number % 3])
             return True
 
         work = [(leaves, number) for number in range(LEAVE)] + [(stays, number) for number in range(STAY)]
@@ -238,9 +244,8 @@ def abuse(base: Path, slots: int) -> dict:
             fine = list(threads.map(lambda one: one[0](one[1]), work))
         kept.close()
         end = time.monotonic() + 60
-        while at_work(url, KEY) and time.monotonic() < end:
+        while (leaked := at_work(url)) and time.monotonic() < end:
             time.sleep(0.1)
-        leaked = at_work(url, KEY)
         again = good.post("/v1/chat/completions", json=asked(0)).status_code
     return {
         "bad requests": len(work),

@@ -142,7 +142,7 @@ def train(
                     state.hooked, state.records = hooked, told  # who goes on looks again
                     loop.leave([later for later in hooks[hooks.index(hook) + 1 :] if later.at_stop])
                     raise
-                told = log.records if hook.at_stop else told
+                told = log.records if hook.at_stop else told  # such a one comes first, and tells of a step only once
                 model.train()
             if finished or state.stop:
                 return

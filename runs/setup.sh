@@ -75,7 +75,7 @@ compile_bytecode() {
   env -u PYTHONDONTWRITEBYTECODE "$python" -c '
 import httpx, huggingface_hub, numpy, pyarrow.parquet, safetensors.torch, tyro, uvicorn
 import torch._inductor.compile_fx, torch.distributed.run, torch.utils.checkpoint' ||
-    stop "the installed packages cannot be imported; what Python says stands above."
+    stop "the installed packages cannot be imported (what Python says stands above): remove .venv, then run this again."
 }
 
 build_rustbpe() {
@@ -103,6 +103,7 @@ rm -f "$ready"
 install_locked
 place >"$ready"
 compile_bytecode & compiling=$!
+trap wait EXIT # where the build fails, nothing is left behind that writes into .venv
 build_rustbpe
 wait "$compiling"
 "$uv" pip install --quiet --python "$python" --no-deps --no-build-isolation --editable .

@@ -17,5 +17,5 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 def shown(script: str) -> list[list[str]]:
     """The words of each `bash SCRIPT ...` that some page shows, once each."""
     lines = [line for page in PAGES for _, content in blocks(page) for line in content.splitlines()]
-    words = [shlex.split(line, comments=True) for line in lines if HARDWARE not in line]
-    return [list(found) for found in dict.fromkeys(tuple(w) for w in words if w[:2] == ["bash", script])]
+    calls = [line for line in lines if line.startswith(f"bash {script}") and HARDWARE not in line]
+    return [list(words) for words in dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in calls)]

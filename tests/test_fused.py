@@ -72,6 +72,7 @@ def test_small_weights_are_left_as_they_are():
     assert stacks["head"] == stacks["blocks.0.qkv"] == torch.backends.mkldnn.is_available()
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here, which packs weights")
 @torch.inference_mode()
 def test_any_number_of_rows_takes_few_kernels(monkeypatch):
     """Each number that a packed weight meets at once leaves a kernel in memory."""
@@ -86,4 +87,4 @@ def test_any_number_of_rows_takes_few_kernels(monkeypatch):
     stacked.refresh()
     for rows in range(1, 700):
         assert stacked(torch.randn(rows, 1, 48)).shape == (rows, 1, 64)
-    assert seen == (set(SIZES) if stacked.packed else set())
+    assert seen == set(SIZES)

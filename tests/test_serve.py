@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -136,14 +137,15 @@ def test_the_clients_errors(client):
         client.chat.completions.create(**about, n=1000)
 
 
-def test_the_clients_errors_at_the_door(twin):
+def test_the_clients_errors_at_the_door(tmp_path):
     """Of a server with a key, one slot and nowhere to wait."""
-    words = ("--slots=1", "--queue=0", "--max-body=2000")
-    with serving(twin.base, *words, NANOCHAT_API_KEY="right") as server:
+    write_model(tmp_path, endless=True)
+    words = ("--slots=1", "--queue=0", "--max-body=2000", "--drain=0")
+    with serving(tmp_path, *words, NANOCHAT_API_KEY="right") as server:
         ask = {
             key: openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) for key in ("right", "wrong")
         }
-        about = {"model": "nanochat-mine-base", "messages": HI}
+        about = {"model": "nanochat-mine-base", "messages": HI, "temperature": 0}
         with pytest.raises(openai.AuthenticationError) as caught:
             ask["wrong"].chat.completions.create(**about)
         assert caught.value.code == "invalid_api_key"
@@ -161,6 +163,17 @@ def test_the_clients_errors_at_the_door(twin):
             with ThreadPoolExecutor(4) as threads:
                 posts = [threads.submit(patient.chat.completions.create, **about, max_tokens=20) for _ in range(4)]
             assert all(post.result().choices for post in posts)
+        # And what a shutdown leaves no time for.
+        server.http.headers["authorization"] = "Bearer right"
+        with ThreadPoolExecutor(1) as threads:
+            post = threads.submit(ask["right"].chat.completions.create, **about, n=16, max_tokens=100)
+            while not server.metric("running"):
+                assert not post.done()
+                time.sleep(0.01)
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(openai.InternalServerError) as caught:
+                post.result()
+        assert caught.value.status_code == 503
 
 
 def test_models(client):
