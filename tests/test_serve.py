@@ -138,9 +138,9 @@ def test_the_clients_errors(client):
 
 
 def test_the_clients_errors_at_the_door(tmp_path):
-    """Of a server with a key, one slot and nowhere to wait."""
+    """Of a server with a key, one slot and room for fifteen to wait."""
     write_model(tmp_path, endless=True)
-    words = ("--slots=1", "--queue=0", "--max-body=2000", "--drain=0")
+    words = ("--slots=1", "--queue=15", "--max-body=2000", "--drain=0")
     with serving(tmp_path, *words, NANOCHAT_API_KEY="right") as server:
         ask = {
             key: openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) for key in ("right", "wrong")
@@ -152,23 +152,23 @@ def test_the_clients_errors_at_the_door(tmp_path):
         with pytest.raises(openai.APIStatusError) as caught:
             ask["right"].chat.completions.create(**{**about, "messages": [{"role": "user", "content": "x" * 2000}]})
         assert caught.value.status_code == 413
-        with ThreadPoolExecutor(8) as threads:
-            posts = [threads.submit(ask["right"].chat.completions.create, **about, max_tokens=100) for _ in range(8)]
+        with ThreadPoolExecutor(40) as threads:
+            posts = [threads.submit(ask["right"].chat.completions.create, **about, max_tokens=100) for _ in range(40)]
         busy = [post.exception() for post in posts if post.exception()]
         assert busy, [post.result().usage for post in posts]
         assert {type(error) for error in busy} == {openai.RateLimitError}
         assert (busy[0].code, busy[0].response.headers["retry-after"]) == ("queue_full", "1")
         # It retries by itself, after as long as it was told to.
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="right", max_retries=20) as patient:
-            with ThreadPoolExecutor(4) as threads:
-                posts = [threads.submit(patient.chat.completions.create, **about, max_tokens=20) for _ in range(4)]
+            with ThreadPoolExecutor(24) as threads:
+                posts = [threads.submit(patient.chat.completions.create, **about, max_tokens=20) for _ in range(24)]
             assert all(post.result().choices for post in posts)
         # And what a shutdown leaves no time for.
         server.http.headers["authorization"] = "Bearer right"
         with ThreadPoolExecutor(1) as threads:
             post = threads.submit(ask["right"].chat.completions.create, **about, n=16, max_tokens=100)
             while not server.metric("running"):
-                assert not post.done()
+                assert not post.done(), post.exception()
                 time.sleep(0.01)
             server.process.send_signal(signal.SIGTERM)
             with pytest.raises(openai.InternalServerError) as caught:
