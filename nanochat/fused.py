@@ -11,7 +11,7 @@ from nanochat.layers import norm
 PACKED_ROWS = 32  # for which oneDNN chooses the order of a weight; it is good for one row too
 # How many rows a packed weight meets at once. oneDNN keeps a kernel, a third of a MB, for each number of them and each
 # shape of weight, up to a thousand: by requests of any length a server would grow by hundreds of MB.
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+SIZES = (*range(1, 17), *range(20, 65, 4), 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
 class Stacked(nn.Module):
@@ -39,13 +39,17 @@ class Stacked(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.packed:
             return F.linear(x, self.weight)
-        parts = [self._packed(rows) for rows in x.flatten(0, -2).split(SIZES[-1])]
+        if x.shape[:-1].numel() in SIZES:
+            return self._product(x)
+        parts = [self._padded(rows) for rows in x.flatten(0, -2).split(SIZES[-1])]
         return (torch.cat(parts) if len(parts) > 1 else parts[0]).unflatten(0, x.shape[:-1])
 
-    def _packed(self, rows: Tensor) -> Tensor:
+    def _product(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
+
+    def _padded(self, rows: Tensor) -> Tensor:
         size = next(size for size in SIZES if size >= len(rows))
-        padded = F.pad(rows, (0, 0, 0, size - len(rows))) if size > len(rows) else rows
-        return torch.ops.mkldnn._linear_pointwise(padded, self.weight, None, "none", [], "")[: len(rows)]
+        return self._product(F.pad(rows, (0, 0, 0, size - len(rows))))[: len(rows)]
 
 
 class FusedBlock(nn.Module):
