@@ -192,19 +192,23 @@ def post(body: bytes, key: str = KEY, length: int = 0) -> bytes:
     return head.encode() + f"Content-Length: {length or len(body)}\r\n\r\n".encode() + body
 
 
-def abuse(base: Path, slots: int) -> dict:
-    """Of a fresh server: what /health took while it was treated badly, and whether it then was as before."""
-    question = json.dumps(asked(0)).encode()
-    # Megabytes for who reads nothing of them.
-    endless = asked(0) | {"n": 4, "max_tokens": 900, "logprobs": True, "stream": True}
-    endless = json.dumps(endless | {"stream_options": {}}).encode()
-    bad = {  # a request -> how its answer begins
+def bad_requests() -> dict[bytes, bytes]:
+    """What is sent -> how the answer begins."""
+    return {
         post(b'{"messages": [{"role": "user", "content": "' + b"x" * 10_000_000 + b'"}]}'): b"HTTP/1.1 413",
         post(b"[" * 900_000): b"HTTP/1.1 400",
         post(b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}'): b"HTTP/1.1 400",
-        post(question, key="wrong"): b"HTTP/1.1 401",
+        post(json.dumps(asked(0)).encode(), key="wrong"): b"HTTP/1.1 401",
         b"\x16\x03\x01\x02\x00\x01\x00" + b"A" * 100_000: b"HTTP/1.1 4",
     }
+
+
+def abuse(base: Path, slots: int) -> dict:
+    """Of a fresh server: what /health took while it was treated badly, and whether it then was as before."""
+    bad, question = bad_requests(), json.dumps(asked(0)).encode()
+    # Megabytes for who reads nothing of them.
+    endless = asked(0) | {"n": 4, "max_tokens": 900, "logprobs": True, "stream": True}
+    endless = json.dumps(endless | {"stream_options": {}}).encode()
     with serving(base, slots, NANOCHAT_API_KEY=KEY) as (url, _), ExitStack() as kept:
         address = httpx.URL(url).host, httpx.URL(url).port
         good = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=300)
