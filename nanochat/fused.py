@@ -9,8 +9,8 @@ from nanochat.gpt import GPT, MLP_KINDS, VALUE_GATE_INPUTS, Block
 from nanochat.layers import norm
 
 PACKED_ROWS = 32  # for which oneDNN chooses the order of a weight; it is good for one row too
-# How many rows a packed weight meets at once. oneDNN keeps a kernel, a third of a MB, for each number of them and each
-# shape of weight, up to a thousand: by requests of any length a server would grow by hundreds of MB.
+# How many rows a packed weight meets at once. oneDNN keeps what it made, half a MB to three, for each number of them
+# and each shape of weight, up to a thousand: by requests of any length a server would grow by hundreds of MB.
 SIZES = (*range(1, 17), *range(20, 65, 4), 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
