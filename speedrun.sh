@@ -11,7 +11,7 @@
 #   --seconds=N          base training of so long, other clocks in proportion
 #   --fresh              from the start: what is there is set aside
 # Started again with the same flags it goes on where it was, within a stage too. Artifacts go to NANOCHAT_BASE_DIR
-# (default ~/.cache/nanochat), the card to report.md beside this file. The flags of each stage: nanochat/scales.py.
+# (default ~/.cache/nanochat), the card to report.md beside this file. The flags of each stage: nanochat/jobs/scales.py.
 set -euo pipefail
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p;}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 from=$PWD
@@ -31,11 +31,11 @@ exec 9>>"$run/lock"
 
 # Each stage is python -m scripts.STAGE, under torchrun where there are several GPUs. Finished before: it is skipped;
 # stopped: it goes on; its flags or what it starts from changed: it is done anew. A failure ends this script.
-stage() { "$python" -m nanochat.driver --run="$run" --stage="$1"; }
+stage() { "$python" -m nanochat.jobs.runner --run="$run" --stage="$1"; }
 
 # Text: the embedded world is written here; that of the hub comes while the tokenizer learns from its first shards.
 stage world
-"$python" -m nanochat.driver --run="$run" --stage=download & download=$!
+"$python" -m nanochat.jobs.runner --run="$run" --stage=download & download=$!
 trap 'kill "$download" 2>/dev/null || true' EXIT
 
 # Tokens are what the model reads and writes: learn the vocabulary first.

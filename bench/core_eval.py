@@ -30,8 +30,8 @@ FIGURES = [Figure("rate", "items/s", less_is_better=False), Figure("memory", "MB
 def ours(folder: str, depth: int, items: int) -> tuple[Callable, Callable]:
     import torch
 
-    from nanochat.core_tasks import prepare
-    from nanochat.eval_core import evaluate
+    from nanochat.evals.core import evaluate
+    from nanochat.evals.core_tasks import prepare
     from nanochat.gpt import GPTConfig
     from nanochat.restore import build_model
     from nanochat.runtime import Runtime
@@ -67,8 +67,8 @@ def reference(folder: str, depth: int, items: int) -> tuple[Callable, Callable]:
 
 def write_inputs(data: str, source: Path, folder: Path) -> None:
     """A vocabulary in a form for each, and for each case a bundle that lists nothing else."""
-    from nanochat.core_tasks import listed
-    from nanochat.corpus import open_corpus
+    from nanochat.data.corpus import open_corpus
+    from nanochat.evals.core_tasks import listed
     from nanochat.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.train(open_corpus(data).batches("train"), VOCABULARY, max_chars=20_000_000)

@@ -48,10 +48,10 @@ def encoding_of(job: argparse.Namespace) -> Any:
 
 
 def ours(job: argparse.Namespace, overflow: str, made: bool = False) -> Loader:
-    from nanochat.corpus import Corpus, Source
+    from nanochat.data.corpus import Corpus, Source
+    from nanochat.data.documents import Bad
+    from nanochat.data.shards import open_shards
     from nanochat.dataloader import TextLoader, tokenize
-    from nanochat.documents import Bad
-    from nanochat.shards import open_shards
     from nanochat.tokenizer import Tokenizer
 
     shards = open_shards(train_files(job), "text", Bad(skip=False))

@@ -26,7 +26,7 @@ def prepare(job: dict) -> None:
     from nanochat.chat import render_prompt
     from nanochat.config import parse
     from nanochat.tokenizer import Tokenizer
-    from nanochat.world import write_world
+    from nanochat.world.writer import write_world
     from scripts import base_train, tok_train
     from tasks import TASKS
 

@@ -55,9 +55,9 @@ def prepare(job: dict) -> None:
     import torch
 
     from nanochat.config import parse
-    from nanochat.corpus import open_corpus
+    from nanochat.data.corpus import open_corpus
     from nanochat.dataloader import TextLoader
-    from nanochat.eval_bpb import read_text
+    from nanochat.evals.bpb import read_text
     from nanochat.tokenizer import Tokenizer
     from scripts import tok_train
 

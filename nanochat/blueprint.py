@@ -13,12 +13,12 @@ from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
 from nanochat.hardware import Accelerator, find
 from nanochat.log import print0
-from nanochat.loop import largest_device_batch
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome, environment
 from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.paths import base_dir
+from nanochat.report.card import read_outcomes
 from nanochat.restore import build_model
 from nanochat.runtime import COMPILING_SECONDS, asked_precision
 from nanochat.scaling import (
@@ -34,8 +34,8 @@ from nanochat.scaling import (
     scale,
     shape,
 )
-from nanochat.sections import read_outcomes
 from nanochat.tokenizer import Tokenizer
+from nanochat.train import largest_device_batch
 
 ASSUMED_VOCABULARY = 2**16
 

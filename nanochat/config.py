@@ -75,7 +75,10 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` hands the dashes on
         words = words[1:]
     module = sys.modules[config_class.__module__].__spec__
-    about = {"prog": module and f"python -m {module.name}", "description": config_class.__doc__}
+    about = {
+        "prog": module and f"python -m {module.name.removesuffix('.__main__')}",
+        "description": config_class.__doc__,
+    }
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanochat.corpus import Corpus
-from nanochat.documents import Bad
-from nanochat.lanes import Deal, Group, Lane, Mix, Window
+from nanochat.data.corpus import Corpus
+from nanochat.data.documents import Bad
+from nanochat.data.lanes import Deal, Group, Lane, Mix, Window
+from nanochat.data.shards import Shard
+from nanochat.data.token_shards import read_token_group, token_path, token_shard_is, write_token_shard
 from nanochat.log import Progress
 from nanochat.prefetch import Loader, share
-from nanochat.shards import Shard
-from nanochat.token_shards import read_token_group, token_path, token_shard_is, write_token_shard
 from nanochat.tokenizer import Tokenizer
 
 MOST_THREADS = 4  # that tokenize, unless more are asked for: other ranks may run on these cores

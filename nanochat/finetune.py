@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
-from nanochat import loop, schedules
+from nanochat import schedules
+from nanochat import train as loop
 from nanochat.blueprint import build
 from nanochat.card import curves, run_facts, validation_facts
 from nanochat.checkpoint import MANIFEST, Checkpoint
 from nanochat.engine import Engine
-from nanochat.eval_bpb import ratio, sums_of_rows, validation
-from nanochat.eval_chat import Options, core_of, evaluate
+from nanochat.evals.bpb import ratio, sums_of_rows, validation
+from nanochat.evals.chat import Options, core_of, evaluate
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.inherit import FineTune, inherit
 from nanochat.log import MetricLog, print0
-from nanochat.loop import every
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
 from nanochat.packing import ChatLoader
@@ -33,6 +33,7 @@ from nanochat.paths import stage_dir
 from nanochat.restore import find_model, has_news, hold_for_all, keeping, put_back, run_to_go_on_with, tokenizer_of
 from nanochat.runtime import Runtime, setup
 from nanochat.tokenizer import Tokenizer
+from nanochat.train import every
 
 BYTES_PER_TOKEN = 4  # about: validation is to take as long as that of pretraining
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from nanochat.eval_bpb import EvalText, bits_per_byte, validation
-from nanochat.eval_core import estimate
-from nanochat.loop import every
-from nanochat.samples import sampling
+from nanochat.evals.bpb import EvalText, bits_per_byte, validation
+from nanochat.evals.core import estimate
+from nanochat.evals.samples import sampling
+from nanochat.train import every
 
 SAMPLE_TOKENS = 16  # behind each prompt
 

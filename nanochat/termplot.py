@@ -6,14 +6,19 @@ from collections.abc import Sequence
 
 DENSE = 40  # points: those of a longer series run together
 MARKS = "●◆■"
-COLORS = ("\x1b[34m", "\x1b[31m", "\x1b[32m", "\x1b[35m")  # blue, red, green, purple: as nanochat/plots.py has them
+COLORS = (
+    "\x1b[34m",
+    "\x1b[31m",
+    "\x1b[32m",
+    "\x1b[35m",
+)  # blue, red, green, purple: as nanochat/report/plots.py has them
 PLAIN = "\x1b[0m"
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bits of a braille letter, by column and row of its dots
 AXIS = 10  # columns of the numbers at the left, and their line
 
 
 def draw(curve: dict, rows: int, columns: int, colored: bool = False) -> list[str]:
-    """The lines of {"title", "x", "y", "series": name -> [xs, ys]}, as nanochat/plots.py takes it.
+    """The lines of {"title", "x", "y", "series": name -> [xs, ys]}, as nanochat/report/plots.py takes it.
 
     A point that is not finite is left out. Of the y axis the least and the greatest are shown, of series their last.
     """

@@ -28,8 +28,8 @@ class Config:
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import MODEL
-    from nanochat.core_tasks import prepare
-    from nanochat.eval_core import core_metric, evaluate, identity
+    from nanochat.evals.core import core_metric, evaluate, identity
+    from nanochat.evals.core_tasks import prepare
     from nanochat.restore import load_model
     from nanochat.runtime import setup
 

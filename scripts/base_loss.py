@@ -35,11 +35,11 @@ class Config:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.corpus import open_corpus
-    from nanochat.eval_bpb import bits_per_byte, read_text
+    from nanochat.data.corpus import open_corpus
+    from nanochat.evals.bpb import bits_per_byte, read_text
+    from nanochat.evals.samples import write_samples
     from nanochat.restore import load_model
     from nanochat.runtime import setup
-    from nanochat.samples import write_samples
 
     outcome = Outcome.begin("base_loss", config.tag, config)
     with setup(config.device_type, config.dtype) as runtime:

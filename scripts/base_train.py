@@ -10,7 +10,7 @@ from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
-from nanochat.sections import show
+from nanochat.report.card import show
 
 MAY = {"may_change": True}
 LOOK = {"group": "evaluation", "least": -1}
@@ -85,13 +85,14 @@ class Config:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat import fp8, loop, schedules
+    from nanochat import fp8, schedules
+    from nanochat import train as loop
     from nanochat.blueprint import draw, estimate
     from nanochat.card import curves, training_facts
     from nanochat.checkpoint import MANIFEST
-    from nanochat.corpus import open_corpus, shards_for
+    from nanochat.data.corpus import open_corpus, shards_for
     from nanochat.dataloader import TextLoader, merge_states
-    from nanochat.eval_bpb import read_text
+    from nanochat.evals.bpb import read_text
     from nanochat.looks import looks
     from nanochat.objectives import next_token
     from nanochat.restore import has_news, hold_for_all, keeping, put_back, run_to_go_on_with

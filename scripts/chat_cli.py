@@ -53,8 +53,8 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.restore import trained
     from nanochat.runtime import setup
-    from nanochat.talk import Talk
-    from nanochat.terminal import piped, typed
+    from nanochat.serve.talk import Talk
+    from nanochat.serve.terminal import piped, typed
 
     trained(config.source, config.tag)  # said before anything is set up
     out, attended = sys.stdout, config.prompt is None and sys.stdin.isatty() and sys.stdout.isatty()

@@ -51,7 +51,7 @@ class Config:
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.engine import Engine
-    from nanochat.eval_chat import Options, core_of, evaluate
+    from nanochat.evals.chat import Options, core_of, evaluate
     from nanochat.restore import load_model
     from nanochat.runtime import setup
 

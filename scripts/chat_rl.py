@@ -50,12 +50,12 @@ def shown(state) -> str:
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.engine import Engine
-    from nanochat.eval_chat import Options, evaluate
+    from nanochat.evals.chat import Options, evaluate
     from nanochat.finetune import fine_tuning
-    from nanochat.loop import every
     from nanochat.objectives import PolicyGradient, by_tokens
     from nanochat.restore import load_model
     from nanochat.rollouts import Rollouts, Sampling
+    from nanochat.train import every
 
     name, *others = pick(config.task, JUDGED)
     if others:

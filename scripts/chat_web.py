@@ -46,17 +46,17 @@ class Config:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help, and the slowest out of what a mistake needs.
-    from nanochat.gate import is_loopback
-    from nanochat.port import listen
+    from nanochat.serve.gate import is_loopback
+    from nanochat.serve.port import listen
 
     key = (config.api_key or os.environ.get("NANOCHAT_API_KEY", "")).strip()  # a mounted secret ends with its line
     if not key and not is_loopback(config.host):
         raise ValueError(f"--host={config.host} lets others in: set NANOCHAT_API_KEY, or --api-key, and they need it")
     bound = listen(config.host, config.port)
 
-    from nanochat.api import Limits, Served
     from nanochat.runtime import setup
-    from nanochat.serve import open_engines, serve
+    from nanochat.serve.app import open_engines, serve
+    from nanochat.serve.requests import Limits, Served
 
     limits = Limits(config.max_body, config.max_messages, config.max_characters, config.max_tokens, config.max_samples)
     with setup(config.device_type, config.dtype) as runtime:

@@ -35,8 +35,8 @@ class Config:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.export import Exported, corpus_lines, export
-    from nanochat.polyglot import lines
+    from nanochat.export.hf import Exported, corpus_lines, export
+    from nanochat.export.polyglot import lines
     from nanochat.restore import load_model
     from nanochat.runtime import setup
 

@@ -37,10 +37,11 @@ class Config:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat import old_checkpoint, tokenizer_files
     from nanochat.checkpoint import Saver, check_free_space, hold, rng_state, steps
-    from nanochat.loop import State
+    from nanochat.export import from_nanochat as old_checkpoint
+    from nanochat.export import tokenizers as tokenizer_files
     from nanochat.tokenizer import Tokenizer
+    from nanochat.train import State
 
     stage = MODELS[config.source]
     folder, vocabulary = stage_dir(stage, config.tag), stage_dir("tok_train", config.tag) / "tokenizer.json"

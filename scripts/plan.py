@@ -8,8 +8,8 @@ import os
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
+from nanochat.jobs.scales import SCALES
 from nanochat.log import print0
-from nanochat.scales import SCALES
 from tasks import CHAT_CORE, TASKS
 
 # What the stages read; and the task without whose files a stage is left out.
@@ -36,9 +36,9 @@ class Config:
 
 
 def main(config: Config) -> None:
-    from nanochat.driver import set_aside, take
+    from nanochat.jobs.plan import STAGED, folder, make
+    from nanochat.jobs.runner import set_aside, take
     from nanochat.paths import write_json
-    from nanochat.plan import STAGED, folder, make
 
     home = folder(config.tag)
     starts = config.start >= 0

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
-from nanochat.core_tasks import BUNDLE, data_files
-from nanochat.hub import fetch
+from nanochat.data.hub import fetch
+from nanochat.evals.core_tasks import BUNDLE, data_files
 from nanochat.log import print0
 from nanochat.paths import stage_dir
 from tasks import TASKS
@@ -45,9 +45,9 @@ class Config:
 
 def check(config: Config) -> int:
     """Print what is in the text and what is wrong with it; how many problems there are."""
-    from nanochat.corpus import find
-    from nanochat.lint import CHARS_PER_TOKEN, PROBLEMS, lint
-    from nanochat.sections import terminal_table
+    from nanochat.data.corpus import find
+    from nanochat.data.lint import CHARS_PER_TOKEN, PROBLEMS, lint
+    from nanochat.report.card import terminal_table
     from nanochat.tokenizer import Tokenizer
 
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
@@ -68,8 +68,8 @@ def check(config: Config) -> int:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.corpus import CORPORA, find, hub_files, open_corpus, shards_for
-    from nanochat.sections import terminal_table
+    from nanochat.data.corpus import CORPORA, find, hub_files, open_corpus, shards_for
+    from nanochat.report.card import terminal_table
     from nanochat.tokenizer import Tokenizer
 
     if config.check:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanochat.config import option, run
+from nanochat.lab.scaling_fit import LEAST, Run, by_budget, optimum, power_law, read_runs
 from nanochat.log import print0
 from nanochat.paths import base_dir, write_text
-from nanochat.scaling_fit import LEAST, Run, by_budget, optimum, power_law, read_runs
 
 PICTURE_ROWS, CURVE_POINTS = 16, 50
 COLUMNS = ["Run", "Depth", "N", "Tokens", "Tokens : N", "FLOPs", "Bits per byte", "CORE"]
@@ -110,7 +110,8 @@ KINDS = {"miniseries": miniseries, "laws": laws}
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat import plots, termplot
+    from nanochat import termplot
+    from nanochat.report import plots
 
     if config.kind not in KINDS:
         raise ValueError(f"--kind={config.kind} is not one of {', '.join(KINDS)}")

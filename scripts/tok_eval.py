@@ -14,7 +14,7 @@ from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
-from nanochat.sections import terminal_table
+from nanochat.report.card import terminal_table
 
 REFERENCES = {"GPT-2": "gpt2", "GPT-4": "cl100k_base"}  # as the card names them -> as tiktoken does
 SAMPLES = ("news", "korean", "code", "math", "science")  # scripts/samples/*.txt, written for this
@@ -93,7 +93,7 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     import pyarrow as pa
 
-    from nanochat.corpus import open_corpus
+    from nanochat.data.corpus import open_corpus
     from nanochat.tokenizer import Tokenizer
 
     outcome = Outcome.begin("tok_eval", config.tag, config)

@@ -33,7 +33,7 @@ class Config:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.corpus import open_corpus
+    from nanochat.data.corpus import open_corpus
     from nanochat.tokenizer import Tokenizer
 
     outcome = Outcome.begin("tok_train", config.tag, config)

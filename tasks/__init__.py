@@ -1,6 +1,6 @@
 """The table of tasks, name -> what opens a split of it, and how those that a user names are opened."""
 
-from nanochat.hub import is_here
+from nanochat.data.hub import is_here
 from nanochat.log import print0
 from tasks import chats, gsm8k, hrm8k, humaneval, mixing, multiple_choice, questions, spelling
 from tasks.common import DataSet, Task, TaskError, pick

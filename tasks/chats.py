@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from nanochat.chat import check
-from nanochat.hub import fetch, sha256
+from nanochat.data.hub import fetch, sha256
 from tasks.common import CONVERTED, FILE, REVISION, DataSet, Task, TaskError
 
 SHOWN = 5  # faults of a file

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nanochat.hub import HubFile, fetch, sha256
+from nanochat.data.hub import HubFile, fetch, sha256
 
 FILE = "{split}-{file:05d}-of-{files:05d}.parquet"  # as the hub names the files of a split
 CONVERTED = (

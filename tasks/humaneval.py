@@ -4,7 +4,7 @@ import re
 import textwrap
 from typing import Any
 
-from nanochat import sandbox
+from nanochat.evals import sandbox
 from tasks.common import FILE, DataSet, Task
 
 FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)

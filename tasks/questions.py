@@ -3,7 +3,7 @@
 import json
 import re
 
-from nanochat.hub import fetch
+from nanochat.data.hub import fetch
 from tasks.common import DataSet, Task, TaskError
 
 

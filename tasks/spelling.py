@@ -11,9 +11,9 @@ from itertools import islice
 from random import Random
 from zlib import crc32
 
-from nanochat import hub
-from nanochat.corpus import AUTO, CORPORA, find
-from nanochat.documents import Bad, documents
+from nanochat.data import hub
+from nanochat.data.corpus import AUTO, CORPORA, find
+from nanochat.data.documents import Bad, documents
 from nanochat.paths import stage_dir
 from tasks.common import DataSet, Task
 from tasks.gsm8k import GSM8K

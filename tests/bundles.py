@@ -10,9 +10,9 @@ from models import lively
 
 from nanochat.gpt import GPT
 from nanochat.tokenizer import Tokenizer
-from nanochat.world import bundle
-from nanochat.world_chats import core_bundle
-from nanochat.world_facts import Dice, World
+from nanochat.world.chats import core_bundle
+from nanochat.world.facts import Dice, World
+from nanochat.world.writer import bundle
 
 CHOICE, SCHEMA, COMPLETION = "multiple_choice", "schema", "language_modeling"
 

@@ -12,7 +12,7 @@ import pytest
 from browsers import NAMES, Browser, Page, installed
 from bundles import world_tasks, write_bundle
 
-from nanochat.world import write_world
+from nanochat.world.writer import write_world
 
 ROOT = Path(__file__).resolve().parent.parent
 

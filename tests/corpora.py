@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanochat.corpus import Corpus, Source
-from nanochat.documents import Bad
-from nanochat.shards import Shard, open_shards
-from nanochat.token_shards import token_path, write_token_shard
+from nanochat.data.corpus import Corpus, Source
+from nanochat.data.documents import Bad
+from nanochat.data.shards import Shard, open_shards
+from nanochat.data.token_shards import token_path, write_token_shard
 from nanochat.tokenizer import Tokenizer
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanochat import loop, schedules
+from nanochat import schedules
+from nanochat import train as loop
 from nanochat.attention import choose
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog

@@ -18,8 +18,8 @@ from loop_parts import ROWS, Rows, Trained, every_other, plant, skipping, small_
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nanochat import loop
 from nanochat import runtime as runtime_module
+from nanochat import train as loop
 from nanochat.objectives import next_token
 from nanochat.runtime import Runtime, setup
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from nanochat.core_tasks import BundleTask
+from nanochat.evals.core_tasks import BundleTask
 from nanochat.gpt import GPT
 from nanochat.tokenizer import Tokenizer
 

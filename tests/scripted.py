@@ -5,7 +5,7 @@ import json
 import threading
 from typing import Any
 
-from nanochat.serve import page
+from nanochat.serve.app import page
 
 CUT = "cut"  # as a step: the connection is closed, in the middle of it all
 

@@ -9,8 +9,8 @@ from loop_parts import ALONE, train
 from nanochat.card import curves, training_facts
 from nanochat.hardware import find
 from nanochat.log import MetricLog
-from nanochat.loop import State
-from nanochat.sections import show
+from nanochat.report.card import show
+from nanochat.train import State
 
 CORPUS = SimpleNamespace(
     describe=lambda: {"name": "letters", "files": 3, "bytes": 12345, "fingerprint": "f" * 64, "validation": "e" * 64}

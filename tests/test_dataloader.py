@@ -16,7 +16,7 @@ from forks import Forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanochat.corpus import Corpus, Source
+from nanochat.data.corpus import Corpus, Source
 from nanochat.dataloader import TextLoader, merge_states, token_path, tokenize
 from nanochat.tokenizer import Tokenizer
 

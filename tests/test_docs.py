@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pages import HARDWARE, PAGES, ROOT, blocks
 
-from nanochat.world import SIZES
-from nanochat.world_chats import ten_questions
-from nanochat.world_facts import Dice, World
+from nanochat.world.chats import ten_questions
+from nanochat.world.facts import Dice, World
+from nanochat.world.writer import SIZES
 
 # What sets up the very environment these tests run in; test_setup.py, test_speedrun.py and test_runs.py run them.
 ELSEWHERE = ("bash speedrun.sh", "bash runs/test.sh", "source .venv/bin/activate")

@@ -302,7 +302,7 @@ def test_prepare_writes_token_shards_that_the_loader_reads(trained, python, base
         folder = base / "tokens/default"
         assert re.search(rf"^tokenize: {made} of 2 shards, in \d+\.\d s; to {folder}$", done.stdout, re.MULTILINE)
 
-    from nanochat.corpus import open_corpus
+    from nanochat.data.corpus import open_corpus
     from nanochat.dataloader import TextLoader
     from nanochat.tokenizer import Tokenizer
 
@@ -330,7 +330,7 @@ def test_the_embedded_world_is_what_a_bare_machine_trains_on(python, base):
     assert records[0] == records[1]
 
 
-# ---- base_train, base_loss: tests/test_restore.py and tests/test_base_train.py have more of them ----
+# ---- base_train, base_loss: tests/test_restore.py and tests/scripts/test_base_train.py have more of them ----
 
 
 def test_a_base_model_and_its_card(trained, base, text_folder, python, tmp_path):

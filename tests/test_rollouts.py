@@ -13,7 +13,8 @@ from loop_parts import ALONE
 from models import CONFIGS, lively
 
 from nanochat import engine as engine_module
-from nanochat import loop, schedules
+from nanochat import schedules
+from nanochat import train as loop
 from nanochat.engine import Completion, Engine
 from nanochat.log import MetricLog
 from nanochat.objectives import PolicyGradient

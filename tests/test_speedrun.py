@@ -16,7 +16,7 @@ import pytest
 from bad_hub import BadHub
 from pages import shown
 
-from nanochat.corpus import CORPORA
+from nanochat.data.corpus import CORPORA
 from scripts.plan import Config
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,7 +12,7 @@ from base_runs import Base
 from forks import Forked
 
 from nanochat.inherit import ChatTraining
-from nanochat.world import write_world
+from nanochat.world.writer import write_world
 
 STEPS = 12
 PARENT = ["--depth=1", "--num-iterations=6", "--eval-every=-1", "--save-every=-1", "--matrix-lr=0.03"]

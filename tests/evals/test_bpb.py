@@ -1,0 +1,231 @@
+"""Bits per byte against sums written out, and against what must not change it."""
+
+import itertools
+import json
+import math
+import random
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+import torch
+from forks import Forked
+from models import SMALL, lively
+
+from nanochat.evals.bpb import bits_per_byte, read_text, validation
+from nanochat.runtime import setup
+from nanochat.tokenizer import Tokenizer
+
+DOCUMENTS = ["the quick brown fox — 빠른 갈색 여우\n" * 9, "", "a" * 50, "여우 and fox, fox and 여우. " * 20]
+
+
+class OneProcess:
+    rank, world_size, device = 0, 1, torch.device("cpu")
+
+
+class Share(OneProcess):
+    """One of several ranks, alone: what it would add to the sum is kept."""
+
+    def __init__(self, rank: int, world_size: int, others: list[torch.Tensor]):
+        self.rank, self.world_size, self.others = rank, world_size, others
+
+    def all_sum(self, numbers: torch.Tensor) -> torch.Tensor:
+        self.others.append(numbers)
+        return sum(self.others)
+
+
+class Bigram:
+    """Predicts each token from the one before it, by a fixed table; deaf to anything else."""
+
+    def __init__(self, vocab_size: int):
+        self.table = torch.randn(vocab_size, vocab_size, generator=torch.Generator().manual_seed(1)).log_softmax(1)
+
+    def __call__(self, ids, targets, reduction):
+        losses = -self.table[ids, targets.clamp(min=0)]
+        return torch.where(targets >= 0, losses, 0.0).flatten()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train([pa.array(DOCUMENTS)], 300)
+
+
+def test_the_text_ends_at_a_whole_character(tokenizer):
+    everything = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
+    assert everything.bytes == sum(len(text.encode()) for text in DOCUMENTS)
+    korean = read_text([pa.array(["빠른"])], tokenizer, 5)  # of six bytes
+    assert korean.bytes == 3
+    assert korean.ids.tolist() == [tokenizer.special_tokens["<|bos|>"], *tokenizer.encode("빠")]
+    two = read_text([pa.array(["abc"]), pa.array(["de", "never"])], tokenizer, 5)
+    assert (two.bytes, (two.ids == tokenizer.special_tokens["<|bos|>"]).sum()) == (5, 2)
+
+
+def test_no_text_is_an_error(tokenizer):
+    with pytest.raises(ValueError, match="no text to evaluate on"):
+        read_text([pa.array(["", ""])], tokenizer, 100)
+
+
+def test_a_model_that_knows_nothing_pays_for_every_token(tokenizer):
+    text = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
+    bos = tokenizer.special_tokens["<|bos|>"]
+
+    def uniform(ids, targets, reduction):
+        return torch.full((targets.numel(),), math.log(300))
+
+    tokens = int((text.ids != bos).sum())
+    got = bits_per_byte(uniform, text, 32, 4, OneProcess())
+    assert got.value == pytest.approx(tokens * math.log2(300) / text.bytes)
+    assert got.bytes == text.bytes
+
+
+def test_batch_rows_ranks_and_padding_do_not_matter(tokenizer):
+    text = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
+    model, bos = Bigram(300), tokenizer.special_tokens["<|bos|>"]
+    ids = text.ids.tolist()
+    nats = sum(-float(model.table[a, b]) for a, b in itertools.pairwise(ids) if b != bos)
+    expected = nats / math.log(2) / text.bytes
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(10):
+        seq_len, batch_size = chance.randrange(1, 70), chance.randrange(1, 9)
+        ranks, parts = chance.randrange(1, 5), []
+        for rank in range(ranks):
+            shared = Share(rank, ranks, parts) if ranks > 1 else OneProcess()
+            got = bits_per_byte(model, text, seq_len, batch_size, shared) if rank == ranks - 1 else None
+            if rank < ranks - 1:
+                with pytest.raises(AssertionError):  # a part of the text is not the text
+                    bits_per_byte(model, text, seq_len, batch_size, shared)
+        assert got.value == pytest.approx(expected, rel=1e-5), (seq_len, batch_size, ranks)
+
+
+def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer):
+    text = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
+    model = Bigram(300)
+    got = bits_per_byte(model, text, 16, 8, OneProcess())
+    rows = [text.ids[i : i + 17] for i in range(0, len(text.ids) - 1, 16)]
+    pairs = []
+    for row in rows:
+        sizes = text.lengths[row[1:]]
+        losses = -model.table[row[:-1], row[1:]] * (sizes > 0)
+        pairs.append((float(losses.sum()) / math.log(2), int(sizes.sum())))
+    chance = random.Random(0)
+    drawn = []
+    for _ in range(2000):
+        sample = chance.choices(pairs, k=len(pairs))
+        drawn.append(sum(bits for bits, _ in sample) / sum(size for _, size in sample))
+    mean = sum(drawn) / len(drawn)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in drawn) / len(drawn))
+    assert got.stderr == pytest.approx(spread, rel=0.15)
+
+
+# ---- rows that overlap ----
+
+
+def small_model(tokenizer: Tokenizer):
+    """What it says of a token depends on all of its context."""
+    bos = tokenizer.special_tokens["<|bos|>"]
+    return lively({**SMALL, "vocab_size": 300, "depth": 2, "max_seq_len": 24, "bos_id": bos}).requires_grad_(False)
+
+
+def token_by_token(model, text, seq_len, stride, bos) -> float:
+    """Each token alone, behind what stands before it in the first row that it is in."""
+    nats, ids = 0.0, text.ids.tolist()
+    for at in range(1, len(ids)):
+        start = 0
+        while at > start + seq_len:
+            start += stride
+        if ids[at] != bos:
+            nats -= float(model(torch.tensor([ids[start:at]]))[0, -1].log_softmax(0)[ids[at]])
+    return nats / math.log(2) / text.bytes
+
+
+@pytest.mark.parametrize(("seq_len", "stride"), [(24, 1), (24, 7), (24, 23), (24, 24), (9, 4)])
+def test_overlapping_rows_predict_every_token_once_from_the_longest_context(tokenizer, seq_len, stride):
+    model, bos = small_model(tokenizer), tokenizer.special_tokens["<|bos|>"]
+    text = read_text([pa.array(DOCUMENTS)], tokenizer, 700)
+    expected = token_by_token(model, text, seq_len, stride, bos)
+    for batch_size in (1, 5):
+        got = bits_per_byte(model, text, seq_len, batch_size, OneProcess(), stride)
+        assert got.value == pytest.approx(expected, rel=1e-5), batch_size
+        assert got.bytes == text.bytes
+
+
+def test_a_text_shorter_than_the_context_is_one_row(tokenizer):
+    model, bos = small_model(tokenizer), tokenizer.special_tokens["<|bos|>"]
+    text = read_text([pa.array(["fox"])], tokenizer, 10)
+    got = bits_per_byte(model, text, 24, 2, OneProcess(), 3)
+    assert got.value == pytest.approx(token_by_token(model, text, 24, 3, bos), rel=1e-5)
+    assert math.isnan(got.stderr)
+
+
+def test_a_stride_of_the_whole_context_is_the_plain_form(tokenizer):
+    model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
+    plain = bits_per_byte(model, text, 24, 4, OneProcess())
+    assert bits_per_byte(model, text, 24, 4, OneProcess(), 24) == plain
+    assert bits_per_byte(model, text, 24, 4, OneProcess(), 6).value != plain.value
+    for stride in (-1, 25):
+        with pytest.raises(ValueError, match=rf"--stride={stride} .*, take 1 to 24, the context's length"):
+            bits_per_byte(model, text, 24, 4, OneProcess(), stride)
+
+
+def figures(folder: Path, tokenizer_path: Path) -> None:
+    """What a rank finds, for batches and strides."""
+    tokenizer, found = Tokenizer.load(tokenizer_path), {}
+    model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
+    with setup("cpu", "fp32") as runtime:
+        for stride, batch_size in itertools.product((0, 5, 24), (1, 3)):
+            got = bits_per_byte(model, text, 24, batch_size, runtime, stride)
+            found[f"stride {stride}, batch {batch_size}"] = [got.value, got.stderr, got.bytes]
+    (folder / f"{runtime.rank}.json").write_text(json.dumps(found))
+
+
+def test_processes_and_batches_find_the_same(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    jobs = []
+    for ranks in (1, 2):
+        folder = tmp_path / f"{ranks}"
+        jobs.append(Forked(folder, figures, folder, tmp_path / "tokenizer.json", ranks=ranks))
+    for job in jobs:
+        job.done()
+    alone = json.loads((tmp_path / "1/0.json").read_text())
+    for rank in (0, 1):
+        shared = json.loads((tmp_path / f"2/{rank}.json").read_text())
+        for case, expected in alone.items():
+            assert shared[case] == pytest.approx(expected, rel=1e-6), case
+    for stride in (0, 5, 24):
+        assert alone[f"stride {stride}, batch 1"] == pytest.approx(alone[f"stride {stride}, batch 3"], rel=1e-6)
+    assert alone["stride 0, batch 3"] == alone["stride 24, batch 3"] != alone["stride 5, batch 3"]
+
+
+def test_validation_is_compiled_once_that_has_paid(capsys):
+    """30 FLOPs a token and 1,000 tokens every 10 steps, where compiling pays from 25,000 FLOPs on: the third time."""
+    ways, written = [], []
+
+    @contextmanager
+    def as_written():
+        ways.append("as written")
+        yield
+        ways.append("over")
+
+    model = SimpleNamespace(flops_per_token=lambda: 30, as_written=as_written)
+    runtime = SimpleNamespace(compiling_pays=lambda flops: flops > 25_000)
+    log = SimpleNamespace(write=lambda **found: written.append(found))
+    values = iter([2.0, 1.0, 1.5])
+    validate = validation(
+        lambda: {"bpb": (ways.append("measured") or next(values), 0.1)}, 1000, 10, model, runtime, log
+    )
+    notes = {}
+    for step in (0, 10, 20):
+        validate(SimpleNamespace(step=step, notes=notes))
+    assert ways == ["as written", "measured", "over"] * 2 + ["measured"]
+    assert notes["val bpb"] == 1.5
+    assert notes["lowest val bpb"] == 1.0
+    assert [found["val/bpb"] for found in written] == [2.0, 1.0, 1.5]
+
+    ways.clear()  # at the ends alone: the second time is the last
+    validate = validation(lambda: {"bpb": (ways.append("measured") or 1.0, 0.1)}, 400, 0, model, runtime, log)
+    validate(SimpleNamespace(step=640, notes=notes))
+    assert ways == ["as written", "measured", "over"]

@@ -1,0 +1,289 @@
+"""Chat evaluation against plain twins: one problem at a time, every sample counted by hand."""
+
+import itertools
+import json
+import math
+import os
+import random
+import signal
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+from forks import Forked
+from models import CONFIGS, lively
+
+from nanochat.chat import render_prompt
+from nanochat.engine import Engine, Event
+from nanochat.evals.chat import ChatScore, Estimate, Options, chance, chat_core, estimate, evaluate, pick_letters
+from nanochat.tokenizer import Tokenizer
+from nanochat.world.writer import write_world
+from tasks import TASKS
+
+TEXTS = ["Who lives in the town? Reply with nothing but the letter of the right choice. 12 + 34 = 46 #### " * 3]
+
+
+class OneProcess:
+    rank, world_size, device = 0, 1, torch.device("cpu")
+
+    def everyones(self, value):
+        return [value]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("world") / "world"
+    write_world(folder, 1, "tiny")
+    return folder
+
+
+@pytest.fixture
+def hub(world, monkeypatch) -> Path:
+    monkeypatch.setenv("NANOCHAT_HUB", str(world))
+    return world
+
+
+def make_model(max_seq_len: int = 512, name: str = "reference"):
+    tokenizer = Tokenizer.train(TEXTS, 300)
+    fields = {"vocab_size": tokenizer.vocab_size, "depth": 2, "bos_id": tokenizer.special_tokens["<|bos|>"]}
+    return lively(CONFIGS[name] | fields | {"max_seq_len": max_seq_len}).requires_grad_(False), tokenizer
+
+
+class Scripted:
+    """Stands where the engine does and writes what `answer(request)` gives: texts of its n samples."""
+
+    def __init__(self, tokenizer, answer):
+        self.tokenizer, self.answer, self.requests = tokenizer, answer, []
+
+    def stream(self, requests):
+        """Samples and their tokens come in any order, as the engine's do."""
+        self.requests += requests
+        texts = {(i, j): text for i, request in enumerate(requests) for j, text in enumerate(self.answer(request))}
+        left = {where: self.tokenizer.encode(text) for where, text in texts.items()}
+        while left:
+            where = random.choice(list(left))
+            if left[where]:
+                yield Event(*where, left[where].pop(0))
+            else:
+                del left[where]
+                yield Event(*where, None, reason="stop")
+
+
+# ---- figures ----
+
+
+def test_chance_is_counted_over_all_draws():
+    for samples in range(1, 7):
+        for right in range(samples + 1):
+            verdicts = [True] * right + [False] * (samples - right)
+            for k in range(1, samples + 1):
+                draws = list(itertools.combinations(verdicts, k))
+                assert chance(samples, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_an_estimate_has_the_error_of_a_mean():
+    values = [0.0, 1.0, 1.0, 0.5]
+    assert estimate(values).value == pytest.approx(statistics.mean(values))
+    assert estimate(values).stderr == pytest.approx(statistics.stdev(values) / 2)
+    assert math.isnan(estimate([1.0]).stderr)
+
+
+def test_chat_core_by_hand():
+    scores = [ChatScore({1: Estimate(*pair)}, base, []) for *pair, base in ((0.4, 0.03, 0.25), (0.5, 0.04, 0.0))]
+    value, stderr = chat_core(scores)
+    assert value == pytest.approx((0.15 / 0.75 + 0.5) / 2)
+    assert stderr == pytest.approx(math.sqrt((0.03 / 0.75) ** 2 + 0.04**2) / 2)
+    guessing = ChatScore({1: Estimate(0.2, 0.0)}, 0.2, [])
+    assert chat_core([guessing]).value == 0
+
+
+# ---- letters ----
+
+
+def picked_plainly(model, prompt: list[int], letters: list[int]) -> int:
+    logits = model(torch.tensor([prompt]))[0, -1].tolist()
+    return max(range(len(letters)), key=lambda i: logits[letters[i]])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_batch_picks_what_each_prompt_picks_alone(name):
+    model, tokenizer = make_model(name=name)
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    dice = random.Random(seed)
+    prompts = [[dice.randrange(tokenizer.vocab_size) for _ in range(dice.randrange(1, 300))] for _ in range(24)]
+    letters = [dice.sample(range(256), dice.randrange(1, 6)) for _ in prompts]
+    expected = [picked_plainly(model, *pair) for pair in zip(prompts, letters, strict=True)]
+    assert len(set(expected)) > 2
+    for size in (1, 5, 24):
+        parts = [slice(i, i + size) for i in range(0, 24, size)]
+        got = [choice for part in parts for choice in pick_letters(model, prompts[part], letters[part], "cpu")]
+        assert got == expected, size
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 1000])
+def test_a_task_of_letters(batch_size, hub):
+    model, tokenizer = make_model()
+    task = TASKS["ARC-Easy"](stop=40)
+    score = evaluate(task, model, None, tokenizer, OneProcess(), Options(batch_size=batch_size))
+    verdicts = []
+    for record, conversation in zip(score.records, task, strict=True):
+        ids = [tokenizer.encode(letter)[0] for letter in conversation["letters"]]
+        letter = "ABCDE"[picked_plainly(model, render_prompt(conversation, tokenizer), ids)]
+        answer = conversation["messages"][1]["content"]
+        verdicts.append(letter == answer)
+        read = tokenizer.decode(render_prompt(conversation, tokenizer))
+        assert record == {
+            "problem": len(verdicts) - 1,
+            "prompt": read,
+            "answer": answer,
+            "cut": False,
+            "completions": [{"text": letter, "right": letter == answer}],
+        }
+    assert 0 < sum(verdicts) < 40
+    assert score.pass_at == {1: estimate(verdicts)}
+    assert score.baseline == 0.25
+
+
+def test_a_letter_of_several_tokens_is_refused(hub):
+    model, tokenizer = make_model()
+
+    class Korean(list):
+        kind, baseline = "categorical", 0.5
+
+    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "가"}]
+    with pytest.raises(ValueError, match="가 나 are not single tokens"):
+        evaluate(Korean([{"messages": said, "letters": "가나"}]), model, None, tokenizer, OneProcess(), Options())
+
+
+@pytest.mark.parametrize(("name", "context", "room"), [("ARC-Easy", 96, 96), ("GSM8K", 128, 98), ("GSM8K", 50, 25)])
+def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, room, hub, capsys):
+    model, tokenizer = make_model(max_seq_len=context)
+    task = TASKS[name](stop=20)
+    prompts = [render_prompt(conversation, tokenizer) for conversation in task]
+    engine = Scripted(tokenizer, lambda request: [""])
+    score = evaluate(task, model, engine, tokenizer, OneProcess(), Options(max_new_tokens=30), label=name)
+    cut = [len(prompt) > room for prompt in prompts]
+    assert any(cut)
+    assert [record["cut"] for record in score.records] == cut
+    assert f"{name}: {sum(cut)} of 20 prompts are longer than the context" in capsys.readouterr().out
+    for request, prompt in zip(engine.requests, prompts, strict=False):
+        assert len(request.tokens) == min(len(prompt), room)
+        assert request.tokens[:2] == prompt[:2]
+        assert request.tokens[2:] == prompt[2:][-(room - 2) :]
+
+
+# ---- what is written ----
+
+
+def test_what_is_written_is_judged_and_kept(hub):
+    model, tokenizer = make_model()
+    task = TASKS["GSM8K"](stop=9)
+    numbers = [conversation["messages"][1]["content"][-1]["text"].split("#### ")[1] for conversation in task]
+    right = [0, 3, 1, 2, 0, 3, 3, 1, 0]  # of three samples
+    texts = [
+        ["so\n#### " + number] * count + ["#### 0"] * (3 - count) for number, count in zip(numbers, right, strict=True)
+    ]
+    prompts = [render_prompt(conversation, tokenizer) for conversation in task]
+    engine = Scripted(tokenizer, lambda request: texts[prompts.index(list(request.tokens))])
+    options = Options(temperature=0.7, top_k=9, num_samples=3, max_new_tokens=50, seed=4)
+    score = evaluate(task, model, engine, tokenizer, OneProcess(), options)
+    assert score.pass_at.keys() == {1, 2, 3}
+    for k in (1, 2, 3):
+        per_problem = [1 - math.comb(3 - count, k) / math.comb(3, k) for count in right]
+        assert score.pass_at[k] == pytest.approx(estimate(per_problem))
+    assert score.accuracy.value == pytest.approx(sum(right) / 27)
+    for record, wanted, count in zip(score.records, texts, right, strict=True):
+        verdicts = [True] * count + [False] * (3 - count)
+        assert record["completions"] == [
+            {"text": text, "reason": "stop", "right": verdict} for text, verdict in zip(wanted, verdicts, strict=True)
+        ]
+    for request in engine.requests:
+        assert (request.max_new_tokens, request.temperature, request.top_k, request.n) == (50, 0.7, 9, 3)
+    assert len({request.seed for request in engine.requests}) == 9
+    json.dumps(score.records)
+    again = Scripted(tokenizer, lambda request: ["#### 0"])
+    evaluate(task, model, again, tokenizer, OneProcess(), Options(seed=5, max_problems=4))
+    assert len(again.requests) == 4
+    assert not {request.seed for request in again.requests} & {request.seed for request in engine.requests}
+
+
+@torch.no_grad()
+def written_plainly(model, prompt: list[int], count: int, stop: set[int]) -> list[int]:
+    ids = list(prompt)
+    while len(ids) < len(prompt) + count and (new := int(model(torch.tensor([ids]))[0, -1].argmax())) not in stop:
+        ids.append(new)
+    return ids[len(prompt) :]
+
+
+def test_the_engine_writes_what_is_likeliest(hub):
+    model, tokenizer = make_model()
+    task = TASKS["GSM8K"](stop=6)
+    score = evaluate(task, model, Engine(model, tokenizer, slots=4), tokenizer, OneProcess(), Options(max_new_tokens=8))
+    stop = {tokenizer.special_tokens[name] for name in ("<|assistant_end|>", "<|bos|>")}
+    for record, conversation in zip(score.records, task, strict=True):
+        ids = written_plainly(model, render_prompt(conversation, tokenizer), 8, stop)
+        [completion] = record["completions"]
+        assert completion["text"] == tokenizer.decode(ids)
+        assert completion["reason"] == ("length" if len(ids) == 8 else "stop")
+
+
+def is_killed(folder: Path) -> None:
+    """An evaluation of 30 problems, killed when the first 20 are judged."""
+    model, tokenizer = make_model()
+    task = TASKS["ARC-Easy"](stop=30)
+    judge, calls = task.evaluate_all, itertools.count()
+    task.evaluate_all = lambda said: os.kill(os.getpid(), signal.SIGKILL) if next(calls) else judge(said)
+    evaluate(task, model, None, tokenizer, OneProcess(), Options(batch_size=7), "ARC-Easy", folder / "ARC-Easy.jsonl")
+
+
+def test_what_is_judged_outlives_a_kill(world, hub, tmp_path):
+    assert Forked(tmp_path / "out", is_killed, tmp_path / "kept", NANOCHAT_HUB=str(world)).codes() == [-9]
+    [part] = (tmp_path / "kept").iterdir()
+    assert part.name == "ARC-Easy.part-0.jsonl"
+    kept = [json.loads(line) for line in part.read_text(encoding="utf-8").splitlines()]
+    model, tokenizer = make_model()
+    path = part.with_name("ARC-Easy.jsonl")
+    task = TASKS["ARC-Easy"](stop=30)
+    score = evaluate(task, model, None, tokenizer, OneProcess(), Options(batch_size=7), path=path, label="ARC-Easy")
+    assert len(kept) == 20
+    assert all(score.records[record["problem"]] == record for record in kept)
+    assert list(part.parent.iterdir()) == [path]
+    assert [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] == score.records
+
+
+# ---- ranks ----
+
+
+def ask(out: Path) -> None:
+    """What each rank of a process group gets, in files beside `out`."""
+    from nanochat.runtime import setup
+
+    with setup("cpu", "fp32") as runtime:
+        model, tokenizer = make_model()
+        engine = Engine(model, tokenizer, slots=3)
+        options = Options(temperature=1.0, top_k=20, num_samples=2, max_new_tokens=5, batch_size=5, max_problems=19)
+        for name in ("ARC-Challenge", "GSM8K"):
+            evaluate(TASKS[name](stop=2), model, engine, tokenizer, runtime, options)  # some ranks have nothing to do
+            written = out.with_name(f"{out.name}-{name}.jsonl")
+            score = evaluate(TASKS[name](), model, engine, tokenizer, runtime, options, name, written)
+            path = out.with_name(f"{out.name}-{name}-{runtime.rank}.json")
+            path.write_text(json.dumps([score.records, list(score.pass_at.items())]))
+
+
+def test_the_figures_are_the_same_for_any_number_of_ranks(world, tmp_path):
+    jobs = {
+        ranks: Forked(tmp_path / f"{ranks}", ask, tmp_path / f"of-{ranks}", ranks=ranks, NANOCHAT_HUB=str(world))
+        for ranks in (1, 3)
+    }
+    for job in jobs.values():
+        job.done()
+    for name in ("ARC-Challenge", "GSM8K"):
+        alone = (tmp_path / f"of-1-{name}-0.json").read_text()
+        assert len(json.loads(alone)[0]) == 19
+        lines = [(tmp_path / f"of-{ranks}-{name}.jsonl").read_text(encoding="utf-8").splitlines() for ranks in (1, 3)]
+        assert list(map(json.loads, lines[0])) == list(map(json.loads, lines[1])) == json.loads(alone)[0]
+        for rank in range(3):
+            assert (tmp_path / f"of-3-{name}-{rank}.json").read_text() == alone, (name, rank)
+    assert "ARC-Challenge: 9 problems in " in jobs[3].err()  # two of four batches

@@ -1,0 +1,235 @@
+"""The sandbox: what hostile programs try, in every enclosure this machine has, and what an honest one may do."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from nanochat.evals import sandbox
+from nanochat.evals.sandbox import Limits, run, run_all
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = Limits(seconds=20.0, cpu_seconds=2, memory=2**29)
+needs_enclosure = pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
+
+HONEST = {
+    "prints": ("print(6 * 7)", "42"),
+    "uses the library": ("import json, math, random, re, threading\nprint(math.comb(5, 2))", "10"),
+    "uses its directory": ("open('/tmp/x', 'w').write('mine')\nprint(open('x').read())", "mine"),
+    "starts a process": ("import subprocess\nprint(subprocess.check_output(['echo', 'hello']).decode())", "hello"),
+    "uses threads": ("import threading as t\nx = t.Thread(target=print, args=(5,))\nx.start()\nx.join()", "5"),
+}
+HOSTILE = {  # what it tries → a program that ends well only if it can, or what has to be said of it
+    "fork bomb": "import os\nwhile True:\n    os.fork()",
+    "memory bomb": "x = []\nwhile True:\n    x.append(bytearray(2**24))",
+    "endless loop": "while True:\n    pass",
+    "endless output": "while True:\n    print('x' * 1000)",
+    "endless file": "f = open('/tmp/f', 'wb')\nwhile True:\n    f.write(bytes(2**20))",
+    "many files": "for i in range(100):\n    open(f'/tmp/{i}', 'wb').write(bytes(2**20))",
+    "socket": "import socket\nsocket.socket()",
+    "loopback": "import socket\nsocket.create_connection(('127.0.0.1', 1))",
+    "server": "import http.server\nhttp.server.HTTPServer(('', 8080), None)",
+    "writing to the system": "open('/usr/planted', 'w')",
+    "writing to the root": "open('/planted', 'w')",
+    "writing to devices": "open('/dev/planted', 'w')",
+    "ptrace by ctypes": "import ctypes\nassert ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0",
+    "namespaces by ctypes": "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0",
+    "mount by ctypes": "import ctypes\nassert ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0",
+    "becoming root": "import os\nos.setuid(0)",
+    "early success": "import os\nos._exit(0)",
+    "success by exception": "raise SystemExit(0)",
+    "a crash": "import ctypes\nctypes.string_at(0)",
+    "silence": "import os, time\nos.close(1)\nos.close(2)\nwhile True:\n    pass",
+    "memory shared by key": "import ctypes\nassert ctypes.CDLL(None).shmget(0, 2**20, 0o1600) >= 0",
+    "memory that is a file": "import os\nos.memfd_create('x')",
+    "raising its limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))",
+}
+
+
+@needs_enclosure
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_program_runs(name):
+    program, printed = HONEST[name]
+    verdict = run(program, QUICK)
+    assert (verdict.passed, verdict.output.strip()) == (True, printed), verdict
+
+
+@needs_enclosure
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_program_is_held(name):
+    verdict = run(HOSTILE[name], QUICK)
+    assert not verdict.passed, verdict
+    assert verdict.reason
+    assert len(verdict.output) <= QUICK.output
+
+
+@needs_enclosure
+def test_nothing_of_the_caller_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "plum")
+    (tmp_path / "secret").write_text("plum")
+    paths = [str(tmp_path / "secret"), str(ROOT / "README.md"), os.path.expanduser("~/.bashrc"), "/etc/passwd"]
+    program = f"""
+import os
+assert 'plum' not in str(os.environ), os.environ
+for path in {paths!r}:
+    assert not os.path.exists(path), path
+assert os.listdir('/tmp') == ['program.py'], os.listdir('/tmp')
+assert not os.path.exists('/proc/{os.getpid()}')
+try:
+    os.kill({os.getpid()}, 0)
+except (ProcessLookupError, PermissionError):
+    pass
+else:
+    raise AssertionError('it can signal its caller')
+"""
+    verdict = run(program, QUICK)
+    assert verdict.passed, verdict
+
+
+FORKS = {  # each process far below the limit, all together above it
+    "children": "for _ in range(3):\n    os.fork()",
+    "orphans": "for _ in range(7):\n    if not os.fork():\n        if not os.fork(): break\n        os._exit(0)",
+}
+
+
+@needs_enclosure
+@pytest.mark.parametrize("forks", FORKS)
+def test_the_memory_of_all_processes_counts(forks):
+    verdict = run(f"import os, time\n{FORKS[forks]}\nx = b'x' * 10**8\ntime.sleep(60)", QUICK)
+    assert (verdict.passed, verdict.reason) == (False, "too much memory"), verdict
+    assert verdict.seconds < 10
+    verdict = run("import time\nx = b'x' * 10**8\ntime.sleep(0.3)", QUICK)
+    assert verdict.passed, verdict
+
+
+@needs_enclosure
+def test_the_word_that_ends_it_is_not_in_the_program():
+    program = """
+import os, re, sys
+seen = open(__file__).read() + repr([sys._getframe().f_code.co_consts, sys.orig_argv, os.environ, os.listdir()])
+seen += sys.stdin.read()
+for word in re.findall("[0-9a-f]{32}", seen):
+    print(f"\\n{word}", flush=True)
+os._exit(0)
+"""
+    verdict = run(program, QUICK)
+    assert (verdict.passed, verdict.reason, verdict.output) == (False, "it ended early", ""), verdict
+
+
+@needs_enclosure
+def test_what_is_left_in_the_background_dies(tmp_path):
+    mark = f"left behind {os.getpid()}"
+    started = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', %r]%s)"
+    for options in ("", ", start_new_session=True, stdout=-3, stderr=-3"):
+        verdict = run(started % (mark, options), QUICK)
+        assert verdict.passed, verdict
+    time.sleep(0.2)
+    assert mark not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
+@needs_enclosure
+def test_twenty_at_once_are_kept_apart():
+    programs = [f"open('/tmp/x', 'w').write('{n}')\nprint(open('/tmp/x').read())" for n in range(20)]
+    assert [verdict.output.strip() for verdict in run_all(programs, at_once=20)] == [str(n) for n in range(20)]
+
+
+def test_a_system_that_cannot_contain_refuses_and_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(sandbox, "missing", lambda: "it could not be set up (namespaces: not permitted)")
+    with pytest.raises(ValueError, match=r"cannot be contained here: .*namespaces.*--unsafe-exec"):
+        run("print(1)")
+    verdict = run("import os\nprint(len(os.environ) <= 3)", QUICK, unsafe=True)
+    assert (verdict.passed, verdict.output.strip()) == (True, "True")
+    assert run("while True:\n    pass", QUICK, unsafe=True).reason.startswith(("killed by", "out of time"))
+
+
+@pytest.fixture
+def tried_anew():
+    sandbox._enclosure.cache_clear()
+    yield
+    sandbox._enclosure.cache_clear()
+
+
+def test_missing_names_the_step_that_failed(monkeypatch, tried_anew):
+    monkeypatch.setattr(sandbox.platform, "machine", lambda: "m68k")
+    assert "m68k" in sandbox.missing()
+
+
+@needs_enclosure
+def test_where_bubblewrap_does_not_work_namespaces_do(monkeypatch, tmp_path, tried_anew):
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho not permitted\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))  # not where the system has its programs
+    monkeypatch.setattr(sandbox, "_enclosures", lambda: ["bwrap", "namespaces"])
+    assert sandbox.missing() == ""
+    assert run("print(1)", QUICK).passed
+    monkeypatch.setattr(sandbox, "_enclosures", lambda: ["bwrap"])
+    sandbox._enclosure.cache_clear()
+    assert sandbox.missing() == "bwrap: exit status 1 (not permitted)"
+    (tmp_path / "bwrap").write_text("#!/no/such/shell\n")
+    sandbox._enclosure.cache_clear()
+    assert sandbox.missing().startswith("bwrap: [Errno 2] No such file or directory")
+
+
+def test_a_limit_that_cannot_be_set(monkeypatch):
+    """As on macOS, which has none on the address space."""
+    import resource
+
+    bounds, limits = {}, dataclasses.asdict(QUICK)
+
+    def set_one(which, bound):
+        if which == resource.RLIMIT_AS:
+            raise ValueError("current limit exceeds maximum limit")
+        bounds[which] = bound
+
+    monkeypatch.setattr(resource, "setrlimit", set_one)
+    with pytest.raises(OSError, match="limit AS: current limit exceeds maximum limit"):
+        sandbox._limit(limits, strict=True)
+    sandbox._limit(limits, strict=False)
+    assert bounds[resource.RLIMIT_CPU] == (2, 2)
+    assert len(bounds) == 5
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(1, os.cpu_count()), (1000, 1)])
+def test_as_many_at_once_as_there_are_cpus(ranks, most, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    programs = ["import time\nstart = time.monotonic()\ntime.sleep(0.3)\nprint(start, time.monotonic())"] * 4
+    spans = [[*map(float, verdict.output.split())] for verdict in run_all(programs, QUICK, unsafe=True)]
+    assert max(sum(a <= start < b for a, b in spans) for start, _ in spans) <= min(most, 20)
+
+
+@needs_enclosure
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("enclosure", ["bwrap", "namespaces"])
+def test_a_user_without_rights_is_contained_too(enclosure):
+    python = shutil.which("python3", path="/usr/bin")
+    if python is None or (enclosure == "bwrap" and not shutil.which("bwrap")):
+        pytest.skip("needs a python3 in /usr/bin, and bwrap")
+    folder = Path(tempfile.mkdtemp())  # pytest's own is closed to others
+    folder.chmod(0o755)
+    shutil.copy(ROOT / "nanochat/evals/sandbox.py", folder)
+    programs = json.dumps([*HOSTILE.values(), "print(1)"])
+    (folder / "ask.py").write_text(
+        "import sandbox as s, json\n"
+        f"s._enclosures = lambda: [{enclosure!r}]\n"
+        f"assert not s.missing(), s.missing()\n"
+        f"print(json.dumps([v.passed for v in s.run_all({programs}, s.Limits(20.0, 2, 2**29), at_once=4)]))"
+    )
+    command = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", python, "ask.py"]
+    environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    shutil.rmtree(folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [False] * len(HOSTILE) + [True]
+
+
+def test_it_needs_nothing_but_the_standard_library():
+    code = "import sys; sys.path.insert(0, 'nanochat'); import sandbox; print(*sorted(set(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-IS", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "pyarrow", "nanochat"} & set(loaded.stdout.split())

@@ -1,0 +1,120 @@
+"""The HTML card of a small real run, in a real browser: on a phone and a desk, by day and by night."""
+
+import http.server
+import re
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+from base_runs import Base, _stage
+from bundles import world_tasks, write_bundle
+from forks import Forked
+from outcomes import leave
+
+from nanochat.report.__main__ import write
+from nanochat.report.card import read_card
+from nanochat.report.html import POLICY, page
+
+EVIL = '<script>document.title = "run"</script><img src="/stolen" onerror="x">&amp;'
+LONG = "x" * 200  # a word that no line has room for
+VIEWS = [(width, scheme) for width in (390, 1200) for scheme in ("light", "dark")]
+# What is there. It comes from outside: the card's own policy forbids it all scripts.
+LOOK = """(() => {
+  const all = [...document.querySelectorAll("main *")], boxes = [...document.querySelectorAll(".table")];
+  const inside = element => element.closest(".table, details:not([open]), svg");
+  const cut = text => {
+    const [word, plot] = [text, text.closest("svg")].map(element => element.getBoundingClientRect());
+    return word.left < plot.left - 1 || word.right > plot.right + 1 || word.bottom > plot.bottom + 1;
+  };
+  const style = getComputedStyle(document.body);
+  return {
+    width: document.documentElement.clientWidth, scroll: document.documentElement.scrollWidth,
+    out: all.filter(e => !inside(e) && e.getBoundingClientRect().right > innerWidth + .5).map(e => e.outerHTML),
+    scrolling: boxes.filter(box => box.scrollWidth > box.clientWidth).length, tables: boxes.length,
+    paper: style.backgroundColor, ink: style.color, text: document.querySelector("main").innerText,
+    title: document.title, made: document.querySelectorAll("script, img, iframe, object").length,
+    lines: [...document.querySelectorAll(".line")].map(e => getComputedStyle(e).stroke),
+    cut: [...document.querySelectorAll("svg text")].filter(cut).map(e => e.textContent),
+    letters: [...document.querySelectorAll("svg text")].map(e => e.getBoundingClientRect().height),
+    anchors: [...document.querySelectorAll("nav a")].map(a => !!document.querySelector(a.getAttribute("href"))),
+  };
+})()"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A base folder: a model trained, its loss and CORE measured, one outcome that is damaged and one that is evil."""
+    base = Base(tmp_path_factory.mktemp("run"))
+    base.run("small", "--max-seq-len=128", "--num-iterations=12", "--total-batch-size=512")
+    write_bundle(base.folder / "mirror", world_tasks(7))
+    variables = {"NANOCHAT_BASE_DIR": str(base.folder), "NANOCHAT_HUB": str(base.folder / "mirror")}
+    for stage in (["base_loss", "--eval-bytes=2000"], ["base_eval"]):
+        words = (f"scripts.{stage[0]}", "--tag=small", "--dtype=fp32", *stage[1:])
+        Forked(base.folder / f"job-{stage[0]}", _stage, None, *words, **variables).done()
+    table = {"title": EVIL, "columns": [[EVIL, ""], ["n", ",d"]], "rows": [[EVIL, 3], [LONG, None]]}
+    curve = {"title": EVIL, "x": EVIL, "y": EVIL, "series": {EVIL: [[0, 1], [0.5, 1.5]], "b": [[0, 1], [1, 2]]}}
+    evil = {"metrics": {EVIL: EVIL, LONG: LONG}, "tables": [table], "curves": [curve]}
+    leave(base.folder, "<b>", **evil, config={"data": EVIL}, card=["data"])
+    leave(base.folder, "tok_eval").write_text('{"stage": ')
+    return base.folder
+
+
+@pytest.fixture(scope="module")
+def served(run, tmp_path_factory):
+    """The card behind a server that knows what it was asked for."""
+    folder, asked = tmp_path_factory.mktemp("served"), []
+    write(run, folder / "report.md")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_request(self, code="-", size="-"):
+            asked.append(self.path)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked, folder
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+def test_a_reader_sees_all_of_it(visit, served, width, scheme):
+    address, asked, _ = served
+    asked.clear()
+    seen = visit(f"{address}/report.html", width, 1200, scheme).js(LOOK)
+    assert asked == ["/report.html"]
+    assert (seen["width"], seen["scroll"], seen["out"]) == (width, width, [])
+    assert set(seen["cut"]) == {EVIL}  # no other word of a picture is longer than there is room for
+    assert seen["tables"] == 4
+    assert seen["scrolling"] > 0  # a table with so long a word is wider than any screen, and scrolls in its box
+    paper, ink = (sum(map(int, re.findall(r"\d+", seen[part])[:3])) / 3 for part in ("paper", "ink"))
+    assert (paper > 200 > 80 > ink) if scheme == "light" else (paper < 80 < 200 < ink), seen
+    assert len(set(seen["lines"])) == 2
+    assert "none" not in seen["lines"]
+    assert min(seen["letters"]) > 10
+    assert seen["anchors"] == [True] * len(seen["anchors"])
+    assert (seen["title"], seen["made"]) == ("nanochat training report", 0)
+    for words in ("Base model training", "Final validation bpb", "world_people", "Wall clock time", EVIL, LONG):
+        assert words in seen["text"], words
+    assert "tok_eval/default/outcome.json is damaged" in seen["text"]
+
+
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+def test_a_picture_is_taken(visit, served, tmp_path, width, scheme):
+    """Kept below pytest's folder, to be looked at: the card as a file, which no server is behind."""
+    card = visit((served[2] / "report.html").as_uri(), width, 3000, scheme)
+    picture = card.shot(tmp_path / f"card-{width}-{scheme}.png")
+    assert picture[1:4] == b"PNG"
+    assert (int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")) == (width, 3000)
+    assert len(picture) > 50_000  # of an empty page it is a tenth of that
+
+
+def test_it_asks_for_nothing_and_runs_nothing(run):
+    """What a browser is told, whether or not there is one here."""
+    text = page(read_card(run))
+    assert POLICY in text.partition("<style>")[0]
+    assert not re.search(r"<script|<img|<iframe|\son\w+=\"|url\(|@import|https?://", text.replace("http-equiv", ""))
+    assert "&lt;script&gt;" in text
+    assert all(kind in text for kind in ("<details><summary>Settings", "prefers-color-scheme: dark", 'class="track"'))

@@ -1,0 +1,105 @@
+"""Pictures: what is in them and where it stands, and that they are the same each time."""
+
+import math
+import random
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from nanochat.report.plots import STYLE, TOP, WIDTH, draw, labels, picture, ticks
+
+CURVE = {
+    "title": "Loss <of> a run",
+    "x": "tokens",
+    "y": "nats",
+    "series": {"train": [list(range(100)), [5 / (i + 1) for i in range(100)]], "val": [[0, 50, 99], [5.0, 1.0, 0.5]]},
+}
+BARS = {"title": "Scores", "bars": {"a<b": [0.5, 0.1, "0.50 ± 0.10"], "below": [-0.25, 0.0, "-0.25"]}}
+PARTS = {"title": "Time", "parts": [["train", 30.0, "base"], ["look", 10.0, "base"], ["tune", 60.0, "sft"]]}
+
+
+def parsed(plot: dict) -> ElementTree.Element:
+    return ElementTree.fromstring(draw(plot))
+
+
+def of_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
+    return [element for element in root.iter() if name in element.get("class", "").split()]
+
+
+def test_a_curve_becomes_a_picture_with_its_words():
+    words = [text.text for text in parsed(CURVE).iter("text")]
+    assert {"Loss <of> a run", "tokens", "nats", "train", "val", "0", "5"} <= set(words)
+    alone = draw(CURVE | {"series": {"train": CURVE["series"]["train"]}})
+    assert ">train<" not in alone  # one series needs no legend
+
+
+def test_points_stand_where_their_numbers_are():
+    root = parsed(CURVE)
+    [val] = [line for line in of_class(root, "line") if "s1" in line.get("class").split()]
+    dots = [tuple(map(float, pair.split(","))) for pair in val.get("points").split()]
+    marks = [(float(mark.get("cx")), float(mark.get("cy"))) for mark in root.iter("circle")]
+    assert dots == marks  # the other series is dense, and has none
+    (left, high), (middle, _), (right, low) = dots
+    assert middle == pytest.approx(left + (right - left) * 50 / 99, abs=0.1)
+    assert TOP == high < low  # 5.0 is the highest tick
+    rows = {text.text: float(text.get("y")) for text in root.iter("text") if text.get("class") == "end"}
+    assert high == pytest.approx(rows["5"] - 4, abs=0.1)
+    assert low == pytest.approx(rows["0"] - 4 - 0.1 * (rows["0"] - rows["5"]), abs=0.2)
+
+
+def test_all_of_it_is_inside_and_finite():
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    draws = random.Random(seed)
+    for _ in range(100):
+        scale, shift = 10 ** draws.uniform(-6, 12), draws.choice([0.0, -1.0, 1e3])
+        ys = [scale * (draws.gauss(0, 1) + shift) for _ in range(draws.randrange(1, 60))] + [math.nan, math.inf]
+        root = parsed(CURVE | {"series": {"a": [list(range(len(ys))), ys]}})
+        for line in of_class(root, "line"):
+            places = [tuple(map(float, pair.split(","))) for pair in line.get("points").split()]
+            assert len(places) == len(ys) - 2
+            assert all(0 <= x <= WIDTH and TOP - 0.1 <= y <= 214.1 for x, y in places)
+
+
+@pytest.mark.parametrize("series", [{}, {"a": [[], []]}, {"a": [[5], [0.0]]}, {"a": [[1, 2], [3.0, 3.0]]}])
+def test_little_can_be_drawn(series):
+    assert "nan" not in draw(CURVE | {"series": series})
+
+
+def test_bars_reach_as_far_as_their_scores():
+    root = parsed(BARS)
+    first, second = of_class(root, "s0")
+    zero = WIDTH * 0.25 / 1.25
+    assert [float(first.get(side)) for side in ("x", "width")] == pytest.approx([zero, WIDTH * 0.5 / 1.25], abs=0.1)
+    assert [float(second.get(side)) for side in ("x", "width")] == pytest.approx([0, zero], abs=0.1)
+    [whisker] = of_class(root, "whisker")
+    ends = [float(end) for end in re.fullmatch(r"M(\S+) \S+H(\S+)", whisker.get("d")).groups()]
+    assert ends == pytest.approx([WIDTH * 0.65 / 1.25, WIDTH * 0.85 / 1.25], abs=0.1)
+    assert {"a<b", "0.50 ± 0.10", "-0.25"} <= {text.text for text in root.iter("text")}
+
+
+def test_parts_fill_one_bar():
+    parts = [part for part in parsed(PARTS).iter("rect") if part.get("height") == "22"]
+    assert [float(part.get("x")) for part in parts] == pytest.approx([0, 0.3 * WIDTH, 0.4 * WIDTH], abs=0.1)
+    looks = [(part.get("class"), float(part.get("opacity"))) for part in parts]
+    assert looks == [("s0", 1.0), ("s0", 0.7), ("s1", 1.0)]
+
+
+def test_ticks_are_round_and_reach_around():
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(0.31, 0.42) == pytest.approx([0.3, 0.35, 0.4, 0.45])
+    assert labels(ticks(0, 1_700_000)) == ["0", "0.5M", "1M", "1.5M", "2M"]
+    assert labels([-0.5, 0, 0.5]) == ["-0.5", "0", "0.5"]
+
+
+@pytest.mark.parametrize("plot", [CURVE, BARS, PARTS])
+def test_a_file_of_its_own_is_whole_and_always_the_same(plot):
+    root = ElementTree.fromstring(picture(draw(plot)))
+    svg = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{svg}svg"
+    assert root.find(f"{svg}style").text == STYLE
+    assert float(root.get("width")) / float(root.get("height")) == pytest.approx(
+        WIDTH / float(root.get("viewBox").split()[3]), rel=0.01
+    )
+    assert picture(draw(plot)) == picture(draw(plot)) != picture(draw(plot | {"title": "Another"}))

@@ -1,0 +1,221 @@
+"""scripts.chat_rl as a user runs it, forked, on the embedded world; rewards are for a letter, as nothing is learned."""
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from base_runs import Base, SignalAfter, _stage, files_of
+from forks import Forked
+
+from nanochat.checkpoint import load, steps
+from nanochat.report.__main__ import render
+from nanochat.world.writer import write_world
+
+STEPS = 4
+PARENT = ["--depth=1", "--max-seq-len=128", "--num-iterations=3", "--eval-every=-1", "--save-every=-1"]
+SMALL = [
+    *("--source=base", "--model-tag=parent", "--dtype=fp32", "--device-batch-size=2", f"--num-iterations={STEPS}"),
+    *("--examples-per-step=4", "--num-samples=4", "--max-new-tokens=8", "--temperature=1", "--init-lr-frac=0.5"),
+    *("--eval-every=2", "--eval-examples=6", "--save-every=1", "--keep-last=0"),
+]
+
+
+class Rewarded:
+    """What is done to a process before its run: every task rewards an answer with the letter e."""
+
+    def __init__(self, then: Any = None):
+        self.then = then
+
+    def __call__(self) -> None:
+        from tasks.common import Task
+
+        Task.reward = lambda task, conversation, completion: float("e" in completion)
+        if self.then:
+            self.then()
+
+
+class Runs(Base):
+    """A base folder with a base model, `parent`, and a world."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        write_world(folder / "hub", 1, "tiny")
+        self.run("parent", *PARENT)
+
+    def start(self, tag: str, *flags: str, ranks: int = 1, before: Any = None, **variables: str) -> Forked:
+        if tag == "parent":
+            return super().start(tag, *flags)
+        self.jobs += 1
+        variables |= {"NANOCHAT_BASE_DIR": str(self.folder), "NANOCHAT_HUB": str(self.folder / "hub")}
+        words = ("scripts.chat_rl", *SMALL, f"--tag={tag}", *flags)
+        return Forked(self.folder / f"job-{self.jobs}", _stage, Rewarded(before), *words, ranks=ranks, **variables)
+
+    def of(self, tag: str) -> Path:
+        return self.folder / ("base_train" if tag == "parent" else "chat_rl") / tag
+
+    def samples(self, tag: str) -> list[dict]:
+        return [json.loads(line) for line in (self.of(tag) / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+
+    def outcome(self, tag: str) -> dict:
+        return json.loads((self.of(tag) / "outcome.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("rl"))
+
+
+@pytest.fixture(scope="module")
+def whole(runs) -> str:
+    return runs.run("whole")
+
+
+def rewards(records: list[dict]) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for record in records:
+        found.setdefault(record["step"], []).extend(sample["reward"] for sample in record["samples"])
+    return found
+
+
+def test_a_run_and_its_record(runs, whole):
+    told = [record for record in runs.metrics("whole") if "rl/reward" in record]
+    earned = rewards(runs.samples("whole"))
+    assert [record["step"] for record in told] == list(earned) == [1, 2, 3, 4]
+    for record in told:
+        assert record["rl/reward"] == pytest.approx(sum(earned[record["step"]]) / 16)
+        assert 0 <= record["rl/logprob_gap"] < 1e-4
+    assert any(record["rl/groups_that_teach"] > 0 for record in told)
+    assert len({record["example"] for record in runs.samples("whole")}) == 16
+    scores = [(record["step"], record["eval/pass@1"]) for record in runs.metrics("whole") if "eval/pass@1" in record]
+    assert [step for step, _ in scores] == [0, 2, 4]
+    assert steps(runs.of("whole")) == [1, 2, 3, 4]
+    assert load(runs.of("whole"), 4).manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 3}
+    record = runs.outcome("whole")
+    assert record["metrics"]["Number of iterations"] == STEPS
+    assert record["metrics"]["GSM8K pass@1 before"]["value"] == scores[0][1]
+    assert record["metrics"]["GSM8K pass@1 after"]["value"] == scores[-1][1]
+    assert [curve["title"] for curve in record["curves"]] == [
+        "Loss",
+        "Reward",
+        "Learning rate",
+        "Throughput",
+    ]
+    section = render(runs.folder).partition("## Chat RL\n")[2]
+    assert re.search(r"^- Task: GSM8K$", section, re.MULTILINE), section
+    assert re.search(r"^- GSM8K pass@1 after: 0\.\d{4} ± \S+$", section, re.MULTILINE), section
+    [table] = record["tables"]
+    assert table["rows"][0][:2] == ["GSM8K", record["metrics"]["Training questions"]]
+    assert re.search(r"^step 00004 \| rl/reward \S+ \|", whole, re.MULTILINE)
+
+
+def test_samples_are_readable(runs, whole, python):
+    done = python("-m", "scripts.rollouts", "--tag=whole", "--show", "2", NANOCHAT_BASE_DIR=str(runs.folder))
+    assert done.returncode == 0, done.stderr
+    last = [record for record in runs.samples("whole") if record["step"] == STEPS][:2]
+    assert re.findall(r"^== step 4, question (\d+) =+$", done.stdout, re.MULTILINE) == [
+        str(record["example"]) for record in last
+    ]
+    for record in last:
+        assert record["prompt"] in done.stdout
+        for sample in record["samples"]:
+            about = f"-- reward {sample['reward']:g}, advantage {sample['advantage']:+.3g}, {sample['tokens']} tokens"
+            assert f"{about}, {sample['reason']}:\n{sample['text']}" in done.stdout
+    for flags, sentence in [
+        (["--tag=whole", "--step=9"], "--step=9: the samples are of steps 1 to 4"),
+        (["--tag=none"], "there are no samples in "),
+    ]:
+        done = python("-m", "scripts.rollouts", *flags, NANOCHAT_BASE_DIR=str(runs.folder))
+        assert done.returncode == 2
+        assert sentence in done.stderr
+    assert not runs.of("none").exists()
+
+
+def same_run(runs: Runs, one: str, other: str) -> None:
+    assert files_of(runs.of(one), STEPS) == files_of(runs.of(other), STEPS)
+    assert runs.metrics(one) == runs.metrics(other)
+    assert (runs.of(one) / "samples.jsonl").read_bytes() == (runs.of(other) / "samples.jsonl").read_bytes()
+    facts = [runs.outcome(tag)["metrics"] for tag in (one, other)]
+    for name in ("GSM8K pass@1 before", "GSM8K pass@1 after", "Reward, a moving average", "Tokens seen"):
+        assert facts[0][name] == facts[1][name]
+
+
+def test_a_run_goes_on_bit_for_bit(runs, whole):
+    """From a step in its midst, where what came after it was not to be; the optimizer's states are saved as well."""
+    runs.copy("whole", "again")
+    assert "step 4 is given up" in runs.run("again", "--resume=2")
+    same_run(runs, "whole", "again")
+    assert "nothing is left to train" in runs.run("again")
+    same_run(runs, "whole", "again")
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_signal_stops_it_and_it_goes_on(runs, whole, after):
+    said = runs.run(f"stopped-{after}", before=SignalAfter(after, signal.SIGTERM))
+    assert f"stopped by a signal after step {after + 1}" in said
+    shutil.copy(runs.of("whole") / "samples.jsonl", runs.of(f"stopped-{after}"))  # of steps that are to come
+    runs.run(f"stopped-{after}")
+    same_run(runs, "whole", f"stopped-{after}")
+
+
+def test_the_mathematics_do_not_depend_on_how_it_is_cut(runs, whole):
+    """Loss and gradient are divided once, by all tokens of the step: over micro-batches and ranks."""
+    for tag, flags, ranks in (("rows-16", ["--device-batch-size=16"], 1), ("ranks-2", [], 2)):
+        runs.run(tag, *flags, ranks=ranks)
+        assert runs.losses(tag) == pytest.approx(runs.losses("whole"), abs=1e-5)
+        norms = [
+            [record["train/grad_norm"] for record in runs.metrics(t) if "train/loss" in record] for t in (tag, "whole")
+        ]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+        said = [[sample["text"] for record in runs.samples(t) for sample in record["samples"]] for t in (tag, "whole")]
+        assert said[0] == said[1]
+        assert [record["example"] for record in runs.samples(tag)] == [
+            record["example"] for record in runs.samples("whole")
+        ]
+
+
+def test_the_entries_of_the_tables(runs, whole):
+    runs.run(
+        "other", "--advantage=std", "--policy-loss=clip", "--kl=0.5", "--eval-samples=2", "--eval-every=0", "--top-k=0"
+    )
+    metrics = runs.outcome("other")["metrics"]
+    for when in ("before", "after"):
+        assert metrics[f"GSM8K pass@1 {when}"]["value"] <= metrics[f"GSM8K pass@2 {when}"]["value"]
+    assert [record["step"] for record in runs.metrics("other") if "eval/pass@2" in record] == [0, 4]
+    assert runs.losses("other") != runs.losses("whole")
+    runs.run("letters", "--task=arc-easy", "--num-iterations=1", "--eval-every=-1")
+    assert runs.outcome("letters")["metrics"]["Task"] == "ARC-Easy"
+    runs.run("epoch", "--num-iterations=-1", "--num-epochs=0.1", "--eval-every=-1", "--examples-per-step=8")
+    facts = runs.outcome("epoch")["metrics"]
+    assert facts["Number of iterations"] == int(facts["Training questions"] // 8 * 0.1) > 0
+
+
+def test_where_all_answers_are_alike_nothing_is_learned(runs):
+    """Also on ranks that hear only from each other that there is nothing to learn."""
+    for tag, ranks in (("alike", 1), ("alike-2", 2)):
+        said = runs.run(tag, "--top-k=1", "--eval-every=-1", ranks=ranks)
+        assert "nan" not in said
+        assert [*map(float, re.findall(r"rl/groups_that_teach (\S+)", said))] == [0] * STEPS
+        weights = (load(runs.of(name), step).model_tensors() for name, step in (("parent", 3), (tag, STEPS)))
+        assert all(torch.equal(*pair) for pair in zip(*(map(one.get, sorted(one)) for one in weights), strict=True))
+        assert runs.losses(tag) == [0] * STEPS
+
+
+def test_what_cannot_be_is_one_sentence(runs):
+    for flag, sentence in {
+        "--task=GSM9K": "--tasks=GSM9K: GSM9K is no task, did you mean GSM8K?",
+        "--total-batch-size=512": "--total-batch-size is not for samples: take --examples-per-step and --num-samples",
+        "--task=CLIcK": "EunsuKim/CLIcK has no split train, only test",
+        "--task=GSM8K|AQUA": "--task=GSM8K|AQUA: name one task, of ",
+        "--advantage=median": "--advantage=median is not known, take one of mean, std",
+        "--policy-loss=ppo": "--policy-loss=ppo is not known, take one of plain, clip",
+        "--num-samples=1": "--num-samples has to be 2 or more, not 1",
+        "--examples-per-step=100000": "--examples-per-step=100000 is more than the ",
+        "--model-tag=none": "there is no model in ",
+    }.items():
+        assert runs.refused("never", flag).startswith(sentence)
+    assert not steps(runs.of("never"))

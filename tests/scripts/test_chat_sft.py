@@ -1,0 +1,84 @@
+"""scripts.chat_sft on the smallest world, and on conversations of one's own."""
+
+import hashlib
+import json
+
+import pytest
+from tune_runs import Stages
+
+from nanochat.report.__main__ import render
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Stages:
+    return Stages(tmp_path_factory.mktemp("stages"))
+
+
+@pytest.fixture(scope="module")
+def own(base) -> str:
+    """Conversations, as a user writes them down."""
+    path = base.folder / "my_chats.jsonl"
+    asked, said = {"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "The brown fox."}
+    path.write_text((json.dumps({"messages": [asked, said]}) + "\n") * 60, encoding="utf-8")
+    return f"--mixture=json:{path}"
+
+
+def test_the_section_has_the_fields_of_the_reference(base):
+    base.stage("chat_sft", "--source=base", "--eval-metrics-tasks=gsm8k").done()
+    record = base.record("chat_sft")
+    shown = {"run", "source", "device_type", "dtype", "device_batch_size", "num_epochs", "num_iterations", "matrix_lr"}
+    shown |= {"unembedding_lr", "embedding_lr", "weight_decay", "init_lr_frac", "eval_every", "eval_metrics_every"}
+    assert shown | {"eval_metrics_max_problems", "mixture"} <= set(record["card"])
+    metrics = record["metrics"]
+    assert {"Training rows", "Number of iterations", "Training loss", "Validation loss"} <= metrics.keys()
+    assert (metrics["aqua_train_examples"], metrics["aqua_val_examples"]) == (100, 20)  # all that the world has
+    assert "GSM8K" in metrics
+    assert "\n## Chat SFT\n" in render(base.folder)
+    assert "| Validation loss |" in render(base.folder)  # of the summary
+
+
+def test_conversations_of_ones_own_are_learned(base, own):
+    flags = ("--source=base", "--num-iterations=40", "--matrix-lr=1", "--eval-metrics-every=-1", own)
+    base.stage("chat_sft", "--tag=own", "--model-tag=parent", "--embedding-lr=9", "--unembedding-lr=0.3", *flags).done()
+    metrics = base.record("chat_sft", "own")["metrics"]
+    assert (metrics["Training rows"], metrics["Validation rows"]) == (57, 3)
+    assert metrics["Validation loss"]["value"] < 1.0
+
+
+def test_it_is_recorded_what_was_learned_from(base):
+    path = base.folder / "changing.jsonl"
+    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "The fox."}]
+    path.write_text((json.dumps(said) + "\n") * 60, encoding="utf-8")
+    flags = ("--source=base", "--tag=record", "--model-tag=parent", f"--mixture=json:{path},aqua@20:2")
+    base.stage("chat_sft", *flags).done()
+    record = base.record("chat_sft", "record")
+    assert record["metrics"]["aqua_train_examples"] == 20
+    hashed = hashlib.sha256(path.read_bytes()).hexdigest()
+    [table] = record["tables"]
+    assert table["rows"][0] == ["json:changing.jsonl", 57, "changing.jsonl", hashed]
+    assert [row[:2] for row in table["rows"][1:]] == [["AQUA", 40]]
+    manifest = json.loads((base.folder / "chat_sft/record/latest/manifest.json").read_text(encoding="utf-8"))
+    assert manifest["data"]["tasks"]["json:changing.jsonl"] == {"rows": 57, "files": {"changing.jsonl": hashed}}
+    assert "nothing is left to train" in base.stage("chat_sft", *flags).done()
+    path.write_text(path.read_text(encoding="utf-8").replace("fox", "cow"), encoding="utf-8")
+    job = base.stage("chat_sft", *flags)
+    assert job.codes() == [2]
+    assert "chat_sft/record: the data of json:changing.jsonl has changed since it was begun. Put it back" in job.err()
+
+
+def test_without_a_mid_trained_model_it_says_how_to_make_one(base, own):
+    job = base.stage("chat_sft", "--tag=alone", "--model-tag=parent", own)
+    assert job.codes() == [2]
+    assert job.err().strip().endswith("mid_train/parent: python -m scripts.mid_train makes one")
+
+
+def test_two_ranks_learn_the_same(base, own):
+    losses = {}
+    for ranks in (1, 2):
+        tag = f"ranks-{ranks}"
+        base.stage("chat_sft", "--source=base", f"--tag={tag}", "--model-tag=parent", own, ranks=ranks).done()
+        lines = (base.folder / f"chat_sft/{tag}/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        records = map(json.loads, lines)
+        losses[ranks] = [record[name] for record in records for name in ("train/loss", "val/loss") if name in record]
+    assert len(losses[1]) == 4 + 3
+    assert losses[1] == pytest.approx(losses[2], abs=1e-4)

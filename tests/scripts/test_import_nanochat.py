@@ -1,0 +1,112 @@
+"""scripts.import_nanochat: a checkpoint of the public nanochat becomes one of ours, which can be used and exported."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from exports import tokenizer_of
+from old_models import SHAPE, forward_of_october, leave, october, since_march
+
+from nanochat.export import tokenizers as tokenizer_files
+from nanochat.restore import load_model
+from nanochat.runtime import setup
+from nanochat.tokenizer import Tokenizer
+from scripts.chat_sft import Config as TeachConfig
+from scripts.chat_sft import main as teach
+from scripts.export import Config as ExportConfig
+from scripts.export import main as export
+from scripts.import_nanochat import Config, main
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return tokenizer_of()
+
+
+@pytest.fixture
+def flags(tokenizer, tmp_path, monkeypatch) -> dict[str, str]:
+    """Those of an import of what October left."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
+    tokenizer_files.write_tiktoken(tokenizer, tmp_path)
+    folder = leave(tmp_path / "old", october())
+    return {"checkpoint": str(folder), "tokenizer": str(tmp_path / "tokenizer.tiktoken"), "tag": "d3"}
+
+
+def test_imported_exported_and_loaded_again(flags, tokenizer, tmp_path, capsys):
+    main(Config(**flags, source="sft"))
+    assert capsys.readouterr().out == (f"import: model_000650.pt is {tmp_path / 'base/chat_sft/d3'}, step 650\n")
+    with setup("cpu", "fp32") as runtime:
+        model, found, checkpoint = load_model("chat_sft", "d3", None, runtime)
+    assert found.content_hash == tokenizer.content_hash
+    assert checkpoint.manifest["loop"]["step"] == checkpoint.step == 650
+    ids = torch.randint(701, (1, 192), generator=torch.Generator().manual_seed(4))
+    expected = forward_of_october(october(), ids)
+    torch.testing.assert_close(model(ids), expected, atol=1e-5, rtol=0)
+    export(ExportConfig(tag="d3", out=str(tmp_path / "out")))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert type(theirs).__name__ == "NanoChatForCausalLM"
+    with torch.inference_mode():
+        torch.testing.assert_close(theirs(ids).logits, expected, atol=1e-5, rtol=0)
+    back = tokenizer_files.read(tmp_path / "out/tokenizer.json")
+    assert back.content_hash == tokenizer.content_hash
+
+
+def test_what_is_imported_can_be_taught(flags, tmp_path, capsys):
+    main(Config(**flags))
+    (tmp_path / "chats.jsonl").write_text(
+        '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]\n' * 40
+    )
+    words = {
+        "tag": "d3",
+        "mixture": f"json:{tmp_path / 'chats.jsonl'}",
+        "eval_metrics_every": -1,
+        "num_iterations": 2,
+        "source": "base",
+    }
+    words |= {"total_batch_size": 192, "device_type": "cpu", "dtype": "fp32", "eval_tokens": 200}
+    with pytest.raises(ValueError, match="has no optimizer's state to begin with, give --no-warm-start"):
+        teach(TeachConfig(**words))
+    teach(TeachConfig(**words, warm_start=False))
+    assert "step 00002" in capsys.readouterr().out
+    assert (tmp_path / "base/chat_sft/d3/step_000002/manifest.json").exists()
+
+
+def test_short_windows_are_told(flags, tmp_path, capsys):
+    shape = SHAPE | {"window_pattern": "SSSL"}
+    leave(tmp_path / "new", since_march(shape), shape, step=7)
+    main(Config(**flags | {"checkpoint": str(tmp_path / "new")}))
+    said = capsys.readouterr().out
+    assert "windows: the short layers see 128 keys, and not 129 as there" in said
+    assert (tmp_path / "base/base_train/d3/step_000007/manifest.json").exists()
+
+
+def test_what_cannot_be_is_refused_and_leaves_nothing(flags, tmp_path):
+    other = tokenizer_of(700)
+    other.save(tmp_path / "other.json")
+    for change, words in [
+        ({"checkpoint": str(tmp_path / "none")}, r"no model_\*.pt"),
+        ({"checkpoint_step": 9}, "no model_000009.pt"),
+        ({"tokenizer": str(tmp_path / "none.json")}, "none.json cannot be read"),
+        ({"tokenizer": str(Path(flags["checkpoint"]) / "model_000650.pt")}, "is no vocabulary that can be read"),
+        ({"tokenizer": str(tmp_path / "other.json")}, "has 700 ids and the model 701: it is another model's"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            main(Config(**{**flags, **change}))
+    assert not list((tmp_path / "base").rglob("step_*"))
+    main(Config(**flags))
+    with pytest.raises(ValueError, match="base_train/d3 holds a run, take another --tag"):
+        main(Config(**flags))
+    words = tmp_path / "base/tok_train/d3/tokenizer.json"
+    other.save(words)
+    with pytest.raises(ValueError, match=r"tok_train/d3/tokenizer.json is another tokenizer, take another --tag"):
+        main(Config(**flags, source="rl"))
+
+
+@pytest.mark.parametrize("missing", ["checkpoint", "tokenizer", "tag"])
+def test_what_is_needed_is_named(missing):
+    given = {"checkpoint": "x", "tokenizer": "y", "tag": "z", missing: ""}
+    with pytest.raises(ValueError, match=f"^--{missing} is needed, see --help$"):
+        Config(**given)
+    with pytest.raises(ValueError, match="--source=tok is not one of base, mid, sft, rl"):
+        Config(source="tok", **given)

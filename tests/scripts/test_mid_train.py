@@ -1,0 +1,54 @@
+"""scripts.mid_train on the smallest world: which tasks it takes, that all tokens are learned, and its section."""
+
+import json
+
+import pytest
+from tune_runs import Stages
+
+from nanochat.report.__main__ import render
+from nanochat.stages import STAGES
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Stages:
+    return Stages(tmp_path_factory.mktemp("stages"))
+
+
+@pytest.fixture(scope="module")
+def said(base) -> str:
+    (base.folder / "hub/identity_conversations.jsonl").unlink()
+    return base.stage("mid_train").done()
+
+
+def test_what_is_not_here_is_left_out_in_one_line(said):
+    [line] = [line for line in said.splitlines() if line.startswith("train mixture:")]
+    assert (
+        line
+        == "train mixture: SmolTalk, MMLU, GSM8K, AQUA, SimpleSpelling, SpellingBee; not here, so left out: Identity"
+    )
+
+
+def test_what_was_asked_for_has_to_be_here(base, said):
+    job = base.stage("mid_train", "--mixture=smoltalk,identity", "--tag=asked", "--model-tag=parent")
+    assert job.codes() == [2]
+    assert "identity_conversations.jsonl" in job.err()
+
+
+def test_the_section_has_the_fields_of_the_reference(base, said):
+    record = base.record("mid_train")
+    shown = {"run", "device_type", "dtype", "num_iterations", "max_seq_len", "device_batch_size", "unembedding_lr"}
+    shown |= {"embedding_lr", "matrix_lr", "init_lr_frac", "weight_decay", "eval_every", "eval_tokens"}
+    assert shown | {"total_batch_size"} <= set(record["card"])
+    found = {"Number of iterations", "DDP world size", "Minimum validation bpb", "Training rows", "Training loss"}
+    assert found <= record["metrics"].keys()
+    assert {"ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "ChatCORE (4 of 6 tasks)"} <= record["metrics"].keys()
+    assert "ChatCORE" not in record["metrics"]
+    assert "GSM8K" not in record["metrics"]  # it is not answered by a letter
+    [stage] = [stage for stage in STAGES if stage.name == "mid_train"]
+    assert f"\n## {stage.section}\n" in render(base.folder)
+
+
+def test_all_tokens_are_learned(base, said):
+    manifest = json.loads((base.folder / "mid_train/parent/latest/manifest.json").read_text(encoding="utf-8"))
+    assert manifest["data"]["supervise"] == "all"
+    assert manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 6}

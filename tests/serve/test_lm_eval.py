@@ -1,0 +1,81 @@
+"""lm_eval scores a task through the server and decides as our own evaluation does, item by item; without a network."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import lm_eval
+from bundles import CHOICE, CoreTask, one_process, write_bundle
+from served import CONTEXT, serving, write_model
+
+from nanochat.evals.core import evaluate
+from nanochat.evals.core_tasks import prepare
+from scripts.export import Config
+from scripts.export import main as export
+
+ITEMS, LETTERS = 24, "JKLMNOPQRST"  # with which no merge of the vocabulary begins or ends
+
+
+def questions() -> list[dict]:
+    """Choices of as many tokens each: the sum of log-probabilities decides there, and the mean here."""
+    dice, rows = random.Random(5), []
+    for number in range(ITEMS):
+        words = ["".join(dice.sample(LETTERS, 3)) for _ in range(4)]
+        rows.append({"query": f"What is {number} + 3 — 여우?", "choices": words, "gold": dice.randrange(4)})
+    return rows
+
+
+def test_lm_eval_decides_as_we_do(tmp_path, monkeypatch):
+    base, rows = tmp_path / "base", questions()
+    twin = write_model(base)
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
+    export(Config(format="tokenizer", source="base", tag="mine", out=str(tmp_path / "tokenizer")))
+    (tmp_path / "little.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    task = {
+        "task": "little",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "little.jsonl")}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{query}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "gold",
+        "metric_list": [{"metric": "acc"}],
+    }
+    (tmp_path / "little.yaml").write_text(json.dumps(task), encoding="utf-8")  # JSON is YAML
+    with serving(base) as server:
+        about = {
+            "model": "nanochat-mine-base",
+            "base_url": f"{server.url}/v1/completions",
+            "tokenizer_backend": "huggingface",
+            "tokenizer": tmp_path / "tokenizer",
+            "add_bos_token": True,
+            "max_length": CONTEXT,
+            "max_retries": 1,
+        }
+        words = ["--model=local-completions", f"--model_args={','.join(f'{name}={about[name]}' for name in about)}"]
+        words += ["--tasks=little", f"--include_path={tmp_path}", f"--output_path={tmp_path / 'out'}", "--log_samples"]
+        words.append("--batch_size=8")
+        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+        command, env = [sys.executable, "-m", lm_eval.__name__, *words], os.environ | offline
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+    [found] = (tmp_path / "out").rglob("samples_little_*.jsonl")
+    samples = [json.loads(line) for line in found.read_text(encoding="utf-8").splitlines()]
+    theirs = {}
+    for sample in samples:
+        scores = [float(response[0]) for response in sample["filtered_resps"]]
+        theirs[sample["doc"]["query"]] = scores.index(max(scores)), bool(sample["acc"])
+
+    write_bundle(tmp_path / "hub", [CoreTask("little", "any", CHOICE, 0, 25, rows)])
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
+    [prepared] = prepare(twin.tokenizer)
+    evaluate(twin.plain, [prepared], one_process(), folder=tmp_path / "ours")
+    decisions = [json.loads(line) for line in (tmp_path / "ours/little.jsonl").read_text("utf-8").splitlines()]
+    items = prepared.task.items(0)
+    ours = {items[one["item"]]["query"]: (one["chosen"], one["correct"]) for one in decisions}
+    assert theirs == ours
+    assert len(ours) == ITEMS
+    assert len({chosen for chosen, _ in ours.values()}) > 1

@@ -1,0 +1,382 @@
+"""The training loop: the same mathematics however a step is cut and shared, where it ends, its hooks, its faults."""
+
+import json
+import math
+import os
+import re
+import signal
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from loop_parts import (
+    AHEAD,
+    ALONE,
+    EXACT,
+    LENGTH,
+    ROWS,
+    Rows,
+    furthest,
+    plant,
+    small_model,
+    train,
+    uneven,
+)
+
+from nanochat import train as loop
+from nanochat.fp8 import Float8Linear, convert, refresh
+from nanochat.hardware import find
+from nanochat.objectives import next_token
+from nanochat.runtime import setup
+
+BOTH = pytest.mark.parametrize("runtime", [ALONE, AHEAD], ids=["in step", "ahead"])
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """3 steps of all rows at once."""
+    return train(tmp_path_factory.mktemp("plain"))
+
+
+# ---- exact accumulation ----
+
+
+def test_a_step_is_that_of_plain_autograd(tmp_path):
+    model, (inputs, targets) = small_model(), next(Rows(ALONE, uneven))
+    loss = model(inputs, targets) / (targets >= 0).sum()
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm(p.grad for p in model.parameters())
+    for size in (1, 8):
+        record = train(tmp_path / f"{size}", device_batch=size, source=Rows(ALONE, uneven), steps=1).records[0]
+        assert record["train/loss"] == pytest.approx(loss.item(), rel=1e-6)
+        assert record["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_the_size_of_micro_batches_does_not_matter(clip, tmp_path):
+    def model(size: int, **options):
+        options |= {"device_batch": size, "source": Rows(ALONE, uneven), "clip": clip}
+        return train(tmp_path / f"{size}", **options).parameters
+
+    whole = model(8)
+    for size in (1, 2, 4):
+        assert furthest(model(size), whole) < EXACT
+
+    def mean(net, batch):
+        loss, count = next_token(net, batch)
+        return loss / count.clamp(min=1), torch.tensor(1)
+
+    assert furthest(model(1, objective=mean), model(8, objective=mean)) > 10 * EXACT  # what a usual mistake would do
+
+
+# ---- faults ----
+
+
+@BOTH
+def test_what_is_not_finite_is_told_with_its_own_step_and_place(runtime, tmp_path):
+    source, steps = Rows(), []
+
+    def spoilt(model, batch):
+        loss, count = next_token(model, batch)
+        return loss * (math.inf if source.taken == 2 else 1.0), count
+
+    hooks = [loop.every(3, lambda state: steps.append(state.step))]
+    with pytest.raises(FloatingPointError, match=r"^step 2: the loss is inf \(rank 0, reading rows-2\.parquet\)$"):
+        train(tmp_path, runtime, objective=spoilt, source=source, hooks=hooks)
+    assert steps == []
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1]
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_out_of_memory_halves_the_device_batch(where, tmp_path, plain, capsys):
+    limit = {"rows": 4}
+
+    def check(x):
+        if len(x) > limit["rows"]:
+            raise torch.OutOfMemoryError("planted")
+        return x
+
+    def objective(model, batch):
+        limit["rows"] = 1 if source.taken == 3 else 4
+        if where == "forward":
+            check(batch[0])
+        return next_token(model, batch)
+
+    source = Rows()
+    model = plant(small_model(), check if where == "backward" else lambda gradient: gradient)
+    trained = train(tmp_path / "some", model=model, objective=objective, source=source)
+    assert furthest(trained.parameters, plain.parameters) < EXACT
+    assert (trained.state.device_batch, source.taken, trained.state.tokens) == (1, 3, 3 * ROWS * LENGTH)
+    told = re.findall(r"^step (\d), rank 0: out of memory, .* --device-batch-size=(\d)$", capsys.readouterr().out, re.M)
+    assert told == [("1", "4"), ("3", "2"), ("3", "1")]
+    limit["rows"] = 0
+    with pytest.raises(ValueError, match=r"^step 1, rank 0: out of memory with one row at once: take --checkpointing"):
+        train(tmp_path / "none", objective=lambda model, batch: check(batch[0]), device_batch=2)
+
+
+@BOTH
+def test_the_loss_scale_falls_and_grows(runtime, tmp_path, plain, monkeypatch):
+    monkeypatch.setattr(loop, "GROW_LOSS_SCALE_EVERY", 4)
+    source, state, scales = Rows(), loop.State(), []
+
+    def overflow(gradient):
+        return gradient * (math.inf if state.loss_scale > (1 / 4 if state.step < 3 else 2) else 1.0)
+
+    hooks = [loop.every(1, lambda state: scales.append(state.loss_scale))]
+    options = {"model": plant(small_model(), overflow), "source": source, "state": state, "hooks": hooks}
+    trained = train(tmp_path / "half", replace(runtime, dtype=torch.float16), steps=18, **options)
+    assert scales == [1 / 4] * 4 + [1 / 2] * 4 + [1.0] * 4 + [2.0] * 6
+    assert source.taken == 18
+    assert furthest(trained.parameters, train(tmp_path / "single", steps=18).parameters) < EXACT
+    with pytest.raises(FloatingPointError, match="step 1: the gradient's norm is"):
+        train(tmp_path / "bad", replace(ALONE, dtype=torch.float16), model=plant(small_model(), lambda g: g / 0))
+
+
+# ---- where it ends ----
+
+
+@BOTH
+def test_horizons(runtime, tmp_path, plain):
+    by_steps = train(tmp_path / "steps", runtime)
+    assert (by_steps.state.step, by_steps.source.taken, len(by_steps.records)) == (3, 3, 3)
+    assert furthest(by_steps.parameters, plain.parameters) == 0
+    by_source = train(tmp_path / "source", runtime, steps=None, source=Rows(batches=5))
+    assert (by_source.state.step, by_source.source.taken) == (5, 5)
+    slept = []
+    hooks = [loop.every(1, lambda state: slept.append(time.sleep(0.1)), at_start=True)]
+    by_time = train(tmp_path / "time", runtime, seconds=0.12, hooks=hooks)
+    overshot = sum(record["train/dt"] for record in by_time.records[-2:])  # a step may be under way already
+    assert by_time.state.seconds - overshot < 0.12 <= by_time.state.seconds  # of training alone
+    assert sum(record["train/dt"] for record in by_time.records) == pytest.approx(by_time.state.seconds)
+    assert len(slept) == by_time.state.step + 1
+
+
+# ---- hooks ----
+
+
+def noted(**cadences) -> tuple[list, list[loop.every]]:
+    """Hooks that write down (their name, step), and where to."""
+    acts: list[tuple[str, int]] = []
+
+    def hook(name: str, n: int, options: dict) -> loop.every:
+        return loop.every(n, lambda state: acts.append((name, state.step)), **options)
+
+    return acts, [hook(name, *cadence) for name, cadence in cadences.items()]
+
+
+@BOTH
+def test_hooks_come_when_they_are_due_and_in_order(runtime, tmp_path):
+    look, save, never = (2, {"at_start": True}), (3, {}), (0, {"at_end": False})
+    acts, hooks = noted(look=look, save=save, never=never)
+    trained = train(tmp_path, runtime, steps=7, hooks=hooks)
+    due = [("look", 0), ("look", 2), ("save", 3), ("look", 4), ("look", 6), ("save", 6), ("look", 7), ("save", 7)]
+    assert acts == due
+    # A run that goes on from a checkpoint, one that was stopped before hooks were due, and one that had ended: what had
+    # run does not run again, what had not does.
+    for step, hooked, again in ((6, 6, due[-2:]), (6, 5, due[-4:]), (7, 7, [])):
+        acts, hooks = noted(look=look, save=save, never=never)
+        state = replace(trained.state, step=step, hooked=hooked)
+        on = train(tmp_path / f"{step} {hooked}", runtime, steps=7, hooks=hooks, state=state)
+        assert (acts, on.source.taken, len(on.records)) == (again, 7 - step, 7 - step)
+
+
+@BOTH
+@pytest.mark.parametrize("looks_every", [1, 5])
+def test_a_signal_stops_after_the_step_and_saves(runtime, looks_every, tmp_path):
+    source = Rows()
+
+    def ask(model, batch):
+        if source.taken == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return next_token(model, batch)
+
+    acts, hooks = noted(look=(looks_every, {}), save=(0, {"at_stop": True}))
+    state = train(tmp_path, runtime, steps=9, objective=ask, source=source, hooks=hooks).state
+    assert state.stop == "a signal"
+    assert state.step == source.taken == (4 if runtime is AHEAD and looks_every == 5 else 3)
+    assert acts[-1] == ("save", state.step)
+    assert acts.count(acts[-1]) == 1
+
+
+@BOTH
+def test_a_signal_within_the_last_steps_lets_the_run_end(runtime, tmp_path):
+    def ask(state):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    acts, hooks = noted(save=(0, {"at_stop": True}))
+    state = train(tmp_path, runtime, steps=3, hooks=[loop.every(2, ask, at_end=False), *hooks]).state
+    assert (state.step, state.stop, acts) == (3, "", [("save", 3)])
+
+
+@BOTH
+@pytest.mark.parametrize("step", [2, 7], ids=["midway", "at the end"])
+def test_a_hook_that_fails_ends_the_run_but_it_is_saved_before(runtime, step, tmp_path, capsys):
+    acts, (tell, look, after, save) = noted(tell=(1, {}), look=(2, {}), after=(1, {}), save=(4, {"at_stop": True}))
+
+    def fail(state):
+        acts.append(("fail", state.step))
+        if state.step == step:
+            raise KeyError("planted")
+
+    saved = replace(save, act=lambda state: (save.act(state), states.append(replace(state))))
+    states, hooks = [], [tell, look, replace(look, act=fail), after, saved]
+    with pytest.raises(KeyError, match="planted"):
+        train(tmp_path / "fails", runtime, steps=7, hooks=hooks)
+    assert acts[-4:] == [("tell", step), ("look", step), ("fail", step), ("save", step)]
+    assert f"a look failed after step {step}: the same command goes on from there" in capsys.readouterr().out
+    # Who goes on looks again; where nothing was trained since, there is nothing to save.
+    for fails in (True, False):
+        del acts[:]
+        hooks[2] = replace(look, act=fail) if fails else look
+        with pytest.raises(KeyError) if fails else nullcontext():
+            train(tmp_path / f"again {fails}", runtime, steps=7, hooks=hooks, state=replace(states[-1]))
+        assert acts[:2] == [("tell", step), ("look", step)]
+        assert (("save", step) in acts) is (not fails and step == 7)
+
+
+def test_hooks_find_the_model_in_its_evaluation_mode_and_steps_do_not(tmp_path):
+    model, modes = small_model(), []
+
+    def objective(net, batch):
+        modes.append(("step", net.training))
+        return next_token(net, batch)
+
+    hooks = [loop.every(2, lambda state: modes.append(("hook", model.training)), at_start=True)]
+    train(tmp_path, model=model, objective=objective, hooks=hooks, steps=2)
+    assert modes == [("hook", False), ("step", True), ("step", True), ("hook", False)]
+    assert model.training
+
+
+def test_copies_in_fp8_follow_the_weights(tmp_path):
+    """Made anew after each step; the same plan without that is a mistake that would show."""
+    for follow in (True, False):
+        model = small_model()
+        assert len(convert(model, min_dim=32, emulated=True)[0]) > 4
+        layers = [module for module in model.modules() if isinstance(module, Float8Linear)]
+        after = {"after_step": lambda model=model: refresh(model)} if follow else {}
+        train(tmp_path / f"{follow}", model=model, device_batch=4, steps=2, **after)
+        for layer in layers:
+            pairs = zip(layer.quantized, layer._copies(), strict=True)  # numbers in fp8 cannot be compared
+            assert all(torch.equal(copy.float(), fresh.float()) for copy, fresh in pairs) is follow
+
+
+# ---- what it tells ----
+
+
+def test_the_console_and_the_file(tmp_path, capsys):
+    trained = train(tmp_path / "unknown", steps=2)
+    line = capsys.readouterr().out.splitlines()[-1]
+    number = r"[\d,]+"
+    assert re.fullmatch(
+        rf"step 00002/00002 \(100\.00%\) \| loss: \d\.\d{{4}} \| lrm: 0\.05 \| dt: {number}ms \| tok/sec: {number} "
+        r"\| mfu: n/a \| wait: \d+\.\d% \| total time: \d+\.\ds",
+        line,
+    )
+    losses = [record["train/loss"] for record in trained.records]
+    assert f"loss: {(0.9 * 0.1 * losses[0] + 0.1 * losses[1]) / (1 - 0.9**2):.4f} " in line
+    assert list(trained.records[1]) == [
+        *("step", "progress", "train/loss", "train/grad_norm", "train/lrm", "train/dt", "train/tok_per_sec"),
+        *("train/mfu", "train/wait", "total_training_tokens", "total_training_flops", "total_training_time"),
+    ]
+    assert [record["progress"] for record in trained.records] == [0.5, 1.0]
+    assert [record["train/mfu"] for record in trained.records] == [None, None]
+    assert trained.records[1]["total_training_flops"] == 2 * ROWS * LENGTH * 1e6 == trained.state.flops
+
+
+def test_mfu_is_that_of_a_known_accelerator(tmp_path, capsys):
+    for name in ("H100", "T4"):  # which has no peak in single precision beyond its own
+        runtime = replace(ALONE, accelerator=find(name))
+        record = train(tmp_path / name, runtime, steps=1).records[0]
+        peak = find(name).fp32 * 1e12
+        assert record["train/mfu"] == pytest.approx(ROWS * LENGTH * 1e6 / record["train/dt"] / peak)
+    assert "mfu: 0.0 |" in capsys.readouterr().out
+
+
+# ---- the device batch ----
+
+
+class Small(type(ALONE)):
+    """A machine of little memory, or one that runs ahead."""
+
+    memory = 0
+
+    def free_memory(self) -> int:
+        return self.memory
+
+
+def test_the_largest_device_batch(monkeypatch):
+    model, batch = small_model(), next(Rows())
+    assert loop.largest_device_batch(model, next_token, batch, ALONE) == 8
+    machine = Small(ALONE.device, ALONE.dtype, ALONE.attention)
+    row = loop._saved_bytes(model, next_token, batch)
+    for rows, fit in ((0, 1), (3.5, 2), (4, 4), (100, 8)):
+        monkeypatch.setattr(Small, "memory", int(2 * rows * row))
+        assert loop.largest_device_batch(model, next_token, batch, machine) == fit
+    monkeypatch.setattr(loop, "CPU_TOKENS", 3 * LENGTH)
+    assert loop.largest_device_batch(model, next_token, batch, machine) == 2
+
+    ahead, many = Small(AHEAD.device, ALONE.dtype, ALONE.attention), tuple(part.repeat(6, 1) for part in batch)
+    for rows, limit, fit in ((8, 3, 2), (48, 17, 16), (48, 15, 12), (48, 1, 1), (48, 48, 48)):
+
+        def limited(net, part, limit=limit):  # where it is tried
+            if len(part[0]) > limit:
+                raise torch.OutOfMemoryError("planted")
+            return next_token(net, part)
+
+        assert loop.largest_device_batch(model, limited, tuple(part[:rows] for part in many), ahead) == fit
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_what_a_row_keeps_for_its_backward_is_counted():
+    """Against a count by hand: square keeps what comes in; the batch and the matrix are there anyway."""
+    matrix, rows = torch.nn.Linear(64, 32, bias=False), torch.randn(8, 100, 64)
+    assert loop._saved_bytes(matrix, lambda net, batch: net(batch[0]).square(), (rows,)) == 4 * 100 * 32
+
+
+# ---- compiled, and on a GPU ----
+
+
+def test_nothing_is_compiled_again_after_step_3(tmp_path):
+    model, compiled = small_model(), []
+    for block in model.blocks:
+        block.compile(backend="eager")  # guards, and what breaks them, are the same for each
+
+    def look(state):
+        model(*next(Rows()), reduction="none")
+        compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    torch._dynamo.reset()
+    hooks = [loop.every(2, torch.no_grad()(look), at_start=True)]
+    train(tmp_path, model=model, device_batch=4, hooks=hooks, steps=8)
+    assert compiled[0] > 0
+    assert compiled[2:] == [compiled[2]] * 3
+
+
+class Prepared(Rows):
+    """On the device already, as the text loader brings its batches there."""
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        rows = Rows()
+        self.ready = [tuple(part.to(device) for part in next(rows)) for _ in range(8)]
+
+    def __next__(self):
+        self.taken += 1
+        return self.ready[self.taken - 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_step_never_waits_for_the_gpu_nor_is_compiled_again(tmp_path):
+    with setup("cuda") as runtime:
+        model = small_model(runtime)
+        model.compile_parts()
+        strict = loop.every(3, lambda state: torch.cuda.set_sync_debug_mode("error"), at_end=False)
+        fixed = loop.every(3, lambda state: torch.compiler.set_stance("fail_on_recompile"), at_end=False)
+        try:
+            train(tmp_path, runtime, model=model, source=Prepared(runtime.device), hooks=[strict, fixed], steps=8)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            torch.compiler.set_stance("default")

@@ -1,0 +1,235 @@
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from nanochat.data.corpus import open_corpus
+from nanochat.world import writer as world
+from nanochat.world.writer import SIZES, is_written, write_world
+
+ROOT = Path(__file__).resolve().parents[2]
+# Of the content of the tiny world of seed 1. Where it changes, raise VERSION and write the new one here.
+PINNED = "2559cb6b3baeaaae34449280669b28a869e6eb51d7e556ce4d1a6f1a0600cbaf"
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("world") / "tiny"
+    assert write_world(folder, seed=1, size="tiny")
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def content_hash(folder: Path) -> str:
+    """Of rows and texts: what compressed them does not matter."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.*")):
+        if path.suffix == ".parquet":
+            digest.update(json.dumps(pq.read_table(path).to_pylist()).encode())
+        elif path.is_file() and path.name != "world.json":  # it has the sizes of the parquet files
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+# ---- the content ----
+
+
+def test_the_content_is_pinned(mirror):
+    assert content_hash(mirror) == PINNED
+
+
+def test_two_processes_write_the_same_bytes(mirror, tmp_path, python):
+    done = python("-m", "nanochat.world", f"--out={tmp_path / 'again'}", "--size=tiny", PYTHONHASHSEED="7")
+    assert done.returncode == 0, done.stderr
+    assert files_of(tmp_path / "again") == files_of(mirror)
+    assert "local/world default train" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(f"{tmp_path / 'again'}: written, ")
+
+
+def test_another_seed_is_another_world_of_the_same_shape(mirror, tmp_path):
+    write_world(tmp_path / "two", seed=2, size="tiny")
+    one, two = (json.loads((folder / "manifest.json").read_text()) for folder in (mirror, tmp_path / "two"))
+    assert one == two
+    for path, content in files_of(mirror).items():
+        same = path in ("manifest.json", "eval_bundle/core.yaml", "eval_bundle/eval_meta_data.csv")
+        assert ((tmp_path / "two" / path).read_bytes() == content) == (same or "humaneval" in path), path
+
+
+def test_sizes_grow():
+    assert list(SIZES) == ["tiny", "small", "medium"]
+    for smaller, larger in zip(list(SIZES.values()), list(SIZES.values())[1:], strict=False):
+        assert all(a < b for a, b in zip(smaller, larger, strict=True))
+    assert all(size.documents % (world.SHARDS * world.GROUPS) == 0 for size in SIZES.values())
+
+
+# ---- the layout of a hub mirror ----
+
+# The columns of the real data sets.
+CHOICES = "struct<text: list<element: string>, label: list<element: string>>"
+MMLU = {"question": "string", "subject": "string", "choices": "list<element: string>", "answer": "int64"}
+COLUMNS = {
+    "allenai/ai2_arc/ARC-Easy": {"id": "string", "question": "string", "choices": CHOICES, "answerKey": "string"},
+    "allenai/ai2_arc/ARC-Challenge": {"id": "string", "question": "string", "choices": CHOICES, "answerKey": "string"},
+    "cais/mmlu/all": MMLU,
+    "openai/gsm8k/main": {"question": "string", "answer": "string"},
+    "deepmind/aqua_rat/raw": {
+        "question": "string", "options": "list<element: string>", "rationale": "string", "correct": "string",
+    },
+    "openai/openai_humaneval/openai_humaneval": dict.fromkeys(
+        ("task_id", "prompt", "canonical_solution", "test", "entry_point"), "string"
+    ),
+    "HuggingFaceTB/smol-smoltalk/data": {
+        "messages": "list<element: struct<content: string, role: string>>", "source": "string",
+    },
+    "local/world": {"text": "string"},
+}  # fmt: skip
+
+
+def schema(path: Path) -> dict[str, str]:
+    return {field.name: str(field.type) for field in pq.read_schema(path)}
+
+
+def test_columns_are_the_real_ones(mirror):
+    found = {path.parent.relative_to(mirror / "datasets").as_posix(): path for path in mirror.rglob("*.parquet")}
+    assert {name: schema(path) for name, path in found.items()} == COLUMNS
+
+
+def test_columns_are_those_of_a_real_mirror(mirror):
+    real = Path(os.environ.get("NANOCHAT_HUB") or "nowhere")
+    if not (real / "datasets/openai/gsm8k").is_dir():
+        pytest.skip("NANOCHAT_HUB names no mirror with real data sets")
+    shared = [path for path in mirror.rglob("*.parquet") if (real / path.relative_to(mirror)).exists()]
+    assert len(shared) >= 8
+    for path in shared:
+        assert schema(path) == schema(real / path.relative_to(mirror)), path
+    ours, theirs = (
+        (folder / "eval_bundle/eval_meta_data.csv").read_text().splitlines()[0] for folder in (mirror, real)
+    )
+    assert ours == theirs
+    line = (real / "identity_conversations.jsonl").read_text().splitlines()[0]
+    assert isinstance(json.loads(line), list)
+
+
+def test_the_manifest_lists_every_data_set(mirror):
+    listed = json.loads((mirror / "manifest.json").read_text())
+    files = [path for row in listed for path in row["files"]]
+    assert sorted(files) == sorted(path.relative_to(mirror).as_posix() for path in mirror.rglob("*.parquet"))
+    for row in listed:
+        assert row["rows"] == sum(pq.read_metadata(mirror / path).num_rows for path in row["files"])
+        assert all(path.startswith(f"datasets/{row['repo_id']}/") for path in row["files"])
+    subsets = {(row["repo_id"], row["subset"], row["split"]) for row in listed}
+    assert {("cais/mmlu", "all", "auxiliary_train"), ("HuggingFaceTB/smol-smoltalk", "default", "test")} <= subsets
+
+
+def test_lanes_find_enough_row_groups(mirror):
+    shards = sorted((mirror / "datasets/local/world").glob("*.parquet"))
+    footers = [pq.read_metadata(shard) for shard in shards]
+    assert sum(footer.num_row_groups for footer in footers[:-1]) >= 64
+    assert all(footer.row_group(g).num_rows <= 1024 for footer in footers for g in range(footer.num_row_groups))
+    assert all(footer.row_group(0).column(0).compression == "ZSTD" for footer in footers)
+
+
+def test_it_is_a_corpus_whose_validation_text_is_not_trained_on(mirror, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_HUB", str(mirror))
+    corpus = open_corpus("world")
+    train, val = ([text for batch in corpus.batches(split) for text in batch.to_pylist()] for split in ("train", "val"))
+    assert len(train) == SIZES["tiny"].documents == 32 * len(val)
+    assert len({*train, *val}) == len(train) + len(val)
+
+
+def test_the_bundle_reads_like_the_real_one(mirror):
+    bundle = mirror / "eval_bundle"
+    tasks = (bundle / "core.yaml").read_text(encoding="utf-8").split("\n-\n")
+    assert tasks.pop(0) == "icl_tasks:"
+    facts = [line.split(",") for line in (bundle / "eval_meta_data.csv").read_text().splitlines()]
+    assert len(tasks) == len(facts) - 1 == 8
+    for task, fact in zip(tasks, facts[1:], strict=True):
+        fields = dict(line.strip().split(": ", 1) for line in task.splitlines())
+        rows = (bundle / "eval_data" / fields["dataset_uri"]).read_text(encoding="utf-8").splitlines()
+        assert all(isinstance(json.loads(row), dict) for row in rows)
+        kind = fields["icl_task_type"].replace("_", " ")
+        assert fact[:1] + fact[2:6] == [
+            fields["label"], kind, fields["num_fewshot"].strip("[]"), str(len(rows)), fact[5],
+        ]  # fmt: skip
+        assert json.loads(fields.get("continuation_delimiter", '" "')) in (" ", "\nAnswer: ", "\n답: ")
+    assert [json.loads(line) for line in (mirror / "questions.jsonl").read_text().splitlines()][9]["answer"]
+
+
+# ---- writing it whole or not at all ----
+
+
+def test_a_world_that_is_there_is_left_alone(mirror, python):
+    before = {path: path.stat().st_mtime_ns for path in mirror.rglob("*")}
+    done = python("-m", "nanochat.world", "--out", str(mirror), "--seed", "1", "--size", "tiny")
+    assert done.returncode == 0
+    assert "already there" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in mirror.rglob("*")} == before
+
+
+def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(world, "bundle", full)
+    with pytest.raises(OSError, match="no space"):
+        write_world(tmp_path / "world", 1, "tiny")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_writer_leaves_no_world(tmp_path, python):
+    command = [sys.executable, "-m", "nanochat.world", f"--out={tmp_path / 'world'}", "--size=small"]
+    writer = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    while not list(tmp_path.glob("*/datasets/local/world/*")):
+        assert writer.poll() is None
+        time.sleep(0.01)
+    writer.kill()
+    writer.wait()
+    assert not (tmp_path / "world").exists()
+    assert write_world(tmp_path / "world", 1, "tiny")
+
+
+def test_several_processes_at_once(tmp_path):
+    command = [sys.executable, "-m", "nanochat.world", f"--out={tmp_path / 'world'}", "--size=tiny"]
+    writers = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    assert is_written(tmp_path / "world", 1, "tiny")
+    assert os.listdir(tmp_path) == ["world"]
+
+
+def test_what_is_refused(mirror, tmp_path, python):
+    def refusal(*arguments: str) -> str:
+        done = python("-m", "nanochat.world", *arguments)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        return done.stderr
+
+    assert "--size=huge is not a size of the world, use tiny or small or medium" in refusal("--out=x", "--size=huge")
+    assert "name the folder to write" in refusal()
+    assert "--seed has to be 0 or more, not -1" in refusal("--out=x", "--seed=-1")
+    for folder, seed, message in (
+        (mirror, 2, f"holds another world (seed 1, size tiny, version {world.VERSION}), remove it or name another"),
+        (ROOT, 1, "holds something other than a world, remove it or name another folder"),
+        (ROOT / "README.md", 1, "is a file, name a folder"),
+    ):
+        with pytest.raises(ValueError) as refused:
+            world.main(world.Config(out=str(folder), seed=seed, size="tiny"))
+        assert message in str(refused.value)
+
+
+def test_a_world_with_a_part_missing_is_refused(tmp_path):
+    write_world(tmp_path / "world", 1, "tiny")
+    part = tmp_path / "world/eval_bundle/core.yaml"
+    content = part.read_bytes()
+    for damage in (lambda: part.write_bytes(content[:-1]), part.unlink):
+        damage()
+        with pytest.raises(ValueError, match=r"core\.yaml is damaged or missing, remove the folder"):
+            write_world(tmp_path / "world", 1, "tiny")
