@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,42 @@ LONGEST = (
     "test_engine.py",
     "test_runs.py",
 )
+
+
+# Programs that look these up under HOME, and would install or compile again in an empty one.
+TOOLS = {"CARGO_HOME": ".cargo", "RUSTUP_HOME": ".rustup", "UV_CACHE_DIR": ".cache/uv"}
+# Settings of the person who runs the tests; a test that needs one sets it.
+PERSONAL = ("NANOCHAT_BASE_DIR", "NANOCHAT_HUB", "HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "WANDB_DIR")
+
+
+def separate(environment: pytest.MonkeyPatch, folder: Path) -> None:
+    """Give this process, and those that it starts, a home and a temporary folder of their own."""
+    for variable, place in TOOLS.items():
+        environment.setenv(variable, os.environ.get(variable) or str(Path.home() / place))
+    for variable in PERSONAL:
+        environment.delenv(variable, raising=False)
+    for variable, name in {"HOME": "home", "TMPDIR": "tmp"}.items():
+        (folder / name).mkdir(exist_ok=True)
+        environment.setenv(variable, str(folder / name))
+    environment.setattr(tempfile, "tempdir", None)  # tempfile keeps the first answer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_home(tmp_path_factory: pytest.TempPathFactory, compiled: dict[str, str]) -> Iterator[None]:
+    """Fixtures that several tests share see neither this machine's runs nor its caches."""
+    with pytest.MonkeyPatch.context() as environment:
+        for variable, place in compiled.items():
+            environment.setenv(variable, place)
+        separate(environment, tmp_path_factory.mktemp("session"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_home(session_home: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Each test has its own HOME, and with it base directory and hub cache, and its own temporary folder."""
+    with pytest.MonkeyPatch.context() as environment:
+        separate(environment, tmp_path_factory.mktemp("own"))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -221,7 +221,7 @@ def test_what_is_refused(mirror, tmp_path, python):
         (ROOT / "README.md", 1, "is a file, name a folder"),
     ):
         with pytest.raises(ValueError) as refused:
-            world.main(world.Config(out=str(folder), seed=seed, size="tiny"))
+            main(Config(out=str(folder), seed=seed, size="tiny"))
         assert message in str(refused.value)
 
 
