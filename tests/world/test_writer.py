@@ -11,6 +11,7 @@ import pytest
 
 from nanochat.data.corpus import open_corpus
 from nanochat.world import writer as world
+from nanochat.world.__main__ import Config, main
 from nanochat.world.writer import SIZES, is_written, write_world
 
 ROOT = Path(__file__).resolve().parents[2]
