@@ -66,7 +66,6 @@ class Config:
 
     data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data")
     num_shards: Count = option(0, "of a named corpus; 0: as the horizon needs", group="data", least=0, in_card=False)
-    tokens: str = option("", "folder that scripts.prepare --tokenize filled; empty: read text", group="data", **SIDE)
     skip_bad: bool = option(False, "leave out damaged files and rows", group="data", **SIDE)
     tokenizer_tag: str = option("default", "run whose tokenizer to use", group="data", in_card=False)
     lanes: Count = option(64, "streams the data is dealt into, a multiple of the ranks", group="data", in_card=False)
@@ -122,7 +121,7 @@ def main(config: Config) -> None:
         text = read_text(corpus.batches("val"), tokenizer, max(config.eval_bytes, 0) or runtime.validation_bytes)
         model, optimizer, rows = plan.build(config, begun or config.seed, runtime)
         place = {"rank": runtime.rank, "world_size": runtime.world_size, "device": runtime.device}
-        options = {"lanes": config.lanes, "overflow": config.overflow, "tokens": config.tokens}
+        options = {"lanes": config.lanes, "overflow": config.overflow}
         source = TextLoader(corpus, tokenizer, plan.rows, length, seed=config.seed, **place, **options)
         about = {"stage": "base_train", "parent": None, "data": corpus.manifest()}
         about["tokenizer"] = {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash}
