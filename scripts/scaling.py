@@ -5,7 +5,6 @@ python -m scripts.scaling --kind=laws --prefix=scaling-
 """
 
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from nanochat.lab.scaling_fit import LEAST, Run, by_budget, optimum, power_law, 
 from nanochat.log import print0
 from nanochat.paths import base_dir, write_text
 
-PICTURE_ROWS, CURVE_POINTS = 16, 50
+CURVE_POINTS = 50
 COLUMNS = ["Run", "Depth", "N", "Tokens", "Tokens : N", "FLOPs", "Bits per byte", "CORE"]
 
 
@@ -110,7 +109,6 @@ KINDS = {"miniseries": miniseries, "laws": laws}
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat import termplot
     from nanochat.report import plots
 
     if config.kind not in KINDS:
@@ -126,7 +124,6 @@ def main(config: Config) -> None:
     parts = [f"# {curve['title']}", *parts, *(f"- {line}" for line in left_out), f"![{curve['title']}]({picture.name})"]
     write_text(out, "\n\n".join(parts) + "\n")
     print0(*parts[1:-1], sep="\n\n")
-    print0("", *termplot.draw(curve, PICTURE_ROWS, shutil.get_terminal_size().columns - 1), sep="\n")
     print0(f"{config.kind}: {out.resolve()}")
 
 

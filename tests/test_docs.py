@@ -14,7 +14,7 @@ from nanochat.world.writer import SIZES
 
 # What sets up the very environment these tests run in; test_setup.py, test_speedrun.py and test_runs.py run them.
 ELSEWHERE = ("bash speedrun.sh", "bash runs/test.sh", "source .venv/bin/activate")
-ELSEWHERE += tuple(f"bash runs/{name}.sh" for name in ("watch", "cpu", "miniseries", "scaling_laws"))
+ELSEWHERE += tuple(f"bash runs/{name}.sh" for name in ("cpu", "miniseries", "scaling_laws"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
