@@ -13,6 +13,7 @@ cargo test --quiet --manifest-path rustbpe/Cargo.toml || failed+=("cargo test")
 
 # Said before pytest, whose closing line stays the last one.
 for name in "${failed[@]+"${failed[@]}"}"; do printf 'test: FAILED %s\n' "$name"; done
+# pytest-timeout ends a test that hangs and names it (`timeout` in pyproject.toml).
 # By pytest-xdist, a file at a time on each core, in the order that tests/conftest.py gives them; more threads than cores
 # would wait for each other.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"

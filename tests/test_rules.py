@@ -11,36 +11,64 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import measures
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 OUR_CODE = ("nanochat", "scripts", "tasks")
 
-# Lowest first. A module imports only from lower layers; a new one gets its place here.
+# Lowest first; a module imports from lower layers and from what stands to its left. A package is one entry.
 LAYERS = [
-    "log layers",
-    "config gate meter stages hardware paths nodes before documents world_facts world_texts world_chats polyglot",
-    "inherit interrupt scales plots console termplot cross_entropy_triton hub folder shards world lanes token_shards",
-    "outcome port prefetch tokenizer chat corpus attention cross_entropy optim schedules fp8 quant sandbox calculator",
-    "runtime param_groups gpt kvcache recursive scaling scaling_fit dataloader packing lint core_tasks sections",
-    "fused decoder page compare forms tokenizer_files",
-    "checkpoint engine objectives eval_bpb eval_core replies model_card gguf_file old_checkpoint",
-    "loop restore terminal eval_chat rollouts samples card report export api workers sweep mixture merge variance",
-    *"blueprint finetune looks talk plan driver answers serve".split(),  # one above the other
+    "paths log config hardware",
+    "runtime outcome stages settings tokenizer chat calculator",
+    "attention cross_entropy fp8 quant optim schedules",
+    "gpt recursive sharding param_groups scaling",
+    "world data dataloader packing",
+    "fused decoder engine",
+    "objectives checkpoint train rollouts run",
+    "evals",
+    "report export serve",
+    "jobs curate golf lab",
 ]
-LAYER = {module: layer for layer, modules in enumerate(LAYERS) for module in modules.split()}
-HIGHEST_LAYER_FOR_TASKS = 3
-MAX_SCRIPT, MAX_FILE, MAX_FUNCTION = 150, 400, 60
-MAX_PYTHON = 19_000  # the plan's 9,000 are fewer than the budgets of its own rooms: see dev/LOG.md
+PLACE = {room: (layer, left) for layer, rooms in enumerate(LAYERS) for left, room in enumerate(rooms.split())}
+HIGHEST_LAYER_FOR_TASKS = LAYERS.index("evals")
+MAX_FILE, MAX_FUNCTION = 500, 60  # lines; nobody squeezes a line to meet them
 # "file" or "file::function" → why it may be longer: kernels and lookup tables only.
 EXEMPT: dict[str, str] = {}
+
+# Figure of tests/measures.py → its ceiling. Raising one needs a reason in dev/LOG.md.
+CEILINGS = {
+    "AST nodes": 118_000,
+    "bytes of code": 580_000,
+    "AST nodes of Python elsewhere": 17_000,
+    "bytes of shell, HTML, TOML, JSON, text": 100_000,
+    "test lines": 17_000,
+    "test AST nodes": 156_000,
+    "nodes per code line": 10.5,
+    "files over 12.5 nodes per code line": 5,
+    "nodes per statement": 11.8,
+    "statements over 25 nodes, per 1,000": 80,
+    "splats, threefold assignments, lists times something": 110,
+    "vague parameters, %": 8,
+    "files directly in nanochat/": 34,
+    "packages in nanochat/": 9,
+    "modules that base_train loads": 38,
+    "AST nodes that base_train loads": 66_000,
+    "public names defined in several modules": 20,
+    "names that tell a story": 40,
+    "'what' per 1,000 words": 4,
+    "'of' per 1,000 words": 30,
+    "pronouns per 1,000 words": 36,
+    "docstrings with a wrong opening, %": 2,
+}
+MIN_COMMENTS = 0.12  # useful comment lines per code line
 
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
 PURE_CALLS = set(
     "dataclass field option arg compile frozenset set dict tuple list range len sorted sum min max zip enumerate chr "
     "ord int float str bytes split join format strip lru_cache wraps no_grad inference_mode contextmanager".split()
 )
-WITHOUT_TORCH = {f"nanochat.{name}" for name in ("driver", "inherit", "scaling")}  # and so what these import
+WITHOUT_TORCH = re.compile(r"scripts\.|nanochat\.(jobs|settings|config|stages|outcome)\b")  # and so their imports
 
 # In pieces, so that this file does not name what no file may name.
 PACKAGE_HOSTS = [
@@ -106,8 +134,6 @@ def rule_1_a_script_is_a_recipe(root: Path) -> Iterator[str]:
     for path, tree in python_files(root, "scripts"):
         if path.endswith("__init__.py"):
             continue
-        if (lines := line_count(root, path)) > MAX_SCRIPT:
-            yield f"{path}:{MAX_SCRIPT + 1}: {lines} lines, a script has at most {MAX_SCRIPT}"
         mains = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
         if not mains or [argument.arg for argument in mains[0].args.args] != ["config"]:
             yield f"{path}:1: a script has one main(config)"
@@ -115,18 +141,54 @@ def rule_1_a_script_is_a_recipe(root: Path) -> Iterator[str]:
             yield f"{path}:{extra.lineno}: class {extra.name}: a script has no class but its config"
 
 
+def for_type_checkers(tree: ast.Module) -> set[int]:
+    """Line numbers of imports that run for type checkers alone."""
+    guards = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    return {
+        inner.lineno
+        for guard in guards
+        for statement in guard.body
+        for inner in ast.walk(statement)
+        if hasattr(inner, "lineno")
+    }
+
+
 def rule_2_imports_go_down(root: Path) -> Iterator[str]:
+    forbidden = {"nanochat": ("scripts", "tasks"), "tasks": ("scripts",), "scripts": ("scripts",)}
     for path, tree in python_files(root, *OUR_CODE):
-        folder, module = path.split("/")[0], Path(path).stem
-        if folder == "nanochat" and module != "__init__" and module not in LAYER:
-            yield f"{path}:1: no layer is given for {module}; add it to LAYERS and to the plan of the house"
+        folder = path.split("/")[0]
+        room = path.removesuffix(".py").split("/")[1]
+        if folder == "nanochat" and room != "__init__" and room not in PLACE:
+            yield f"{path}:1: {room} has no layer; add it to LAYERS"
+            continue
+        unchecked = for_type_checkers(tree)
         for name, line in imports(path, tree):
             package, target = [*name.split("."), ""][:2]
-            if package in {"nanochat": ("scripts", "tasks"), "tasks": ("scripts",), "scripts": ("scripts",)}[folder]:
+            if package in forbidden[folder]:
                 yield f"{path}:{line}: {folder}/ does not import {package}/"
-            ceiling = {"nanochat": LAYER.get(module, 99) - 1, "tasks": HIGHEST_LAYER_FOR_TASKS, "scripts": 99}[folder]
-            if package == "nanochat" and LAYER.get(target, 0) > ceiling:
-                yield f"{path}:{line}: {target} is not in a lower layer; pass in what is needed from it"
+            if package != "nanochat" or target not in PLACE or line in unchecked or folder == "scripts":
+                continue
+            if folder == "tasks" and PLACE[target][0] > HIGHEST_LAYER_FOR_TASKS:
+                yield f"{path}:{line}: tasks/ imports at most evals, not {target}"
+            if folder == "nanochat" and room != target and room in PLACE and PLACE[target] > PLACE[room]:
+                yield f"{path}:{line}: {target} is above {room}; pass in what is needed from it"
+
+
+def rule_2_a_package_has_one_door(root: Path) -> Iterator[str]:
+    """Names that other packages import stand in the docstring of the package's __init__.py."""
+    doors = {}
+    for path, tree in python_files(root, "nanochat"):
+        if path.endswith("/__init__.py") and path.count("/") == 2:
+            doors[path.split("/")[1]] = ast.get_docstring(tree) or ""
+    for path, tree in python_files(root, *OUR_CODE):
+        unchecked = for_type_checkers(tree)
+        for name, line in imports(path, tree):
+            parts = name.split(".")
+            inside = len(parts) > 1 and path.startswith(f"nanochat/{parts[1]}/")
+            if len(parts) < 3 or parts[0] != "nanochat" or parts[1] not in doors or inside or line in unchecked:
+                continue
+            if not re.search(rf"\b{parts[-1]}\b", doors[parts[1]]):
+                yield f"{path}:{line}: nanochat/{parts[1]}/__init__.py does not list {parts[-1]}"
 
 
 def rule_3_one_training_loop(root: Path) -> Iterator[str]:
@@ -224,7 +286,7 @@ def rule_8_importing_is_quiet(root: Path) -> Iterator[str]:
     """In a fresh process: no file, socket or process is made; what must start fast is without torch."""
     paths = {path.removesuffix(".py").replace("/", "."): path for path, _ in python_files(root, *OUR_CODE)}
     paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
-    light = {name for name in paths if name in WITHOUT_TORCH or name.startswith("scripts")}
+    light = {name for name in paths if WITHOUT_TORCH.match(name) or name == "scripts"}
     command = [sys.executable, "-B", "-c", WATCHER, *sorted(light), *sorted(paths.keys() - light)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -234,24 +296,32 @@ def rule_8_importing_is_quiet(root: Path) -> Iterator[str]:
 
 
 def rule_11_every_module_and_stage_is_tested(root: Path) -> Iterator[str]:
+    """nanochat/a/b.py has tests/a/test_b.py; test_end_to_end.py runs each script."""
     end_to_end = root / "tests" / "test_end_to_end.py"
-    ran = end_to_end.read_text(encoding="utf-8") if end_to_end.exists() else ""
+    commands = end_to_end.read_text(encoding="utf-8") if end_to_end.exists() else ""
     for path, _ in python_files(root, "nanochat", "scripts"):
-        folder, module = path.split("/")[0], Path(path).stem
-        test = root / "tests" / f"test_{module}.py"
+        folder, *inner, module = path.removesuffix(".py").split("/")
         if module == "__init__":
             continue
+        test = root.joinpath("tests", *inner, f"test_{module.strip('_')}.py")
         if folder == "nanochat" and not (test.exists() and "\ndef test_" in test.read_text(encoding="utf-8")):
-            yield f"{path}:1: no test in tests/test_{module}.py"
-        if folder == "scripts" and not re.search(rf"\b{module}\b", ran):
+            yield f"{path}:1: no test in {test.relative_to(root)}"
+        if folder == "scripts" and not re.search(rf"\b{module}\b", commands):
             yield f"{path}:1: tests/test_end_to_end.py does not run it"
 
 
-def rule_12_subtract(root: Path) -> Iterator[str]:
-    outside = [path for path, _ in python_files(root) if not path.startswith("tests/")]
-    if (lines := sum(line_count(root, path) for path in outside)) > MAX_PYTHON:
-        longest = max(outside, key=lambda path: line_count(root, path))
-        yield f"{longest}:1: {lines:,} lines of Python outside tests, the ceiling is {MAX_PYTHON:,}"
+def rule_12_sizes(root: Path) -> Iterator[str]:
+    table: dict[str, set[str]] = {}
+    for path, tree in python_files(root, *OUR_CODE):
+        unchecked = for_type_checkers(tree)
+        names = {name for name, line in imports(path, tree) if line not in unchecked}
+        table[measures.module_name(path)] = names | {name.rpartition(".")[0] for name in names}
+    found = measures.figures(root, files(root), table)
+    for name, ceiling in CEILINGS.items():
+        if found[name] > ceiling:
+            yield f"pyproject.toml:1: {name}: {found[name]:,.2f}, the ceiling is {ceiling:,}"
+    if found["useful comment lines per code line"] < MIN_COMMENTS:
+        yield f"pyproject.toml:1: {found['useful comment lines per code line']:.3f} useful comments per code line"
 
 
 def rule_12_imported_is_declared_is_used(root: Path) -> Iterator[str]:
@@ -321,15 +391,20 @@ PLANTED = {
     rule_1_a_script_is_a_recipe: [
         ("scripts/a.py", "def run(config): ...\n", 1),
         ("scripts/a.py", CONFIG + "def main(config): ...\nclass Helper: ...\n", 4),
-        ("scripts/a.py", "def main(config): ...\n" + "x = 1\n" * MAX_SCRIPT, MAX_SCRIPT + 1),
     ],
     rule_2_imports_go_down: [
         ("nanochat/config.py", "import os\nimport tasks.common\n", 2),
-        ("nanochat/config.py", "def f():\n    from nanochat import paths\n", 2),
-        ("nanochat/gpt.py", "from .loop import train\n", 1),
+        ("nanochat/config.py", "def f():\n    from nanochat import runtime\n", 2),
+        ("nanochat/gpt.py", "from .train import train\n", 1),
+        ("nanochat/log.py", "import os\nfrom nanochat import config\n", 2),
+        ("nanochat/data/hub.py", "from nanochat.dataloader import TextLoader\n", 1),
         ("nanochat/novelty.py", "", 1),
         ("scripts/a.py", "from scripts.b import main\n", 1),
-        ("tasks/a.py", "import nanochat.engine\n", 1),
+        ("tasks/a.py", "import nanochat.serve.app\n", 1),
+    ],
+    rule_2_a_package_has_one_door: [
+        ("scripts/a.py", "from nanochat.data.hub import fetch\n", 1),
+        ("nanochat/gpt.py", "import os\nfrom nanochat.data import hub\n", 2),
     ],
     rule_3_one_training_loop: [
         ("scripts/a.py", "def f(loss):\n    loss.backward()\n", 2),
@@ -357,7 +432,7 @@ PLANTED = {
         ("scripts/a.py", "import sys, types\nsys.modules['torch'] = types.ModuleType('torch')\n", 1),
     ],
     rule_11_every_module_and_stage_is_tested: [("nanochat/gpt.py", "", 1), ("scripts/a.py", "", 1)],
-    rule_12_subtract: [("bench/a.py", "x = 1\n" * (MAX_PYTHON + 1), 1)],
+    rule_12_sizes: [("pyproject.toml", "[project]\n" + "# x\n" * 30_000, 1)],
     rule_12_imported_is_declared_is_used: [
         ("nanochat/a.py", "import numpy\ndef f():\n    import requests\n", 3),
         ("pyproject.toml", PYPROJECT, 3),
@@ -382,7 +457,7 @@ def test_the_repository_keeps(rule):
     ("rule", "file", "text", "line"), [(rule, *plant) for rule in PLANTED for plant in PLANTED[rule]]
 )
 def test_a_planted_breach_is_seen(rule, file, text, line, tmp_path):
-    packages = {f"{folder}/__init__.py": "" for folder in OUR_CODE}
+    packages = {f"{folder}/__init__.py": "" for folder in (*OUR_CODE, "nanochat/data", "nanochat/serve")}
     for name, content in {"pyproject.toml": "[project]\n", "requirements.lock": "", **packages, file: text}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
