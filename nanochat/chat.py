@@ -1,116 +1,200 @@
-"""Conversations to token ids, with a mask of what a model learns to say.
+"""Conversations to token ids with a loss mask, and the tokens of a reply back to text.
 
-A conversation is {"messages": [{"role", "content"}, …]}: perhaps one message of the role system, then user and
-assistant in turn. Content is a text, or a list of parts {"type", "text"} of the types in PARTS; only an assistant has
-parts that are no text.
+A conversation is `{"messages": [{"role", "content"}, …]}`: an optional system message, then user and assistant messages
+in turn. Content is a string or a list of parts `{"type", "text"}`; the part types are the keys of PARTS, and only the
+assistant may have parts other than text. A user and an assistant message become
+
+    <|bos|> <|user_start|> question <|user_end|> <|assistant_start|> answer <|assistant_end|>
+
+and a calculator call inside the answer is `<|python_start|> 12*34 <|python_end|> <|output_start|> 408 <|output_end|>`.
 """
 
-import itertools
-from typing import Any
+import codecs
+from collections.abc import Iterable
+from itertools import groupby
+from typing import NamedTuple
+
+from nanochat.tokenizer import Tokenizer
 
 ROLES = ("user", "assistant")
-# Type of a part -> the name of the special tokens around it, and whether it is the assistant's own: what the calculator
-# answers is not.
+# Part type -> (name in the special tokens around the part, True if the model learns to write it).
+# The calculator writes its output, not the model.
 PARTS = {"text": ("", True), "python": ("python", True), "python_output": ("output", False)}
 
 
-def check(conversation: Any) -> None:
-    """A ValueError says what is malformed; messages are counted from 1."""
+def check_conversation(conversation: dict) -> None:
+    """Raise a ValueError that names the first malformed message; messages are numbered from 1."""
     messages = conversation.get("messages") if isinstance(conversation, dict) else None
     if not isinstance(messages, list) or not messages:
-        raise ValueError("a conversation has a list `messages`, and at least one message in it")
-    first = _has_system(messages)
-    if len(messages) == first:
-        raise ValueError("the system message has no user's message behind it")
+        raise ValueError("a conversation has a list `messages` with at least one message")
+    system = int(_has_system(messages))
+    if len(messages) == system:
+        raise ValueError("the system message needs a user message after it")
     for number, message in enumerate(messages, 1):
-        due = "system" if number <= first else ROLES[(number - first - 1) % 2]
-        if fault := _fault(message, due):
-            raise ValueError(f"message {number}: {fault}")
+        role = "system" if number <= system else ROLES[(number - system - 1) % 2]
+        if problem := _find_problem(message, role):
+            raise ValueError(f"message {number}: {problem}")
 
 
-def render(conversation: dict, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Ids of a whole conversation; the mask is 1 on all that the assistant says or asks its calculator, else 0."""
-    special, ids, mask = tokenizer.special_tokens, [], []
+def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return (ids, mask) of a conversation; the mask is 1 on the tokens that the assistant writes, else 0."""
+    check_conversation(conversation)
+    special = tokenizer.special_tokens
+    ids: list[int] = []
+    mask: list[int] = []
 
     def add(tokens: list[int], learned: bool) -> None:
         ids.extend(tokens)
         mask.extend([int(learned)] * len(tokens))
 
-    add([special["<|bos|>"]], False)
-    for role, parts in _turns(conversation):
-        is_ours = role == "assistant"
-        add([special[f"<|{role}_start|>"]], False)
-        for kind, text in parts:
-            name, own = PARTS[kind]
-            tokens = tokenizer.encode(text)
-            if name:
-                tokens = [special[f"<|{name}_start|>"], *tokens, special[f"<|{name}_end|>"]]
-            add(tokens, is_ours and own)
-        add([special[f"<|{role}_end|>"]], is_ours)
+    add([special["<|bos|>"]], learned=False)
+    for message in _merge_system(conversation["messages"]):
+        role = message["role"]
+        is_assistant = role == "assistant"
+        add([special[f"<|{role}_start|>"]], learned=False)
+        for part in _parts_of(message):
+            marker, learned = PARTS[part["type"]]
+            tokens = tokenizer.encode(part["text"])
+            if marker:
+                tokens = [special[f"<|{marker}_start|>"], *tokens, special[f"<|{marker}_end|>"]]
+            add(tokens, is_assistant and learned)
+        # The model has to learn where its answer ends.
+        add([special[f"<|{role}_end|>"]], is_assistant)
     return ids, mask
 
 
-def render_prompt(conversation: dict, tokenizer: Any) -> list[int]:
-    """Ids up to where the assistant begins to speak; what it says last in the conversation, if it does, is left out."""
-    check(conversation)
+def render_prompt(conversation: dict, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids up to and including `<|assistant_start|>`; a final assistant message is left out."""
+    check_conversation(conversation)
     messages = conversation["messages"]
-    asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-    return [*render({"messages": asked}, tokenizer)[0], tokenizer.special_tokens["<|assistant_start|>"]]
+    if messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    ids, _ = render_conversation({"messages": messages}, tokenizer)
+    return [*ids, tokenizer.special_tokens["<|assistant_start|>"]]
 
 
-def fitted_prompt(conversation: dict, tokenizer: Any, context: int, answer: int) -> tuple[list[int], int]:
-    """The prompt, with room for an answer of so many tokens, but at most half of the context; how many turns are lost.
+def fitted_prompt(conversation: dict, tokenizer: Tokenizer, context: int, answer: int) -> tuple[list[int], int]:
+    """Return (ids of the prompt, number of dropped messages) with room for `answer` tokens in `context`.
 
-    The oldest go first, with what was answered; what the system says stays. Of the last one only the beginning goes,
-    which counts as a turn.
+    The prompt may always take half of the context. The oldest messages are dropped first, in pairs; the system message
+    stays. If the last question alone is too long, its beginning is cut off, which counts as one dropped message.
     """
-    ids, room, lost = render_prompt(conversation, tokenizer), max(context - answer, context // 2), 0
-    first = _has_system(conversation["messages"])
-    system, turns = conversation["messages"][:first], conversation["messages"][first:]
+    room = max(context - answer, context // 2)
+    ids = render_prompt(conversation, tokenizer)
+    system = int(_has_system(conversation["messages"]))
+    head, turns = conversation["messages"][:system], conversation["messages"][system:]
+    dropped = 0
     while len(ids) > room and len(turns) > 2:
-        turns, lost = turns[2:], lost + 2
-        ids = render_prompt({"messages": system + turns}, tokenizer)
+        turns = turns[2:]
+        dropped += 2
+        ids = render_prompt({"messages": head + turns}, tokenizer)
     if len(ids) <= room:
-        return ids, lost
-    before, _ = render({"messages": [*system, {"role": "user", "content": ""}]}, tokenizer)
-    kept = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ids, before, strict=False)))
-    kept = min(kept, room - 2)  # and how the turn ends
-    return ids[:kept] + ids[len(ids) - (room - kept) :], lost + 1
+        return ids, dropped
+    # Keep the tokens before the question: bos, user_start and the system message.
+    empty_question = {"role": "user", "content": ""}
+    before, _ = render_conversation({"messages": [*head, empty_question]}, tokenizer)
+    kept = 0
+    limit = min(len(before), room - 2)  # the last two tokens, user_end and assistant_start, have to fit too
+    while kept < limit and ids[kept] == before[kept]:
+        kept += 1
+    end = len(ids) - (room - kept)
+    return ids[:kept] + ids[end:], dropped + 1
 
 
 def _has_system(messages: list) -> bool:
     return isinstance(messages[0], dict) and messages[0].get("role") == "system"
 
 
-def _parts(content: Any) -> Any:
+def _parts_of(message: dict) -> list[dict[str, str]]:
+    content = message["content"]
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _fault(message: Any, due: str) -> str:
-    """What is wrong with a message where one of the role `due` has to stand; empty: nothing."""
+def _merge_system(messages: list[dict]) -> list[dict]:
+    """Return the messages with the system message put in front of the first user message."""
+    if not _has_system(messages):
+        return messages
+    system, user, *rest = messages
+    instructions = "".join(part["text"] for part in _parts_of(system))
+    first, *others = _parts_of(user)
+    first = {"type": "text", "text": f"{instructions}\n\n{first['text']}"}
+    return [{"role": "user", "content": [first, *others]}, *rest]
+
+
+def _find_problem(message: dict, role: str) -> str:
+    """Return the problem of a message that should have this role, or an empty string."""
     if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
         return "it needs a `role` and a `content`"
-    if message["role"] != due:
-        return f"its role is {message['role']!r} where {due!r} is due: user and assistant take turns"
-    parts = _parts(message["content"])
+    if message["role"] != role:
+        return f"its role is {message['role']!r} where {role!r} is due: user and assistant take turns"
+    parts = _parts_of(message)
     if not isinstance(parts, list) or not parts:
-        return "its content is neither a text nor a list of parts"
-    allowed = tuple(PARTS) if due == "assistant" else ("text",)
+        return "its content is neither a string nor a list of parts"
+    allowed = tuple(PARTS) if role == "assistant" else ("text",)
     for part in parts:
         if not isinstance(part, dict) or not isinstance(part.get("text"), str):
             return "a part of its content has no `text`"
         if part.get("type") not in allowed:
-            return f"a part of its content is of type {part.get('type')!r}, {due} has {', '.join(allowed)}"
+            return f"a part of its content is of type {part.get('type')!r}, {role} may have {', '.join(allowed)}"
     return ""
 
 
-def _turns(conversation: dict) -> list[tuple[str, list[tuple[str, str]]]]:
-    """(role, [(type, text), …]) of each turn; what the system says stands before the first user's words."""
-    check(conversation)
-    messages = conversation["messages"]
-    turns = [(message["role"], [(p["type"], p["text"]) for p in _parts(message["content"])]) for message in messages]
-    if _has_system(messages):
-        (_, instructions), (role, [(kind, text), *more]), *rest = turns
-        head = "".join(said for _, said in instructions)
-        turns = [(role, [(kind, f"{head}\n\n{text}"), *more]), *rest]
-    return turns
+# ---- a reply back to text ----
+
+
+class Piece(NamedTuple):
+    """Streamed text of a part; `kind` is a key of PARTS, `text` is empty where a part begins."""
+
+    kind: str
+    text: str
+
+
+class Reply:
+    """Parser from the tokens of one reply to pieces of text, token by token.
+
+    Joined by `parts`, the pieces equal each part decoded at once. The bytes of an incomplete character are held back.
+    Special tokens open and close parts and are not shown.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._bytes = tokenizer.core.token_bytes
+        self._kind = "text"
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        special = tokenizer.special_tokens
+        # Special token -> kind of the part it begins; empty where it means nothing inside a reply.
+        self._begins = dict.fromkeys(special.values(), "")
+        for kind, (marker, _) in PARTS.items():
+            if marker:
+                self._begins[special[f"<|{marker}_start|>"]] = kind
+                self._begins[special[f"<|{marker}_end|>"]] = "text"
+
+    def add(self, token: int) -> list[Piece]:
+        """Return the pieces that are complete once this token has arrived, maybe none."""
+        kind = self._begins.get(token)
+        if kind is None:
+            return self._pieces(self._utf8.decode(self._bytes(token)))
+        if not kind:
+            return []
+        held_back = self.close()
+        self._kind = kind
+        return [*held_back, Piece(kind, "")]
+
+    def close(self) -> list[Piece]:
+        """Return the text held back, with U+FFFD for bytes that form no character."""
+        return self._pieces(self._utf8.decode(b"", final=True))
+
+    def _pieces(self, text: str) -> list[Piece]:
+        return [Piece(self._kind, text)] if text else []
+
+
+def parts(pieces: Iterable[Piece], ends: bool = False) -> list[dict[str, str]]:
+    """Return the pieces as the content of a message: neighbours of the same kind become one part.
+
+    ends: keep the empty text after a call, for a message that is still being streamed: another call may follow.
+    """
+    found = []
+    for kind, run in groupby(pieces, lambda piece: piece.kind):
+        text = "".join(piece.text for piece in run)
+        if ends or text or kind != "text":
+            found.append({"type": kind, "text": text})
+    return found

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanochat.chat import render
+from nanochat.chat import render_conversation
 from nanochat.log import print0
 from nanochat.prefetch import Loader
 from nanochat.tokenizer import Tokenizer
@@ -158,12 +158,12 @@ class ChatLoader(Loader):
 def fitted(conversation: dict, tokenizer: Tokenizer, room: int) -> tuple[tuple[list[int], list[int]] | None, bool]:
     """Ids and mask of as many whole turns as have room, None if none has; and whether any were cut off."""
     messages = conversation["messages"]
-    ids, mask = render(conversation, tokenizer)
+    ids, mask = render_conversation(conversation, tokenizer)
     if len(ids) <= room:
         return (ids, mask), False
     pairs = [end for end in range(2, len(messages)) if messages[end - 1]["role"] == "assistant"]
     for end in reversed(pairs):
-        ids, mask = render({**conversation, "messages": messages[:end]}, tokenizer)
+        ids, mask = render_conversation({**conversation, "messages": messages[:end]}, tokenizer)
         if len(ids) <= room:
             return (ids, mask), True
     return None, True

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from nanochat.chat import check
+from nanochat.chat import check_conversation
 from nanochat.data.hub import fetch, sha256
 from tasks.common import CONVERTED, FILE, REVISION, DataSet, Task, TaskError
 
@@ -56,7 +56,7 @@ def json_lines(path: str) -> DataSet:
 
 
 def _learnable(conversation: dict) -> dict:
-    check(conversation)
+    check_conversation(conversation)
     if all(message["role"] != "assistant" for message in conversation["messages"]):
         raise TaskError("the assistant says nothing in it that could be learned")
     return conversation

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nanochat import packing
-from nanochat.chat import render
+from nanochat.chat import render_conversation
 from nanochat.packing import ChatLoader, best_fit, fitted
 from nanochat.tokenizer import Tokenizer
 
@@ -122,10 +122,10 @@ def test_what_is_too_long_loses_whole_turns_or_is_left_out_and_counted(tokenizer
     say = lambda role, text: {"role": role, "content": text}  # noqa: E731
     turns = [say("user", "one"), say("assistant", "two"), say("user", "the cat " * 30), say("assistant", "three")]
     long, hopeless, short = {"messages": turns}, {"messages": turns[2:]}, {"messages": turns[:2]}
-    room = len(render(short, tokenizer)[0])
-    assert fitted(long, tokenizer, room) == (render(short, tokenizer), True)
+    room = len(render_conversation(short, tokenizer)[0])
+    assert fitted(long, tokenizer, room) == (render_conversation(short, tokenizer), True)
     assert fitted(hopeless, tokenizer, room) == (None, True)
-    assert fitted(short, tokenizer, room) == (render(short, tokenizer), False)
+    assert fitted(short, tokenizer, room) == (render_conversation(short, tokenizer), False)
     with ChatLoader([long, hopeless, short, short], tokenizer, 1, room - 1) as loader:
         while loader.epoch < 1:
             next(loader)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nanochat.chat import PARTS, check, render_prompt
+from nanochat.chat import PARTS, check_conversation, render_prompt
 from nanochat.engine import ENDS, Request
 from nanochat.serve.gate import Fault
 
@@ -115,7 +115,7 @@ def read_chat(body: dict[str, Any], served: Served) -> Asked:
     context, limits = served.context, served.limits
     messages = _messages(body.get("messages"), limits)
     try:
-        check({"messages": messages})
+        check_conversation({"messages": messages})
         if messages[-1]["role"] == "assistant":
             raise ValueError("the last message has to be the user's")
         tokens = render_prompt({"messages": messages}, served.tokenizer)

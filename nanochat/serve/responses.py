@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from nanochat.chat import Piece, Reply, parts
 from nanochat.engine import Event
-from nanochat.replies import Piece, Reply, parts
 from nanochat.serve.requests import Asked, Served
 
 

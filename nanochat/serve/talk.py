@@ -7,11 +7,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TextIO
 
-from nanochat.chat import fitted_prompt
+from nanochat.chat import Piece, Reply, fitted_prompt, parts
 from nanochat.engine import Engine, Request
 from nanochat.log import say
 from nanochat.paths import base_dir
-from nanochat.replies import Piece, Reply, parts
 from nanochat.restore import load_model, trained
 from nanochat.serve.terminal import NOTE, Shown, colored, heeding
 from nanochat.stages import MODELS

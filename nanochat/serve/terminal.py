@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from nanochat.chat import Piece
 from nanochat.log import is_terminal
-from nanochat.replies import Piece
 
 FENCE, BLOCK = "```", '"""'
 PROMPT, MORE = "> ", ". "  # before a message, and before its further lines

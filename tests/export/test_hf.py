@@ -134,7 +134,7 @@ CHATS = [
 def test_the_chat_template_renders_what_we_render(folder, tokenizer):
     words = transformers.AutoTokenizer.from_pretrained(folder[1])
     for messages in CHATS:
-        ours, _ = chat.render({"messages": messages}, tokenizer)
+        ours, _ = chat.render_conversation({"messages": messages}, tokenizer)
         assert words.apply_chat_template(messages)["input_ids"] == ours
     for messages in CHATS[:2]:
         ours = chat.render_prompt({"messages": messages}, tokenizer)
@@ -143,7 +143,7 @@ def test_the_chat_template_renders_what_we_render(folder, tokenizer):
         with pytest.raises(Exception, match="take turns"):
             words.apply_chat_template(wrong)
         with pytest.raises(ValueError):
-            chat.check({"messages": wrong})
+            chat.check_conversation({"messages": wrong})
 
 
 def test_text_is_encoded_as_ours_is(folder, tokenizer, texts):

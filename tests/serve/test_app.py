@@ -11,7 +11,7 @@ import pytest
 import torch
 from served import CONTEXT, serving, write_model
 
-from nanochat.replies import Reply
+from nanochat.chat import Reply
 from nanochat.serve.requests import Limits, Served, read_chat, read_completion
 
 HI = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_engine import ids_of, script_model
 
+from nanochat.chat import Piece, parts
 from nanochat.engine import Engine, Event
-from nanochat.replies import Piece, parts
 from nanochat.serve.requests import Limits, Served, read_chat, read_completion
 from nanochat.serve.responses import Answer, Stops
 from nanochat.serve.worker import score

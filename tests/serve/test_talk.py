@@ -11,9 +11,8 @@ import torch
 from engines import ID, TOKENIZER
 from models import leave_model
 
-from nanochat.chat import check, fitted_prompt
+from nanochat.chat import Reply, check_conversation, fitted_prompt
 from nanochat.engine import Engine, Request
-from nanochat.replies import Reply
 from nanochat.restore import trained
 from nanochat.runtime import Runtime
 from nanochat.serve.talk import COMMANDS, SAVED, Talk
@@ -89,7 +88,7 @@ def test_an_answer_is_the_engines_to_the_whole_conversation(talk, engine, capsys
     ours.ask("x" * CONTEXT)
     assert "all but the end of the last message is left out" in capsys.readouterr().err
     assert len(ours.messages) == 8  # all the same
-    check(ours.conversation(ours.messages))
+    check_conversation(ours.conversation(ours.messages))
 
 
 def test_each_answer_is_drawn_from_the_next_seed(talk, engine):

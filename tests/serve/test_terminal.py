@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from nanochat.replies import Piece
+from nanochat.chat import Piece
 from nanochat.serve import terminal
 from nanochat.serve.terminal import Shown, colored, heeding, piped
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nanochat.chat import check
+from nanochat.chat import check_conversation
 from nanochat.data.hub import HubFile
 from nanochat.world.writer import write_world
 from tasks import CHAT_CORE, JUDGED, TASKS
@@ -66,7 +66,7 @@ def test_every_row_is_a_conversation_whose_own_answer_is_right(name, hub):
     assert len(task) == len(questions)
     order = np.random.default_rng(42).permutation(len(questions))
     for conversation, number in zip(task, order, strict=True):
-        check(conversation)
+        check_conversation(conversation)
         assert [message["role"] for message in conversation["messages"]] == ["user", "assistant"]
         asked, answer = (text_of(message["content"]) for message in conversation["messages"])
         assert task.evaluate(conversation, answer)
@@ -91,7 +91,7 @@ def test_free_questions_are_judged_by_a_word(hub):
     task = TASKS["Questions"]()
     assert len(task) == 10
     for conversation in task:
-        check(conversation)
+        check_conversation(conversation)
         word = conversation["messages"][-1]["content"]
         assert task.evaluate(conversation, f"I think that it is {word}.")
         assert not task.evaluate(conversation, f"It is {word}ish.")
@@ -121,7 +121,7 @@ def test_the_other_splits_open_too(name, hub):
             continue  # the mirror has not all files to train on, the world has not MMLU's for few shots
         task = TASKS[name](split)
         assert len(task) == pq.read_metadata(hub / str(file)).num_rows
-        check(task[0])
+        check_conversation(task[0])
 
 
 def test_files_are_named_as_the_hub_names_them():

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nanochat.chat import check
+from nanochat.chat import check_conversation
 from nanochat.world.writer import write_world
 from tasks import TASKS
 from tasks.chats import SETS, Chat
@@ -60,7 +60,7 @@ def test_chats_of_the_world_are_whole(tmp_path, monkeypatch):
         task = TASKS[name]("train")
         assert len({key(conversation) for conversation in task}) > 2
         for conversation in task:
-            check(conversation)
+            check_conversation(conversation)
     assert len(TASKS["SmolTalk"]("train")) == 200
     assert SETS["SmolTalk"].files("train")[3].path == "data/train-00003-of-00004.parquet"
 
@@ -101,7 +101,7 @@ def test_a_chat_set_of_the_mirror_renders(mirror):
         task = TASKS["Multi-Turn"](split)
         assert len(task) == count
         for index in range(0, count, 7):
-            check(task[index])
+            check_conversation(task[index])
 
 
 # ---- Korean ----
