@@ -10,7 +10,7 @@ import torch
 from nanochat import fp8
 from nanochat.checkpoint import Checkpoint
 from nanochat.cross_entropy import CHUNK_BYTES
-from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
+from nanochat.gpt import GPT, GPTConfig, config_fields, new_model
 from nanochat.hardware import Accelerator, find
 from nanochat.log import print0
 from nanochat.objectives import next_token
@@ -145,8 +145,6 @@ def _whole(text: str) -> int:
 
 def draw(config: Any, tokenizer: Tokenizer | None) -> Blueprint:
     """The blueprint of `config`, scripts.base_train's; without a tokenizer, of a vocabulary of common size."""
-    if config.model not in CONFIGURATIONS:
-        raise ValueError(f"--model={config.model} is not known, take one of {', '.join(CONFIGURATIONS)}")
     assumed = f"vocabulary {ASSUMED_VOCABULARY:,} = assumed, no tokenizer is trained yet"
     notes: list[str] = [] if tokenizer else [assumed]
     words = (tokenizer.vocab_size, tokenizer.special_tokens["<|bos|>"]) if tokenizer else (ASSUMED_VOCABULARY, 0)
@@ -164,9 +162,9 @@ def draw(config: Any, tokenizer: Tokenizer | None) -> Blueprint:
 def _model(config: Any, depth: int, vocab_size: int, bos_id: int, note: Callable) -> GPT:
     given = {"width": config.width or None, "kv_heads": config.kv_heads or None}
     sizes = shape(depth, aspect_ratio=config.aspect_ratio, head_dim=config.head_dim, **given, note=note)
-    fields = CONFIGURATIONS[config.model] | ({"window_pattern": config.window_pattern} if config.window_pattern else {})
+    fields = config_fields(config.model) | ({"window_pattern": config.window_pattern} if config.window_pattern else {})
     with torch.device("meta"):
-        return GPT(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **sizes, **fields))
+        return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **sizes, **fields))
 
 
 def _scaled(model: GPT) -> int:

@@ -23,7 +23,7 @@ from nanochat.checkpoint import MANIFEST, Checkpoint
 from nanochat.engine import Engine
 from nanochat.evals.bpb import ratio, sums_of_rows, validation
 from nanochat.evals.chat import Options, core_of, evaluate
-from nanochat.gpt import GPT, GPTConfig
+from nanochat.gpt import GPT, config_of
 from nanochat.inherit import FineTune, inherit
 from nanochat.log import MetricLog, print0
 from nanochat.optim import Optimizer
@@ -188,7 +188,7 @@ def fine_tuning(stage: str, parent: str, config: FineTune, rows: int = 0) -> Ite
         manifest = origin.manifest
         if config.warm_start and not begun and not manifest["optimizer"]:
             raise ValueError(f"{origin.path} has no optimizer's state to begin with, give --no-warm-start")
-        settings, shape = inherit(config, manifest), GPTConfig(**manifest["model"])
+        settings, shape = inherit(config, manifest), config_of(manifest)
         came_from = {"stage": parent, "tag": config.model_tag or config.tag, "step": origin.step}
         about = {"stage": stage, "parent": manifest["parent"] if begun else came_from}
         about["tokenizer"] = manifest["tokenizer"]

@@ -2,8 +2,10 @@
 
 import re
 import zlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -113,6 +115,7 @@ class GPTConfig:
 
 _NO_LAMBDAS = {"residual_lambdas": False, "x0_lambdas": False, "smear": False, "backout": False}
 _PLAIN = {**_NO_LAMBDAS, "value_embeds": False, "window_pattern": "L", "qk_scale": 1.0}
+SIZE_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")  # set by other flags
 CONFIGURATIONS = {  # name → fields that differ from the defaults
     "reference": {},
     "october-2025": {**_PLAIN, "rope_base": 10_000.0},
@@ -385,3 +388,58 @@ INITIAL = (
     (r"x0_lambdas", lambda t, config, g: torch.linspace(0.20, 0.05, len(t), device="cpu")),
     (r"backout_lambda", lambda t, config, g: t.fill_(0.2)),
 )
+
+
+# Kind of model → its config and its class. A manifest names the kind; one without a kind, of an older run, means "gpt".
+MODELS = {"gpt": (GPTConfig, GPT)}
+
+
+def config_of(manifest: Mapping[str, Any]) -> GPTConfig:
+    """Return the config of the model that a checkpoint's manifest describes."""
+    fields = dict(manifest["model"])
+    kind = fields.pop("kind", "gpt")
+    if kind not in MODELS:
+        raise ValueError(f"this checkpoint holds a model of kind {kind}, take one of {', '.join(MODELS)}")
+    config_class, _ = MODELS[kind]
+    return config_class(**fields)
+
+
+def describe_config(config: GPTConfig) -> dict[str, Any]:
+    """Return the config as a manifest's "model" entry: the kind of model and all fields."""
+    kind = next(kind for kind, (config_class, _) in MODELS.items() if config_class is type(config))
+    return {"kind": kind, **asdict(config)}
+
+
+def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
+    """Return a model of the config's kind, without values: call it under torch.device("meta") to take no memory."""
+    model_class = next(model_class for config_class, model_class in MODELS.values() if config_class is type(config))
+    return model_class(config, attention, checkpointing)
+
+
+def config_fields(text: str) -> dict[str, Any]:
+    """Return the fields of GPTConfig for a --model value: a name in CONFIGURATIONS, and changes of single fields.
+
+    "reference,qk_gain=true,softcap=0" is the reference with two fields changed. Sizes have flags of their own.
+    """
+    name, *changes = text.split(",")
+    if name not in CONFIGURATIONS:
+        raise ValueError(f"--model={name} is not known, take one of {', '.join(CONFIGURATIONS)}")
+    fields = dict(CONFIGURATIONS[name])
+    defaults = {name: value for name, value in asdict(GPTConfig()).items() if name not in SIZE_FIELDS}
+    for change in changes:
+        field, _, value = change.partition("=")
+        if field not in defaults:
+            raise ValueError(f"--model={text}: {field} is no field of GPTConfig, take one of {', '.join(defaults)}")
+        fields[field] = _parsed(value, type(defaults[field]), f"--model={text}: {field}")
+    return fields
+
+
+def _parsed(value: str, kind: type, name: str) -> Any:
+    if kind is bool:
+        if value not in ("true", "false"):
+            raise ValueError(f"{name} is {value}, write true or false")
+        return value == "true"
+    try:
+        return kind(value)
+    except ValueError:
+        raise ValueError(f"{name} is {value}, write a value of type {kind.__name__}") from None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nanochat.checkpoint import Checkpoint, Saver, check_free_space, hold, load, newest, rng_state, set_rng_state, steps
-from nanochat.gpt import GPT, GPTConfig
+from nanochat.gpt import GPT, GPTConfig, config_of, describe_config, new_model
 from nanochat.interrupt import signals
 from nanochat.log import print0
 from nanochat.paths import base_dir, stage_dir
@@ -102,7 +102,7 @@ def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
 def load_model(stage: str, tag: str, step: int | None, runtime: Any) -> tuple[GPT, Tokenizer, Checkpoint]:
     """A trained model on the runtime's device, its tokenizer, and where it comes from; step None: the newest."""
     checkpoint = find_model(stage, tag, step, runtime)
-    model = build_model(GPTConfig(**checkpoint.manifest["model"]), runtime, checkpoint)
+    model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
     return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
 
 
@@ -133,7 +133,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
 def build_model(config: GPTConfig, runtime: Any, weights: Checkpoint | int, **options: Any) -> GPT:
     """A model on the runtime's device; weights: of a checkpoint, or new ones from a seed."""
     with torch.device("meta"):
-        model = GPT(config, runtime.attention, **options)
+        model = new_model(config, runtime.attention, **options)
     model.to_empty(device=runtime.device)
     model.compute_dtype = runtime.dtype
     if isinstance(weights, Checkpoint):
@@ -153,7 +153,7 @@ def keeping(
     merge: joins the states that the ranks' sources give. about: what manifests say besides: stage, parent, data,
     tokenizer. A run that broke down learns where it can go on from.
     """
-    about |= {"config": fixed_settings(config), "dtype": runtime.dtype_name, "model": dataclasses.asdict(model.config)}
+    about |= {"config": fixed_settings(config), "dtype": runtime.dtype_name, "model": describe_config(model.config)}
     copies = max(1, config.keep_last + 1 - len(steps(folder)))  # one is written before one goes
     check_free_space(folder, copies * sum(12 * p.numel() for p in model.parameters()), "the checkpoints of this run")
     if config.keep_every or not config.keep_last:

@@ -37,6 +37,7 @@ class Config:
     fp8: bool = option(False, "matrix products in 8 bits, on GPUs that have them", group="device")
     checkpointing: bool = option(False, "compute activations twice to save memory", group="device", may_change=True)
 
+    # A row of gpt.CONFIGURATIONS; fields of GPTConfig may follow: --model=reference,qk_gain=true
     model: str = option("reference", "architecture: reference, induction, october-2025 or portable", group="model")
     depth: Count = option(12, "layers: the dial", group="model", least=1, unit="LAYERS")
     aspect_ratio: Count = option(64, "width for each layer of depth", group="model", least=1)

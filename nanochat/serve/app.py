@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from nanochat.engine import Engine
-from nanochat.gpt import GPTConfig
+from nanochat.gpt import config_of
 from nanochat.restore import build_model, find_model, tokenizer_of
 from nanochat.serve.gate import Fault, Gate
 from nanochat.serve.meter import Meter
@@ -261,7 +261,7 @@ def open_engines(
 ) -> tuple[list, Any, Any]:
     """Workers, the tokenizer and the checkpoint. count: engines, 0: one a GPU, or one."""
     checkpoint = find_model(MODELS[source], tag, step, runtime)
-    tokenizer, config = tokenizer_of(checkpoint), GPTConfig(**checkpoint.manifest["model"])
+    tokenizer, config = tokenizer_of(checkpoint), config_of(checkpoint.manifest)
     devices = [runtime.device]
     if runtime.device.type == "cuda":
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
