@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from nanochat.log import MetricLog, duration
+from nanochat.log import MetricLog, duration, metric_curve, read_metrics
 
 
 def training_facts(state: Any, source: Any, corpus: Any, runtime: Any) -> dict[str, Any]:
@@ -64,9 +64,9 @@ CURVES = (
 
 def curves(log: MetricLog) -> list[dict]:
     """What came of training as it went on; those that have points."""
-    found = []
+    found, records = [], read_metrics(log.path)
     for title, (x, over), unit, metrics in CURVES:
-        series = {name: log.curve(metric, over=over) for name, metric in metrics.items()}
+        series = {name: metric_curve(records, metric, over=over) for name, metric in metrics.items()}
         series = {name: points for name, points in series.items() if points[0]}
         found += [{"title": title, "x": x, "y": unit, "series": series}] if series else []
     return found

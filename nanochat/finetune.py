@@ -77,7 +77,7 @@ class FineTuning:
         parts = self.folder, settings, self.runtime, self.model, self.optimizer, source
         with source, keeping(*parts, lambda states: states[0], **self.about) as save:
             state = loop.State(**put_back(self.begun, self.optimizer, source)) if self.begun else loop.State()
-            self.log.rewind(state.step if self.begun else -1, state.records)
+            self.log.resume(state.step if self.begun else -1)
             moves = schedules.finetuning(settings.warmup_steps, settings.warmdown_ratio, settings.final_lr_frac)
             given = {"steps": settings.num_iterations, "seconds": settings.target_seconds}
             horizon = {name: None if value == -1 else value for name, value in given.items()}
@@ -149,7 +149,7 @@ class FineTuning:
             state.notes["scores"] = {name: list(estimate) for name, estimate in found.items()}
             said = ", ".join(f"{name} {estimate.value:.4f}" for name, estimate in found.items())
             print0(f"step {state.step:05d} | {said}")
-            self.log.write(step=state.step, **{f"chat/{name}": estimate.value for name, estimate in found.items()})
+            self.log.write("tasks", state.step, **{f"chat/{name}": estimate.value for name, estimate in found.items()})
 
         return [every(settings.eval_metrics_every, score)]
 

@@ -6,13 +6,14 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
 PATIENCE = 30.0  # seconds to wait for W&B's server as a run begins, and as it finishes; W&B adds some of its own
 CLEAR = "\r\x1b[K"  # back to the first column, and whatever stood in that line is gone
+RESUMED = "resumed"  # the kind of the marker in a metric log that a run continues from a step
 LIVE_SECONDS = 0.1  # between two states of a live line
 _LIVE: list[tuple[str, TextIO]] = []  # the terminal's line that changes in place, and the stream it went to; or nothing
 _SPEAKING = threading.RLock()
@@ -80,61 +81,91 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{seconds:.1f}s"
 
 
-class MetricLog:
-    """Appends one JSON object a line to `metrics.jsonl` or as `name` says, mirrored to W&B when `run` names a run.
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a metric log that count: the last one for each (kind, step), in the order of the run.
 
-    The file is the record. W&B may be absent, offline or broken: that is printed once, and the run goes on. It has a
-    thread of its own, on which it may wait for its server while nobody else does. Only the end of a run waits for it.
+    A marker that a run resumed at step N drops the records before it with a later step. Records of an older format have
+    no kind; all of them count. A line that a killed process left half written is skipped.
+    """
+    kept: dict[tuple, dict[str, Any]] = {}
+    if not path.exists():
+        return []
+    for number, line in enumerate(path.read_bytes().splitlines()):
+        try:
+            record = json.loads(line)
+        except ValueError:  # cut off, or glued to the next record
+            continue
+        step = record.get("step", 0)
+        if record.get("kind") == RESUMED:
+            kept = {key: earlier for key, earlier in kept.items() if earlier.get("step", 0) <= step}
+        elif "kind" in record:
+            kept[record["kind"], step] = record
+        else:
+            kept[number, step] = record
+    return list(kept.values())
+
+
+def metric_curve(records: list[dict[str, Any]], name: str, most: int = 300, over: str = "step") -> list[list[float]]:
+    """Return the x and y values of a metric, averaged over groups of records so that at most `most` points remain.
+
+    over: the figure on the x axis. A record without it (a validation, which counts no tokens) has the x of the record
+    before: the training step after which it came.
+    """
+    x, points = 0, []
+    for record in records:
+        x = record.get(over, x)
+        if record.get(name) is not None:
+            points.append((x, record[name]))
+    size = max(1, -(-len(points) // most))  # records per point, rounded up
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    xs = [group[-1][0] for group in groups]
+    ys = [sum(y for _, y in group) / len(group) for group in groups]
+    return [xs, ys]
+
+
+class MetricLog:
+    """Appends JSON records to `metrics.jsonl` (or `name`.jsonl) on rank 0; mirrored to W&B when `run` names a run.
+
+    The file is the record. W&B may be absent, offline or broken: one line says so, and the run continues. W&B has a
+    thread of its own, so that only the end of a run waits for the W&B server. Readers use `read_metrics`.
     """
 
-    def __init__(self, folder: Path, run: str = "", config: dict | None = None, name: str = "metrics"):
-        self.path, self.records = folder / f"{name}.jsonl", 0  # of this run, as rank 0 counts them
-        self._wandb = self._thread = None
+    def __init__(self, folder: Path, run: str = "", config: dict[str, Any] | None = None, name: str = "metrics"):
+        self.path = folder / f"{name}.jsonl"
+        self._wandb: Any = None
+        self._thread: ThreadPoolExecutor | None = None
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
             if run not in ("", "dummy"):
                 self._thread = ThreadPoolExecutor(1)
                 self._mirror(lambda: self._start_wandb(run, config))
 
-    def write(self, **metrics: Any) -> None:
-        """One record, handed to the operating system when this returns (not fsynced)."""
-        if is_main_rank():
-            self.records += 1
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(metrics, ensure_ascii=False) + "\n")
-        self._mirror(lambda: self._wandb.log(metrics))
+    def write(self, kind: str, step: int, **figures: Any) -> None:
+        """Append the record of a kind at a step; it replaces an earlier one of the same kind and step.
 
-    def rewind(self, step: int, most: int | None = None) -> None:
-        """Forget what was written after a step, and after the first `most` records: a run that goes on writes it again.
-
-        What is known of a step may come in several records, and not all of them before the checkpoint.
+        The operating system has the record when this returns; it is not fsynced.
         """
-        if is_main_rank() and self.path.exists():
-            part = self.path.with_suffix(".tmp")
-            kept = [record for record in self.read() if record.get("step", 0) <= step][:most]
-            with open(part, "w", encoding="utf-8") as file:
-                file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in kept)
-            os.replace(part, self.path)
-            self.records = len(kept)
+        self._append({"kind": kind, "step": step, **figures})
+        self._mirror(lambda: self._wandb.log({"step": step, **figures}))
 
-    def read(self) -> Iterator[dict]:
-        """The records; a last line that a killed process left half written is none."""
-        with open(self.path, encoding="utf-8") as file:
-            yield from (json.loads(line) for line in file if line.endswith("}\n"))
+    def resume(self, step: int) -> None:
+        """Mark that the run continues from a step: records of later steps, written before, do not count any more.
 
-    def curve(self, name: str, most: int = 300, over: str = "step") -> list[list]:
-        """What a metric is drawn over, and its values, averaged over as many records as leave `most` points of it.
-
-        A record without `over` has that of the record before it: validation that of the step after which it came.
+        Step -1 is a run from its beginning in a folder that may hold the log of another one.
         """
-        x, points = 0, []
-        for record in self.read():
-            x = record.get(over, x)
-            if record.get(name) is not None:
-                points.append((x, record[name]))
-        size = -(-len(points) // most)
-        groups = [points[i : i + size] for i in range(0, len(points), max(size, 1))]
-        return [[group[-1][0] for group in groups], [sum(value for _, value in group) / len(group) for group in groups]]
+        if self.path.exists():
+            self._append({"kind": RESUMED, "step": step})
+
+    def _append(self, record: dict[str, Any]) -> None:
+        if not is_main_rank():
+            return
+        with open(self.path, "a+b") as file:
+            # A killed process may have left half a line, which must not swallow this record.
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
 
     def __enter__(self) -> "MetricLog":
         return self

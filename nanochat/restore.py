@@ -193,4 +193,6 @@ def put_back(checkpoint: Checkpoint, optimizer: Any, source: Any) -> dict[str, A
     optimizer.load_state_tensors(checkpoint.optimizer_state)
     source.load_state_dict(checkpoint.manifest["source"])
     set_rng_state(checkpoint.manifest["rng"])
-    return checkpoint.manifest["loop"]
+    loop = dict(checkpoint.manifest["loop"])
+    loop.pop("records", None)  # of older checkpoints: the log needs no count of its records any more
+    return loop

@@ -85,7 +85,7 @@ class Rollouts:
         advantage: str = "mean",
         seed: int = 0,
         epochs: float = 1.0,
-        write: Callable[..., None] = lambda **record: None,
+        write: Callable[..., None] = lambda kind, **record: None,
     ):
         if advantage not in ADVANTAGES:
             raise ValueError(f"--advantage={advantage} is not known, take one of {', '.join(ADVANTAGES)}")
@@ -163,7 +163,7 @@ class Rollouts:
             records.append(record)
         records = [record for of_ranks in zip(*self.runtime.everyones(records), strict=True) for record in of_ranks]
         for record in records:
-            self._write(**record)
+            self._write(f"question {record['example']}", **record)
         earned = [[sample["reward"] for sample in record["samples"]] for record in records]
         samples = list(itertools.chain(*(record["samples"] for record in records)))
         self.told = {

@@ -82,7 +82,6 @@ class State:
     steady_seconds: float = 0.0  # and the FLOPs in them: without the first steps, which compile and warm up
     steady_flops: float = 0.0
     hooked: int = -1  # the last step whose hooks have all been seen to
-    records: int | None = None  # in the log that are kept when a run goes on: what looks write again is not among them
     notes: dict[str, Any] = field(default_factory=dict)
     stop: str = ""
 
@@ -132,17 +131,14 @@ def train(
             hooked, state.hooked = state.hooked, state.hooked if state.stop else state.step
             if due or finished or state.stop:
                 loop.agree_on_time()
-            told = log.records
             for hook in due:
                 model.eval()
-                state.records = log.records
                 try:
                     hook.act(state)
                 except Exception:  # whatever it was, the steps before it are not to be lost
-                    state.hooked, state.records = hooked, told  # who goes on looks again
+                    state.hooked = hooked  # who goes on looks again
                     loop.leave([later for later in hooks[hooks.index(hook) + 1 :] if later.at_stop])
                     raise
-                told = log.records if hook.at_stop else told  # such a one comes first, and tells of a step only once
                 model.train()
             if finished or state.stop:
                 return
@@ -305,7 +301,7 @@ class _Loop:
             "total_training_flops": state.flops,
             "total_training_time": self._trained,
         }
-        self.log.write(**figures)
+        self.log.write("train", **figures)
         smooth = state.smooth_loss / (1 - SMOOTHING**step.number)
         self.console.tell(figures, smooth, state.tokens, self.plan.shown(state))
 

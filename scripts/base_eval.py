@@ -53,7 +53,12 @@ def main(config: Config) -> None:
         print0(f"base_eval: CORE metric {value:.4f} ± {stderr:.4f}, over {len(results)} tasks")
         if runtime.rank == 0:
             with MetricLog(home, config.run, asdict(config)) as log:
-                log.write(core_metric=value, **{f"core/{result.label}": result.centered for result in results})
+                log.write(
+                    "core",
+                    checkpoint.step,
+                    core_metric=value,
+                    **{f"core/{result.label}": result.centered for result in results},
+                )
             for result in results:
                 outcome.add_artifact(folder / f"{result.label}.jsonl")
             outcome.write()

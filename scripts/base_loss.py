@@ -67,7 +67,11 @@ def main(config: Config) -> None:
         outcome.tables.append(table)
         if runtime.rank == 0:
             with MetricLog(stage_dir("base_loss", config.tag), config.run, asdict(config)) as log:
-                log.write(**{name: value["value"] for name, value in outcome.metrics.items() if "bpb" in name})
+                log.write(
+                    "loss",
+                    checkpoint.step,
+                    **{name: value["value"] for name, value in outcome.metrics.items() if "bpb" in name},
+                )
             outcome.write()
 
 

@@ -128,7 +128,7 @@ def main(config: Config) -> None:
         about["tokenizer"] = {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash}
         with source, keeping(folder, config, runtime, model, optimizer, source, merge_states, **about) as save:
             state = loop.State(**put_back(begun, optimizer, source)) if begun else loop.State()
-            log.rewind(state.step if begun else -1, state.records)
+            log.resume(state.step if begun else -1)
             # Saved last, so that a checkpoint knows what was found before it.
             hooks = [*looks(config, model, tokenizer, text, rows, runtime, log)]
             hooks.append(loop.every(config.save_every, save, at_stop=True))

@@ -86,7 +86,7 @@ def main(config: Config) -> None:
             outcome.tables.append({"title": "One of k answers is right", "columns": columns, "rows": rows})
         if runtime.rank == 0:
             with MetricLog(stage_dir(stage.name, config.tag), config.run, asdict(config)) as log:
-                log.write(**{name: one.value for name, one in found.items()})
+                log.write("tasks", checkpoint.step, **{name: one.value for name, one in found.items()})
             outcome.write()
 
 

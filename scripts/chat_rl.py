@@ -67,7 +67,7 @@ def main(config: Config) -> None:
         words = tuning.about["tokenizer"]["tag"]  # to spell
         task, test = (TASKS[name](split, tokenizer=words) for split in ("train", "test"))
         loaded, samples = (tuning.tokenizer, tuning.runtime), MetricLog(tuning.folder, name="samples")
-        samples.rewind(tuning.begun.step if tuning.begun else -1)
+        samples.resume(tuning.begun.step if tuning.begun else -1)
         engine, model = Engine(tuning.model, tuning.tokenizer), tuning.model
         drawn = {what: getattr(config, what) for what in ("max_new_tokens", "temperature", "top_k")}
         sampling = Sampling(config.examples_per_step, config.num_samples, **drawn)
@@ -83,7 +83,7 @@ def main(config: Config) -> None:
                 found = source.told | {"rl/logprob_gap": objective.take_gap(tuning.runtime)}
                 state.notes["reward"] = 0.9 * state.notes.get("reward", found["rl/reward"]) + 0.1 * found["rl/reward"]
                 print_step(state.step, found)
-                tuning.log.write(step=state.step, **found)
+                tuning.log.write("rl", state.step, **found)
 
         drawn |= {"temperature": config.temperature * (config.eval_samples > 1), "num_samples": config.eval_samples}
         options = Options(**drawn, max_problems=config.eval_examples)
@@ -94,7 +94,7 @@ def main(config: Config) -> None:
             state.notes["after"] = {f"pass@{k}": list(one) for k, one in found.items()}
             state.notes.setdefault("before", state.notes["after"])
             print0(f"step {state.step:05d} | " + " | ".join(f"pass@{k} {one.value:.4f}" for k, one in found.items()))
-            tuning.log.write(step=state.step, **{f"eval/pass@{k}": one.value for k, one in found.items()})
+            tuning.log.write("eval", state.step, **{f"eval/pass@{k}": one.value for k, one in found.items()})
 
         hooks = [every(1, tell, at_stop=True)]
         hooks += [every(config.eval_every, score, at_start=True)] * (config.eval_every >= 0)

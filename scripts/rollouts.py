@@ -6,7 +6,7 @@ python -m scripts.rollouts --tag=d8 --show 5
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
-from nanochat.log import MetricLog
+from nanochat.log import read_metrics
 from nanochat.paths import stage_dir
 
 WIDTH = 120  # of a line between questions
@@ -23,7 +23,7 @@ class Config:
 
 def main(config: Config) -> None:
     folder = stage_dir("chat_rl", config.tag)
-    records = list(MetricLog(folder, name="samples").read()) if (folder / "samples.jsonl").exists() else []
+    records = read_metrics(folder / "samples.jsonl")
     if not records:
         raise ValueError(f"there are no samples in {folder}: python -m scripts.chat_rl --tag={config.tag} makes them")
     steps = [record["step"] for record in records]

@@ -113,7 +113,11 @@ def main(config: Config) -> None:
         print0(terminal_table(table), end="\n\n")
     outcome.add_artifact(path)
     with MetricLog(stage_dir("tok_eval", config.tag), config.run, asdict(config)) as log:
-        log.write(**{f"bytes_per_token/{name}": byte_count(texts[name]) / tokens for name, tokens in ours.items()})
+        log.write(
+            "tokenizer",
+            0,
+            **{f"bytes_per_token/{name}": byte_count(texts[name]) / tokens for name, tokens in ours.items()},
+        )
     outcome.write()
 
 

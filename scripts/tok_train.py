@@ -73,7 +73,7 @@ def main(config: Config) -> None:
     }
     outcome.add_artifact(path)
     with MetricLog(path.parent, config.run, asdict(config)) as log:
-        log.write(**outcome.metrics)
+        log.write("tokenizer", 0, **outcome.metrics)
     print0(f"tok_train: {saved.vocab_size:,} tokens in {duration(train_time)}, saved as {path}")
     outcome.write()
 

@@ -1,6 +1,5 @@
 """Runs of scripts.base_train on a little text, forked or under torchrun, and what they leave."""
 
-import json
 import resource
 import runpy
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 from forks import Forked
 
 from nanochat.checkpoint import load
+from nanochat.log import read_metrics
 from nanochat.tokenizer import Tokenizer
 
 STEPS = 20
@@ -72,9 +72,7 @@ class Base:
 
     def metrics(self, tag: str) -> list[dict[str, Any]]:
         """Without what a clock says."""
-        path = self.of(tag) / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        records = read_metrics(self.of(tag) / "metrics.jsonl")
         return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
 
     def wait_for(self, tag: str, step: int, timeout: float = 60) -> None:
@@ -116,9 +114,9 @@ class After:
 
         write = MetricLog.write
 
-        def watched(log: MetricLog, **metrics: Any) -> None:
-            write(log, **metrics)
-            if self.step in (None, metrics["step"]) and "train/loss" in metrics:
+        def watched(log: MetricLog, kind: str, step: int, **metrics: Any) -> None:
+            write(log, kind, step, **metrics)
+            if self.step in (None, step) and "train/loss" in metrics:
                 act()
                 self.happens(*self.arguments)
 

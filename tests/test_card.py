@@ -8,7 +8,7 @@ from loop_parts import ALONE, train
 
 from nanochat.card import curves, training_facts
 from nanochat.hardware import find
-from nanochat.log import MetricLog
+from nanochat.log import MetricLog, read_metrics
 from nanochat.report.card import show
 from nanochat.train import State
 
@@ -55,7 +55,7 @@ def test_without_validation_there_is_no_figure_of_it():
 def test_curves_are_of_what_was_measured(tmp_path):
     train(tmp_path, steps=4)
     with MetricLog(tmp_path) as log:
-        tokens = [record["total_training_tokens"] for record in log.read()]
+        tokens = [record["total_training_tokens"] for record in read_metrics(log.path)]
         assert len(set(tokens)) == 4
         assert [(curve["title"], curve["x"]) for curve in curves(log)] == [
             ("Loss", "tokens"),
@@ -66,7 +66,7 @@ def test_curves_are_of_what_was_measured(tmp_path):
             [[xs, ys]] = curve["series"].values()
             assert xs == tokens
             assert len(ys) == 4
-        log.write(step=4, **{"val/bpb": 0.5, "rl/reward": 0.25})
+        log.write("validation", 4, **{"val/bpb": 0.5, "rl/reward": 0.25})
         found = {curve["title"]: curve for curve in curves(log)}
         assert found["Validation"]["series"] == {"validation": [[tokens[-1]], [0.5]]}
         assert found["Reward"]["x"] == "step"

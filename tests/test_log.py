@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nanochat.log import MetricLog, PhaseProgress, Progress, duration, print0
+from nanochat.log import MetricLog, PhaseProgress, Progress, duration, metric_curve, print0, read_metrics
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,7 +21,7 @@ def test_only_rank_0_speaks(monkeypatch, capsys, tmp_path):
         monkeypatch.setenv("RANK", rank)
         print0(f"rank {rank}")
         with MetricLog(tmp_path / rank) as log:
-            log.write(step=1)
+            log.write("train", 1)
         progress = Progress(f"count on {rank}", "words")
         progress.close()
     out, err = capsys.readouterr()
@@ -56,11 +56,12 @@ def records(folder: Path) -> list[dict]:
 
 def test_metrics_are_one_object_a_line_and_go_on_after_a_restart(tmp_path):
     with MetricLog(tmp_path / "run") as log:
-        log.write(step=1, loss=2.5)
-        assert records(tmp_path / "run") == [{"step": 1, "loss": 2.5}]  # there at once, not at the end
+        log.write("train", 1, loss=2.5)
+        first = {"kind": "train", "step": 1, "loss": 2.5}
+        assert records(tmp_path / "run") == [first]  # there at once, not at the end
     with MetricLog(tmp_path / "run") as log:
-        log.write(step=2, text="한글")
-    assert records(tmp_path / "run") == [{"step": 1, "loss": 2.5}, {"step": 2, "text": "한글"}]
+        log.write("notes", 2, text="한글")
+    assert records(tmp_path / "run") == [first, {"kind": "notes", "step": 2, "text": "한글"}]
 
 
 WANDB = """
@@ -78,7 +79,7 @@ class init_result: pass
 USE = """
 import sys; from pathlib import Path; from nanochat.log import MetricLog
 with MetricLog(Path(sys.argv[1]) / "run", sys.argv[2], {"depth": 2}) as log:
-    for step in range(3): log.write(step=step)
+    for step in range(3): log.write("train", step)
 print("trained")
 """
 TIMED = "import time; start = time.monotonic()" + USE.replace(
@@ -93,7 +94,7 @@ def with_wandb(tmp_path: Path, run: str, fail_init: str = "return sys.modules[__
     command = [sys.executable, "-c", USE, str(tmp_path), run]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert records(tmp_path / "run") == [{"step": 0}, {"step": 1}, {"step": 2}]
+    assert [record["step"] for record in records(tmp_path / "run")] == [0, 1, 2]
     calls = tmp_path / "calls"
     return done.stdout.splitlines(), calls.read_text().splitlines() if calls.exists() else []
 
@@ -152,7 +153,7 @@ def test_a_server_that_never_answers_does_not_hold_a_run_up(tmp_path):
             process.wait()
     assert whole < 50  # of which W&B waits some thirty whatever it is told
     assert seconds < 10  # its first question alone would take 5, and in the end 90 and more
-    assert records(tmp_path / "run") == [{"step": 0}, {"step": 1}, {"step": 2}]
+    assert [record["step"] for record in records(tmp_path / "run")] == [0, 1, 2]
 
 
 # ---- progress ----
@@ -249,38 +250,52 @@ def test_phases_close_one_after_the_other(capsys):
     assert [line.split(" in ")[0] for line in lines] == ["count: 40 characters", "merge: 7 merges"]
 
 
-def test_rewinding_forgets_what_came_after_a_step(tmp_path):
+def numbers(log: MetricLog) -> list[tuple]:
+    return [(record["kind"], record["step"], record["loss"]) for record in read_metrics(log.path)]
+
+
+def test_a_resumed_run_replaces_the_records_after_its_step(tmp_path):
     log = MetricLog(tmp_path)
+    log.resume(-1)  # a run from its beginning in a new folder
+    assert read_metrics(log.path) == []
     for step in range(6):
-        log.write(step=step, loss=float(step))
-    log.write(data="about the whole run")
+        log.write("train", step, loss=float(step))
+    log.write("validation", 3, loss=30.0)
     with open(log.path, "a") as file:
-        file.write('{"step": 6, "lo')  # a process that was killed while it wrote
-    log.rewind(3)
-    log.write(step=4, loss=9.0)
-    expected = [{"step": step, "loss": float(step)} for step in range(4)]
-    assert list(log.read()) == [*expected, {"data": "about the whole run"}, {"step": 4, "loss": 9.0}]
-    assert log.records == 6
-    again = MetricLog(tmp_path)  # in a checkpoint of step 3 the log had three records
-    again.rewind(3, 3)
-    assert (list(again.read()), again.records) == (expected[:3], 3)
+        file.write('{"kind": "train", "step": 6, "lo')  # the process was killed while it wrote
+    assert len(numbers(log)) == 7
+    again = MetricLog(tmp_path)
+    again.resume(3)
+    kept = [("train", step, float(step)) for step in range(4)] + [("validation", 3, 30.0)]
+    assert numbers(log) == kept
+    again.write("validation", 3, loss=31.0)  # evaluated again: the last record counts
+    again.write("train", 4, loss=9.0)
+    assert numbers(log) == [*kept[:-1], ("validation", 3, 31.0), ("train", 4, 9.0)]
+    MetricLog(tmp_path).resume(-1)
+    assert numbers(log) == []
+
+
+def test_records_of_the_older_format_are_read(tmp_path):
+    """They have no kind; a step may have several."""
+    lines = ['{"step": 0, "val/bpb": 3.0}', *(f'{{"step": {step}, "train/loss": 1.0}}' for step in (1, 2, 3))]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 3, "val/bpb": 2.0}', '{"ratio": 1.5}']) + "\n")
+    log = MetricLog(tmp_path)
+    assert metric_curve(read_metrics(log.path), "val/bpb") == [[0, 3], [3.0, 2.0]]
+    log.resume(2)
+    log.write("train", 3, loss=1.0)
+    assert [record.get("step") for record in read_metrics(log.path)] == [0, 1, 2, None, 3]
 
 
 def test_a_curve_keeps_few_points_that_are_averages(tmp_path):
-    log = MetricLog(tmp_path)
-    log.write(step=0, other=1.0)
-    for step in range(1, 8):
-        log.write(step=step, loss=float(step))
-    log.write(step=8, loss=None)
-    assert log.curve("loss", 100) == [[1, 2, 3, 4, 5, 6, 7], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]
-    assert log.curve("loss", 3) == [[3, 6, 7], [2.0, 5.0, 7.0]]
-    assert log.curve("absent") == [[], []]
+    records = [{"step": step, "loss": float(step)} for step in range(1, 8)]
+    records = [{"step": 0, "other": 1.0}, *records, {"step": 8, "loss": None}]
+    assert metric_curve(records, "loss", 100) == [[1, 2, 3, 4, 5, 6, 7], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]
+    assert metric_curve(records, "loss", 3) == [[3, 6, 7], [2.0, 5.0, 7.0]]
+    assert metric_curve(records, "absent") == [[], []]
 
 
-def test_a_curve_over_tokens_places_what_came_between_steps(tmp_path):
-    log = MetricLog(tmp_path)
-    log.write(step=0, val=9.0)
+def test_a_curve_over_tokens_places_validations_between_steps():
+    records = [{"step": 0, "val": 9.0}]
     for step in (1, 2):
-        log.write(step=step, loss=1.0, tokens=100 * step)
-        log.write(step=step, val=float(step))
-    assert log.curve("val", over="tokens") == [[0, 100, 200], [9.0, 1.0, 2.0]]
+        records += [{"step": step, "loss": 1.0, "tokens": 100 * step}, {"step": step, "val": float(step)}]
+    assert metric_curve(records, "val", over="tokens") == [[0, 100, 200], [9.0, 1.0, 2.0]]

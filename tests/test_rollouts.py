@@ -16,7 +16,7 @@ from nanochat import engine as engine_module
 from nanochat import schedules
 from nanochat import train as loop
 from nanochat.engine import Completion, Engine
-from nanochat.log import MetricLog
+from nanochat.log import MetricLog, read_metrics
 from nanochat.objectives import PolicyGradient
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
@@ -161,7 +161,7 @@ def test_what_is_learned_is_what_the_model_chose():
     engine.generate = lambda requests, logprobs: (
         answers.append(MadeUp.generate(engine, requests, logprobs)) or answers[-1]
     )
-    source = rollouts(engine, Words(reward=len), examples=8, write=lambda **record: told.append(record))
+    source = rollouts(engine, Words(reward=len), examples=8, write=lambda kind, **record: told.append(record))
     inputs, targets, advantages, logprobs, prompts, sizes = next(source)
     expected = []
     for group, record, request in zip(answers[0], told, engine.seen, strict=True):
@@ -242,7 +242,7 @@ def test_sampler_and_trainer_agree_also_after_a_step():
 
 
 def asked(source: Rollouts, steps: int) -> list[list[int]]:
-    found, source._write = [], lambda **record: found[-1].append(record["example"])
+    found, source._write = [], lambda kind, **record: found[-1].append(record["example"])
     for _ in range(steps):
         found.append([])
         next(source)
@@ -305,7 +305,7 @@ def test_a_prompt_without_room_loses_its_beginning():
 
     _, engine = real_engine()
     told = []
-    source = rollouts(engine, Long(), sampling={"max_new_tokens": 50}, write=lambda **record: told.append(record))
+    source = rollouts(engine, Long(), sampling={"max_new_tokens": 50}, write=lambda kind, **record: told.append(record))
     next(source)
     assert re.fullmatch(
         r"<\|bos\|><\|user_start\|>(?!begin).*end<\|user_end\|><\|assistant_start\|>", told[0]["prompt"]
@@ -318,7 +318,7 @@ def test_what_is_told(tmp_path):
     log = MetricLog(tmp_path, name="samples")
     source = rollouts(engine, Words(reward=lambda text: float(len(text) % 3 == 0)), write=log.write)
     next(source), next(source)
-    records = list(log.read())
+    records = read_metrics(log.path)
     assert [record["step"] for record in records] == [1] * 4 + [2] * 4
     samples = [sample for record in records[4:] for sample in record["samples"]]
     rewards = [[sample["reward"] for sample in record["samples"]] for record in records[4:]]
@@ -362,7 +362,7 @@ def learn(folder, model, source, objective, steps, look) -> list[dict]:
     hooks = [loop.every(1, lambda state: look(optimizer))]
     with MetricLog(folder) as log:
         loop.train(model, source, objective, optimizer, plan, hooks, ALONE, log, loop.State())
-    return list(log.read())
+    return read_metrics(log.path)
 
 
 @pytest.mark.parametrize(("advantage", "loss"), [("mean", "plain"), ("std", "clip")])

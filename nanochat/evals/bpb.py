@@ -139,6 +139,6 @@ def validation(
             if value <= state.notes.get(f"lowest val {name}", math.inf):
                 state.notes |= {f"lowest val {name}": value, f"lowest val {name} stderr": stderr}
             print0(f"step {state.step:05d} | validation {name}: {value:.4f} ± {stderr:.4f}")
-            log.write(step=state.step, **{f"val/{name}": value, f"val/{name}_stderr": stderr})
+            log.write("validation", state.step, **{f"val/{name}": value, f"val/{name}_stderr": stderr})
 
     return validate

@@ -112,7 +112,7 @@ def estimate(model: Any, tokenizer: Any, runtime: Any, budget: int, log: Any, mo
         state.notes |= {"CORE metric": value, "CORE metric stderr": stderr}
         print0(f"step {state.step:05d} | CORE metric: {value:.4f} ± {stderr:.4f}")
         each = {f"core/{result.label}": result.centered for result in results}
-        log.write(step=state.step, core_metric=value, core_metric_stderr=stderr, **each)
+        log.write("core", state.step, core_metric=value, core_metric_stderr=stderr, **each)
 
     return measure
 

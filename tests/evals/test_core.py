@@ -28,7 +28,7 @@ from plain_core import decide
 from nanochat.evals import core as eval_core
 from nanochat.evals.core import Result, core_metric, estimate, evaluate, identity
 from nanochat.evals.core_tasks import prepare
-from nanochat.log import MetricLog
+from nanochat.log import MetricLog, read_metrics
 from nanochat.runtime import setup
 from nanochat.train import State
 
@@ -327,7 +327,7 @@ def test_the_hook_of_the_training_loop(model, tokenizer, prepared, tmp_path, cap
     model.attention = "flash3"  # which is not here
     with MetricLog(tmp_path) as log:
         estimate(model, tokenizer, one_process(), 2048, log, 8)(state)
-        (record,) = log.read()
+        (record,) = read_metrics(log.path)
     assert model.attention == "flash3"
     assert record["step"] == 7
     assert state.notes == {"CORE metric": record["core_metric"], "CORE metric stderr": record["core_metric_stderr"]}

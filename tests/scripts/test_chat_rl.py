@@ -13,6 +13,7 @@ from base_runs import Base, SignalAfter, _stage, files_of
 from forks import Forked
 
 from nanochat.checkpoint import load, steps
+from nanochat.log import read_metrics
 from nanochat.report.__main__ import render
 from nanochat.world.writer import write_world
 
@@ -59,7 +60,7 @@ class Runs(Base):
         return self.folder / ("base_train" if tag == "parent" else "chat_rl") / tag
 
     def samples(self, tag: str) -> list[dict]:
-        return [json.loads(line) for line in (self.of(tag) / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+        return read_metrics(self.of(tag) / "samples.jsonl")
 
     def outcome(self, tag: str) -> dict:
         return json.loads((self.of(tag) / "outcome.json").read_text(encoding="utf-8"))
@@ -138,7 +139,7 @@ def test_samples_are_readable(runs, whole, python):
 def same_run(runs: Runs, one: str, other: str) -> None:
     assert files_of(runs.of(one), STEPS) == files_of(runs.of(other), STEPS)
     assert runs.metrics(one) == runs.metrics(other)
-    assert (runs.of(one) / "samples.jsonl").read_bytes() == (runs.of(other) / "samples.jsonl").read_bytes()
+    assert runs.samples(one) == runs.samples(other)
     facts = [runs.outcome(tag)["metrics"] for tag in (one, other)]
     for name in ("GSM8K pass@1 before", "GSM8K pass@1 after", "Reward, a moving average", "Tokens seen"):
         assert facts[0][name] == facts[1][name]

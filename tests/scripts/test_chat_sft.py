@@ -6,6 +6,7 @@ import json
 import pytest
 from tune_runs import Stages
 
+from nanochat.log import read_metrics
 from nanochat.report.__main__ import render
 
 
@@ -77,8 +78,7 @@ def test_two_ranks_learn_the_same(base, own):
     for ranks in (1, 2):
         tag = f"ranks-{ranks}"
         base.stage("chat_sft", "--source=base", f"--tag={tag}", "--model-tag=parent", own, ranks=ranks).done()
-        lines = (base.folder / f"chat_sft/{tag}/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        records = map(json.loads, lines)
+        records = read_metrics(base.folder / f"chat_sft/{tag}/metrics.jsonl")
         losses[ranks] = [record[name] for record in records for name in ("train/loss", "val/loss") if name in record]
     assert len(losses[1]) == 4 + 3
     assert losses[1] == pytest.approx(losses[2], abs=1e-4)
