@@ -132,6 +132,7 @@ class MetricLog:
 
     def __init__(self, folder: Path, run: str = "", config: dict[str, Any] | None = None, name: str = "metrics"):
         self.path = folder / f"{name}.jsonl"
+        self._marker: dict[str, Any] | None = None  # goes before the next record
         self._wandb: Any = None
         self._thread: ThreadPoolExecutor | None = None
         if is_main_rank():
@@ -149,23 +150,25 @@ class MetricLog:
         self._mirror(lambda: self._wandb.log({"step": step, **figures}))
 
     def resume(self, step: int) -> None:
-        """Mark that the run continues from a step: records of later steps, written before, do not count any more.
+        """Continue from a step: records of later steps, written before, do not count once the next one is written.
 
         Step -1 is a run from its beginning in a folder that may hold the log of another one.
         """
-        if self.path.exists():
-            self._append({"kind": RESUMED, "step": step})
+        self._marker = {"kind": RESUMED, "step": step} if self.path.exists() else None
 
     def _append(self, record: dict[str, Any]) -> None:
         if not is_main_rank():
             return
+        records = [self._marker, record] if self._marker else [record]
+        self._marker = None
         with open(self.path, "a+b") as file:
             # A killed process may have left half a line, which must not swallow this record.
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     file.write(b"\n")
-            file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            for each in records:
+                file.write(json.dumps(each, ensure_ascii=False).encode() + b"\n")
 
     def __enter__(self) -> "MetricLog":
         return self
