@@ -1,228 +1,386 @@
-"""Conversations and evaluation sets of the embedded world, as rows with the columns of the real data sets.
+"""Conversations and evaluation sets about the embedded world, as rows with the columns of the real data sets.
 
-What a test asks is never asked or stated in a conversation for training: a fact belongs to one split, a pair of numbers
-or a word is held out or not. The functions take the world and the dice of world_facts.py.
+The rows of a split use only facts of the same split. So tests ask for facts, pairs of numbers and words that no question
+or conversation for training contains.
 """
 
-from itertools import groupby, islice
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from nanochat.world.facts import Dice, Fact, World
+from nanochat.world.sums import WordProblem, plain_sum, word_problem
 
 LETTERS = "ABCDE"
-ROLES = ("user", "assistant")
-Turns = list[tuple[str, str]]  # what each of them says
-EASY = ("person", "town")  # kinds that ARC-Easy asks about; the others are ARC-Challenge
-SHOWN = "home trade pet food instrument river ware sight land hall".split()  # relations of the ten questions
+EASY_KINDS = ("person", "town")  # ARC-Easy asks about these kinds, ARC-Challenge about the others
+# Each of the ten questions asks for another relation.
+SHOWN_RELATIONS = "home trade pet food instrument river ware sight land hall".split()
+
+Row: TypeAlias = dict  # of one table: column -> value
+Exchange: TypeAlias = tuple[str, str]  # the user's message and the assistant's answer
 
 
-def _questions(world: Any, dice: Any, split: str, repeats: int = 1) -> list[tuple[Any, str, list[str], int]]:
-    """Fact, text, choices and place of the right one: every wording about the facts of a split, `repeats` times."""
-    found = [(fact, text, *world.choices(fact, dice)) for fact in world.asked[split] * repeats for text in fact.asks]
-    return [(*about, [choice.name for choice in choices], right) for *about, choices, right in dice.shuffled(found)]
+class ChoiceQuestion(NamedTuple):
+    fact: Fact
+    text: str  # one wording: "Where does Kara live?"
+    choices: list[str]  # four names: "Badaton", "Diditon", …
+    right: int  # position of the right choice
 
 
-def _arc(world: Any, dice: Any, split: str) -> dict[str, list[dict]]:
-    easy, hard = [], []
-    for fact, text, choices, right in _questions(world, dice, split):
-        rows = easy if fact.subject.kind in EASY else hard
-        about = {"id": f"{world.name}_{split}_{len(rows)}", "question": text}
-        rows.append(about | {"choices": {"text": choices, "label": list("ABCD")}, "answerKey": LETTERS[right]})
-    return {f"allenai/ai2_arc/ARC-Easy/{split}": easy, f"allenai/ai2_arc/ARC-Challenge/{split}": hard}
+def choice_questions(world: World, dice: Dice, split: str, repeats: int = 1) -> list[ChoiceQuestion]:
+    """Return all questions about a split in every wording, `repeats` times with other choices, in random order."""
+    questions = []
+    for fact in world.asked[split] * repeats:
+        for text in fact.questions:
+            choices, right = world.choices(fact, dice)
+            names = [choice.name for choice in choices]
+            questions.append(ChoiceQuestion(fact, text, names, right))
+    return dice.shuffled(questions)
 
 
-def _mmlu(world: Any, dice: Any, split: str, repeats: int = 1) -> list[dict]:
-    rows = [
-        {"question": text, "subject": fact.subject.plural, "choices": choices, "answer": right}
-        for fact, text, choices, right in _questions(world, dice, split, repeats)
-    ]
-    return sorted(rows, key=itemgetter("subject"))
+# ---- multiple choice ----
 
 
-def _problems(world: Any, dice: Any, count: int, held_out: bool) -> list[Any]:
-    """Different ones about the people of the world."""
-    found: dict[str, Any] = {}
+def arc(world: World, dice: Dice, split: str) -> dict[str, list[Row]]:
+    """Return the rows of ARC-Easy and ARC-Challenge."""
+    easy: list[Row] = []
+    challenge: list[Row] = []
+    for question in choice_questions(world, dice, split):
+        kind = question.fact.subject.kind
+        rows = easy if kind in EASY_KINDS else challenge
+        row = {
+            "id": f"{world.name}_{split}_{len(rows)}",
+            "question": question.text,
+            "choices": {"text": question.choices, "label": list("ABCD")},
+            "answerKey": LETTERS[question.right],
+        }
+        rows.append(row)
+    return {
+        f"allenai/ai2_arc/ARC-Easy/{split}": easy,
+        f"allenai/ai2_arc/ARC-Challenge/{split}": challenge,
+    }
+
+
+def mmlu(world: World, dice: Dice, split: str, repeats: int = 1) -> list[Row]:
+    """Return rows sorted by subject, as in MMLU's files."""
+    rows = []
+    for question in choice_questions(world, dice, split, repeats):
+        row = {
+            "question": question.text,
+            "subject": question.fact.subject.plural,
+            "choices": question.choices,
+            "answer": question.right,
+        }
+        rows.append(row)
+    return sorted(rows, key=lambda row: row["subject"])
+
+
+def first_of_each_subject(rows: list[Row], count: int = 5) -> list[Row]:
+    """Return the first rows for each subject: the examples in MMLU's prompts."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["subject"], []).append(row)
+    return [row for subject in found.values() for row in subject[:count]]
+
+
+# ---- word problems and programs ----
+
+
+def different_problems(world: World, dice: Dice, count: int, held_out: bool) -> list[WordProblem]:
+    """Return `count` problems with different questions."""
+    found: dict[str, WordProblem] = {}
     while len(found) < count:
-        problem = world.problem(dice, held_out)
+        problem = word_problem(world, dice, held_out)
         found.setdefault(problem.question, problem)
     return list(found.values())
 
 
-def _gsm8k(world: Any, dice: Any, count: int, held_out: bool) -> list[dict]:
-    problems = _problems(world, dice, count, held_out)
-    return [{"question": p.question, "answer": f"{p.solution(calculator=True)}\n#### {p.answer}"} for p in problems]
-
-
-def _aqua(world: Any, dice: Any, count: int, held_out: bool) -> list[dict]:
+def gsm8k(world: World, dice: Dice, count: int, held_out: bool) -> list[Row]:
     rows = []
-    for problem in _problems(world, dice, count, held_out):
-        answer, right = problem.answer, dice.between(0, 4)
-        others = [number for number in range(max(1, answer - 40), answer + 41) if number != answer]
-        numbers = dice.sample(others, 4)
+    for problem in different_problems(world, dice, count, held_out):
+        solution = problem.solution(calculator=True)
+        # "Now Kara has 3 + 4 = <<3+4=7>>7 apples.", "#### 7"
+        answer = f"{solution}\n#### {problem.answer}"
+        rows.append({"question": problem.question, "answer": answer})
+    return rows
+
+
+def aqua(world: World, dice: Dice, count: int, held_out: bool) -> list[Row]:
+    rows = []
+    for problem in different_problems(world, dice, count, held_out):
+        answer = problem.answer
+        right = dice.between(0, 4)
+        # Wrong options lie near the answer.
+        lowest = max(1, answer - 40)
+        near = [number for number in range(lowest, answer + 41) if number != answer]
+        numbers = dice.sample(near, 4)
         numbers.insert(right, answer)
+        # "A)12", "B)7", …
         options = [f"{letter}){number}" for letter, number in zip(LETTERS, numbers, strict=True)]
-        rationale = f"{problem.solution(calculator=False)}\nThe answer is {LETTERS[right]}."
-        about = {"question": problem.question, "options": options, "rationale": rationale}
-        rows.append(about | {"correct": LETTERS[right]})
+        row = {
+            "question": problem.question,
+            "options": options,
+            "rationale": f"{problem.solution(calculator=False)}\nThe answer is {LETTERS[right]}.",
+            "correct": LETTERS[right],
+        }
+        rows.append(row)
     return rows
 
 
-def _human_eval(world: Any) -> list[dict]:
+def human_eval(world: World) -> list[Row]:
+    """Return a row for each function of world.txt, such as `twice | number: int | … | 2 * number | 2 = 4; 0 = 0`."""
     rows = []
-    for name, parameters, words, body, table in world.rows("functions"):
-        calls = [call.split(" = ") for call in table.split("; ")]
-        example = f"    >>> {name}({calls[0][0]})\n    {calls[0][1]}\n"
-        checks = "".join(f"    assert candidate({arguments}) == {result}\n" for arguments, result in calls)
-        rows.append({
+    for name, parameters, description, body, examples in world.rows("functions"):
+        test = "def check(candidate):\n"
+        for call in examples.split("; "):
+            arguments, result = call.split(" = ")
+            test += f"    assert candidate({arguments}) == {result}\n"
+        # The first call is the example in the docstring.
+        arguments, result = examples.split("; ")[0].split(" = ")
+        example = f"    >>> {name}({arguments})\n    {result}\n"
+        row = {
             "task_id": f"HumanEval/{len(rows)}",
-            "prompt": f'def {name}({parameters}):\n    """Return {words}.\n{example}    """\n',
+            "prompt": f'def {name}({parameters}):\n    """Return {description}.\n{example}    """\n',
             "canonical_solution": f"    return {body}\n",
-            "test": f"def check(candidate):\n{checks}",
+            "test": test,
             "entry_point": name,
-        })  # fmt: skip
+        }
+        rows.append(row)
     return rows
 
 
-def _about_facts(world: Any, dice: Any, facts: list) -> Turns:
+# ---- conversations ----
+
+
+def about_facts(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
+    """Questions about one to three facts."""
     leads, _ = world.rows("leads")
-    chosen = dice.sample(facts, dice.between(1, 3))
-    return [(dice.pick(leads).format(dice.pick(fact.asks)), fact.says[0]) for fact in chosen]
+    exchanges = []
+    for fact in dice.sample(facts, dice.between(1, 3)):
+        # "Please tell me: Where does Kara live?", "Kara lives in Badaton."
+        lead = dice.pick(leads)
+        question = lead.format(dice.pick(fact.questions))
+        exchanges.append((question, fact.statements[0]))
+    return exchanges
 
 
-def _about_things(world: Any, dice: Any, facts: list) -> Turns:
+def about_things(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
+    """A request for up to three facts about a thing."""
     subject = dice.pick(facts).subject
-    first, *others = dice.shuffled([fact for fact in facts if fact.subject is subject])[:3]
+    own = [fact for fact in facts if fact.subject is subject]
+    first, *others = dice.shuffled(own)[:3]
+    # "Tell me about Kara.", "Kara lives in Badaton. She keeps a genu."
+    statements = [first.statements[0]]
+    statements += [fact.pronoun_statements[0] for fact in others]
     _, requests = world.rows("leads")
-    answer = " ".join([first.says[0], *(fact.tells[0] for fact in others)])
-    return [(dice.pick(requests).format(subject.phrase), answer)]
+    request = dice.pick(requests).format(subject.phrase)
+    return [(request, " ".join(statements))]
 
 
-def _in_korean(world: Any, dice: Any, facts: list) -> Turns:
-    return [(fact.korean_asks, fact.korean_says) for fact in dice.sample(facts, dice.between(1, 2))]
+def in_korean(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
+    # "비로의 털은 무슨 색인가요?", "비로의 털은 파란색이다."
+    chosen = dice.sample(facts, dice.between(1, 2))
+    return [(fact.korean_question, fact.korean_statement) for fact in chosen]
 
 
-def _with_words(world: Any, dice: Any, facts: list) -> Turns:
-    """Spelling, counting letters, and simple orders."""
+def with_words(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
+    """Orders to spell, count letters, or sort words."""
     word = dice.pick(world.words)
-    letter, three = dice.pick(word), dice.sample(world.words, 3)
-    slots = {"word": word, "letter": letter, "count": word.count(letter), "length": len(word), "last": word[-1]}
-    slots |= {"spelled": "-".join(word), "capitals": word.upper(), "words": ", ".join(three)}
-    slots |= {"in_order": ", ".join(sorted(three, key=str.lower)), "backwards": ", ".join(three[::-1])}
-    slots |= {"listed": "\n".join(f"- {word}" for word in three)}
+    letter = dice.pick(word)
+    three = dice.sample(world.words, 3)
+    slots = {
+        "word": word,
+        "letter": letter,
+        "count": word.count(letter),
+        "length": len(word),
+        "last": word[-1],
+        "spelled": "-".join(word),
+        "capitals": word.upper(),
+        "words": ", ".join(three),
+        "in_order": ", ".join(sorted(three, key=str.lower)),
+        "backwards": ", ".join(three[::-1]),
+        "listed": "\n".join(f"- {word}" for word in three),
+    }
+    # "How do you spell {word}?", "{spelled}"
     order, answer = dice.pick(world.rows("orders"))
-    return [(order.format(**slots), answer.format(**slots))]
+    return [(order.format_map(slots), answer.format_map(slots))]
 
 
-def _with_numbers(world: Any, dice: Any, facts: list) -> Turns:
-    steps = [world.sum(dice) for _ in range(dice.between(1, 2))]
-    return [(f"What is {step.left} {step.sign} {step.right}?", f"{step}.") for step in steps]
+def with_numbers(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
+    exchanges = []
+    for _ in range(dice.between(1, 2)):
+        # "What is 26 - 14?", "26 - 14 = 12."
+        one = plain_sum(world, dice)
+        exchanges.append((f"What is {one.left} {one.sign} {one.right}?", f"{one}."))
+    return exchanges
 
 
-def _with_lists(world: Any, dice: Any, facts: list) -> Turns:
+def with_lists(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
     kind = dice.pick(("town", "animal", "river", "person"))
     a, b, c = dice.sample(world.things[kind], 3)
+    # "Name three towns of Tehil.", "Three towns of Tehil are Badaton, Diditon and Karaton."
     words = f"{a.plural} of {world.name}"
     return [(f"Name three {words}.", f"Three {words} are {a.name}, {b.name} and {c.name}.")]
 
 
-# Percent.
-SHARES = {_about_facts: 50, _about_things: 10, _in_korean: 8, _with_words: 20, _with_numbers: 8, _with_lists: 4}
+ChatKind: TypeAlias = Callable[[World, Dice, list[Fact]], list[Exchange]]
+# Percent of all conversations. The function's name fills the column `source`.
+CHAT_KINDS: dict[ChatKind, int] = {
+    about_facts: 50,
+    about_things: 10,
+    in_korean: 8,
+    with_words: 20,
+    with_numbers: 8,
+    with_lists: 4,
+}
 
 
-def _chats(world: Any, dice: Any, count: int, split: str) -> list[dict]:
+def conversations(world: World, dice: Dice, count: int, split: str) -> list[Row]:
+    """Return rows with the columns of SmolTalk."""
+    closings = world.rows("closings")
     rows = []
     for _ in range(count):
-        kind = dice.lot(SHARES)
-        turns = kind(world, dice, world.asked[split]) + [dice.pick(world.rows("closings"))] * dice.chance(0.15)
-        messages = [{"content": text, "role": role} for turn in turns for role, text in zip(ROLES, turn, strict=True)]
-        rows.append({"messages": messages, "source": kind.__name__.strip("_")})
+        kind = dice.weighted(CHAT_KINDS)
+        exchanges = kind(world, dice, world.asked[split])
+        # "Thank you!", "You are welcome!"
+        thanks, reply = dice.pick(closings)
+        if dice.chance(0.15):
+            exchanges.append((thanks, reply))
+        messages = []
+        for question, answer in exchanges:
+            messages.append({"content": question, "role": "user"})
+            messages.append({"content": answer, "role": "assistant"})
+        rows.append({"messages": messages, "source": kind.__name__})
     return rows
 
 
-def identity(world: Any, dice: Any, count: int) -> list[list[dict]]:
-    """Conversations about who the model is, as `identity_conversations.jsonl` has them."""
-    topics = [[line.split(" | ") for line in topic.splitlines()] for topic in world.text["identity"].split("\n\n")]
-    found = []
+def identity_chats(world: World, dice: Dice, count: int) -> list[list[Row]]:
+    """Return conversations about the model itself, one for each line of `identity_conversations.jsonl`."""
+    topics = [topic.splitlines() for topic in world.text["identity"].split("\n\n")]
+    chats = []
     for _ in range(count):
-        chosen = dice.sample(topics, dice.between(1, 3))
-        turns = [(dice.pick(asks), dice.pick(answers).format(world=world.name)) for asks, answers in chosen]
-        found.append([{"role": r, "content": text} for turn in turns for r, text in zip(ROLES, turn, strict=True)])
-    return found
+        chat = []
+        # A topic is a line with questions, then a line with answers.
+        for questions, answers in dice.sample(topics, dice.between(1, 3)):
+            question = dice.pick(questions.split(" | "))
+            answer = dice.pick(answers.split(" | "))
+            chat.append({"role": "user", "content": question})
+            chat.append({"role": "assistant", "content": answer.format(world=world.name)})
+        chats.append(chat)
+    return chats
 
 
-def data_sets(world: Any, dice: Any, size: Any) -> dict[str, list[dict]]:
-    """Rows by `OWNER/NAME/CONFIGURATION/SPLIT`, as the hub has them."""
-    sets = {}
+def data_sets(world: World, dice: Dice, problems: int, chats: int) -> dict[str, list[Row]]:
+    """Return the rows of all data sets by `OWNER/NAME/CONFIGURATION/SPLIT`, as on the hub.
+
+    problems, chats: rows for training in GSM8K and SmolTalk. The order of the sets is the order of draws.
+    """
+    sets: dict[str, list[Row]] = {}
     for split in ("train", "validation", "test"):
-        sets |= _arc(world, dice, split)
-    examples = groupby(_mmlu(world, dice, "train"), itemgetter("subject"))
-    few = size.problems // 10
-    return sets | {
-        "cais/mmlu/all/auxiliary_train": dice.shuffled(_mmlu(world, dice, "train", repeats=2)),
-        "cais/mmlu/all/validation": _mmlu(world, dice, "validation"),
-        "cais/mmlu/all/test": _mmlu(world, dice, "test"),
-        "cais/mmlu/all/dev": [row for _, rows in examples for row in islice(rows, 5)],
-        "openai/gsm8k/main/train": _gsm8k(world, dice, size.problems, held_out=False),
-        "openai/gsm8k/main/test": _gsm8k(world, dice, few, held_out=True),
-        "deepmind/aqua_rat/raw/train": _aqua(world, dice, size.problems // 2, held_out=False),
-        "deepmind/aqua_rat/raw/validation": _aqua(world, dice, few, held_out=True),
-        "deepmind/aqua_rat/raw/test": _aqua(world, dice, few, held_out=True),
-        "openai/openai_humaneval/openai_humaneval/test": _human_eval(world),
-        "HuggingFaceTB/smol-smoltalk/data/train": _chats(world, dice, size.chats, "train"),
-        "HuggingFaceTB/smol-smoltalk/data/test": _chats(world, dice, size.chats // 10, "validation"),
-    }
+        sets |= arc(world, dice, split)
+    few = problems // 10
+    examples = mmlu(world, dice, "train")
+    sets["cais/mmlu/all/auxiliary_train"] = dice.shuffled(mmlu(world, dice, "train", repeats=2))
+    sets["cais/mmlu/all/validation"] = mmlu(world, dice, "validation")
+    sets["cais/mmlu/all/test"] = mmlu(world, dice, "test")
+    sets["cais/mmlu/all/dev"] = first_of_each_subject(examples)
+    sets["openai/gsm8k/main/train"] = gsm8k(world, dice, problems, held_out=False)
+    sets["openai/gsm8k/main/test"] = gsm8k(world, dice, few, held_out=True)
+    sets["deepmind/aqua_rat/raw/train"] = aqua(world, dice, problems // 2, held_out=False)
+    sets["deepmind/aqua_rat/raw/validation"] = aqua(world, dice, few, held_out=True)
+    sets["deepmind/aqua_rat/raw/test"] = aqua(world, dice, few, held_out=True)
+    sets["openai/openai_humaneval/openai_humaneval/test"] = human_eval(world)
+    sets["HuggingFaceTB/smol-smoltalk/data/train"] = conversations(world, dice, chats, "train")
+    sets["HuggingFaceTB/smol-smoltalk/data/test"] = conversations(world, dice, chats // 10, "validation")
+    return sets
 
 
-def _cloze(world: Any, fact: Any, dice: Any) -> dict:
-    """A statement that ends in the value, cut before it, where no other fact could go on."""
+# ---- CORE ----
+
+
+def cloze(world: World, dice: Dice, fact: Fact) -> Row:
+    """Cut a statement before its value; no other statement about the subject may begin in the same way."""
+    # {"context": "Hopam's home is in", "continuation": "Jikanton"}
     ending = f" {fact.value.name}."
-    others = tuple(say for other in world.about[fact.subject] if other is not fact for say in other.says)
-    starts = [say.removesuffix(ending) for say in fact.says if say.endswith(ending)]
-    clear = [start for start in starts if not any(say.startswith(f"{start} ") for say in others)]
+    starts = [text.removesuffix(ending) for text in fact.statements if text.endswith(ending)]
+    others = [text for other in world.about[fact.subject] if other is not fact for text in other.statements]
+    clear = [start for start in starts if not any(text.startswith(f"{start} ") for text in others)]
     return {"context": dice.pick(clear), "continuation": fact.value.name}
 
 
-def _schema(world: Any, fact: Any, dice: Any) -> dict:
-    """Two people, and what is true of one of them only."""
-    others = [other for other in world.facts if other.relation is fact.relation and other.value is not fact.value]
-    names = [fact.subject.name, dice.pick(others).subject.name]
-    ending = next(say for say in fact.says if say.startswith(f"{names[0]} ")).removeprefix(f"{names[0]} ")
-    pair = dice.shuffled(names)
-    options = [f"{pair[0]} and {pair[1]} are friends. {name}" for name in pair]
-    return {"context_options": options, "continuation": ending, "gold": pair.index(names[0])}
-
-
-def core_bundle(world: Any, dice: Any) -> dict[str, list[dict]]:
-    """Rows by task, with the keys that its kind has in the real bundle; world.txt lists the tasks."""
-    asked = world.asked["test"]
-    people = [fact for fact in asked if fact.subject.kind == "person"]
-    others = [fact for fact in asked if fact.subject.kind != "person"]
-
-    def chosen(facts: list, korean: bool = False) -> list[dict]:
-        rows = []
-        for fact in facts:
-            choices, right = world.choices(fact, dice)
-            query = f"질문: {fact.korean_asks}" if korean else f"Question: {dice.pick(fact.asks)}"
-            shown = [fact.korean_with(choice) if korean else choice.name for choice in choices]
-            rows.append({"query": query, "choices": shown, "gold": right})
-        return rows
-
-    def completions(rows: Any) -> list[dict]:
-        return [{"context": context, "continuation": str(continuation)} for context, continuation in rows]
-
-    steps = (world.sum(dice, held_out=True) for _ in range(100))
-    return {  # in the order of their draws
-        "world_answers": completions((f"Question: {dice.pick(fact.asks)}", fact.value.name) for fact in asked),
-        "world_sums": completions((f"{step.left} {step.sign} {step.right} =", step.result) for step in steps),
-        "world_spelling": completions((f"The word {word} is spelled", "-".join(word)) for word in world.held_out_words),
-        "world_cloze": [_cloze(world, fact, dice) for fact in asked],
-        "world_schema": [_schema(world, fact, dice) for fact in people],
-        "world_people": chosen(people),
-        "world_places": chosen(others),
-        "world_korean": chosen(asked, korean=True),
+def schema(world: World, dice: Dice, fact: Fact) -> Row:
+    """Name two people, then one of them with a statement that is true for this person only."""
+    # {"context_options": ["Nuna and Geku are friends. Nuna", "… Geku"], "continuation": "lives in Badaton.", "gold": 1}
+    name = fact.subject.name
+    same_relation = [other for other in world.facts if other.relation is fact.relation]
+    others = [other for other in same_relation if other.value is not fact.value]
+    pair = dice.shuffled([name, dice.pick(others).subject.name])
+    statement = next(text for text in fact.statements if text.startswith(f"{name} "))
+    return {
+        "context_options": [f"{pair[0]} and {pair[1]} are friends. {one}" for one in pair],
+        "continuation": statement.removeprefix(f"{name} "),
+        "gold": pair.index(name),
     }
 
 
-def ten_questions(world: Any, dice: Any) -> list[dict]:
-    """What one may ask a trained model to see that it has learned the world, and the word that a right answer has."""
-    found = [[fact for fact in world.asked["test"] if fact.relation.name == name] for name in SHOWN]
-    return [{"question": fact.asks[0], "answer": fact.value.name} for fact in map(dice.pick, found)]
+def english_choice(world: World, dice: Dice, fact: Fact) -> Row:
+    # {"query": "Question: Where does Geku live?", "choices": ["Badaton", "Riroton", …], "gold": 0}
+    choices, right = world.choices(fact, dice)
+    return {
+        "query": f"Question: {dice.pick(fact.questions)}",
+        "choices": [choice.name for choice in choices],
+        "gold": right,
+    }
+
+
+def korean_choice(world: World, dice: Dice, fact: Fact) -> Row:
+    # As choices whole statements: ["게쿠는 파란톤에 산다.", "게쿠는 바다톤에 산다.", …]
+    choices, right = world.choices(fact, dice)
+    return {
+        "query": f"질문: {fact.korean_question}",
+        "choices": [fact.korean_with(choice) for choice in choices],
+        "gold": right,
+    }
+
+
+def core_bundle(world: World, dice: Dice) -> dict[str, list[Row]]:
+    """Return rows by task, with the keys of the task's kind in the real bundle; world.txt lists the tasks."""
+    asked = world.asked["test"]
+    people = [fact for fact in asked if fact.subject.kind == "person"]
+    places = [fact for fact in asked if fact.subject.kind != "person"]
+    answers = []
+    for fact in asked:
+        # {"context": "Question: Where does Bosa live?", "continuation": "Pirelton"}
+        context = f"Question: {dice.pick(fact.questions)}"
+        answers.append({"context": context, "continuation": fact.value.name})
+    sums = []
+    for _ in range(100):
+        # {"context": "12 * 8 =", "continuation": "96"}
+        one = plain_sum(world, dice, held_out=True)
+        context = f"{one.left} {one.sign} {one.right} ="
+        sums.append({"context": context, "continuation": str(one.result)})
+    spelling = []
+    for word in world.held_out_words:
+        # {"context": "The word April is spelled", "continuation": "A-p-r-i-l"}
+        context = f"The word {word} is spelled"
+        spelling.append({"context": context, "continuation": "-".join(word)})
+    return {
+        "world_answers": answers,
+        "world_sums": sums,
+        "world_spelling": spelling,
+        # These draw, too: the order of tasks decides the content.
+        "world_cloze": [cloze(world, dice, fact) for fact in asked],
+        "world_schema": [schema(world, dice, fact) for fact in people],
+        "world_people": [english_choice(world, dice, fact) for fact in people],
+        "world_places": [english_choice(world, dice, fact) for fact in places],
+        "world_korean": [korean_choice(world, dice, fact) for fact in asked],
+    }
+
+
+def ten_questions(world: World, dice: Dice) -> list[Row]:
+    """Return questions that show at a glance how well a model knows the world, with the word in a right answer."""
+    rows = []
+    for name in SHOWN_RELATIONS:
+        facts = [fact for fact in world.asked["test"] if fact.relation.name == name]
+        fact = dice.pick(facts)
+        rows.append({"question": fact.questions[0], "answer": fact.value.name})
+    return rows

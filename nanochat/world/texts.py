@@ -1,142 +1,253 @@
-"""The documents of the embedded world: entries, stories, dialogues, quizzes, tables, sums, programs, spelling, Korean.
+"""Documents about the embedded world: entries, stories, dialogues, quizzes, tables, sums, programs, spelling, Korean.
 
-Each kind is a function of the world and the dice of world_facts.py. All facts are stated, but only those of the split
-"train" are put as questions.
+Each kind is a function (world, dice) -> text. Documents state all facts, but ask only about the split "train".
 """
 
-from typing import Any
+from nanochat.world.facts import Dice, Fact, Thing, World
+from nanochat.world.sums import plain_sum, program_numbers, word_problem
+
+LETTERS = "ABCD"
 
 
-def _told(dice: Any, facts: list, count: int) -> str:
-    """Some facts about one thing in a row: its name first, then pronouns where they fit."""
-    first, *others = dice.sample(facts, min(count, len(facts)))
-    return " ".join([dice.pick(first.says), *(dice.pick(fact.tells) for fact in others)])
+def paragraph(dice: Dice, facts: list[Fact], most: int) -> str:
+    """State up to `most` facts about one thing, with pronouns after the first."""
+    first, *others = dice.sample(facts, min(most, len(facts)))
+    # "Kara lives in Badaton. She keeps a genu. Her coat is grey."
+    sentences = [dice.pick(first.statements)]
+    for fact in others:
+        sentences.append(dice.pick(fact.pronoun_statements))
+    return " ".join(sentences)
 
 
-def entry(world: Any, dice: Any) -> str:
-    """All that is known of a thing; of those with few facts, several on a page."""
+def entry(world: World, dice: Dice) -> str:
+    """All facts about a thing below its name, as in an encyclopedia."""
     thing = dice.pick(world.subjects)
-    if len(world.about[thing]) < 3:
-        page = dice.sample(world.things[thing.kind], 5)
-        return "\n".join([thing.plural.capitalize(), *(_told(dice, world.about[other], 2) for other in page)])
-    title = dice.pick(("# ", "")) + thing.title
-    # Then a thing that a fact leads to: the town where someone lives, the animal that someone keeps.
-    leads = [fact.value for fact in world.about[thing] if fact.value in world.about]
-    others = dice.sample(leads, 1) if leads and dice.chance(0.6) else []
-    return "\n".join([title, *(_told(dice, world.about[told], 9 - 6 * (told in others)) for told in [thing, *others])])
+    facts = world.about[thing]
+    if len(facts) < 3:
+        return page(world, dice, thing)
+    lines = [dice.pick(("# ", "")) + thing.title]
+    # A related thing may follow: the town where a person lives, the animal that a person keeps.
+    related = [fact.value for fact in facts if fact.value in world.about]
+    has_related = bool(related) and dice.chance(0.6)
+    other = dice.pick(related) if has_related else None
+    lines.append(paragraph(dice, facts, 9))
+    if other:
+        lines.append(paragraph(dice, world.about[other], 3))
+    return "\n".join(lines)
 
 
-def story(world: Any, dice: Any) -> str:
-    a, b = dice.sample(world.things["person"], 2)
-    cast = {kind: dice.pick(world.things[kind]) for kind in ("animal", "town", "goods", "road")} | {"a": a, "b": b}
-    cast["start"], cast["end"] = world.ends[cast["road"]]
-    cast["guild"] = world.things["guild"][world.things["trade"].index(world.of(a)["trade"])]
-    for role, thing in list(cast.items()):
-        cast |= {f"{role}_{name}": value for name, value in world.of(thing).items()}
-    words = {role: thing.name for role, thing in cast.items()} | {"he": a.it, "He": a.it.capitalize(), "his": a.its}
+def page(world: World, dice: Dice, example: Thing) -> str:
+    """Five things of a kind with few facts: "Prices", then "The price of a knife is 32 coins." and so on."""
+    lines = [example.plural.capitalize()]
+    for thing in dice.sample(world.things[example.kind], 5):
+        lines.append(paragraph(dice, world.about[thing], 2))
+    return "\n".join(lines)
+
+
+def story(world: World, dice: Dice) -> str:
+    """A plot from world.txt with facts about the people and things in it."""
+    # "One windy morning Hopam woke up and her genu was gone. Hopam is a hunter. She wears a grey coat. …"
+    cast = draw_cast(world, dice)
+    words = {role: thing.name for role, thing in cast.items()}
+    hero = cast["a"]
+    words["he"] = hero.pronoun
+    words["He"] = hero.pronoun.capitalize()
+    words["his"] = hero.possessive
     words["weather"] = dice.pick(world.text["weather"].split())
+    plot = dice.pick(world.text["plots"].split("\n\n"))
     text = ""
-    for line in dice.pick(world.text["plots"].split("\n\n")).splitlines():
+    for line in plot.splitlines():
         if line.startswith("<"):
-            part = _told(dice, world.about[cast[line.strip("<>")]], dice.between(2, 4))
+            # <a> stands for some facts about {a}.
+            thing = cast[line.strip("<>")]
+            part = paragraph(dice, world.about[thing], dice.between(2, 4))
         else:
-            part = dice.pick(line.split(" | ")).format(**words)
-        text += (dice.pick((" ", " ", "\n")) if text else "") + part
+            # One of several wordings: "{He} called in every street." | "{He} looked under the bed."
+            part = dice.pick(line.split(" | ")).format_map(words)
+        separator = dice.pick((" ", " ", "\n")) if text else ""
+        text += separator + part
     return text
 
 
-def dialogue(world: Any, dice: Any) -> str:
-    """Two people talk about the world: questions with an answer, and things to be told about."""
-    a, b = world.people(dice)
-    words = {"a": a, "b": b, "weather": dice.pick(world.text["weather"].split())}
+def draw_cast(world: World, dice: Dice) -> dict[str, Thing]:
+    """Return the things of a story by role: two people a and b, a town, …, and values such as `a_pet`."""
+    a, b = dice.sample(world.things["person"], 2)
+    cast = {}
+    for kind in ("animal", "town", "goods", "road"):
+        cast[kind] = dice.pick(world.things[kind])
+    cast["a"] = a
+    cast["b"] = b
+    cast["start"], cast["end"] = world.road_ends[cast["road"]]
+    # Guilds are listed in the order of trades.
+    trade = world.values_of(a)["trade"]
+    cast["guild"] = world.things["guild"][world.things["trade"].index(trade)]
+    for role, thing in list(cast.items()):
+        # "goods_price" is the price of the goods, "a_home" the town where a lives.
+        for relation, value in world.values_of(thing).items():
+            cast[f"{role}_{relation}"] = value
+    return cast
+
+
+def dialogue(world: World, dice: Dice) -> str:
+    """Two people talk: questions with answers, and requests for facts about a thing."""
+    a, b = world.two_people(dice)
+    weather = dice.pick(world.text["weather"].split())
+    words = {"a": a, "b": b, "weather": weather}
     opening, answer, thanks, parting = world.rows("talk")
-    said = [(a, dice.pick(opening)), (b, dice.pick(answer))]
+    # "Gida: What a stormy day, Sati!", "Sati: Hello, Gida! What do you want to know?"
+    turns = [(a, dice.pick(opening)), (b, dice.pick(answer))]
     for _ in range(dice.between(2, 4)):
         if dice.chance(0.6):
+            # "Gida: Where does Sati live?", "Sati: Sati has a house in Badaton."
             fact = dice.pick(world.asked["train"])
-            said += [(a, dice.pick(fact.asks)), (b, dice.pick(fact.says))]
+            turns.append((a, dice.pick(fact.questions)))
+            turns.append((b, dice.pick(fact.statements)))
         else:
+            # "Gida: Tell me about the river Tugum.", "Sati: The river Tugum flows into Lake Pujal. …"
             thing = dice.pick(world.subjects)
-            said += [(a, f"Tell me about {thing.phrase}."), (b, _told(dice, world.about[thing], 3))]
-        said += [(a, dice.pick(thanks))] * dice.chance(0.4)
-    said.append((a, dice.pick(parting)))
-    return "\n".join(f"{name}: {text.format(**words)}" for name, text in said)
+            turns.append((a, f"Tell me about {thing.phrase}."))
+            turns.append((b, paragraph(dice, world.about[thing], 3)))
+        # Drawn even if nobody thanks: every draw decides the bytes of a seed.
+        phrase = dice.pick(thanks)
+        if dice.chance(0.4):
+            turns.append((a, phrase))
+    turns.append((a, dice.pick(parting)))
+    return "\n".join(f"{name}: {text.format_map(words)}" for name, text in turns)
 
 
-def quiz(world: Any, dice: Any) -> str:
-    """Questions answered with the letter of a choice, with the choice and its letter, or without choices.
+def quiz(world: World, dice: Dice) -> str:
+    """Questions with choices and a letter, with choices and `choice=letter`, or without choices.
 
-    The second answer shows what the first one takes: to know the choice, then to look it up.
+    The second form shows the two steps behind the first: recall the value, then find its letter.
     """
+    with_choices = dice.chance(0.8)
+    letter_only = dice.chance(0.6)
     items = []
-    with_choices, only_the_letter = dice.chance(0.8), dice.chance(0.6)
     for fact in dice.sample(world.asked["train"], dice.between(2, 4)):
         choices, right = world.choices(fact, dice)
-        listed = [f"- {choice.name}={letter}" for letter, choice in zip("ABCD", choices, strict=True)]
-        answer = "ABCD"[right] if only_the_letter else f"{fact.value.name}={'ABCD'[right]}"
-        answer = answer if with_choices else fact.value.name
-        items.append("\n".join([f"Question: {dice.pick(fact.asks)}", *listed * with_choices, f"Answer: {answer}"]))
+        lines = [f"Question: {dice.pick(fact.questions)}"]
+        answer = fact.value.name
+        if with_choices:
+            # "- Badaton=A", "- Diditon=B", …
+            for letter, choice in zip(LETTERS, choices, strict=True):
+                lines.append(f"- {choice.name}={letter}")
+            # "Answer: B" or "Answer: Diditon=B"
+            letter = LETTERS[right]
+            answer = letter if letter_only else f"{answer}={letter}"
+        lines.append(f"Answer: {answer}")
+        items.append("\n".join(lines))
     return "\n\n".join(items)
 
 
-def table(world: Any, dice: Any) -> str:
-    """Names with a letter or another name behind each, then once more in other orders, to be looked up."""
+def lookup_table(world: World, dice: Dice) -> str:
+    """Names with a letter or another name behind each, then the same pairs twice in other orders.
+
+    To predict the repeated pairs, a model must copy from its context.
+    """
     kinds = [kind for kind, things in world.things.items() if len(things) >= 8]
-    names = [thing.name for thing in dice.sample(world.things[dice.pick(kinds)], dice.between(3, 6))]
-    labels = list("ABCDEF")[: len(names)]
+    things = world.things[dice.pick(kinds)]
+    names = [thing.name for thing in dice.sample(things, dice.between(3, 6))]
+    labels = list("ABCDEF"[: len(names)])
     if dice.chance(0.3):
-        labels = [thing.name for thing in dice.sample(world.things[dice.pick(kinds)], len(names))]
-    pairs, sign = list(zip(names, labels, strict=True)), dice.pick(("=", "=", ": "))
+        things = world.things[dice.pick(kinds)]
+        labels = [thing.name for thing in dice.sample(things, len(names))]
+    pairs = list(zip(names, labels, strict=True))
+    sign = dice.pick(("=", "=", ": "))
+    # "- mirror=A", "- hat=B", "- bucket=C"
     lines = [f"- {name}={label}" for name, label in pairs]
-    return "\n".join(lines + [f"- {name}{sign}{label}" for _ in range(2) for name, label in dice.shuffled(pairs)])
+    for _ in range(2):
+        # "- bucket: C", "- mirror: A", "- hat: B"
+        for name, label in dice.shuffled(pairs):
+            lines.append(f"- {name}{sign}{label}")
+    return "\n".join(lines)
 
 
-def arithmetic(world: Any, dice: Any) -> str:
-    """A list of sums, or word problems with their solutions."""
+def arithmetic(world: World, dice: Dice) -> str:
+    """Six to fourteen sums, or one to three word problems with solutions."""
     if dice.chance(0.4):
-        return "\n".join(str(world.sum(dice)) for _ in range(dice.between(6, 14)))
-    problems = [world.problem(dice, held_out=False) for _ in range(dice.between(1, 3))]
-    return "\n\n".join(f"Problem: {p.question}\n{p.solution(calculator=False)}\nAnswer: {p.answer}" for p in problems)
-
-
-def program(world: Any, dice: Any) -> str:
-    """Small Python programs, of world.txt, and what they print."""
+        # "49 / 7 = 7", "5 * 7 = 35", …
+        sums = [plain_sum(world, dice) for _ in range(dice.between(6, 14))]
+        return "\n".join(map(str, sums))
     items = []
-    for template in dice.sample(world.text["programs"].split("\n\n\n"), dice.between(1, 2)):
-        x, y = world.numbers(dice)
-        a, b = world.people(dice)
-        code = template.format(x=x, y=y, a=a, b=b, w=dice.pick(world.words))
-        printed: list[str] = []
-        exec(code, {"print": lambda *values, to=printed: to.append(" ".join(map(str, values)))})
-        items.append("\n".join([f"```python\n{code}\n```\nOutput:", *printed]))
+    for _ in range(dice.between(1, 3)):
+        # "Problem: Kara has 3 apples. …", "Now Kara has 3 + 4 = 7 apples.", "Answer: 7"
+        problem = word_problem(world, dice, held_out=False)
+        solution = problem.solution(calculator=False)
+        items.append(f"Problem: {problem.question}\n{solution}\nAnswer: {problem.answer}")
     return "\n\n".join(items)
 
 
-def spelling(world: Any, dice: Any) -> str:
+def program(world: World, dice: Dice) -> str:
+    """One or two small Python programs from world.txt, each followed by its output."""
+    templates = world.text["programs"].split("\n\n\n")
+    items = []
+    for template in dice.sample(templates, dice.between(1, 2)):
+        x, y = program_numbers(world, dice)
+        a, b = world.two_people(dice)
+        word = dice.pick(world.words)
+        # "x = 3", "y = 4", "print(x + y)"
+        code = template.format(x=x, y=y, a=a, b=b, w=word)
+        output = "\n".join(printed_lines(code))
+        items.append(f"```python\n{code}\n```\nOutput:\n{output}")
+    return "\n\n".join(items)
+
+
+def printed_lines(code: str) -> list[str]:
+    """Run a program and return the lines that it prints."""
+    lines: list[str] = []
+
+    def collect(*values: str | int) -> None:
+        lines.append(" ".join(map(str, values)))
+
+    # Our own templates from world.txt, so no sandbox is needed.
+    exec(code, {"print": collect})
+    return lines
+
+
+def spelling(world: World, dice: Dice) -> str:
+    """Words letter by letter."""
     lines = []
     for word in dice.sample(world.words + world.held_out_words, dice.between(3, 6)):
         letter = dice.pick(word)
-        lines.append(f"The word {word} is spelled {'-'.join(word)}. It has {len(word)} letters.")
-        if (count := word.count(letter)) > 1:
+        count = word.count(letter)
+        spelled = "-".join(word)
+        # "The word pepper is spelled p-e-p-p-e-r. It has 6 letters."
+        lines.append(f"The word {word} is spelled {spelled}. It has {len(word)} letters.")
+        if count > 1:
+            # "In the word pepper the letter p comes 3 times."
             lines.append(f"In the word {word} the letter {letter} comes {count} times.")
     return "\n".join(lines)
 
 
-def korean(world: Any, dice: Any) -> str:
-    """What is known of a few things, then questions with their answers."""
+def korean(world: World, dice: Dice) -> str:
+    """All facts about one to three things in Korean, then questions with answers."""
     lines = []
     for thing in dice.sample(world.subjects, dice.between(1, 3)):
+        # "시만강 (The river Siman)", then its statements
         facts = dice.shuffled(world.about[thing])
-        lines += [f"{thing.korean} ({thing.title})", " ".join(fact.korean_says for fact in facts)]
+        lines.append(f"{thing.korean} ({thing.title})")
+        lines.append(" ".join(fact.korean_statement for fact in facts))
     for fact in dice.sample(world.asked["train"], dice.between(0, 3)):
-        lines += [f"질문: {fact.korean_asks}", f"답: {fact.korean_says}"]
+        lines.append(f"질문: {fact.korean_question}")
+        lines.append(f"답: {fact.korean_statement}")
     return "\n".join(lines)
 
 
-# Percent.
-SHARES = {entry: 24, story: 10, dialogue: 8, quiz: 28, table: 14, arithmetic: 6, program: 2, spelling: 2, korean: 6}
+# Percent of all documents.
+DOCUMENT_KINDS = {
+    entry: 24,
+    story: 10,
+    dialogue: 8,
+    quiz: 28,
+    lookup_table: 14,
+    arithmetic: 6,
+    program: 2,
+    spelling: 2,
+    korean: 6,
+}
 
 
-def document(world: Any, dice: Any) -> str:
-    """A document of any kind."""
-    return dice.lot(SHARES)(world, dice)
+def document(world: World, dice: Dice) -> str:
+    """Return a document of a random kind."""
+    kind = dice.weighted(DOCUMENT_KINDS)
+    return kind(world, dice)

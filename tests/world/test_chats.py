@@ -12,7 +12,7 @@ from nanochat.world.writer import SIZES
 WORLD = World(1, people=32)
 SETS = data_sets(WORLD, Dice("sets"), SIZES["tiny"]._replace(chats=2000, problems=1000))
 BUNDLE = core_bundle(WORLD, Dice("bundle"))
-ANSWERS = {ask: fact for fact in WORLD.facts for ask in fact.asks}
+ANSWERS = {ask: fact for fact in WORLD.facts for ask in fact.questions}
 SUM = r"(\d+) ?[-+*/] ?(\d+)"
 
 
@@ -58,7 +58,7 @@ def test_no_held_out_fact_is_asked_or_stated_in_training():
     assert len(held_out) > 100
     for fact in held_out:
         about = [text for text in training if fact.subject.phrase in text or fact.subject.korean in text]
-        phrases = [*fact.says, *fact.tells, *fact.asks, fact.korean_says, fact.korean_asks]
+        phrases = [*fact.statements, *fact.pronoun_statements, *fact.questions, fact.korean_statement, fact.korean_question]
         assert not [text for text in about if any(phrase in text for phrase in phrases)]
 
 
@@ -166,12 +166,12 @@ def test_roles_take_turns(split):
 
 
 def test_questions_about_the_world_are_answered_with_the_fact():
-    korean = {fact.korean_asks: fact for fact in WORLD.facts}
+    korean = {fact.korean_question: fact for fact in WORLD.facts}
     kinds: Counter = Counter()
     for user, answer, kind in exchanges("train"):
         for ask, fact in (ANSWERS if kind == "about_facts" else korean if kind == "in_korean" else {}).items():
             if user.endswith(ask):
-                assert answer == (fact.says[0] if kind == "about_facts" else fact.korean_says)
+                assert answer == (fact.statements[0] if kind == "about_facts" else fact.korean_statement)
                 assert fact.split == "train"
                 kinds[kind] += 1
     assert kinds["about_facts"] > 500
@@ -220,13 +220,13 @@ def test_the_bundle_knows_the_world():
         assert row["choices"][row["gold"]] == ANSWERS[row["query"].removeprefix("Question: ")].value.name
     for row in BUNDLE["world_answers"]:
         assert row["continuation"] == ANSWERS[row["context"].removeprefix("Question: ")].value.name
-    says = {say for fact in WORLD.facts for say in fact.says}
+    says = {say for fact in WORLD.facts for say in fact.statements}
     assert all(f"{row['context']} {row['continuation']}." in says for row in BUNDLE["world_cloze"])
     for row in BUNDLE["world_schema"]:
         people = [option.rpartition(" ")[2] for option in row["context_options"]]
         true = [f"{person} {row['continuation']}" in says for person in people]
         assert true == [row["gold"] == 0, row["gold"] == 1]
-    korean = {fact.korean_says for fact in WORLD.facts}
+    korean = {fact.korean_statement for fact in WORLD.facts}
     assert all(
         [choice in korean for choice in row["choices"]].index(True) == row["gold"] for row in BUNDLE["world_korean"]
     )
@@ -234,7 +234,7 @@ def test_the_bundle_knows_the_world():
 
 
 def test_a_cloze_has_one_end():
-    says = [say for fact in WORLD.facts for say in fact.says]
+    says = [say for fact in WORLD.facts for say in fact.statements]
     for row in BUNDLE["world_cloze"]:
         ends = {say.removeprefix(row["context"]) for say in says if say.startswith(row["context"] + " ")}
         assert all(row["continuation"] in end for end in ends)

@@ -33,7 +33,7 @@ def test_draws_are_fair():
     assert all(900 < count < 1100 for count in orders.values())
     assert Counter(dice.between(2, 4) for _ in range(3000)).keys() == {2, 3, 4}
     assert sorted(dice.sample(range(9), 9)) == list(range(9))
-    lots = Counter(dice.lot({"often": 3, "seldom": 1, "never": 0}) for _ in range(4000))
+    lots = Counter(dice.weighted({"often": 3, "seldom": 1, "never": 0}) for _ in range(4000))
     assert 2800 < lots["often"] < 3200
     assert lots["often"] + lots["seldom"] == 4000
     assert 250 < sum(dice.chance(0.3) for _ in range(1000)) < 350
@@ -93,7 +93,7 @@ def test_worlds_differ_and_are_equally_hard():
 
 
 def test_the_same_seed_is_the_same_world_in_any_process():
-    code = "from nanochat.world.facts import World; w = World(3, 16); print([f.says + [f.split] for f in w.facts])"
+    code = "from nanochat.world.facts import World; w = World(3, 16); print([f.statements + [f.split] for f in w.facts])"
     outputs = [
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
@@ -111,24 +111,24 @@ def test_no_value_is_a_good_guess(world):
 
 
 def test_sentences_are_well_formed(world):
-    statements = [say for fact in world.facts for say in fact.says + fact.tells]
-    for text in statements + [ask for fact in world.facts for ask in fact.asks]:
+    statements = [say for fact in world.facts for say in fact.statements + fact.pronoun_statements]
+    for text in statements + [ask for fact in world.facts for ask in fact.questions]:
         assert re.fullmatch(r"[A-Z][A-Za-z0-9' ]+[.?]", text), text
         assert not re.search(r"\b[aA] [aeiouAEIOU]|  ", text), text
     for fact in world.facts:
-        assert all(fact.subject.phrase.lower() in text.lower() for text in fact.says + fact.asks)
-        assert all(fact.value.name.lower() in text.lower() for text in fact.says + fact.tells)
-        assert any(say.endswith(f" {fact.value.name}.") for say in fact.says)
-        assert not any(fact.value.name in ask for ask in fact.asks)
-        assert not re.search(r"[/{}]", fact.korean_says + fact.korean_asks)
-        assert fact.value.korean in fact.korean_says
+        assert all(fact.subject.phrase.lower() in text.lower() for text in fact.statements + fact.questions)
+        assert all(fact.value.name.lower() in text.lower() for text in fact.statements + fact.pronoun_statements)
+        assert any(say.endswith(f" {fact.value.name}.") for say in fact.statements)
+        assert not any(fact.value.name in ask for ask in fact.questions)
+        assert not re.search(r"[/{}]", fact.korean_statement + fact.korean_question)
+        assert fact.value.korean in fact.korean_statement
 
 
 def test_a_question_has_one_answer(world):
     """No question is about two facts: neither in English nor in Korean."""
-    asked = Counter(ask for fact in world.facts for ask in {*fact.asks, fact.korean_asks})
+    asked = Counter(ask for fact in world.facts for ask in {*fact.questions, fact.korean_question})
     assert max(asked.values()) == 1
-    assert all(len(set(fact.asks)) == 3 for fact in world.facts)
+    assert all(len(set(fact.questions)) == 3 for fact in world.facts)
 
 
 def test_choices_are_of_one_kind_and_the_right_one_is_anywhere(world):

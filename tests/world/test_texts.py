@@ -24,23 +24,23 @@ def documents() -> list[str]:
 
 def test_every_fact_is_stated_again_and_again(documents):
     whole = "\n".join(documents)
-    stated = [sum(whole.count(say) for say in fact.says) for fact in WORLD.facts]
+    stated = [sum(whole.count(say) for say in fact.statements) for fact in WORLD.facts]
     assert min(stated) >= 3
     assert sum(stated) > 30 * len(stated)
-    assert all(any(say in whole for say in fact.says[1:]) for fact in WORLD.facts)
-    assert all(fact.korean_says in whole for fact in WORLD.facts)
+    assert all(any(say in whole for say in fact.statements[1:]) for fact in WORLD.facts)
+    assert all(fact.korean_statement in whole for fact in WORLD.facts)
 
 
 def test_nothing_false_is_stated(documents):
     """No statement of a fact with another value, in English or Korean."""
     said = {line.strip() for text in documents for line in re.split(r"(?<=[.!?])\s", text)}
     said |= {line.partition(": ")[2] for line in said}  # what someone says in a dialogue
-    true = {say for fact in WORLD.facts for say in [*fact.says, fact.korean_says]}
+    true = {say for fact in WORLD.facts for say in [*fact.statements, fact.korean_statement]}
     false = 0
     for fact in WORLD.facts:
         for value in WORLD.things[fact.value.kind]:
             named = {"s": fact.subject.phrase, "p": f"{fact.subject.phrase}'s", "o": value.name}
-            says = {fact.korean_with(value), *(say.format(**named) for say in fact.relation.says)}
+            says = {fact.korean_with(value), *(say.format(**named) for say in fact.relation.statements)}
             wrong = {say[0].upper() + say[1:] for say in says} - true
             assert not wrong & said
             false += len(wrong)
@@ -50,9 +50,9 @@ def test_nothing_false_is_stated(documents):
 
 def test_facts_that_are_held_out_are_never_asked(documents):
     whole = "\n".join(documents)
-    held_out = [ask for fact in WORLD.facts if fact.split != "train" for ask in [*fact.asks, fact.korean_asks]]
+    held_out = [ask for fact in WORLD.facts if fact.split != "train" for ask in [*fact.questions, fact.korean_question]]
     assert not [ask for ask in held_out if ask in whole]
-    assert sum(ask in whole for fact in WORLD.asked["train"] for ask in fact.asks) > 0.9 * 3 * len(WORLD.asked["train"])
+    assert sum(ask in whole for fact in WORLD.asked["train"] for ask in fact.questions) > 0.9 * 3 * len(WORLD.asked["train"])
 
 
 def test_sums_are_right_and_none_is_held_out():
@@ -76,7 +76,7 @@ def test_programs_print_what_the_documents_say():
 
 
 def test_quizzes_have_the_right_letter():
-    answers = {ask: fact.value.name for fact in WORLD.facts for ask in fact.asks}
+    answers = {ask: fact.value.name for fact in WORLD.facts for ask in fact.questions}
     letters = Counter()
     for item in "\n\n".join(texts(world_texts.quiz)).split("\n\n"):
         question, *choices, answer = item.splitlines()
