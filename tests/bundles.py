@@ -12,7 +12,7 @@ from nanochat.gpt import GPT
 from nanochat.tokenizer import Tokenizer
 from nanochat.world.chats import core_bundle
 from nanochat.world.facts import Dice, World
-from nanochat.world.writer import bundle
+from nanochat.world.writer import bundle_files
 
 CHOICE, SCHEMA, COMPLETION = "multiple_choice", "schema", "language_modeling"
 
@@ -86,7 +86,7 @@ HARD = [
 
 def write_bundle(mirror: Path, tasks: list[CoreTask]) -> None:
     listed = [[*map(str, task[:5]), *([json.dumps(task.delimiter)] if task.delimiter != " " else [])] for task in tasks]
-    for path, content in bundle(listed, {task.label: task.rows for task in tasks}):
+    for path, content in bundle_files(listed, {task.label: task.rows for task in tasks}):
         (mirror / path).parent.mkdir(parents=True, exist_ok=True)
         (mirror / path).write_bytes(content)
 

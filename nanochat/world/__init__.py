@@ -1,9 +1,9 @@
 """The embedded world: an invented land, written as a mirror of the hub, for a machine without the internet.
 
-A world has people, towns, rivers, animals, guilds and goods, with relations between them: `Kara lives in Nemiton`. A fact
-becomes statements in documents (`texts`) and questions in conversations, multiple-choice sets and CORE tasks (`chats`).
-`sums` adds arithmetic. Facts, pairs of numbers and words of the test split are never asked in training. `facts` invents
-things and relations from `world.txt`; `writer` writes the files. The same seed gives the same bytes everywhere.
+A world has people, towns, rivers, animals, guilds and goods, with relations between them: `Kara lives in Nemiton`. Such
+a fact becomes statements in documents (`texts`) and questions in conversations, multiple-choice sets and CORE tasks
+(`chats`). `sums` adds arithmetic. Facts, pairs of numbers and words in the test split are never asked in training.
+`facts` invents things and relations from `world.txt`; `writer` writes the files. One seed always gives the same bytes.
 
 The door for other packages:
 

@@ -1,7 +1,7 @@
 """Conversations and evaluation sets about the embedded world, as rows with the columns of the real data sets.
 
-The rows of a split use only facts of the same split. So tests ask for facts, pairs of numbers and words that no question
-or conversation for training contains.
+The rows for a split use only facts from the same split. So tests ask for facts, pairs of numbers and words that no
+question or conversation for training contains.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,8 @@
 """Facts of the embedded world: a land of people, towns, animals and prices, invented from a seed.
 
-The words stand in world.txt: kinds of things, relations between two kinds, and wordings for each relation. `World` draws
-names for the things and gives each subject of a relation a value. A `Fact` is such a pair with all statements and questions.
+The words stand in world.txt: kinds of things, relations between two kinds, and wordings for each relation. `World`
+draws names for the things and gives each subject of a relation a value. A `Fact` is such a pair with all statements and
+questions about it.
 """
 
 import random
@@ -16,8 +17,8 @@ Item = TypeVar("Item")
 class Dice:
     """Random draws that are the same on every platform and Python version.
 
-    All draws use `Random.random()`, the only method with a sequence that Python promises to keep. `random.Random` hashes
-    a text seed by SHA-512, never by `hash()`.
+    All draws use `Random.random()`, the only method with a sequence that Python promises to keep. A text seed goes
+    through SHA-512 inside `random.Random`, never through `hash()`.
     """
 
     def __init__(self, *key: str | int):

@@ -1,3 +1,5 @@
+"""Conversations and evaluation sets: held-out facts stay out of training, and every answer is right."""
+
 import contextlib
 import io
 import re
@@ -5,19 +7,19 @@ from collections import Counter
 
 import pytest
 
-from nanochat.world.chats import core_bundle, data_sets, identity, ten_questions
-from nanochat.world.facts import Dice, World, is_held_out
-from nanochat.world.writer import SIZES
+from nanochat.world.chats import core_bundle, data_sets, identity_chats, ten_questions
+from nanochat.world.facts import Dice, World
+from nanochat.world.sums import is_held_out
 
 WORLD = World(1, people=32)
-SETS = data_sets(WORLD, Dice("sets"), SIZES["tiny"]._replace(chats=2000, problems=1000))
+SETS = data_sets(WORLD, Dice("sets"), problems=1000, chats=2000)
 BUNDLE = core_bundle(WORLD, Dice("bundle"))
 ANSWERS = {ask: fact for fact in WORLD.facts for ask in fact.questions}
 SUM = r"(\d+) ?[-+*/] ?(\d+)"
 
 
 def exchanges(split: str) -> list[tuple[str, str, str]]:
-    """(what the user says, what the assistant answers, kind) of all chats."""
+    """(message of the user, answer, kind) of all chats."""
     rows = SETS[f"HuggingFaceTB/smol-smoltalk/data/{split}"]
     return [
         (user["content"], assistant["content"], row["source"])
@@ -31,11 +33,13 @@ def training_texts() -> list[str]:
     texts = [f"{user}\n{assistant}" for user, assistant, _ in exchanges("train")]
     rows = [row for name in SETS if name.endswith("train") and "smoltalk" not in name for row in SETS[name]]
     texts += ["\n".join(map(str, row.values())) for row in rows]
-    texts += ["\n".join(message["content"] for message in chat) for chat in identity(WORLD, Dice("identity"), 300)]
+    texts += [
+        "\n".join(message["content"] for message in chat) for chat in identity_chats(WORLD, Dice("identity"), 300)
+    ]
     return texts
 
 
-# ---- what is held out ----
+# ---- held out ----
 
 
 def test_no_question_of_a_test_occurs_in_training():
@@ -52,18 +56,24 @@ def test_no_question_of_a_test_occurs_in_training():
 
 
 def test_no_held_out_fact_is_asked_or_stated_in_training():
-    """Not in any wording, with the subject's name or, near it, with a pronoun."""
+    """In no wording: with the name of the subject, or near the name with a pronoun."""
     training = training_texts()
     held_out = [fact for fact in WORLD.facts if fact.split != "train"]
     assert len(held_out) > 100
     for fact in held_out:
         about = [text for text in training if fact.subject.phrase in text or fact.subject.korean in text]
-        phrases = [*fact.statements, *fact.pronoun_statements, *fact.questions, fact.korean_statement, fact.korean_question]
+        phrases = [
+            *fact.statements,
+            *fact.pronoun_statements,
+            *fact.questions,
+            fact.korean_statement,
+            fact.korean_question,
+        ]
         assert not [text for text in about if any(phrase in text for phrase in phrases)]
 
 
 def test_no_sentence_in_training_joins_a_held_out_subject_and_value():
-    """Whatever the wording; lists of words to be spelled or sorted are no statements."""
+    """In any wording; lists of words to spell or sort are no statements."""
     talk = [f"{user} {answer}" for user, answer, kind in exchanges("train") if kind != "with_words"]
     sentences = [set(re.findall(r"\w+", part)) for text in talk for part in re.split(r"(?<=[.?!])\s", text)]
     for fact in [fact for fact in WORLD.facts if fact.split != "train"]:
@@ -71,7 +81,7 @@ def test_no_sentence_in_training_joins_a_held_out_subject_and_value():
         assert not [words for words in sentences if both <= words]
 
 
-def test_no_pair_of_numbers_of_a_test_is_joined_in_training():
+def test_no_pair_of_numbers_from_a_test_is_joined_in_training():
     tests = [SETS[name] for name in SETS if re.search("gsm8k|aqua", name) and not name.endswith("train")]
     solved = [row.get("answer") or row["rationale"] for rows in tests for row in rows]
     solved += [row["context"] for row in BUNDLE["world_sums"]]
@@ -83,14 +93,14 @@ def test_no_pair_of_numbers_of_a_test_is_joined_in_training():
     assert all(is_held_out(WORLD.seed, min(pair), max(pair)) for pair in asked)
 
 
-def test_words_that_are_spelled_in_a_test_are_never_named_in_training():
+def test_words_spelled_in_a_test_are_never_named_in_training():
     asked = [row["context"].split()[2] for row in BUNDLE["world_spelling"]]
     orders = "\n".join(f"{user}\n{answer}" for user, answer, kind in exchanges("train") if kind == "with_words")
     assert len(asked) > 30
     assert not set(asked) & set(re.findall(r"\w+", orders))
 
 
-# ---- what is asked is answered right ----
+# ---- right answers ----
 
 
 def test_multiple_choice_is_right_and_its_letters_are_even():
@@ -102,6 +112,7 @@ def test_multiple_choice_is_right_and_its_letters_are_even():
                 assert right == ANSWERS[row["question"]].value.name
                 assert ANSWERS[row["question"]].split == split
                 letters[row["answerKey"]] += 1
+            assert len({row["id"] for row in SETS[f"{name}/{split}"]}) == len(SETS[f"{name}/{split}"])
         assert all(letters[letter] > sum(letters.values()) / 6 for letter in "ABCD")
     for split in ("auxiliary_train", "dev", "validation", "test"):
         for row in SETS[f"cais/mmlu/all/{split}"]:
@@ -110,12 +121,6 @@ def test_multiple_choice_is_right_and_its_letters_are_even():
     per_subject = Counter(row["subject"] for row in SETS["cais/mmlu/all/dev"])
     assert set(per_subject.values()) == {5}
     assert {row["subject"] for row in SETS["cais/mmlu/all/test"]} == set(per_subject)
-
-
-def test_ids_are_unique():
-    for name in SETS:
-        ids = [row["id"] for row in SETS[name] if "id" in row]
-        assert len(ids) == len(set(ids))
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -129,7 +134,7 @@ def test_word_problems_end_in_their_result(split):
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_the_right_option_is_what_the_rationale_finds(split):
+def test_the_right_option_is_the_result_of_the_rationale(split):
     letters: Counter = Counter()
     for row in SETS[f"deepmind/aqua_rat/raw/{split}"]:
         options = dict(option.split(")") for option in row["options"])
@@ -158,7 +163,7 @@ def test_canonical_solutions_pass():
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_roles_take_turns(split):
     rows = SETS[f"HuggingFaceTB/smol-smoltalk/data/{split}"]
-    chats = [row["messages"] for row in rows] + identity(WORLD, Dice("identity"), 50)
+    chats = [row["messages"] for row in rows] + identity_chats(WORLD, Dice("identity"), 50)
     for chat in chats:
         assert [message["role"] for message in chat] == ["user", "assistant"] * (len(chat) // 2)
         assert all(message["content"].strip() == message["content"] != "" for message in chat)
