@@ -1,16 +1,16 @@
-"""The batches of reinforcement learning: questions, sampled answers, and how much better than its group each one did.
+"""Batches for reinforcement learning: prompts, sampled answers, and each answer's advantage within its group.
 
-All questions of a step go through the engine together. Who is asked what, and draws what, follows from the seed, the
-step and the question's place in it alone: not from the number of ranks, and a run that goes on samples what it would
-have sampled. Groups whose answers all earned the same teach nothing and are left out before anything is computed.
+All prompts of a step go through the engine together. The seed, the step and a prompt's place in the step decide alone
+which prompts are drawn and which random numbers their samples get: the number of ranks does not matter, and a resumed
+run samples the same answers. Groups with equal rewards carry no gradient and are left out of the batch.
 """
 
 import itertools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -18,18 +18,33 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt
-from nanochat.engine import Completion, Request
+from nanochat.engine import Completion, Engine, Request
 from nanochat.log import print0
+from nanochat.tokenizer import Tokenizer
 
-ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {  # of rewards (questions, samples)
+if TYPE_CHECKING:
+    from nanochat.runtime import Runtime
+
+# Name → advantages from rewards, both of shape (prompts, samples).
+ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda rewards: rewards - rewards.mean(1, keepdim=True),
     "std": lambda rewards: (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6),
 }
 
 
+class RewardedTask(Protocol):
+    """A task with conversations to prompt with, and a reward for each completion."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> dict: ...
+
+    def reward(self, conversation: dict, completion: str) -> float: ...
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """examples: questions of a step, of all ranks. samples: answers to each."""
+    """examples: prompts of a step, over all ranks. samples: answers to each prompt."""
 
     examples: int = 16
     samples: int = 4
@@ -38,182 +53,230 @@ class Sampling:
     top_k: int = 50
 
 
-@dataclass(frozen=True)
-class Row:
-    """An answer to learn from. end: the token that stops an answer, of which that was the choice if it stopped."""
+@dataclass
+class Group:
+    """The answers to one prompt. texts, rewards and advantages have one entry per completion."""
 
-    question: int  # its place in the step
+    example: int  # index into the task
+    conversation: dict
     prompt: list[int]
-    answer: Completion
-    advantage: float
-    end: int
+    completions: list[Completion] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    advantages: list[float] = field(default_factory=list)
 
-    def columns(self) -> tuple[Tensor, ...]:
-        """Inputs, from the prompt's last token on, for each its target, advantage and log-probability; the prompt up
-        to there. Target -1: it was not chosen."""
-        ids = torch.tensor([*self.answer.tokens, *[self.end] * (self.answer.reason == "stop")])
-        chosen = torch.tensor([*self.answer.mask, 1])[: len(ids)]
-        learned = (
-            torch.where(chosen == 1, ids, -1),
-            self.advantage * chosen,
-            chosen * torch.tensor(self.answer.logprobs),
-        )
-        prompt = torch.tensor(self.prompt)
-        return torch.cat([prompt[-1:], ids[:-1]]), *learned, prompt[:-1]
+    @property
+    def teaches(self) -> bool:
+        # Compare rewards, not advantages: rounding makes advantages differ where rewards are equal.
+        return min(self.rewards) < max(self.rewards)
+
+    def record(self, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+        """Return the JSON record for samples.jsonl."""
+        samples = []
+        for i, completion in enumerate(self.completions):
+            sample = {"reward": self.rewards[i], "advantage": self.advantages[i], "tokens": len(completion.tokens)}
+            samples.append({**sample, "reason": completion.reason, "text": self.texts[i]})
+        answer = self.conversation["messages"][-1]["content"]
+        return {"example": self.example, "prompt": decode(self.prompt), "answer": answer, "samples": samples}
+
+
+def columns(prompt: list[int], completion: Completion, advantage: float, end: int) -> tuple[Tensor, ...]:
+    """Return inputs, targets, advantages, the sampler's log-probabilities, and the prompt without the last token.
+
+    Inputs begin with the last token of the prompt. A target is -1 where the calculator wrote the token, not the model.
+    The end token is a target if the answer stopped by itself.
+    """
+    tokens, mask = list(completion.tokens), list(completion.mask)
+    if completion.reason == "stop":
+        tokens.append(end)
+        mask.append(1)
+    ids, chosen = torch.tensor(tokens), torch.tensor(mask)
+    inputs = torch.cat([torch.tensor(prompt[-1:]), ids[:-1]])
+    targets = torch.where(chosen == 1, ids, -1)
+    logprobs = chosen * torch.tensor(completion.logprobs)
+    return inputs, targets, advantage * chosen, logprobs, torch.tensor(prompt[:-1])
 
 
 class Rollouts:
-    """An endless source of (inputs, targets, advantages, logprobs, prompts, sizes), a row for each answer.
+    """An endless source of (inputs, targets, advantages, logprobs, prompts, sizes), one row per answer.
 
-    task: has a length, conversations, and `reward(conversation, completion)`. engine: of the model that is trained,
-    whose weights it takes before it samples. context: most tokens of a question and its answer. logprobs: the
-    sampler's. Targets are what the model chose, to stop too, and not what the calculator said. inputs begin with the
-    last token of the prompt, prompts (rows, longest) hold what stands before that. sizes (rows, 3), on the host:
-    lengths of inputs and prompts without padding, and which question it is; answers to one stand together, the
-    longest question first, so that a micro-batch has little padding. write: takes what there is to tell of each.
+    The first four have shape (rows, longest answer); logprobs come from the sampler. prompts (rows, longest prompt)
+    end before the last token, the first input. sizes (rows, 3), on the host, hold the unpadded lengths of inputs and
+    prompt, and the number of the prompt. Answers to one prompt stand together, the longest prompt first, so that
+    micro-batches have little padding.
+
+    engine: samples with the weights in training, read again at each step. context: most tokens of prompt and answer.
+    record: receives kind, step and figures of one record per
+    prompt, as MetricLog.write does.
     """
 
     def __init__(
         self,
-        task: Any,
-        engine: Any,
-        tokenizer: Any,
-        runtime: Any,
+        task: RewardedTask,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        runtime: "Runtime",
         sampling: Sampling,
         *,
         context: int,
         advantage: str = "mean",
         seed: int = 0,
         epochs: float = 1.0,
-        write: Callable[..., None] = lambda kind, **record: None,
+        record: Callable[..., None] = lambda kind, step, **figures: None,
     ):
+        examples = sampling.examples
         if advantage not in ADVANTAGES:
-            raise ValueError(f"--advantage={advantage} is not known, take one of {', '.join(ADVANTAGES)}")
+            raise ValueError(f"--advantage={advantage} is unknown, use one of {', '.join(ADVANTAGES)}")
         if sampling.samples < 2 or not sampling.temperature:
-            raise ValueError("answers are compared with others to their question: take --num-samples=2 and more, drawn")
-        if sampling.examples % runtime.world_size:
-            raise ValueError(f"--examples-per-step={sampling.examples} is no multiple of {runtime.world_size} ranks")
-        if len(task) < sampling.examples:
-            raise ValueError(f"--examples-per-step={sampling.examples} is more than the {len(task)} that the task has")
-        self.task, self.engine, self.tokenizer, self.sampling = task, engine, tokenizer, sampling
-        self.runtime, self._write, self._advantage = runtime, write, ADVANTAGES[advantage]
+            raise ValueError(
+                "answers to one prompt are compared: use --num-samples=2 or more, and --temperature above 0"
+            )
+        if examples % runtime.world_size:
+            raise ValueError(f"--examples-per-step={examples} is not a multiple of {runtime.world_size} ranks")
+        if len(task) < examples:
+            raise ValueError(f"--examples-per-step={examples} is more than the {len(task)} examples of the task")
+        self.task, self.engine, self.tokenizer, self.runtime = task, engine, tokenizer, runtime
+        self.sampling, self._context, self._advantage = sampling, context, ADVANTAGES[advantage]
+        self._seed, self._record = seed, record
         self._setting = {"seed": seed, "examples": len(task), "advantage": advantage, "sampling": asdict(sampling)}
-        self._seed, self._step = seed, 0
-        self._room, self._lost = (context, sampling.max_new_tokens), False  # whether prompts were too long for it
         self._end = tokenizer.special_tokens["<|assistant_end|>"]
-        self.steps = max(1, int(len(task) // sampling.examples * epochs))
-        self.wait_seconds = 0.0
-        self.told: dict[str, float] = {}  # of the last step, of all ranks
+        self._step = 0
+        self._warned = False  # about prompts longer than the context
+        self.steps = max(1, int(len(task) // examples * epochs))
+        self.wait_seconds = 0.0  # spent sampling
+        self.metrics: dict[str, float] = {}  # of the last step, over all ranks
 
     def __iter__(self) -> "Rollouts":
         return self
 
     def __next__(self) -> tuple[Tensor, ...]:
         start = time.perf_counter()
-        self.engine.refresh()
-        asked = [(number, self.task[number]) for number in self._numbers()]
-        prompts, lost = zip(*(fitted_prompt(chat, self.tokenizer, *self._room) for _, chat in asked), strict=True)
-        if any(lost) and not self._lost:
-            about = f"{len(lost) - lost.count(0)} of {len(lost)} prompts are longer than the context"
-            print0(f"rollouts: {about} and lose {sum(lost)} turns, or their beginning; later ones are not told")
-        self._lost = self._lost or any(lost)
-        groups = self.engine.generate(list(map(self._request, self._places(), prompts)), logprobs=True)
-        texts = [[self.tokenizer.decode(answer.tokens) for answer in group] for group in groups]
-        pairs = zip(asked, texts, strict=True)
-        rewards = torch.tensor([[float(self.task.reward(chat, text)) for text in said] for (_, chat), said in pairs])
-        alike = (rewards == rewards[:, :1]).all(1, keepdim=True)  # asked of the rewards, for rounding makes differences
-        advantages = self._advantage(rewards).masked_fill(alike, 0.0)
+        groups = self._sample()
         self._step += 1
-        self._tell(asked, prompts, groups, texts, rewards, advantages)
-        rows = [
-            Row(question, prompts[question], answer, advantage, self._end)
-            for question, (group, own, same) in enumerate(zip(groups, advantages.tolist(), alike, strict=True))
-            for answer, advantage in zip(group, own, strict=True)
-            if not same
-        ]
-        nothing = Row(0, prompts[0], Completion([0], [0], "length", [0.0]), 0.0, self._end)  # for a step runs something
-        batch = assemble(rows or [nothing], self.runtime.device)
+        self._log(groups)
+        rows, questions = [], []
+        for question, group in enumerate(groups):
+            if group.teaches:
+                for completion, advantage in zip(group.completions, group.advantages, strict=True):
+                    rows.append(columns(group.prompt, completion, advantage, self._end))
+                    questions.append(question)
+        if not rows:  # every rank runs a forward pass: one token with advantage 0
+            nothing = Completion([0], [0], "length", [0.0])
+            rows, questions = [columns(groups[0].prompt, nothing, 0.0, self._end)], [0]
+        batch = assemble(rows, questions, self.runtime.device)
         self.wait_seconds += time.perf_counter() - start
         return batch
 
-    def _places(self) -> range:
-        """Of this rank's questions in the step."""
-        return range(self.runtime.rank, self.sampling.examples, self.runtime.world_size)
+    def _sample(self) -> list[Group]:
+        """Sample and reward answers to this rank's prompts of the step."""
+        self.engine.refresh()
+        places = range(self.runtime.rank, self.sampling.examples, self.runtime.world_size)
+        groups = self._prompts(places)
+        requests = [self._request(place, group.prompt) for place, group in zip(places, groups, strict=True)]
+        completions = self.engine.generate(requests, logprobs=True)
+        for group, group.completions in zip(groups, completions, strict=True):
+            group.texts = [self.tokenizer.decode(completion.tokens) for completion in group.completions]
+            group.rewards = [float(self.task.reward(group.conversation, text)) for text in group.texts]
+        advantages = self._advantage(torch.tensor([group.rewards for group in groups]))
+        for group, row in zip(groups, advantages.tolist(), strict=True):
+            group.advantages = row if group.teaches else [0.0 for _ in row]
+        return groups
 
-    def _numbers(self) -> list[int]:
-        """Of this rank's questions: an epoch is a shuffle of all, and what is left of it does not fill a step."""
+    def _prompts(self, places: range) -> list[Group]:
+        """Draw examples and render their prompts, shortened where prompt and answer exceed the context; warn once.
+
+        An epoch is a shuffle of the task, without the rest that does not fill a step.
+        """
         epoch, step = divmod(self._step, len(self.task) // self.sampling.examples)
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self.task))
-        return [int(order[step * self.sampling.examples + place]) for place in self._places()]
+        groups, dropped = [], []
+        for place in places:
+            example = int(order[step * self.sampling.examples + place])
+            conversation = self.task[example]
+            prompt, turns = fitted_prompt(conversation, self.tokenizer, self._context, self.sampling.max_new_tokens)
+            groups.append(Group(example, conversation, prompt))
+            dropped.append(turns)
+        if any(dropped) and not self._warned:
+            too_long = len(dropped) - dropped.count(0)
+            print0(
+                f"rollouts: {too_long} of {len(groups)} prompts exceed the context and lose {sum(dropped)} turns, "
+                "or their beginning; this is not reported again"
+            )
+            self._warned = True
+        return groups
 
     def _request(self, place: int, prompt: list[int]) -> Request:
-        given, draw = self.sampling, self._step * self.sampling.examples + place
-        settings = {"temperature": given.temperature, "top_k": given.top_k, "n": given.samples}
-        stop = frozenset([self._end])  # so that it is known which token the model chose when it stopped
-        return Request(prompt, given.max_new_tokens, seed=(self._seed << 32) + draw, stop=stop, **settings)
+        draw = self._step * self.sampling.examples + place
+        return Request(
+            prompt,
+            self.sampling.max_new_tokens,
+            temperature=self.sampling.temperature,
+            top_k=self.sampling.top_k,
+            n=self.sampling.samples,
+            seed=(self._seed << 32) + draw,
+            stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
+        )
 
-    def _tell(self, asked: list, prompts: list, groups: list, texts: list, rewards: Tensor, advantages: Tensor) -> None:
-        records = []
-        for (number, chat), prompt, *columns in zip(asked, prompts, groups, texts, rewards, advantages, strict=True):
-            record = {"step": self._step, "example": number, "prompt": self.tokenizer.decode(prompt)}
-            record |= {"answer": chat["messages"][-1]["content"], "samples": []}
-            for answer, text, reward, advantage in zip(*columns, strict=True):
-                about = {"tokens": len(answer.tokens), "reason": answer.reason, "text": text}
-                record["samples"].append({"reward": float(reward), "advantage": float(advantage), **about})
-            records.append(record)
-        records = [record for of_ranks in zip(*self.runtime.everyones(records), strict=True) for record in of_ranks]
+    def _log(self, groups: list[Group]) -> None:
+        """Record the samples of all ranks in the order of prompts, and set the step's metrics."""
+        by_rank = self.runtime.everyones([group.record(self.tokenizer.decode) for group in groups])
+        # Prompts are dealt to ranks in turn, so the records of ranks alternate.
+        records = [record for records_at_place in zip(*by_rank, strict=True) for record in records_at_place]
         for record in records:
-            self._write(f"question {record['example']}", **record)
-        earned = [[sample["reward"] for sample in record["samples"]] for record in records]
+            self._record(f"example {record['example']}", self._step, **record)
         samples = list(itertools.chain(*(record["samples"] for record in records)))
-        self.told = {
-            "rl/reward": statistics.fmean(itertools.chain(*earned)),
-            "rl/best_of_group": statistics.fmean(map(max, earned)),
-            "rl/groups_that_teach": statistics.fmean(min(own) < max(own) for own in earned),
+        rewards = [[sample["reward"] for sample in record["samples"]] for record in records]
+        self.metrics = {
+            "rl/reward": statistics.fmean(itertools.chain(*rewards)),
+            "rl/best_of_group": statistics.fmean(max(group) for group in rewards),
+            "rl/groups_that_teach": statistics.fmean(min(group) < max(group) for group in rewards),
             "rl/tokens": statistics.fmean(sample["tokens"] for sample in samples),
             "rl/stopped": statistics.fmean(sample["reason"] == "stop" for sample in samples),
         }
 
-    # ---- where the consumer is ----
+    # ---- position, for resuming ----
 
     @property
     def idle(self) -> bool:
-        """Whether no group of the last step teaches anything, on any rank."""
-        return self.told.get("rl/groups_that_teach") == 0
+        """True if no group of the last step has a gradient, on any rank."""
+        return self.metrics.get("rl/groups_that_teach") == 0
 
     @property
     def progress(self) -> float:
         return self._step / self.steps
 
     def place(self) -> list[str]:
-        """To be told where a loss is not finite."""
+        """Name the current batch for an error message."""
         return [f"the answers of step {self._step}"]
 
     def state_dict(self) -> dict[str, Any]:
-        """The same on all ranks."""
+        """Return the position, equal on all ranks."""
         return {"setting": dict(self._setting), "step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where rollouts of the same setting were, on whatever number of ranks."""
+        """Continue from the position of rollouts with the same setting, on any number of ranks."""
         if state["setting"] != self._setting:
-            raise ValueError(f"the saved place is for {state['setting']} and not {self._setting}: start anew")
+            raise ValueError(
+                f"the checkpoint has rollouts of {state['setting']}, not {self._setting}: use --resume=never"
+            )
         self._step = state["step"]
 
     def __enter__(self) -> "Rollouts":
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         pass
 
 
-def assemble(rows: list[Row], device: torch.device) -> tuple[Tensor, ...]:
-    """The batch of some rows."""
-    sized = [(row.columns(), row.question) for row in rows]
-    longest: dict[int, int] = {}
-    for (inputs, *_, prompt), question in sized:
-        longest[question] = max(longest.get(question, 0), len(inputs) + len(prompt))
-    sized.sort(key=lambda one: (-longest[one[1]], one[1]))
-    columns, questions = zip(*sized, strict=True)
-    sizes = [(len(given[0]), len(given[-1]), question) for given, question in zip(columns, questions, strict=True)]
-    parts = zip(zip(*columns, strict=True), (0, -1, 0.0, 0.0, 0), strict=True)
-    return *(pad_sequence(part, True, empty).to(device) for part, empty in parts), torch.tensor(sizes)
+def assemble(rows: list[tuple[Tensor, ...]], questions: list[int], device: torch.device) -> tuple[Tensor, ...]:
+    """Pad rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
+    longest: dict[int, int] = {}  # tokens of each prompt with its longest answer
+    for question, row in zip(questions, rows, strict=True):
+        longest[question] = max(longest.get(question, 0), len(row[0]) + len(row[-1]))
+    order = sorted(range(len(rows)), key=lambda i: (-longest[questions[i]], questions[i]))
+    padded = []
+    for part, empty in enumerate((0, -1, 0.0, 0.0, 0)):  # inputs, targets, advantages, logprobs, prompts
+        in_order = [rows[i][part] for i in order]
+        padded.append(pad_sequence(in_order, batch_first=True, padding_value=empty).to(device))
+    sizes = [(len(rows[i][0]), len(rows[i][-1]), questions[i]) for i in order]
+    return *padded, torch.tensor(sizes)

@@ -72,15 +72,18 @@ def main(config: Config) -> None:
         drawn = {what: getattr(config, what) for what in ("max_new_tokens", "temperature", "top_k")}
         sampling = Sampling(config.examples_per_step, config.num_samples, **drawn)
         about = {"advantage": config.advantage, "seed": config.seed, "epochs": config.epochs}
-        about |= {"context": tuning.settings.max_seq_len, "write": samples.write}
+        about |= {
+            "context": tuning.settings.max_seq_len,
+            "record": samples.write,
+        }
         source = Rollouts(task, engine, *loaded, sampling, **about)
         parent = [tuning.about["parent"][what] for what in ("stage", "tag", "step")]
         reference = load_model(*parent, tuning.runtime)[0] if config.kl else None
         objective = PolicyGradient(config.policy_loss, config.kl, reference)
 
         def tell(state) -> None:
-            if source.told:  # else a run goes on, which has told of this step
-                found = source.told | {"rl/logprob_gap": objective.take_gap(tuning.runtime)}
+            if source.metrics:  # else a run goes on, which has told of this step
+                found = source.metrics | {"rl/logprob_gap": objective.take_gap(tuning.runtime)}
                 state.notes["reward"] = 0.9 * state.notes.get("reward", found["rl/reward"]) + 0.1 * found["rl/reward"]
                 print_step(state.step, found)
                 tuning.log.write("rl", state.step, **found)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nanochat.engine import Completion
 from nanochat.gpt import GPTConfig
 from nanochat.objectives import PolicyGradient, by_tokens, next_token
-from nanochat.rollouts import Row, assemble
+from nanochat.rollouts import assemble, columns
 
 
 def test_the_sum_and_the_count_of_the_targets_that_there_are():
@@ -127,22 +127,22 @@ def test_a_model_against_plain_rows_and_in_parts(name):
     """Several answers behind each of some prompts, of which one is longer than the window: all at once, and split."""
     model, generator = lively(CONFIGS[name]), torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randint(model.config.vocab_size, shape, generator=generator)  # noqa: E731
-    rows = []
+    answers = []
     for question, (before, lengths) in enumerate({200: [3, 9, 1], 40: [12, 12], 1: [5, 30, 2, 7]}.items()):
         prompt = draw(before + 1).tolist()
         for length in lengths:
             mask, chances = draw(length) % 3 > 0, torch.randn(length, generator=generator)
             answer = Completion(draw(length).tolist(), mask.int().tolist(), "length", (chances * mask).tolist())
-            rows.append(Row(question, prompt, answer, float(torch.randn(1, generator=generator)), 0))
-    for row in rows:
-        ids, (_, targets, advantages, *_) = torch.tensor([*row.prompt, *row.answer.tokens])[None], row.columns()
-        chosen = (
-            model(ids[:, :-1])[0, len(row.prompt) - 1 :].log_softmax(-1).gather(-1, ids[0, len(row.prompt) :, None])
-        )
+            answers.append((question, prompt, answer, float(torch.randn(1, generator=generator))))
+    rows = [columns(prompt, answer, advantage, 0) for _, prompt, answer, advantage in answers]
+    for (_, prompt, answer, _), (_, targets, advantages, *_) in zip(answers, rows, strict=True):
+        ids = torch.tensor([*prompt, *answer.tokens])[None]
+        logprobs = model(ids[:, :-1])[0, len(prompt) - 1 :].log_softmax(-1)
+        chosen = logprobs.gather(-1, ids[0, len(prompt) :, None])
         assert ((targets >= 0) == (advantages != 0)).all()
         (-(chosen[:, 0] * advantages).sum()).backward()
     plain = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    batch = assemble(rows, torch.device("cpu"))
+    batch = assemble(rows, [question for question, *_ in answers], torch.device("cpu"))
     for full_rows, parts in [(9, 1), (4, 3), (0, 9)]:
         model.zero_grad()
         total, objective, split = 0, PolicyGradient(), by_tokens(context=210)(batch, full_rows)

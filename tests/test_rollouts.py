@@ -20,7 +20,7 @@ from nanochat.log import MetricLog, read_metrics
 from nanochat.objectives import PolicyGradient
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
-from nanochat.rollouts import ADVANTAGES, Rollouts, Row, Sampling, assemble
+from nanochat.rollouts import ADVANTAGES, Rollouts, Sampling, assemble, columns
 from nanochat.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train(["The number of letters is here to be seen, 12 + 34 = 46. " * 3], 300)
@@ -103,30 +103,27 @@ def test_advantages_by_hand():
 # ---- a row and a batch ----
 
 
-def test_questions_that_are_too_long_are_told_once(capsys):
+def test_prompts_that_exceed_the_context_are_reported_once(capsys):
     _, engine = real_engine()
     source = rollouts(engine, Words(), context=8)
     for _ in range(2):
         next(source)
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rollouts: ")]
-    assert len(said) == 1
-    assert said[0].startswith(
-        "rollouts: 4 of 4 prompts are longer than the context and lose 4 turns, or their beginning;"
-    )
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rollouts: ")]
+    assert line.startswith("rollouts: 4 of 4 prompts exceed the context and lose 4 turns, or their beginning;")
 
 
 def test_a_row_by_hand():
     answer = Completion([10, 11, 12, 13], [1, 0, 0, 1], "stop", [-0.1, 0.0, 0.0, -0.2, -0.3])
-    inputs, targets, advantages, logprobs, prompt = Row(0, [1, 2, 3], answer, 0.5, 9).columns()
+    inputs, targets, advantages, logprobs, prompt = columns([1, 2, 3], answer, 0.5, 9)
     assert prompt.tolist() == [1, 2]
     assert inputs.tolist() == [3, 10, 11, 12, 13]
-    assert targets.tolist() == [10, -1, -1, 13, 9]  # to stop was chosen as well
+    assert targets.tolist() == [10, -1, -1, 13, 9]  # the model chose the end token as well
     assert advantages.tolist() == [0.5, 0, 0, 0.5, 0.5]
     assert logprobs.tolist() == pytest.approx([-0.1, 0, 0, -0.2, -0.3])
     cut = replace(answer, reason="length", logprobs=answer.logprobs[:-1])
-    assert Row(0, [1, 2, 3], cut, 0.5, 9).columns()[1].tolist() == [10, -1, -1, 13]
-    at_once = Row(0, [1, 2, 3], Completion([], [], "stop", [-0.3]), 0.5, 9)
-    assert [column.tolist() for column in at_once.columns()[:3]] == [[3], [9], [0.5]]
+    assert columns([1, 2, 3], cut, 0.5, 9)[1].tolist() == [10, -1, -1, 13]
+    at_once = columns([1, 2, 3], Completion([], [], "stop", [-0.3]), 0.5, 9)
+    assert [column.tolist() for column in at_once[:3]] == [[3], [9], [0.5]]
 
 
 def test_a_batch_is_its_rows():
@@ -136,8 +133,8 @@ def test_a_batch_is_its_rows():
     for _ in range(100):
         prompts = [[source.randrange(200) for _ in range(source.randint(2, 9))] for _ in range(source.randint(1, 4))]
         asked = [source.randrange(len(prompts)) for _ in range(source.randint(1, 9))]
-        rows = [Row(question, prompts[question], made_up(source), source.random(), END) for question in asked]
-        *parts, texts, sizes = assemble(rows, torch.device("cpu"))
+        rows = [columns(prompts[question], made_up(source), source.random(), END) for question in asked]
+        *parts, texts, sizes = assemble(rows, asked, torch.device("cpu"))
         lengths, given, questions = sizes.T
         assert all(part.shape == (len(rows), max(lengths)) for part in parts)
         assert texts.shape == (len(rows), max(given))
@@ -147,24 +144,24 @@ def test_a_batch_is_its_rows():
         found = []
         for number, (length, before) in enumerate(zip(lengths, given, strict=True)):
             assert (parts[1][number, length:] == -1).all()
-            columns = *(part[number, :length] for part in parts), texts[number, :before]
-            found.append(tuple(tuple(column.tolist()) for column in columns))
-        assert sorted(found) == sorted(tuple(tuple(c.tolist()) for c in row.columns()) for row in rows)
+            unpadded = [part[number, :length] for part in parts]
+            found.append(tuple(tuple(column.tolist()) for column in [*unpadded, texts[number, :before]]))
+        assert sorted(found) == sorted(tuple(tuple(column.tolist()) for column in row) for row in rows)
 
 
 def test_what_is_learned_is_what_the_model_chose():
     """Against a twin that goes token by token, with all that a step has of groups."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    told, engine = [], MadeUp(seed)
+    records, engine = [], MadeUp(seed)
     answers = []
     engine.generate = lambda requests, logprobs: (
         answers.append(MadeUp.generate(engine, requests, logprobs)) or answers[-1]
     )
-    source = rollouts(engine, Words(reward=len), examples=8, write=lambda kind, **record: told.append(record))
+    source = rollouts(engine, Words(reward=len), examples=8, record=lambda kind, step, **record: records.append(record))
     inputs, targets, advantages, logprobs, prompts, sizes = next(source)
     expected = []
-    for group, record, request in zip(answers[0], told, engine.seen, strict=True):
+    for group, record, request in zip(answers[0], records, engine.seen, strict=True):
         rewards = [len(TOKENIZER.decode(answer.tokens)) for answer in group]
         assert [sample["reward"] for sample in record["samples"]] == rewards
         if len(set(rewards)) == 1:
@@ -196,7 +193,7 @@ def test_groups_that_earned_the_same_are_left_out(kind, reward):
     batch = next(source)
     assert len(batch[0]) == 1
     assert (batch[1] == -1).all()
-    assert source.told["rl/groups_that_teach"] == 0
+    assert source.metrics["rl/groups_that_teach"] == 0
     assert source.idle
     model = lively(CONFIGS["reference"] | {"vocab_size": 300})
     loss, count = PolicyGradient()(model, batch)
@@ -242,7 +239,8 @@ def test_sampler_and_trainer_agree_also_after_a_step():
 
 
 def asked(source: Rollouts, steps: int) -> list[list[int]]:
-    found, source._write = [], lambda kind, **record: found[-1].append(record["example"])
+    found = []
+    source._record = lambda kind, step, **record: found[-1].append(record["example"])
     for _ in range(steps):
         found.append([])
         next(source)
@@ -293,7 +291,7 @@ def test_it_goes_on_where_it_was(tmp_path):
     assert [(next(again), list(again.engine.seen))[1] for _ in range(2)] == first[2:]
     seeds = [request.seed for step in first for request in step]
     assert len(set(seeds)) == len(seeds)
-    with pytest.raises(ValueError, match=r"the saved place is for {.*: start anew"):
+    with pytest.raises(ValueError, match=r"the checkpoint has rollouts of {.*: use --resume=never"):
         rollouts(MadeUp(), seed=1).load_state_dict(state.state_dict())
 
 
@@ -304,25 +302,31 @@ def test_a_prompt_without_room_loses_its_beginning():
             return {"messages": [asked, {"role": "assistant", "content": "1"}]}
 
     _, engine = real_engine()
-    told = []
-    source = rollouts(engine, Long(), sampling={"max_new_tokens": 50}, write=lambda kind, **record: told.append(record))
+    records = []
+    source = rollouts(
+        engine, Long(), sampling={"max_new_tokens": 50}, record=lambda kind, step, **record: records.append(record)
+    )
     next(source)
     assert re.fullmatch(
-        r"<\|bos\|><\|user_start\|>(?!begin).*end<\|user_end\|><\|assistant_start\|>", told[0]["prompt"]
+        r"<\|bos\|><\|user_start\|>(?!begin).*end<\|user_end\|><\|assistant_start\|>", records[0]["prompt"]
     )
-    assert max(sample["tokens"] for record in told for sample in record["samples"]) == 50
+    assert max(sample["tokens"] for record in records for sample in record["samples"]) == 50
 
 
-def test_what_is_told(tmp_path):
+def test_metrics_and_records_of_samples(tmp_path):
     _, engine = real_engine()
     log = MetricLog(tmp_path, name="samples")
-    source = rollouts(engine, Words(reward=lambda text: float(len(text) % 3 == 0)), write=log.write)
+    source = rollouts(
+        engine,
+        Words(reward=lambda text: float(len(text) % 3 == 0)),
+        record=log.write,
+    )
     next(source), next(source)
     records = read_metrics(log.path)
     assert [record["step"] for record in records] == [1] * 4 + [2] * 4
     samples = [sample for record in records[4:] for sample in record["samples"]]
     rewards = [[sample["reward"] for sample in record["samples"]] for record in records[4:]]
-    assert source.told == {
+    assert source.metrics == {
         "rl/reward": pytest.approx(sum(map(sum, rewards)) / 16),
         "rl/best_of_group": sum(map(max, rewards)) / 4,
         "rl/groups_that_teach": sum(len(set(own)) > 1 for own in rewards) / 4,
@@ -340,11 +344,11 @@ def test_what_is_told(tmp_path):
 
 def test_what_cannot_be():
     for options, sentence in [
-        ({"advantage": "median"}, "--advantage=median is not known, take one of mean, std"),
-        ({"samples": 1}, "take --num-samples=2"),
-        ({"sampling": {"temperature": 0.0}}, "take --num-samples=2 and more, drawn"),
-        ({"examples": 21}, "--examples-per-step=21 is more than the 20 that the task has"),
-        ({"runtime": Alone(0, 3)}, "--examples-per-step=4 is no multiple of 3 ranks"),
+        ({"advantage": "median"}, "--advantage=median is unknown, use one of mean, std"),
+        ({"samples": 1}, "use --num-samples=2"),
+        ({"sampling": {"temperature": 0.0}}, "use --num-samples=2"),
+        ({"examples": 21}, "--examples-per-step=21 is more than the 20 examples of the task"),
+        ({"runtime": Alone(0, 3)}, "--examples-per-step=4 is not a multiple of 3 ranks"),
     ]:
         with pytest.raises(ValueError, match=re.escape(sentence)):
             rollouts(MadeUp(), **options)
@@ -373,7 +377,7 @@ def test_it_learns_what_is_rewarded(advantage, loss, tmp_path):
     options = {"advantage": advantage, "epochs": 10, "sampling": {"temperature": 1.0, "top_k": 0, "max_new_tokens": 6}}
     source = rollouts(engine, Words(8, reward=lambda text: float("m" in text)), examples=4, samples=8, **options)
     rewards, objective = [], PolicyGradient(loss)
-    records = learn(tmp_path, model, source, objective, 24, lambda _: rewards.append(source.told["rl/reward"]))
+    records = learn(tmp_path, model, source, objective, 24, lambda _: rewards.append(source.metrics["rl/reward"]))
     print(rewards)
     assert sum(rewards[:3]) / 3 < 0.4
     assert sum(rewards[-3:]) / 3 > 0.9
