@@ -212,7 +212,7 @@ def test_what_cannot_be_is_one_sentence(runs):
         "--total-batch-size=512": "--total-batch-size is not for samples: take --examples-per-step and --num-samples",
         "--task=CLIcK": "EunsuKim/CLIcK has no split train, only test",
         "--task=GSM8K|AQUA": "--task=GSM8K|AQUA: name one task, of ",
-        "--advantage=median": "--advantage=median is not known, take one of mean, std",
+        "--advantage=median": "--advantage=median is unknown, use one of mean, std",
         "--policy-loss=ppo": "--policy-loss=ppo is not known, take one of plain, clip",
         "--num-samples=1": "--num-samples has to be 2 or more, not 1",
         "--examples-per-step=100000": "--examples-per-step=100000 is more than the ",
