@@ -1,73 +1,73 @@
 #!/usr/bin/env bash
 # The main job, and the table of contents: from text to a report card, one command a stage.
-#   bash speedrun.sh     what this machine can do: looks, says what it plans, and does it
-#   --scale=NAME         embedded, cpu, 1gpu or 8xh100 instead of what it would choose
-#   --depth=N            a model of N layers instead of the scale's
+#   bash speedrun.sh     plans for this machine, prints the plan, and runs it
+#   --scale=NAME         embedded, cpu, 1gpu or 8xh100; auto by default
+#   --depth=N            layers of the model, instead of the scale's
 #   --data=FOLDER        .parquet, .jsonl, .txt or .md files of your own, or a corpus by name
-#   --tag=NAME           in folders of that name, so that several runs stand side by side
-#   --seed=N             another embedded world, other weights, another order of the data
-#   --wandb=NAME         with W&B as a mirror of the metrics
-#   --until=STAGE        no further than that stage
-#   --seconds=N          base training of so long, other clocks in proportion
-#   --fresh              from the start: what is there is set aside
-# Started again with the same flags it goes on where it was, within a stage too. Artifacts go to NANOCHAT_BASE_DIR
-# (default ~/.cache/nanochat), the card to report.md beside this file. The flags of each stage: nanochat/jobs/scales.py.
+#   --tag=NAME           name of the run's folders; runs of different tags do not disturb each other
+#   --seed=N             seed of the embedded world, the weights and the data order
+#   --wandb=NAME         mirror the metrics to W&B under this name
+#   --until=STAGE        stop after this stage
+#   --seconds=N          time for base training, other stages in proportion
+#   --fresh              start again; earlier results are archived
+# Run the same command again to resume, within a stage too. Artifacts go to NANOCHAT_BASE_DIR (default
+# ~/.cache/nanochat), the card to report.md beside this file. The flags of each stage are in nanochat/jobs/plan.py.
 set -euo pipefail
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p;}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 from=$PWD
-for name in NANOCHAT_BASE_DIR NANOCHAT_HUB; do # folders, named from here
+for name in NANOCHAT_BASE_DIR NANOCHAT_HUB; do # relative folders start from here
   case ${!name:-} in '' | [/~]*) ;; *) export "$name=$from/${!name}" ;; esac
 done
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 
-# The environment: locked packages, rustbpe built from source. Under three seconds when nothing changed.
+# Environment: locked packages, rustbpe built from source. Under three seconds when nothing changed.
 bash runs/setup.sh
 python=.venv/bin/python
 
-# The plan: hardware, network and disk are looked at, a scale is chosen. What is told goes on to the terminal, what comes
-# back is the folder of this run; its lock is ours until this script and all that it started have ended.
-{ run=$("$python" -m scripts.plan --cwd="$from" --start=4 "$@" 4>&1 >&3); } 3>&1
-exec 9>>"$run/lock"
+# Plan: scale, steps, time, disk, dollars. The plan is printed; descriptor 4 returns the folder of the job. Its lock is
+# held until this script and everything that it started have ended.
+{ job=$("$python" -m scripts.plan --cwd="$from" --save=4 "$@" 4>&1 >&3); } 3>&1
+exec 9>>"$job/lock"
 
-# Each stage is python -m scripts.STAGE, under torchrun where there are several GPUs. Finished before: it is skipped;
-# stopped: it goes on; its flags or what it starts from changed: it is done anew. A failure ends this script.
-stage() { "$python" -m nanochat.jobs.runner --run="$run" --stage="$1"; }
+# A stage is `python -m scripts.STAGE`, under torchrun on several GPUs. A finished stage is skipped, a stopped one
+# resumes, one with other flags or inputs is repeated. A failure ends this script.
+stage() { "$python" -m nanochat.jobs.runner --job="$job" --step="$1" --lock=9; }
 
-# Text: the embedded world is written here; that of the hub comes while the tokenizer learns from its first shards.
+# Text: write the embedded world, or download from the hub while the tokenizer learns from the first shards.
 stage world
-"$python" -m nanochat.jobs.runner --run="$run" --stage=download & download=$!
+"$python" -m nanochat.jobs.runner --job="$job" --step=download --lock=9 & download=$!
 trap 'kill "$download" 2>/dev/null || true' EXIT
 
-# Tokens are what the model reads and writes: learn the vocabulary first.
+# Tokenizer: the vocabulary that the model reads and writes.
 stage tok_train
 
-# How much shorter do they make a text than GPT-2's and GPT-4's? What they save, every later stage saves.
+# Compression compared with GPT-2 and GPT-4: fewer tokens make every later stage cheaper.
 stage tok_eval
 
-# Learn the language, a token at a time: nearly all of the time goes here.
+# Base model: learn to predict the next token. Nearly all of the time is spent here.
 wait "$download"
 trap - EXIT
 stage base_train
 
-# How well does it predict text, of training and new to it? And what does it write?
+# Bits per byte on training and new text, and samples.
 stage base_loss
 
-# Does it know more than chance? CORE: the tasks of a bundle, of a mirror or of the embedded world.
+# CORE: tasks that need knowledge and understanding, measured above chance.
 stage base_eval
 
-# The form of conversations, of choosing by letter and of calling the calculator: every token of them is learned.
+# Midtraining: the form of conversations, choosing by letter, calling the calculator. All tokens are learned.
 stage mid_train
 
-# What has that taught? The same questions again after each stage that follows.
+# The same questions after each of the following stages, to see the gain of each.
 stage chat_eval_mid
 
-# To answer: of conversations only what the assistant says, until it says that it is done.
+# Supervised fine-tuning (SFT): learn to answer. Only the assistant's tokens are learned.
 stage chat_sft
 stage chat_eval_sft
 
-# To be right: of several answers of its own to a question, the better ones become likelier.
+# Reinforcement learning: sample several answers, reinforce the correct ones.
 stage chat_rl
 stage chat_eval_rl
 
-# The report card: one section for each stage above, and the summary.
+# Report card: a section for each stage above, and the summary.
 stage report

@@ -1,4 +1,4 @@
-"""Look at this machine and say what the main job will do on it; speedrun.sh then does it.
+"""Plan the main job: its steps on this machine, their time, disk and dollars. speedrun.sh runs the plan.
 
 python -m scripts.plan
 python -m scripts.plan --on=8xH100
@@ -8,51 +8,61 @@ import os
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
-from nanochat.jobs.scales import SCALES
 from nanochat.log import print0
 from tasks import CHAT_CORE, TASKS
 
-# What the stages read; and the task without whose files a stage is left out.
+# Data sets that the stages read, and the task without whose files a stage is left out.
 READ = (*CHAT_CORE, "Questions", "SmolTalk", "Identity", "SimpleSpelling")
 NEEDS = {"mid_train": "ARC-Easy", "chat_rl": "GSM8K"}
 
 
 @dataclass(frozen=True)
 class Config:
-    """Say what the main job will do on this machine, and what that takes."""
+    """Print the plan of the main job: steps, time, disk, dollars."""
 
-    scale: str = option("auto", f"auto, or one of {', '.join(SCALES)}", group="run")
-    depth: Count = option(0, "layers of the model, 0: of the scale", group="run", unit="LAYERS", least=1)
+    scale: str = option("auto", "auto, embedded, cpu, 1gpu or 8xh100", group="run")
+    depth: Count = option(0, "layers of the model; 0: the scale's", group="run", unit="LAYERS", least=1)
     data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="run")
     tag: str = option("default", "name of the run's folders", group="run")
-    seed: Count = option(1, "of the embedded world, of weights and of the order of data", group="run", least=0)
-    wandb: str = option("", "name for W&B; empty: do without", group="run", unit="NAME")
-    until: str = option("", "the last step to do", group="run", unit="STAGE")
-    seconds: float = option(0.0, "of base training; other clocks in proportion; 0: of the scale", group="run", least=0)
-    fresh: bool = option(False, "start anew, what is there is set aside", group="run")
+    seed: Count = option(1, "seed of the embedded world, the weights and the data order", group="run", least=0)
+    wandb: str = option("", "name of the run in W&B; empty: no W&B", group="run", unit="NAME")
+    until: str = option("", "last step to run", group="run", unit="STAGE")
+    seconds: float = option(
+        0.0, "time for base training, other stages in proportion; 0: the scale's", group="run", least=0
+    )
+    fresh: bool = option(False, "start again; earlier results are archived", group="run")
     on: str = option("", "hardware to plan for, like 8xH100; empty: this machine", group="plan")
-    cwd: str = option("", "folder that --data is named from", group="plan", unit="FOLDER")
-    start: Count = option(-1, "for speedrun.sh: keep the plan, and tell this descriptor its folder", group="plan")
+    cwd: str = option("", "folder that a relative --data starts from", group="plan", unit="FOLDER")
+    save: Count = option(
+        -1, "for speedrun.sh: save the plan, write its folder to this descriptor", group="plan", least=-1
+    )
 
 
 def main(config: Config) -> None:
-    from nanochat.jobs.plan import STAGED, folder, make
-    from nanochat.jobs.runner import set_aside, take
-    from nanochat.paths import write_json
+    from nanochat.jobs.estimate import base_run_of_flags, dry_run, plan_lines
+    from nanochat.jobs.plan import choose_setting, make_job, stage_flags
+    from nanochat.jobs.runner import archive, hold_job
 
-    home = folder(config.tag)
-    starts = config.start >= 0
-    if starts:
-        home.mkdir(parents=True, exist_ok=True)
-        take(os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o666), config.tag)
-    plan, lines = make(config, {name: TASKS[name].files() for name in READ}, NEEDS)
-    print0("\n== plan", *lines, sep="\n")
-    if starts:
-        for stage in STAGED if config.fresh else []:
-            if kept := set_aside(plan, stage):
-                print0(f"--fresh: what {stage} had left is kept in {kept}")
-        write_json(home / "plan.json", plan.save())
-        os.write(config.start, str(home.resolve()).encode())
+    setting = choose_setting(config)
+    flags = stage_flags(setting, config)
+    if setting.scale.seconds:
+        base = base_run_of_flags(flags["base_train"])
+    else:
+        base = dry_run(flags["base_train"], setting.hardware if config.on or setting.idle else "")
+    tasks = {name: TASKS[name].files() for name in READ}
+    job = make_job(setting, config, flags, base.tokens, tasks, NEEDS)
+    lines = plan_lines(job, setting, config, base)
+    if config.save < 0:
+        print0("\n== plan", *lines, sep="\n")
+        return
+    with hold_job(job):
+        print0("\n== plan", *lines, sep="\n")
+        for step in job.steps if config.fresh else []:
+            place = archive(job, step)
+            if place:
+                print0(f"--fresh: earlier results of {step.name} are in {place}")
+        job.save()
+    os.write(config.save, str(job.folder.resolve()).encode())
 
 
 if __name__ == "__main__":

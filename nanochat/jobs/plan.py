@@ -1,127 +1,274 @@
-"""What the main job will do: scale, text, the command of each step, and what it takes; all before anything starts.
+"""Plan of the main job: the scale, the command of each stage, and an estimate of time, disk and dollars.
 
-A plan is a folder, `<base>/speedrun/<tag>`: plan.json, and a log and a record for each step.
+`make_plan` turns a command line into a job for `nanochat.jobs.runner`, and into lines that describe it; nothing starts.
+The table SCALES has the flags of each stage.
 """
 
 import functools
 import http.client
-import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from nanochat.data import hub
 from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files
 from nanochat.data.hub import HubFile
-from nanochat.evals.core_tasks import BUNDLE
+from nanochat.evals.core_tasks import BUNDLE, data_files
 from nanochat.hardware import Accelerator, parse_named
-from nanochat.jobs.scales import SCALES, Scale, choose, evening_depth, flags_of
-from nanochat.log import duration
+from nanochat.jobs.runner import Job, Step, read_settings
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
-from nanochat.report.card import terminal_table
-from nanochat.stages import STAGES
+from nanochat.stages import MODELS, STAGES
 
-PATIENCE = 3.0  # seconds that a hub may take to answer
-DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # where a machine has none of them, it has no GPU
-BEFORE, LAST = ("world", "download"), "report"
-JUDGES = {stage.name: stage for stage in STAGES if stage.source}
-STEPS = (*BEFORE, *(stage.name for stage in STAGES if stage.source != "base"), LAST)  # a base model cannot chat
+# ---- scales: the flags of each stage on a machine of a size ----
+
+VOCABULARY = "--max-chars=2e9 --doc-cap=10000"  # text that the tokenizer learns from
+# A CPU has no time for all problems of all tasks.
+FEW_PROBLEMS = {
+    "base_loss": "--eval-bytes=500000",
+    "base_eval": "--max-per-task=100",
+    "chat_eval": "--max-problems=100 --max-new-tokens=128",
+}
+# Minutes on two cores: deep, narrow, large steps, so that the model soon learns to look things up; a fixed number of
+# steps, so that a slow machine takes longer and learns the same. The reasons are in dev/LOG.md.
+EMBEDDED_MODEL = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=100000"
+EMBEDDED_RATES = "--matrix-lr=0.08 --embedding-lr=1.2 --unembedding-lr=0.06 --warmup-steps=20 --total-batch-size=2048"
+# Choices are also named with their text: a model of this size cannot learn to choose from letters alone.
+CHATS = "SmolTalk:0.33,Identity,GSM8K:0.15,AQUA-Rationale,MMLU:0.17,MMLU-Named:0.7,SimpleSpelling:0.2,SpellingBee:0.2"
+# Steps on a CPU are few and long, so checkpoints are saved often.
+CPU_MODEL = "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"
+CPU_TUNING = "--eval-metrics-max-problems=50 --save-every=100"
+EMBEDDED_TUNING = f"--mixture={CHATS} --eval-tokens=30000 {CPU_TUNING}"
+CPU_RL = "--task=GSM8K --eval-examples=100 --save-every=10"
+GPU_TUNING = {
+    "mid_train": "--keep-last=1",
+    "chat_sft": "--keep-last=1",
+    "chat_rl": "--task=GSM8K --keep-last=1",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Settings of all stages for machines of a size.
+
+    world: the text is the embedded world unless --data names another. depth: layers; 0: chosen by GPU memory.
+    flags: script -> its flags. seconds: step -> time measured on two cores; steps without one are estimated from FLOPs.
+    memory, disk: GB as measured; 0: estimated.
+    """
+
+    description: str
+    world: bool
+    depth: int
+    flags: Mapping[str, str]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    memory: float = 0
+    disk: float = 0
+
+
+SCALES = {
+    "embedded": Scale(
+        "the embedded world on a CPU, some minutes of training",
+        world=True,
+        depth=8,
+        flags={
+            "tok_train": f"--vocab-size=4096 {VOCABULARY}",
+            "base_train": f"{EMBEDDED_MODEL} {EMBEDDED_RATES} --save-every=100 --num-iterations=500",
+            "mid_train": f"--num-iterations=110 {EMBEDDED_TUNING}",
+            "chat_sft": f"--num-iterations=48 --init-lr-frac=0.2 {EMBEDDED_TUNING}",
+            "chat_rl": f"--num-iterations=20 --max-new-tokens=100 --init-lr-frac=0.03 {CPU_RL}",
+            "base_loss": "--eval-bytes=200000",
+            "base_eval": FEW_PROBLEMS["base_eval"],
+            "chat_eval": FEW_PROBLEMS["chat_eval"],
+        },
+        seconds={
+            "world": 8,
+            "tok_train": 1,
+            "tok_eval": 4,
+            "base_train": 265,
+            "base_loss": 20,
+            "base_eval": 9,
+            "mid_train": 72,
+            "chat_eval_mid": 13,
+            "chat_sft": 42,
+            "chat_eval_sft": 14,
+            "chat_rl": 95,
+            "chat_eval_rl": 14,
+            "report": 1,
+        },
+        memory=1.5,
+        disk=1.5,
+    ),
+    "cpu": Scale(
+        "real text on a CPU, an evening",
+        world=False,
+        depth=4,
+        flags={
+            "tok_train": f"--vocab-size=8192 {VOCABULARY}",
+            "base_train": f"{CPU_MODEL} --total-batch-size=8192 --target-seconds=7200",
+            "mid_train": f"--target-seconds=1800 {CPU_TUNING}",
+            "chat_sft": f"--target-seconds=1800 {CPU_TUNING}",
+            "chat_rl": f"--num-iterations=100 {CPU_RL}",
+            **FEW_PROBLEMS,
+        },
+        memory=2,
+        disk=4,
+    ),
+    "1gpu": Scale(
+        "a depth that fits the GPU's memory, an evening",
+        world=False,
+        depth=0,
+        flags={
+            "tok_train": f"--vocab-size=65536 {VOCABULARY}",
+            "base_train": "--target-param-data-ratio=12 --core-metric-every=2000",
+            **GPU_TUNING,
+        },
+    ),
+    "8xh100": Scale(
+        "as good as GPT-2, in some hours",
+        world=False,
+        depth=24,
+        flags={
+            "tok_train": f"--vocab-size=65536 {VOCABULARY}",
+            "base_train": "--target-param-data-ratio=8 --fp8 --core-metric-every=2000",
+            **GPU_TUNING,
+        },
+    ),
+}
+EVENING_DEPTHS = ((70, 16), (30, 12), (20, 10), (10, 8), (0, 6))  # GB of one GPU, depth that it trains in an evening
+LARGE_GPUS, LARGE_MEMORY = 8, 79  # from so many GPUs of so many GB: the scale 8xh100
+HORIZONS = ("--num-iterations", "--target-param-data-ratio")
+EMBEDDED_TRAINING_SECONDS = 248  # of the 500 steps of base training, to shorten the other stages by --seconds
+
+
+def choose_scale(gpus: int, accelerator: Accelerator | None, has_text: bool) -> tuple[str, str]:
+    """Return the scale of --scale=auto, and the reason."""
+    if not gpus:
+        return "embedded", "no GPU is here"
+    if not has_text:
+        return "embedded", "no text is here, and no network to fetch some"
+    if gpus >= LARGE_GPUS and (accelerator.memory or 0) >= LARGE_MEMORY:
+        return "8xh100", f"{gpus} GPUs of {accelerator.memory:g} GB"
+    return "1gpu", f"fewer than {LARGE_GPUS} GPUs of 80 GB"
+
+
+def evening_depth(accelerator: Accelerator | None) -> int:
+    """Return the depth that one GPU trains in an evening; the least if its memory is not known."""
+    memory = (accelerator.memory or 0) if accelerator else 0
+    return next(depth for least, depth in EVENING_DEPTHS if memory >= least)
+
+
+def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]:
+    """Return flag -> value ("" for a switch) of a script.
+
+    seconds: time for base training, if given; the horizons of all other stages change in proportion.
+    """
+    words = [word.partition("=") for word in scale.flags.get(script, "").split()]
+    flags = {name: value for name, _, value in words}
+    if not seconds:
+        return flags
+    if script == "base_train":
+        flags = {name: value for name, value in flags.items() if name not in HORIZONS}
+        flags["--target-seconds"] = f"{seconds:g}"
+        return flags
+    share = time_share(scale, seconds)
+    if share and "--target-seconds" in flags:
+        flags["--target-seconds"] = f"{float(flags['--target-seconds']) * share:g}"
+    elif share and "--num-iterations" in flags:
+        steps = round(int(flags["--num-iterations"]) * share)
+        flags["--num-iterations"] = str(max(1, steps))
+    return flags
+
+
+def time_share(scale: Scale, seconds: float) -> float:
+    """Return --seconds as a fraction of the scale's own base training; 0 if that has no fixed time."""
+    flags = scale_flags(scale, "base_train")
+    usual = float(flags.get("--target-seconds", EMBEDDED_TRAINING_SECONDS if scale.world else 0))
+    return seconds / usual if usual else 0.0
+
+
+# ---- steps ----
+
+SCRIPTS = {stage.name: stage.script for stage in STAGES}
 PARENTS = {stage.name: stage.parent for stage in STAGES}
-STAGED = [step for step in STEPS if step in PARENTS]
+SOURCES = {stage.name: stage.source for stage in STAGES if stage.source}
+# Base models are not evaluated on chats.
+PLANNED_STAGES = [stage.name for stage in STAGES if stage.source != "base"]
+STEPS = ("world", "download", *PLANNED_STAGES, "report")
+TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")
+TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
-SEEDED = ("base_train", "mid_train", "chat_sft", "chat_rl")
-TRAINED = 4  # stages that leave checkpoints
-CHECKPOINT = 12  # bytes of one for each parameter, at most
-TEXT = 2.5  # bytes on disk for each token of the hub's text
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
+HUB_TIMEOUT = 3.0  # seconds
 
 
-@dataclass(frozen=True)
-class Step:
-    """name: a stage's, or one of BEFORE, or LAST. words: its command behind `python`, which decides what comes of it.
+class Request(Protocol):
+    """Fields of the command line of scripts.plan."""
 
-    launch: what stands before the module, where several GPUs work. side: flags that change no result. left_out: why it
-    is not to be done.
-    """
-
-    name: str
-    words: list[str]
-    launch: list[str]
-    side: list[str]
-    left_out: str = ""
-
-    @property
-    def command(self) -> list[str]:
-        return [sys.executable, *self.launch, "-m", *self.words, *self.side]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """environment: variables for all steps. files: what stages read beside the text, by kind: [path, repo, revision].
-
-    again: the command that goes on with it.
-    """
-
-    tag: str
     scale: str
     depth: int
     data: str
-    environment: dict[str, str]
-    files: dict[str, list[list]]
-    steps: list[Step]
-    again: str
+    tag: str
+    seed: int
+    wandb: str
+    until: str
+    seconds: float
+    fresh: bool
+    on: str
+    cwd: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Choices that follow from a command line and the machine.
+
+    gpus: at work, a power of two, as the rows of a batch are; idle: the others. own_world: the job writes its world and
+    reads text and tasks from that. planned: for hardware that is not here.
+    """
+
+    name: str
+    reason: str
+    scale: Scale
+    depth: int
+    gpus: int
+    idle: int
+    accelerator: Accelerator | None
+    data: str
+    own_world: bool
+    world: Path
+    planned: bool
 
     @property
-    def folder(self) -> Path:
-        return folder(self.tag)
+    def hardware(self) -> str:
+        """GPUs at work, like 8xH100; empty: none."""
+        return f"{self.gpus}x{self.accelerator.name}" if self.gpus else ""
 
-    def step(self, name: str) -> Step:
-        return next(step for step in self.steps if step.name == name)
+    def has_files(self, files: Sequence[HubFile]) -> bool:
+        """Return True if the files are here, will be written with the world, or can be downloaded."""
+        on_hub = all(file.repo and not file.repo.startswith("local/") for file in files)
+        return self.own_world or hub.is_here(files) or (on_hub and has_network(self.planned))
 
-    def left_out(self) -> list[str]:
-        """A line for each reason."""
-        reasons: dict[str, list[str]] = {}
-        for step in self.steps:
-            reasons.setdefault(step.left_out, []).append(step.name)
-        return [f"left out: {', '.join(names)} ({why})" for why, names in reasons.items() if why]
-
-    def save(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def folder(tag: str) -> Path:
-    return stage_dir("speedrun", tag)
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables for all stages."""
+        if self.own_world:
+            return {"NANOCHAT_HUB": str(self.world)}
+        # The world of an earlier job would stand in for real data sets that can be downloaded.
+        world_is_here = self.data != "world" and hub.world_dir().exists()
+        return {"NANOCHAT_WORLD": "off"} if world_is_here and has_network(self.planned) else {}
 
 
-def read(run: Path) -> Plan:
-    """The plan in a run's folder."""
-    record = json.loads((run / "plan.json").read_text(encoding="utf-8"))
-    return Plan(**record | {"steps": [Step(**step) for step in record["steps"]]})
-
-
-def record_of(run: Path, step: str) -> dict[str, Any]:
-    """What is written of a step (words, inputs, whether it is finished) or of the "plan"; empty: it never began."""
-    path = run / f"{step}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-# ---- what is here ----
-
-
-def hardware(named: str) -> tuple[int, Accelerator | None]:
-    """How many GPUs of which kind: as named (8xH100), or of this machine; torch, slow, is asked only if it has some."""
+def find_hardware(named: str) -> tuple[int, Accelerator | None]:
+    """Return count and kind of the GPUs that --on names, or of this machine. torch is imported only if it has some."""
     if named:
         return parse_named(named)
-    if not any(Path(path).exists() for path in DRIVERS) and not shutil.which("nvidia-smi"):
+    if not any(Path(path).exists() for path in GPU_DEVICES) and not shutil.which("nvidia-smi"):
         return 0, None
     from nanochat.runtime import planned_hardware
 
@@ -130,254 +277,236 @@ def hardware(named: str) -> tuple[int, Accelerator | None]:
 
 
 @functools.lru_cache
-def online(named: str) -> bool:
-    """Whether there is a hub to fetch from; of hardware that is only named it is supposed."""
-    if named:
+def has_network(planned: bool) -> bool:
+    """Return True if the hub answers; assumed of hardware that is not here."""
+    if planned:
         return True
-    from huggingface_hub import constants  # reads HF_ENDPOINT, HF_HUB_OFFLINE
+    from huggingface_hub import constants  # reads HF_ENDPOINT and HF_HUB_OFFLINE when it is imported
 
     if hub.mirror() or constants.HF_HUB_OFFLINE:
         return False
+    request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
     try:
-        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=PATIENCE).close()
-    except urllib.error.HTTPError:  # an answer, too
+        urllib.request.urlopen(request, timeout=HUB_TIMEOUT).close()
+    except urllib.error.HTTPError:  # an answer too
         return True
     except (OSError, ValueError, http.client.HTTPException):
         return False
     return True
 
 
-def _text_here() -> str:
+def text_here() -> str:
+    """Return the first corpus of AUTO that is on this machine; empty: none."""
     return next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "")
 
 
-def _absolute(data: str, cwd: Path) -> str:
-    """--data with the folders in it named from the root: the stages run elsewhere."""
+def absolute_data(data: str, folder: Path) -> str:
+    """Return --data with absolute paths, because stages run in another folder."""
 
-    def placed(source: str) -> str:
-        path = cwd / Path(source.removeprefix("folder:")).expanduser()
+    def absolute(source: str) -> str:
+        path = folder / Path(source.removeprefix("folder:")).expanduser()
         return f"folder:{path.resolve()}" if path.is_dir() and source not in CORPORA else source
 
-    if (whole := placed(data)) != data:
-        return whole
-    parts = (re.fullmatch(r"(.*?)(:[\d.]+)?", part.strip()).groups("") for part in data.split(","))
-    return ",".join(placed(source) + share for source, share in parts)
+    if absolute(data) != data:  # one folder, perhaps with commas in its name
+        return absolute(data)
+    parts = [re.fullmatch(r"(.*?)(:[\d.]+)?", part.strip()).groups("") for part in data.split(",")]
+    return ",".join(absolute(source) + share for source, share in parts)
 
 
-# ---- the plan ----
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a command line comes to on this machine. own: whether the run writes its world, and reads all from there.
-
-    count: of GPUs at work, a power of two like the rows of a step. idle: the others. named: hardware that is to come.
-    """
-
-    name: str
-    why: str
-    scale: Scale
-    depth: int
-    count: int
-    idle: int
-    accelerator: Accelerator | None
-    data: str
-    own: bool
-    world: Path
-    named: str
-
-    def can_have(self, files: Sequence[HubFile]) -> bool:
-        fetched = all(file.repo and not file.repo.startswith("local/") for file in files)
-        return self.own or hub.is_here(files) or (fetched and online(self.named))
-
-    @property
-    def environment(self) -> dict[str, str]:
-        if self.own:
-            return {"NANOCHAT_HUB": str(self.world)}
-        stale = self.data != "world" and hub.world_dir().exists()  # what it lacks would not be fetched
-        return {"NANOCHAT_WORLD": "off"} if stale and online(self.named) else {}
-
-
-def look(config: Any) -> Choice:
-    """At this machine; ValueError where a flag names what is not there."""
-    for name, value, known in (("scale", config.scale, ("auto", *SCALES)), ("until", config.until, ("", *STEPS))):
+def choose_setting(request: Request) -> Setting:
+    """Return the choices for this machine; a ValueError if a flag names something that does not exist."""
+    for flag, value, known in (
+        ("scale", request.scale, ("auto", *SCALES)),
+        ("until", request.until, ("", *STEPS)),
+    ):
         if value not in known:
-            raise ValueError(f"--{name}={value} is not known, take one of {', '.join(filter(None, known))}")
-    count, accelerator = hardware(config.on)
-    data, name, why = config.data, config.scale, "as asked"
+            raise ValueError(f"--{flag}={value} is not known, take one of {', '.join(filter(None, known))}")
+    count, accelerator = find_hardware(request.on)
+    planned = bool(request.on)
+    data = request.data
     if data != "auto":
-        data = _absolute(data, Path(config.cwd or "."))
+        data = absolute_data(data, Path(request.cwd or "."))
         check_data(data)
-    begun = {} if config.fresh or config.on else record_of(folder(config.tag), "plan")
-    if name == "auto" and begun:  # a GPU or a network that has gone must not throw away what is trained
-        name, why = begun["scale"], "as this run began"
+
+    earlier = {} if request.fresh or planned else read_settings(stage_dir("speedrun", request.tag))
+    name, reason = request.scale, "as asked"
+    if name == "auto" and earlier:  # a lost GPU or network must not discard a trained model
+        name, reason = earlier["scale"], "as this run started"
     elif name == "auto":
-        name, why = choose(count, accelerator, not count or data != "auto" or bool(_text_here()) or online(config.on))
+        has_text = not count or data != "auto" or bool(text_here()) or has_network(planned)
+        name, reason = choose_scale(count, accelerator, has_text)
     scale = SCALES[name]
-    at_work = min(count, 1) if scale.world else 1 << count.bit_length() >> 1  # a world's steps are of a few rows
     if data == "auto":
-        data = "world" if scale.world else _text_here() or ("climbmix" if online(config.on) else "")
+        network_text = "climbmix" if has_network(planned) else ""
+        data = "world" if scale.world else text_here() or network_text
     if not data:
-        raise ValueError(f"--scale={name} learns from real text, and there is none: name a folder with --data=FOLDER")
+        raise ValueError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
+
+    earlier_depth = earlier.get("depth", 0) if earlier.get("scale") == name else 0
+    # The steps of a world are small: one GPU is faster than several.
+    gpus = min(count, 1) if scale.world else 1 << count.bit_length() >> 1
     mirror, world = hub.mirror(), hub.world_dir()
-    own = data == "world" and not (mirror and (mirror / "datasets/local/world").is_dir())
-    world = world if config.seed == 1 else world.with_name(f"{world.name}-{config.seed}")
-    known = begun.get("depth", 0) if begun.get("scale") == name else 0
-    depth = config.depth or scale.depth or known or evening_depth(accelerator)
-    return Choice(name, why, scale, depth, at_work, count - at_work, accelerator, data, own, world, config.on)
+    mirror_has_world = mirror and (mirror / "datasets/local/world").is_dir()
+    return Setting(
+        name=name,
+        reason=reason,
+        scale=scale,
+        depth=request.depth or scale.depth or earlier_depth or evening_depth(accelerator),
+        gpus=gpus,
+        idle=count - gpus,
+        accelerator=accelerator,
+        data=data,
+        own_world=data == "world" and not mirror_has_world,
+        world=world if request.seed == 1 else world.with_name(f"{world.name}-{request.seed}"),
+        planned=planned,
+    )
 
 
-def make(config: Any, tasks: Mapping[str, Sequence[HubFile]], needs: Mapping[str, str]) -> tuple[Plan, list[str]]:
-    """The plan that a command line asks for, and the lines that tell it; ValueError where it cannot be.
-
-    tasks: the files of each task that stages read. needs: stage -> the task without whose files it is left out.
-    """
-    chosen = look(config)
-    data, own, flags = chosen.data, chosen.own, _flags(chosen, config)
-    on = f"{chosen.count}x{chosen.accelerator.name}" if chosen.count else ""
-    dry = {} if chosen.scale.disk else _dry_run(flags["base_train"], on if config.on or chosen.idle else "")
-    commands = {
-        step: [f"scripts.{JUDGES[step].script if step in JUDGES else step}", *_words(flags[step])] for step in STAGED
-    }
-    commands["world"] = ["nanochat.world", f"--out={chosen.world}", f"--seed={config.seed}"]
-    commands["download"] = ["scripts.prepare", f"--data={data}", f"--tokens={dry.get('tokens', 0)}"]
-    commands[LAST] = ["nanochat.report", "--out=report.md", f"--tag={config.tag}"]
-    mirrored = data == "world" and not own
-    lacks = {} if own else {"world": f"the text is {'the world of NANOCHAT_HUB' if mirrored else data}"}
-    if not hub_files(data):
-        lacks["download"] = "nothing is to be fetched"
-    if not chosen.can_have(BUNDLE):
-        lacks["base_eval"] = "there is no eval_bundle, and none to fetch: NANOCHAT_HUB may name a mirror that has one"
-    for step, task in needs.items():
-        if not chosen.can_have(tasks[task]):
-            lacks[step] = f"the files of {task} are not here, and not to be fetched"
-    several = [*TORCHRUN, f"--nproc_per_node={chosen.count}"] if chosen.count > 1 else []
-    steps = []
-    for step in STEPS:
-        launch = several if step in STAGED and not step.startswith("tok") else []
-        side = [f"--run={config.wandb}"] if config.wandb and step in STAGED else []
-        steps.append(Step(step, commands[step], launch, side, _why_not(step, lacks, config.until)))
-    files = {"bundle": BUNDLE, "tasks": dict.fromkeys(file for some in tasks.values() for file in some)}
-    files = {kind: [[file.path, file.repo, file.revision] for file in some] for kind, some in files.items()}
-    plan = Plan(config.tag, chosen.name, chosen.depth, data, chosen.environment, files, steps, _again(config, data))
-    return plan, _tell(plan, chosen, dry, config)
-
-
-def _why_not(step: str, lacks: dict[str, str], until: str) -> str:
-    """Why a step is left out, or nothing; so are those that go on from it."""
-    if until and STEPS.index(step) > STEPS.index(until):
-        lacks[step] = f"after --until={until}"
-    elif (parent := PARENTS.get(step)) in lacks:
-        lacks.setdefault(step, f"{parent} is left out")
-    return lacks.get(step, "")
-
-
-def _flags(chosen: Choice, config: Any) -> dict[str, dict[str, str]]:
-    """Of each stage: those of the scale, and what follows from the machine and the command line."""
+def stage_flags(setting: Setting, request: Request) -> dict[str, dict[str, str]]:
+    """Return the flags of each stage: those of the scale, the machine and the command line."""
     flags = {}
-    for step in STAGED:
-        own = flags[step] = flags_of(chosen.scale, JUDGES[step].script if step in JUDGES else step, config.seconds)
-        own["--tag"] = config.tag
-        if step in SEEDED:
-            own["--seed"] = str(config.seed)
-        if step in JUDGES:
-            own["--source"] = JUDGES[step].source
-        if step in ("tok_train", "tok_eval", "base_train"):
-            own["--data"] = chosen.data
-        if chosen.data != "world":
-            own.pop("--mixture", None)  # it is of the world's tasks, those of the hub are the scripts' own choice
+    for name in PLANNED_STAGES:
+        own = scale_flags(setting.scale, SCRIPTS[name], request.seconds)
+        own["--tag"] = request.tag
+        if name in TRAINING:
+            own["--seed"] = str(request.seed)
+        if name in SOURCES:
+            own["--source"] = SOURCES[name]
+        if name in TEXT_STAGES and name != "base_loss":  # base_loss reads the text of the model's own run
+            own["--data"] = setting.data
+        if setting.data != "world":
+            own.pop("--mixture", None)  # names tasks of the world; the scripts have a default for real data sets
+        flags[name] = own
     base = flags["base_train"]
-    base |= {"--depth": str(chosen.depth), "--tokenizer-tag": config.tag}
-    if not chosen.can_have(BUNDLE):
+    base["--depth"] = str(setting.depth)
+    base["--tokenizer-tag"] = request.tag
+    if not setting.has_files(BUNDLE):
         base.pop("--core-metric-every", None)
-    if chosen.accelerator and not chosen.accelerator.fp8:
+    if setting.accelerator and not setting.accelerator.fp8:
         base.pop("--fp8", None)
     return flags
 
 
-def _words(flags: Mapping[str, str]) -> list[str]:
+def flag_words(flags: Mapping[str, str]) -> list[str]:
     return [f"{flag}={value}" if value else flag for flag, value in flags.items()]
 
 
-def _dry_run(flags: dict[str, str], named: str) -> dict[str, Any]:
-    """What scripts.base_train says that a run will take: parameters, tokens, memory, time, dollars."""
-    flags = flags | ({"--on": named} if named else {})
-    command = [sys.executable, "-m", "scripts.base_train", "--dry-run", *_words(flags)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
-    found = {"lines": re.findall(r"^(?:memory of a rank|time |that is more).*", done.stdout, re.MULTILINE)}
-    for key, label in (("parameters", "Number of parameters"), ("tokens", "Number of training tokens")):
-        number = re.search(rf"^{label}: ([\d,]+)$", done.stdout, re.MULTILINE)
-        found[key] = int(number[1].replace(",", "")) if number else 0
-    time = re.search(r"^time (?:(\d+)h)?(?:(\d+)m)?(?:([\d.]+)s)? on ", done.stdout, re.MULTILINE)
-    found["seconds"] = (
-        sum(float(part or 0) * unit for part, unit in zip(time.groups(), (3600, 60, 1), strict=True)) if time else 0
+def make_job(
+    setting: Setting,
+    request: Request,
+    flags: Mapping[str, Mapping[str, str]],
+    tokens: int,
+    tasks: Mapping[str, Sequence[HubFile]],
+    needs: Mapping[str, str],
+) -> Job:
+    """Return the steps of the main job.
+
+    tokens: of base training, so that enough text is downloaded; 0: the corpus's default. tasks: task -> the files that
+    stages read. needs: stage -> the task without which it is left out.
+    """
+    skips = _missing(setting, tasks, needs)
+    task_files = list(dict.fromkeys(file for files in tasks.values() for file in files))
+    tag = request.tag
+    commands = {
+        "world": ["nanochat.world", f"--out={setting.world}", f"--seed={request.seed}"],
+        "download": ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"],
+        "report": ["nanochat.report", "--out=report.md", f"--tag={tag}"],
+    }
+    steps = []
+    for name in STEPS:
+        skips[name] = _skip_reason(name, skips, request.until)
+        if name in commands:
+            steps.append(Step(name, commands[name], skip=skips[name], quiet=name == "download"))
+            continue
+        files = [] if name in TEXT_STAGES else _bundle_files() if name == "base_eval" else task_files
+        on_gpus = setting.gpus > 1 and not name.startswith("tok")
+        step = Step(
+            name,
+            [f"scripts.{SCRIPTS[name]}", *flag_words(flags[name])],
+            output=f"{name}/{tag}",
+            parents=[f"{PARENTS[name]}/{tag}"] if PARENTS[name] else [],
+            data=setting.data if name in TEXT_STAGES else "",
+            files=[[file.path, file.repo, file.revision] for file in files],
+            launch=[*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if on_gpus else [],
+            options=[f"--run={request.wandb}"] if request.wandb else [],
+            skip=skips[name],
+        )
+        steps.append(step)
+    return Job(
+        "speedrun",
+        tag,
+        steps,
+        environment=setting.environment,
+        resume=resume_command(request, setting.data),
+        closing=skipped_lines(steps) + talk_lines(steps, tag),
+        settings={"scale": setting.name, "depth": setting.depth},
     )
-    return found
 
 
-def _again(config: Any, data: str) -> str:
-    """The command that goes on with this run, from anywhere; --fresh would start anew."""
-    words = {"scale": config.scale, "depth": config.depth, "tag": config.tag, "seed": config.seed}
-    words["data"] = config.data if config.data == "auto" else data  # as a folder of any place
-    words |= {"wandb": config.wandb, "until": config.until, "seconds": config.seconds and f"{config.seconds:g}"}
-    said = [f"--{name}={value}" for name, value in words.items() if value != getattr(type(config), name)]
-    return shlex.join(["bash", str(ROOT / "speedrun.sh"), *said])
+def _missing(setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs: Mapping[str, str]) -> dict[str, str]:
+    """Return step -> why the machine cannot do it."""
+    missing = {}
+    if not setting.own_world:
+        text = "the world of NANOCHAT_HUB" if setting.data == "world" else setting.data
+        missing["world"] = f"the text is {text}"
+    if not hub_files(setting.data):
+        missing["download"] = "nothing has to be downloaded"
+    if not setting.has_files(BUNDLE):
+        missing["base_eval"] = "no eval_bundle is here or on the hub: NANOCHAT_HUB may name a mirror that has one"
+    for name, task in needs.items():
+        if not setting.has_files(tasks[task]):
+            missing[name] = f"the files of {task} are not here and cannot be downloaded"
+    return missing
 
 
-# ---- what is told of it ----
+def _skip_reason(name: str, skips: Mapping[str, str], until: str) -> str:
+    """Return why a step is left out; empty: it is not. skips: the reasons of the steps before it."""
+    if until and STEPS.index(name) > STEPS.index(until):
+        return f"after --until={until}"
+    parent = PARENTS.get(name)
+    return skips.get(name) or (f"{parent} is left out" if skips.get(parent) else "")
 
 
-def _tell(plan: Plan, chosen: Choice, dry: Mapping, config: Any) -> list[str]:
-    """A table of the steps, and what they take together; ValueError where the disk has too little room."""
-    scale, gpu, mirror = chosen.scale, chosen.accelerator, hub.mirror()
-    measured = not config.seconds and chosen.depth == scale.depth
-    rows, left = [], []  # seconds of the steps to do, 0 where they are not known
-    for step in [step for step in plan.steps if not step.left_out]:
-        record = {} if config.fresh else record_of(plan.folder, step.name)
-        same = record.get("words") == step.words
-        done = same and record["finished"]
-        seconds = (record["seconds"] if done else measured and scale.seconds.get(step.name)) or _clock(step, dry)
-        tokens = (dry.get("tokens") or (measured and scale.tokens)) if step.name == "base_train" else 0
-        shown = f"{tokens / 1e6:,.1f} M" if tokens else None, duration(seconds) if seconds else None
-        rows.append([step.name, *shown, "finished" if done else "begun" if same else ""])
-        left += [] if done else [seconds]
-    total, unknown = sum(left), left.count(0)
-    columns = [["Step", ""], ["Tokens", ""], ["Time", ""], ["State", ""]]
-    larger = (chosen.depth / scale.depth) ** 2.5 if scale.depth else 1  # what a model with few words grows by
-    needed = CHECKPOINT * dry["parameters"] * (TRAINED + 2) + TEXT * dry["tokens"] if dry else 1e9 * scale.disk * larger
-    held = sum(_size(stage_dir(stage, plan.tag)) for stage in SEEDED)
-    there = next(path for path in (base_dir(), *base_dir().absolute().parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    if not config.on and free + held < needed:
-        missing = f"{needed / 1e9:.1f} GB are needed, {(needed - held - free) / 1e9:.1f} are missing"
-        raise ValueError(f"{base_dir()} has too little room: {missing}; free some, or set NANOCHAT_BASE_DIR")
-    takes = f"about {duration(total)}" + (f" and {unknown} steps of unknown length" if unknown else "")
-    takes += "" if dry else f", {scale.memory * max(1, larger):.1f} GB of memory"
-    dollars = f"{gpu.dollars * chosen.count * total / 3600:,.2f}" if gpu and gpu.dollars else "n/a"
-    gpus = f"{chosen.count} x {gpu.name}" if gpu else "no GPU"
-    gpus += f", {chosen.idle} more are idle (rows of a step are a power of two)" if chosen.idle else ""
-    world = f"the embedded world in {chosen.world}" if chosen.own else ""
+def _bundle_files() -> list[HubFile]:
+    """Return the files of the CORE bundle; only its index while that is not on this machine."""
+    if not hub.is_here(BUNDLE):
+        return list(BUNDLE)
+    [index] = hub.fetch(BUNDLE[:1], offline=True)
+    return [*BUNDLE, *data_files(index.path)]
+
+
+def resume_command(request: Request, data: str) -> str:
+    """Return the command that resumes this job from any folder; without --fresh, which would start again."""
+    words = ["bash", str(ROOT / "speedrun.sh")]
+    for name in ("scale", "depth", "tag", "seed", "data", "wandb", "until", "seconds"):
+        value = getattr(request, name)
+        if value == getattr(type(request), name):  # the default
+            continue
+        if name == "data":
+            value = data  # absolute
+        words.append(f"--{name}={value:g}" if name == "seconds" else f"--{name}={value}")
+    return shlex.join(words)
+
+
+def skipped_lines(steps: Sequence[Step]) -> list[str]:
+    """Return a line for each reason to leave steps out."""
+    reasons: dict[str, list[str]] = {}
+    for step in steps:
+        reasons.setdefault(step.skip, []).append(step.name)
+    return [f"left out: {', '.join(names)} ({reason})" for reason, names in reasons.items() if reason]
+
+
+def talk_lines(steps: Sequence[Step], tag: str) -> list[str]:
+    """Return the commands, for any folder, to chat with the last model of a job; nothing if it trains none."""
+    trained = {step.name for step in steps if not step.skip}
+    sources = [source for source, stage in MODELS.items() if stage in trained]
+    if not sources:
+        return []
+    place = f"cd {shlex.quote(str(ROOT))} &&"
+    if "NANOCHAT_BASE_DIR" in os.environ:
+        place += f" NANOCHAT_BASE_DIR={shlex.quote(str(base_dir().resolve()))}"
+    model = f"-i {sources[-1]} -g {tag}"
     return [
-        f"scale: {chosen.name}, {scale.about}: {chosen.why}",
-        f"machine: {os.cpu_count()} cores, {gpus}; depth {chosen.depth}",
-        f"text: {world or plan.data}" + (f"; data sets of the mirror {mirror}" if mirror and not world else ""),
-        terminal_table({"title": "", "columns": columns, "rows": rows}),
-        *plan.left_out(),
-        *(f"base_train: {line}" for line in dry.get("lines", [])),
-        f"in all: {takes}, {needed / 1e9:.1f} GB of disk ({free / 1e9:.1f} are free), dollars {dollars}",
-        f"logs and records: {plan.folder}",
+        f"talk to it: {place} .venv/bin/python -m scripts.chat_cli {model}",
+        f"in a browser: {place} .venv/bin/python -m scripts.chat_web {model}",
     ]
-
-
-def _clock(step: Step, dry: Mapping) -> float:
-    """Seconds that a step is to take, as far as it is told or reckoned."""
-    flags = dict(word.split("=", 1) for word in step.words[1:] if "=" in word)
-    reckoned = dry.get("seconds", 0.0) if step.name == "base_train" else 0.0
-    return float(flags.get("--target-seconds", reckoned))
-
-
-def _size(place: Path) -> int:
-    """Of what a run has left there by now."""
-    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file()) if place.exists() else 0

@@ -1,323 +1,482 @@
-"""Runs a step of the main job: skipped where it is finished, gone on with where it was left, anew where it changed.
+"""Job runner: runs a list of steps; skips finished steps, resumes stopped ones, repeats changed ones.
 
-python -m nanochat.jobs.runner --run=FOLDER --stage=base_train, as speedrun.sh does, with the lock on descriptor LOCK.
+A job has a folder with `plan.json` (its steps) and, for each step, a log and a record. A step is finished when its
+record says so, command and hashes of inputs are as recorded, and its `outcome.json` exists; printed text is never read.
+
+From Python, `run_job` runs all steps, several at once if asked; jobs in different folders run side by side. speedrun.sh
+runs one step a line: `python -m nanochat.jobs.runner --job=FOLDER --step=base_train --lock=9`.
 """
 
-import errno
 import fcntl
 import hashlib
 import json
 import os
-import pty
 import re
 import select
 import shlex
 import signal
 import subprocess
 import sys
-import termios
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nanochat.config import option, run
+from nanochat.config import Count, option, run
 from nanochat.data import hub
 from nanochat.data.corpus import find
-from nanochat.data.hub import HubFile
-from nanochat.evals.core_tasks import data_files
-from nanochat.jobs.plan import LAST, PARENTS, Plan, Step, read, record_of
 from nanochat.log import duration, print0
 from nanochat.outcome import ROOT, Outcome
 from nanochat.paths import base_dir, stage_dir, write_json
-from nanochat.stages import MODELS
 
-LOCK = 9  # the descriptor that speedrun.sh opens, and every process below it inherits
-LOOK = 0.5  # seconds between looks whether the script is still there
-TEXTS = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read text
-QUIET = ("download",)  # runs beside others: its lines go to its log alone
-ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+POLL_SECONDS = 0.5  # between checks that the calling script is still there
+ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")  # colours and cursor movements of a terminal
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
-class Config:
-    """Run a step of a planned main job, if it is not finished."""
+class Step:
+    """A command of a job. Paths of stages are written STAGE/TAG, below the base folder.
 
-    run: str = option("", "folder of the plan", group="step", unit="FOLDER")
-    stage: str = option("", "step of it", group="step")
+    command: the module and the flags that decide its result; a change repeats the step.
+    launch: words before the module (torchrun); options: flags that change no result. A change of either is no reason to
+    repeat the step. output: the stage that it writes, with an outcome.json; empty: none, so the step always runs.
+    parents: stages whose artifacts it reads. data: the --data whose files it reads. files: further files of a hub,
+    as [path, repo, revision]. skip: why the job leaves the step out; empty: it does not. quiet: log only.
+    """
+
+    name: str
+    command: list[str]
+    output: str = ""
+    parents: list[str] = field(default_factory=list)
+    data: str = ""
+    files: list[list] = field(default_factory=list)
+    launch: list[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
+    skip: str = ""
+    quiet: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """The whole command line."""
+        return [sys.executable, *self.launch, "-m", *self.command, *self.options]
+
+    @property
+    def outcome(self) -> Path:
+        return base_dir() / self.output / "outcome.json"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the stage it writes is there; a step without a stage is never done."""
+        return bool(self.output) and self.outcome.exists()
 
 
-# ---- one run at a time ----
+@dataclass(frozen=True)
+class Job:
+    """Steps in order, in a folder of their own.
+
+    kind, tag: name the folder and the messages. environment: variables for all steps. resume: the command that resumes
+    the job. closing: lines to print after the last step. settings: the planner's choices, which a later plan keeps.
+    """
+
+    kind: str
+    tag: str
+    steps: list[Step]
+    environment: dict[str, str] = field(default_factory=dict)
+    resume: str = ""
+    closing: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return stage_dir(self.kind, self.tag)
+
+    def step(self, name: str) -> Step:
+        return next(step for step in self.steps if step.name == name)
+
+    def save(self) -> None:
+        write_json(self.folder / "plan.json", asdict(self))
 
 
-def take(lock: int, tag: str) -> None:
-    """The lock of a run, an open file, which stays taken until all who inherited it have ended; or a ValueError."""
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings of the plan in a folder; empty if there is none. Older plans keep them at the top level."""
+    path = folder / "plan.json"
+    saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return saved.get("settings", saved)
+
+
+def load_job(folder: Path) -> Job:
+    """Return the job that was saved in a folder."""
+    saved = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    steps = [Step(**step) for step in saved.pop("steps")]
+    return Job(steps=steps, **saved)
+
+
+class StepFailed(Exception):
+    """A step ended without a result. status: the exit status for the process that ran it."""
+
+    def __init__(self, message: str, status: int):
+        super().__init__(message)
+        self.status = status
+
+
+# ---- one process at a time ----
+
+
+@contextmanager
+def hold_job(job: Job) -> Iterator[int]:
+    """Hold the lock of a job; yields its file descriptor. A ValueError if another process holds it."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(job.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        take_lock(lock, job)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def take_lock(lock: int, job: Job) -> None:
+    """Lock an open file. The lock lasts until every process that inherited the descriptor has ended."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ValueError(
-            f"speedrun: another one is at work with --tag={tag}: wait for its end, or take another --tag"
+            f"{job.kind}: another process runs --tag={job.tag}: wait until it ends, or take another --tag"
         ) from None
     except OSError as error:
-        if error.errno == errno.EBADF:
-            raise ValueError("this is a part of speedrun.sh, which holds the lock of the run: start that") from None
         # Some shared file systems have no locks.
-        print0(f"speedrun: this run cannot be locked ({error}): see that no other uses --tag={tag}")
+        print0(f"{job.kind}: cannot lock {job.folder} ({error}): make sure that nothing else runs --tag={job.tag}")
 
 
-def set_aside(plan: Plan, step: str) -> Path | None:
-    """Move what a stage has left out of the way, and forget that it ran; where it lies now. Nothing is deleted."""
-    record, home = plan.folder / f"{step}.json", stage_dir(step, plan.tag)
-    if step not in PARENTS or not home.exists():
+def archive(job: Job, step: Step) -> Path | None:
+    """Move the stage of a step into the job's archive and forget its record. Returns the new place; deletes nothing."""
+    record, stage = job.folder / f"{step.name}.json", base_dir() / step.output
+    if not step.output or not stage.exists():
         record.unlink(missing_ok=True)
         return None
-    with open(home / "lock", "a") as lock:
+    with open(stage / "lock", "a") as lock:  # training holds it
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ValueError(f"another run is at work in {home}: wait for its end, or take another --tag") from None
-        kept = plan.folder / "set_aside" / f"{step}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        home.rename(kept)
-    record.unlink(missing_ok=True)  # last: as long as it is there, a stage that it does not fit is moved again
-    return kept
+            raise ValueError(f"another run writes to {stage}: wait until it ends, or take another --tag") from None
+        place = job.folder / "archive" / f"{step.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        stage.rename(place)
+    # Last: after a crash before this line, the record still says that the stage has to be archived.
+    record.unlink(missing_ok=True)
+    return place
 
 
-# ---- what a step depends on ----
+# ---- records and inputs ----
 
 
-def inputs_of(plan: Plan, step: str) -> dict[str, str]:
-    """Hash of each thing that a stage starts from, as far as it is here: artifacts of its parent, text, data sets."""
-    if step not in PARENTS:
-        return {}
-    found = {}
-    if parent := PARENTS[step]:
-        record = stage_dir(parent, plan.tag) / "outcome.json"
-        if record.exists():
-            try:
-                made = Outcome.load(record).artifacts
-            except ValueError as error:
-                raise ValueError(f"{record} is damaged ({error}): remove it, and {parent} writes it again") from None
-            found = {f"{parent}/{name}": content for name, content in made.items()}
-    hashed = Hashes(plan.folder / "hashes.json")
-    if step in TEXTS:
-        try:
-            files = [file for listing, _ in find(plan.data, offline=True) for file in listing.files]
-            found["the text"] = hashlib.sha256("\n".join(sorted(map(hashed, files))).encode()).hexdigest()
-        except hub.HubError:  # to be fetched yet
-            pass
-    else:
-        wanted = [HubFile(*entry) for entry in plan.files["bundle" if step == "base_eval" else "tasks"]]
-        here = {file: hub.fetch([file], offline=True)[0].path for file in wanted if hub.is_here([file])}
-        if step == "base_eval" and here:
-            named = data_files(here[wanted[0]])
-            here |= {file: hub.fetch([file], offline=True)[0].path for file in named if hub.is_here([file])}
-        found |= {str(file): hashed(path) for file, path in here.items()}
-    hashed.save()
-    return found
+def read_record(job: Job, step: Step) -> dict[str, Any]:
+    """Return the record of a step: command, inputs, seconds, finished, began; empty if the step never started."""
+    path = job.folder / f"{step.name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-class Hashes:
-    """SHA-256 of files, each read again only when its size or time has changed."""
+def recorded_command(record: dict[str, Any]) -> list[str]:
+    """Return the command in a record; records of older versions call it `words`."""
+    return record.get("command") or record.get("words", [])
+
+
+_HASHING = threading.Lock()  # steps that run side by side share one file of hashes
+
+
+class FileHashes:
+    """SHA-256 of files; a file is read again only when its size or modification time has changed."""
 
     def __init__(self, path: Path):
         self.path = path
         self._known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def __call__(self, path: Path) -> str:
-        about = path.stat()
-        stamp = [about.st_size, about.st_mtime_ns]
+        status = path.stat()
+        stamp = [status.st_size, status.st_mtime_ns]
         known = self._known.get(str(path))
         if not known or known[:2] != stamp:
-            known = self._known[str(path)] = [*stamp, hub.sha256(path)]
+            known = [*stamp, hub.sha256(path)]
+            self._known[str(path)] = known
         return known[2]
 
     def save(self) -> None:
         write_json(self.path, self._known)
 
 
-def difference(record: dict[str, Any], words: list[str], inputs: dict[str, str]) -> str:
-    """How a step differs from what its record says; nothing where it does not. What is gone, or new, is no change."""
-    before = record["words"]
-    if before != words:
-        gone, new = ([w for w in some if w not in others] for some, others in ((before, words), (words, before)))
-        return f"{shlex.join(gone) or 'nothing'} is now {shlex.join(new) or 'nothing'}"
-    changed = [name for name in inputs if record["inputs"].get(name, inputs[name]) != inputs[name]]
+def input_hashes(job: Job, step: Step) -> dict[str, str]:
+    """Return the hash of every input of a step that is on this machine: parents' artifacts, text, data sets."""
+    found = {}
+    for parent in step.parents:
+        outcome = base_dir() / parent / "outcome.json"
+        if outcome.exists():
+            artifacts = _load_outcome(outcome).artifacts
+            found |= {f"{parent}/{name}": digest for name, digest in artifacts.items()}
+    with _HASHING:
+        return found | _file_hashes(job, step)
+
+
+def _file_hashes(job: Job, step: Step) -> dict[str, str]:
+    """Return the hashes of the text and of the files of a step."""
+    found = {}
+    hash_file = FileHashes(job.folder / "hashes.json")
+    text = _text_files(step.data) if step.data else []
+    if text:
+        digests = sorted(map(hash_file, text))
+        found["the text"] = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    for entry in step.files:
+        file = hub.HubFile(*entry)
+        if hub.is_here([file]):
+            [place] = hub.fetch([file], offline=True)
+            found[str(file)] = hash_file(place.path)
+    hash_file.save()
+    return found
+
+
+def _load_outcome(path: Path) -> Outcome:
+    try:
+        return Outcome.load(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): remove the file to repeat the stage") from None
+
+
+def _text_files(data: str) -> list[Path]:
+    """Return the files of --data, or nothing while they have not been downloaded."""
+    try:
+        return [file for listing, _ in find(data, offline=True) for file in listing.files]
+    except hub.HubError:
+        return []
+
+
+def difference(record: dict[str, Any], step: Step, inputs: dict[str, str]) -> str:
+    """Return the reason why a step does not match its record; empty if it does. New and missing inputs do not count."""
+    before = recorded_command(record)
+    if before != step.command:
+        gone = [word for word in before if word not in step.command]
+        new = [word for word in step.command if word not in before]
+        return f"{' '.join(gone) or 'nothing'} is now {' '.join(new) or 'gone'}"
+    known = record["inputs"]
+    changed = [name for name, digest in inputs.items() if known.get(name, digest) != digest]
     return f"{', '.join(changed)} changed" if changed else ""
 
 
-# ---- running it ----
+# ---- running steps ----
 
 
-def main(config: Config) -> None:
-    plan = read(Path(config.run))
-    os.environ.update(plan.environment)
-    step = plan.step(config.stage)
-    take(LOCK, plan.tag)
-    if step.left_out:
-        print0(f"== {step.name}: left out, {step.left_out}")
-        record = record_of(plan.folder, step.name)
-        if (
-            record
-            and difference(record, step.words, inputs_of(plan, step.name))
-            and (kept := set_aside(plan, step.name))
-        ):
-            print0(f"== {step.name}: what an earlier run left does not fit this one, it is kept in {kept}")
-    else:
-        perform(plan, step)
-    if step.name == LAST:
-        closing(plan)
+def run_job(job: Job, workers: int = 1) -> dict[str, str]:
+    """Run all steps of a job, up to `workers` at once, each after its parents; returns step -> reason of each failure.
 
-
-def perform(plan: Plan, step: Step) -> None:
-    """The step, unless it is finished with these words and inputs; leaves a record of it."""
-    name, inputs = step.name, inputs_of(plan, step.name)
-    path, record, outcome = plan.folder / f"{name}.json", record_of(plan.folder, name), stage_dir(name, plan.tag)
-    if record and (why := difference(record, step.words, inputs)):
-        kept = set_aside(plan, name)
-        print0(f"\n== {name}: again, {why}" + (f"; what was there is kept in {kept}" if kept else ""))
-        record = {}
-    if record.get("finished") and name in PARENTS and (outcome / "outcome.json").exists():
-        print0(f"== {name}: finished before")
-        return
-    print0(f"\n== {name}: python {shlex.join(step.command[1:])}")
-    log = plan.folder / f"{name}.log"
-    spent = record.get("seconds", 0.0)
-    if "began" in record and log.exists():  # an attempt that was killed: it wrote its last line then
-        spent += max(0.0, log.stat().st_mtime - record["began"])
-    about = {"words": step.words, "inputs": record.get("inputs", inputs), "seconds": spent}
-    write_json(path, about | {"finished": False, "began": time.time()})
-    start = time.monotonic()
-    status, heard = execute(step.command, log, name in QUIET)
-    about["seconds"] += time.monotonic() - start
-    complete = not status and not heard and (name not in PARENTS or (outcome / "outcome.json").exists())
-    # What came while it ran counts too, like fetched text; what was there when it began counts as it was then.
-    about["inputs"] = inputs_of(plan, name) | about["inputs"] if complete else about["inputs"]
-    if complete and "seconds" in record and name in PARENTS:  # of all attempts, for the card
-        done = Outcome.load(outcome / "outcome.json")
-        write_json(outcome / "outcome.json", asdict(replace(done, seconds=about["seconds"])))
-    write_json(path, about | {"finished": complete})
-    if not complete:
-        stopped(plan, step, status or (128 + heard if heard else 1), heard)
-    print0(f"== {name}: done in {duration(about['seconds'])}")
-
-
-def stopped(plan: Plan, step: Step, status: int, heard: int) -> None:
-    """The last words on a step that did not end well: why, its log, and how to go on."""
-    log = plan.folder / f"{step.name}.log"
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    what = (
-        f"was stopped by {signal.Signals(heard).name}"
-        if heard
-        else f"failed with exit status {status}: {_reason(lines)}"
-    )
-    print0(f"speedrun: {step.name} {what}", f"its log: {log}", f"to go on: {plan.again}", sep="\n  ", file=sys.stderr)
-    raise SystemExit(status)
-
-
-def _reason(lines: list[str]) -> str:
-    """The line of a log that says what went wrong; torchrun puts a frame of its own behind it."""
-    said = [line for line in lines if line.startswith("error:")] or [line for line in lines if "Error" in line]
-    return (said or lines)[-1]
-
-
-def closing(plan: Plan) -> None:
-    """What the run came to: the card's summary, once more what was left out, and how to talk to its model."""
-    card = ROOT / "report.md"
-    done = not plan.step(LAST).left_out
-    if done:
-        print0(f"\n{card.read_text(encoding='utf-8').rpartition('## Summary')[2].strip()}\n")
-    print0(*plan.left_out(), sep="\n")
-    if done:
-        print0(f"report card: {card}")
-    print0(*talks(plan), sep="\n")
-
-
-def talks(plan: Plan) -> list[str]:
-    """The commands, for any folder, with which to talk to the last model of a run."""
-    sources = [source for source, stage in MODELS.items() if not plan.step(stage).left_out]
-    place = f"cd {shlex.quote(str(ROOT))} &&"
-    if "NANOCHAT_BASE_DIR" in os.environ:
-        place += f" NANOCHAT_BASE_DIR={shlex.quote(str(base_dir().resolve()))}"
-    scripts = {"talk to it": "chat_cli", "in a browser": "chat_web"} if sources else {}
-    return [
-        f"{label}: {place} .venv/bin/python -m scripts.{script} -i {sources[-1]} -g {plan.tag}"
-        for label, script in scripts.items()
-    ]
-
-
-def execute(command: list[str], log: Path, quiet: bool) -> tuple[int, int]:
-    """Exit status of a command, and the signal that this process had meanwhile (0: none).
-
-    Its output goes to the log, and unless quiet to ours: on a terminal it has one of its own, so that it draws live
-    lines. SIGTERM is handed on to it, Ctrl-C of a terminal has reached it already. It is ended when our script is gone.
+    A failed step does not stop steps that do not depend on it. Output goes to the logs.
     """
-    live = sys.stdout.isatty() and not quiet
-    source, sink = pty.openpty() if live else os.pipe()
-    if live:
-        settings = termios.tcgetattr(sink)
-        settings[1] &= ~termios.OPOST  # our own terminal makes line ends of line feeds
-        termios.tcsetattr(sink, termios.TCSANOW, settings)
-        fcntl.ioctl(sink, termios.TIOCSWINSZ, fcntl.ioctl(sys.stdout, termios.TIOCGWINSZ, bytes(8)))
-    with open(log, "ab", buffering=0) as file, hearing() as signals:
-        file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(command)}\n".encode())
-        child = subprocess.Popen(command, cwd=ROOT, stdout=sink, stderr=sink, pass_fds=(LOCK,))
-        os.close(sink)
+    os.environ.update(job.environment)
+    failures: dict[str, str] = {}
+    waiting = list(job.steps)
+    running: dict[Future, Step] = {}
+    with hold_job(job) as lock, stop_signals() as stop, ThreadPoolExecutor(workers) as pool:
+        while waiting or running:
+            pending = {step.output for step in [*waiting, *running.values()]}
+            ready = [step for step in waiting if not pending & set(step.parents)]
+            for step in ready[: 0 if stop else workers - len(running)]:
+                waiting.remove(step)
+                running[pool.submit(run_step, job, replace(step, quiet=True), lock, stop)] = step
+            if not running:  # stopped, or the parents of all others failed
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                step = running.pop(future)
+                error = future.exception()
+                if error:
+                    failures[step.name] = str(error)
+                    waiting = _without_children(step, waiting, failures)
+    failures |= {step.name: "the job was stopped" for step in waiting}
+    return failures
+
+
+def _without_children(failed: Step, steps: Sequence[Step], failures: dict[str, str]) -> list[Step]:
+    """Return the steps that do not depend on a failed step; the others are added to the failures."""
+    kept, lost = [], {failed.output}
+    for step in steps:  # in order: a step comes after its parents
+        if lost & set(step.parents):
+            lost.add(step.output)
+            failures[step.name] = f"{failed.name} failed"
+        else:
+            kept.append(step)
+    return kept
+
+
+def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) -> None:
+    """Run one step unless it is finished or left out, and keep its record; a StepFailed where it has no result.
+
+    lock: descriptor of the job's lock, which the command inherits. stop: signals received so far. script: the process
+    without which nobody would run the next step; 0: none.
+    """
+    record, inputs = read_record(job, step), input_hashes(job, step)
+    reason = difference(record, step, inputs) if record else ""
+    if reason:
+        place = archive(job, step)
+        print0(f"\n== {step.name}: repeated, {reason}" + (f"; earlier results are in {place}" if place else ""))
+        record = {}
+    if step.skip:
+        print0(f"== {step.name}: left out, {step.skip}")
+        return
+    if record.get("finished") and step.is_done:
+        print0(f"== {step.name}: already finished")
+        return
+    print0(f"\n== {step.name}: python {shlex.join(step.words[1:])}")
+    log = job.folder / f"{step.name}.log"
+    seconds = record.get("seconds", 0.0) + _lost_seconds(record, log)
+    # Inputs count as they were when the first attempt began.
+    entry = {"command": step.command, "inputs": record.get("inputs", inputs), "seconds": seconds, "finished": False}
+    path = job.folder / f"{step.name}.json"
+    write_json(path, entry | {"began": time.time()})
+
+    start = time.monotonic()
+    status = execute(step.words, log, lock, stop, echo=not step.quiet, script=script)
+    entry["seconds"] += time.monotonic() - start
+    finished = not status and not stop and (step.is_done or not step.output)
+    if finished:
+        entry["inputs"] = input_hashes(job, step) | entry["inputs"]  # with files that came while it ran
+        if step.output and record:
+            _set_seconds(step.outcome, entry["seconds"])
+    write_json(path, entry | {"finished": finished})
+    if not finished:
+        raise _failure(job, step, log, status, stop)
+    print0(f"== {step.name}: done in {duration(entry['seconds'])}")
+
+
+def _lost_seconds(record: dict[str, Any], log: Path) -> float:
+    """Return the length of an attempt that was killed: until the last line in its log."""
+    if "began" not in record or not log.exists():
+        return 0.0
+    return max(0.0, log.stat().st_mtime - record["began"])
+
+
+def _set_seconds(path: Path, seconds: float) -> None:
+    """Write the time of all attempts into an outcome, for the report card."""
+    outcome = replace(Outcome.load(path), seconds=seconds)
+    write_json(path, asdict(outcome))
+
+
+def _failure(job: Job, step: Step, log: Path, status: int, stop: list[int]) -> StepFailed:
+    """Return the error of a step: the stage, the reason, the log, the command that resumes."""
+    if stop:
+        reason = f"was stopped by {signal.Signals(stop[0]).name}"
+    else:
+        reason = f"failed with exit status {status}: {failure_line(log)}"
+    lines = [f"{job.kind}: {step.name} {reason}", f"log: {log}"]
+    lines += [f"resume with: {job.resume}"] if job.resume else []
+    return StepFailed("\n  ".join(lines), status or (128 + stop[0] if stop else 1))
+
+
+def failure_line(log: Path) -> str:
+    """Return the line of a log that names the error, for the message alone; torchrun prints a frame after it."""
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error:")] or [line for line in lines if "Error" in line]
+    return (errors or lines)[-1]
+
+
+# ---- a command and its output ----
+
+
+def execute(words: Sequence[str], log: Path, lock: int, stop: list[int], echo: bool = True, script: int = 0) -> int:
+    """Run a command and return its exit status (128 + signal if one killed it).
+
+    Output goes to the log, and if `echo` to our standard output as it comes.
+    """
+    with open(log, "ab", buffering=0) as file:
+        file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(words)}\n".encode())
+        child = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=(lock,))
         line = b""
-        for part in _output(source, child, signals):
-            try:
-                if not quiet:
-                    sys.stdout.buffer.write(part)
-                    sys.stdout.flush()
-            except OSError:  # whoever read our lines has gone; the stage need not, and the log has them
-                quiet = True
-            *whole, line = (line + part).split(b"\n")
-            file.writelines(_plain(one) for one in whole)
-        file.write(_plain(line) if line else b"")
+        for part in read_output(child, stop, script):
+            if echo:
+                echo = _write_out(part)
+            *complete, line = (line + part).split(b"\n")
+            file.writelines(plain_line(one) for one in complete)
+        if line:
+            file.write(plain_line(line))
+        child.stdout.close()
         status = child.wait()
-    os.close(source)
-    return (128 - status if status < 0 else status), (signals[0] if signals else 0)
+    return 128 - status if status < 0 else status
 
 
-def _output(source: int, child: subprocess.Popen, signals: list[int]) -> Iterator[bytes]:
-    """What the child writes, as it comes, until it has ended; signals that come are handed on meanwhile."""
-    script, told = os.getppid(), False
+def _write_out(part: bytes) -> bool:
+    """Write to our output; False if nobody reads it any more. The step continues, and the log has its lines."""
+    try:
+        sys.stdout.buffer.write(part)
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
+
+
+def read_output(child: subprocess.Popen, stop: list[int], script: int) -> Iterator[bytes]:
+    """Yield the output of a child until it ends. A SIGTERM is passed on; Ctrl-C reaches the child by itself."""
+    asked = False
     while True:
-        ended = child.poll() is not None  # all that it wrote is there by now
-        if not signals and os.getppid() != script:
-            signals.append(signal.SIGTERM)  # without the script nobody would run the next step
-        if signal.SIGTERM in signals and not told:
+        ended = child.poll() is not None  # checked before reading: an ended child has written everything
+        if script and not stop and os.getppid() != script:
+            stop.append(signal.SIGTERM)
+        if signal.SIGTERM in stop and not asked:
             child.terminate()
-            told = True
-        ready, _, _ = select.select([source], [], [], LOOK)
-        try:
-            part = os.read(source, 1 << 16) if ready else b""
-        except OSError:  # how Linux tells that a terminal has been closed
-            return
+            asked = True
+        ready, _, _ = select.select([child.stdout], [], [], POLL_SECONDS)
+        part = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
         if part:
             yield part
-        elif ready or ended:  # closed; or ended, and what it left behind holds it open
+        elif ready or ended:  # closed; or a process that the child left behind keeps the pipe open
             return
 
 
-def _plain(line: bytes) -> bytes:
-    """A line as it looked when it was complete: without what was drawn over, colours and the like."""
-    return ESCAPES.sub(b"", line.rstrip(b"\r").rpartition(b"\r")[2]) + b"\n"
+def plain_line(line: bytes) -> bytes:
+    """Return a line without colours and without text that a carriage return has overwritten."""
+    shown = line.rstrip(b"\r").rpartition(b"\r")[2]
+    return ESCAPES.sub(b"", shown) + b"\n"
 
 
 @contextmanager
-def hearing() -> Iterator[list[int]]:
-    """The signals to stop that this process gets: they wait for the child's end."""
-    had: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda number, _: had.append(number)) for number in numbers}
+def stop_signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in the list that it yields, so that the running steps can save and end."""
+    received: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in STOP_SIGNALS}
     try:
-        yield had
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# ---- the command of speedrun.sh ----
+
+
+@dataclass(frozen=True)
+class Config:
+    """Run one step of a planned job, unless it is finished."""
+
+    job: str = option("", "folder of the job", group="step", unit="FOLDER")
+    step: str = option("", "name of the step", group="step")
+    lock: Count = option(-1, "descriptor that holds the job's lock; -1: take the lock", group="step", least=-1)
+
+
+def main(config: Config) -> None:
+    job = load_job(Path(config.job))
+    os.environ.update(job.environment)
+    step = job.step(config.step)
+    with stop_signals() as stop:
+        try:
+            if config.lock >= 0:
+                take_lock(config.lock, job)
+                run_step(job, step, config.lock, stop, script=os.getppid())
+            else:
+                with hold_job(job) as lock:
+                    run_step(job, step, lock, stop)
+        except StepFailed as failure:
+            print0(failure, file=sys.stderr)
+            raise SystemExit(failure.status) from None
+    if step == job.steps[-1]:
+        print0(*job.closing, sep="\n")
 
 
 if __name__ == "__main__":

@@ -170,6 +170,7 @@ def main(config: Config) -> None:
     if out.is_dir():
         raise ValueError(f"--out={config.out} is a folder, name a file")
     write(base, out, config.tag)
+    print0(out.read_text(encoding="utf-8").rpartition("## Summary")[2].strip())
     print0(f"report card: {out.resolve()}")
 
 

@@ -1,100 +1,158 @@
-"""What the plan says of machines and flags, and what it hands to the driver: the script as a user runs it."""
+"""Plan of the main job: scale, steps, flags, reasons to leave a step out; `scripts.plan` is called in this process."""
 
 import json
 import os
-import re
-import subprocess
-import sys
 
 import pytest
 
-from nanochat.jobs.plan import STAGED, STEPS, read
-
-OFFLINE = {"HF_HUB_OFFLINE": "1"}
-
-
-def test_eight_gpus_are_planned_for_with_time_memory_and_dollars(python):
-    done = python("-m", "scripts.plan", "--on=8xH100")
-    assert done.returncode == 0, done.stderr
-    assert "scale: 8xh100" in done.stdout
-    assert "text: climbmix" in done.stdout
-    assert re.search(r"^download +- +- ", done.stdout, re.MULTILINE)
-    assert re.search(r"^base_train +[\d,]+\.\d M +\dh\d\dm ", done.stdout, re.MULTILINE)
-    assert re.search(r"^base_train: memory of a rank, GB: [\d.]+ ", done.stdout, re.MULTILINE)
-    assert re.search(
-        r"^in all: about \dh\d\dm and \d+ steps of unknown length, [\d.]+ GB.*dollars \d+", done.stdout, re.M
-    )
-    slower = python("-m", "scripts.plan", "--on=8xA100", "--until=base_train").stdout
-    assert "base_train: time" in slower  # without --fp8, which it has not
-    assert "(after --until=base_train)" in slower
+from nanochat.hardware import Accelerator, parse_named
+from nanochat.jobs import plan
+from nanochat.jobs.plan import EVENING_DEPTHS, PLANNED_STAGES, SCALES, STEPS, choose_scale, evening_depth, scale_flags
+from nanochat.jobs.runner import Job, Step, load_job
+from nanochat.stages import STAGES
+from scripts.plan import Config, main
 
 
 @pytest.fixture
-def planned(base, tmp_path):
-    """Keep a plan, as speedrun.sh does; the process and the plan."""
+def planned(base, monkeypatch, capsys):
+    """A function that plans with some flags and no network; returns the saved job and the printed plan."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
+    monkeypatch.delenv("NANOCHAT_HUB", raising=False)
+    monkeypatch.setattr(plan, "has_network", bool)
 
-    def plan(*words: str, **variables: str):
-        ear, mouth = os.pipe()
-        command = [sys.executable, "-m", "scripts.plan", *words, f"--start={mouth}"]
-        env = {name: value for name, value in os.environ.items() if name != "NANOCHAT_HUB"}
-        env |= {"NANOCHAT_BASE_DIR": str(base), "HF_HOME": str(tmp_path / "cache"), **OFFLINE, **variables}
-        done = subprocess.run(command, env=env, pass_fds=[mouth], capture_output=True, text=True)
-        os.close(mouth)
-        with open(ear) as heard:
-            folder = heard.read()
-        return done, read(base.__class__(folder)) if folder else None
+    def make(**flags) -> tuple[Job, str]:
+        read_fd, write_fd = os.pipe()
+        main(Config(**flags, save=write_fd))
+        os.close(write_fd)
+        with open(read_fd) as folder:
+            return load_job(base.__class__(folder.read())), capsys.readouterr().out
 
-    return plan
-
-
-def mixtures(plan, step: str) -> list[str]:
-    return [word for word in plan.step(step).words if word.startswith("--mixture=")]
+    return make
 
 
-def test_a_run_keeps_the_scale_that_it_began_with(planned, base):
-    assert planned()[1].scale == "embedded"
-    path = base / "speedrun/default/plan.json"
-    path.write_text(path.read_text(encoding="utf-8").replace('"embedded"', '"cpu"'), encoding="utf-8")
-    done, plan = planned("--data=world")
-    assert plan.scale == "cpu"
-    assert "as this run began" in done.stdout
-    assert planned("--fresh")[1].scale == "embedded"
-    assert planned("--scale=embedded")[1].scale == "embedded"
+def has_mixture(step: Step) -> bool:
+    return any(word.startswith("--mixture=") for word in step.command)
+
+
+# ---- scales ----
+
+
+@pytest.mark.parametrize(
+    ("named", "has_text", "name"),
+    [
+        ("8xH100", True, "8xh100"),
+        ("16xB200", True, "8xh100"),
+        ("8xA100-40GB", True, "1gpu"),
+        ("4xH100", True, "1gpu"),
+        ("RTX-4090", True, "1gpu"),
+        ("8xH100", False, "embedded"),
+    ],
+)
+def test_the_scale_follows_the_hardware(named, has_text, name):
+    assert choose_scale(*parse_named(named), has_text)[0] == name
+    assert choose_scale(0, None, has_text) == ("embedded", "no GPU is here")
+
+
+def test_depth_follows_the_memory():
+    depths = [evening_depth(Accelerator("some", memory=memory)) for memory in (8, 12, 24, 48, 80, 192)]
+    assert depths == sorted(set(depths)) + depths[-1:]
+    assert evening_depth(None) == evening_depth(Accelerator("unknown")) == EVENING_DEPTHS[-1][1]
+
+
+def test_the_table_names_scripts_and_steps_that_exist():
+    for scale in SCALES.values():
+        assert scale.flags.keys() <= {stage.script for stage in STAGES}
+        assert scale.seconds.keys() <= set(STEPS)
+
+
+def test_all_horizons_change_with_the_time_of_base_training():
+    scale = SCALES["cpu"]
+    for script in ("base_train", "mid_train", "chat_sft"):
+        whole, half = scale_flags(scale, script), scale_flags(scale, script, 3600)
+        assert float(half["--target-seconds"]) == float(whole["--target-seconds"]) / 2
+    assert scale_flags(scale, "chat_rl", 3600)["--num-iterations"] == "50"
+    assert scale_flags(scale, "tok_train", 3600) == scale_flags(scale, "tok_train")
+
+
+# ---- the job ----
+
+
+def test_a_job_keeps_the_scale_that_it_started_with(planned, base):
+    assert planned()[0].settings["scale"] == "embedded"
+    saved = base / "speedrun/default/plan.json"
+    # Plans of older versions keep the scale at the top level.
+    saved.write_text(json.dumps({"scale": "cpu", "depth": 4}))
+    job, text = planned(data="world")
+    assert job.settings == {"scale": "cpu", "depth": 4}
+    assert "as this run started" in text
+    assert planned(data="world")[0].settings["scale"] == "cpu"
+    assert planned(fresh=True)[0].settings["scale"] == "embedded"
+    assert planned(scale="embedded")[0].settings["scale"] == "embedded"
 
 
 def test_the_seed_reaches_world_weights_and_data(planned, base):
     for seed, world in ((1, "world"), (2, "world-2")):
-        done, plan = planned(f"--seed={seed}")
-        assert done.returncode == 0, done.stderr
-        assert plan.environment == {"NANOCHAT_HUB": str(base / world)}
-        assert plan.step("world").words == ["nanochat.world", f"--out={base / world}", f"--seed={seed}"]
-        seeded = [step.name for step in plan.steps if f"--seed={seed}" in step.words]
+        job, text = planned(seed=seed)
+        assert job.environment == {"NANOCHAT_HUB": str(base / world)}
+        assert job.step("world").command == ["nanochat.world", f"--out={base / world}", f"--seed={seed}"]
+        seeded = [step.name for step in job.steps if f"--seed={seed}" in step.command]
         assert seeded == ["world", "base_train", "mid_train", "chat_sft", "chat_rl"]
-        assert [step.name for step in plan.steps if step.left_out] == ["download"]
-        assert [step for step in STAGED if mixtures(plan, step)] == ["mid_train", "chat_sft"]
-    assert f"text: the embedded world in {base / world}" in done.stdout
+        assert [step.name for step in job.steps if step.skip] == ["download"]
+        assert [step.name for step in job.steps if has_mixture(step)] == ["mid_train", "chat_sft"]
+    assert f"text: the embedded world in {base / world}" in text
 
 
-@pytest.mark.parametrize(("named", "at_work"), [("H100", 1), ("2xRTX-4090", 2), ("6xH100", 4), ("8xH100", 8)])
-def test_several_gpus_work_under_torchrun(named, at_work, planned):
-    done, plan = planned(f"--on={named}", "--seconds=60")
-    assert done.returncode == 0, done.stderr
-    assert ("2 more are idle" in done.stdout) == named.startswith("6")
-    launched = [step.name for step in plan.steps if f"--nproc_per_node={at_work}" in step.launch]
-    assert launched == ([step for step in STAGED if not step.startswith("tok")] if at_work > 1 else [])
+def test_every_stage_names_its_inputs(planned):
+    steps = {step.name: step for step in planned()[0].steps}
+    assert steps["chat_eval_rl"].parents == ["chat_rl/default"]
+    assert steps["base_train"].parents == ["tok_train/default"]
+    assert [name for name, step in steps.items() if step.data] == ["tok_train", "tok_eval", "base_train", "base_loss"]
+    assert {entry[0] for entry in steps["base_eval"].files} >= {"eval_bundle/core.yaml"}
+    assert steps["mid_train"].files == steps["chat_eval_rl"].files != []
+    assert not steps["report"].output
 
 
-def test_what_cannot_be_had_is_left_out_with_what_goes_on_from_it(planned, text_folder, base):
-    done, plan = planned(f"--data={text_folder.name}", f"--cwd={text_folder.parent}", "--wandb=mine")
-    assert done.returncode == 0, done.stderr
-    assert plan.data == f"folder:{text_folder}"
-    reasons = {step.name: step.left_out for step in plan.steps if step.left_out}
-    assert reasons["mid_train"] == "the files of ARC-Easy are not here, and not to be fetched"
+@pytest.mark.parametrize(("named", "at_work"), [("H100", 1), ("2xRTX-4090", 2), ("6xH100", 4)])
+def test_several_gpus_work_under_torchrun(named, at_work, planned, monkeypatch):
+    monkeypatch.setattr("nanochat.jobs.estimate.dry_run", lambda *_: plan_of_a_model())
+    job, text = planned(on=named, seconds=60.0)
+    assert ("2 more are idle" in text) == named.startswith("6")
+    launched = [step.name for step in job.steps if f"--nproc_per_node={at_work}" in step.launch]
+    expected = [name for name in PLANNED_STAGES if not name.startswith("tok")]
+    assert launched == (expected if at_work > 1 else [])
+
+
+def plan_of_a_model():
+    from nanochat.jobs.estimate import BaseRun
+
+    return BaseRun(parameters=10**8, tokens=10**9, batch=2**19, flops=1e9, notes=["memory of a rank, GB: 3"])
+
+
+def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base):
+    job, text = planned(data=text_folder.name, cwd=str(text_folder.parent), wandb="mine")
+    assert job.step("tok_train").data == f"folder:{text_folder}"
+    reasons = {step.name: step.skip for step in job.steps if step.skip}
+    assert reasons["mid_train"] == "the files of ARC-Easy are not here and cannot be downloaded"
     assert reasons["chat_eval_mid"] == reasons["chat_sft"] == "mid_train is left out"
     assert set(STEPS) - reasons.keys() == {"tok_train", "tok_eval", "base_train", "base_loss", "report"}
-    assert "left out: chat_eval_mid, chat_sft (mid_train is left out)" in done.stdout
-    assert plan.step("base_train").side == ["--run=mine"]
-    assert not mixtures(plan, "mid_train")  # of the world's tasks, of which a hub lacks some
-    assert "--tag" not in plan.again
-    assert f"--data=folder:{text_folder}" in plan.again
-    assert json.loads((base / "speedrun/default/plan.json").read_text()) == plan.save()
+    assert "left out: chat_eval_mid, chat_sft (mid_train is left out)" in text
+    assert job.step("base_train").options == ["--run=mine"]
+    assert not has_mixture(job.step("mid_train"))  # it names tasks of the embedded world
+    assert "--tag" not in job.resume
+    assert f"--data=folder:{text_folder}" in job.resume
+
+
+def test_the_closing_lines_name_the_last_model(tmp_path, monkeypatch):
+    """tests/test_end_to_end.py runs these commands."""
+    trained = {"base_train": "", "mid_train": "", "chat_sft": "after --until=mid_train", "chat_rl": "same"}
+    steps = [Step(name, [], skip=reason) for name, reason in trained.items()]
+    monkeypatch.setattr(plan, "ROOT", tmp_path / "the house")
+    monkeypatch.delenv("NANOCHAT_BASE_DIR", raising=False)
+    python = f"cd '{tmp_path / 'the house'}' && .venv/bin/python"
+    assert plan.talk_lines(steps, "d8") == [
+        f"talk to it: {python} -m scripts.chat_cli -i mid -g d8",
+        f"in a browser: {python} -m scripts.chat_web -i mid -g d8",
+    ]
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "my runs"))
+    assert f" && NANOCHAT_BASE_DIR='{tmp_path / 'my runs'}' .venv/bin/python -m " in plan.talk_lines(steps, "d8")[0]
+    assert plan.talk_lines([Step("base_train", [], skip="no")], "d8") == []

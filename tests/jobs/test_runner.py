@@ -1,9 +1,7 @@
-"""How a step runs: its output on a terminal and in the log, signals, and what tells that it is to be done anew."""
+"""Job runner: output and logs, signals, locks, reasons to repeat a step, several steps at once."""
 
 import fcntl
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -11,74 +9,140 @@ from pathlib import Path
 
 import pytest
 
-from nanochat.jobs import runner as driver
-from nanochat.jobs.plan import Plan, Step
+from nanochat.jobs import runner
+from nanochat.jobs.runner import Job, Step, load_job, run_job
 
-DRAWS = r"""
-import os, sys
-print(sys.stdout.isatty(), sys.stderr.isatty(), os.get_terminal_size().columns if sys.stdout.isatty() else None)
+PRINTS = r"""
+import sys
+print(sys.stdout.isatty())
 sys.stderr.write("\r10%\x1b[K\r90%\x1b[K\r\x1b[1mdone\x1b[0m\x1b[K\n")
 sys.exit(3)
 """
 EXECUTE = """
-import sys; from pathlib import Path; from nanochat.jobs.runner import execute
-print(execute([sys.executable, "-c", sys.argv[2]], Path(sys.argv[1]), False))
+import sys; from pathlib import Path; from nanochat.jobs.runner import execute, stop_signals
+with stop_signals() as stop:
+    print(execute([sys.executable, "-c", sys.argv[2]], Path(sys.argv[1]), 0, stop), stop)
+"""
+# A stage in one file: prints, counts how often it ran, fails if asked, and leaves an outcome.
+STAGE = """
+import sys
+from pathlib import Path
+from nanochat.outcome import Outcome
+from nanochat.paths import base_dir
+import dataclasses
+stage, tag, *flags = sys.argv[1:]
+print("error: it was asked to fail" if "--fail" in flags else "working")
+if "--fail" in flags:
+    sys.exit(2)
+home = base_dir() / stage / tag
+home.mkdir(parents=True, exist_ok=True)
+(home / "made").write_text(" ".join(flags))
+moment = "2026-11-20T12:00:00+00:00"
+outcome = Outcome(stage=stage, tag=tag, started=moment, timestamp=moment, command="", config={}, card=[], versions={},
+    environment={})
+outcome.add_artifact(home / "made")
+outcome.write()
 """
 
 
-def run_in(stdout: int, log: Path, code: str, **options) -> subprocess.Popen:
-    """`execute` in a process that holds a lock as speedrun.sh does."""
-    lock = os.open(log.with_name("lock"), os.O_RDWR | os.O_CREAT)
-    os.dup2(lock, driver.LOCK)
-    command = [sys.executable, "-c", EXECUTE, str(log), code]
-    return subprocess.Popen(command, stdout=stdout, pass_fds=[driver.LOCK], **options)
+@pytest.fixture
+def job(base, monkeypatch):
+    """A function that makes a job of tiny stages, given as name -> (parents, flags)."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
+    script = base / "stages/tiny_stage.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(STAGE)
+    monkeypatch.setenv("PYTHONPATH", f"{script.parent}:{runner.ROOT}")
+
+    def make(**stages: tuple[str, str]) -> Job:
+        steps = [
+            Step(
+                name,
+                ["tiny_stage", name, "t", *flags.split()],
+                output=f"{name}/t",
+                parents=[f"{parent}/t" for parent in parents.split()],
+            )
+            for name, (parents, flags) in stages.items()
+        ]
+        return Job("lab", "t", steps, resume="bash lab.sh")
+
+    return make
 
 
-@pytest.fixture(autouse=True)
-def descriptor():
-    """Whatever the test runner keeps there is put back."""
-    try:
-        kept = os.dup(driver.LOCK)
-    except OSError:
-        kept = None
-    yield
-    if kept is not None:
-        os.dup2(kept, driver.LOCK)
-        os.close(kept)
+def ran(text: str) -> list[str]:
+    return [line.split()[1].strip(":") for line in text.splitlines() if line.startswith("== ") and ": done" in line]
 
 
-def test_a_terminal_stays_live_and_the_log_has_plain_lines(tmp_path):
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, driver.termios.TIOCSWINSZ, b"\x18\x00\x49\x00" + bytes(4))  # 24 lines of 73
-    process = run_in(follower, tmp_path / "log", DRAWS)
-    os.close(follower)
-    seen = b""
-    while b"(3, 0)" not in seen:
-        seen += os.read(leader, 65536)
-    process.wait()
-    os.close(leader)
-    assert seen.startswith(b"True True 73\r\n\r10%\x1b[K\r90%\x1b[K\r\x1b[1mdone\x1b[0m\x1b[K\r\n")
-    log = (tmp_path / "log").read_text()
-    assert log.startswith("== 2")
-    assert log.splitlines()[-2:] == ["True True 73", "done"]
+def test_a_job_runs_resumes_and_repeats_a_changed_step_with_its_children(job, capsys):
+    stages = {"tok": ("", ""), "base": ("tok", "--depth=1"), "sft": ("base", ""), "other": ("tok", "")}
+    assert run_job(job(**stages), workers=2) == {}
+    assert sorted(ran(capsys.readouterr().out)) == ["base", "other", "sft", "tok"]
+    assert run_job(job(**stages)) == {}
+    text = capsys.readouterr().out
+    assert ran(text) == []
+    assert text.count("already finished") == 4
+
+    changed = stages | {"base": ("tok", "--depth=2")}
+    assert run_job(job(**changed)) == {}
+    text = capsys.readouterr().out
+    assert ran(text) == ["base", "sft"]
+    assert "== base: repeated, --depth=1 is now --depth=2; earlier results are in " in text
+    assert "== sft: repeated, base/t/made changed" in text
+    [kept] = (job(**changed).folder / "archive").glob("base-*")
+    assert (kept / "made").read_text() == "--depth=1"
 
 
-def test_without_a_terminal_nothing_is_drawn(tmp_path):
-    process = run_in(subprocess.PIPE, tmp_path / "log", DRAWS)
-    assert process.communicate()[0].decode().startswith("False False None\n")
-    assert (tmp_path / "log").read_text().splitlines()[-2:] == ["False False None", "done"]
+def test_a_failed_step_stops_only_the_steps_that_need_it(job, capsys, base):
+    stages = {"tok": ("", ""), "base": ("tok", "--fail"), "sft": ("base", ""), "rl": ("sft", ""), "other": ("tok", "")}
+    failures = run_job(job(**stages))
+    assert failures.keys() == {"base", "sft", "rl"}
+    log = base / "lab/t/base.log"
+    first, second, third = failures["base"].splitlines()
+    assert first == "lab: base failed with exit status 2: error: it was asked to fail"
+    assert (second, third) == (f"  log: {log}", "  resume with: bash lab.sh")
+    assert (failures["sft"], failures["rl"]) == ("base failed", "base failed")
+    assert ran(capsys.readouterr().out) == ["tok", "other"]
+    assert log.read_text().startswith("== 2")
 
 
-def test_a_signal_is_handed_on_and_told(tmp_path):
+def test_a_job_in_another_folder_runs_beside_it_and_the_same_is_refused(job):
+    own = job(tok=("", ""))
+    with runner.hold_job(own):
+        with pytest.raises(ValueError, match="another process runs --tag=t: wait until it ends"):
+            run_job(own)
+        assert run_job(Job("lab", "second", own.steps)) == {}
+
+
+def test_a_job_can_be_saved_and_loaded(job):
+    own = job(tok=("", ""), base=("tok", "--depth=1"))
+    own.save()
+    assert load_job(own.folder) == own
+
+
+# ---- a command and its output ----
+
+
+def run_in_process(stdout: int, log: Path, code: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", EXECUTE, str(log), code], stdout=stdout)
+
+
+def test_output_reaches_the_log_as_plain_lines(tmp_path, capfdbinary):
+    status = runner.execute([sys.executable, "-c", PRINTS], tmp_path / "log", 0, [])
+    assert status == 3
+    assert (tmp_path / "log").read_text().splitlines()[-2:] == ["False", "done"]
+    assert b"\r90%" in capfdbinary.readouterr().out  # progress passes through
+
+
+def test_a_signal_is_passed_on(tmp_path):
     waits = "import signal, time\nsignal.signal(15, lambda *_: exit(0))\nprint('ready', flush=True)\ntime.sleep(60)"
-    process = run_in(subprocess.PIPE, tmp_path / "log", waits)
+    process = run_in_process(subprocess.PIPE, tmp_path / "log", waits)
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGTERM)
-    assert process.communicate()[0] == b"(0, 15)\n"
+    assert process.communicate(timeout=60)[0] == b"0 [15]\n"
 
 
-class LastWords(subprocess.Popen):
-    """A child that speaks and ends just before it is asked whether it has ended."""
+class LateWriter(subprocess.Popen):
+    """A child that prints and ends just before `poll` checks whether it has ended."""
 
     def poll(self) -> int | None:
         if not self.stdin.closed:
@@ -87,104 +151,101 @@ class LastWords(subprocess.Popen):
         return super().poll()
 
 
-def test_what_a_child_says_as_it_ends_is_not_lost(monkeypatch):
-    monkeypatch.setattr(driver, "LOOK", 0.01)
-    source, sink = os.pipe()  # which another process holds open, this one
+def test_the_last_line_of_a_child_is_not_lost(monkeypatch):
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.01)
     command = [sys.executable, "-c", "import sys; sys.stdin.read(); print('last')"]
-    with LastWords(command, stdin=subprocess.PIPE, stdout=sink) as child:
-        assert b"".join(driver._output(source, child, [])) == b"last\n"
-    os.close(source)
-    os.close(sink)
+    with LateWriter(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert b"".join(runner.read_output(child, [], 0)) == b"last\n"
 
 
-def test_the_lock_is_of_those_who_inherited_it(tmp_path):
+def test_without_its_script_a_command_is_ended(tmp_path):
+    waits = "import time; print('ready', flush=True); time.sleep(60)"
+    # No process is the parent of this number: the script is gone.
+    status = runner.execute([sys.executable, "-c", waits], tmp_path / "log", 0, [], script=2**22)
+    assert status == 128 + signal.SIGTERM
+
+
+def test_processes_that_inherit_the_lock_hold_it(tmp_path, job):
+    own = job()
     with open(tmp_path / "lock", "w") as ours, open(tmp_path / "lock", "w") as theirs:
-        driver.take(ours.fileno(), "default")
-        driver.take(ours.fileno(), "default")  # as each step of one run does
+        runner.take_lock(ours.fileno(), own)
+        runner.take_lock(ours.fileno(), own)  # as each step of a job does
         child = subprocess.Popen(["sleep", "60"], pass_fds=[ours.fileno()])
         ours.close()
-        with pytest.raises(ValueError, match="another one is at work with --tag=default"):
-            driver.take(theirs.fileno(), "default")
+        with pytest.raises(ValueError, match="another process runs --tag=t"):
+            runner.take_lock(theirs.fileno(), own)
         child.kill()
         child.wait()
-        driver.take(theirs.fileno(), "default")
-        closed = os.dup(theirs.fileno())
-    os.close(closed)
-    with pytest.raises(ValueError, match="start that"):
-        driver.take(closed, "default")
+        runner.take_lock(theirs.fileno(), own)
 
 
-def test_what_makes_a_step_another(tmp_path):
-    record = {"words": ["scripts.a", "--depth=1", "--fp8"], "inputs": {"text": "1", "gone": "2"}}
-    assert driver.difference(record, record["words"], {"text": "1", "new": "3"}) == ""
-    assert driver.difference(record, record["words"], {"text": "2"}) == "text changed"
-    assert driver.difference(record, ["scripts.a", "--depth=2"], {}) == "--depth=1 --fp8 is now --depth=2"
+# ---- records and inputs ----
+
+
+def test_reasons_to_repeat_a_step():
+    record = {"command": ["scripts.a", "--depth=1", "--fp8"], "inputs": {"text": "1", "gone": "2"}}
+    step = Step("a", record["command"])
+    assert runner.difference(record, step, {"text": "1", "new": "3"}) == ""
+    assert runner.difference(record, step, {"text": "2"}) == "text changed"
+    assert runner.difference(record, Step("a", ["scripts.a", "--depth=2"]), {}) == "--depth=1 --fp8 is now --depth=2"
+    older = {"words": record["command"], "inputs": {}}
+    assert runner.difference(older, step, {}) == ""
 
 
 def test_a_file_is_hashed_again_when_it_changed(tmp_path):
     file, memory = tmp_path / "file", tmp_path / "hashes.json"
     file.write_text("one")
-    hashes = driver.Hashes(memory)
+    hashes = runner.FileHashes(memory)
     before = hashes(file)
     hashes.save()
     memory.write_text(memory.read_text().replace(before, "remembered"))
-    assert driver.Hashes(memory)(file) == "remembered"
+    assert runner.FileHashes(memory)(file) == "remembered"
     file.write_text("three")
-    assert driver.Hashes(memory)(file) not in ("remembered", before)
+    assert runner.FileHashes(memory)(file) not in ("remembered", before)
 
 
-def test_inputs_are_the_parents_artifacts_and_the_text(tmp_path, monkeypatch, text_folder):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    plan = Plan("default", "embedded", 4, f"folder:{text_folder}", {}, {"bundle": [], "tasks": []}, [], "")
-    plan.folder.mkdir(parents=True)
-    before = driver.inputs_of(plan, "tok_train")
+def test_inputs_are_artifacts_of_parents_and_text(job, base, text_folder):
+    own = job()
+    own.folder.mkdir(parents=True)
+    step = Step("tok_train", [], data=f"folder:{text_folder}")
+    before = runner.input_hashes(own, step)
     assert list(before) == ["the text"]
     (text_folder / "00.txt").write_text("other")
-    assert driver.inputs_of(plan, "tok_train") != before
-    assert driver.inputs_of(plan, "world") == {}
-    (tmp_path / "tok_train/default").mkdir(parents=True)
-    (tmp_path / "tok_train/default/outcome.json").write_text("{}")
-    with pytest.raises(ValueError, match="tok_train writes it again"):
-        driver.inputs_of(plan, "base_train")
+    assert runner.input_hashes(own, step) != before
+    assert runner.input_hashes(own, Step("world", [])) == {}
+    (base / "tok_train/t").mkdir(parents=True)
+    (base / "tok_train/t/outcome.json").write_text("{}")
+    with pytest.raises(ValueError, match="remove the file to repeat the stage"):
+        runner.input_hashes(own, Step("base_train", [], parents=["tok_train/t"]))
 
 
-def test_the_reason_of_a_failure():
-    said = ["step 1", "error: --depth=0 is no depth", "=" * 60]
-    assert driver._reason(said) == said[1]
-    assert driver._reason(["Traceback", "KeyError: 'x'", "="]) == "KeyError: 'x'"
-    assert driver._reason(["killed"]) == "killed"
-
-
-def test_what_is_set_aside_is_kept_and_not_taken_from_a_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    plan = Plan("default", "embedded", 4, "python", {}, {}, [Step("base_train", [], [], [])], "")
-    home, record = tmp_path / "base_train/default", plan.folder / "base_train.json"
-    assert driver.set_aside(plan, "base_train") is None
-    for path in (home / "step_000001", plan.folder):
-        path.mkdir(parents=True)
+def test_a_stage_is_archived_unless_a_run_writes_to_it(job, base):
+    own = job(base_train=("", ""))
+    [step] = own.steps
+    stage, record = base / "base_train/t", own.folder / "base_train.json"
+    assert runner.archive(own, step) is None
+    for path in (stage / "step_000001", own.folder):
+        path.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps({}))
-    with open(home / "lock", "w") as lock:
+    with open(stage / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="another run is at work"):
-            driver.set_aside(plan, "base_train")
-    assert record.exists()  # or it would go on with what does not fit
-    kept = driver.set_aside(plan, "base_train")
-    assert (kept / "step_000001").is_dir()
-    assert not home.exists()
+        with pytest.raises(ValueError, match="another run writes to"):
+            runner.archive(own, step)
+    assert record.exists()  # it still says that the stage has to be archived
+    place = runner.archive(own, step)
+    assert (place / "step_000001").is_dir()
+    assert not stage.exists()
     assert not record.exists()
 
 
-def test_how_to_talk_to_the_last_model(tmp_path, monkeypatch):
-    """The commands themselves are run in test_end_to_end.py."""
-    trained = {"base_train": "", "mid_train": "", "chat_sft": "after --until=mid_train", "chat_rl": "so is this"}
-    plan = Plan("d8", "cpu", 8, "world", {}, {}, [Step(name, [], [], [], why) for name, why in trained.items()], "")
-    monkeypatch.setattr(driver, "ROOT", tmp_path / "the house")
-    monkeypatch.delenv("NANOCHAT_BASE_DIR", raising=False)
-    python = f"cd '{tmp_path / 'the house'}' && .venv/bin/python"
-    cli, web = driver.talks(plan)
-    assert cli == f"talk to it: {python} -m scripts.chat_cli -i mid -g d8"
-    assert web == f"in a browser: {python} -m scripts.chat_web -i mid -g d8"
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "my runs"))
-    assert f" && NANOCHAT_BASE_DIR='{tmp_path / 'my runs'}' .venv/bin/python -m " in driver.talks(plan)[0]
-    none = Plan("d8", "cpu", 8, "world", {}, {}, [Step(name, [], [], [], "no") for name in trained], "")
-    assert driver.talks(none) == []
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["step 1", "error: --depth=0 is no depth", "=" * 60], "error: --depth=0 is no depth"),
+        (["Traceback", "KeyError: 'x'", "="], "KeyError: 'x'"),
+        (["killed"], "killed"),
+    ],
+)
+def test_the_line_that_names_the_error(lines, reason, tmp_path):
+    (tmp_path / "log").write_text("\n".join(lines))
+    assert runner.failure_line(tmp_path / "log") == reason

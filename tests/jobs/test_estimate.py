@@ -1,0 +1,98 @@
+"""Estimates: every stage on any hardware, and the basis of each figure."""
+
+import re
+
+import pytest
+from outcomes import ENVIRONMENT, leave
+
+from nanochat.jobs import plan
+from nanochat.jobs.estimate import BaseRun, Estimator, Work, dollars, work_seconds
+from nanochat.jobs.plan import PLANNED_STAGES, choose_setting, make_job, stage_flags
+from nanochat.paths import write_json
+from scripts.plan import NEEDS, READ, Config
+from tasks import TASKS
+
+BASE = BaseRun(parameters=10**9, tokens=8 * 10**9, batch=2**19, flops=6e9, notes=["memory of a rank, GB: 3"])
+
+
+@pytest.fixture
+def estimator(base, monkeypatch):
+    """A function from flags to an estimator and its job; hardware is named, so that nothing depends on this machine."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
+    monkeypatch.setattr(plan, "has_network", lambda planned: True)
+    monkeypatch.setattr("nanochat.hub.is_here" if False else "nanochat.data.hub.is_here", lambda files: True)
+    monkeypatch.setattr(plan, "_bundle_files", list)
+
+    def make(**flags):
+        config = Config(**flags)
+        setting = choose_setting(config)
+        tasks = {name: TASKS[name].files() for name in READ}
+        job = make_job(setting, config, stage_flags(setting, config), BASE.tokens, tasks, NEEDS)
+        return Estimator(setting, config, BASE), job
+
+    return make
+
+
+def test_every_stage_on_eight_gpus_has_a_time_and_a_price(estimator):
+    found, job = estimator(on="8xH100")
+    estimates = {step.name: found.estimate(job, step) for step in job.steps if not step.skip}
+    assert set(PLANNED_STAGES) < estimates.keys()
+    assert all(estimate.seconds > 0 for estimate in estimates.values())
+    # 8e9 tokens of 6e9 FLOPs at 40 % of 989.4 TFLOP/s each; fp8 is not credited.
+    assert estimates["base_train"].seconds == pytest.approx(1.05 * 48e18 / (8 * 989.4e12 * 0.4) + 30)
+    assert estimates["base_train"].basis == "assumed: 40% of the bf16 peak"
+    assert "--fp8" in job.step("base_train").command
+    assert dollars(3600, found.setting) == "24.00"
+
+
+def test_the_basis_of_an_estimate(estimator, base):
+    speed = {"Tokens per second": {"value": 1e6}, "Number of FLOPs per token": {"value": 6e9}}
+    leave(base, "base_train", "earlier", metrics=speed, config={"depth": 20})
+    leave(
+        base,
+        "base_train",
+        "elsewhere",
+        metrics={**speed},
+        config={"depth": 24},
+        environment=ENVIRONMENT | {"Hardware": ENVIRONMENT["Hardware"] | {"GPUs": "4x NVIDIA H100 80GB HBM3"}},
+    )
+    found, job = estimator(on="8xH100")
+    estimate = found.estimate(job, job.step("base_train"))
+    assert estimate.basis == "measured: run earlier"
+    assert estimate.seconds == pytest.approx(1.05 * 8000 + 30)
+
+    step = job.step("tok_train")
+    write_json(job.folder / "tok_train.json", {"command": step.command, "finished": True, "seconds": 7.0})
+    assert (found.estimate(job, step).seconds, found.estimate(job, step).basis) == (7.0, "finished")
+
+    found, job = estimator(on="8xH100", seconds=60.0)
+    assert found.estimate(job, job.step("base_train")).basis == "as asked"
+
+    found, job = estimator(scale="embedded", on="H100")
+    assert found.estimate(job, job.step("chat_rl")).basis == "measured on 2 cores"
+    half, half_job = estimator(scale="embedded", on="H100", depth=4)
+    ratio = half.estimate(half_job, half_job.step("chat_rl")).seconds / found.estimate(job, job.step("chat_rl")).seconds
+    assert ratio == 0.5
+
+
+def test_work_becomes_seconds(estimator):
+    found, _ = estimator(on="H100")
+    start = work_seconds(Work(), found.setting, BASE, 1e15)
+    scored = work_seconds(Work(scored=1e9), found.setting, BASE, 1e15) - start
+    assert scored == pytest.approx(1e9 * 2e9 / 1e15)
+    generated = work_seconds(Work(generated=1e6), found.setting, BASE, 1e15) - start
+    assert generated > 1e6 * 2e9 / 1e15  # a token at a time is slower than a whole row
+
+
+def test_the_plan_for_eight_gpus_as_printed(python):
+    done = python("-m", "scripts.plan", "--on=8xH100")
+    assert done.returncode == 0, done.stderr
+    assert "scale: 8xh100" in done.stdout
+    assert "text: climbmix" in done.stdout
+    row = r" +([\d,.]+ M|-) +(\d+h\d\dm|\d+m\d\ds|[\d.]+s) +[\d,.]+ +\S"
+    rows = re.findall(rf"^(\w+){row}", done.stdout, re.MULTILINE)
+    assert {name for name, *_ in rows} >= set(PLANNED_STAGES) - {"base_eval"} | {"download", "report"}
+    assert re.search(r"^base_train: memory of a rank, GB: [\d.]+ ", done.stdout, re.MULTILINE)
+    assert re.search(r"^in all: about \dh\d\dm, [\d.]+ GB of disk .*, dollars \d+", done.stdout, re.MULTILINE)
+    slower = python("-m", "scripts.plan", "--on=8xA100", "--until=base_train").stdout  # no fp8 there
+    assert "(after --until=base_train)" in slower
