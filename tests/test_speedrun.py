@@ -1,4 +1,4 @@
-"""speedrun.sh as a user meets it: killed, started twice, with other flags; tests/test_end_to_end.py runs all of it."""
+"""speedrun.sh as a user meets it: killed, started twice, changed; tests/test_end_to_end.py runs the whole job."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from nanochat.data.corpus import CORPORA
 from scripts.plan import Config
 
 ROOT = Path(__file__).resolve().parent.parent
-LONG, SHORT = (["--depth=1", "--until=base_loss", f"--seconds={seconds}"] for seconds in (110, 1))
+LONG, SHORT = (["--depth=1", "--until=base_loss", f"--seconds={seconds}"] for seconds in (3000, 1))
 
 
 def until(condition, what: str, seconds: float = 300) -> None:
@@ -31,9 +31,9 @@ def until(condition, what: str, seconds: float = 300) -> None:
         time.sleep(0.05)
 
 
-def said(text: str, what: str) -> list[str]:
-    """The steps of which a line like `== base_train: finished before` is in the output."""
-    return re.findall(rf"^== (\w+): {what}", text, re.MULTILINE)
+def steps_with(text: str, message: str) -> list[str]:
+    """Return the steps that have a line like `== base_train: already finished` in the output."""
+    return re.findall(rf"^== (\w+): {message}", text, re.MULTILINE)
 
 
 def test_the_help_names_every_flag_and_needs_no_environment(speedrun):
@@ -52,7 +52,7 @@ def test_the_help_names_every_flag_and_needs_no_environment(speedrun):
         (["--until", "bed_time"], "--until=bed_time is not known, take one of world, download, tok_train"),
         (["--scale=huge"], "--scale=huge is not known, take one of auto, embedded"),
         (["--data=/no/such/folder"], "--data=/no/such/folder is no folder"),
-        (["--scale", "cpu"], "--scale=cpu learns from real text, and there is none: name a folder with --data=FOLDER"),
+        (["--scale", "cpu"], "--scale=cpu needs real text, and none is here: name a folder with --data=FOLDER"),
         (["--tag=../up"], "--tag=../up cannot name a folder"),
         (["--depth=900"], "are missing; free some, or set NANOCHAT_BASE_DIR"),
     ],
@@ -61,7 +61,7 @@ def test_mistakes_are_told_before_anything_starts(words, part, speedrun, base):
     done = speedrun.run(*words)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert part in done.stderr
-    assert not said(done.stdout, "")
+    assert not steps_with(done.stdout, "")
     assert not list(base.glob("speedrun/*/plan.json"))
 
 
@@ -72,7 +72,7 @@ def test_what_the_pages_show_works(command, speedrun, text_folder, tmp_path):
     _, script, *words = command
     done = speedrun.run(*words, "--depth=1", "--seconds=1", "--until=base_train", cwd=tmp_path, script=script)
     assert done.returncode == 0, done.stderr + done.stdout
-    assert said(done.stdout, "done")[-3:] == ["tok_train", "tok_eval", "base_train"]
+    assert steps_with(done.stdout, "done")[-3:] == ["tok_train", "tok_eval", "base_train"]
     assert ("scale: cpu" in done.stdout) == (script == "runs/cpu.sh")
     assert (f"text: folder:{tmp_path}/my-text" in done.stdout) == ("--data=my-text" in words)
 
@@ -83,7 +83,7 @@ def test_killed_started_twice_changed_and_started_anew(speedrun, base):
     until((stage / "step_000100").exists, "a checkpoint")
     second, other = speedrun.run(*LONG), speedrun.run("--until=tok_train", "--tag=other")
     assert (second.returncode, second.stderr.count("\n")) == (2, 1), second.stderr
-    assert "another one is at work with --tag=default" in second.stderr
+    assert "another process runs --tag=default" in second.stderr
     assert other.returncode == 0, other.stderr
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
@@ -98,27 +98,27 @@ def test_killed_started_twice_changed_and_started_anew(speedrun, base):
     text, _ = stopped.communicate()
     assert first > 100
     assert 0 < lost < json.loads(record.read_text())["seconds"] < lost + time.monotonic() - began
-    assert said(text, "finished before") == ["tok_train", "tok_eval"]
-    assert "speedrun: base_train was stopped by SIGTERM\n  its log: " in text
-    assert text.splitlines()[-1] == f"  to go on: bash '{speedrun.home}/speedrun.sh' {' '.join(LONG)}"
+    assert steps_with(text, "already finished") == ["tok_train", "tok_eval"]
+    assert "speedrun: base_train was stopped by SIGTERM\n  log: " in text
+    assert text.splitlines()[-1] == f"  resume with: bash '{speedrun.home}/speedrun.sh' {' '.join(LONG)}"
     assert (stage / "latest").resolve().name > "step_000100"
 
     # Another flag: that stage anew and what follows, nothing before it; what was there is kept.
     done = speedrun.run(*SHORT)
     assert done.returncode == 0, done.stderr
-    assert said(done.stdout, "finished before") == ["tok_train", "tok_eval"]
-    assert "== base_train: again, --target-seconds=110 is now --target-seconds=1; what was there" in done.stdout
-    assert said(done.stdout, "done") == ["base_train", "base_loss"]
-    [kept] = (run / "set_aside").iterdir()
+    assert steps_with(done.stdout, "already finished") == ["tok_train", "tok_eval"]
+    assert "== base_train: repeated, --target-seconds=3000 is now --target-seconds=1; earlier results" in done.stdout
+    assert steps_with(done.stdout, "done") == ["base_train", "base_loss"]
+    [kept] = (run / "archive").iterdir()
     assert list(kept.glob("step_*/manifest.json"))
     assert "left out: base_eval, mid_train, chat_eval_mid" in done.stdout
     assert not (speedrun.home / "report.md").exists()
 
     done = speedrun.run("--fresh", *SHORT, "--until=tok_train")
     assert done.returncode == 0, done.stderr
-    assert f"--fresh: what base_train had left is kept in {run}/set_aside/base_train-" in done.stdout
+    assert f"--fresh: earlier results of base_train are in {run}/archive/base_train-" in done.stdout
     assert not stage.exists()
-    assert said(done.stdout, "done") == ["tok_train"]
+    assert steps_with(done.stdout, "done") == ["tok_train"]
 
 
 def later(log: Path) -> str:
@@ -136,10 +136,10 @@ def test_a_failing_stage_is_named_with_its_log_and_the_way_on(speedrun, text_fol
     first, second, third = done.stderr.splitlines()
     why = f"error: {text_folder}/bad.jsonl:1: not an object with a text"
     assert first.startswith(f"speedrun: tok_train failed with exit status 2: {why}")
-    assert (second, why in log.read_text()) == (f"  its log: {log}", True)
-    assert "== tok_train: again, the text changed; what was there is kept in " in done.stdout
+    assert (second, why in log.read_text()) == (f"  log: {log}", True)
+    assert "== tok_train: repeated, the text changed; earlier results are in " in done.stdout
     (text_folder / "bad.jsonl").unlink()
-    command = third.removeprefix("  to go on: ")
+    command = third.removeprefix("  resume with: ")
     again = subprocess.run(command, shell=True, cwd=here, env=speedrun.env, capture_output=True)
     assert again.returncode == 0, again.stderr
 
@@ -161,9 +161,9 @@ def test_text_of_the_hub_comes_beside_the_tokenizer(speedrun, base, tmp_path):
     assert failed.returncode == 2
     # Whichever of the two is the first to miss a file; the other is ended then.
     named = re.search(r"^speedrun: (download|tok_train) failed with exit status 2: ", failed.stderr, re.MULTILINE)
-    assert f"its log: {logs / named[1]}.log" in failed.stderr
+    assert f"log: {logs / named[1]}.log" in failed.stderr
     assert "HTTP 404" in (logs / f"{named[1]}.log").read_text()
     assert done.returncode == 0, done.stderr
-    assert {"download", "tok_train"} == set(said(done.stdout, "done"))
+    assert {"download", "tok_train"} == set(steps_with(done.stdout, "done"))
     assert "text: climbmix" in done.stdout
     assert re.search(r"^prepare: 9 files, ", (logs / "download.log").read_text(), re.MULTILINE)

@@ -28,7 +28,6 @@ from typing import Any
 
 from nanochat.config import Count, option, run
 from nanochat.data import hub
-from nanochat.data.corpus import find
 from nanochat.log import duration, print0
 from nanochat.outcome import ROOT, Outcome
 from nanochat.paths import base_dir, stage_dir, write_json
@@ -246,6 +245,8 @@ def _load_outcome(path: Path) -> Outcome:
 
 def _text_files(data: str) -> list[Path]:
     """Return the files of --data, or nothing while they have not been downloaded."""
+    from nanochat.data.corpus import find  # slow to import, and most steps read no text
+
     try:
         return [file for listing, _ in find(data, offline=True) for file in listing.files]
     except hub.HubError:
