@@ -1,6 +1,6 @@
-"""The report card as data: from whichever outcomes exist to header, sections and summary, all of it text by now.
+"""The report card: outcomes → card (figures as text) → Markdown. `nanochat.report.html` writes the same card as HTML.
 
-Markdown and HTML are written from it. A figure that is not known is left out or a dash; what cannot be read is named.
+A figure that is not known is left out or a dash; a record that cannot be read is named.
 """
 
 import glob
@@ -11,22 +11,24 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from nanochat.hardware import hourly_rate
 from nanochat.log import duration, print0
 from nanochat.outcome import Outcome
-from nanochat.report.plots import draw
+from nanochat.report.plots import Plot, draw_plot
 from nanochat.stages import STAGES, Stage
 
 Facts = dict[str, str]
 Table = tuple[str, list[list[str]]]  # title; header and rows
 
-MEANS = ("CORE metric", "ChatCORE")  # stages that have one of them in the summary are evaluations, task by task
+MEANS = ("CORE metric", "ChatCORE")  # a stage with one of these headlines is an evaluation, with a score for each task
+METRIC_WIDTHS = (15, 8)  # least widths of the first and the other columns of the summary, as in the public card
 
 
 @dataclass(frozen=True)
 class Section:
-    """A stage's. settings: of its config. results: what came of it. plots: file name -> SVG element."""
+    """A stage. settings: of its config. results: its metrics. plots: file name -> SVG element."""
 
     title: str
     moment: str = ""
@@ -39,17 +41,17 @@ class Section:
 
 @dataclass(frozen=True)
 class Share:
-    """Of a stage in the run: seconds of wall clock, of all stages' together, and dollars; None: it did not run."""
+    """Seconds of wall clock of a stage, their part of the run, and dollars; None for a stage that did not run."""
 
     title: str
-    seconds: float | None
-    part: float | None
-    dollars: float | None
+    seconds: float | None = None
+    part: float | None = None
+    dollars: float | None = None
 
 
 @dataclass(frozen=True)
 class Card:
-    """environment: of the machine of the run, which need not be this one. headlines: metric -> column -> value."""
+    """A run, ready to be written. environment: of the machine that ran it. headlines: metric -> column -> value."""
 
     generated: str
     started: str
@@ -71,38 +73,63 @@ class Card:
 
     @property
     def dollars(self) -> float | None:
-        """Of all stages; None if of one that ran the price is not known."""
+        """The cost of all stages; None if the price of one that ran is not known."""
         costs = [share.dollars for share in self.shares if share.seconds is not None]
         return sum(costs) if costs and None not in costs else None
 
     @property
     def totals(self) -> Facts:
-        cost = {"Total cost": f"${self.dollars:.2f}"} if self.dollars is not None else {}
-        return {"Total wall clock time": duration(self.seconds)} | cost
+        facts = {"Total wall clock time": duration(self.seconds)}
+        if self.dollars is not None:
+            facts["Total cost"] = f"${self.dollars:.2f}"
+        return facts
 
     @property
-    def summary(self) -> list[Table]:
-        """The headline metrics, if there are any, and the time of each stage."""
-        rows = [[metric, *map(_cell, row.values())] for metric, row in self.headlines.items()]
-        tables = [("", [["Metric", *next(iter(self.headlines.values()))], *rows])] if rows else []
+    def metrics_table(self) -> Table | None:
+        """The headline metrics, a column for each stage that can have some; None without a metric."""
+        if not self.headlines:
+            return None
+        columns = next(iter(self.headlines.values()))
+        rows = [[metric, *map(_headline, values.values())] for metric, values in self.headlines.items()]
+        return "", [["Metric", *columns], *rows]
+
+    @property
+    def times_table(self) -> Table:
+        """Time, share and, if a price is known, cost of each stage."""
         priced = any(share.dollars is not None for share in self.shares)
-        times = [["Stage", "Time", "Share"] + ["Cost"] * priced]
+        rows = [["Stage", "Time", "Share", "Cost"]]
         for share in self.shares:
-            known = share.seconds is not None
-            times.append([share.title, *([duration(share.seconds), f"{share.part:.1%}"] if known else ["-", "-"])])
-            times[-1] += ["-" if share.dollars is None else f"${share.dollars:.2f}"] * priced
-        return [*tables, ("", times)]
+            ran = share.seconds is not None
+            time = duration(share.seconds) if ran else "-"
+            part = f"{share.part:.1%}" if ran else "-"
+            cost = "-" if share.dollars is None else f"${share.dollars:.2f}"
+            rows.append([share.title, time, part, cost])
+        return "", rows if priced else [row[:-1] for row in rows]
+
+    @property
+    def plots(self) -> dict[str, str]:
+        """All pictures: file name -> SVG element."""
+        found = {}
+        for section in self.sections:
+            found |= section.plots
+        return found | self.timeline
 
 
-# ---- values as text ----
+def _headline(value: Any) -> str:
+    return "-" if value is None else show(value)
+
+
+# ---- to be moved to outcome.py and log.py ----
 
 
 def show(value: Any) -> str:
-    """A value as a line of the card shows it: 0.1234, 2048, 65,536, 0.0155 ± 0.0021, 21.07%."""
+    """Return a metric as text: 0.1234, 2048, 65,536, 0.0155 ± 0.0021, 21.07%."""
     if isinstance(value, dict):
         spec = value.get("format", "")
-        numbers = [value["value"], *(error for error in [value.get("stderr")] if _is_known(error))]
-        return " ± ".join(_cell(number, spec) for number in numbers) + value.get("unit", "")
+        text = format_cell(value["value"], spec)
+        if is_known(value.get("stderr")):
+            text += f" ± {format_cell(value['stderr'], spec)}"
+        return text + value.get("unit", "")
     if isinstance(value, float):
         return f"{value:.4f}"
     if isinstance(value, int) and abs(value) >= 10_000:
@@ -110,63 +137,71 @@ def show(value: Any) -> str:
     return " ".join(str(value).split("\n"))
 
 
-def _is_known(error: float | None) -> bool:
-    return error is not None and not math.isnan(error)  # of a single item there is none
+def is_known(error: float | None) -> bool:
+    return error is not None and not math.isnan(error)
 
 
-def _cell(value: Any, spec: str = "") -> str:
-    """None is a dash, a text is itself whatever its column's format, and so is what is no number."""
-    if value is None or isinstance(value, str) or value != value:
-        return "-" if value is None else str(value)
+def format_cell(value: Any, spec: str = "") -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str) or value != value:
+        return str(value)
     return format(value, spec) if spec else show(value)
 
 
-def cells(table: dict) -> list[list[str]]:
-    """Header and rows of a table of an outcome."""
+def format_rows(table: dict) -> list[list[str]]:
+    names = [name for name, _ in table["columns"]]
     specs = [spec for _, spec in table["columns"]]
-    rows = [[_cell(value, spec) for value, spec in zip(row, specs, strict=True)] for row in table["rows"]]
-    return [[name for name, _ in table["columns"]], *rows]
+    return [names, *(list(map(format_cell, row, specs)) for row in table["rows"])]
 
 
 def terminal_table(table: dict) -> str:
-    """A table as aligned columns: the first to the left, numbers to the right."""
-    rows = cells(table)
-    full = [row for row in rows if set(row[1:]) != {"-"}]  # the others are remarks, longer than any column
-    widths = [max(map(len, column)) for column in zip(*full, strict=True)]
-    aligned = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in full]
-    return "\n".join([table["title"], *aligned, *(row[0] for row in rows if row not in full)])
+    """Return an outcome's table as aligned columns: the first to the left, numbers to the right."""
+    rows = format_rows(table)
+    remarks = [row for row in rows if set(row[1:]) == {"-"}]  # longer than any column
+    aligned = [row for row in rows if row not in remarks]
+    widths = [max(map(len, column)) for column in zip(*aligned, strict=True)]
+    lines = [table["title"]]
+    for first, *numbers in aligned:
+        lines.append("  ".join([first.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]))
+    return "\n".join([*lines, *(row[0] for row in remarks)])
 
 
-def moment(timestamp: str) -> str:
-    return datetime.fromisoformat(timestamp).strftime("%Y-%m-%d %H:%M:%S")
+def read_outcomes(base: Path, tag: str = "") -> list[tuple[Path, Outcome | str]]:
+    """Return the path and the record of each stage below `base`, of all tags or one; a sentence if it is damaged."""
+    found = []
+    for path in sorted(base.glob(f"*/{glob.escape(tag) or '*'}/outcome.json")):
+        try:
+            found.append((path, Outcome.load(path)))
+        except OSError as error:
+            found.append((path, error.strerror or str(error)))
+        except ValueError as error:
+            found.append((path, str(error)))
+    return found
 
 
 # ---- from outcomes to the card ----
 
 
-def read_outcomes(base: Path, stages: Sequence[Stage] = STAGES, tag: str = "") -> list[tuple[str, str, Outcome | str]]:
-    """What lies below `base` in stage order, unknown stages last: path, title, and the outcome or why there is none."""
+def stage_entries(base: Path, stages: Sequence[Stage], tag: str) -> list[tuple[Path, str, Outcome | str]]:
+    """Return path, title, and record (or the reason why it cannot be read) below `base`, in the order of the stages.
+
+    Unknown stages come last, with their folder's name as title. A tag is named where a stage has several.
+    """
     titles = {stage.name: stage.section for stage in stages}
-    order = list(titles)
-    found = sorted(
-        (*path.parts[-3:-1], path) for path in base.glob(f"*/{glob.escape(tag) or '*'}/outcome.json")
-    )  # (stage, tag, path)
-    found.sort(key=lambda entry: order.index(entry[0]) if entry[0] in order else len(order))
-    names, entries = [name for name, _, _ in found], []
-    for name, tag, path in found:
-        title = titles.get(name, name) + (f" ({tag})" if names.count(name) > 1 else "")
-        try:
-            outcome: Outcome | str = Outcome.load(path)
-        except (OSError, ValueError) as error:
-            # strerror: the full text of an OSError names a path of this machine.
-            outcome = str(getattr(error, "strerror", None) or error)
-        entries.append((f"{name}/{tag}/{path.name}", title, outcome))
-    return entries
+    order = {name: place for place, name in enumerate(titles)}
+    found = read_outcomes(base, tag)
+    names = [path.parts[-3] for path, _ in found]
+    entries = []
+    for name, (path, outcome) in zip(names, found, strict=True):
+        several = f" ({path.parts[-2]})" if names.count(name) > 1 else ""
+        entries.append((path, titles.get(name, name) + several, outcome))
+    return sorted(entries, key=lambda entry: order.get(entry[0].parts[-3], len(order)))
 
 
 def read_card(base: Path, stages: Sequence[Stage] = STAGES, tag: str = "") -> Card:
-    """The card of the outcomes below `base`, of all tags or of one."""
-    entries = read_outcomes(base, stages, tag)
+    """Return the card of the outcomes below `base`, of all tags or of one."""
+    entries = stage_entries(base, stages, tag)
     if not entries:
         raise ValueError(f"no stage has left an outcome below {base}, run one first or name another --base-dir")
     sound = [outcome for *_, outcome in entries if isinstance(outcome, Outcome)]
@@ -179,13 +214,14 @@ def read_card(base: Path, stages: Sequence[Stage] = STAGES, tag: str = "") -> Ca
             sections.append(_section(title, outcome, newest, stages))
             titled.append((title, outcome))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            damaged[path] = str(error)
-            print0(f"report: {path} is damaged: {error}", file=sys.stderr)
-            sections.append(Section(title, remark=f"{path} is damaged: {error}\n\nRun the stage again."))
+            name = path.relative_to(base).as_posix()
+            damaged[name] = str(error)
+            print0(f"report: {name} is damaged: {error}", file=sys.stderr)
+            sections.append(Section(title, remark=f"{name} is damaged: {error}\n\nRun the stage again."))
     outcomes = [outcome for _, outcome in titled]
     return Card(
         generated=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
-        started=moment(min(outcome.started for outcome in outcomes)) if outcomes else "",
+        started=_moment(min(outcome.started for outcome in outcomes)) if outcomes else "",
         environment=_environment(newest),
         sections=sections,
         headlines=_headlines(outcomes, stages),
@@ -196,86 +232,176 @@ def read_card(base: Path, stages: Sequence[Stage] = STAGES, tag: str = "") -> Ca
     )
 
 
-def _section(title: str, outcome: Outcome, newest: dict, stages: Sequence[Stage]) -> Section:
-    plots = {f"{outcome.stage}-{outcome.tag}-{n}.svg": draw(plot) for n, plot in enumerate(outcome.curves, 1)}
+def _section(title: str, outcome: Outcome, newest: dict[str, Any], stages: Sequence[Stage]) -> Section:
+    """Return the section of a stage. newest: the environment in the card's header."""
+    plots = {}
+    for number, curve in enumerate(outcome.curves, 1):
+        plots[f"{outcome.stage}-{outcome.tag}-{number}.svg"] = draw_plot(curve)
     headline = next((stage.headline for stage in stages if stage.name == outcome.stage), ())
-    if headline and headline[-1] in MEANS:
-        plots |= {f"{outcome.stage}-{outcome.tag}-tasks.svg": draw(bars) for bars in _bars(outcome)}
+    bars = _score_bars(outcome) if headline and headline[-1] in MEANS else {}
+    if bars:
+        plots[f"{outcome.stage}-{outcome.tag}-tasks.svg"] = draw_plot(bars)
     return Section(
         title,
-        moment(outcome.timestamp),
-        remark=_elsewhere(outcome.environment, newest),
+        moment=_moment(outcome.timestamp),
+        remark=_other_machine(outcome.environment, newest),
         settings={name: show(outcome.config[name]) for name in outcome.card},
         results={name: show(value) for name, value in outcome.metrics.items()},
-        tables=[(table["title"], cells(table)) for table in outcome.tables],
+        tables=[(table["title"], format_rows(table)) for table in outcome.tables],
         plots=plots,
     )
 
 
-def _bars(outcome: Outcome) -> list[dict]:
-    """The picture of an evaluation's scores."""
-    scores = {name: value for name, value in outcome.metrics.items() if isinstance(value, dict) and "stderr" in value}
+def _moment(timestamp: str) -> str:
+    return datetime.fromisoformat(timestamp).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _score_bars(outcome: Outcome) -> Plot:
+    """Return the plot of an evaluation's scores; empty without scores."""
     bars = {}
-    for name, score in scores.items():
-        bars[name] = [score["value"], score["stderr"] if _is_known(score["stderr"]) else 0.0, show(score)]
-    return [{"title": "Scores, with standard errors", "bars": bars}] if bars else []
+    for name, score in outcome.metrics.items():
+        # Scores have a standard error, parameters like the step have none.
+        if isinstance(score, dict) and "stderr" in score:
+            error = score["stderr"] if is_known(score["stderr"]) else 0.0
+            bars[name] = [score["value"], error, show(score)]
+    return {"title": "Scores, with standard errors", "bars": bars} if bars else {}
 
 
-def _elsewhere(environment: dict, newest: dict) -> str:
-    """Where a stage ran, if that is not what the header tells of."""
-    git, machine = environment.get("Git Information", {}), environment.get("Hardware", {})
-    known = [git.get("Commit"), *(machine.get(part) for part in ("CPUs", "Memory", "GPUs"))]
-    there, hardware = newest.get("Git Information", {}), newest.get("Hardware", {})
-    if known == [there.get("Commit"), *(hardware.get(part) for part in ("CPUs", "Memory", "GPUs"))]:
-        return ""
-    return f"Of another commit or machine: {', '.join(str(one) for one in known if one)}"
+def _other_machine(environment: dict[str, Any], newest: dict[str, Any]) -> str:
+    """Return a remark if a stage ran with another commit or machine than the header names."""
+    here, there = _commit_and_machine(environment), _commit_and_machine(newest)
+    return "" if here == there else f"Of another commit or machine: {', '.join(part for part in here if part)}"
 
 
-def _environment(newest: dict) -> dict[str, Facts]:
-    unknown = {"Recorded": "no"}
-    names = dict.fromkeys(["Git Information", "Hardware", "Software", *newest, "Bloat"])
-    shown = {name: {label: show(value) for label, value in newest.get(name, unknown).items()} for name in names}
-    if rate := _hourly(newest):
-        shown["Hardware"]["Hourly Rate"] = f"${rate:.2f}/hour"
-    return shown | {"Bloat": shown.pop("Bloat")}  # last
+def _commit_and_machine(environment: dict[str, Any]) -> list[str | None]:
+    hardware = environment.get("Hardware", {})
+    commit = environment.get("Git Information", {}).get("Commit")
+    return [commit, *(hardware.get(part) for part in ("CPUs", "Memory", "GPUs"))]
 
 
-def _hourly(environment: dict) -> float | None:
+def _environment(newest: dict[str, Any]) -> dict[str, Facts]:
+    """Return the header's groups of facts, Bloat last."""
+    names = dict.fromkeys(["Git Information", "Hardware", "Software", *newest])
+    names.pop("Bloat", None)
+    groups = {}
+    for name in [*names, "Bloat"]:
+        facts = newest.get(name, {"Recorded": "no"})  # older runs recorded less
+        groups[name] = {label: show(value) for label, value in facts.items()}
+    rate = _dollars_an_hour(newest)
+    if rate:
+        groups["Hardware"]["Hourly Rate"] = f"${rate:.2f}/hour"
+    return groups
+
+
+def _dollars_an_hour(environment: dict[str, Any]) -> float | None:
     return hourly_rate(environment.get("Hardware", {}).get("GPUs", ""))
 
 
 def _headlines(outcomes: Sequence[Outcome], stages: Sequence[Stage]) -> dict[str, dict[str, Any]]:
-    """Headline metrics, a column for each stage that can have one: None where it has none."""
+    """Return metric -> column -> value of the stages' headline metrics; of several tags the newest counts."""
     columns = list(dict.fromkeys(stage.column for stage in stages if stage.column))
+    by_age = sorted(outcomes, key=lambda outcome: outcome.timestamp)
     table: dict[str, dict[str, Any]] = {}
     for stage in stages:
-        for outcome in sorted(outcomes, key=lambda outcome: outcome.timestamp):  # of several tags the newest stays
-            for metric in outcome.metrics:  # "ChatCORE (5 of 6 tasks)" has a row of its own
-                if outcome.stage == stage.name and metric.partition(" (")[0] in stage.headline:
-                    table.setdefault(metric, dict.fromkeys(columns))[stage.column] = outcome.metrics[metric]
+        for outcome in by_age:
+            if outcome.stage != stage.name:
+                continue
+            for metric, value in outcome.metrics.items():
+                # "ChatCORE (5 of 6 tasks)" has a row of its own.
+                if metric.partition(" (")[0] in stage.headline:
+                    row = table.setdefault(metric, dict.fromkeys(columns))
+                    row[stage.column] = value
     return table
 
 
 def _shares(titled: Sequence[tuple[str, Outcome]], stages: Sequence[Stage]) -> list[Share]:
-    """Of every stage in order, those that did not run too, unknown ones last."""
+    """Return time and cost of every stage in order, also of stages that did not run; unknown stages last."""
     total = sum(outcome.seconds for _, outcome in titled) or 1.0
+    ran = {}
+    for title, outcome in titled:
+        rate = _dollars_an_hour(outcome.environment)
+        dollars = None if rate is None else rate * outcome.seconds / 3600
+        share = Share(title, outcome.seconds, outcome.seconds / total, dollars)
+        ran.setdefault(outcome.stage, []).append(share)
     shares = []
-    names = list(dict.fromkeys([stage.name for stage in stages] + [outcome.stage for _, outcome in titled]))
-    for name in names:
-        ran = [(title, outcome) for title, outcome in titled if outcome.stage == name]
-        for title, outcome in ran:
-            rate = _hourly(outcome.environment)
-            dollars = rate and rate * outcome.seconds / 3600
-            shares.append(Share(title, outcome.seconds, outcome.seconds / total, dollars))
-        missing = [stage for stage in stages if stage.name == name and not ran]
-        # A base model is asked to chat by hand alone: without it nothing is missing.
-        shares += [Share(stage.section, None, None, None) for stage in missing if stage.source != "base"]
+    for stage in stages:
+        # The chat evaluation of a base model is started by hand alone: nothing is missing without it.
+        absent = [] if stage.source == "base" else [Share(stage.section)]
+        shares += ran.pop(stage.name, absent)
+    for unknown in ran.values():
+        shares += unknown
     return shares
 
 
 def _timeline(titled: Sequence[tuple[str, Outcome]], stages: Sequence[Stage]) -> dict[str, str]:
-    """The picture of where the time went; a colour for each model, its evaluations paler."""
+    """Return the picture of the time of each stage; a colour for each model, paler for its evaluations."""
     models = {stage.parent for stage in stages}
     model_of = {stage.name: stage.name if stage.name in models else stage.parent for stage in stages}
     parts = [[title, outcome.seconds, model_of.get(outcome.stage, outcome.stage)] for title, outcome in titled]
-    return {"time.svg": draw({"title": "Wall clock time", "parts": parts})} if parts else {}
+    return {"time.svg": draw_plot({"title": "Wall clock time", "parts": parts})} if parts else {}
+
+
+# ---- Markdown ----
+
+
+def markdown(card: Card, pictures: str) -> str:
+    """Return the card as Markdown. pictures: the folder of the pictures, beside the file."""
+    parts = ["# nanochat training report", f"Generated: {card.generated}", "## Environment"]
+    parts += [f"### {name}\n{_listing(facts)}" for name, facts in card.environment.items() if name != "Bloat"]
+    parts.append(f"\n### Bloat\n{_listing(card.bloat)}")
+    if card.started:
+        parts.append(f"Run started: {card.started}")
+    parts.append("---")
+    sections = [_section_markdown(section, pictures) for section in card.sections]
+    body = "\n\n\n".join([*sections, _summary_markdown(card, pictures)])
+    return "\n\n".join([*parts, body]) + "\n"
+
+
+def summary_markdown(card: Card) -> str:
+    """Return the summary for the terminal: headline metrics, totals and times, without pictures."""
+    metrics = [_table(card.metrics_table, METRIC_WIDTHS)] if card.metrics_table else []
+    return "\n\n".join([*metrics, _totals(card), _table(card.times_table)])
+
+
+def _summary_markdown(card: Card, pictures: str) -> str:
+    parts = ["## Summary", _listing(card.bloat), summary_markdown(card)]
+    return "\n\n".join([*parts, *_images(card.timeline, pictures)])
+
+
+def _totals(card: Card) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in card.totals.items())
+
+
+def _section_markdown(section: Section, pictures: str) -> str:
+    heading = f"## {section.title}"
+    parts = [f"{heading}\ntimestamp: {section.moment}" if section.moment else heading, section.remark]
+    if not section.moment:  # damaged: the remark takes the place of the date
+        parts = [f"{heading}\n{section.remark}"]
+    parts.append(_listing(section.settings | section.results))
+    parts += [_table(table) for table in section.tables]
+    parts += _images(section.plots, pictures)
+    return "\n\n".join(part for part in parts if part)
+
+
+def _listing(facts: Facts) -> str:
+    return "\n".join(f"- {label}: {value}" for label, value in facts.items())
+
+
+def _table(table: Table, least: tuple[int, int] = (0, 0)) -> str:
+    """Return a table. least: widths of the first and of the other columns, at least."""
+    title, rows = table
+    rows = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
+    header, *_ = rows
+    widths = [least[0], *(least[1] for _ in header[1:])]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
+    rule = "|".join("-" * (max(len(name), width) + 2) for name, width in zip(header, widths, strict=True))
+    heading = [f"### {title}\n"] if title else []
+    return "\n".join([*heading, lines[0], f"|{rule}|", *lines[1:]])
+
+
+def _images(plots: dict[str, str], folder: str) -> list[str]:
+    images = []
+    for name, element in plots.items():
+        title = element.partition('aria-label="')[2].partition('"')[0]
+        images.append(f"![{title}]({quote(f'{folder}/{name}')})")  # quoted: a blank would end the link
+    return images

@@ -1,14 +1,15 @@
-"""Two runs side by side: each stage's figures with their difference, paired where both answered the same questions.
+"""Runs side by side: the figures of each stage with differences; paired where the same questions were answered.
 
-A run is a dict as report.json holds it. Paired: the mean of the differences, question by question, with its standard
-error, and McNemar's exact test: how likely so lopsided a share of the questions that only one gets right is by chance.
+A run is a dictionary as in report.json. Differences are to the first run. Paired: the mean of the differences, question
+by question, with a standard error, and McNemar's exact test: the probability that the questions answered correctly by
+only one of two runs split so unevenly by chance.
 """
 
 import hashlib
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,37 +19,43 @@ from nanochat.report.card import show, terminal_table
 from nanochat.stages import STAGES
 
 WIDEST = 48  # characters of a text in a column
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # names of the runs in the tables
 
-# ---- what was right ----
+Record = dict[str, Any]
+
+# ---- correct answers ----
 
 
-def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """Of each task of an evaluation: a hash of its questions, and how often of `samples` each was answered right."""
+def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
+    """Return for each task of an evaluation a hash of the questions, and the number of correct samples of each."""
     found = []
     for outcome in outcomes:
         for name, digest in outcome.artifacts.items():
-            if name.endswith(".jsonl"):
-                about = {"stage": outcome.stage, "tag": outcome.tag, "task": name.removesuffix(".jsonl")}
-                files = sorted((base / outcome.stage / outcome.tag).rglob(name))
-                path = next((file for file in files if read_sha256(file) == digest), None)
-                found.append(about | (_right(path) if path else {"problem": f"{name} is not there as it was written"}))
+            if not name.endswith(".jsonl"):
+                continue
+            record = {"stage": outcome.stage, "tag": outcome.tag, "task": name.removesuffix(".jsonl")}
+            files = sorted((base / outcome.stage / outcome.tag).rglob(name))
+            path = next((file for file in files if read_sha256(file) == digest), None)
+            record |= _count_correct(path) if path else {"problem": f"{name} is missing or was changed"}
+            found.append(record)
     return found
 
 
-def _right(path: Path) -> dict[str, Any]:
+def _count_correct(path: Path) -> Record:
     questions, counts, samples = [], [], 1
     for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        if "completions" in record:
-            verdicts = [one["right"] for one in record["completions"]]
-            question = hashlib.sha256(json.dumps([record["prompt"], record["answer"]]).encode()).hexdigest()
-        else:
-            verdicts, question = [record["correct"]], record.get("question")
-        questions.append(question)
+        answer = json.loads(line)
+        if "completions" in answer:  # of chat_eval: several samples of a question
+            verdicts = [completion["right"] for completion in answer["completions"]]
+            text = json.dumps([answer["prompt"], answer["answer"]])
+            questions.append(hashlib.sha256(text.encode()).hexdigest())
+        else:  # of base_eval
+            verdicts = [answer["correct"]]
+            questions.append(answer.get("question"))
         counts.append(sum(verdicts))
         samples = len(verdicts)
-    known = None not in questions  # of older runs they are not
-    digest = hashlib.sha256(" ".join(questions).encode()).hexdigest() if known else None
+    # Older runs did not record the questions.
+    digest = None if None in questions else hashlib.sha256(" ".join(questions).encode()).hexdigest()
     return {"questions": digest, "samples": samples, "right": " ".join(map(str, counts))}
 
 
@@ -56,18 +63,20 @@ def _right(path: Path) -> dict[str, Any]:
 
 
 def paired(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """The mean of other - one, and its standard error; nan of one pair alone."""
+    """Return the mean of other - one, pair by pair, and its standard error; NaN for a single pair."""
     return _mean([b - a for a, b in zip(one, other, strict=True)])
 
 
 def unpaired(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """Return the difference of two means and its standard error."""
     (low, low_error), (high, high_error) = _mean(one), _mean(other)
     return high - low, math.hypot(low_error, high_error)
 
 
 def mcnemar(only_one: int, only_other: int) -> float:
-    """Two-sided p of a fair coin that falls so, or more unevenly."""
-    tosses, ways, way = only_one + only_other, 0, 1
+    """Return the two-sided probability that a fair coin falls so, or more unevenly."""
+    tosses = only_one + only_other
+    ways, way = 0, 1  # of so many heads or fewer; of exactly so many
     for heads in range(min(only_one, only_other) + 1):
         ways += way
         way = way * (tosses - heads) // (heads + 1)
@@ -82,97 +91,158 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
 # ---- side by side ----
 
 
-def compare(one: dict, other: dict, names: Sequence[str]) -> str:
-    """All of it as text for a terminal; of several tags of a stage the newest is taken, and that is told."""
-    lines = [f"A: {names[0]}", f"B: {names[1]}"]
-    for title in dict.fromkeys([*one["environment"], *other["environment"]]):
-        rows = _differing(one["environment"].get(title, {}), other["environment"].get(title, {}))
-        lines += _told(title, ["", "A", "B"], rows)
+def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
+    """Return the comparison of two or more runs as text for a terminal."""
+    letters = LETTERS[: len(runs)]
+    lines = [f"{letter}: {name}" for letter, name in zip(letters, names, strict=True)]
+    environments = [run["environment"] for run in runs]
+    for title in _union(environments):
+        rows = _differing([environment.get(title, {}) for environment in environments])
+        lines += _table_lines(["", *letters], rows, title)
+    stages = {letter: _newest_stages(run, letter, lines) for letter, run in zip(letters, runs, strict=True)}
     titles = {stage.name: stage.section for stage in STAGES}
-    runs = [_newest(run, letter, lines) for run, letter in ((one, "A"), (other, "B"))]
-    for name in sorted(runs[0] | runs[1], key=lambda name: (list(titles).index(name) if name in titles else 99, name)):
-        title, pair = titles.get(name, name), [run.get(name) for run in runs]
-        if None in pair:
-            lines.append(f"\n{title}: only {'B' if pair[0] is None else 'A'} has it")
-            continue
-        rows = [[*row, "-", "-"] for row in _differing(*(_words(stage) for stage in pair))]
-        rows += _numbers(*({"Wall clock, seconds": stage["seconds"]} | stage["metrics"] for stage in pair))
-        lines += _told(title, ["", "A", "B", "B - A", "±"], rows)
-        judged = [_judged(run, stage) for run, stage in zip((one, other), pair, strict=True)]
-        rows = [_answers(task, judged[0][task], judged[1][task]) for task in judged[0] if task in judged[1]]
-        header = ["Question by question", "Questions", "A", "B", "B - A", "±", "only A", "only B", "p"]
-        lines += _told(f"{title}: share of answers that are right", header, rows)
+    # Known stages in their order, others after them.
+    for name in [*titles, *sorted(_union(stages.values()).keys() - titles)]:
+        found = {letter: run[name] for letter, run in stages.items() if name in run}
+        title = titles.get(name, name)
+        if found and len(found) < len(runs):
+            lines.append(f"\n{title}: only {', '.join(found)} has it")
+        if len(found) > 1:
+            lines += _stage_lines(title, found)
+            lines += _answer_lines(title, found, dict(zip(letters, runs, strict=True)))
     return "\n".join(lines)
 
 
-def _newest(run: dict, letter: str, lines: list[str]) -> dict[str, dict]:
-    stages: dict[str, dict] = {}
+def _union(records: Iterable[Mapping[str, Any]]) -> dict[str, None]:
+    """Return the keys of all records, in the order of the first that has them."""
+    return dict.fromkeys(key for record in records for key in record)
+
+
+def _newest_stages(run: Record, letter: str, lines: list[str]) -> dict[str, Record]:
+    """Return stage -> its newest record; other tags and damaged records are noted in `lines`."""
+    stages: dict[str, Record] = {}
     for stage in sorted(run["stages"], key=lambda stage: stage["timestamp"]):
-        if before := stages.get(stage["stage"]):
-            lines.append(f"{letter} has {stage['stage']} of {before['tag']} too: the newer, {stage['tag']}, is taken")
-        stages[stage["stage"]] = stage
+        name = stage["stage"]
+        if name in stages:
+            lines.append(f"{letter} has {name} of {stages[name]['tag']} too: the newer, {stage['tag']}, is shown")
+        stages[name] = stage
     lines += [f"{letter}: {path} is damaged: {reason}" for path, reason in run["damaged"].items()]
     return stages
 
 
-def _words(stage: dict) -> dict[str, str]:
-    """What a stage tells beside numbers, its settings first."""
-    told = {name: stage["config"][name] for name in stage["card"]} | stage["metrics"]
-    return {name: show(value) for name, value in told.items() if name in stage["card"] or _number(value) is None}
+def _stage_lines(title: str, stages: dict[str, Record]) -> list[str]:
+    """Return the table of a stage: settings and texts that differ, all numbers, and differences to the first run."""
+    first, *others = stages
+    header = ["", *stages]
+    for letter in others:
+        header += [f"{letter} - {first}", "±"]
+    blank = ["-"] * 2 * len(others)
+    rows = [[*row, *blank] for row in _differing([_texts(stage) for stage in stages.values()])]
+    figures = [{"Wall clock, seconds": stage["seconds"]} | stage["metrics"] for stage in stages.values()]
+    rows += [_number_row(name, [run.get(name) for run in figures]) for name in _numbers(figures)]
+    return _table_lines(header, rows, title)
 
 
-def _differing(one: dict[str, str], other: dict[str, str]) -> list[list[str]]:
-    pairs = [[name, one.get(name, "-"), other.get(name, "-")] for name in dict.fromkeys([*one, *other])]
-    return [[name, *(value[:WIDEST] for value in pair)] for name, *pair in pairs if pair[0] != pair[1]]
+def _texts(stage: Record) -> dict[str, str]:
+    """Return the settings of a stage, and the metrics that are no numbers."""
+    settings = {name: show(stage["config"][name]) for name in stage["card"]}
+    metrics = {name: show(value) for name, value in stage["metrics"].items() if _number(value) is None}
+    return settings | metrics
+
+
+def _differing(records: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """Return a row for each text that is not the same in all records."""
+    rows = []
+    for name in _union(records):
+        values = [record.get(name, "-") for record in records]
+        if len(set(values)) > 1:
+            rows.append([name, *(value[:WIDEST] for value in values)])
+    return rows
 
 
 def _number(value: Any) -> float | None:
+    """Return the number of a metric, with or without an error; None for other values."""
     value = value["value"] if isinstance(value, dict) else value
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _numbers(one: dict[str, Any], other: dict[str, Any]) -> list[list[str]]:
-    """A row for each number: both, their difference, and its standard error where both have one."""
-    rows = []
-    for name in dict.fromkeys([*one, *other]):
-        pair = [run.get(name) for run in (one, other)]
-        low, high = map(_number, pair)
-        if low is None and high is None:
-            continue
-        row = [name, *("-" if value is None else show(value) for value in pair), "-", "-"]
-        if None not in (low, high):
-            about = [value if isinstance(value, dict) else {} for value in pair]
-            spec = about[0].get("format") or (",d" if isinstance(high - low, int) else ".4f")
-            errors = [value.get("stderr") for value in about]
-            row[3:] = [f"{high - low:+{spec}}", "-" if None in errors else format(math.hypot(*errors), spec)]
-        rows.append(row)
-    return rows
+def _numbers(figures: Sequence[Record]) -> list[str]:
+    """Return the names that are a number in some run."""
+    return [name for name in _union(figures) if any(_number(run.get(name)) is not None for run in figures)]
 
 
-def _judged(run: dict, stage: dict) -> dict[str, dict]:
-    same = [one for one in run["decisions"] if (one["stage"], one["tag"]) == (stage["stage"], stage["tag"])]
-    return {one["task"]: one for one in same}
+def _number_row(name: str, values: Sequence[Any]) -> list[str]:
+    """Return a metric of each run, and difference and standard error of each run to the first."""
+    row = [name, *("-" if value is None else show(value) for value in values)]
+    first, *others = values
+    for other in others:
+        row += _difference_cells(first, other)
+    return row
 
 
-def _answers(task: str, one: dict, other: dict) -> list[str]:
-    """A row: paired if the questions are the same, and tested if each was answered once."""
-    for letter, judged in (("A", one), ("B", other)):
-        if "problem" in judged:
-            return [f"{task}: {letter}: {judged['problem']}", *["-"] * 8]
-    a, b = ([int(count) / judged["samples"] for count in judged["right"].split()] for judged in (one, other))
-    means = [f"{statistics.fmean(values):.4f}" for values in (a, b)]
+def _difference_cells(one: Any, other: Any) -> list[str]:
+    low, high = _number(one), _number(other)
+    if low is None or high is None:
+        return ["-", "-"]
+    details = [value if isinstance(value, dict) else {} for value in (one, other)]
+    spec = details[0].get("format") or (",d" if isinstance(high - low, int) else ".4f")
+    errors = [detail.get("stderr") for detail in details]
+    error = "-" if None in errors else format(math.hypot(*errors), spec)
+    return [f"{high - low:+{spec}}", error]
+
+
+# ---- question by question ----
+
+
+def _answer_lines(title: str, stages: dict[str, Record], runs: dict[str, Record]) -> list[str]:
+    """Return a table for each run after the first: the tasks that it and the first run have answered."""
+    first, *others = stages
+    ours = _answers_of(runs[first], stages[first])
+    lines = []
+    for letter in others:
+        theirs = _answers_of(runs[letter], stages[letter])
+        rows = [_answer_row(task, {first: ours[task], letter: theirs[task]}) for task in ours if task in theirs]
+        header = ["Question by question", "Questions", first, letter, f"{letter} - {first}", "±"]
+        header += [f"only {first}", f"only {letter}", "p"]
+        lines += _table_lines(header, rows, f"{title}: share of correct answers")
+    return lines
+
+
+def _answers_of(run: Record, stage: Record) -> dict[str, Record]:
+    """Return task -> the answers of a stage."""
+    key = stage["stage"], stage["tag"]
+    return {answers["task"]: answers for answers in run["decisions"] if (answers["stage"], answers["tag"]) == key}
+
+
+def _answer_row(task: str, pair: dict[str, Record]) -> list[str]:
+    """Return the row of a task: paired if the questions are the same, and tested if each was answered once."""
+    for letter, answers in pair.items():
+        if "problem" in answers:
+            return [f"{task}: {letter}: {answers['problem']}", *"--------"]
+    one, other = pair.values()
+    a, b = _shares(one), _shares(other)
+    means = [f"{statistics.fmean(a):.4f}", f"{statistics.fmean(b):.4f}"]
     if one["questions"] is None or one["questions"] != other["questions"]:
         difference, error = unpaired(a, b)
-        why = "other questions" if None not in (one["questions"], other["questions"]) else "questions not known"
-        return [task, f"{len(a)}, {len(b)}", *means, f"{difference:+.4f}", f"{error:.4f}", "-", "-", why]
+        known = one["questions"] and other["questions"]
+        reason = "other questions" if known else "questions not known"
+        return [task, f"{len(a)}, {len(b)}", *means, f"{difference:+.4f}", f"{error:.4f}", "-", "-", reason]
     difference, error = paired(a, b)
     row = [task, f"{len(a)}", *means, f"{difference:+.4f}", f"{error:.4f}"]
     if max(one["samples"], other["samples"]) > 1:
         return [*row, "-", "-", "-"]
-    only = [sum(x > y for x, y in zip(*pair, strict=True)) for pair in ((a, b), (b, a))]
-    return [*row, *map(str, only), f"{mcnemar(*only):.3g}"]
+    only_one = sum(x > y for x, y in zip(a, b, strict=True))
+    only_other = sum(x < y for x, y in zip(a, b, strict=True))
+    return [*row, str(only_one), str(only_other), f"{mcnemar(only_one, only_other):.3g}"]
 
 
-def _told(title: str, header: list[str], rows: list[list[str]]) -> list[str]:
+def _shares(answers: Record) -> list[float]:
+    """Return the share of correct samples of each question."""
+    return [int(count) / answers["samples"] for count in answers["right"].split()]
+
+
+def _table_lines(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> list[str]:
+    if not rows:
+        return []
     columns = [[name, ""] for name in header]
-    return ["", terminal_table({"title": title, "columns": columns, "rows": rows})] if rows else []
+    return ["", terminal_table({"title": title, "columns": columns, "rows": rows})]

@@ -1,4 +1,4 @@
-"""The report card as one HTML file: no script, no request, for a phone and a desk, by day and by night."""
+"""The report card as one HTML file without scripts or requests, for phone and desk, light and dark mode."""
 
 import re
 from collections.abc import Collection
@@ -7,10 +7,10 @@ from html import escape
 from nanochat.report.card import Card, Facts, Section, Table
 from nanochat.report.plots import STYLE
 
-# Nothing is fetched and nothing runs, whatever a run has written into its outcomes.
+# Nothing is fetched or run, whatever text a run has put into its records.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-LONG, LONGEST = 24, 44  # characters of a value, and of it and its label, that share a line with others
-LOOK = """
+LONG_VALUE, LONG_FACT = 24, 44  # characters of a value, and of a value with its label, that need a line of their own
+PAGE_STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1f2430; --soft: #5d6675; --rule: #e4e7ec; --tint: #f6f7f9;
   --link: #1d5fd1; --shade: #1f243030; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14171c; --ink: #e3e7ed; --soft: #98a2b0; --rule: #2a2f38;
@@ -42,7 +42,7 @@ dl .long dd { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 .groups { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 0 2.2rem; }
 .groups dl { grid-template-columns: 1fr; }
 .groups h3 { margin-bottom: 0; }
-/* Shadows at the edges behind which a table goes on: they stay, and what covers them moves along. */
+/* Shadows show that a table continues: they stay at the edges, and the gradients that cover them scroll along. */
 .table { overflow-x: auto; margin: .8rem 0; max-width: 100%; width: fit-content;
   background: linear-gradient(to right, var(--paper) 60%, transparent) 0 0 / 3rem 100% local no-repeat,
     linear-gradient(to left, var(--paper) 60%, transparent) 100% 0 / 3rem 100% local no-repeat,
@@ -67,11 +67,13 @@ summary { cursor: pointer; color: var(--soft); font-size: .925rem; }
 """
 
 
-def page(card: Card) -> str:
-    """What one wants to see comes first: the summary, the environment, then the stages in order."""
+def html_page(card: Card) -> str:
+    """Return the page: summary, environment, then the stages in order."""
     names = ["Summary", "Environment", *(section.title for section in card.sections)]
     links = "".join(f'<a href="#{_anchor(name)}">{escape(name)}</a>\n' for name in names)
-    dates = [f"Run started: {card.started}"] * bool(card.started) + [f"Generated: {card.generated}"]
+    dates = [f"Run started: {card.started}"] if card.started else []
+    dates.append(f"Generated: {card.generated}")
+    groups = [f"<section><h3>{escape(name)}</h3>{_facts(facts)}</section>" for name, facts in card.environment.items()]
     parts = [
         "<h1>nanochat training report</h1>",
         *(f'<p class="moment">{escape(date)}</p>' for date in dates),
@@ -79,35 +81,49 @@ def page(card: Card) -> str:
         *_summary(card),
         _heading("Environment"),
         '<div class="groups">',
-        *(f"<section><h3>{escape(name)}</h3>{_facts(facts)}</section>" for name, facts in card.environment.items()),
+        *groups,
         "</div>",
-        *(part for section in card.sections for part in _section(section)),
     ]
-    head = [
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<link rel="icon" href="data:,">',
-        "<title>nanochat training report</title>",
-        f"<style>{LOOK}{STYLE}</style>",
-    ]
-    lines = ["<!doctype html>", '<html lang="en">', *head, "<main>", *parts, "</main>", "</html>"]
-    return "\n".join(lines) + "\n"
+    for section in card.sections:
+        parts += _section(section)
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<link rel="icon" href="data:,">',
+            "<title>nanochat training report</title>",
+            f"<style>{PAGE_STYLE}{STYLE}</style>",
+            "<main>",
+            *parts,
+            "</main>",
+            "</html>\n",
+        ]
+    )
 
 
 def _summary(card: Card) -> list[str]:
-    *headlines, times = card.summary
-    totals = [f"<p>{escape(name)}: <strong>{escape(value)}</strong></p>" for name, value in card.totals.items()]
-    where = _beside([*card.timeline.values(), _table(times)])
-    return [_heading("Summary"), *map(_table, headlines), *totals, *where, _facts(card.bloat)]
+    parts = [_heading("Summary")]
+    if card.metrics_table:
+        parts.append(_table(card.metrics_table))
+    parts += [f"<p>{escape(name)}: <strong>{escape(value)}</strong></p>" for name, value in card.totals.items()]
+    parts += _side_by_side([*card.timeline.values(), _table(card.times_table)])
+    return [*parts, _facts(card.bloat)]
 
 
 def _section(section: Section) -> list[str]:
+    """Return a stage: results and pictures first, settings folded away."""
     parts = [_heading(section.title)]
-    parts += [f'<p class="moment">{escape(section.moment)}</p>'] * bool(section.moment)
-    parts += [f'<p class="remark">{escape(section.remark)}</p>'] * bool(section.remark)
-    parts += [_facts(section.results)] * bool(section.results)
-    parts += [*_beside(section.plots.values()), *map(_table, section.tables)]
+    if section.moment:
+        parts.append(f'<p class="moment">{escape(section.moment)}</p>')
+    if section.remark:
+        parts.append(f'<p class="remark">{escape(section.remark)}</p>')
+    if section.results:
+        parts.append(_facts(section.results))
+    parts += _side_by_side(section.plots.values())
+    parts += [_table(table) for table in section.tables]
     if section.settings:
         parts.append(f"<details><summary>Settings</summary>{_facts(section.settings)}</details>")
     return parts
@@ -124,29 +140,38 @@ def _anchor(title: str) -> str:
 def _facts(facts: Facts) -> str:
     rows = []
     for label, value in facts.items():
-        look = ' class="long"' if len(value) > LONG or len(label) + len(value) > LONGEST else ""
-        rows.append(f"<div{look}><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>")
+        is_long = len(value) > LONG_VALUE or len(label) + len(value) > LONG_FACT
+        style = ' class="long"' if is_long else ""
+        rows.append(f"<div{style}><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>")
     return f"<dl>{''.join(rows)}</dl>"
 
 
 def _table(table: Table) -> str:
-    """A column of figures stands to the right; a row of dashes behind its first cell is a remark."""
+    """Return a table: columns of numbers to the right; a long cell before dashes is a remark over all columns."""
     title, (header, *rows) = table
-    figures = [all(re.match(r"[-+]?[$\d]|-$", row[i]) and len(row[i]) < 24 for row in rows) for i in range(len(header))]
-    look = ["number" if figure else "text" for figure in figures]
-    lines = ["".join(f'<th class="{kind}">{escape(cell)}</th>' for kind, cell in zip(look, header, strict=True))]
+    styles = ["number" if all(map(_is_number, column)) else "text" for column in zip(*rows, strict=True)]
+    styles = styles or ["text" for _ in header]
+    lines = ["".join(f'<th class="{style}">{escape(cell)}</th>' for style, cell in zip(styles, header, strict=True))]
     for row in rows:
-        if len(row) > 2 and set(row[1:]) == {"-"} and len(row[0]) > LONGEST:
+        is_remark = len(row) > 2 and set(row[1:]) == {"-"} and len(row[0]) > LONG_FACT
+        if is_remark:
             lines.append(f'<td class="soft" colspan="{len(row)}">{escape(row[0])}</td>')
         else:
-            kinds = [kind + " none" * (cell == "-") for kind, cell in zip(look, row, strict=True)]
-            cells = zip(kinds, row, strict=True)
-            lines.append("".join(f'<td class="{kind}">{escape(cell)}</td>' for kind, cell in cells))
+            lines.append("".join(map(_cell, styles, row)))
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     heading = f"<h3>{escape(title)}</h3>" if title else ""
     return f'{heading}<div class="table"><table>{body}</table></div>'
 
 
-def _beside(elements: Collection[str]) -> list[str]:
-    """As many in a row as there is room for."""
+def _is_number(cell: str) -> bool:
+    return bool(re.match(r"[-+]?[$\d]|-$", cell)) and len(cell) < LONG_VALUE
+
+
+def _cell(style: str, text: str) -> str:
+    empty = " none" if text == "-" else ""
+    return f'<td class="{style}{empty}">{escape(text)}</td>'
+
+
+def _side_by_side(elements: Collection[str]) -> list[str]:
+    """Return elements in a grid, as many in a row as fit."""
     return ['<div class="plots">', *elements, "</div>"] if elements else []

@@ -5,9 +5,13 @@ import re
 import pytest
 from outcomes import ENVIRONMENT, leave
 
-from nanochat.report.__main__ import render
-from nanochat.report.card import read_card, show, terminal_table
+from nanochat.report.card import markdown, read_card, show, terminal_table
 from nanochat.stages import STAGES, Stage
+
+
+def render(base, stages=STAGES) -> str:
+    """Return the Markdown of the outcomes below a folder."""
+    return markdown(read_card(base, stages), "report")
 
 
 def headings(card: str) -> list[str]:

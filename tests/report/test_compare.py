@@ -12,7 +12,7 @@ import pytest
 from outcomes import ENVIRONMENT, leave
 
 from nanochat.paths import read_sha256
-from nanochat.report.__main__ import read
+from nanochat.report.__main__ import read_record
 from nanochat.report.card import read_card
 from nanochat.report.compare import compare, decisions, mcnemar, paired, unpaired
 
@@ -63,7 +63,11 @@ def evaluated(base: Path, right: str, stage: str = "base_eval", first: int = 0, 
 
 
 def row(a: Path, b: Path, name: str) -> list[str]:
-    [found] = [line.split() for line in compare(read(a), read(b), ("a", "b")).splitlines() if line.startswith(name)]
+    [found] = [
+        line.split()
+        for line in compare([read_record(a), read_record(b)], ["a", "b"]).splitlines()
+        if line.startswith(name)
+    ]
     return found
 
 
@@ -71,7 +75,7 @@ def test_the_same_questions_are_paired(tmp_path):
     a, b = evaluated(tmp_path / "a", "1100110000"), evaluated(tmp_path / "b", "1111110001")
     assert row(a, b, "task ") == "task 10 0.4000 0.7000 +0.3000 0.1528 0 3 0.25".split()
     assert row(a, b, "CORE metric") == "CORE metric 0.4000 ± 0.0300 0.7000 ± 0.0300 +0.3000 0.0424".split()
-    assert "Model" not in compare(read(a), read(b), "ab")  # a text that is the same
+    assert "Model" not in compare([read_record(a), read_record(b)], "ab")  # a text that is the same
     assert row(a, a, "task ") == "task 10 0.4000 0.4000 +0.0000 0.0000 0 0 1".split()
 
 
@@ -100,7 +104,7 @@ def test_several_answers_to_a_question(tmp_path):
 def test_verdicts_that_are_gone_are_told(tmp_path):
     a, b = evaluated(tmp_path / "a", "10"), evaluated(tmp_path / "b", "11")
     (b / "base_eval/default/step_000001-abc/task.jsonl").write_text("{}\n")
-    assert "task: B: task.jsonl is not there as it was written" in compare(read(a), read(b), "ab")
+    assert "task: B: task.jsonl is missing or was changed" in compare([read_record(a), read_record(b)], "ab")
 
 
 def test_what_only_one_has_and_what_differs(tmp_path):
@@ -112,8 +116,8 @@ def test_what_only_one_has_and_what_differs(tmp_path):
     leave(b, metrics={"train_time": 3.5, "data": "y", "size": 7}, config=config, environment=machine)
     leave(b, tag="older", timestamp="2025-10-23T23:00:00.000+00:00")
     leave(b, "zebra").write_text("")
-    text = compare(read(a), read(b), ("a", "b"))
-    assert "B has tok_train of older too: the newer, default, is taken" in text
+    text = compare([read_record(a), read_record(b)], ["a", "b"])
+    assert "B has tok_train of older too: the newer, default, is shown" in text
     assert "B: zebra/default/outcome.json is damaged: Expecting value" in text
     assert "\nTokenizer evaluation: only A has it" in text
     rows = {line.split("  ")[0].strip(): line.split() for line in text.splitlines()}

@@ -12,9 +12,9 @@ from bundles import world_tasks, write_bundle
 from forks import Forked
 from outcomes import leave
 
-from nanochat.report.__main__ import write
+from nanochat.report.__main__ import write_card
 from nanochat.report.card import read_card
-from nanochat.report.html import POLICY, page
+from nanochat.report.html import POLICY, html_page
 
 EVIL = '<script>document.title = "run"</script><img src="/stolen" onerror="x">&amp;'
 LONG = "x" * 200  # a word that no line has room for
@@ -64,7 +64,7 @@ def run(tmp_path_factory) -> Path:
 def served(run, tmp_path_factory):
     """The card behind a server that knows what it was asked for."""
     folder, asked = tmp_path_factory.mktemp("served"), []
-    write(run, folder / "report.md")
+    write_card(run, folder / "report.md")
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_request(self, code="-", size="-"):
@@ -113,7 +113,7 @@ def test_a_picture_is_taken(visit, served, tmp_path, width, scheme):
 
 def test_it_asks_for_nothing_and_runs_nothing(run):
     """What a browser is told, whether or not there is one here."""
-    text = page(read_card(run))
+    text = html_page(read_card(run))
     assert POLICY in text.partition("<style>")[0]
     assert not re.search(r"<script|<img|<iframe|\son\w+=\"|url\(|@import|https?://", text.replace("http-equiv", ""))
     assert "&lt;script&gt;" in text

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from outcomes import ENVIRONMENT, leave
 
-from nanochat.report.__main__ import read, render, write
+from nanochat.report.__main__ import read_record, write_card
+from nanochat.report.card import markdown, read_card
 from nanochat.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +78,7 @@ SUMMARY += "\n![Wall clock time](report/time.svg)\n"
 
 def test_the_card_line_by_line(tmp_path):
     leave(tmp_path)
-    card = render(tmp_path)
+    card = markdown(read_card(tmp_path), "report")
     assert re.match(HEADER, card), card
     rest = card[re.match(HEADER, card).end() :]
     assert rest == f"{SECTION}\n\n{SUMMARY}", rest
@@ -86,7 +87,7 @@ def test_the_card_line_by_line(tmp_path):
 
 def test_no_price_no_cost(tmp_path):
     leave(tmp_path, environment=ENVIRONMENT | {"Hardware": ENVIRONMENT["Hardware"] | {"GPUs": "1x NVIDIA Q9"}})
-    card = render(tmp_path)
+    card = markdown(read_card(tmp_path), "report")
     assert "$" not in card
     assert "| Tokenizer training | 2h53m | 100.0% |\n" in card
 
@@ -95,7 +96,9 @@ def test_the_command(tmp_path, base, python):
     leave(base)
     out = tmp_path / "cards" / "card.md"
     done = python("-m", "nanochat.report", "--out", str(out))
-    assert (done.returncode, done.stdout) == (0, f"report card: {out}\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Total wall clock time: ")
+    assert done.stdout.endswith(f"\nreport card: {out}\n")
     assert SECTION in out.read_text(encoding="utf-8")
     [picture] = re.findall(r"^!\[.*\]\((card/.*)\)$", out.read_text(encoding="utf-8"), re.MULTILINE)
     assert (out.parent / picture).read_text(encoding="utf-8").startswith("<svg ")
@@ -116,7 +119,7 @@ def test_links_are_whole_and_an_older_cards_pictures_go(tmp_path):
     kept = ["base_train-d4-1.txt", "base_train.svg", "mine-1.svg"]
     for name in (*kept, "base_train-d4-1.svg", "chat_eval_sft-d4-tasks.svg"):
         (folder / name).touch()
-    write(tmp_path / "base", out)
+    write_card(tmp_path / "base", out)
     assert re.findall(r"!\[.*\]\((.*)\)", out.read_text(encoding="utf-8")) == ["the%20card/time.svg"]
     assert sorted(path.name for path in folder.iterdir()) == [*kept, "time.svg"]
 
@@ -171,11 +174,11 @@ def test_the_record_has_everything(tmp_path, base, python):
     assert found["summary"]["seconds"] == 2 * original["seconds"]
     shares = {share["title"]: share["part"] for share in found["summary"]["shares"]}
     assert (shares["Tokenizer training"], shares["Chat RL"]) == (0.5, None)
-    assert read(tmp_path / "card.json") == found
+    assert read_record(tmp_path / "card.json") == found
     for text in ("", "[]", '{"format": 0}'):
         (tmp_path / "card.json").write_text(text)
         with pytest.raises(ValueError, match=r"is no report\.json of format 1"):
-            read(tmp_path / "card.json")
+            read_record(tmp_path / "card.json")
 
 
 def test_the_names_of_its_files(tmp_path, base, python):

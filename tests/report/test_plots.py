@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nanochat.report.plots import STYLE, TOP, WIDTH, draw, labels, picture, ticks
+from nanochat.report.plots import STYLE, TOP, WIDTH, draw_plot, labels, picture_file, ticks
 
 CURVE = {
     "title": "Loss <of> a run",
@@ -20,7 +20,7 @@ PARTS = {"title": "Time", "parts": [["train", 30.0, "base"], ["look", 10.0, "bas
 
 
 def parsed(plot: dict) -> ElementTree.Element:
-    return ElementTree.fromstring(draw(plot))
+    return ElementTree.fromstring(draw_plot(plot))
 
 
 def of_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
@@ -30,7 +30,7 @@ def of_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
 def test_a_curve_becomes_a_picture_with_its_words():
     words = [text.text for text in parsed(CURVE).iter("text")]
     assert {"Loss <of> a run", "tokens", "nats", "train", "val", "0", "5"} <= set(words)
-    alone = draw(CURVE | {"series": {"train": CURVE["series"]["train"]}})
+    alone = draw_plot(CURVE | {"series": {"train": CURVE["series"]["train"]}})
     assert ">train<" not in alone  # one series needs no legend
 
 
@@ -64,7 +64,7 @@ def test_all_of_it_is_inside_and_finite():
 
 @pytest.mark.parametrize("series", [{}, {"a": [[], []]}, {"a": [[5], [0.0]]}, {"a": [[1, 2], [3.0, 3.0]]}])
 def test_little_can_be_drawn(series):
-    assert "nan" not in draw(CURVE | {"series": series})
+    assert "nan" not in draw_plot(CURVE | {"series": series})
 
 
 def test_bars_reach_as_far_as_their_scores():
@@ -95,11 +95,15 @@ def test_ticks_are_round_and_reach_around():
 
 @pytest.mark.parametrize("plot", [CURVE, BARS, PARTS])
 def test_a_file_of_its_own_is_whole_and_always_the_same(plot):
-    root = ElementTree.fromstring(picture(draw(plot)))
+    root = ElementTree.fromstring(picture_file(draw_plot(plot)))
     svg = "{http://www.w3.org/2000/svg}"
     assert root.tag == f"{svg}svg"
     assert root.find(f"{svg}style").text == STYLE
     assert float(root.get("width")) / float(root.get("height")) == pytest.approx(
         WIDTH / float(root.get("viewBox").split()[3]), rel=0.01
     )
-    assert picture(draw(plot)) == picture(draw(plot)) != picture(draw(plot | {"title": "Another"}))
+    assert (
+        picture_file(draw_plot(plot))
+        == picture_file(draw_plot(plot))
+        != picture_file(draw_plot(plot | {"title": "Another"}))
+    )
