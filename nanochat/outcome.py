@@ -4,15 +4,18 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
 import shlex
+import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanochat.paths import read_sha256, stage_dir, write_json
 
@@ -159,3 +162,32 @@ def _hardware() -> dict[str, str]:
     if "torch" in sys.modules and sys.modules["torch"].version.cuda:
         parts["CUDA Version"] = sys.modules["torch"].version.cuda
     return parts
+
+
+class Estimate(NamedTuple):
+    """A mean with the standard error of that mean."""
+
+    value: float
+    stderr: float
+
+    def centered(self, baseline: float) -> "Estimate":
+        """Return the estimate on a scale where `baseline`, the score of guessing, is 0 and a perfect score is 1."""
+        span = 1 - baseline
+        return Estimate((self.value - baseline) / span, self.stderr / span)
+
+    def metric(self, spec: str = ".4f") -> dict[str, Any]:
+        """Return the estimate as a metric of an outcome; spec: format of both numbers."""
+        return {"value": self.value, "stderr": self.stderr, "format": spec}
+
+
+def mean_estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean of a sample; the standard error of a single value is nan."""
+    spread = statistics.stdev(values) if len(values) > 1 else math.nan
+    return Estimate(statistics.fmean(values), spread / math.sqrt(len(values)))
+
+
+def average(estimates: Sequence[Estimate]) -> Estimate:
+    """Return the mean of independent estimates."""
+    count = len(estimates)
+    value = sum(one.value for one in estimates) / count
+    return Estimate(value, math.hypot(*(one.stderr for one in estimates)) / count)

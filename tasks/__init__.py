@@ -1,7 +1,12 @@
-"""The table of tasks, name -> what opens a split of it, and how those that a user names are opened."""
+"""The table of all tasks, and functions that open the tasks a user names.
+
+Others import from here: TASKS, JUDGED, CHAT_CORE, pick, mixture, open_tasks. A new task is a row in the table SETS of a
+module, or a module of its own and a line in TASKS; docs/tasks.md has a row for each.
+"""
 
 from nanochat.data.hub import is_here
 from nanochat.log import print0
+from nanochat.stages import CHAT
 from tasks import chats, gsm8k, hrm8k, humaneval, mixing, multiple_choice, questions, spelling
 from tasks.common import DataSet, Task, TaskError, pick
 
@@ -14,35 +19,42 @@ TASKS: dict[str, DataSet] = {
     **spelling.SETS,
     **chats.SETS,
 }
-JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]
-CHAT_CORE = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval")  # what ChatCORE is the mean of
-OF_WORLDS = ("ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # of which no hub has the last
+JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]  # tasks with a verdict
+CHAT_CORE = CHAT[:-1]  # the tasks whose mean is ChatCORE, the last name
+WORLD_TASKS = ("ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # evaluated too on an embedded world
 
 
-def mixture(spec: str, split="train", seed=0, default="", tokenizer="default") -> mixing.Mixture:
-    """Conversations to learn from, or for validation, of the tasks that a spec like `mmlu:3,json:PATH` names.
+def mixture(
+    spec: str, split: str = "train", seed: int = 0, default: str = "", tokenizer: str = "default"
+) -> mixing.Mixture:
+    """Return a mixture of tasks, as `tasks.mixing` describes them, to learn from or to validate with.
 
-    default: a spec that is taken as far as its tasks, and so many rows, are here. tokenizer: as tasks have it.
+    default: taken where the specification is empty, without the tasks that have no files on this machine.
+    tokenizer: see `Task`.
     """
-    spec = spec or default
-    return mixing.mix(spec, TASKS, split, seed, tokenizer, as_here=spec == default)
+    available_only = spec in ("", default)
+    return mixing.mix(spec or default, TASKS, split, seed, tokenizer, available_only)
 
 
 def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:
-    """Those named, to be evaluated; or those of CHAT_CORE of which the hub has the files, and of a world OF_WORLDS."""
+    """Return the test splits of the named tasks.
 
-    def opened(name: str) -> Task:
-        unsafe = {"unsafe": unsafe_exec} if TASKS[name].task.kind == "program" else {}
-        return TASKS[name](tokenizer=tokenizer, **unsafe)
-
+    Without names: the tasks of ChatCORE, and those of an embedded world where the hub is one; tasks without files are
+    left out with a printed line.
+    """
     if names:
-        return {name: opened(name) for name in pick(names, JUDGED)}
+        chosen = pick(names, JUDGED)
+        return {name: TASKS[name](tokenizer=tokenizer, unsafe_exec=unsafe_exec) for name in chosen}
+    candidates = list(CHAT_CORE)
+    # Only worlds have this file.
+    if is_here(TASKS["Questions"].files()):
+        candidates += WORLD_TASKS
     found = {}
-    for name in CHAT_CORE + OF_WORLDS * is_here(TASKS[OF_WORLDS[-1]].files()):
+    for name in candidates:
         try:
-            found[name] = opened(name)
-        except TaskError:
+            found[name] = TASKS[name](tokenizer=tokenizer, unsafe_exec=unsafe_exec)
+        except TaskError:  # damaged files are an error; absent files are not
             raise
-        except ValueError as error:  # of the hub or the sandbox: a rank is told no more by the one that fetched for it
+        except ValueError as error:
             print0(f"tasks: {name} is left out: {' '.join(str(error).split())}")
     return found

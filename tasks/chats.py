@@ -1,81 +1,113 @@
-"""Conversations to learn from, without a verdict: data sets of chats and of instructions, and files of your own."""
+"""Conversations without a verdict: data sets of chats and of instructions, and users' own files."""
 
 import json
 from pathlib import Path
 
 from nanochat.chat import check_conversation
 from nanochat.data.hub import fetch, sha256
-from tasks.common import CONVERTED, FILE, REVISION, DataSet, Task, TaskError
+from tasks.common import CONVERTED, FILE, DataSet, ListRows, Task, TaskError, exchange
 
-SHOWN = 5  # faults of a file
+MAX_FAULTS = 5  # faults of a file that an error message lists
 
 
 class Chat(Task):
+    """Conversations as the data set has them."""
+
     kind = "chat"
 
     def conversation(self, messages: list[dict]) -> dict:
-        return _learnable({"messages": messages})
+        return _checked({"messages": messages})
 
 
 class JsonLines(Chat):
-    """A file with a conversation on each line: {"messages": […]}, or the list of messages alone."""
+    """A file with one conversation per line: {"messages": […]}, or the list of messages alone."""
 
-    def open(self) -> int:
-        self._path = Path(self.data.path)
-        if not self._path.is_absolute():
-            self._path = fetch(self.data.files(self.split))[0].path
-        elif not self._path.is_file():
-            raise TaskError(f"there is no file {self._path}: name one with a conversation on each line")
-        self._rows, faults = [], []
-        for number, line in enumerate(self._path.read_bytes().split(b"\n"), 1):
+    def open_rows(self) -> ListRows:
+        path = Path(self.data.path)
+        if not path.is_absolute():
+            path = fetch(self.data.files(self.split))[0].path
+        elif not path.is_file():
+            raise TaskError(f"there is no file {path}: name one with a conversation on each line")
+        rows, faults = [], []
+        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
             try:
                 if line.strip():
-                    said = json.loads(line)
-                    json.dumps(said, ensure_ascii=False).encode()  # half of a surrogate pair is no character
-                    self._rows.append(_learnable({"messages": said} if isinstance(said, list) else said)["messages"])
+                    rows.append([_parse_line(line)])
             except (ValueError, RecursionError) as error:
-                faults.append(f"{self._path}:{number}: {error}")
+                faults.append(f"{path}:{number}: {error}")
+        if len(faults) > MAX_FAULTS:
+            faults[MAX_FAULTS:] = [f"and {len(faults) - MAX_FAULTS:,} more"]
         if faults:
-            rest = [f"and {len(faults) - SHOWN:,} more"] if len(faults) > SHOWN else []
-            raise TaskError("\n  ".join(["not every line is a conversation:", *faults[:SHOWN], *rest]))
-        return len(self._rows)
-
-    def hashes(self) -> dict[str, str]:
-        return {self._path.name: sha256(self._path)}
-
-    def place(self, number: int) -> str:
-        return str(self._path)
-
-    def cells(self, number: int) -> list:
-        return [self._rows[number]]
+            raise TaskError("\n  ".join(["not every line is a conversation:", *faults]))
+        return ListRows(str(path), rows, {path.name: sha256(path)})
 
 
 def json_lines(path: str) -> DataSet:
-    """A file of this machine."""
-    return DataSet(JsonLines, "", str(Path(path).expanduser().resolve()), "train")
+    """Return the data set of a file on this machine."""
+    return DataSet(task=JsonLines, path=str(Path(path).expanduser().resolve()), splits="train")
 
 
-def _learnable(conversation: dict) -> dict:
+def _parse_line(line: bytes) -> list[dict]:
+    """Return the messages of a line; ValueError names the fault."""
+    value = json.loads(line)
+    json.dumps(value, ensure_ascii=False).encode()  # fails for half of a surrogate pair, which is no character
+    conversation = {"messages": value} if isinstance(value, list) else value
+    return _checked(conversation)["messages"]
+
+
+def _checked(conversation: dict) -> dict:
+    """Return a conversation that is well formed and has text to learn; ValueError names the fault."""
     check_conversation(conversation)
     if all(message["role"] != "assistant" for message in conversation["messages"]):
         raise TaskError("the assistant says nothing in it that could be learned")
     return conversation
 
 
-def _instruction(*cells: str) -> tuple:
-    """What is asked, in one column or in several of which some may be empty, and last the answer."""
-    asked = "\n\n".join(cell for cell in cells[:-1] if cell)
-    return ([{"role": "user", "content": asked}, {"role": "assistant", "content": cells[-1]}],)
+def instruction(*cells: str) -> tuple[list[dict]]:
+    """Convert columns of instructions: the last is the answer; the others, of which some may be empty, the question."""
+    *parts, answer = cells
+    question = "\n\n".join(part for part in parts if part)
+    return (exchange(question, answer)["messages"],)
 
 
-_INPUT = "instruction input output"
-SETS = {  # name: repository, files, splits, columns, their form
-    "SmolTalk": DataSet(Chat, "HuggingFaceTB/smol-smoltalk", "data/" + FILE, "train*4 test", "messages"),
-    "SmolTalk-Large": DataSet(Chat, "HuggingFaceTB/smoltalk", "data/all/" + FILE, "train*9 test", "messages"),
-    "Identity": DataSet(JsonLines, "", "identity_conversations.jsonl", "train"),  # of a mirror only, as what is local
-    "Multi-Turn": DataSet(Chat, "local/multiturn-chat", "data/" + FILE, "train test", "messages"),
-    "KoAlpaca": DataSet(
-        *(Chat, "beomi/KoAlpaca-v1.1a", CONVERTED, "train", "instruction output", _instruction), revision=REVISION
+# Data sets without a repository, and those of `local`, exist only in a mirror.
+SETS = {
+    "SmolTalk": DataSet(
+        task=Chat,
+        repo="HuggingFaceTB/smol-smoltalk",
+        path="data/" + FILE,
+        splits="train*4 test",
+        columns="messages",
     ),
-    "KoAlpaca-v1": DataSet(Chat, "local/ko-alpaca-v1", "data/" + FILE, "train", _INPUT, _instruction),
+    "SmolTalk-Large": DataSet(
+        task=Chat,
+        repo="HuggingFaceTB/smoltalk",
+        path="data/all/" + FILE,
+        splits="train*9 test",
+        columns="messages",
+    ),
+    "Identity": DataSet(task=JsonLines, path="identity_conversations.jsonl", splits="train"),
+    "Multi-Turn": DataSet(
+        task=Chat,
+        repo="local/multiturn-chat",
+        path="data/" + FILE,
+        splits="train test",
+        columns="messages",
+    ),
+    "KoAlpaca": DataSet(
+        task=Chat,
+        repo="beomi/KoAlpaca-v1.1a",
+        path=CONVERTED,
+        splits="train",
+        columns="instruction output",
+        convert=instruction,
+    ),
+    "KoAlpaca-v1": DataSet(
+        task=Chat,
+        repo="local/ko-alpaca-v1",
+        path="data/" + FILE,
+        splits="train",
+        columns="instruction input output",
+        convert=instruction,
+    ),
 }

@@ -1,181 +1,237 @@
-"""What a task is: a data set read as conversations, and a verdict on each answer."""
+"""The base of all tasks: a data set read as conversations, and a verdict on each answer.
 
-import copy
+A row of a table of tasks is a `DataSet`. Calling it with a split opens a `Task`, which reads the rows of that split.
+"""
+
 import difflib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nanochat.data.hub import HubFile, fetch, sha256
 
-FILE = "{split}-{file:05d}-of-{files:05d}.parquet"  # as the hub names the files of a split
-CONVERTED = (
-    "{part}/{split}/0000.parquet"  # as it names those that it made of a data set's CSV or JSON, in this revision:
-)
+if TYPE_CHECKING:
+    import pyarrow
+
+# Paths of a split's files as the hub names them: as uploaded, and as the hub itself converts CSV or JSON. The converted
+# files are in a git revision of their own.
+FILE = "{split}-{file:05d}-of-{files:05d}.parquet"
+CONVERTED = "{part}/{split}/0000.parquet"
 REVISION = "refs/convert/parquet"
+
+EVALUATION_SPLIT = "test"  # the split that every evaluation asks for
 SPLIT = re.compile(r"(?:(\w+)=)?(\w+)(?:\*(\d+))?")  # train=auxiliary_train*4
-SHUFFLE_SEED = 42  # the public reference's: with it the first problems of a task are the same ones
+SHUFFLE_SEED = 42  # that of the public nanochat: the first problems of a task are the same there
 
 
 class TaskError(ValueError):
-    """Rows that no task can be made of: in which file, and what is wrong with them."""
+    """Rows that cannot be used; the message names the file and the fault."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """A row of the table of tasks: where the rows are and what is made of them. Called, it opens a split.
+    """A row of a table of tasks: the location of the rows on the hub, and the class and function that use them.
 
-    path: in the repository, with {split} in it; empty: no file. splits, columns, parts: names with blanks between.
-    splits: "train=auxiliary_train" is called train here, "train*4" has four files. form: makes of a row's cells, in the
-    order of columns, what the task's `conversation` takes. baseline: the score of guessing. parts: what {part} of the
-    path stands for, one after the other. reward: of whether an answer is right, and the answer.
+    splits: a task needs `test` to be evaluated and `train` to be learned from. `test=train` means that our split `test`
+    is the data set's split `train`, and `train*4` that it has four files.
     """
 
-    task: Callable[..., "Task"]
-    repo: str
-    path: str
-    splits: str
-    columns: str = ""
-    form: Callable[..., tuple] = lambda *cells: cells
-    baseline: float = 0.0
-    parts: str = "default"
-    revision: str | None = None
-    reward: Callable[[bool, str], float] = lambda right, answer: float(right)
+    task: "type[Task]"
+    splits: str  # names, separated by spaces
+    repo: str = ""  # empty for files that are on no hub
+    path: str = ""  # with the placeholders of FILE or CONVERTED; empty where no file is read
+    columns: str = ""  # names of the columns to read, separated by spaces
+    convert: Callable[..., tuple] = lambda *cells: cells  # from a row's cells to the arguments of task.conversation
+    baseline: float = 0.0  # score of guessing
+    parts: str = "default"  # values of {part} in the path, separated by spaces
+    reward: Callable[[bool, str], float] = lambda right, answer: float(right)  # for reinforcement learning
 
-    def __call__(self, split: str = "test", **options: Any) -> "Task":
-        if split not in (names := self.split_names):
+    def __call__(self, split: str = EVALUATION_SPLIT, tokenizer: str = "default", unsafe_exec: bool = False) -> "Task":
+        """Open a split; the other arguments are those of `Task`."""
+        if split not in self.split_names:
             name = self.repo or self.path or self.task.__name__
-            raise TaskError(f"{name} has no split {split}, only {', '.join(names)}")
-        return self.task(self, split, **options)
+            raise TaskError(f"{name} has no split {split}, only {', '.join(self.split_names)}")
+        return self.task(self, split, tokenizer, unsafe_exec)
 
     @property
     def split_names(self) -> dict[str, tuple[str, int]]:
-        """Ours -> the data set's own, and how many files it has."""
-        found = map(SPLIT.fullmatch, self.splits.split())
-        return {ours or own: (own, int(count or 1)) for ours, own, count in (match.groups() for match in found)}
+        """Our name of each split -> its name in the data set, and the number of its files."""
+        found = {}
+        for word in self.splits.split():
+            ours, own, count = SPLIT.fullmatch(word).groups()
+            found[ours or own] = own, int(count or 1)
+        return found
 
     def files(self, *splits: str) -> list[HubFile]:
-        """Of these splits, or of all."""
+        """Return the files of some splits, by default of all."""
         if not self.path:
             return []
-        names, found = self.split_names, []
-        for split in splits or names:
-            own, count = names[split]
-            slots = [(part, file) for part in self.parts.split() for file in range(count)]
-            paths = [self.path.format(split=own, part=part, file=file, files=count) for part, file in slots]
-            found += [HubFile(path, self.repo, self.revision) for path in paths]
+        revision = REVISION if self.path == CONVERTED else None
+        found = []
+        for split in splits or self.split_names:
+            own, count = self.split_names[split]
+            for part in self.parts.split():
+                for number in range(count):
+                    path = self.path.format(split=own, part=part, file=number, files=count)
+                    found.append(HubFile(path, self.repo, revision))
         return found
 
 
-class Task:
-    """The conversations of a split, shuffled once and for all, then cut to [start:stop:step].
+# ---- rows ----
 
-    kind: how it is answered. categorical: by one of the conversation's "letters"; generative: by a text that
-    `evaluate` reads; program: by a text that it runs; chat: there is no right answer, only one to learn.
-    tokenizer: tag of the run whose text gives the words, where a task has no files.
-    """
 
-    kind = "generative"
+@dataclass(frozen=True)
+class ListRows:
+    """Rows held in memory. source: the place named in error messages. digests: source -> SHA-256 of its content."""
 
-    def __init__(self, data: DataSet, split="test", start=0, stop: int | None = None, step=1, tokenizer="default"):
-        self.data, self.split, self.baseline, self.tokenizer = data, split, data.baseline, tokenizer
-        rows = self.open()
-        if not rows:
-            raise TaskError(f"{self.place(0)} has no rows: the split {split} is empty")
-        self._chosen = np.random.default_rng(SHUFFLE_SEED).permutation(rows)[start:stop:step]
-        if (stop or 0) > rows or not len(self._chosen):
-            last = f"{stop or rows:,}"
-            raise TaskError(f"{self.place(0)} has {rows:,} rows, too few for those from {start:,} to {last}")
+    source: str
+    cells: list[list]
+    digests: dict[str, str]
 
     def __len__(self) -> int:
-        return len(self._chosen)
+        return len(self.cells)
 
-    def __getitem__(self, index: int | slice) -> Any:
-        """A conversation, or a task of some of them."""
-        if isinstance(index, slice):
-            part = copy.copy(self)
-            part._chosen = self._chosen[index]
-            return part
-        number = int(self._chosen[index])
-        try:
-            return self.conversation(*self.data.form(*self.cells(number)))
-        except ValueError as error:
-            raise TaskError(f"{self.place(number)}, row {self._within(number)[1]}: {error}") from None
+    def __getitem__(self, number: int) -> list:
+        return self.cells[number]
 
-    def open(self) -> int:
-        """Find the rows, and count them."""
-        self._files, columns = self.data.files(self.split), self.data.columns.split()
-        self._paths = [found.path for found in fetch(self._files)]
-        self._tables = [_read(*pair, columns) for pair in zip(self._files, self._paths, strict=True)]
-        self._ends = np.cumsum([table.num_rows for table in self._tables])
-        return int(self._ends[-1])
+    def location(self, number: int) -> str:
+        return f"{self.source}, row {number}"
 
-    def hashes(self) -> dict[str, str]:
-        """The SHA-256 of each file that the rows are in."""
+
+class ParquetRows:
+    """Rows of Parquet files on the hub, one file after the other; each row is the list of its cells."""
+
+    def __init__(self, files: list[HubFile], columns: list[str]):
+        paths = [found.path for found in fetch(files)]
+        self._files = files
+        self._tables = [_read_table(file, path, columns) for file, path in zip(files, paths, strict=True)]
+        self._ends = np.cumsum([table.num_rows for table in self._tables])  # rows up to the end of each file
+        self._paths = paths
+        self.source = str(files[0])
+
+    @property
+    def digests(self) -> dict[str, str]:
         return {str(file): sha256(path) for file, path in zip(self._files, self._paths, strict=True)}
 
-    def place(self, number: int) -> str:
-        """The file of a row."""
-        return str(self._files[self._within(number)[0]])
+    def __len__(self) -> int:
+        return int(self._ends[-1])
 
-    def cells(self, number: int) -> list:
-        """What the data set has in the columns of a row."""
-        file, row = self._within(number)
+    def __getitem__(self, number: int) -> list:
+        file, row = self._find(number)
         cells = self._tables[file].slice(row, 1).to_pylist()[0]
-        if empty := [column for column, cell in cells.items() if cell is None]:
+        empty = [column for column, cell in cells.items() if cell is None]
+        if empty:
             raise TaskError(f"{', '.join(empty)} is empty")
         return list(cells.values())
 
-    def _within(self, number: int) -> tuple[int, int]:
-        """(file, row in it)."""
-        file = min(int(np.searchsorted(self._ends, number, side="right")), len(self._ends) - 1)
-        return file, number - int(self._ends[file - 1] if file else 0)
+    def location(self, number: int) -> str:
+        file, row = self._find(number)
+        return f"{self._files[file]}, row {row}"
 
-    def conversation(self, *parts: Any) -> dict:
-        """What the form made of a row as a conversation whose last message is the right answer."""
-        raise NotImplementedError
-
-    def evaluate(self, conversation: dict, completion: str) -> bool:
-        """Whether what a model wrote in place of the last message is right."""
-        raise NotImplementedError
-
-    def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
-        """The same for many (conversation, completion)."""
-        return [self.evaluate(*answer) for answer in answers]
-
-    def reward(self, conversation: dict, completion: str) -> float:
-        """What reinforcement learning gives for it."""
-        return self.data.reward(self.evaluate(conversation, completion), completion)
+    def _find(self, number: int) -> tuple[int, int]:
+        """Return the number of the file that has a row, and the row's number in that file."""
+        file = int(np.searchsorted(self._ends, number, side="right"))
+        before = int(self._ends[file - 1]) if file else 0
+        return file, number - before
 
 
-def _read(file: HubFile, path: Path, columns: list[str]) -> Any:
-    import pyarrow as pa  # takes a while, and only names are needed where no task is opened
+def _read_table(file: HubFile, path: Path, columns: list[str]) -> "pyarrow.Table":
+    import pyarrow as pa  # slow to import; scripts that only list tasks do without
     import pyarrow.parquet as pq
 
     try:
-        there = pq.read_schema(path).names
-        if lost := [column for column in columns if column not in there]:
-            raise TaskError(f"{file} has no column {', '.join(lost)}, it has {', '.join(there)}")
+        present = pq.read_schema(path).names
+        absent = [column for column in columns if column not in present]
+        if absent:
+            raise TaskError(f"{file} has no column {', '.join(absent)}, it has {', '.join(present)}")
         return pq.read_table(path, columns=columns).select(columns)
     except pa.ArrowException as error:
         raise TaskError(f"{file} is damaged: {error}") from None
 
 
+# ---- tasks ----
+
+
+class Task:
+    """The conversations of one split in a fixed random order; `task[n]` is a conversation.
+
+    kind: `categorical`: answered with one of the conversation's "letters"; `generative`: with a text that `evaluate`
+    reads; `program`: with a program that `evaluate_all` runs; `chat`: no right answer, only text to learn.
+    tokenizer: tag of the run whose training text gives the words of spelling tasks.
+    unsafe_exec: run programs even where the sandbox cannot contain them.
+    """
+
+    kind = "generative"
+
+    def __init__(self, data: DataSet, split: str, tokenizer: str = "default", unsafe_exec: bool = False):
+        self.data = data
+        self.split = split
+        self.baseline = data.baseline
+        self.tokenizer = tokenizer
+        self.unsafe_exec = unsafe_exec
+        self.rows = self.open_rows()
+        if not len(self.rows):
+            raise TaskError(f"{self.rows.source} has no rows: the split {split} is empty")
+        self._order = np.random.default_rng(SHUFFLE_SEED).permutation(len(self.rows))
+
+    def open_rows(self) -> ListRows | ParquetRows:
+        """Read the rows of the split; tasks without Parquet files override this."""
+        return ParquetRows(self.data.files(self.split), self.data.columns.split())
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> dict:
+        number = int(self._order[index])
+        try:
+            return self.conversation(*self.data.convert(*self.rows[number]))
+        except ValueError as error:
+            raise TaskError(f"{self.rows.location(number)}: {error}") from None
+
+    def hashes(self) -> dict[str, str]:
+        """Return the SHA-256 of each file that the rows come from."""
+        return self.rows.digests
+
+    def conversation(self, *parts: Any) -> dict:
+        """Return a converted row as a conversation whose last message is the right answer."""
+        raise NotImplementedError
+
+    def evaluate(self, conversation: dict, completion: str) -> bool:
+        """Return True if a completion, written by a model in place of the last message, is right."""
+        raise NotImplementedError
+
+    def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
+        """Return the verdicts on several (conversation, completion)."""
+        return [self.evaluate(conversation, completion) for conversation, completion in answers]
+
+    def reward(self, conversation: dict, completion: str) -> float:
+        """Return the reward of a completion in reinforcement learning."""
+        return self.data.reward(self.evaluate(conversation, completion), completion)
+
+
+def exchange(question: str, answer: str | list[dict]) -> dict:
+    """Return a conversation of one question and one answer; the answer may be a list of parts."""
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+# ---- names that users type ----
+
+
 def pick(names: str, known: Iterable[str]) -> list[str]:
-    """The tasks that --tasks names, joined by | or commas; small letters will do."""
+    """Return the tasks that --tasks names, separated by | or commas, in any case of letters, each once."""
     words = [word for word in re.split(r"[|,\s]+", names) if word]
-    return list(dict.fromkeys(spelled(word, known, f"--tasks={names}") for word in words))
+    return list(dict.fromkeys(find_task(word, known, f"--tasks={names}") for word in words))
 
 
-def spelled(word: str, known: Iterable[str], where: str) -> str:
-    """The name among those known that a user's word means; or ValueError with a guess."""
+def find_task(word: str, known: Iterable[str], source: str) -> str:
+    """Return the known name that a user's word means. source: start of the error message."""
     names = {name.lower(): name for name in known}
-    if word.lower() not in names:
-        near = difflib.get_close_matches(word.lower(), names, n=1)
-        hint = f"did you mean {names[near[0]]}?" if near else f"take of {', '.join(known)}"
-        raise ValueError(f"{where}: {word} is no task, {hint}")
-    return names[word.lower()]
+    if word.lower() in names:
+        return names[word.lower()]
+    close = difflib.get_close_matches(word.lower(), names, n=1)
+    hint = f"did you mean {names[close[0]]}?" if close else f"choose from {', '.join(names.values())}"
+    raise ValueError(f"{source}: {word} is no task, {hint}")

@@ -1,36 +1,42 @@
-"""GSM8K: problems of grade school arithmetic, solved in words with calls of the calculator."""
+"""GSM8K: grade school mathematics, solved in words with calls of the calculator."""
 
 import re
 
-from tasks.common import FILE, DataSet, Task, TaskError
+from tasks.common import FILE, DataSet, Task, TaskError, exchange
 
-CALL = re.compile(r"<<([^<>=]*)=([^<>]*)>>")  # <<16-3-4=9>>
-ANSWER = re.compile(r"#### (-?[0-9.,]+)")  # as the data set's authors read it
+CALL = re.compile(r"<<([^<>=]*)=([^<>]*)>>")  # a call of the calculator with its result: <<16-3-4=9>>
+ANSWER = re.compile(r"#### (-?[0-9.,]+)")  # the rule of the data set's authors
 
 
 def extract_answer(text: str) -> str | None:
-    """The number behind the first ####, without its commas, or None."""
+    """Return the first number after ####, without commas."""
     found = ANSWER.search(text)
     return found[1].replace(",", "") if found else None
 
 
 class GSM8K(Task):
-    """The solution is parts: text, a call of the calculator, its answer, text …"""
+    """Problems with a solution as a list of parts: text, a call of the calculator, the result, text, …"""
 
     def conversation(self, question: str, answer: str) -> dict:
         if extract_answer(answer) is None:
-            raise TaskError("its answer has no number behind ####")
-        texts = iter(CALL.split(answer))  # text, expression, result, text, …
-        parts = [{"type": "text", "text": next(texts)}]
-        for expression, result, text in zip(texts, texts, texts, strict=True):
-            parts += [{"type": "python", "text": expression}, {"type": "python_output", "text": result}]
-            parts.append({"type": "text", "text": text})
-        asked = {"role": "user", "content": question}
-        return {"messages": [asked, {"role": "assistant", "content": [part for part in parts if part["text"]]}]}
+            raise TaskError("its answer has no number after ####")
+        pieces = CALL.split(answer)  # text, expression, result, text, expression, …
+        kinds = ("text", "python", "python_output")
+        parts = [{"type": kinds[number % 3], "text": piece} for number, piece in enumerate(pieces)]
+        parts = [part for part in parts if part["text"]]
+        return exchange(question, parts)
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
-        """The last part of the right answer holds its number."""
-        return extract_answer(completion) == extract_answer(conversation["messages"][-1]["content"][-1]["text"])
+        solution = conversation["messages"][-1]["content"]
+        return extract_answer(completion) == extract_answer(solution[-1]["text"])
 
 
-SETS = {"GSM8K": DataSet(GSM8K, "openai/gsm8k", "main/" + FILE, "train test", "question answer")}
+SETS = {
+    "GSM8K": DataSet(
+        task=GSM8K,
+        repo="openai/gsm8k",
+        path="main/" + FILE,
+        splits="train test",
+        columns="question answer",
+    )
+}

@@ -1,62 +1,70 @@
-"""HumanEval: programs to be written from a signature and a description, and judged by tests that run them."""
+"""HumanEval: programs written from a signature and a description, judged by running their tests in the sandbox."""
 
 import re
 import textwrap
-from typing import Any
 
 from nanochat.evals import sandbox
-from tasks.common import FILE, DataSet, Task
+from tasks.common import FILE, DataSet, ParquetRows, Task, exchange
 
-FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
-CODE = re.compile(r"^(?:import \w|from [\w.]+ import|def |class |@)", re.MULTILINE)
+FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a code block; the last fence may be missing
+CODE = re.compile(r"^(?:import \w|from [\w.]+ import|def |class |@)", re.MULTILINE)  # a line that starts code
+UNINDENTED = re.compile(r"^[^ \t\n]", re.MULTILINE)
 
 
 def complete_program(prompt: str, entry_point: str, completion: str) -> str:
-    """The program that an answer means: between fences or not, the whole function or what goes on after the prompt."""
-    start = f"def {entry_point}("
+    """Return the program that an answer means.
+
+    The answer may stand between fences or not, and be the whole function or only the code after the prompt.
+    """
+    signature = f"def {entry_point}("
     blocks = FENCED.findall(completion) or [completion]
-    code = next((block for block in blocks if start in block), blocks[0])
-    if start in code:
-        begin = CODE.search(code) or re.search(rf"[ \t]*{re.escape(start)}", code)  # or behind prose, or indented
-        # What stands before the function in the prompt, imports and helpers, is seldom repeated.
-        return f"{prompt[: prompt.index(start)]}\n{textwrap.dedent(code[begin.start() :])}"
-    lines = code.strip("\n").splitlines()
-    if lines and lines[0].strip() and lines[0][0] not in " \t":
-        lines = textwrap.indent("\n".join(lines), "    ").splitlines()
-    outside = (number for number, line in enumerate(lines) if line.strip() and line[0] not in " \t")
-    return prompt + "\n".join(lines[: next(outside, None)])
+    code = next((block for block in blocks if signature in block), blocks[0])
+    if signature in code:
+        # Skip prose before the code; else the function is inside a line of prose, or indented.
+        start = CODE.search(code) or re.search(rf"[ \t]*{re.escape(signature)}", code)
+        # Answers seldom repeat the imports and helpers that the prompt has before the function.
+        helpers = prompt[: prompt.index(signature)]
+        return f"{helpers}\n{textwrap.dedent(code[start.start() :])}"
+    body = "\n".join(code.strip("\n").splitlines())
+    if UNINDENTED.match(body):
+        return prompt + textwrap.indent(body, "    ")
+    # Everything from the first unindented line on is outside the function.
+    return prompt + UNINDENTED.split(body, maxsplit=1)[0]
 
 
 class HumanEval(Task):
-    """unsafe: run programs also where the sandbox cannot contain them."""
-
     kind = "program"
 
-    def __init__(self, data: DataSet, split: str = "test", unsafe: bool = False, **part: Any):
-        if not unsafe and (lacking := sandbox.missing()):
-            raise ValueError(f"programs cannot be contained here: {lacking}; {sandbox.REFUSED}")
-        super().__init__(data, split, **part)
-        self._unsafe = unsafe
+    def open_rows(self) -> ParquetRows:
+        missing = sandbox.missing()
+        if missing and not self.unsafe_exec:
+            raise ValueError(f"programs cannot be contained here: {missing}; {sandbox.REFUSED}")
+        return super().open_rows()
 
     def conversation(self, prompt: str, solution: str, test: str, entry_point: str) -> dict:
-        said = [{"role": "user", "content": prompt}, {"role": "assistant", "content": prompt + solution}]
-        return {"messages": said, "test": test, "entry_point": entry_point}
+        return exchange(prompt, prompt + solution) | {"test": test, "entry_point": entry_point}
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         return self.evaluate_all([(conversation, completion)])[0]
 
     def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
-        """Side by side."""
         programs = []
-        for asked, completion in answers:
-            code = complete_program(asked["messages"][0]["content"], asked["entry_point"], completion)
-            programs.append(f"{code}\n\n{asked['test']}\n\ncheck({asked['entry_point']})\n")
-        return [verdict.passed for verdict in sandbox.run_all(programs, unsafe=self._unsafe)]
+        for conversation, completion in answers:
+            prompt = conversation["messages"][0]["content"]
+            entry_point = conversation["entry_point"]
+            code = complete_program(prompt, entry_point, completion)
+            programs.append(f"{code}\n\n{conversation['test']}\n\ncheck({entry_point})\n")
+        # Programs run side by side.
+        verdicts = sandbox.run_all(programs, unsafe=self.unsafe_exec)
+        return [verdict.passed for verdict in verdicts]
 
 
 SETS = {
     "HumanEval": DataSet(
-        *(HumanEval, "openai/openai_humaneval", "openai_humaneval/" + FILE, "test"),
-        "prompt canonical_solution test entry_point",
+        task=HumanEval,
+        repo="openai/openai_humaneval",
+        path="openai_humaneval/" + FILE,
+        splits="test",
+        columns="prompt canonical_solution test entry_point",
     )
 }

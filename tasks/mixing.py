@@ -1,119 +1,145 @@
-"""Several tasks as one sequence of conversations: `smoltalk,mmlu:3,gsm8k:2,aqua@20000,json:my.jsonl`.
+"""Mixtures: several tasks as one shuffled sequence of conversations.
 
-A name may be followed by @, how many rows to sample, and by a colon and how many epochs to take of them, 1 by default.
+A specification names tasks, separated by commas: `smoltalk,mmlu:3,gsm8k:2,aqua@20000,json:my.jsonl`. A name may be
+followed by `@` and the number of rows to sample, and by `:` and the number of epochs (1 by default).
 """
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from nanochat.log import print0
 from tasks.chats import json_lines
-from tasks.common import DataSet, TaskError, spelled
+from tasks.common import DataSet, Task, TaskError, find_task
 
 MEMBER = re.compile(r"(json:.+?|[^:@]+)(?:@(\d+))?(?::(\d*\.?\d+))?")
-HELD_OUT = 20  # a set that has rows to train on and no others keeps one of so many for validation
+HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
 
 
-class Sequence:
-    """The chosen rows of some tasks, one task after the other. parts: name -> (task, numbers of its rows)."""
+@dataclass(frozen=True)
+class Member:
+    """A task of a specification. word: its name as the user wrote it. rows: to sample, None: all."""
 
-    def __init__(self, parts: dict[str, tuple[Any, np.ndarray]]):
-        self._tasks = [task for task, _ in parts.values()]
-        self.rows = {name: len(rows) for name, (_, rows) in parts.items()}
-        self.examples = {name: len(np.unique(rows)) for name, (_, rows) in parts.items()}  # each once
+    word: str
+    name: str
+    data: DataSet
+    rows: int | None
+    epochs: float
+
+
+class Mixture:
+    """Conversations of several tasks in the random order of a seed. parts: name -> (task, numbers of its rows)."""
+
+    def __init__(self, parts: dict[str, tuple[Task, np.ndarray]], seed: int):
+        self._tasks = {name: task for name, (task, _) in parts.items()}
+        self.rows = {name: len(numbers) for name, (_, numbers) in parts.items()}
+        # Different conversations: a row that is in several epochs counts once.
+        self.examples = {name: len(np.unique(numbers)) for name, (_, numbers) in parts.items()}
         tasks = np.repeat(np.arange(len(parts)), list(self.rows.values()))
-        self._order = np.stack([tasks, np.concatenate([rows for _, rows in parts.values()])], axis=1)
+        numbers = np.concatenate([numbers for _, numbers in parts.values()])
+        self._order = np.stack([tasks, numbers], axis=1)  # (rows, 2): number of the task, number of the row in the task
+        np.random.default_rng(seed).shuffle(self._order)
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def origin(self) -> dict[str, dict]:
-        """Of each task how many rows are here, and the hash of each file they are from."""
-        tasks = zip(self.rows.items(), self._tasks, strict=True)
-        return {name: {"rows": rows, "files": task.hashes()} for (name, rows), task in tasks}
-
     def __getitem__(self, index: int) -> dict:
-        task, row = self._order[index]
-        return self._tasks[task][int(row)]
+        task, number = self._order[index]
+        return list(self._tasks.values())[task][int(number)]
+
+    def origin(self) -> dict[str, dict]:
+        """Return the number of rows of each task, and the hash of each file that the rows come from."""
+        return {name: {"rows": self.rows[name], "files": task.hashes()} for name, task in self._tasks.items()}
 
 
-class Mixture(Sequence):
-    """The same in a shuffled order, which the seed gives."""
+def mix(
+    spec: str, known: Mapping[str, DataSet], split: str, seed: int, tokenizer: str, available_only: bool = False
+) -> Mixture:
+    """Open the mixture that a specification names; epochs and samples apply to the split train alone.
 
-    def __init__(self, parts: dict[str, tuple[Any, np.ndarray]], seed: int):
-        super().__init__(parts)
-        np.random.default_rng(seed).shuffle(self._order)
-
-
-def mix(spec: str, known: Mapping[str, DataSet], split: str, seed: int, tokenizer: str, as_here=False) -> Mixture:
-    """What a user names; for another split than train each of its rows once, whatever the spec says of epochs.
-
-    as_here: what has no files here is left out, and told, and of fewer rows than asked for all are taken.
+    available_only: leave out tasks without files on this machine, with a printed line, and take all rows of a task that
+    has fewer than the specification asks for.
     """
-    parts: dict[str, tuple[Any, np.ndarray]] = {}
-    lost = []
-    for number, word in enumerate(filter(None, map(str.strip, spec.split(",")))):
-        member = MEMBER.fullmatch(word)
-        if not member:
-            raise ValueError(f"{spec}: {word} is not like NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS")
-        name, data = _named(member[1], known, spec)
-        if any(task.data == data for task, _ in parts.values()):
-            raise ValueError(f"{spec}: {name} is named twice, give it epochs instead: {name}:2")
+    parts: dict[str, tuple[Task, np.ndarray]] = {}
+    missing = []
+    for number, member in enumerate(_parse(spec, known)):
         try:
-            task, rows = _rows(name, data, split, tokenizer)
+            task, rows = _open_split(member, split, tokenizer)
         except ValueError as error:
-            if isinstance(error, TaskError) or not as_here:
+            if isinstance(error, TaskError) or not available_only:
                 raise
-            lost.append(name)
+            missing.append(member.name)
             continue
         if split == "train":
-            count = int(member[2] or len(rows))
-            count = min(count, len(rows)) if as_here else count
-            rows = _taken(name, rows, count, float(member[3] or 1), (seed, number))
-        parts[member[1] if name in parts else name] = task, rows  # the whole path of a second file of one name
-    if lost and parts:
-        print0(f"{split} mixture: {', '.join(parts)}; not here, so left out: {', '.join(lost)}")
-    if not parts and lost:
-        raise ValueError(f"of {', '.join(lost)} none is here: set NANOCHAT_HUB, or name others with --mixture")
-    if not parts:
-        raise ValueError(f"{spec!r} names no task, take some of {', '.join(known)}, json:PATH")
+            count = len(rows) if member.rows is None else member.rows
+            if available_only:
+                count = min(count, len(rows))
+            rows = _sample(member, rows, count, (seed, number))
+        # Two files of the same name are told apart by their whole paths.
+        parts[member.word if member.name in parts else member.name] = task, rows
+    if missing and not parts:
+        raise ValueError(f"of {', '.join(missing)} none is here: set NANOCHAT_HUB, or name others with --mixture")
+    if missing:
+        print0(f"{split} mixture: {', '.join(parts)}; not here, so left out: {', '.join(missing)}")
     return Mixture(parts, seed)
 
 
-def _named(word: str, known: Mapping[str, DataSet], spec: str) -> tuple[str, DataSet]:
-    kind, _, path = word.partition(":")
-    if kind == "json":
-        return f"json:{Path(path).name}", json_lines(path)
-    name = spelled(word, known, spec)
-    return name, known[name]
+def _parse(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
+    """Return the tasks of a specification; ValueError names the word that is wrong."""
+    members: list[Member] = []
+    for word in filter(None, map(str.strip, spec.split(","))):
+        match = MEMBER.fullmatch(word)
+        if not match:
+            raise ValueError(f"{spec}: {word} is not like NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS")
+        source, rows, epochs = match.groups()
+        if source.startswith("json:"):
+            path = source.removeprefix("json:")
+            name, data = f"json:{Path(path).name}", json_lines(path)
+        else:
+            name = find_task(source, known, spec)
+            data = known[name]
+        if any(member.data == data for member in members):
+            raise ValueError(f"{spec}: {name} is named twice, give it epochs instead: {name}:2")
+        members.append(Member(source, name, data, None if rows is None else int(rows), float(epochs or 1)))
+    if not members:
+        raise ValueError(f"{spec!r} names no task, choose from {', '.join(known)}, json:PATH")
+    return members
 
 
-def _rows(name: str, data: DataSet, split: str, tokenizer: str) -> tuple[Any, np.ndarray]:
-    """A task that has rows for a split, and their numbers in it."""
-    names = list(data.split_names)
-    if split not in names and "test" in names and split == "validation":
+def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.ndarray]:
+    """Return a task and the numbers of its rows for a split.
+
+    Validation takes the validation split, or else the test split, or else a part of the train split that training
+    leaves out.
+    """
+    names = list(member.data.split_names)
+    if split == "validation" and split not in names and "test" in names:
         split = "test"
-    if names != ["train"] or split == "test":
-        if split not in names:
-            raise TaskError(f"{name} has no rows for {split}, only for {', '.join(names)}")
-        task = data(split, tokenizer=tokenizer)
-        return task, np.arange(len(task))
-    task = data("train", tokenizer=tokenizer)
-    kept = max(1, len(task) // HELD_OUT) if len(task) > 1 else 0
-    if split == "validation" and not kept:
-        raise TaskError(f"{name} has a single row, none is left to validate with: add rows")
-    return task, np.arange(len(task))[: -kept or None] if split == "train" else np.arange(len(task))[-kept:]
+    shared = names == ["train"] and split != "test"  # training and validation share the train split
+    if not shared and split not in names:
+        raise TaskError(f"{member.name} has no rows for {split}, only for {', '.join(names)}")
+    task = member.data("train" if shared else split, tokenizer=tokenizer)
+    rows = np.arange(len(task))
+    if not shared:
+        return task, rows
+    held_out = max(1, len(rows) // HELD_OUT) if len(rows) > 1 else 0
+    if split == "train":
+        return task, rows[: len(rows) - held_out]
+    if not held_out:
+        raise TaskError(f"{member.name} has a single row, none is left to validate with: add rows")
+    return task, rows[-held_out:]
 
 
-def _taken(name: str, rows: np.ndarray, count: int, epochs: float, seed: tuple[int, int]) -> np.ndarray:
-    """A sample of `count`, as often as there are epochs; of a last part of an epoch the first rows of the shuffle."""
+def _sample(member: Member, rows: np.ndarray, count: int, seed: tuple[int, int]) -> np.ndarray:
+    """Return `count` random rows, repeated for the epochs; part of an epoch takes the first rows of the sample."""
     if not 0 < count <= len(rows):
-        raise TaskError(f"{name} has {len(rows):,} rows to train on, {count:,} cannot be sampled: ask for fewer")
-    taken = round(count * epochs)
-    if not taken:
-        raise TaskError(f"{epochs} epochs of the {count:,} rows of {name} are none: take more, or leave it out")
-    return np.resize(np.random.default_rng(seed).permutation(rows)[:count], taken)
+        few = f"{member.name} has {len(rows):,} rows to train on"
+        raise TaskError(f"{few}, {count:,} cannot be sampled: ask for fewer")
+    total = round(count * member.epochs)
+    if not total:
+        few = f"{member.epochs} epochs of the {count:,} rows of {member.name} are none"
+        raise TaskError(f"{few}: take more, or leave it out")
+    return np.resize(np.random.default_rng(seed).permutation(rows)[:count], total)

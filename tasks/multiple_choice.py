@@ -1,19 +1,19 @@
-"""Data sets of questions with a few choices each: a row of the table SETS is all that one more of them takes."""
+"""Data sets of multiple-choice questions. A new data set is one row of SETS."""
 
 import ast
 import re
 from collections.abc import Sequence
 from string import ascii_uppercase as LETTERS
-from typing import Any
 
-from tasks.common import CONVERTED, FILE, REVISION, DataSet, Task, TaskError
+from tasks.common import CONVERTED, FILE, DataSet, Task, TaskError, exchange
 
-_LETTER = r"(?:\(([a-z])\)|([A-Z])(?![A-Za-z0-9]))"
-# Where a letter is announced: "The answer is (b).", "Correct option - C", "\boxed{D}"; and how a last line may name it.
+_LETTER = r"(?:\(([a-z])\)|([A-Z])(?![A-Za-z0-9]))"  # a letter of a choice: (b) or B
+# An announced letter: "The answer is (b).", "Correct option - C", "\boxed{D}".
 ANNOUNCED = re.compile(
     r"(?i:answer|correct (?:option|choice)|boxed)(?i: is| was| (?:will|should|must) be)?[^A-Za-z0-9?\n]*"
     rf"(?i:(?:option|choice|letter|boxed|text)[^A-Za-z0-9?\n]*)*{_LETTER}"
 )
+# A letter named by the last line: "Option B", "(A) is the correct answer", "C) 12 km".
 AT_THE_END = re.compile(
     rf"(?i:option|choice|ans(?: is)?)[^A-Za-z0-9]*{_LETTER}|"
     rf"{_LETTER}[^A-Za-z0-9]*(?i:is|must be)(?i: the)?(?i: correct| right| answer| true)|"
@@ -22,11 +22,13 @@ AT_THE_END = re.compile(
 
 
 def extract_letter(text: str, letters: str) -> str | None:
-    """The choice that prose ends up with: the last that it announces, or else that its last line names."""
-    for pattern, part in ((ANNOUNCED, text), (AT_THE_END, text.strip().rpartition("\n")[2])):
+    """Return the last letter that prose announces, or else the last that its last line names."""
+    last_line = text.strip().rpartition("\n")[2]
+    for pattern, part in ((ANNOUNCED, text), (AT_THE_END, last_line)):
         found = ["".join(groups).upper() for groups in pattern.findall(part)]
-        if named := [letter for letter in found if letter in letters]:
-            return named[-1]
+        valid = [letter for letter in found if letter in letters]
+        if valid:
+            return valid[-1]
     return None
 
 
@@ -36,15 +38,15 @@ class MultipleChoice(Task):
     kind = "categorical"
     closing = "Reply with nothing but the letter of the right choice."
 
-    def conversation(self, question: str, choices: Sequence[str], right: Any, rationale: str = "") -> dict:
-        """right: the number of the right choice, from 0."""
+    def conversation(self, question: str, choices: Sequence[str], right: int | None, rationale: str = "") -> dict:
+        """right: index of the right choice, from 0; None if the data set's answer is none of the choices."""
         if right not in range(len(choices)):
             raise TaskError(f"the right answer is none of its {len(choices)} choices")
-        # The letter stands behind the text that it means: small models bind the two better so.
+        # The letter follows the text of its choice: small models bind the two better this way.
         listed = [f"- {text}={letter}" for text, letter in zip(choices, LETTERS, strict=False)]
-        asked = {"role": "user", "content": "\n".join([question, "", *listed, "", self.closing])}
-        answer = {"role": "assistant", "content": self.answer(LETTERS[right], choices[right], rationale)}
-        return {"messages": [asked, answer], "letters": LETTERS[: len(choices)]}
+        prompt = "\n".join([question, "", *listed, "", self.closing])
+        answer = self.answer(LETTERS[right], choices[right], rationale)
+        return exchange(prompt, answer) | {"letters": LETTERS[: len(choices)]}
 
     def answer(self, letter: str, choice: str, rationale: str) -> str:
         return letter
@@ -69,94 +71,184 @@ class Rationale(MultipleChoice):
         return extract_letter(completion, letters) == right
 
 
-class Named(MultipleChoice):
-    """The same questions, answered with a choice and its letter, for models that cannot yet tell one by the other."""
+class NamedChoice(MultipleChoice):
+    """The same questions, answered with a choice and its letter: for models that cannot yet choose by letter alone."""
 
     kind = "generative"
     closing = "Name the right choice, then its letter, like this: It is choice=X."
 
     def answer(self, letter: str, choice: str, rationale: str) -> str:
-        return f"It is {choice}={letter}."  # behind a blank a name is the token that it is among the choices
+        # After a space the choice has the same tokens as in the list of choices.
+        return f"It is {choice}={letter}."
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
-        """By the letter, which is what others go by."""
-        named = (text.strip()[-3:] for text in (completion, conversation["messages"][-1]["content"]))
-        return len(set(named)) == 1
+        """Compare only the letter, as the other tasks do."""
+        right = conversation["messages"][-1]["content"]
+        return completion.strip()[-3:] == right[-3:]  # "=X."
+
+
+# ---- layouts of columns: cells of a row -> (question, choices, index of the right choice or None, [rationale]) ----
 
 
 def _index(answer: str, labels: Sequence[str]) -> int | None:
-    return dict(zip(labels, range(len(labels)), strict=True)).get(answer)
+    return {label: number for number, label in enumerate(labels)}.get(answer)
 
 
-# ---- what data sets have in their columns -> (question, choices, number of the right one, None: it is none of them)
-
-
-def _label(question: str, choices: dict, answer: str) -> tuple:
-    return question, choices["text"], _index(answer, choices["label"])
-
-
-def _number(question: str, choices: list[str], answer: int) -> tuple:
+def answer_number(question: str, choices: list[str], answer: int) -> tuple:
+    """The answer is the index of the right choice, from 0: ["salt", "tea"], 1."""
     return question, choices, answer
 
 
-def _letter(question: str, choices: list[str], answer: str, *rationale: str) -> tuple:
-    """Each choice begins with its letter and a bracket."""
-    return question, [choice.partition(")")[2].strip() for choice in choices], _index(answer, LETTERS), *rationale
+def answer_label(question: str, choices: dict, answer: str) -> tuple:
+    """The choices have labels, and the answer is a label: {"text": ["salt", "tea"], "label": ["1", "2"]}, "2"."""
+    return question, choices["text"], _index(answer, choices["label"])
 
 
-def _columns(question: str, *cells: Any) -> tuple:
-    """A column for each choice, then the number of the right one, from 1."""
-    return question, cells[:-1], cells[-1] - 1
+def answer_letter(question: str, choices: list[str], answer: str, *rationale: str) -> tuple:
+    """Each choice begins with its letter and a bracket: ["A)salt", "B)tea"], "B"."""
+    texts = [choice.partition(")")[2].strip() for choice in choices]
+    return question, texts, _index(answer, LETTERS), *rationale
 
 
-def _text(question: str, passage: str, choices: list[str], answer: str) -> tuple:
-    """The right choice is written out; some questions are about a passage."""
+def answer_text(question: str, passage: str, choices: list[str], answer: str) -> tuple:
+    """The answer is the text of the right choice: ["salt", "tea"], "tea". The passage may be empty."""
     return f"{passage}\n\n{question}".strip(), choices, _index(answer, choices)
 
 
-def _query(query: str, options: str, answer: str) -> tuple:
-    """The choices are a Python list as text, or joined by |, and once more in the last but one part of the query."""
-    question, *rest = re.split(r"\s*###", query)
-    question = "\n".join([question, *rest[:-2]])
+def choice_columns(question: str, *cells: str | int) -> tuple:
+    """Each choice has a column; the last column is the number of the right one, from 1: "salt", "tea", 2."""
+    *choices, answer = cells
+    return question, choices, answer - 1
+
+
+def choices_in_query(query: str, options: str, answer: str) -> tuple:
+    """The choices are a Python list as text, or joined by |; the answer is "(B)".
+
+    The parts of the query are separated by ###; the last but one repeats the choices, and the last asks for the answer.
+    """
+    question, *parts = re.split(r"\s*###", query)
+    question = "\n".join([question, *parts[:-2]])
     choices = ast.literal_eval(options) if options.startswith("[") else options.split("|")
     return question, choices, _index(answer.strip("() "), LETTERS)
 
 
-_ARC = ("train validation test", "question choices answerKey", _label, 0.25)
-_MMLU = (
-    *("cais/mmlu", "all/" + FILE, "train=auxiliary_train dev validation test"),
-    *("question choices answer", _number, 0.25),
-)
-_AQUA = ("deepmind/aqua_rat", "raw/" + FILE, "train validation test")
-_KMMLU = """Accounting Agricultural-Sciences Aviation-Engineering-and-Maintenance Biology Chemical-Engineering Chemistry
-Civil-Engineering Computer-Science Construction Criminal-Law Ecology Economics Education Electrical-Engineering
-Electronics-Engineering Energy-Management Environmental-Science Fashion Food-Processing Gas-Technology-and-Engineering
-Geomatics Health Industrial-Engineer Information-Technology Interior-Architecture-and-Design Korean-History Law
-Machine-Design-and-Manufacturing Management Maritime-Engineering Marketing Materials-Engineering Math
-Mechanical-Engineering Nondestructive-Testing Patent Political-Science-and-Sociology Psychology Public-Safety
-Railway-and-Automotive-Engineering Real-Estate Refrigerating-Machinery Social-Welfare Taxation
-Telecommunications-and-Wireless-Technology"""
-_HAERAE = "general_knowledge history loan_words rare_words standard_nomenclature"
-SETS = {  # name: repository, files, splits, columns, their form, score by chance
-    "ARC-Easy": DataSet(MultipleChoice, "allenai/ai2_arc", "ARC-Easy/" + FILE, *_ARC),
-    "ARC-Challenge": DataSet(MultipleChoice, "allenai/ai2_arc", "ARC-Challenge/" + FILE, *_ARC),
-    "MMLU": DataSet(MultipleChoice, *_MMLU),
-    "ARC-Easy-Named": DataSet(Named, "allenai/ai2_arc", "ARC-Easy/" + FILE, *_ARC),
-    "ARC-Challenge-Named": DataSet(Named, "allenai/ai2_arc", "ARC-Challenge/" + FILE, *_ARC),
-    "MMLU-Named": DataSet(Named, *_MMLU),
-    "AQUA": DataSet(MultipleChoice, *_AQUA, "question options correct", _letter, 0.2),
-    "AQUA-Rationale": DataSet(Rationale, *_AQUA, "question options correct rationale", _letter, 0.2),
+# ---- the data sets ----
+
+_ARC_COLUMNS = "question choices answerKey"
+_ARC_SPLITS = "train validation test"
+_MMLU_COLUMNS = "question choices answer"
+_MMLU_SPLITS = "train=auxiliary_train dev validation test"
+_KMMLU_SUBJECTS = """Accounting Agricultural-Sciences Aviation-Engineering-and-Maintenance Biology Chemical-Engineering
+Chemistry Civil-Engineering Computer-Science Construction Criminal-Law Ecology Economics Education
+Electrical-Engineering Electronics-Engineering Energy-Management Environmental-Science Fashion Food-Processing
+Gas-Technology-and-Engineering Geomatics Health Industrial-Engineer Information-Technology
+Interior-Architecture-and-Design Korean-History Law Machine-Design-and-Manufacturing Management Maritime-Engineering
+Marketing Materials-Engineering Math Mechanical-Engineering Nondestructive-Testing Patent
+Political-Science-and-Sociology Psychology Public-Safety Railway-and-Automotive-Engineering Real-Estate
+Refrigerating-Machinery Social-Welfare Taxation Telecommunications-and-Wireless-Technology"""
+
+# `columns` are the arguments of `convert`, in order. chat_eval asks for the split `test`, training for `train`.
+SETS = {
+    "ARC-Easy": DataSet(
+        task=MultipleChoice,
+        repo="allenai/ai2_arc",
+        path="ARC-Easy/" + FILE,
+        splits=_ARC_SPLITS,
+        columns=_ARC_COLUMNS,
+        convert=answer_label,
+        baseline=0.25,
+    ),
+    "ARC-Challenge": DataSet(
+        task=MultipleChoice,
+        repo="allenai/ai2_arc",
+        path="ARC-Challenge/" + FILE,
+        splits=_ARC_SPLITS,
+        columns=_ARC_COLUMNS,
+        convert=answer_label,
+        baseline=0.25,
+    ),
+    "MMLU": DataSet(
+        task=MultipleChoice,
+        repo="cais/mmlu",
+        path="all/" + FILE,
+        splits=_MMLU_SPLITS,
+        columns=_MMLU_COLUMNS,
+        convert=answer_number,
+        baseline=0.25,
+    ),
+    "ARC-Easy-Named": DataSet(
+        task=NamedChoice,
+        repo="allenai/ai2_arc",
+        path="ARC-Easy/" + FILE,
+        splits=_ARC_SPLITS,
+        columns=_ARC_COLUMNS,
+        convert=answer_label,
+        baseline=0.25,
+    ),
+    "ARC-Challenge-Named": DataSet(
+        task=NamedChoice,
+        repo="allenai/ai2_arc",
+        path="ARC-Challenge/" + FILE,
+        splits=_ARC_SPLITS,
+        columns=_ARC_COLUMNS,
+        convert=answer_label,
+        baseline=0.25,
+    ),
+    "MMLU-Named": DataSet(
+        task=NamedChoice,
+        repo="cais/mmlu",
+        path="all/" + FILE,
+        splits=_MMLU_SPLITS,
+        columns=_MMLU_COLUMNS,
+        convert=answer_number,
+        baseline=0.25,
+    ),
+    "AQUA": DataSet(
+        task=MultipleChoice,
+        repo="deepmind/aqua_rat",
+        path="raw/" + FILE,
+        splits="train validation test",
+        columns="question options correct",
+        convert=answer_letter,
+        baseline=0.2,
+    ),
+    "AQUA-Rationale": DataSet(
+        task=Rationale,
+        repo="deepmind/aqua_rat",
+        path="raw/" + FILE,
+        splits="train validation test",
+        columns="question options correct rationale",
+        convert=answer_letter,
+        baseline=0.2,
+    ),
     "KMMLU": DataSet(
-        *(MultipleChoice, "HAERAE-HUB/KMMLU", CONVERTED, "train dev test", "question A B C D answer", _columns, 0.25),
-        *(_KMMLU, REVISION),
+        task=MultipleChoice,
+        repo="HAERAE-HUB/KMMLU",
+        path=CONVERTED,
+        splits="train dev test",
+        columns="question A B C D answer",
+        convert=choice_columns,
+        baseline=0.25,
+        parts=_KMMLU_SUBJECTS,
     ),
     "HAE-RAE": DataSet(
-        *(MultipleChoice, "HAERAE-HUB/HAE_RAE_BENCH_1.1", CONVERTED, "test", "query options answer", _query, 0.2),
-        *(_HAERAE, REVISION),
+        task=MultipleChoice,
+        repo="HAERAE-HUB/HAE_RAE_BENCH_1.1",
+        path=CONVERTED,
+        splits="test",
+        columns="query options answer",
+        convert=choices_in_query,
+        baseline=0.2,
+        parts="general_knowledge history loan_words rare_words standard_nomenclature",
     ),
-    # All 1,695 questions are to test with, though its one split is called train; some have five choices.
+    # Its 1,695 questions are for evaluation, though its only split is called train. Some questions have five choices.
     "CLIcK": DataSet(
-        *(MultipleChoice, "EunsuKim/CLIcK", CONVERTED, "test=train", "question paragraph choices answer", _text, 0.243),
-        revision=REVISION,
+        task=MultipleChoice,
+        repo="EunsuKim/CLIcK",
+        path=CONVERTED,
+        splits="test=train",
+        columns="question paragraph choices answer",
+        convert=answer_text,
+        baseline=0.243,
     ),
 }

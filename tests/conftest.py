@@ -191,3 +191,11 @@ def speedrun(tmp_path: Path, base: Path, compiled: dict[str, str]) -> Speedrun:
     variables = {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_HUB": str(hub), **compiled}
     variables |= {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no cache"), "https_proxy": nowhere, "HTTPS_PROXY": nowhere}
     return Speedrun(home, variables)
+
+
+@pytest.fixture(scope="session")
+def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny embedded world, for tests that only read it."""
+    folder = tmp_path_factory.mktemp("worlds") / "tiny"
+    write_world(folder, 1, "tiny")
+    return folder

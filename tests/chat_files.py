@@ -1,0 +1,21 @@
+"""Small conversations, and files of them."""
+
+import json
+from pathlib import Path
+
+
+def chat(number: int) -> dict:
+    messages = [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": f"{number}!"}]
+    return {"messages": messages}
+
+
+def key(conversation: dict) -> str:
+    """Return a text by which equal conversations are equal."""
+    return json.dumps(conversation, sort_keys=True)
+
+
+def write_lines(path: Path, *rows: dict | list | str) -> str:
+    """Write rows as lines of JSON, texts as they are; return the file's name in a mixture."""
+    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return f"json:{path}"

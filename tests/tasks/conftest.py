@@ -1,0 +1,47 @@
+"""Hubs for the tests of tasks: a tiny world, the mirror of real data where this machine has one, and written rows."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT
+
+from tasks import TASKS
+
+MIRROR = ROOT.parent / "shared/hub"
+
+
+@pytest.fixture
+def world_hub(tiny_world: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("NANOCHAT_HUB", str(tiny_world))
+    return tiny_world
+
+
+@pytest.fixture
+def mirror(monkeypatch) -> Path:
+    if not MIRROR.is_dir():
+        pytest.skip("no mirror of real data on this machine")
+    monkeypatch.setenv("NANOCHAT_HUB", str(MIRROR))
+    return MIRROR
+
+
+@pytest.fixture(params=["world_hub", "mirror"])
+def hub(request) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path, monkeypatch) -> Callable[..., Path]:
+    """Writes the files of a task's split, one table after the other; returns the first file."""
+
+    def write(name: str, *tables: list[dict], split: str = "test", schema: pa.Schema | None = None) -> Path:
+        paths = [tmp_path / "hub" / str(file) for file in TASKS[name].files(split)]
+        for number, path in enumerate(paths):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.Table.from_pylist(tables[number % len(tables)], schema), path)
+        return paths[0]
+
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
+    return write

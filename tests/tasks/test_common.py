@@ -1,0 +1,133 @@
+"""Promises of every task: rows in a fixed order, own answers that are right, files by name, faults by file and row."""
+
+import os
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT
+
+from nanochat.chat import check_conversation
+from nanochat.data.hub import HubFile
+from tasks import CHAT_CORE, JUDGED, TASKS
+from tasks.common import TaskError, pick
+
+WITH_QUESTIONS = ["ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "AQUA-Rationale", "GSM8K"]
+GOOD_ROW = {"question": "x or y?", "choices": ["x", "y"], "answer": 1}
+
+
+def text_of(content) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
+
+
+def test_every_row_of_the_tables_is_complete():
+    for name, data in TASKS.items():
+        assert 0 <= data.baseline < 1
+        assert data.task.kind in ("categorical", "generative", "program", "chat")
+        assert (name in JUDGED) == (data.task.kind != "chat")
+        assert name not in JUDGED or "test" in data.split_names, f"{name}: evaluations ask for the split test"
+    assert set(CHAT_CORE) <= set(JUDGED)
+
+
+def test_the_page_of_tasks_lists_them_all():
+    page = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    assert sorted(re.findall("`(.*?)`", " ".join(rows))) == sorted(TASKS)
+    assert f"the mean over {', '.join(CHAT_CORE[:-1])} and {CHAT_CORE[-1]}" in page
+
+
+@pytest.mark.parametrize("name", WITH_QUESTIONS)
+def test_every_row_is_a_conversation_with_a_right_answer(name, hub):
+    task = TASKS[name]()
+    questions = pq.read_table(hub / str(TASKS[name].files("test")[0]))["question"].to_pylist()
+    order = np.random.default_rng(42).permutation(len(questions))  # the order of the public nanochat
+    for conversation, number in zip(task, order, strict=True):
+        check_conversation(conversation)
+        assert [message["role"] for message in conversation["messages"]] == ["user", "assistant"]
+        question, answer = (text_of(message["content"]) for message in conversation["messages"])
+        assert question.startswith(questions[number])
+        assert task.evaluate(conversation, answer)
+        assert task.reward(conversation, answer) == 1.0
+        assert not task.evaluate(conversation, "")
+        assert task.reward(conversation, "") == 0.0
+        if name == "AQUA-Rationale":
+            assert task.evaluate(conversation, f"{answer} Or: The answer is X.")  # X is no choice
+        else:
+            assert not task.evaluate(conversation, f"{answer}0")
+
+
+@pytest.mark.parametrize("name", WITH_QUESTIONS)
+def test_the_other_splits_open_too(name, hub):
+    for split in TASKS[name].split_names:
+        path = hub / str(TASKS[name].files(split)[0])
+        if path.exists():  # neither the mirror nor the world has the files of all splits
+            task = TASKS[name](split)
+            assert len(task) == pq.read_metadata(path).num_rows
+            check_conversation(task[0])
+
+
+def test_files_are_named_as_the_hub_names_them():
+    assert [str(file) for file in TASKS["SmolTalk"].files("train")] == [
+        f"datasets/HuggingFaceTB/smol-smoltalk/data/train-0000{number}-of-00004.parquet" for number in range(4)
+    ]
+    assert [file.path for file in TASKS["MMLU"].files("train")] == ["all/auxiliary_train-00000-of-00001.parquet"]
+    assert [file.path for file in TASKS["CLIcK"].files()] == ["default/train/0000.parquet"]
+    assert len(TASKS["KMMLU"].files("test")) == 45
+    converted = HubFile("Accounting/dev/0000.parquet", "HAERAE-HUB/KMMLU", "refs/convert/parquet")
+    assert TASKS["KMMLU"].files("dev")[0] == converted
+    assert TASKS["SpellingBee"].files() == []
+
+
+def test_names_are_found_and_guessed():
+    assert pick("gsm8k|ARC-Easy, mmlu", TASKS) == ["GSM8K", "ARC-Easy", "MMLU"]
+    assert pick("MMLU|mmlu", TASKS) == ["MMLU"]
+    assert pick("", TASKS) == []
+    with pytest.raises(ValueError, match=r"--tasks=MMLU\|GSM7K: GSM7K is no task, did you mean GSM8K\?"):
+        pick("MMLU|GSM7K", TASKS)
+    with pytest.raises(ValueError, match="chess is no task, choose from ARC-Easy, "):
+        pick("chess", TASKS)
+
+
+# ---- faults ----
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "sentence"),
+    [
+        ("GSM8K", "tset", "openai/gsm8k has no split tset, only train, test"),
+        ("CLIcK", "train", "EunsuKim/CLIcK has no split train, only test"),  # its train split is our test split
+        ("MMLU", "auxiliary_train", "cais/mmlu has no split auxiliary_train, only train, dev, validation, test"),
+        ("SpellingBee", "validation", "SpellingBee has no split validation, only train, test"),
+    ],
+)
+def test_an_unknown_split_is_named(name, split, sentence):
+    with pytest.raises(TaskError, match=re.escape(sentence)):
+        TASKS[name](split)
+
+
+def test_a_missing_column_is_named(write_rows):
+    write_rows("MMLU", [{"question": "x or y?", "options": ["x", "y"], "answer": 1}])
+    with pytest.raises(TaskError, match=r"all/test-\S+ has no column choices, it has question, options, answer"):
+        TASKS["MMLU"]()
+
+
+def test_an_empty_split_is_named(write_rows):
+    columns = [("question", pa.string()), ("choices", pa.list_(pa.string())), ("answer", pa.int64())]
+    write_rows("MMLU", [], schema=pa.schema(columns))
+    with pytest.raises(TaskError, match=r"mmlu/all/test-\S+ has no rows: the split test is empty"):
+        TASKS["MMLU"]()
+
+
+def test_an_empty_cell_is_named(write_rows):
+    write_rows("MMLU", [GOOD_ROW, GOOD_ROW | {"question": None}, GOOD_ROW])
+    with pytest.raises(TaskError, match=r"row 1: question is empty"):
+        list(TASKS["MMLU"]())
+
+
+def test_a_damaged_file_is_named(write_rows):
+    path = write_rows("MMLU", [GOOD_ROW] * 100)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(TaskError, match=r"mmlu/all/test-\S+ is damaged: "):
+        TASKS["MMLU"]()

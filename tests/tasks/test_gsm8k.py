@@ -1,0 +1,76 @@
+"""GSM8K: the authors' rule for answers, calls of the calculator, rewards."""
+
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+
+from tasks import TASKS
+from tasks.common import TaskError
+from tasks.gsm8k import extract_answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so it is\n#### 18", "18"),
+        ("#### 1,234,567", "1234567"),
+        ("#### -5", "-5"),
+        ("#### 0.25", "0.25"),
+        ("#### 72 apples in all", "72"),
+        ("#### 12\n#### 13", "12"),
+        ("#### 18.", "18."),  # the authors' rule keeps the full stop
+        ("####18", None),
+        ("#### $18", None),
+        ("### 18", None),
+        ("the answer is 18", None),
+        ("", None),
+    ],
+)
+def test_answers_are_read_by_the_authors_rule(text, answer):
+    assert extract_answer(text) == answer
+
+
+def test_annotations_become_calls_of_the_calculator(write_rows):
+    solution = "Eggs: <<16-3-4=9>>9 are left.\n9 * 2 = $<<9*2=18>>18 a day\n#### 18"
+    write_rows("GSM8K", [{"question": "How much?", "answer": solution}])
+    task = TASKS["GSM8K"]()
+    [conversation] = task
+    assert [tuple(part.values()) for part in conversation["messages"][1]["content"]] == [
+        ("text", "Eggs: "),
+        ("python", "16-3-4"),
+        ("python_output", "9"),
+        ("text", "9 are left.\n9 * 2 = $"),
+        ("python", "9*2"),
+        ("python_output", "18"),
+        ("text", "18 a day\n#### 18"),
+    ]
+    assert all(task.evaluate(conversation, text) for text in ("#### 18", "#### 18 dollars", "#### 1,8"))
+    assert not any(task.evaluate(conversation, text) for text in ("18", "#### 19"))
+
+
+def test_no_part_of_a_solution_is_lost(hub):
+    table = pq.read_table(hub / str(TASKS["GSM8K"].files("train")[0]))
+    answers = dict(zip(table["question"].to_pylist(), table["answer"].to_pylist(), strict=True))
+    forms = {"text": "{}", "python": "<<{}=", "python_output": "{}>>"}
+    calls = 0
+    for conversation in TASKS["GSM8K"]("train"):
+        question, answer = (message["content"] for message in conversation["messages"])
+        parts = [(part["type"], part["text"]) for part in answer]
+        assert "".join(forms[kind].format(text) for kind, text in parts) == answers[question]
+        assert not any("<<" in text or not text for _, text in parts)
+        calls += sum(kind == "python" for kind, _ in parts)
+    assert calls > len(answers)
+
+
+def test_an_answer_without_a_number_is_named(write_rows):
+    write_rows("GSM8K", [{"question": "?", "answer": "none"}])
+    with pytest.raises(TaskError, match=r"row 0: its answer has no number after ####"):
+        TASKS["GSM8K"]()[0]
+
+
+def test_a_data_set_may_have_a_reward_of_its_own(world_hub):
+    task = replace(TASKS["GSM8K"], reward=lambda right, answer: float(right) - 0.01 * len(answer))()
+    answer = task[0]["messages"][1]["content"][-1]["text"]
+    assert task.reward(task[0], answer) == pytest.approx(1 - 0.01 * len(answer))
+    assert task.reward(task[0], "no") == pytest.approx(-0.02)

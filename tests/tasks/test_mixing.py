@@ -1,0 +1,140 @@
+"""Mixtures: rows and epochs, samples, held-out rows, mistakes in a specification."""
+
+import hashlib
+import re
+from collections import Counter
+
+import pytest
+from chat_files import chat, key, write_lines
+
+from tasks import TASKS, mixture
+from tasks.common import TaskError
+
+
+@pytest.fixture
+def own_file(tmp_path) -> str:
+    return write_lines(tmp_path / "my.jsonl", *map(chat, range(40)))
+
+
+def test_a_mixture_has_each_row_as_often_as_there_are_epochs(world_hub, own_file):
+    found = mixture(f"smoltalk, MMLU:2 ,gsm8k:0.5,aqua@30:1.5,{own_file}:3", "train", seed=5)
+    sizes = {name: len(TASKS[name]("train")) for name in ("SmolTalk", "MMLU", "GSM8K")}
+    assert found.rows == {
+        "SmolTalk": sizes["SmolTalk"],
+        "MMLU": 2 * sizes["MMLU"],
+        "GSM8K": sizes["GSM8K"] // 2,
+        "AQUA": 45,
+        "json:my.jsonl": 38 * 3,  # two of the forty are kept for validation
+    }
+    assert len(found) == sum(found.rows.values())
+    assert found.examples == found.rows | {"MMLU": sizes["MMLU"], "AQUA": 30, "json:my.jsonl": 38}
+    counts = Counter(map(key, found))
+
+    def times(name: str) -> Counter:
+        """Count how many rows of a task are in the mixture how many times."""
+        return Counter(counts[key(row)] for row in TASKS[name]("train"))
+
+    for name, epochs in (("SmolTalk", 1), ("MMLU", 2)):
+        expected = Counter(map(key, TASKS[name]("train")))
+        assert all(counts[row] == epochs * number for row, number in expected.items()), name
+    assert times("GSM8K") == {0: sizes["GSM8K"] - sizes["GSM8K"] // 2, 1: sizes["GSM8K"] // 2}
+    assert (times("AQUA")[1], times("AQUA")[2]) == (15, 15)
+    assert Counter(counts[key(chat(number))] for number in range(40)) == {3: 38, 0: 2}
+
+
+def test_the_seed_gives_order_and_samples(world_hub):
+    first, again, other = (list(map(key, mixture("arc-easy,aqua@50", seed=seed))) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+    assert sorted(first) != sorted(other)  # the sample of AQUA differs too
+    arc = {key(row) for row in TASKS["ARC-Easy"]("train")}
+    from_arc = [row in arc for row in first]
+    assert from_arc != sorted(from_arc, reverse=True)  # the tasks are mixed
+
+
+def test_validation_has_every_held_out_row_once(world_hub, own_file):
+    spec = f"smoltalk:2,arc-easy,aqua@7:3,identity,{own_file}:5"
+    train, held_out = (mixture(spec, split, seed=3) for split in ("train", "validation"))
+    assert held_out.rows == {
+        "SmolTalk": len(TASKS["SmolTalk"]("test")),  # it has no validation split
+        "ARC-Easy": len(TASKS["ARC-Easy"]("validation")),
+        "AQUA": len(TASKS["AQUA"]("validation")),
+        "Identity": max(1, len(TASKS["Identity"]("train")) // 20),
+        "json:my.jsonl": 2,
+    }
+    assert len(set(map(key, held_out))) > 0.9 * len(held_out)
+    own_rows = {key(chat(number)) for number in range(40)}
+    assert own_rows & {*map(key, train)} == own_rows - {*map(key, held_out)}
+
+
+def test_sizes_on_the_mirror(mirror):
+    assert mixture("aqua", "validation").rows == {"AQUA": 254}
+    sizes = {"Identity": 1900, "GSM8K": 1000, "ARC-Challenge": 1119}
+    assert mixture("identity:2,gsm8k@1000,arc-challenge", "train", 1).rows == sizes
+
+
+@pytest.mark.parametrize(
+    ("spec", "split", "sentence"),
+    [
+        ("gsm7k", "train", "gsm7k: gsm7k is no task, did you mean GSM8K?"),
+        ("mmlu,chess", "train", "mmlu,chess: chess is no task, choose from ARC-Easy, "),
+        ("", "train", "'' names no task, choose from ARC-Easy, "),
+        ("mmlu:x", "train", "mmlu:x: mmlu:x is not like NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS"),
+        ("mmlu:-1", "train", "is not like NAME"),
+        ("mmlu:0", "train", "0.0 epochs of the "),
+        ("mmlu:2,MMLU", "train", "MMLU is named twice, give it epochs instead: MMLU:2"),
+        ("aqua@101", "train", "AQUA has 100 rows to train on, 101 cannot be sampled: ask for fewer"),
+        ("aqua@0", "train", "0 cannot be sampled"),
+        ("humaneval", "train", "HumanEval has no rows for train, only for test"),
+        ("identity", "test", "Identity has no rows for test, only for train"),
+        ("json:/no/such.jsonl", "train", "there is no file /no/such.jsonl: name one with a conversation on each line"),
+    ],
+)
+def test_mistakes_in_a_mixture_are_named(spec, split, sentence, world_hub):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        mixture(spec, split)
+
+
+def test_a_default_leaves_out_tasks_without_files(world_hub, tmp_path, monkeypatch, capsys):
+    """Only a specification that the user typed has to be there in full."""
+    found = mixture("", default="multi-turn,aqua@999")
+    assert found.rows == {"AQUA": 100}
+    assert "train mixture: AQUA; not here, so left out: Multi-Turn" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="files cannot be had"):
+        mixture("multi-turn,aqua")
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
+    with pytest.raises(ValueError, match="of Multi-Turn, AQUA none is here: set NANOCHAT_HUB"):
+        mixture("", default="multi-turn,aqua")
+
+
+def test_a_mixture_names_its_files(world_hub, tmp_path, own_file):
+    origin = mixture(f"aqua@30:2,simplespelling@9,{own_file}", seed=5).origin()
+    assert {name: one["rows"] for name, one in origin.items()} == {"AQUA": 60, "SimpleSpelling": 9, "json:my.jsonl": 38}
+    [file] = TASKS["AQUA"].files("train")
+
+    def digest(path) -> str:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    assert origin["AQUA"]["files"] == {str(file): digest(world_hub / str(file))}
+    assert origin["json:my.jsonl"]["files"] == {"my.jsonl": digest(tmp_path / "my.jsonl")}
+    assert list(origin["SimpleSpelling"]["files"]) == ["words"]
+
+
+def test_one_row_cannot_be_held_out(tmp_path):
+    spec = write_lines(tmp_path / "my.jsonl", chat(1))
+    assert len(mixture(spec, "train")) == 1
+    with pytest.raises(TaskError, match=r"json:my\.jsonl has a single row, none is left to validate with"):
+        mixture(spec, "validation")
+
+
+def test_two_files_of_one_name_are_two(tmp_path):
+    for folder, first in (("a", 0), ("b", 50)):
+        (tmp_path / folder).mkdir()
+        write_lines(tmp_path / folder / "my.jsonl", *map(chat, range(first, first + 30)))
+    spec = f"json:{tmp_path}/a/my.jsonl:2,json:{tmp_path}/b/my.jsonl"
+    found = mixture(spec, "train")
+    assert found.rows == {"json:my.jsonl": 58, f"json:{tmp_path}/b/my.jsonl": 29}
+    assert len(set(map(key, found))) == 58
+    for again in ("a/my.jsonl", "b/../a/my.jsonl"):
+        with pytest.raises(ValueError, match=r"json:my\.jsonl is named twice, give it epochs instead"):
+            mixture(f"{spec},json:{tmp_path}/{again}", "train")

@@ -1,0 +1,164 @@
+"""Multiple choice: letters read from prose, the prompt, layouts of columns, the Korean data sets."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tasks import TASKS
+from tasks.common import TaskError
+from tasks.multiple_choice import extract_letter
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("B", "B"),
+        ("B.", "B"),
+        ("(b)", "B"),
+        ("B) 600", "B"),
+        ("**B**", "B"),
+        ("The answer is B.", "B"),
+        ("So the answer is (c).", "C"),
+        ("Answer: D", "D"),
+        ("ANSWER:E", "E"),
+        ("Correct answer - A", "A"),
+        ("the correct option is C) 12 km", "C"),
+        (r"Therefore \boxed{D}.", "D"),
+        (r"The answer is \boxed{\text{C}}.", "C"),
+        ("The answer is **option D**", "D"),
+        ("4 + 4 = 8\nOption B is correct", "B"),
+        ("4 + 4 = 8\nHence (A) is the correct answer", "A"),
+        ("The answer is\nE", "E"),
+        ("The answer is A or B? No: the answer is C, not 5.", "C"),
+        ("The answer is a number.", None),
+        ("What is the answer?\nA train is late.", None),
+        ("Answer: F", None),
+        ("b", None),
+        ("ABC", None),
+        ("the answer is 5", None),
+        ("", None),
+    ],
+)
+def test_letters_in_prose(text, letter):
+    assert extract_letter(text, "ABCDE") == letter
+
+
+def test_an_announced_letter_is_found_after_any_prose():
+    dice = random.Random(7)
+    frames = ["The answer is {}.", "Answer: {}", "answer is ({}).", r"so \boxed{{{}}}", "Correct answer - {}"]
+    words = "therefore 3x + 2 = 11, Answers may vary; B(x) A a (i) option choose 12.5% \n E=mc".split(" ")
+    for _ in range(500):
+        prose = " ".join(dice.choices(words, k=dice.randrange(20)))
+        letter = dice.choice("ABCDE")
+        assert extract_letter(f"{prose}\n{dice.choice(frames).format(letter)}", "ABCDE") == letter, prose
+
+
+def test_real_rationales_are_read_right(mirror):
+    """One rationale of AQuA that names a letter is misread: it ends with "(B) must be true" after another letter."""
+    rows = []
+    for file in TASKS["AQUA"].files("validation", "test"):
+        rows += pq.read_table(mirror / str(file)).to_pylist()
+    found = [(extract_letter(row["rationale"], "ABCDE"), row["correct"]) for row in rows]
+    assert len(rows) == 508
+    assert sum(letter not in (None, right) for letter, right in found) <= 1
+    assert sum(letter == right for letter, right in found) >= 470
+
+
+# ---- conversations ----
+
+
+def test_the_prompt_and_the_verdict(write_rows):
+    choices = {"text": ["red", "blue", "green"], "label": ["1", "2", "3"]}
+    write_rows("ARC-Easy", [{"question": "Which colour has the sky?", "choices": choices, "answerKey": "2"}])
+    task = TASKS["ARC-Easy"]()
+    [conversation] = task
+    question, answer = conversation["messages"]
+    assert question["content"] == (
+        "Which colour has the sky?\n\n- red=A\n- blue=B\n- green=C\n\n"
+        "Reply with nothing but the letter of the right choice."
+    )
+    assert answer == {"role": "assistant", "content": "B"}
+    assert list(conversation["letters"]) == ["A", "B", "C"]
+    assert all(task.evaluate(conversation, text) for text in ("B", " B\n"))
+    assert not any(task.evaluate(conversation, text) for text in ("b", "A", "B.", "AB", ""))
+
+
+def test_named_choices_are_judged_by_the_letter(write_rows):
+    write_rows("MMLU-Named", [{"question": "?", "choices": ["salt", "tea"], "answer": 1}])
+    task = TASKS["MMLU-Named"]()
+    assert task[0]["messages"][1]["content"] == "It is tea=B."
+    assert all(task.evaluate(task[0], text) for text in ("It is tea=B.", "It is salt=B.\n"))
+    assert not any(task.evaluate(task[0], text) for text in ("It is tea=A.", "It is tea=B", "B", ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("ARC-Challenge", {"choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "B"}),
+        ("MMLU", {"choices": ["x", "y"], "answer": 1, "subject": "none"}),
+        ("AQUA", {"options": ["A)x", "B) y"], "correct": "B", "rationale": "it is so"}),
+    ],
+)
+def test_every_layout_of_columns_gives_the_same_conversation(name, row, write_rows):
+    write_rows(name, [{"question": "x or y?", **row}])
+    [conversation] = TASKS[name]()
+    assert conversation["messages"][0]["content"].startswith("x or y?\n\n- x=A\n- y=B\n\n")
+    assert conversation["messages"][1]["content"] == "B"
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("MMLU", {"choices": ["x", "y"], "answer": 2}),
+        ("MMLU", {"choices": ["x", "y"], "answer": -1}),
+        ("ARC-Easy", {"choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "C"}),
+        ("ARC-Easy", {"choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": "A"}),
+        ("AQUA", {"options": ["A)x", "B)y"], "correct": "C"}),
+        ("AQUA", {"options": ["A)x", "B)y"], "correct": ""}),
+    ],
+)
+def test_a_right_answer_outside_the_choices_is_named(name, row, write_rows):
+    write_rows(name, [{"question": "?", **row}])
+    with pytest.raises(TaskError, match=r"test-\S+, row 0: the right answer is none of its 2 choices"):
+        TASKS[name]()[0]
+
+
+# ---- Korean ----
+
+
+def test_kmmlu_has_a_column_for_each_choice(write_rows):
+    row = {"question": "값은?", "answer": 3, "A": "1", "B": "2", "C": "3", "D": "4", "Category": "x"}
+    write_rows("KMMLU", [row], [row | {"answer": 1}])
+    task = TASKS["KMMLU"]()
+    assert Counter(conversation["messages"][1]["content"] for conversation in task) == {"C": 23, "A": 22}
+    assert task[0]["messages"][0]["content"].startswith("값은?\n\n- 1=A\n- 2=B\n- 3=C\n- 4=D\n")
+    write_rows("KMMLU", [row | {"answer": 0}])
+    with pytest.raises(TaskError, match=r"KMMLU/\S+/test/0000.parquet, row 0: the right answer is none of its 4"):
+        TASKS["KMMLU"]()[0]
+
+
+def test_hae_rae_repeats_its_choices_in_the_query(write_rows):
+    query = "다음 중 뜻이 맞는 것은?\n### 선택지:\n(A) 가\n(B) 나\n(C) 다\n### 정답:"
+    row = {"query": query, "options": "['가', '나', '다']", "answer": "(B)"}
+    write_rows("HAE-RAE", [row], [row | {"options": "가|나|다"}])
+    task = TASKS["HAE-RAE"]()
+    assert len(task) == 5
+    for conversation in task:
+        question, answer = (message["content"] for message in conversation["messages"])
+        assert question.startswith("다음 중 뜻이 맞는 것은?\n\n- 가=A\n- 나=B\n- 다=C\n\n")
+        assert (answer, conversation["letters"]) == ("B", "ABC")
+
+
+def test_click_of_the_mirror(mirror):
+    task = TASKS["CLIcK"]()
+    rows = pq.read_table(mirror / str(TASKS["CLIcK"].files("test")[0])).to_pylist()
+    assert len(task) == len(rows) == 1695
+    assert task.baseline == pytest.approx(np.mean([1 / len(row["choices"]) for row in rows]), abs=5e-4)
+    for conversation, number in zip(task, np.random.default_rng(42).permutation(len(rows)), strict=True):
+        question, answer = (message["content"] for message in conversation["messages"])
+        row = rows[number]
+        assert question.startswith(f"{row['paragraph']}\n\n{row['question']}".strip() + "\n\n- ")
+        assert f"\n- {row['answer']}={answer}\n" in question

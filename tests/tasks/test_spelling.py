@@ -1,0 +1,84 @@
+"""Spelling: words of the tokenizer's text, letters counted right."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from nanochat.calculator import calculate
+from tasks import TASKS, mixture, open_tasks
+from tasks.spelling import frequent_words
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
+    return tmp_path / "base"
+
+
+def write_tokenizer_record(base: Path, tag: str, text: Path) -> None:
+    record = base / f"tok_train/{tag}/outcome.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"config": {"data": str(text), "skip_bad": False}}))
+
+
+def test_words_come_from_the_text(world_hub):
+    texts = []
+    for number in range(8):
+        table = pq.read_table(world_hub / f"datasets/local/world/shard_0000{number}.parquet")
+        texts += table["text"].to_pylist()
+    first_shard = texts[: len(texts) // 8]
+    counts = Counter(re.findall(r"[^\W\d_]{2,15}", " ".join(first_shard).lower()))
+    words = frequent_words()
+    assert words == sorted(words, key=lambda word: (-counts[word], word))
+    assert set(words) == set(counts)
+    for name in ("SimpleSpelling", "SpellingBee"):
+        train, test = ([json.dumps(one) for one in TASKS[name](split)] for split in ("train", "test"))
+        assert train == [json.dumps(one) for one in TASKS[name]("train")]
+        assert len(train) > 5 * len(test)
+        assert not set(train) & set(test)
+
+
+def test_words_are_those_of_the_tokenizer_of_the_run(world_hub, tmp_path, base):
+    (tmp_path / "own").mkdir()
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        (tmp_path / f"own/{letter}.txt").write_text(f"Zebra pony{letter} 빠른")
+    write_tokenizer_record(base, "mine", tmp_path / "own")
+    words = frequent_words("mine")
+    assert {words[0], words[1]} == {"zebra", "빠른"}
+    assert "zebra" not in frequent_words()
+    learned, evaluated = mixture("simplespelling", tokenizer="mine"), open_tasks("simplespelling", tokenizer="mine")
+    for task in (learned, evaluated["SimpleSpelling"]):
+        assert {one["messages"][0]["content"].removeprefix("Spell the word: ") for one in task} <= set(words)
+
+
+def test_without_a_text_there_are_no_words(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
+    with pytest.raises(ValueError, match=r"words to spell are those of the tokenizer's text: train one by"):
+        TASKS["SpellingBee"]()
+
+
+def test_letters_are_counted_right(world_hub):
+    task = TASKS["SpellingBee"]("train")
+    counts = set()
+    for conversation in task:
+        question, answer = (message["content"] for message in conversation["messages"])
+        parts = {part["type"]: part["text"] for part in answer}
+        assert calculate(parts["python"]) == parts["python_output"]
+        word = parts["python"].split('"')[1]
+        assert word in question
+        assert f"spelled {'-'.join(word)}." in answer[0]["text"]
+        assert task.evaluate(conversation, f"hm\n#### {parts['python_output']}")
+        assert not task.evaluate(conversation, "#### 77")
+        counts.add(int(parts["python_output"]))
+    assert {0, 1, 2} <= counts
+
+
+def test_a_word_is_spelled_with_hyphens(world_hub):
+    task = TASKS["SimpleSpelling"]()
+    word = task[0]["messages"][0]["content"].removeprefix("Spell the word: ")
+    assert task.evaluate(task[0], "-".join(word))
+    assert not task.evaluate(task[0], word)
