@@ -68,7 +68,7 @@ def reference(folder: str, depth: int, items: int) -> tuple[Callable, Callable]:
 def write_inputs(data: str, source: Path, folder: Path) -> None:
     """A vocabulary in a form for each, and for each case a bundle that lists nothing else."""
     from nanochat.data.corpus import open_corpus
-    from nanochat.evals.core_tasks import listed
+    from nanochat.evals.core_tasks import task_entries
     from nanochat.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.train(open_corpus(data).batches("train"), VOCABULARY, max_chars=20_000_000)
@@ -81,7 +81,7 @@ def write_inputs(data: str, source: Path, folder: Path) -> None:
         (bundle := folder / label / "eval_bundle").mkdir(parents=True)
         for name in ("eval_meta_data.csv", "eval_data"):
             (bundle / name).symlink_to(source / name)
-        task = next(task for task in listed(source / "core.yaml") if task["label"] == label) | {"num_fewshot": [shots]}
+        task = next(task for task in task_entries(source / "core.yaml") if task["label"] == label) | {"num_fewshot": [shots]}
         lines = [f"  {name}: {json.dumps(value)}" for name, value in task.items()]
         (bundle / "core.yaml").write_text("\n".join(["icl_tasks:", "-", *lines]))
 

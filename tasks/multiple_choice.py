@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from string import ascii_uppercase as LETTERS
 
 from tasks.common import CONVERTED, FILE, DataSet, Task, TaskError, exchange
@@ -134,10 +135,6 @@ def choices_in_query(query: str, options: str, answer: str) -> tuple:
 
 # ---- the data sets ----
 
-_ARC_COLUMNS = "question choices answerKey"
-_ARC_SPLITS = "train validation test"
-_MMLU_COLUMNS = "question choices answer"
-_MMLU_SPLITS = "train=auxiliary_train dev validation test"
 _KMMLU_SUBJECTS = """Accounting Agricultural-Sciences Aviation-Engineering-and-Maintenance Biology Chemical-Engineering
 Chemistry Civil-Engineering Computer-Science Construction Criminal-Law Ecology Economics Education
 Electrical-Engineering Electronics-Engineering Energy-Management Environmental-Science Fashion Food-Processing
@@ -147,80 +144,47 @@ Marketing Materials-Engineering Math Mechanical-Engineering Nondestructive-Testi
 Political-Science-and-Sociology Psychology Public-Safety Railway-and-Automotive-Engineering Real-Estate
 Refrigerating-Machinery Social-Welfare Taxation Telecommunications-and-Wireless-Technology"""
 
-# `columns` are the arguments of `convert`, in order. chat_eval asks for the split `test`, training for `train`.
+# Questions of school science; a few have three or five choices.
+_ARC = DataSet(
+    task=MultipleChoice,
+    repo="allenai/ai2_arc",
+    path="ARC-Easy/" + FILE,
+    splits="train validation test",
+    columns="question choices answerKey",
+    convert=answer_label,
+    baseline=0.25,
+)
+# Questions from the exams of 57 subjects; the questions to train on come from other data sets.
+_MMLU = DataSet(
+    task=MultipleChoice,
+    repo="cais/mmlu",
+    path="all/" + FILE,
+    splits="train=auxiliary_train dev validation test",
+    columns="question choices answer",
+    convert=answer_number,
+    baseline=0.25,
+)
+# Word problems with five choices, and a rationale for each answer.
+_AQUA = DataSet(
+    task=MultipleChoice,
+    repo="deepmind/aqua_rat",
+    path="raw/" + FILE,
+    splits="train validation test",
+    columns="question options correct",
+    convert=answer_letter,
+    baseline=0.2,
+)
+# Evaluations ask for the split `test`, training for `train`. `columns` are the arguments of `convert`, in order.
 SETS = {
-    "ARC-Easy": DataSet(
-        task=MultipleChoice,
-        repo="allenai/ai2_arc",
-        path="ARC-Easy/" + FILE,
-        splits=_ARC_SPLITS,
-        columns=_ARC_COLUMNS,
-        convert=answer_label,
-        baseline=0.25,
-    ),
-    "ARC-Challenge": DataSet(
-        task=MultipleChoice,
-        repo="allenai/ai2_arc",
-        path="ARC-Challenge/" + FILE,
-        splits=_ARC_SPLITS,
-        columns=_ARC_COLUMNS,
-        convert=answer_label,
-        baseline=0.25,
-    ),
-    "MMLU": DataSet(
-        task=MultipleChoice,
-        repo="cais/mmlu",
-        path="all/" + FILE,
-        splits=_MMLU_SPLITS,
-        columns=_MMLU_COLUMNS,
-        convert=answer_number,
-        baseline=0.25,
-    ),
-    "ARC-Easy-Named": DataSet(
-        task=NamedChoice,
-        repo="allenai/ai2_arc",
-        path="ARC-Easy/" + FILE,
-        splits=_ARC_SPLITS,
-        columns=_ARC_COLUMNS,
-        convert=answer_label,
-        baseline=0.25,
-    ),
-    "ARC-Challenge-Named": DataSet(
-        task=NamedChoice,
-        repo="allenai/ai2_arc",
-        path="ARC-Challenge/" + FILE,
-        splits=_ARC_SPLITS,
-        columns=_ARC_COLUMNS,
-        convert=answer_label,
-        baseline=0.25,
-    ),
-    "MMLU-Named": DataSet(
-        task=NamedChoice,
-        repo="cais/mmlu",
-        path="all/" + FILE,
-        splits=_MMLU_SPLITS,
-        columns=_MMLU_COLUMNS,
-        convert=answer_number,
-        baseline=0.25,
-    ),
-    "AQUA": DataSet(
-        task=MultipleChoice,
-        repo="deepmind/aqua_rat",
-        path="raw/" + FILE,
-        splits="train validation test",
-        columns="question options correct",
-        convert=answer_letter,
-        baseline=0.2,
-    ),
-    "AQUA-Rationale": DataSet(
-        task=Rationale,
-        repo="deepmind/aqua_rat",
-        path="raw/" + FILE,
-        splits="train validation test",
-        columns="question options correct rationale",
-        convert=answer_letter,
-        baseline=0.2,
-    ),
+    "ARC-Easy": _ARC,
+    "ARC-Challenge": replace(_ARC, path="ARC-Challenge/" + FILE),
+    "MMLU": _MMLU,
+    "ARC-Easy-Named": replace(_ARC, task=NamedChoice),
+    "ARC-Challenge-Named": replace(_ARC, task=NamedChoice, path="ARC-Challenge/" + FILE),
+    "MMLU-Named": replace(_MMLU, task=NamedChoice),
+    "AQUA": _AQUA,
+    "AQUA-Rationale": replace(_AQUA, task=Rationale, columns=_AQUA.columns + " rationale"),
+    # Questions from Korean exams; each subject is a folder.
     "KMMLU": DataSet(
         task=MultipleChoice,
         repo="HAERAE-HUB/KMMLU",
@@ -231,6 +195,7 @@ SETS = {
         baseline=0.25,
         parts=_KMMLU_SUBJECTS,
     ),
+    # Questions about Korean language and culture with five choices.
     "HAE-RAE": DataSet(
         task=MultipleChoice,
         repo="HAERAE-HUB/HAE_RAE_BENCH_1.1",
@@ -241,7 +206,8 @@ SETS = {
         baseline=0.2,
         parts="general_knowledge history loan_words rare_words standard_nomenclature",
     ),
-    # Its 1,695 questions are for evaluation, though its only split is called train. Some questions have five choices.
+    # 1,695 questions about Korea, all for evaluation, though the only split is called train. Some have five choices, so
+    # that guessing scores less than 0.25.
     "CLIcK": DataSet(
         task=MultipleChoice,
         repo="EunsuKim/CLIcK",

@@ -1,4 +1,4 @@
-"""Eval bundles of the embedded world and of hard cases, as mirrors of the hub."""
+"""Bundles of CORE tasks: those of the embedded world and hard cases, in a mirror of the hub."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def contexts(continuation: str, *options: str, gold: int = 0) -> dict:
     return {"context_options": list(options), "continuation": continuation, "gold": gold}
 
 
-# Ties, options that are the beginning of others, options of one token, nothing in common, all in common.
+# Ties, options that others begin with, options of one token, nothing in common, everything in common.
 HARD = [
     CoreTask(
         "hard_choices",
@@ -85,20 +85,26 @@ HARD = [
 
 
 def write_bundle(mirror: Path, tasks: list[CoreTask]) -> None:
-    listed = [[*map(str, task[:5]), *([json.dumps(task.delimiter)] if task.delimiter != " " else [])] for task in tasks]
+    """Write an eval_bundle with these tasks into a mirror of the hub."""
+    listed = []
+    for task in tasks:
+        listed.append([*map(str, task[:5])])
+        if task.delimiter != " ":
+            listed[-1].append(json.dumps(task.delimiter))
     for path, content in bundle_files(listed, {task.label: task.rows for task in tasks}):
         (mirror / path).parent.mkdir(parents=True, exist_ok=True)
         (mirror / path).write_bytes(content)
 
 
 def world_tasks(rows: int, seed: int = 1) -> list[CoreTask]:
-    """All tasks of the world's bundle, cut to so many items."""
+    """Return all tasks of the world's bundle, each with at most `rows` items."""
     world = World(seed, 16)
-    made = core_bundle(world, Dice("bundle", seed))
-    return [
-        CoreTask(label, category, kind, int(shots), int(baseline), made[label][:rows], *map(json.loads, delimiter))
-        for label, category, kind, shots, baseline, *delimiter in world.rows("core tasks")
-    ]
+    items = core_bundle(world, Dice("bundle", seed))
+    tasks = []
+    for label, category, kind, shots, baseline, *delimiter in world.rows("core tasks"):
+        task = CoreTask(label, category, kind, int(shots), int(baseline), items[label][:rows])
+        tasks.append(task._replace(delimiter=json.loads(delimiter[0])) if delimiter else task)
+    return tasks
 
 
 def vocabulary(size: int = 300) -> Tokenizer:
@@ -106,12 +112,13 @@ def vocabulary(size: int = 300) -> Tokenizer:
 
 
 def one_process(**other) -> SimpleNamespace:
+    """Return a runtime of a single process on the CPU; `other` replaces fields."""
     alone = {"rank": 0, "world_size": 1, "device": torch.device("cpu"), "from_first": lambda work: work()}
     return SimpleNamespace(**alone | other)
 
 
-def taught(tokenizer: Tokenizer, text: str, steps: int = 80, **fields) -> GPT:
-    """A small model that has learned a little text by heart, so that it is right where others are wrong."""
+def memorized(tokenizer: Tokenizer, text: str, steps: int = 80, **fields) -> GPT:
+    """Return a small model that has memorized a short text, so that some of its answers are right."""
     shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"]}
     model = lively({"depth": 3, "width": 64, "heads": 2, "kv_heads": 1, "max_seq_len": 512} | shape | fields)
     ids = torch.tensor([[shape["bos_id"], *tokenizer.encode(text)]])[:, : model.config.max_seq_len]

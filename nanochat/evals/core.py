@@ -1,21 +1,23 @@
-"""The CORE metric: how well a base model does the tasks of an eval_bundle, above chance, averaged.
+"""The CORE metric: accuracy of a base model on the tasks of an eval_bundle, above guessing, averaged.
 
-The options of an item are branches of one row whose trunk, the prompt they share, is computed once. A task's rows go
-longest first, in batches of a budget of tokens, through the model; logits are made where tokens are scored, and the
-host waits for the device once a task. An option's score is the mean over its tokens: of their losses, the lowest is the
-model's choice; of a completion, of whether they were not the likeliest, and all have to be. In fp32 the decisions are
-those of one prompt at a time; in half precision near ties fall either way, as rounding depends on a batch's shape.
+Each task is evaluated in four steps. Plan: an item becomes one row of tokens, whose branches (the options) share a
+prefix that is computed once. Pack: rows, the longest first, fill batches of a fixed number of tokens. Score: the model
+predicts the scored tokens of each option; the host waits for the device once per task. Decide: the option with the
+lowest mean loss is chosen; a completion is right if each of its tokens was the likeliest.
+
+In fp32 the decisions are those of one prompt at a time. In half precision rounding depends on the shape of a batch, and
+near ties may change.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -23,122 +25,124 @@ from torch import Tensor
 
 from nanochat.cross_entropy import CHUNK_BYTES, cross_entropy
 from nanochat.evals.core_tasks import COMPLETION, Prepared, Prompts, prepare
-from nanochat.log import Progress, print0
+from nanochat.gpt import GPT
+from nanochat.log import MetricLog, Progress, print0
+from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.paths import write_text
+from nanochat.runtime import Runtime
+from nanochat.tokenizer import Tokenizer
 
-# Tokens of a batch, by device type. On a CPU larger ones fall out of its caches, and are slower.
-BUDGET = {"cpu": 1024, "cuda": 65_536, "mps": 16_384}
-SCORING = 1  # to be raised with every change to decisions: those of before are then made anew
-ESTIMATE = 500  # items of a task that an estimate while training takes
+if TYPE_CHECKING:
+    from nanochat.train import State
+
+# Tokens per batch, by type of device. On a CPU larger batches do not fit into its caches, and are slower.
+BATCH_TOKENS = {"cpu": 1024, "cuda": 65_536, "mps": 16_384}
+VERSION = 1  # of decisions; raise it with every change to them, so that decisions on disk are not used again
+QUICK_ITEMS = 500  # items per task of an evaluation during training
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of one task. centered: 0 for guesses, 1 for all right; stderr: of that, taking the items as drawn from many."""
+    """The result of one task."""
 
     label: str
-    accuracy: float
     items: int
-    baseline: float
+    baseline: float  # accuracy of guessing
+    accuracy: Estimate
 
     @property
-    def centered(self) -> float:
-        return (self.accuracy - self.baseline) / (1 - self.baseline)
-
-    @property
-    def stderr(self) -> float:
-        return math.sqrt(self.accuracy * (1 - self.accuracy) / max(self.items - 1, 1)) / (1 - self.baseline)
+    def centered(self) -> Estimate:
+        return self.accuracy.centered(self.baseline)
 
 
-def core_metric(results: Sequence[Result]) -> tuple[float, float]:
-    """The mean of what is there, and its standard error."""
-    count = len(results)
-    return sum(r.centered for r in results) / count, math.sqrt(sum(r.stderr**2 for r in results)) / count
+def core_metric(results: Sequence[Result]) -> Estimate:
+    """Return the mean of the centered accuracies."""
+    return average([result.centered for result in results])
 
 
-def identity(prepared: Sequence[Prepared], *facts: Any) -> str:
-    """A hash of the bundle, the tokenizer and whatever else the decisions depend on."""
-    return hashlib.sha256(json.dumps([SCORING, [one.key for one in prepared], facts]).encode()).hexdigest()
+def identity(prepared: Sequence[Prepared], *facts: str) -> str:
+    """Return a hash of the bundle, the tokenizer, and other facts that decide the decisions."""
+    keys = [one.key for one in prepared]
+    return hashlib.sha256(json.dumps([VERSION, keys, facts]).encode()).hexdigest()
 
 
 def evaluate(
-    model: Any, prepared: Sequence[Prepared], runtime: Any, budget: int = 0, folder: Path | None = None
+    model: GPT,
+    prepared: Sequence[Prepared],
+    runtime: Runtime,
+    batch_tokens: int = 0,
+    folder: Path | None = None,
 ) -> list[Result]:
-    """The result of each task; all ranks call it and get the same.
+    """Return the result of each task. All ranks call this and get the same results.
 
-    budget: tokens of a batch, 0: by device. folder: takes `LABEL.jsonl` with the decision on each item; what lies there
-    is not done again, so it has to be of this model and these tasks.
+    batch_tokens: 0 for the default of the device. folder: for the files LABEL.jsonl with the decision on each item.
+    Tasks with a complete file are not evaluated again, so the folder has to belong to this model and these tasks.
     """
-    results: list[Result] = []
-    done, total = 0, sum(one.tokens for one in prepared)
+    batch_tokens = batch_tokens or BATCH_TOKENS[runtime.device.type]
+    total = sum(one.tokens for one in prepared)
+    done = 0
+    results = []
     progress = Progress("CORE", "tokens")
-    with _eager(model, runtime.device):
+    with _inference(model, runtime.device):
         for one in prepared:
-            task, path = one.task, folder and folder / f"{one.task.label}.jsonl"
-            prompts = one.load()
-            found = runtime.from_first(partial(_finished, path, len(prompts.gold))) if path else None
-            if found is None:
-                beyond = _beyond(prompts, model.config.max_seq_len)
-                if beyond:
-                    why = "their answers do not fit into the model's context: they count as wrong"
-                    print0(f"core: {task.label}, {len(beyond):,} of {len(prompts.gold):,} items: {why}")
-                rows = _share(_rows(prompts, model.config.max_seq_len, beyond), runtime.rank, runtime.world_size)
-                score = _misses if task.kind == COMPLETION else _losses
-                told = partial(_tell, progress, done, total, runtime.world_size)
-                sums = _sums(model, rows, score, len(prompts.scored), budget or BUDGET[runtime.device.type], told)
-                if runtime.world_size > 1:
-                    sums = runtime.all_sum(sums.to(runtime.device)).cpu()
-                decisions = _decide(prompts, sums, task.kind, beyond)
-                found = [decision["correct"] for decision in decisions]
+            path = folder / f"{one.task.label}.jsonl" if folder else None
+            correct = runtime.from_first(partial(_read_decisions, path)) if path else None
+            if correct is None:
+                report = partial(_report_progress, progress, done, total, runtime.world_size)
+                decisions = _evaluate_task(model, one, runtime, batch_tokens, report)
+                correct = [decision["correct"] for decision in decisions]
                 if path and runtime.rank == 0:
                     write_text(path, "".join(json.dumps(decision) + "\n" for decision in decisions))
                 done += one.tokens
             else:
-                total -= one.tokens  # the rate is that of what is left
-            results.append(Result(task.label, sum(found) / len(found), len(found), task.baseline))
-            print0(_line(results[-1], task.shots))
+                total -= one.tokens  # the progress counts only the remaining tasks
+            result = Result(one.task.label, len(correct), one.task.baseline, mean_estimate(correct))
+            results.append(result)
+            print0(
+                f"core: {result.label}, {one.task.shots}-shot, {result.items:,} items: "
+                f"accuracy {result.accuracy.value:.4f}, "
+                f"centered {result.centered.value:.4f} ± {result.centered.stderr:.4f}"
+            )
     progress.update(total, total)
     progress.close()
     return results
 
 
-def estimate(model: Any, tokenizer: Any, runtime: Any, budget: int, log: Any, most: int = ESTIMATE) -> Callable:
-    """A hook of the training loop: the metric over `most` items a task goes to the log and into the state's notes."""
+def estimate(
+    model: GPT, tokenizer: Tokenizer, runtime: Runtime, batch_tokens: int, log: MetricLog, most: int = QUICK_ITEMS
+) -> Callable[["State"], None]:
+    """Return an evaluation for the training loop: CORE over at most `most` items per task, to the log and the notes."""
     prepared = prepare(tokenizer, most)
 
-    def measure(state: Any) -> None:
-        results = evaluate(model, prepared, runtime, budget)
+    def measure(state: "State") -> None:
+        results = evaluate(model, prepared, runtime, batch_tokens)
         value, stderr = core_metric(results)
-        state.notes |= {"CORE metric": value, "CORE metric stderr": stderr}
+        state.notes["CORE metric"] = value
+        state.notes["CORE metric stderr"] = stderr
         print0(f"step {state.step:05d} | CORE metric: {value:.4f} ± {stderr:.4f}")
-        each = {f"core/{result.label}": result.centered for result in results}
+        each = {f"core/{result.label}": result.centered.value for result in results}
         log.write("core", state.step, core_metric=value, core_metric_stderr=stderr, **each)
 
     return measure
 
 
-def _tell(progress: Progress, before: int, total: int, ranks: int, tokens: int) -> None:
-    progress.update(before + ranks * tokens, total)  # the ranks have as much to do as each other
+def _report_progress(progress: Progress, before: int, total: int, ranks: int, tokens: int) -> None:
+    progress.update(before + ranks * tokens, total)  # all ranks have about the same number of tokens
 
 
-def _line(result: Result, shots: int) -> str:
-    about = f"core: {result.label}, {shots}-shot, {result.items:,} items"
-    return f"{about}: accuracy {result.accuracy:.4f}, centered {result.centered:.4f} ± {result.stderr:.4f}"
-
-
-def _finished(path: Path, items: int) -> list[bool] | None:
-    """Which items a run before this one found right, if it came to the task's end."""
-    try:
-        found = [json.loads(line)["correct"] for line in path.read_text(encoding="utf-8").splitlines()]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+def _read_decisions(path: Path) -> list[bool] | None:
+    """Return the verdict on each item, from the file of an earlier run; a file is there once its task is complete."""
+    if not path.exists():
         return None
-    return found if len(found) == items else None
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["correct"] for line in lines]
 
 
 @contextmanager
-def _eager(model: Any, device: torch.device) -> Iterator[None]:
-    """A model as trained may be compiled, and have attention without branches: each batch here has another shape."""
-    before, model.attention = model.attention, "chunks" if device.type == "cpu" else "sdpa"
+def _inference(model: GPT, device: torch.device) -> Iterator[None]:
+    """Run a model uncompiled, as each batch has another shape, and with an attention path that has branches."""
+    before = model.attention
+    model.attention = "chunks" if device.type == "cpu" else "sdpa"
     try:
         with torch.no_grad(), model.as_written():
             yield
@@ -146,136 +150,206 @@ def _eager(model: Any, device: torch.device) -> Iterator[None]:
         model.attention = before
 
 
-# ---- from prompts to rows ----
+def _evaluate_task(
+    model: GPT,
+    one: Prepared,
+    runtime: Runtime,
+    batch_tokens: int,
+    report_progress: Callable[[int], None],
+) -> list[dict]:
+    """Return the decision on each item of a task."""
+    prompts = one.load()
+    context = model.config.max_seq_len
+    too_long = _too_long(prompts, context)
+    if too_long:
+        share = f"{len(too_long):,} of {len(prompts.gold):,} items"
+        print0(f"core: {one.task.label}, {share}: the answers do not fit into the context and count as wrong")
+    rows = sorted(_plan(prompts, context, too_long), key=lambda row: len(row.ids), reverse=True)
+    own_rows = rows[runtime.rank :: runtime.world_size]
+    score = _score_exact_match if one.task.kind == COMPLETION else _score_loss
+    batches = _pack(own_rows, batch_tokens)
+    sums = _option_sums(model, batches, score, len(prompts.scored), report_progress)
+    if runtime.world_size > 1:
+        sums = runtime.all_sum(sums.to(runtime.device)).cpu()
+    means = sums / torch.from_numpy(prompts.scored)  # nan for an option without scored tokens
+    return _decide(prompts, means.tolist(), one.task.kind, too_long)
+
+
+# ---- plan: from prompts to rows ----
 
 
 class Row(NamedTuple):
-    """Tokens of a trunk and its branches; starts: where the branch of each begins, in the trunk 0 (see GPT.hidden).
+    """Tokens of one item: a prefix, and one branch after the other."""
 
-    asks (N, 3): where in the row a token is predicted, which one it should be, number of the option it is of.
-    """
+    ids: np.ndarray  # (tokens,)
+    starts: np.ndarray  # (tokens,): position where the token's branch begins, 0 in the prefix
+    prefix: int  # tokens of the prefix
+    targets: np.ndarray  # (scored tokens, 3): position whose output predicts the token, the token, number of its option
 
+
+class Option(NamedTuple):
+    """An option with scored tokens. number: among all options of the task."""
+
+    number: int
     ids: np.ndarray
-    starts: np.ndarray
-    trunk: int
-    asks: np.ndarray
+    scored: int
 
 
-def _beyond(prompts: Prompts, longest: int) -> set[int]:
-    """Items with an option of which so many tokens are scored that the context has none before them."""
+def _too_long(prompts: Prompts, context: int) -> set[int]:
+    """Return the items with an option whose scored tokens fill the whole context."""
     items = np.repeat(np.arange(len(prompts.options)), prompts.options)
-    return set(items[prompts.scored >= longest].tolist())
+    return set(items[prompts.scored >= context].tolist())
 
 
-def _rows(prompts: Prompts, longest: int, beyond: set[int]) -> list[Row]:
-    rows, number = [], 0
-    for item, (trunk, options, scored) in enumerate(prompts):
-        asked = [(number + k, *pair) for k, pair in enumerate(zip(options, scored, strict=True)) if pair[1]]
-        number += len(options)
-        if item in beyond:
+def _plan(prompts: Prompts, context: int, too_long: set[int]) -> list[Row]:
+    """Return the rows of all items but those that are too long."""
+    rows = []
+    first = 0  # number of the item's first option
+    for item, (prefix, texts, scored) in enumerate(prompts):
+        options = [Option(first + number, ids, scored[number]) for number, ids in enumerate(texts) if scored[number]]
+        first += len(texts)
+        if item in too_long or not options:
             continue
-        if len(trunk) + max(map(len, options)) <= longest:
-            rows += [_row(trunk, asked)] if asked else []
+        if len(prefix) + max(len(ids) for ids in texts) <= context:
+            rows.append(_row(prefix, options))
             continue
-        # Cut from the left, options of different lengths lose different tokens: they have no trunk in common.
-        for place, option, count in asked:
-            whole = np.concatenate([trunk, option])[-longest:]
-            rows.append(_row(whole[:-count], [(place, whole[-count:], count)]))
+        # Prompts are cut from the left; options of different lengths then have different prefixes.
+        for option in options:
+            ids = np.concatenate([prefix, option.ids])[-context:]
+            cut = option._replace(ids=ids[-option.scored :])
+            rows.append(_row(ids[: -option.scored], [cut]))
     return rows
 
 
-def _row(trunk: np.ndarray, options: list[tuple[int, np.ndarray, int]]) -> Row:
-    """options: number, tokens, how many at the end are scored. Equal ones share a branch, so that a tie stays one."""
-    parts, places, asks, end = [trunk], {}, [], len(trunk)
-    for number, option, count in options:
-        branch = option[:-1]  # nothing is read where the last token stands
-        if branch.tobytes() not in places:
-            places[branch.tobytes()] = end
+def _row(prefix: np.ndarray, options: list[Option]) -> Row:
+    parts = [prefix]
+    begins: dict[bytes, int] = {}  # branch -> position where it begins
+    targets = []
+    end = len(prefix)
+    for option in options:
+        branch = option.ids[:-1]  # the output after the last token is not used
+        if branch.tobytes() not in begins:
+            # Equal options share a branch, so that their losses are a tie.
+            begins[branch.tobytes()] = end
             parts.append(branch)
             end += len(branch)
-        inside = np.arange(len(option) - count, len(option))
-        at = np.where(inside > 0, places[branch.tobytes()] + inside - 1, len(trunk) - 1)
-        asks.append(np.stack([at, option[inside], np.full(count, number)], axis=1))
+        begin = begins[branch.tobytes()]
+        scored = np.arange(len(option.ids) - option.scored, len(option.ids))
+        # The first token of an option is predicted by the last one of the prefix.
+        positions = np.where(scored > 0, begin + scored - 1, len(prefix) - 1)
+        numbers = np.full(option.scored, option.number)
+        targets.append(np.stack([positions, option.ids[scored], numbers], axis=1))
     lengths = [len(part) for part in parts]
     starts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
-    if np.count_nonzero(lengths) == 2:  # a trunk and what follows it is plain text
-        starts[:] = 0
-    return Row(np.concatenate(parts), starts, len(trunk), np.concatenate(asks))
+    if np.count_nonzero(lengths) == 2:
+        starts[:] = 0  # a prefix with a single branch is plain text
+    return Row(np.concatenate(parts), starts, len(prefix), np.concatenate(targets))
 
 
-def _share(rows: list[Row], rank: int, ranks: int) -> list[Row]:
-    """One rank's, longest first: each goes to whom fewest tokens have been given."""
-    loads, own = [0] * ranks, []
-    for row in sorted(rows, key=lambda row: len(row.ids), reverse=True):
-        least = loads.index(min(loads))
-        loads[least] += len(row.ids)
-        own += [row] * (least == rank)
-    return own
+# ---- pack and score: from rows to a score for each option ----
 
 
-# ---- from rows to scores ----
-
-
-def _losses(model: Any, hidden: Tensor, targets: Tensor) -> Tensor:
-    options = {"softcap": model.config.softcap, "vocab_size": model.config.vocab_size}
-    return cross_entropy(hidden, model.head_weight, targets, reduction="none", **options)
-
-
-def _misses(model: Any, hidden: Tensor, targets: Tensor) -> Tensor:
-    size = max(1, CHUNK_BYTES[hidden.device.type] // (4 * model.config.padded_vocab))
-    pairs = zip(hidden.split(size), targets.split(size), strict=True)
-    return torch.cat([(model.logits(some).argmax(-1) != right).float() for some, right in pairs])
-
-
-def _sums(
-    model: Any, rows: list[Row], score: Callable, options: int, budget: int, told: Callable[[int], None]
-) -> Tensor:
-    """Of each option's scored tokens, (options,) in fp64 on the host; 0 for those in no row."""
-    device, values, numbers, first, done = model.rope_cos.device, [], [], 0, 0
+def _pack(rows: list[Row], batch_tokens: int) -> Iterator[list[Row]]:
+    """Yield batches of at most `batch_tokens` tokens, padding included, but at least one row."""
+    first = 0
     while first < len(rows):
-        width = len(rows[first].ids)
-        batch = rows[first : first + max(1, budget // width)]
-        ids, starts = np.zeros((2, len(batch), width), np.int64)
-        for i, row in enumerate(batch):
-            ids[i, : len(row.ids)], starts[i, : len(row.ids)] = row.ids, row.starts
-        asks = np.concatenate([row.asks + np.array([i * width, 0, 0]) for i, row in enumerate(batch)])
-        given = {"starts": starts, "trunks": np.array([[row.trunk] for row in batch])} if starts.any() else {}
-        given = {name: _moved(array, device) for name, array in given.items()}
-        hidden = model.hidden(_moved(ids, device), **given).flatten(0, 1)
-        places, targets = _moved(asks[:, :2].T, device)
-        values.append(score(model, hidden[places], targets))
-        numbers.append(asks[:, 2])
-        first += len(batch)
-        done += sum(len(row.ids) for row in batch)
-        told(done)
-    if not rows:  # fewer of them than ranks
-        return torch.zeros(options, dtype=torch.float64)
-    each = torch.cat(values).cpu().double()  # the one wait for the device
-    return torch.zeros(options, dtype=torch.float64).index_add_(0, torch.from_numpy(np.concatenate(numbers)), each)
+        longest = len(rows[first].ids)
+        count = max(1, batch_tokens // longest)
+        yield rows[first : first + count]
+        first += count
 
 
-def _moved(array: np.ndarray, device: torch.device) -> Tensor:
+def _option_sums(
+    model: GPT,
+    batches: Iterable[list[Row]],
+    score: Callable[[GPT, Tensor, Tensor], Tensor],
+    options: int,
+    report_progress: Callable[[int], None],
+) -> Tensor:
+    """Return the sum of each option's token scores, (options,) in fp64 on the host; 0 without a row in the batches."""
+    sums = torch.zeros(options, dtype=torch.float64)
+    scores, numbers = [], []
+    tokens = 0
+    for batch in batches:
+        hidden, targets = _forward(model, batch)
+        positions, ids = _to_device(targets[:, :2].T, hidden.device)
+        scores.append(score(model, hidden[positions], ids))
+        numbers.append(targets[:, 2])
+        tokens += sum(len(row.ids) for row in batch)
+        report_progress(tokens)
+    if not scores:  # there are fewer rows than ranks
+        return sums
+    on_host = torch.cat(scores).cpu().double()  # the only wait for the device
+    return sums.index_add_(0, torch.from_numpy(np.concatenate(numbers)), on_host)
+
+
+def _forward(model: GPT, batch: list[Row]) -> tuple[Tensor, np.ndarray]:
+    """Return the hidden states of a batch, (rows * width, channels), and the targets with positions in them."""
+    width = len(batch[0].ids)
+    ids = np.zeros((len(batch), width), np.int64)
+    starts = np.zeros((len(batch), width), np.int64)
+    targets = []
+    for number, row in enumerate(batch):
+        ids[number, : len(row.ids)] = row.ids
+        starts[number, : len(row.ids)] = row.starts
+        targets.append(row.targets + np.array([number * width, 0, 0]))
+    device = model.rope_cos.device
+    branches = {}
+    if starts.any():
+        branches["starts"] = _to_device(starts, device)
+        branches["trunks"] = _to_device(np.array([[row.prefix] for row in batch]), device)
+    hidden = model.hidden(_to_device(ids, device), **branches)
+    return hidden.flatten(0, 1), np.concatenate(targets)
+
+
+def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
-def _decide(prompts: Prompts, sums: Tensor, kind: str, beyond: set[int]) -> list[dict[str, Any]]:
-    """What the model chose of each item, with the means of its options; an option without tokens has none."""
-    pairs = zip(sums.tolist(), prompts.scored.tolist(), strict=True)
-    means = (total / count if count else math.nan for total, count in pairs)
+def _score_loss(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each token."""
+    config = model.config
+    return cross_entropy(
+        hidden,
+        model.head_weight,
+        targets,
+        reduction="none",
+        softcap=config.softcap,
+        vocab_size=config.vocab_size,
+    )
+
+
+def _score_exact_match(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Return 0 for each token that was the likeliest, else 1."""
+    # Logits are made in chunks of limited memory.
+    rows = max(1, CHUNK_BYTES[hidden.device.type] // (4 * model.config.padded_vocab))
+    chunks = zip(hidden.split(rows), targets.split(rows), strict=True)
+    return torch.cat([(model.logits(states).argmax(-1) != ids).float() for states, ids in chunks])
+
+
+# ---- decide ----
+
+
+def _decide(prompts: Prompts, means: list[float], kind: str, too_long: set[int]) -> list[dict]:
+    """Return the decision on each item. means: mean score of each option, nan for an option without scored tokens."""
     decisions = []
+    first = 0
     items = zip(prompts.options.tolist(), prompts.gold.tolist(), prompts.questions.tolist(), strict=True)
     for item, (count, gold, question) in enumerate(items):
-        own = [next(means) for _ in range(count)]
+        own = means[first : first + count]
+        first += count
         shown = [None if math.isnan(mean) else mean for mean in own]
-        about = {"item": item, "question": question}
-        if item in beyond:
-            decisions.append({**about, "correct": False, "too_long": True})
-            continue
-        if kind == COMPLETION:
-            decisions.append({**about, "correct": own[0] == 0, "missed": shown[0]})
-            continue
-        # The first of equals; as in the reference, one without tokens is chosen where it stands first, and only there.
-        chosen = own.index(min(own))
-        decisions.append({**about, "correct": chosen == gold, "chosen": chosen, "gold": gold, "losses": shown})
+        decision = {"item": item, "question": question}
+        if item in too_long:
+            decision |= {"correct": False, "too_long": True}
+        elif kind == COMPLETION:
+            decision |= {"correct": own[0] == 0, "missed": shown[0]}
+        else:
+            # The first of equal options. As in the public nanochat, an option without tokens is chosen only if first.
+            chosen = own.index(min(own))
+            decision |= {"correct": chosen == gold, "chosen": chosen, "gold": gold, "losses": shown}
+        decisions.append(decision)
     return decisions

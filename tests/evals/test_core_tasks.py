@@ -11,7 +11,7 @@ from conftest import ROOT
 from plain_core import prompts
 
 from nanochat.evals import core_tasks
-from nanochat.evals.core_tasks import listed, prepare, read_bundle
+from nanochat.evals.core_tasks import prepare, read_bundle, task_entries
 from nanochat.tokenizer import Tokenizer
 
 SHARED = ROOT.parent / "shared"
@@ -136,36 +136,37 @@ def test_a_damaged_file_is_made_anew(bundle, tokenizer, tmp_path, damage):
 # ---- bundles as people write and break them ----
 
 
-def test_other_ways_to_write_the_list(tmp_path):
+def test_the_list_may_be_any_yaml(tmp_path):
     path = tmp_path / "core.yaml"
     path.write_text(
-        "# tasks\nicl_tasks:\n- label: a\n  dataset_uri: x/a.jsonl\n  num_fewshot: [0, 5]\n# one more\n\n"
+        "# tasks\nicl_tasks:\n  - label: a\n    dataset_uri: x/a.jsonl\n    num_fewshot: [0, 5]\n# one more\n\n"
         '  -\n    label: b\n    continuation_delimiter: "\\nA: # \\uc5ec"\n    has_categories: true\n'
     )
     first = {"label": "a", "dataset_uri": "x/a.jsonl", "num_fewshot": [0, 5]}
-    assert listed(path) == [first, {"label": "b", "continuation_delimiter": "\nA: # 여", "has_categories": True}]
+    assert task_entries(path) == [first, {"label": "b", "continuation_delimiter": "\nA: # 여", "has_categories": True}]
 
 
 BROKEN = {  # file in the bundle: what is replaced, by what → the error
     ("eval_data/hard/hard_schema.jsonl", '"gold": 2', '"gold": 3'): r"hard_schema.jsonl:4: no schema item, restore",
-    ("eval_data/hard/hard_schema.jsonl", '"gold": 2', '"gold": -1'): r"hard_schema.jsonl:4: no schema item, restore",
     ("eval_data/hard/hard_schema.jsonl", '"continuation": "feared', '"text": "feared'): r":3: no schema item",
     ("eval_data/hard/hard_choices.jsonl", '"gold": 3}', '"gold": 3'): r"hard_choices.jsonl:4: no multiple_choice item",
     ("eval_data/hard/hard_completion.jsonl", '"1 2 3 4', "5, 1"): r"hard_completion.jsonl:3: no language_modeling item",
-    ("eval_data/hard/hard_completion.jsonl", '"cat"', '""'): r"hard_completion.jsonl:2: no language_modeling item",
     ("core.yaml", "label: hard_schema", "label: soft"): r"eval_bundle is damaged \(KeyError\('soft'\)\), restore it",
     ("core.yaml", "num_fewshot: [1]", "num_fewshot: []"): r"eval_bundle is damaged \(IndexError",
     (
         "core.yaml",
         "icl_task_type: schema",
         "icl_task_type: sketch",
-    ): r"core.yaml lists hard_schema, world_schema: twice, always right, or of no kind in mult",
-    ("core.yaml", "  label: hard_schema", "hard_schema"): r"'hard_schema' is no line of a list of tasks, restore",
-    ("core.yaml", "icl_tasks", "tasks"): r"core.yaml lists no tasks",
+    ): r"world_schema.jsonl:1: no sketch item, restore the bundle",
+    ("core.yaml", "  label: hard_schema", "hard_schema"): r"core.yaml has no list of tasks below icl_tasks, restore",
+    ("core.yaml", "icl_tasks", "tasks"): r"core.yaml has no list of tasks below icl_tasks, restore",
     ("core.yaml", "hard_choices.jsonl", "lost.jsonl"): r"eval_data/hard/lost.jsonl: not in the mirror",
-    ("core.yaml", "label: hard_schema", "label: world_cloze"): r"core.yaml lists world_cloze: twice, always",
     ("eval_meta_data.csv", ",1,4,50,", ",1,4,,"): r"eval_bundle is damaged \(ValueError",
-    ("eval_meta_data.csv", ",1,4,50,", ",1,4,100,"): r"core.yaml lists hard_schema: twice, always right",
+    (
+        "eval_meta_data.csv",
+        ",1,4,50,",
+        ",1,4,100,",
+    ): r"core.yaml lists hard_schema twice, or \S+eval_meta_data.csv has a baseline of 100 %",
     ("eval_meta_data.csv", "Eval Task", "Name"): r"eval_bundle is damaged \(KeyError\('Eval Task'\)\)",
 }
 
@@ -185,7 +186,7 @@ def test_a_continuation_that_grows_into_its_context_is_refused(bundle):
     rows = [{"context": "the cat, the c", "continuation": "at"}] * 2
     write_bundle(bundle.parent, [CoreTask("glued", "hard", COMPLETION, 0, 0, rows, "")])
     with pytest.raises(
-        ValueError, match="glued, item 0: the tokens of what stands before its continuation are no begin"
+        ValueError, match="glued, item 0: the tokens of its context change when the continuation follows"
     ):
         prepare(Tokenizer.train(["the cat the cat the cat"], 270))
     (task,) = prepare(Tokenizer.train(["the"], 266))  # where nothing merges
