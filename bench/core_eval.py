@@ -81,7 +81,8 @@ def write_inputs(data: str, source: Path, folder: Path) -> None:
         (bundle := folder / label / "eval_bundle").mkdir(parents=True)
         for name in ("eval_meta_data.csv", "eval_data"):
             (bundle / name).symlink_to(source / name)
-        task = next(task for task in task_entries(source / "core.yaml") if task["label"] == label) | {"num_fewshot": [shots]}
+        entries = {entry["label"]: entry for entry in task_entries(source / "core.yaml")}
+        task = entries[label] | {"num_fewshot": [shots]}
         lines = [f"  {name}: {json.dumps(value)}" for name, value in task.items()]
         (bundle / "core.yaml").write_text("\n".join(["icl_tasks:", "-", *lines]))
 

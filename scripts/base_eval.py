@@ -1,4 +1,4 @@
-"""The CORE metric of a base model: 22 tasks of an eval_bundle, above chance, averaged.
+"""Evaluate a base model on the CORE metric: 22 tasks of an eval_bundle, above guessing, averaged.
 
 python -m scripts.base_eval --tag=d12
 torchrun --standalone --nproc_per_node=8 -m scripts.base_eval -- --tag=d24 --max-per-task=500
@@ -14,15 +14,15 @@ from nanochat.paths import stage_dir
 
 @dataclass(frozen=True)
 class Config:
-    """Evaluate a base model on the tasks of the CORE metric. Killed, it goes on with the task it was at."""
+    """Evaluate a base model on the CORE metric. A stopped evaluation resumes with the unfinished task."""
 
-    tag: str = option("d12", "run whose model to take", group="model", in_card=False)
-    step: Count = option(-1, "its checkpoint, -1: the newest", group="model", least=-1, in_card=False)
-    max_per_task: Count = option(-1, "items of each task, -1: all", group="tasks", least=-1)
-    batch_tokens: Count = option(0, "at once on a device, 0: as it likes", group="device", least=0, in_card=False)
+    tag: str = option("d12", "tag of the run to evaluate", group="model", in_card=False)
+    step: Count = option(-1, "step of the checkpoint, -1: newest", group="model", least=-1, in_card=False)
+    max_per_task: Count = option(-1, "items per task, -1: all", group="tasks", least=-1)
+    batch_tokens: Count = option(0, "tokens per batch, 0: device default", group="device", least=0, in_card=False)
     device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", in_card=False)
     dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device", in_card=False)
-    run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
+    run: str = option("dummy", "name of the run in W&B, dummy: no W&B", group="run", in_card=False)
 
 
 def main(config: Config) -> None:
@@ -39,29 +39,25 @@ def main(config: Config) -> None:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, step, runtime)
         prepared = prepare(tokenizer, max(config.max_per_task, 0))
         weights = checkpoint.manifest["files"][MODEL]["sha256"]
+        key = identity(prepared, weights, runtime.dtype_name)
         home = stage_dir("base_eval", config.tag)
-        folder = home / f"step_{checkpoint.step:06d}-{identity(prepared, weights, runtime.dtype_name)[:12]}"
-        print0(f"base_eval: decisions on each item go to {folder}; finished tasks there are not done again")
+        folder = home / f"step_{checkpoint.step:06d}-{key[:12]}"
+        print0(f"base_eval: decisions on items are in {folder}; tasks with a file there are not evaluated again")
         results = evaluate(model, prepared, runtime, config.batch_tokens, folder)
-        value, stderr = core_metric(results)
-        outcome.metrics = {
-            "Model": f"base_train {config.tag} (step {checkpoint.step:,})",
-            "CORE metric": {"value": value, "stderr": stderr, "format": ".4f"},
-        }
+        metric = core_metric(results)
+        print0(f"base_eval: CORE metric {metric.value:.4f} ± {metric.stderr:.4f}, over {len(results)} tasks")
+        if runtime.rank != 0:
+            return
+        outcome.metrics["Model"] = f"base_train {config.tag} (step {checkpoint.step:,})"
+        outcome.metrics["CORE metric"] = metric.metric()
+        figures = {"core_metric": metric.value}
         for result in results:
-            outcome.metrics[result.label] = {"value": result.centered, "stderr": result.stderr, "format": ".4f"}
-        print0(f"base_eval: CORE metric {value:.4f} ± {stderr:.4f}, over {len(results)} tasks")
-        if runtime.rank == 0:
-            with MetricLog(home, config.run, asdict(config)) as log:
-                log.write(
-                    "core",
-                    checkpoint.step,
-                    core_metric=value,
-                    **{f"core/{result.label}": result.centered for result in results},
-                )
-            for result in results:
-                outcome.add_artifact(folder / f"{result.label}.jsonl")
-            outcome.write()
+            outcome.metrics[result.label] = result.centered.metric()
+            outcome.add_artifact(folder / f"{result.label}.jsonl")
+            figures[f"core/{result.label}"] = result.centered.value
+        with MetricLog(home, config.run, asdict(config)) as log:
+            log.write("core", checkpoint.step, **figures)
+        outcome.write()
 
 
 if __name__ == "__main__":

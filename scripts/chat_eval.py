@@ -1,18 +1,17 @@
-"""How many problems of each task a model solves that can chat, or is to learn it.
+"""Evaluate a chat model: the share of each task's problems that the model solves.
 
 python -m scripts.chat_eval --source=sft --tag=d8 --tasks="ARC-Easy|GSM8K"
 python -m scripts.chat_eval -i sft -a "GSM8K|AQUA"
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.stages import STAGES
-from tasks import JUDGED, open_tasks
-from tasks.common import pick
+from tasks import JUDGED, open_tasks, pick
 
 SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 
@@ -21,24 +20,22 @@ SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 class Config:
     """Evaluate a model on tasks."""
 
-    source: str = option("sft", f"stage whose model to take: {', '.join(SOURCES)}", group="model", short="-i")
-    tasks: str = option("", f"joined by |, of {', '.join(JUDGED)}; empty: those of ChatCORE", group="tasks", short="-a")
+    source: str = option("sft", f"stage of the model: {', '.join(SOURCES)}", group="model", short="-i")
+    tasks: str = option("", f"tasks, joined by |: {', '.join(JUDGED)}; empty: ChatCORE", group="tasks", short="-a")
     dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device")
-    temperature: float = option(0.0, "of what is written; 0: the likeliest token", group="samples", least=0)
-    max_new_tokens: Count = option(512, "of an answer", group="samples", least=1, unit="TOKENS")
-    num_samples: Count = option(1, "answers to each problem, for pass@k", group="samples", least=1)
-    top_k: Count = option(50, "likeliest tokens to draw from, 0: all", group="samples", least=0)
-    batch_size: Count = option(64, "rows at once where letters are picked", group="device", least=1)
-    slots: Count = option(
-        0, "rows at once where answers are written, 0: as many as pay", group="device", least=0, in_card=False
-    )
-    tag: str = option("d12", "run whose model to take", group="model", in_card=False)
-    step: Count = option(-1, "its checkpoint, -1: the newest", group="model", least=-1)
-    max_problems: Count = option(0, "of each task, 0: all", group="tasks", least=0)
-    unsafe_exec: bool = option(False, "run programs even where they cannot be contained", group="tasks")
+    temperature: float = option(0.0, "sampling temperature, 0: the likeliest token", group="samples", least=0)
+    max_new_tokens: Count = option(512, "maximum length of an answer", group="samples", least=1, unit="TOKENS")
+    num_samples: Count = option(1, "answers per problem, for pass@k", group="samples", least=1)
+    top_k: Count = option(50, "sample from the k likeliest tokens, 0: from all", group="samples", least=0)
+    batch_size: Count = option(64, "prompts per batch where letters are chosen", group="device", least=1)
+    slots: Count = option(0, "rows generated at once, 0: device default", group="device", least=0, in_card=False)
+    tag: str = option("d12", "tag of the run to evaluate", group="model", in_card=False)
+    step: Count = option(-1, "step of the checkpoint, -1: newest", group="model", least=-1)
+    max_problems: Count = option(0, "problems per task, 0: all", group="tasks", least=0)
+    unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them", group="tasks")
     device_type: str = option("auto", "auto, cuda, mps or cpu", group="device")
-    seed: Count = option(0, "of what is written", group="samples", least=0, in_card=False)
-    run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
+    seed: Count = option(0, "seed of sampled answers", group="samples", least=0, in_card=False)
+    run: str = option("dummy", "name of the run in W&B, dummy: no W&B", group="run", in_card=False)
 
     def __post_init__(self):
         if self.source not in SOURCES:
@@ -56,38 +53,49 @@ def main(config: Config) -> None:
     from nanochat.runtime import setup
 
     stage = SOURCES[config.source]
+    folder = stage_dir(stage.name, config.tag)
     outcome = Outcome.begin(stage.name, config.tag, config)
-    options = Options(**{field.name: getattr(config, field.name) for field in fields(Options)})
+    options = Options(
+        temperature=config.temperature,
+        top_k=config.top_k,
+        num_samples=config.num_samples,
+        max_new_tokens=config.max_new_tokens,
+        batch_size=config.batch_size,
+        max_problems=config.max_problems,
+        seed=config.seed,
+    )
     with setup(config.device_type, config.dtype) as runtime:
         step = None if config.step < 0 else config.step
         model, tokenizer, checkpoint = load_model(stage.parent, config.tag, step, runtime)
         tasks = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
         if not tasks:
-            raise ValueError(
-                "no task has its files here, see `python -m scripts.prepare --tasks=…` or set NANOCHAT_HUB"
-            )
+            missing = "no task has its files here"
+            raise ValueError(f"{missing}, see `python -m scripts.prepare --tasks=…` or set NANOCHAT_HUB")
         engine = Engine(model, tokenizer, config.slots)
-        scores, rows = {}, []
+        scores = {}
         for name, task in tasks.items():
-            path = stage_dir(stage.name, config.tag) / f"{name}.jsonl"
-            score = scores[name] = evaluate(task, model, engine, tokenizer, runtime, options, name, path)
-            rows += [[name, k, *found] for k, found in score.pass_at.items() if config.num_samples > 1]
-            print0(f"{name}: {score.accuracy.value:.4f} ± {score.accuracy.stderr:.4f}, guessing {score.baseline:.2f}")
-            if runtime.rank == 0:
-                outcome.add_artifact(path)
-        found = {name: score.accuracy for name, score in scores.items()}
-        for core, mean in core_of(scores).items():
-            found[core] = mean
-            print0(f"{core}: {mean.value:.4f} ± {mean.stderr:.4f}")
-        outcome.metrics |= {name: {**one._asdict(), "format": ".4f"} for name, one in found.items()}
+            path = folder / f"{name}.jsonl"
+            score = evaluate(task, model, engine, tokenizer, runtime, options, name, path)
+            value, stderr = score.accuracy
+            print0(f"{name}: {value:.4f} ± {stderr:.4f}, guessing {score.baseline:.2f}")
+            scores[name] = score
+        core = core_of(scores)
+        for name, estimate in core.items():
+            print0(f"{name}: {estimate.value:.4f} ± {estimate.stderr:.4f}")
+        if runtime.rank != 0:
+            return
+        for name in scores:
+            outcome.add_artifact(folder / f"{name}.jsonl")
+        figures = {name: score.accuracy for name, score in scores.items()} | core
+        outcome.metrics |= {name: estimate.metric() for name, estimate in figures.items()}
         outcome.metrics["Step"] = checkpoint.step
-        if rows:
+        if config.num_samples > 1:
+            rows = [[name, k, *found] for name, score in scores.items() for k, found in score.pass_at.items()]
             columns = [["Task", ""], ["k", "d"], ["pass@k", ".4f"], ["Standard error", ".4f"]]
             outcome.tables.append({"title": "One of k answers is right", "columns": columns, "rows": rows})
-        if runtime.rank == 0:
-            with MetricLog(stage_dir(stage.name, config.tag), config.run, asdict(config)) as log:
-                log.write("tasks", checkpoint.step, **{name: one.value for name, one in found.items()})
-            outcome.write()
+        with MetricLog(folder, config.run, asdict(config)) as log:
+            log.write("tasks", checkpoint.step, **{name: estimate.value for name, estimate in figures.items()})
+        outcome.write()
 
 
 if __name__ == "__main__":

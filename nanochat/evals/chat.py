@@ -1,71 +1,79 @@
-"""Chat evaluation: how many problems of a task a model solves, by picking a letter or by writing an answer.
+"""Chat evaluation: the share of a task's problems that a model solves, by choosing a letter or by writing an answer.
 
-What a problem gets depends neither on the number of ranks nor on the order of the others: letters are picked in batches
-that are the same for any number of ranks, and what is written has a seed of its own.
+The answer to a problem depends neither on the number of ranks nor on the order of the problems: letters are chosen in
+batches that are the same for any number of ranks, and each written answer has its own seed.
 """
 
-import itertools
 import json
 import math
-import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt
-from nanochat.engine import Request
+from nanochat.engine import Engine, Request
+from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
+from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.paths import write_text
+from nanochat.runtime import Runtime
 from nanochat.stages import CHAT, core_name
+from nanochat.tokenizer import Tokenizer
 
-AT_ONCE = 20  # problems whose answers are judged together; programs run side by side, one a core at most
+JUDGED_AT_ONCE = 20  # problems whose answers are judged together; programs run side by side
+
+
+class ChatTask(Protocol):
+    """A task as this evaluation uses it: a sequence of conversations with verdicts; see tasks.common.Task."""
+
+    kind: str
+    baseline: float
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict: ...
+
+    def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]: ...
 
 
 @dataclass(frozen=True)
 class Options:
-    """batch_size: rows at once where letters are picked. max_problems: the first so many, 0: all."""
+    """Settings of an evaluation; all but the last three concern written answers alone."""
 
-    temperature: float = 0.0
-    top_k: int = 0
-    num_samples: int = 1
+    temperature: float = 0.0  # 0: always the likeliest token
+    top_k: int = 0  # sample from the k likeliest tokens, 0: from all
+    num_samples: int = 1  # answers per problem
     max_new_tokens: int = 512
-    batch_size: int = 64
-    max_problems: int = 0
+    batch_size: int = 64  # prompts per forward pass where letters are chosen
+    max_problems: int = 0  # of the task, 0: all
     seed: int = 0
 
 
 class Problem(NamedTuple):
-    """lost: turns that its prompt leaves out, as the whole would not fit."""
+    """A conversation with its prompt as tokens."""
 
     number: int
     conversation: dict
     prompt: list[int]
-    lost: int
+    dropped: int  # messages left out because the prompt would not fit into the context
 
 
-Answered = Iterator[tuple[Problem, list[dict]]]  # this rank's problems with their completions
-
-
-class Estimate(NamedTuple):
-    value: float
-    stderr: float
+Answers = Iterator[tuple[Problem, list[dict]]]  # problems of this rank with their completions
 
 
 @dataclass(frozen=True)
 class ChatScore:
-    """pass_at: k -> how often one of k answers is right, k up to the samples of a problem. records: of each problem the
-    prompt as the model read it, the right answer, and all completions with their verdicts.
-    """
+    """The result of one task."""
 
-    pass_at: dict[int, Estimate]
-    baseline: float
-    records: list[dict]
+    pass_at: dict[int, Estimate]  # k -> probability that one of k answers is right, for k up to the number of samples
+    baseline: float  # accuracy of guessing
+    records: list[dict]  # of each problem: the prompt, the right answer, and all completions with their verdicts
 
     @property
     def accuracy(self) -> Estimate:
@@ -73,131 +81,179 @@ class ChatScore:
 
 
 def evaluate(
-    task: Any, model: Any, engine: Any, tokenizer: Any, runtime: Any, options: Options, label="chat", path=None
+    task: ChatTask,
+    model: GPT,
+    engine: Engine | None,
+    tokenizer: Tokenizer,
+    runtime: Runtime,
+    options: Options,
+    label: str = "chat",
+    path: Path | None = None,
 ) -> ChatScore:
-    """All ranks call it, each answers its share, and all get the whole score; `engine` may be None for letters.
+    """Return the score of a task. All ranks call this; each answers a part of the problems, all get the same score.
 
-    path: of a file for the records. Until all are there, those of each rank are beside it, in the order they came in.
+    engine: None is enough for a task of letters. path: file for the records. Until it is complete, a file per rank
+    beside it has the records so far: they outlive a killed evaluation.
     """
-    total, context = min(len(task), options.max_problems or len(task)), model.config.max_seq_len
-    by_letter = task.kind == "categorical"
-    room = context, 0 if by_letter else options.max_new_tokens
-    chats = ((number, task[number]) for number in range(total))
-    problems = [Problem(number, chat, *fitted_prompt(chat, tokenizer, *room)) for number, chat in chats]
-    if lost := [problem.lost for problem in problems if problem.lost]:
-        about = f"{label}: {len(lost):,} of {total:,} prompts are longer than the context"
-        print0(f"{about} and lose {sum(lost):,} turns, or their beginning")
-    records, right, progress = [], 0, Progress(label, "problems")
-    answer, source = (_pick_letters, model) if by_letter else (_write, engine)
-    answers = answer(problems, source, tokenizer, runtime, options)
-    with _keeper(path and path.with_suffix(f".part-{runtime.rank}.jsonl")) as keep:
-        while answered := list(itertools.islice(answers, AT_ONCE)):
-            said = [(problem.conversation, one["text"]) for problem, written in answered for one in written]
-            verdicts = iter(task.evaluate_all(said))
-            for problem, completions in answered:
-                for completion in completions:
-                    completion["right"] = bool(next(verdicts))
-                right += sum(completion["right"] for completion in completions) / len(completions)
-                about = {"problem": problem.number, "prompt": tokenizer.decode(problem.prompt), "cut": problem.lost > 0}
-                about["answer"] = problem.conversation["messages"][-1]["content"]
-                records.append({**about, "completions": completions})
-                keep(records[-1])
-            progress.update(len(records), -(-total // runtime.world_size), f"right {right / len(records):.1%}")
-        progress.close()
-        records = sorted(itertools.chain(*runtime.everyones(records)), key=lambda record: record["problem"])
-        if path and runtime.rank == 0:
-            write_text(path, "".join(map(_line, records)))
-    counts = [sum(completion["right"] for completion in record["completions"]) for record in records]
-    samples = len(records[0]["completions"])
-    pass_at = {k: estimate([chance(samples, count, k) for count in counts]) for k in range(1, samples + 1)}
-    return ChatScore(pass_at, task.baseline, records)
-
-
-@contextmanager
-def _keeper(path: Path | None) -> Iterator[Callable[[dict], None]]:
-    """A function that writes a record to a file at once, which is there until all is done: a killed run leaves it."""
-    if path is None:
-        yield lambda record: None
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", encoding="utf-8") as file:
-        yield lambda record: print(_line(record), end="", file=file, flush=True)
-    path.unlink()
-
-
-def _line(record: dict) -> str:
-    return json.dumps(record, ensure_ascii=False) + "\n"
-
-
-def chance(samples: int, right: int, k: int) -> float:
-    """That k of the samples, drawn without putting back, have a right one: unbiased for pass@k (Chen et al. 2021)."""
-    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
-
-
-def estimate(values: list[float]) -> Estimate:
-    """Their mean; the error takes them as a sample of more such values."""
-    spread = statistics.stdev(values) if len(values) > 1 else math.nan
-    return Estimate(statistics.fmean(values), spread / math.sqrt(len(values)))
+    problems = _prepare_problems(task, model.config.max_seq_len, tokenizer, options, label)
+    if task.kind == "categorical":
+        answers = _choose_letters(problems, model, tokenizer, runtime, options)
+    else:
+        answers = _write_answers(problems, engine, tokenizer, runtime, options)
+    part = path.with_suffix(f".part-{runtime.rank}.jsonl") if path else None
+    if part:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
+    own_total = -(-len(problems) // runtime.world_size)
+    records: list[dict] = []
+    progress = Progress(label, "problems")
+    while answered := list(islice(answers, JUDGED_AT_ONCE)):
+        judged = _judge(answered, task, tokenizer)
+        records += judged
+        if part:
+            with open(part, "a", encoding="utf-8") as file:
+                file.write(_to_lines(judged))
+        progress.update(len(records), own_total)
+    progress.close()
+    records = sorted(chain(*runtime.everyones(records)), key=lambda record: record["problem"])
+    if path and runtime.rank == 0:
+        write_text(path, _to_lines(records))
+    if part:
+        part.unlink(missing_ok=True)
+    return ChatScore(_pass_at(records), task.baseline, records)
 
 
 def core_of(scores: dict[str, ChatScore]) -> dict[str, Estimate]:
-    """The mean of those that count for ChatCORE, by its name; nothing where none does."""
-    counted = [score for name, score in scores.items() if name in CHAT]
-    return {core_name(scores): chat_core(counted)} if counted else {}
+    """Return ChatCORE, the mean of centered accuracies, by its display name; empty if no task counts for ChatCORE."""
+    counted = [score.accuracy.centered(score.baseline) for name, score in scores.items() if name in CHAT]
+    return {core_name(scores): average(counted)} if counted else {}
 
 
-def chat_core(scores: Iterable[ChatScore]) -> Estimate:
-    """The mean over tasks of accuracies, moved and scaled so that guessing gives 0 and knowing all gives 1."""
-    centred = [[(score.accuracy.value - score.baseline), score.accuracy.stderr, 1 - score.baseline] for score in scores]
-    value = sum(above / span for above, _, span in centred) / len(centred)
-    return Estimate(value, math.hypot(*(stderr / span for _, stderr, span in centred)) / len(centred))
+def pass_probability(samples: int, right: int, k: int) -> float:
+    """Return the unbiased estimate of pass@k (Chen et al. 2021) from the number of right answers among the samples."""
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
-def _pick_letters(problems: list[Problem], model: Any, tokenizer: Any, runtime: Any, options: Options) -> Answered:
-    """One forward pass for many problems of about the same length, and one row of logits for each."""
-    problems = sorted(problems, key=lambda problem: len(problem.prompt), reverse=True)  # most memory first
-    for start in range(0, len(problems), options.batch_size)[runtime.rank :: runtime.world_size]:
+def _pass_at(records: list[dict]) -> dict[int, Estimate]:
+    samples = len(records[0]["completions"])
+    counts = [sum(completion["right"] for completion in record["completions"]) for record in records]
+    pass_at = {}
+    for k in range(1, samples + 1):
+        pass_at[k] = mean_estimate([pass_probability(samples, count, k) for count in counts])
+    return pass_at
+
+
+def _prepare_problems(
+    task: ChatTask, context: int, tokenizer: Tokenizer, options: Options, label: str
+) -> list[Problem]:
+    total = min(len(task), options.max_problems or len(task))
+    answer_tokens = 0 if task.kind == "categorical" else options.max_new_tokens
+    problems = []
+    for number in range(total):
+        conversation = task[number]
+        prompt, dropped = fitted_prompt(conversation, tokenizer, context, answer_tokens)
+        problems.append(Problem(number, conversation, prompt, dropped))
+    cut = [problem.dropped for problem in problems if problem.dropped]
+    if cut:
+        fault = f"{len(cut):,} of {total:,} prompts are longer than the context"
+        print0(f"{label}: {fault} and lose {sum(cut):,} messages, or the beginning of one")
+    return problems
+
+
+def _judge(answered: list[tuple[Problem, list[dict]]], task: ChatTask, tokenizer: Tokenizer) -> list[dict]:
+    """Return the records of some problems, with a verdict in each completion."""
+    texts = []
+    for problem, completions in answered:
+        texts += [(problem.conversation, completion["text"]) for completion in completions]
+    verdicts = iter(task.evaluate_all(texts))
+    records = []
+    for problem, completions in answered:
+        judged = [completion | {"right": bool(next(verdicts))} for completion in completions]
+        record = {
+            "problem": problem.number,
+            "prompt": tokenizer.decode(problem.prompt),
+            "cut": problem.dropped > 0,
+            "answer": problem.conversation["messages"][-1]["content"],
+            "completions": judged,
+        }
+        records.append(record)
+    return records
+
+
+def _to_lines(records: list[dict]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+# ---- letters ----
+
+
+def _choose_letters(
+    problems: list[Problem], model: GPT, tokenizer: Tokenizer, runtime: Runtime, options: Options
+) -> Answers:
+    """Answer problems of about the same length in one forward pass; ranks take batches in turn."""
+    # The longest first: a batch that does not fit into memory fails at once.
+    problems = sorted(problems, key=lambda problem: len(problem.prompt), reverse=True)
+    starts = range(0, len(problems), options.batch_size)
+    for start in starts[runtime.rank :: runtime.world_size]:
         batch = problems[start : start + options.batch_size]
+        prompts = [problem.prompt for problem in batch]
         letters = [problem.conversation["letters"] for problem in batch]
-        ids = [letter_ids(row, tokenizer) for row in letters]
-        picked = pick_letters(model, [problem.prompt for problem in batch], ids, runtime.device)
-        texts = [row[choice] for row, choice in zip(letters, picked, strict=True)]
-        yield from ((problem, [{"text": text}]) for problem, text in zip(batch, texts, strict=True))
+        tokens = [letter_tokens(some, tokenizer) for some in letters]
+        chosen = likeliest_letters(model, prompts, tokens, runtime.device)
+        for problem, some, choice in zip(batch, letters, chosen, strict=True):
+            yield problem, [{"text": some[choice]}]
 
 
 @torch.no_grad()
-def pick_letters(model: Any, prompts: list[list[int]], letters: list[list[int]], device: torch.device) -> list[int]:
-    """The number of each prompt's likeliest letter; rows are padded on the right, where nothing before them looks."""
+def likeliest_letters(
+    model: GPT, prompts: list[list[int]], letters: list[list[int]], device: torch.device
+) -> list[int]:
+    """Return the index of each prompt's likeliest letter. letters: token of each allowed letter."""
+    # Padding is on the right, where no token before it attends to it.
     ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True).to(device)
     allowed = pad_sequence([torch.tensor(row) for row in letters], batch_first=True, padding_value=-1).to(device)
+    rows = torch.arange(len(prompts), device=device)
     last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
-    logits = model.logits(model.hidden(ids)[torch.arange(len(prompts), device=device), last])
+    logits = model.logits(model.hidden(ids)[rows, last])  # (prompts, vocabulary)
     scores = logits.gather(1, allowed.clamp(min=0)).masked_fill(allowed < 0, -math.inf)
     return scores.argmax(1).tolist()
 
 
-def letter_ids(letters: Iterable[str], tokenizer: Any) -> list[int]:
-    """The token of each letter."""
-    ids = [tokenizer.encode(letter) for letter in letters]
-    if any(len(tokens) != 1 for tokens in ids):
+def letter_tokens(letters: Iterable[str], tokenizer: Tokenizer) -> list[int]:
+    """Return the token of each letter; ValueError if a letter is several tokens."""
+    tokens = [tokenizer.encode(letter) for letter in letters]
+    if any(len(ids) != 1 for ids in tokens):
         raise ValueError(f"{' '.join(letters)} are not single tokens, name the choices by letters that are")
-    return [token for [token] in ids]
+    return [ids[0] for ids in tokens]
 
 
-def _write(problems: list[Problem], engine: Any, tokenizer: Any, runtime: Any, options: Options) -> Answered:
-    """By the engine, all at once; each problem's seed is its own."""
-    settings = {"temperature": options.temperature, "top_k": options.top_k, "n": options.num_samples}
-    mine = problems[runtime.rank :: runtime.world_size]
+# ---- written answers ----
+
+
+def _write_answers(
+    problems: list[Problem], engine: Engine, tokenizer: Tokenizer, runtime: Runtime, options: Options
+) -> Answers:
+    """Answer problems with the engine, all at once; yield each problem when its last sample has ended."""
+    own = problems[runtime.rank :: runtime.world_size]
     requests = [
-        Request(it.prompt, options.max_new_tokens, seed=(options.seed << 32) + it.number, **settings) for it in mine
+        Request(
+            problem.prompt,
+            options.max_new_tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            seed=(options.seed << 32) + problem.number,
+            n=options.num_samples,
+        )
+        for problem in own
     ]
-    tokens, found = defaultdict(list), [[{}] * options.num_samples for _ in mine]
+    tokens: dict[tuple[int, int], list[int]] = defaultdict(list)  # (request, sample) -> tokens so far
+    ended: dict[int, dict[int, dict]] = defaultdict(dict)  # request -> sample -> completion
     for event in engine.stream(requests):
-        where = event.request, event.sample
         if event.token is not None:
-            tokens[where].append(event.token)
+            tokens[event.request, event.sample].append(event.token)
             continue
-        text = tokenizer.decode(tokens.pop(where, []))
-        found[event.request][event.sample] = {"text": text, "reason": event.reason}
-        if all(found[event.request]):
-            yield mine[event.request], found[event.request]
+        text = tokenizer.decode(tokens.pop((event.request, event.sample), []))
+        completions = ended[event.request]
+        completions[event.sample] = {"text": text, "reason": event.reason}
+        if len(completions) == options.num_samples:
+            yield own[event.request], [completions[sample] for sample in range(options.num_samples)]

@@ -3,10 +3,9 @@
 import itertools
 import json
 import math
-import os
 import random
-import signal
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,9 @@ from models import CONFIGS, lively
 
 from nanochat.chat import render_prompt
 from nanochat.engine import Engine, Event
-from nanochat.evals.chat import ChatScore, Estimate, Options, chance, chat_core, estimate, evaluate, pick_letters
+from nanochat.evals.chat import ChatScore, Options, core_of, evaluate, likeliest_letters, pass_probability
+from nanochat.outcome import Estimate, mean_estimate
 from nanochat.tokenizer import Tokenizer
-from nanochat.world.writer import write_world
 from tasks import TASKS
 
 TEXTS = ["Who lives in the town? Reply with nothing but the letter of the right choice. 12 + 34 = 46 #### " * 3]
@@ -31,17 +30,10 @@ class OneProcess:
         return [value]
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("world") / "world"
-    write_world(folder, 1, "tiny")
-    return folder
-
-
 @pytest.fixture
-def hub(world, monkeypatch) -> Path:
-    monkeypatch.setenv("NANOCHAT_HUB", str(world))
-    return world
+def hub(tiny_world, monkeypatch) -> Path:
+    monkeypatch.setenv("NANOCHAT_HUB", str(tiny_world))
+    return tiny_world
 
 
 def make_model(max_seq_len: int = 512, name: str = "reference"):
@@ -51,7 +43,7 @@ def make_model(max_seq_len: int = 512, name: str = "reference"):
 
 
 class Scripted:
-    """Stands where the engine does and writes what `answer(request)` gives: texts of its n samples."""
+    """Stands in for the engine and writes the texts of answer(request), one per sample."""
 
     def __init__(self, tokenizer, answer):
         self.tokenizer, self.answer, self.requests = tokenizer, answer, []
@@ -73,29 +65,32 @@ class Scripted:
 # ---- figures ----
 
 
-def test_chance_is_counted_over_all_draws():
+def test_pass_at_k_is_counted_over_all_draws():
     for samples in range(1, 7):
         for right in range(samples + 1):
             verdicts = [True] * right + [False] * (samples - right)
             for k in range(1, samples + 1):
                 draws = list(itertools.combinations(verdicts, k))
-                assert chance(samples, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+                assert pass_probability(samples, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
 def test_an_estimate_has_the_error_of_a_mean():
     values = [0.0, 1.0, 1.0, 0.5]
-    assert estimate(values).value == pytest.approx(statistics.mean(values))
-    assert estimate(values).stderr == pytest.approx(statistics.stdev(values) / 2)
-    assert math.isnan(estimate([1.0]).stderr)
+    assert mean_estimate(values) == pytest.approx((statistics.mean(values), statistics.stdev(values) / 2))
+    assert math.isnan(mean_estimate([1.0]).stderr)
 
 
 def test_chat_core_by_hand():
-    scores = [ChatScore({1: Estimate(*pair)}, base, []) for *pair, base in ((0.4, 0.03, 0.25), (0.5, 0.04, 0.0))]
-    value, stderr = chat_core(scores)
-    assert value == pytest.approx((0.15 / 0.75 + 0.5) / 2)
-    assert stderr == pytest.approx(math.sqrt((0.03 / 0.75) ** 2 + 0.04**2) / 2)
+    scores = {
+        "ARC-Easy": ChatScore({1: Estimate(0.4, 0.03)}, 0.25, []),
+        "GSM8K": ChatScore({1: Estimate(0.5, 0.04)}, 0.0, []),
+        "Questions": ChatScore({1: Estimate(0.9, 0.01)}, 0.0, []),  # does not count
+    }
+    expected = (0.15 / 0.75 + 0.5) / 2, math.sqrt((0.03 / 0.75) ** 2 + 0.04**2) / 2
+    assert core_of(scores) == {"ChatCORE (2 of 6 tasks)": pytest.approx(expected)}
     guessing = ChatScore({1: Estimate(0.2, 0.0)}, 0.2, [])
-    assert chat_core([guessing]).value == 0
+    assert core_of({"AQUA": guessing})["ChatCORE (1 of 6 tasks)"].value == 0
+    assert core_of({"Questions": guessing}) == {}
 
 
 # ---- letters ----
@@ -118,17 +113,18 @@ def test_a_batch_picks_what_each_prompt_picks_alone(name):
     assert len(set(expected)) > 2
     for size in (1, 5, 24):
         parts = [slice(i, i + size) for i in range(0, 24, size)]
-        got = [choice for part in parts for choice in pick_letters(model, prompts[part], letters[part], "cpu")]
+        got = [choice for part in parts for choice in likeliest_letters(model, prompts[part], letters[part], "cpu")]
         assert got == expected, size
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 def test_a_task_of_letters(batch_size, hub):
     model, tokenizer = make_model()
-    task = TASKS["ARC-Easy"](stop=40)
-    score = evaluate(task, model, None, tokenizer, OneProcess(), Options(batch_size=batch_size))
+    task = TASKS["ARC-Easy"]()
+    options = Options(batch_size=batch_size, max_problems=40)
+    score = evaluate(task, model, None, tokenizer, OneProcess(), options)
     verdicts = []
-    for record, conversation in zip(score.records, task, strict=True):
+    for record, conversation in zip(score.records, task, strict=False):
         ids = [tokenizer.encode(letter)[0] for letter in conversation["letters"]]
         letter = "ABCDE"[picked_plainly(model, render_prompt(conversation, tokenizer), ids)]
         answer = conversation["messages"][1]["content"]
@@ -141,8 +137,8 @@ def test_a_task_of_letters(batch_size, hub):
             "cut": False,
             "completions": [{"text": letter, "right": letter == answer}],
         }
-    assert 0 < sum(verdicts) < 40
-    assert score.pass_at == {1: estimate(verdicts)}
+    assert 0 < sum(verdicts) < len(verdicts) == 40
+    assert score.pass_at == {1: mean_estimate(verdicts)}
     assert score.baseline == 0.25
 
 
@@ -160,10 +156,10 @@ def test_a_letter_of_several_tokens_is_refused(hub):
 @pytest.mark.parametrize(("name", "context", "room"), [("ARC-Easy", 96, 96), ("GSM8K", 128, 98), ("GSM8K", 50, 25)])
 def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, room, hub, capsys):
     model, tokenizer = make_model(max_seq_len=context)
-    task = TASKS[name](stop=20)
-    prompts = [render_prompt(conversation, tokenizer) for conversation in task]
+    task = TASKS[name]()
+    prompts = [render_prompt(task[number], tokenizer) for number in range(20)]
     engine = Scripted(tokenizer, lambda request: [""])
-    score = evaluate(task, model, engine, tokenizer, OneProcess(), Options(max_new_tokens=30), label=name)
+    score = evaluate(task, model, engine, tokenizer, OneProcess(), Options(max_new_tokens=30, max_problems=20), name)
     cut = [len(prompt) > room for prompt in prompts]
     assert any(cut)
     assert [record["cut"] for record in score.records] == cut
@@ -179,20 +175,21 @@ def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, roo
 
 def test_what_is_written_is_judged_and_kept(hub):
     model, tokenizer = make_model()
-    task = TASKS["GSM8K"](stop=9)
-    numbers = [conversation["messages"][1]["content"][-1]["text"].split("#### ")[1] for conversation in task]
+    task = TASKS["GSM8K"]()
+    conversations = [task[number] for number in range(9)]
+    numbers = [one["messages"][1]["content"][-1]["text"].split("#### ")[1] for one in conversations]
     right = [0, 3, 1, 2, 0, 3, 3, 1, 0]  # of three samples
     texts = [
         ["so\n#### " + number] * count + ["#### 0"] * (3 - count) for number, count in zip(numbers, right, strict=True)
     ]
-    prompts = [render_prompt(conversation, tokenizer) for conversation in task]
+    prompts = [render_prompt(conversation, tokenizer) for conversation in conversations]
     engine = Scripted(tokenizer, lambda request: texts[prompts.index(list(request.tokens))])
-    options = Options(temperature=0.7, top_k=9, num_samples=3, max_new_tokens=50, seed=4)
+    options = Options(temperature=0.7, top_k=9, num_samples=3, max_new_tokens=50, max_problems=9, seed=4)
     score = evaluate(task, model, engine, tokenizer, OneProcess(), options)
     assert score.pass_at.keys() == {1, 2, 3}
     for k in (1, 2, 3):
         per_problem = [1 - math.comb(3 - count, k) / math.comb(3, k) for count in right]
-        assert score.pass_at[k] == pytest.approx(estimate(per_problem))
+        assert score.pass_at[k] == pytest.approx(mean_estimate(per_problem))
     assert score.accuracy.value == pytest.approx(sum(right) / 27)
     for record, wanted, count in zip(score.records, texts, right, strict=True):
         verdicts = [True] * count + [False] * (3 - count)
@@ -219,37 +216,45 @@ def written_plainly(model, prompt: list[int], count: int, stop: set[int]) -> lis
 
 def test_the_engine_writes_what_is_likeliest(hub):
     model, tokenizer = make_model()
-    task = TASKS["GSM8K"](stop=6)
-    score = evaluate(task, model, Engine(model, tokenizer, slots=4), tokenizer, OneProcess(), Options(max_new_tokens=8))
+    task = TASKS["GSM8K"]()
+    options = Options(max_new_tokens=8, max_problems=6)
+    score = evaluate(task, model, Engine(model, tokenizer, slots=4), tokenizer, OneProcess(), options)
     stop = {tokenizer.special_tokens[name] for name in ("<|assistant_end|>", "<|bos|>")}
-    for record, conversation in zip(score.records, task, strict=True):
+    for record, conversation in zip(score.records, task, strict=False):
         ids = written_plainly(model, render_prompt(conversation, tokenizer), 8, stop)
         [completion] = record["completions"]
         assert completion["text"] == tokenizer.decode(ids)
         assert completion["reason"] == ("length" if len(ids) == 8 else "stop")
 
 
-def is_killed(folder: Path) -> None:
-    """An evaluation of 30 problems, killed when the first 20 are judged."""
+def test_judged_answers_outlive_a_failure(hub, tmp_path, monkeypatch):
+    """The evaluation of 30 problems fails when 20 are judged."""
     model, tokenizer = make_model()
-    task = TASKS["ARC-Easy"](stop=30)
-    judge, calls = task.evaluate_all, itertools.count()
-    task.evaluate_all = lambda said: os.kill(os.getpid(), signal.SIGKILL) if next(calls) else judge(said)
-    evaluate(task, model, None, tokenizer, OneProcess(), Options(batch_size=7), "ARC-Easy", folder / "ARC-Easy.jsonl")
+    task = TASKS["ARC-Easy"]()
+    path = tmp_path / "kept/ARC-Easy.jsonl"
+    judge = task.evaluate_all
+    batches = itertools.count()
 
+    def fail_at_the_second(answers):
+        if next(batches):
+            raise KeyboardInterrupt
+        return judge(answers)
 
-def test_what_is_judged_outlives_a_kill(world, hub, tmp_path):
-    assert Forked(tmp_path / "out", is_killed, tmp_path / "kept", NANOCHAT_HUB=str(world)).codes() == [-9]
-    [part] = (tmp_path / "kept").iterdir()
+    def run():
+        options = Options(batch_size=7, max_problems=30)
+        return evaluate(task, model, None, tokenizer, OneProcess(), options, "ARC-Easy", path)
+
+    monkeypatch.setattr(task, "evaluate_all", fail_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    [part] = path.parent.iterdir()
     assert part.name == "ARC-Easy.part-0.jsonl"
     kept = [json.loads(line) for line in part.read_text(encoding="utf-8").splitlines()]
-    model, tokenizer = make_model()
-    path = part.with_name("ARC-Easy.jsonl")
-    task = TASKS["ARC-Easy"](stop=30)
-    score = evaluate(task, model, None, tokenizer, OneProcess(), Options(batch_size=7), path=path, label="ARC-Easy")
     assert len(kept) == 20
+    monkeypatch.setattr(task, "evaluate_all", judge)
+    score = run()
     assert all(score.records[record["problem"]] == record for record in kept)
-    assert list(part.parent.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
     assert [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] == score.records
 
 
@@ -265,16 +270,17 @@ def ask(out: Path) -> None:
         engine = Engine(model, tokenizer, slots=3)
         options = Options(temperature=1.0, top_k=20, num_samples=2, max_new_tokens=5, batch_size=5, max_problems=19)
         for name in ("ARC-Challenge", "GSM8K"):
-            evaluate(TASKS[name](stop=2), model, engine, tokenizer, runtime, options)  # some ranks have nothing to do
+            few = replace(options, max_problems=2)
+            evaluate(TASKS[name](), model, engine, tokenizer, runtime, few)  # some ranks have nothing to do
             written = out.with_name(f"{out.name}-{name}.jsonl")
             score = evaluate(TASKS[name](), model, engine, tokenizer, runtime, options, name, written)
             path = out.with_name(f"{out.name}-{name}-{runtime.rank}.json")
             path.write_text(json.dumps([score.records, list(score.pass_at.items())]))
 
 
-def test_the_figures_are_the_same_for_any_number_of_ranks(world, tmp_path):
+def test_the_figures_are_the_same_for_any_number_of_ranks(tiny_world, tmp_path):
     jobs = {
-        ranks: Forked(tmp_path / f"{ranks}", ask, tmp_path / f"of-{ranks}", ranks=ranks, NANOCHAT_HUB=str(world))
+        ranks: Forked(tmp_path / f"{ranks}", ask, tmp_path / f"of-{ranks}", ranks=ranks, NANOCHAT_HUB=str(tiny_world))
         for ranks in (1, 3)
     }
     for job in jobs.values():

@@ -15,26 +15,18 @@ from nanochat.report.__main__ import render
 from nanochat.report.card import read_card
 from nanochat.report.compare import decisions
 from nanochat.tokenizer import Tokenizer
-from nanochat.world.writer import write_world
 from scripts.chat_eval import SOURCES, Config, main
 from tasks import CHAT_CORE, TASKS, open_tasks
 from tasks.common import TaskError
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("world") / "world"
-    write_world(folder, 1, "tiny")
-    return folder
-
-
 @pytest.fixture
-def hub(world, tmp_path, monkeypatch) -> Path:
+def hub(tiny_world, tmp_path, monkeypatch) -> Path:
     """A mirror that has all that tasks ask for, to be changed."""
     for name in CHAT_CORE:
         [path] = map(str, TASKS[name].files("test"))
         (tmp_path / "hub" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "hub" / path).write_bytes((world / path).read_bytes())
+        (tmp_path / "hub" / path).write_bytes((tiny_world / path).read_bytes())
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
     return tmp_path / "hub"
 
@@ -130,7 +122,10 @@ def test_mistakes_end_with_one_sentence(hub, python):
     for words, sentence in [
         (["--tasks=GSM8K|ARC-Hard"], "--tasks=GSM8K|ARC-Hard: ARC-Hard is no task, did you mean ARC-Easy?"),
         (["--source=mid", "--tag=none"], "there is no model in "),
-        (["--tasks=SmolTalk"], "--tasks=SmolTalk: SmolTalk is no task, take of ARC-Easy, "),  # it has no right answers
+        (
+            ["--tasks=SmolTalk"],
+            "--tasks=SmolTalk: SmolTalk is no task, choose from ARC-Easy, ",
+        ),  # it has no right answers
     ]:
         done = python("-m", "scripts.chat_eval", *words, NANOCHAT_HUB=str(hub))
         assert done.returncode == 2
