@@ -1,4 +1,4 @@
-"""Write a trained model as files for other programs, and see that they compute the same.
+"""Write a trained model as files for other programs, load them again and compare.
 
 python -m scripts.export --source=sft --tag=d8 --format=hf --out=my-model
 python -m scripts.export -i base --tag=d8 --format=gguf
@@ -12,42 +12,42 @@ from nanochat.log import print0
 from nanochat.paths import base_dir
 from nanochat.stages import MODELS
 
-FORMATS = ("hf", "tokenizer", "tiktoken", "gguf", "gguf-ready")
+FORMATS = ("hf", "tokenizer", "gguf")
 
 
 @dataclass(frozen=True)
 class Config:
-    """Export a model, load it again with the other program, and compare the two."""
+    """Export a model, load it with the other program, and keep the files if both compute the same."""
 
-    format: str = option(
-        "hf", "hf (transformers), gguf (llama.cpp); tokenizer (of hf) or tiktoken, alone", group="files"
-    )
-    out: str = option("", "new folder for them; empty: one below NANOCHAT_BASE_DIR", group="files", unit="FOLDER")
-    source: str = option("sft", f"stage whose model to take: {', '.join(MODELS)}", group="model", short="-i")
-    tag: str = option("d12", "run whose model to take", group="model", short="-g")
-    step: Count = option(-1, "its checkpoint, -1: the newest", group="model", least=-1, short="-s")
+    format: str = option("hf", "hf (transformers), gguf (llama.cpp), or tokenizer (of hf, alone)", group="files")
+    out: str = option("", "new folder to write (default: one in NANOCHAT_BASE_DIR)", group="files", unit="FOLDER")
+    source: str = option("sft", f"stage of the model: {', '.join(MODELS)}", group="model", short="-i")
+    tag: str = option("d12", "tag of the run", group="model", short="-g")
+    step: Count = option(-1, "step of the checkpoint (-1: the newest)", group="model", least=-1, short="-s")
 
     def __post_init__(self):
-        for name, known in (("format", FORMATS), ("source", MODELS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"--{name}={getattr(self, name)} is not one of {', '.join(known)}")
+        if self.format not in FORMATS:
+            raise ValueError(f"--format={self.format} is not one of {', '.join(FORMATS)}")
+        if self.source not in MODELS:
+            raise ValueError(f"--source={self.source} is not one of {', '.join(MODELS)}")
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
-    from nanochat.export.hf import Exported, corpus_lines, export
-    from nanochat.export.polyglot import lines
+    # Imported here because --help must be fast.
+    from nanochat.export import gguf, hf
+    from nanochat.export.tokenizers import sample_texts
     from nanochat.restore import load_model
     from nanochat.runtime import setup
 
+    writers = {"hf": hf.write_model, "tokenizer": hf.write_tokenizer, "gguf": gguf.write_model}
     name = f"{config.tag}-{config.source}"
     out = Path(config.out).expanduser() if config.out else base_dir() / f"export/{name}-{config.format}"
+    step = None if config.step < 0 else config.step
     with setup("cpu", "fp32") as runtime:
-        step = None if config.step < 0 else config.step
         model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, step, runtime)
-        texts = [*lines(tuple(tokenizer.special_tokens)), *corpus_lines(checkpoint.manifest)]
-        what = Exported(name, config.tag, model, tokenizer, checkpoint.manifest, texts, base_dir())
-        export(config.format, what, out)
+        texts = sample_texts(tokenizer.special_tokens)
+        exported = hf.Exported(name, config.tag, model, tokenizer, checkpoint.manifest, texts, base_dir())
+        hf.export(writers[config.format], exported, out)
     print0(f"export: {out}")
 
 

@@ -1,4 +1,4 @@
-"""Make a checkpoint of the public nanochat one of ours, to evaluate, to talk to, to fine-tune, to export.
+"""Import a checkpoint of the public nanochat, to evaluate, chat with, fine-tune or export it.
 
 python -m scripts.import_nanochat --checkpoint=base_checkpoints/d20 --tokenizer=tokenizer.tiktoken --tag=d20
 """
@@ -14,18 +14,15 @@ from nanochat.stages import MODELS
 
 @dataclass(frozen=True)
 class Config:
-    """Read model_*.pt and meta_*.json, and a tokenizer; write a checkpoint of a stage."""
+    """Read model_*.pt, meta_*.json and a tokenizer; write a checkpoint of a stage."""
 
-    checkpoint: str = option("", "a model_*.pt, or the folder of such", group="files", unit="PATH")
-    checkpoint_step: Count = option(-1, "of which step, -1: the newest", group="files", least=-1)
+    checkpoint: str = option("", "a model_*.pt, or the folder of several", group="files", unit="PATH")
+    checkpoint_step: Count = option(-1, "step to import (-1: the newest)", group="files", least=-1)
     tokenizer: str = option(
-        "",
-        "our tokenizer.json, that of `tokenizers`, or tiktoken's ranks; a pickle is not read",
-        group="files",
-        unit="FILE",
+        "", "our tokenizer.json or tiktoken's ranks; a pickle is not read", group="files", unit="FILE"
     )
-    source: str = option("base", f"what it is: {', '.join(MODELS)}", group="model", short="-i")
-    tag: str = option("", "name for it, as of a run", group="model", short="-g")
+    source: str = option("base", f"stage of the model: {', '.join(MODELS)}", group="model", short="-i")
+    tag: str = option("", "tag for the new run", group="model", short="-g")
 
     def __post_init__(self):
         if self.source not in MODELS:
@@ -36,36 +33,48 @@ class Config:
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
+    # Imported here because --help must be fast.
     from nanochat.checkpoint import Saver, check_free_space, hold, rng_state, steps
-    from nanochat.export import from_nanochat as old_checkpoint
-    from nanochat.export import tokenizers as tokenizer_files
+    from nanochat.export.from_nanochat import find_checkpoint, read_checkpoint
+    from nanochat.export.tokenizers import read_tokenizer
+    from nanochat.gpt import describe_config
     from nanochat.tokenizer import Tokenizer
     from nanochat.train import State
 
     stage = MODELS[config.source]
-    folder, vocabulary = stage_dir(stage, config.tag), stage_dir("tok_train", config.tag) / "tokenizer.json"
+    folder = stage_dir(stage, config.tag)
+    tokenizer_path = stage_dir("tok_train", config.tag) / "tokenizer.json"
     step = None if config.checkpoint_step < 0 else config.checkpoint_step
-    path, step = old_checkpoint.find(Path(config.checkpoint).expanduser(), step)
-    tokenizer = tokenizer_files.read(Path(config.tokenizer).expanduser())
-    shape, weights, settings = old_checkpoint.read(path)
-    if tokenizer.vocab_size != shape.vocab_size:
-        sizes = f"{tokenizer.vocab_size:,} ids and the model {shape.vocab_size:,}"
-        raise ValueError(f"--tokenizer={config.tokenizer} has {sizes}: it is another model's")
-    if vocabulary.exists() and Tokenizer.load(vocabulary).content_hash != tokenizer.content_hash:
-        raise ValueError(f"{vocabulary} is another tokenizer, take another --tag")
+    path, step = find_checkpoint(Path(config.checkpoint).expanduser(), step)
+    tokenizer = read_tokenizer(Path(config.tokenizer).expanduser())
+    model_config, weights, settings = read_checkpoint(path)
+    if tokenizer.vocab_size != model_config.vocab_size:
+        sizes = f"{tokenizer.vocab_size:,} ids and the model {model_config.vocab_size:,}"
+        raise ValueError(f"--tokenizer={config.tokenizer} has {sizes}: take the tokenizer of this model")
+    if tokenizer_path.exists() and Tokenizer.load(tokenizer_path).content_hash != tokenizer.content_hash:
+        raise ValueError(f"{tokenizer_path} is another tokenizer, take another --tag")
     check_free_space(folder, sum(weight.nbytes for weight in weights.values()))
     with hold(folder):
         if steps(folder):
             raise ValueError(f"{folder} holds a run, take another --tag")
-        tokenizer.save(vocabulary)
-        about = {"stage": stage, "parent": None, "config": settings, "data": None, "source": None, "rng": rng_state()}
-        about |= {"tokenizer": {"tag": config.tag, "hash": tokenizer.content_hash}, "loop": asdict(State(step=step))}
+        tokenizer.save(tokenizer_path)
+        record = {
+            "stage": stage,
+            "parent": None,
+            "config": settings,
+            "data": None,
+            "source": None,
+            "rng": rng_state(),
+            "tokenizer": {"tag": config.tag, "hash": tokenizer.content_hash},
+            "loop": asdict(State(step=step)),
+            "dtype": "fp32",
+            "model": describe_config(model_config),
+        }
         with Saver(folder) as saver:
-            saver.save(step, weights, [], about | {"dtype": "fp32", "model": asdict(shape)})
-    short = sorted({window for window in shape.windows if window})
+            saver.save(step, weights, [], record)
+    short = sorted({window for window in model_config.windows if window})
     if short:
-        print0(f"windows: the short layers see {short[0]:,} keys, and not {short[0] + 1:,} as there")
+        print0(f"windows: short layers see {short[0]:,} keys here, {short[0] + 1:,} in the public nanochat")
     print0(f"import: {path.name} is {folder}, step {step:,}")
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints as the public nanochat left them, and its model of October 2025 in a few plain lines."""
+"""Checkpoints as the public nanochat writes them, and its model of October 2025 in a few plain lines."""
 
 import json
 import math
@@ -12,8 +12,9 @@ SHAPE = {"sequence_len": 192, "vocab_size": 701, "n_layer": 3, "n_head": 4, "n_k
 
 
 def october(shape: dict = SHAPE, padded: int = 0) -> dict[str, Tensor]:
-    """Names and shapes of its weights; the vocabulary was padded from December 2025 on."""
-    width, rows = shape["n_embd"], padded or shape["vocab_size"]
+    """Random weights of the model of October 2025; padded: rows of the vocabulary, padded from December on."""
+    width = shape["n_embd"]
+    rows = padded or shape["vocab_size"]
     narrow = width * shape["n_kv_head"] // shape["n_head"]
     sizes = {"transformer.wte.weight": (rows, width), "lm_head.weight": (rows, width)}
     for number in range(shape["n_layer"]):
@@ -25,11 +26,11 @@ def october(shape: dict = SHAPE, padded: int = 0) -> dict[str, Tensor]:
             f"transformer.h.{number}.mlp.c_fc.weight": (4 * width, width),
             f"transformer.h.{number}.mlp.c_proj.weight": (width, 4 * width),
         }
-    return _filled(sizes)
+    return _random(sizes)
 
 
 def since_march(shape: dict = SHAPE) -> dict[str, Tensor]:
-    """Those of the model since March 2026: a padded vocabulary, and its tricks."""
+    """Random weights of the model since March 2026, with a padded vocabulary and all its tricks."""
     depth, width = shape["n_layer"], shape["n_embd"]
     rows = math.ceil(shape["vocab_size"] / 64) * 64
     narrow = width * shape["n_kv_head"] // shape["n_head"]
@@ -38,16 +39,16 @@ def since_march(shape: dict = SHAPE) -> dict[str, Tensor]:
     for number in range(depth - 1, -1, -2):
         sizes[f"value_embeds.{number}.weight"] = (rows, narrow)
         sizes[f"transformer.h.{number}.attn.ve_gate.weight"] = (shape["n_kv_head"], 12)
-    return october(shape, rows) | _filled(sizes)
+    return october(shape, rows) | _random(sizes)
 
 
-def _filled(sizes: dict[str, tuple]) -> dict[str, Tensor]:
-    dice = torch.Generator().manual_seed(len(sizes))
-    return {name: 0.2 * torch.randn(size, generator=dice) for name, size in sizes.items()}
+def _random(sizes: dict[str, tuple]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(len(sizes))
+    return {name: 0.2 * torch.randn(size, generator=generator) for name, size in sizes.items()}
 
 
 def leave(folder: Path, weights: dict, shape: dict = SHAPE, step: int = 650, **meta) -> Path:
-    """As its training saved them, with the embedding in bf16 and the names of a compiled model."""
+    """Save a checkpoint as the public training does: embedding in bf16, names of a compiled model."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {f"_orig_mod.{name}": weight for name, weight in weights.items()}
     weights["_orig_mod.transformer.wte.weight"] = weights["_orig_mod.transformer.wte.weight"].bfloat16()
@@ -58,7 +59,7 @@ def leave(folder: Path, weights: dict, shape: dict = SHAPE, step: int = 650, **m
 
 
 def forward_of_october(weights: dict[str, Tensor], ids: Tensor, shape: dict = SHAPE) -> Tensor:
-    """Its logits, with tables of rotation in fp32, where it rounded them to bf16."""
+    """Logits, with rotation tables in fp32 (the original rounds them to bf16)."""
     heads, narrow = shape["n_head"], shape["n_kv_head"]
     size = shape["n_embd"] // heads
     norm = lambda x: F.rms_norm(x, (x.shape[-1],))  # noqa: E731
@@ -66,7 +67,7 @@ def forward_of_october(weights: dict[str, Tensor], ids: Tensor, shape: dict = SH
     angles = torch.outer(torch.arange(ids.shape[1], dtype=torch.float32), rates)
     cos, sin = angles.cos(), angles.sin()
 
-    def turned(x: Tensor) -> Tensor:
+    def rotated(x: Tensor) -> Tensor:
         """(rows, heads, length, size), by minus the position."""
         a, b = x.chunk(2, dim=-1)
         return norm(torch.cat([a * cos + b * sin, b * cos - a * sin], dim=-1))
@@ -79,8 +80,8 @@ def forward_of_october(weights: dict[str, Tensor], ids: Tensor, shape: dict = SH
             (h @ w[f"attn.c_{one}"].T).unflatten(-1, (count, size)).transpose(1, 2)
             for one, count in (("q", heads), ("k", narrow), ("v", narrow))
         )
-        k, v = (one.repeat_interleave(heads // narrow, dim=1) for one in (turned(k), v))
-        scores = (turned(q) @ k.transpose(-1, -2)) / size**0.5
+        k, v = (one.repeat_interleave(heads // narrow, dim=1) for one in (rotated(k), v))
+        scores = (rotated(q) @ k.transpose(-1, -2)) / size**0.5
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         y = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
         x = x + y.transpose(1, 2).flatten(-2) @ w["attn.c_proj"].T

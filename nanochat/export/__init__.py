@@ -1,0 +1,9 @@
+"""Models for other programs, and models of the public nanochat for this one.
+
+The door for scripts:
+
+- hf.Exported and hf.export: write a new folder with one of the writers, compare, and keep it only if all is equal
+- hf.write_model, hf.write_tokenizer, gguf.write_model: the writers
+- tokenizers.sample_texts and tokenizers.read_tokenizer
+- from_nanochat.find_checkpoint and from_nanochat.read_checkpoint
+"""

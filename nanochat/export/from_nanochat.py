@@ -1,11 +1,10 @@
-"""Checkpoints of the public nanochat, `model_*.pt` and `meta_*.json`, as ours: of October 2025, and since March 2026.
+"""Import of checkpoints of the public nanochat, `model_*.pt` and `meta_*.json`: of October 2025, and since March 2026.
 
-Between the two its layout, and what the same names meant, changed from week to week: those are refused.
+Between the two the layout and the meaning of names changed from week to week: such checkpoints are refused.
 """
 
 import json
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanochat.export.forms import swap_halves
+from nanochat.export.hf import swap_halves
 from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
 
-SHAPE = {  # its name -> ours
+# Name in the public config -> field of GPTConfig.
+SHAPE = {
     "sequence_len": "max_seq_len",
     "vocab_size": "vocab_size",
     "n_layer": "depth",
@@ -24,7 +24,8 @@ SHAPE = {  # its name -> ours
     "n_kv_head": "kv_heads",
     "n_embd": "width",
 }
-NAMES = {  # pattern of its parameters -> ours
+# Pattern of a public parameter name -> our name.
+NAMES = {
     r"transformer\.wte\.weight": "embed.weight",
     r"lm_head\.weight": "head.weight",
     r"transformer\.h\.(\d+)\.attn\.c_([qkv])\.weight": r"blocks.\1.attn.\2.weight",
@@ -36,95 +37,118 @@ NAMES = {  # pattern of its parameters -> ours
     r"resid_lambdas": "residual_lambdas",
     r"(x0_lambdas|smear_lambda|backout_lambda|smear_gate\.weight)": r"\1",
 }
-# What fine-tuning takes from the model it starts from, where the file does not say: the defaults of October 2025.
-SETTINGS = {"total_batch_size": 524_288, "embedding_lr": 0.2, "unembedding_lr": 0.004, "matrix_lr": 0.02}
-SETTINGS |= {"scalar_lr": 0.5, "grad_clip": 1.0}
+# Fine-tuning inherits these settings from its parent; defaults of October 2025 for values that the file lacks.
+INHERITED = {
+    "total_batch_size": 524_288,
+    "embedding_lr": 0.2,
+    "unembedding_lr": 0.004,
+    "matrix_lr": 0.02,
+    "scalar_lr": 0.5,
+    "grad_clip": 1.0,
+}
 
 
-def find(place: Path, step: int | None = None) -> tuple[Path, int]:
-    """The file of the model, and its step, from the name of the file or of its folder; step None: the newest."""
+def find_checkpoint(place: Path, step: int | None = None) -> tuple[Path, int]:
+    """Return the model file and the step. place: the file or the folder; step None: the newest."""
     files = [place] if place.is_file() else sorted(place.glob("model_*.pt"))
-    steps = {int(named[1]): file for file in files if (named := re.fullmatch(r"model_(\d+)\.pt", file.name))}
-    if not steps or (step is not None and step not in steps):
-        what = f"no model_{step:06d}.pt" if steps else "no model_*.pt"
-        raise ValueError(f"{place} is, or holds, {what}: name the folder or the file of a checkpoint")
-    step = max(steps) if step is None else step
+    steps = {}
+    for file in files:
+        match = re.fullmatch(r"model_(\d+)\.pt", file.name)
+        if match:
+            steps[int(match[1])] = file
+    if step is None:
+        step = max(steps, default=None)
+    if step not in steps:
+        missing = "model_*.pt" if step is None else f"model_{step:06d}.pt"
+        raise ValueError(f"there is no {missing} at {place}: name the folder or the file of a checkpoint")
     return steps[step], step
 
 
-def read(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str, Any]]:
-    """Config and weights as ours, in fp32, and the settings of its training that fine-tuning goes on with."""
-    meta = _meta(path.with_name(path.name.replace("model_", "meta_").replace(".pt", ".json")))
-    stored = _weights(path)
-    stored = {name.removeprefix("_orig_mod."): one.float() for name, one in stored.items()}
-    config = _config(meta["model_config"], stored, path)
-    found = _renamed(stored, path)
+def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str, Any]]:
+    """Return our config, our weights in fp32, and the settings of the training for fine-tuning to inherit."""
+    meta = _read_meta(path.with_name(path.name.replace("model_", "meta_").replace(".pt", ".json")))
+    stored = {}
+    for name, tensor in _read_weights(path).items():
+        stored[name.removeprefix("_orig_mod.")] = tensor.float()  # prefix of compiled models
+    config = _config(meta["model_config"], is_newer="resid_lambdas" in stored, path=path)
     with torch.device("meta"):
         expected = GPT(config).state_dict()
-    if faults := _faults(found, expected, config):
-        raise ValueError(f"{path} is of neither layout that is known, October 2025 or since March 2026: {faults}")
-    for name, tensor in found.items():
-        if len(tensor) < len(expected[name]):  # the vocabulary was not padded then
-            found[name] = F.pad(tensor, (0, 0, 0, len(expected[name]) - len(tensor)))
+    weights = _renamed(stored, path)
+    faults = _faults(weights, expected, config)
+    if faults:
+        raise ValueError(f"{path} has neither known layout, October 2025 or since March 2026: {', '.join(faults[:5])}")
+    for name, tensor in weights.items():
+        padding = len(expected[name]) - len(tensor)
+        if padding:  # October's vocabulary was not padded
+            weights[name] = F.pad(tensor, (0, 0, 0, padding))
         elif name.endswith((".q.weight", ".k.weight")):
-            found[name] = swap_halves(tensor, config.head_dim)  # it turns by minus the position
-    used = meta.get("user_config", {}) | {name: meta[name] for name in SETTINGS if name in meta}
-    trained = {name: used[name] for name in SETTINGS if isinstance(used.get(name), int | float) and used[name] >= 0}
-    return config, found, {"data": "", "max_seq_len": config.max_seq_len, **SETTINGS, **trained}
+            weights[name] = swap_halves(tensor, config.head_dim)  # the public model rotates by minus the position
+    settings = {"data": "", "max_seq_len": config.max_seq_len}
+    used = meta | meta.get("user_config", {}) | {name: meta[name] for name in INHERITED if name in meta}
+    for name, default in INHERITED.items():
+        # Negative values stand for "automatic".
+        is_known = isinstance(used.get(name), int | float) and used[name] >= 0
+        settings[name] = used[name] if is_known else default
+    return config, weights, settings
 
 
-def _weights(path: Path) -> dict[str, Tensor]:
-    """Nothing but tensors is loaded: a pickle could run any program."""
-    damage = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, EOFError, OSError)
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    """Load tensors only: any other pickle could run a program."""
     try:
-        if zipfile.is_zipfile(path):  # as torch.save has written for long
-            stored = torch.load(path, map_location="cpu", weights_only=True)
-            if stored and all(isinstance(one, Tensor) for one in stored.values()):
-                return stored
-    except (*damage, torch.serialization.pickle.UnpicklingError):  # the last: how weights_only refuses
-        pass
-    raise ValueError(f"{path} is damaged, or holds more than weights, which is not loaded")
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+        is_sound = bool(stored) and all(isinstance(one, Tensor) for one in stored.values())
+    except Exception:  # torch and pickle raise many kinds for a damaged file
+        is_sound = False
+    if not is_sound:
+        raise ValueError(f"{path} is damaged, or holds more than weights, which is not loaded")
+    return stored
 
 
-def _meta(path: Path) -> dict[str, Any]:
+def _read_meta(path: Path) -> dict[str, Any]:
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
         shape = meta["model_config"]
-        if {type(shape[name]) for name in SHAPE} == {int}:
-            return meta
+        is_sound = all(isinstance(shape[name], int) for name in SHAPE)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}): it has to lie beside the model") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise ValueError(f"{path} has no model_config with {', '.join(SHAPE)}")
+        raise ValueError(f"{path} cannot be read ({error.strerror}): put it beside the model") from None
+    except (ValueError, KeyError, TypeError):
+        is_sound = False
+    if not is_sound:
+        raise ValueError(f"{path} has no model_config with {', '.join(SHAPE)}")
+    return meta
 
 
-def _config(shape: dict[str, Any], stored: dict[str, Tensor], path: Path) -> GPTConfig:
-    newer = "resid_lambdas" in stored
-    known = {**SHAPE, "window_pattern": "window_pattern"} if newer else SHAPE
-    if unknown := shape.keys() - known.keys():
-        raise ValueError(f"{path}: the setting {', '.join(sorted(unknown))} of its model is not known")
-    fields = CONFIGURATIONS["reference" if newer else "october-2025"]
-    # There, a token that starts a document takes of the one before it as all others do.
-    return GPTConfig(**{**fields, **{known[name]: value for name, value in shape.items()}, "bos_id": -1})
+def _config(shape: dict[str, Any], is_newer: bool, path: Path) -> GPTConfig:
+    fields = dict(CONFIGURATIONS["reference" if is_newer else "october-2025"])
+    known = SHAPE | ({"window_pattern": "window_pattern"} if is_newer else {})
+    for name, value in shape.items():
+        if name not in known:
+            raise ValueError(f"{path}: the model has an unknown setting {name}")
+        fields[known[name]] = value
+    # No bos_id: the public smear reaches across the start of a document.
+    return GPTConfig(**fields)
 
 
 def _renamed(stored: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    found = {}
+    weights = {}
     for name, tensor in stored.items():
-        ours = next((re.sub(pattern, new, name) for pattern, new in NAMES.items() if re.fullmatch(pattern, name)), None)
-        if ours is None:
-            raise ValueError(f"{path} has a parameter {name}, which has no place in our model")
-        found[ours] = tensor
-    return found
+        matching = [pattern for pattern in NAMES if re.fullmatch(pattern, name)]
+        if not matching:
+            raise ValueError(f"{path} has a parameter {name}, which our model does not have")
+        weights[re.sub(matching[0], NAMES[matching[0]], name)] = tensor
+    return weights
 
 
-def _faults(found: dict[str, Tensor], expected: dict[str, Tensor], config: GPTConfig) -> str:
-    """What is missing, too much, or of another shape, apart from rows that pad the vocabulary."""
-    faults = [f"{name} is missing" for name in expected.keys() - found.keys()]
-    faults += [f"{name} is too much" for name in found.keys() - expected.keys()]
-    for name in found.keys() & expected.keys():
-        shape, due = list(found[name].shape), list(expected[name].shape)
-        if shape != due and not (due[0] == config.padded_vocab and shape == [config.vocab_size, *due[1:]]):
-            faults.append(f"{name} is {shape} and not {due}")
-    return ", ".join(sorted(faults)[:5])
+def _faults(weights: dict[str, Tensor], expected: dict[str, Tensor], config: GPTConfig) -> list[str]:
+    """Return missing, unknown and misshapen weights; an unpadded vocabulary is no fault."""
+    faults = [f"{name} is missing" for name in expected if name not in weights]
+    for name, tensor in weights.items():
+        if name not in expected:
+            faults.append(f"{name} is unknown")
+            continue
+        found = list(tensor.shape)
+        wanted = list(expected[name].shape)
+        unpadded = [config.vocab_size, *wanted[1:]]
+        if found != wanted and not (wanted[0] == config.padded_vocab and found == unpadded):
+            faults.append(f"{name} is {found} and not {wanted}")
+    return sorted(faults)

@@ -1,9 +1,10 @@
-"""The model and its tokenizer as one GGUF file, the form that llama.cpp and what is built on it load: as Qwen3.
+"""Model and tokenizer as one GGUF file for llama.cpp, Ollama and others, with the architecture Qwen3.
 
-llama.cpp splits text into words by patterns that it knows by name, and has none for digits in pairs: see `splitting`.
+llama.cpp splits text into words by patterns that it knows by name. None of them takes digits in pairs, as our tokenizer
+does: `nearest_pattern` takes the best one, and the export reports the difference.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,26 @@ from torch import Tensor
 
 import rustbpe
 from nanochat.export import tokenizers as tokenizer_files
-from nanochat.export.forms import FORMS, is_tied, settings, weights
-from nanochat.gpt import GPT
+from nanochat.export.hf import (
+    ARCHITECTURES,
+    Exported,
+    architecture_of,
+    build,
+    compare,
+    hf_settings,
+    hf_weights,
+    is_tied,
+)
 from nanochat.tokenizer import Tokenizer
 
-FORM = "Qwen3ForCausalLM"
+ARCHITECTURE = "Qwen3ForCausalLM"
 _WORDS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-PATTERNS = {"llama-bpe": rf"{_WORDS}\p{{N}}{{1,3}}{_REST}", "qwen2": rf"{_WORDS}\p{{N}}{_REST}"}  # its names for them
+# Names in llama.cpp: digits in threes, and single digits.
+PATTERNS = {"llama-bpe": rf"{_WORDS}\p{{N}}{{1,3}}{_REST}", "qwen2": rf"{_WORDS}\p{{N}}{_REST}"}
 
-KEYS = {  # of the file, and what `transformers` calls it
+# Key in the file -> name in the config of `transformers`.
+KEYS = {
     "vocab_size": "vocab_size",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -36,99 +47,137 @@ KEYS = {  # of the file, and what `transformers` calls it
 }
 
 
-def splitting(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[str, int]:
-    """The name of llama.cpp's pattern that is nearest to the tokenizer's, and how many texts it gives other ids."""
-    names, counts = list(tokenizer.special_tokens), {}
+def write_model(exported: Exported, folder: Path) -> list[str]:
+    """Write model.gguf; return sentences on each comparison."""
+    architecture_of(exported.model.config, [ARCHITECTURE])
+    path = folder / "model.gguf"
+    pattern, others = nearest_pattern(exported.tokenizer, exported.texts)
+    metadata = gguf_metadata(exported, pattern)
+    tensors = dict(gguf_tensors(exported))
+    write_file(path, metadata, tensors)
+    checks = [check_file(path, metadata, tensors)]
+    loaded = build(ARCHITECTURES[ARCHITECTURE], *read_qwen3(path, exported))
+    checks += compare(exported, loaded)
+    if others:
+        checks.append(
+            f"gguf: no pattern in llama.cpp splits text into words as this tokenizer does: with {pattern}, "
+            f"the nearest, {others:,} of {len(exported.texts):,} texts get other ids"
+        )
+    return checks
+
+
+def nearest_pattern(tokenizer: Tokenizer, texts: list[str]) -> tuple[str, int]:
+    """Return the name of the best pattern in llama.cpp, and how many texts get other ids with it."""
+    counts = {}
     for name, pattern in PATTERNS.items():
-        theirs = rustbpe.Tokenizer(tokenizer.core.merges, names, pattern)
-        counts[name] = len(tokenizer_files.differing(tokenizer, texts, (theirs.encode(t).tolist() for t in texts)))
-    return min(counts.items(), key=lambda item: item[1])
+        other = rustbpe.Tokenizer(tokenizer.core.merges, list(tokenizer.special_tokens), pattern)
+        ids = [other.encode(text).tolist() for text in texts]
+        counts[name] = len(tokenizer_files.differing(tokenizer, texts, ids))
+    best = min(counts, key=counts.get)
+    return best, counts[best]
 
 
-def write(model: GPT, tokenizer: Tokenizer, path: Path, name: str, pattern: str) -> None:
-    """pattern: one of PATTERNS."""
+def gguf_metadata(exported: Exported, pattern: str) -> dict[str, Any]:
+    """Return the metadata with the keys and types that llama.cpp expects."""
+    import gguf
+
+    tokenizer = exported.tokenizer
+    settings = hf_settings(exported.model, ARCHITECTURES[ARCHITECTURE], tokenizer.special_tokens)
+    words = tokenizer_files.written_tokens(tokenizer)
+    specials = tokenizer_files.sorted_specials(tokenizer)
+    types = [int(gguf.TokenType.NORMAL)] * len(words)
+    types += [int(gguf.TokenType.CONTROL)] * len(specials)
+    metadata = {f"qwen3.{key}": settings[name] for key, name in KEYS.items()}
+    return metadata | {
+        "general.name": exported.name,
+        "general.type": "model",
+        "general.file_type": int(gguf.LlamaFileType.ALL_F32),
+        "qwen3.rope.freq_base": settings["rope_parameters"]["rope_theta"],
+        "tokenizer.ggml.model": "gpt2",  # stands for byte-level BPE
+        "tokenizer.ggml.pre": pattern,
+        "tokenizer.ggml.tokens": words + specials,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": [f"{left} {right}" for left, right in tokenizer_files.written_merges(tokenizer)],
+        "tokenizer.ggml.bos_token_id": settings["bos_token_id"],
+        "tokenizer.ggml.eos_token_id": settings["eos_token_id"],
+        "tokenizer.ggml.eot_token_id": settings["bos_token_id"],  # a document ends where the next one begins
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.chat_template": tokenizer_files.CHAT_TEMPLATE,
+    }
+
+
+def gguf_tensors(exported: Exported) -> Iterator[tuple[str, np.ndarray]]:
+    architecture = ARCHITECTURES[ARCHITECTURE]
+    config = exported.model.config
+    for name, weight in hf_weights(exported.model, architecture):
+        # A shared table is stored once.
+        if name != "lm_head.weight" or not is_tied(config, architecture):
+            yield gguf_name(name, config.depth), weight.float().cpu().numpy()
+
+
+def gguf_name(name: str, depth: int) -> str:
+    """Return the name of a tensor in the file: `model.layers.0.self_attn.q_proj.weight` is `blk.0.attn_q.weight`."""
+    import gguf
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, depth)
+    return names.get_name(name, (".weight",))
+
+
+def write_file(path: Path, metadata: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
     import gguf
 
     writer = gguf.GGUFWriter(path, "qwen3")
-    adders = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}
-    adders[list] = writer.add_array
-    for key, value in _facts(model, tokenizer, name, pattern).items():
-        adders[type(value)](key, value)
-    for key, values in _tensors(model):
-        writer.add_tensor(key, values)
+    add = {
+        str: writer.add_string,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        bool: writer.add_bool,
+        list: writer.add_array,
+    }
+    for key, value in metadata.items():
+        add[type(value)](key, value)
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def check(model: GPT, tokenizer: Tokenizer, path: Path, name: str, pattern: str) -> str:
-    """A sentence that the file, read back, holds what `write` was given; ValueError names what it does not."""
-    facts, tensors = _facts(model, tokenizer, name, pattern), dict(_tensors(model))
-    found, there = _read(path)
-    wrong = [key for key, value in facts.items() if found.get(key) != _stored(value)]
-    wrong += [key for key in there.keys() | tensors.keys() if not np.array_equal(there.get(key), tensors.get(key))]
+def check_file(path: Path, metadata: dict[str, Any], tensors: dict[str, np.ndarray]) -> str:
+    """Return a sentence that the file holds exactly this; ValueError names the differences."""
+    found, stored = read_gguf(path)
+    wrong = []
+    for key, value in metadata.items():
+        # Floats are stored in 32 bits.
+        expected = float(np.float32(value)) if isinstance(value, float) else value
+        if found.get(key) != expected:
+            wrong.append(key)
+    for name in stored.keys() | tensors.keys():
+        if not np.array_equal(stored.get(name), tensors.get(name)):
+            wrong.append(name)
     if wrong:
-        raise ValueError(f"{path.name}, read back, is not what was written: {', '.join(sorted(wrong))}")
-    return f"gguf: {len(tensors):,} tensors and {len(facts):,} facts, read back, are what was written"
+        raise ValueError(f"{path.name} was not read back as it was written: {', '.join(sorted(wrong))}")
+    return f"gguf: {len(tensors):,} tensors and {len(metadata):,} metadata values are read back as written"
 
 
-def as_qwen3(path: Path, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the file says, as settings of `transformers`, and the weights that have these names there."""
-    facts, tensors = _read(path)
-    found = {setting: facts[f"qwen3.{key}"] for key, setting in KEYS.items()}
-    found["rope_parameters"] = {"rope_type": "default", "rope_theta": facts["qwen3.rope.freq_base"]}
-    found["tie_word_embeddings"] = "output.weight" not in tensors
-    named = {name: tensors.get(_name(name, found["num_hidden_layers"]), tensors["token_embd.weight"]) for name in names}
-    return found, {name: torch.from_numpy(np.array(tensor)) for name, tensor in named.items()}
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     import gguf
 
     reader = gguf.GGUFReader(path)
-    facts = {key: field.contents() for key, field in reader.fields.items()}
-    return facts, {tensor.name: tensor.data for tensor in reader.tensors}
+    metadata = {key: field.contents() for key, field in reader.fields.items()}
+    return metadata, {tensor.name: tensor.data for tensor in reader.tensors}
 
 
-def _stored(value: Any) -> Any:
-    return float(np.float32(value)) if isinstance(value, float) else value
-
-
-def _facts(model: GPT, tokenizer: Tokenizer, name: str, pattern: str) -> dict[str, Any]:
-    """Key -> value, with the keys and types that llama.cpp looks for."""
-    import gguf
-
-    about, names = settings(model, FORMS[FORM], tokenizer.special_tokens), tokenizer_files.words(tokenizer)
-    specials = sorted(tokenizer.special_tokens, key=tokenizer.special_tokens.get)
-    kinds = [gguf.TokenType.NORMAL] * len(names) + [gguf.TokenType.CONTROL] * len(specials)
-    return {
-        "general.name": name,
-        "general.type": "model",
-        "general.file_type": int(gguf.LlamaFileType.ALL_F32),
-        **{f"qwen3.{key}": about[setting] for key, setting in KEYS.items()},
-        "qwen3.rope.freq_base": about["rope_parameters"]["rope_theta"],
-        "tokenizer.ggml.model": "gpt2",  # which means byte-level BPE
-        "tokenizer.ggml.pre": pattern,
-        "tokenizer.ggml.tokens": names + specials,
-        "tokenizer.ggml.token_type": [int(kind) for kind in kinds],
-        "tokenizer.ggml.merges": [f"{left} {right}" for left, right in tokenizer_files.merges(tokenizer, names)],
-        "tokenizer.ggml.bos_token_id": about["bos_token_id"],
-        "tokenizer.ggml.eos_token_id": about["eos_token_id"],
-        "tokenizer.ggml.eot_token_id": about["bos_token_id"],  # a document ends where the next begins
-        "tokenizer.ggml.add_bos_token": True,
-        "tokenizer.chat_template": tokenizer_files.CHAT_TEMPLATE,
-    }
-
-
-def _tensors(model: GPT) -> Iterator[tuple[str, np.ndarray]]:
-    for name, weight in weights(model, FORMS[FORM]):
-        if name != "lm_head.weight" or not is_tied(model.config, FORMS[FORM]):
-            yield _name(name, model.config.depth), weight.float().cpu().numpy()
-
-
-def _name(name: str, depth: int) -> str:
-    """That of `transformers` -> that of the file."""
-    import gguf
-
-    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, depth).get_name(name, (".weight",))
+def read_qwen3(path: Path, exported: Exported) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return config fields and weights for Qwen3 in `transformers`, from nothing but the file."""
+    metadata, stored = read_gguf(path)
+    settings = {name: metadata[f"qwen3.{key}"] for key, name in KEYS.items()}
+    settings["rope_parameters"] = {"rope_type": "default", "rope_theta": metadata["qwen3.rope.freq_base"]}
+    settings["tie_word_embeddings"] = "output.weight" not in stored
+    weights = {}
+    for name, _ in hf_weights(exported.model, ARCHITECTURES[ARCHITECTURE]):
+        # Without a tensor of its own, the head is the embedding.
+        tensor = stored.get(gguf_name(name, settings["num_hidden_layers"]), stored["token_embd.weight"])
+        weights[name] = torch.from_numpy(np.array(tensor))
+    return settings, weights

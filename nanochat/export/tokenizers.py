@@ -1,26 +1,29 @@
-"""The tokenizer in other programs' files, written and read: `tokenizers` and `transformers`, and `tiktoken`.
+"""The tokenizer in files of other programs: written for `transformers`, read from `tiktoken`'s ranks.
 
-Ids are ours throughout. What differs: these programs can be told to read "<|bos|>" in a text as the token.
+Ids stay the same. One difference remains: other programs can read "<|bos|>" in a text as the special token.
 """
 
 import base64
 import itertools
-import json
-from collections.abc import Iterable, Sequence
+import random
+import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import rustbpe
-from nanochat.export.polyglot import lines
-from nanochat.paths import write_json, write_text
-from nanochat.tokenizer import FORMAT, SPECIAL_TOKENS, ArtifactError, Tokenizer
+from nanochat.paths import write_json
+from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-BOS, END = "<|bos|>", "<|assistant_end|>"
-PAD = "<|output_end|>"  # none is for padding alone; of this one nothing is lost, for no model learns to say it
-RANKS, DESCRIPTION = "tokenizer.tiktoken", "tokenizer.json"  # of tiktoken's form
-# Renders what nanochat/chat.py renders, in Jinja; neighbouring parts that are text become one.
+if TYPE_CHECKING:
+    import tokenizers
+
+BOS = "<|bos|>"
+END = "<|assistant_end|>"
+PAD = "<|output_end|>"  # no token is for padding alone; no model is trained to write this one
+# The same text as nanochat/chat.py renders, in Jinja. Neighbouring text parts of a message become one.
 CHAT_TEMPLATE = """\
-{%- macro said(content) -%}
+{%- macro rendered(content) -%}
     {%- if content is string -%}
         {{- content -}}
     {%- else -%}
@@ -46,9 +49,9 @@ CHAT_TEMPLATE = """\
     {%- endif -%}
     {{- '<|' + message.role + '_start|>' -}}
     {%- if loop.first and has_system -%}
-        {{- said(messages[0].content) + '\\n\\n' -}}
+        {{- rendered(messages[0].content) + '\\n\\n' -}}
     {%- endif -%}
-    {{- said(message.content) -}}
+    {{- rendered(message.content) -}}
     {{- '<|' + message.role + '_end|>' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
@@ -57,60 +60,124 @@ CHAT_TEMPLATE = """\
 """
 
 
-def letters() -> list[str]:
-    """The letter by which byte-level vocabularies write each byte: itself where it can be seen, else from U+0100 on."""
-    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    unseen = [byte for byte in range(256) if byte not in seen]
-    return [chr(byte) if byte in seen else chr(0x100 + unseen.index(byte)) for byte in range(256)]
+# ---- texts to compare tokenizers on ----
+
+# Pieces of text that tokenizers may split in different ways, separated by |.
+PIECES = (
+    # words of many scripts
+    "All human beings| born free|Würde und Rechte|l'égalité|¿no?|IĞDIR'ın|świętość|người|Все люди|п'ять|άνθρωποι|մարդիկ"
+    "|ადამიანი|בני האדם|الناس|می‌آیند|मनुष्यों|মানুষ|மனித|మానవ|มนุษย์ทั้งหลาย|သူတိုင်းသည်|ሰው ሁሉ|人人生而自由,"
+    "|すべての人間は、|모든 인간은"
+    # numbers, with digits of other scripts and digits that are no decimals
+    "|7|42|1234567|2.5e-10|0x1F|٣٤٥|१२३|７８|²³½|ⅣⅫ|①⑩|𝟘𝟙|$9.99|50%|3 + 4 = 7"
+    # blanks and control characters
+    "| |  |    |\t|\t\t|\n|\n\n|\r\n| \n |\u00a0|\u3000|\u200b|\u0085|\v|\x01"
+    # contractions, which patterns keep apart
+    "|'s|'t|'re|'ve|'m|'ll|'d|'S|'RE|'vE|’s|''s|'x|'"
+    # emoji of several code points, combining marks, private use, punctuation
+    "|😀|👍🏽|👩‍💻|👨‍👩‍👧‍👦|🇰🇷|❤️|1️⃣|e\u0301|\u0301|\ue000|…|—|!!!|?!|«»|(|)"
+    # code
+    "|def f(x: int = 0) -> str:|    return f'{x:>8}'\n|++i) { a[i] += b[i]; }  // done|<a href=\"https://example.org/#top\">"
+    "|$x=${y:-z}; ls -la|\\frac{1}{2}|snake_case CamelCase"
+).split("|")
 
 
-def words(tokenizer: Tokenizer) -> list[str]:
-    """Each id but those of special tokens, written in such letters; ValueError where two ids are the same bytes."""
-    written = letters()
-    size = tokenizer.vocab_size - len(tokenizer.special_tokens)
-    found = ["".join(written[byte] for byte in tokenizer.core.token_bytes(rank)) for rank in range(size)]
-    if len(set(found)) < size:
-        twice = next(word for i, word in enumerate(found) if word in found[:i])
-        raise ValueError(f"the tokenizer has two ids for {twice!r}, which no other program's file can hold: train anew")
-    return found
+def sample_texts(special_tokens: Iterable[str], count: int = 5000) -> list[str]:
+    """Return texts of random pieces, letters and numbers, always the same; special tokens occur as plain text."""
+    rng = random.Random(8)
+    # Letters of Unicode 3.2: regex engines may disagree on younger ones.
+    category = unicodedata.ucd_3_2_0.category
+    letters = [letter for letter in map(chr, range(0x21, 0xD7A3)) if category(letter) != "Cn"]
+    pieces = [*PIECES, *special_tokens]
+    texts = []
+    for _ in range(count):
+        text = ""
+        for piece in rng.choices(pieces, k=rng.randint(1, 12)):
+            begin = rng.randrange(len(piece)) if rng.random() < 0.3 else 0
+            number = str(rng.randrange(10 ** rng.randint(1, 4)))
+            text += piece[begin:] + rng.choice(("", "", " ", rng.choice(letters), number))
+        texts.append(text)
+    return texts
 
 
-def merges(tokenizer: Tokenizer, names: list[str]) -> list[tuple[str, str]]:
-    return [(names[left], names[right]) for left, right in tokenizer.core.merges.tolist()]
+def differing(tokenizer: Tokenizer, texts: list[str], ids: Iterable[list[int]]) -> list[str]:
+    """Return the texts for which another tokenizer gave other ids."""
+    return [text for text, found in zip(texts, ids, strict=True) if tokenizer.encode(text) != found]
+
+
+def compare_ids(tokenizer: Tokenizer, texts: list[str], ids: Iterable[list[int]], program: str) -> str:
+    """Return a sentence that all ids are equal; ValueError names the first text with a difference."""
+    others = differing(tokenizer, texts, ids)
+    if others:
+        raise ValueError(f"{program} gives other ids for {len(others):,} texts, the first is {others[0]!r}")
+    return f"tokenizer: {program} gives the same ids for {len(texts):,} texts"
+
+
+# ---- byte-level vocabularies ----
+
+
+def byte_letters() -> list[str]:
+    """Return the letter for each byte in byte-level vocabularies: a visible letter itself, else from U+0100 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = itertools.count(0x100)
+    return [chr(byte) if byte in visible else chr(next(hidden)) for byte in range(256)]
+
+
+def written_tokens(tokenizer: Tokenizer) -> list[str]:
+    """Return all tokens except the special ones in these letters; ValueError if two ids have the same bytes."""
+    letters = byte_letters()
+    written: dict[str, int] = {}
+    for rank in range(tokenizer.vocab_size - len(tokenizer.special_tokens)):
+        token = "".join(letters[byte] for byte in tokenizer.core.token_bytes(rank))
+        if token in written:
+            raise ValueError(f"the tokenizer has two ids for {token!r}, files of other programs allow one: train again")
+        written[token] = rank
+    return list(written)
+
+
+def written_merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    tokens = written_tokens(tokenizer)
+    return [(tokens[left], tokens[right]) for left, right in tokenizer.core.merges.tolist()]
+
+
+def sorted_specials(tokenizer: Tokenizer) -> list[str]:
+    """Return the names of special tokens in the order of their ids, the last ones of the vocabulary."""
+    return sorted(tokenizer.special_tokens, key=tokenizer.special_tokens.get)
 
 
 # ---- tokenizers and transformers ----
 
 
-def to_hf(tokenizer: Tokenizer) -> Any:
-    """A `tokenizers.Tokenizer` that encodes as ours does, and asked for special tokens begins with <|bos|>."""
+def to_hf(tokenizer: Tokenizer) -> "tokenizers.Tokenizer":
+    """Return the same tokenizer; when special tokens are added, a text begins with <|bos|>."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, processors
 
-    names = words(tokenizer)
-    vocabulary = {name: rank for rank, name in enumerate(names)}
-    hf = tokenizers.Tokenizer(models.BPE(vocabulary, merges(tokenizer, names)))
+    vocabulary = {token: rank for rank, token in enumerate(written_tokens(tokenizer))}
+    hf = tokenizers.Tokenizer(models.BPE(vocabulary, written_merges(tokenizer)))
     split = pre_tokenizers.Split(tokenizers.Regex(tokenizer.core.pattern), "isolated")
-    hf.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    hf.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
     hf.decoder = decoders.ByteLevel()
-    specials = tokenizer.special_tokens
-    added = [tokenizers.AddedToken(name, normalized=False) for name in sorted(specials, key=specials.get)]
-    hf.add_special_tokens(added)
-    begun = {"single": f"{BOS} $A", "pair": f"{BOS} $A {BOS}:1 $B:1", "special_tokens": [(BOS, specials[BOS])]}
-    hf.post_processor = processors.TemplateProcessing(**begun)
+    hf.add_special_tokens([tokenizers.AddedToken(name, normalized=False) for name in sorted_specials(tokenizer)])
+    hf.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A",
+        pair=f"{BOS} $A {BOS}:1 $B:1",
+        special_tokens=[(BOS, tokenizer.special_tokens[BOS])],
+    )
     return hf
 
 
-def plain_hf(hf: Any, texts: list[str]) -> list[list[int]]:
-    """Ids of texts in which special tokens are plain text, from a `tokenizers.Tokenizer`."""
+def encode_plain(hf: "tokenizers.Tokenizer", texts: list[str]) -> list[list[int]]:
+    """Return the ids of texts in which names of special tokens are plain text."""
     hf.encode_special_tokens = True
-    return [found.ids for found in hf.encode_batch(texts, add_special_tokens=False)]
+    return [encoding.ids for encoding in hf.encode_batch(texts, add_special_tokens=False)]
 
 
 def write_hf(tokenizer: Tokenizer, folder: Path, context: int) -> None:
-    """tokenizer.json and tokenizer_config.json, chat template included."""
+    """Write tokenizer.json and tokenizer_config.json with the chat template. context: in tokens."""
     to_hf(tokenizer).save(str(folder / "tokenizer.json"))
-    about = {
+    settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
         "model_input_names": ["input_ids", "attention_mask"],
@@ -120,128 +187,59 @@ def write_hf(tokenizer: Tokenizer, folder: Path, context: int) -> None:
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
     }
-    write_json(folder / "tokenizer_config.json", about)
-
-
-# ---- tiktoken ----
-
-
-def write_tiktoken(tokenizer: Tokenizer, folder: Path) -> None:
-    """The ranks in tiktoken's own form, and the rest of what `tiktoken.Encoding` takes as JSON."""
-    words(tokenizer)  # which complains where bytes are there twice
-    size = tokenizer.vocab_size - len(tokenizer.special_tokens)
-    ranks = (base64.b64encode(tokenizer.core.token_bytes(rank)).decode() for rank in range(size))
-    write_text(folder / RANKS, "".join(f"{token} {rank}\n" for rank, token in enumerate(ranks)))
-    about = {"name": f"nanochat-{tokenizer.content_hash[:12]}", "pat_str": tokenizer.core.pattern}
-    about |= {"special_tokens": tokenizer.special_tokens, "explicit_n_vocab": tokenizer.vocab_size}
-    write_json(folder / DESCRIPTION, about)
-
-
-def load_tiktoken(folder: Path) -> Any:
-    """What `write_tiktoken` wrote, as a `tiktoken.Encoding`, by tiktoken's own reader."""
-    import tiktoken
-    from tiktoken.load import load_tiktoken_bpe
-
-    about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-    return tiktoken.Encoding(mergeable_ranks=load_tiktoken_bpe(str(folder / RANKS)), **about)
-
-
-# ---- do they agree ----
-
-
-def differing(tokenizer: Tokenizer, texts: Sequence[str], theirs: Iterable[list[int]]) -> list[str]:
-    """Those of the texts for which another tokenizer has given other ids."""
-    return [text for text, ids in zip(texts, theirs, strict=True) if tokenizer.encode(text) != ids]
-
-
-def check(tokenizer: Tokenizer, texts: Sequence[str], theirs: Iterable[list[int]], what: str) -> str:
-    """A sentence that all are the same; a ValueError names the first that is not."""
-    if others := differing(tokenizer, texts, theirs):
-        raise ValueError(f"{what} gives other ids than ours for {len(others):,} texts, the first is {others[0]!r}")
-    return f"tokenizer: {what} and ours give the same ids for {len(texts):,} texts"
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 # ---- reading ----
 
 
-def read(path: Path) -> Tokenizer:
-    """A tokenizer from our own file, one of `tokenizers`, or tiktoken's ranks; ArtifactError says what is wrong.
-
-    What others have written is compared with theirs before it is taken for the same.
-    """
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read our tokenizer.json, or a file of tiktoken's ranks; ValueError says what is wrong."""
     try:
         content = path.read_bytes()
-        if not content.lstrip().startswith(b"{"):
-            return _from_ranks(_ranks(content), {"pat_str": rustbpe.DEFAULT_PATTERN})
-        record = json.loads(content)
-        if record.get("format") == FORMAT:
-            return Tokenizer.load(path)
-        if "pat_str" in record:
-            return _from_ranks(_ranks((path.parent / RANKS).read_bytes()), record)
-        return _from_hf(record)
-    except ArtifactError:
-        raise
     except OSError as error:
-        raise ArtifactError(f"{error.filename} cannot be read ({error.strerror})") from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
-        forms = "our tokenizer.json, that of `tokenizers`, or tiktoken's ranks"
-        raise ArtifactError(f"{path} is no vocabulary that can be read ({error!r}); take {forms}") from None
+        raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+    if content.lstrip().startswith(b"{"):
+        return Tokenizer.load(path)
+    try:
+        return from_ranks(read_ranks(content))
+    except ValueError as error:
+        raise ValueError(f"{path} is neither our tokenizer.json nor a file of tiktoken's ranks: {error}") from None
 
 
-def _ranks(content: bytes) -> list[bytes]:
-    """Tokens in the order of their ranks, from lines of base64 and a rank."""
-    pairs = [line.split() for line in content.splitlines() if line]
-    ranks = {int(rank): base64.b64decode(token, validate=True) for token, rank in pairs}
-    if sorted(ranks) != list(range(len(pairs))):
-        raise ValueError("its ranks do not count from 0 without gaps")
+def read_ranks(content: bytes) -> list[bytes]:
+    """Return the tokens in the order of their ranks, from lines such as `IHRoZQ== 262`."""
+    ranks = {}
+    for line in content.splitlines():
+        token, rank = line.split()
+        ranks[int(rank)] = base64.b64decode(token, validate=True)
+    if sorted(ranks) != list(range(len(ranks))):
+        raise ValueError("the ranks do not count from 0 without gaps")
     return [ranks[rank] for rank in range(len(ranks))]
 
 
-def _from_ranks(tokens: list[bytes], about: dict) -> Tokenizer:
-    """Of each token the merge is the pair that its bytes come down to when only the tokens before it may merge."""
+def from_ranks(tokens: list[bytes]) -> Tokenizer:
+    """Return a tokenizer with these tokens, our pattern, and our special tokens behind them."""
+    if tokens[:256] != [bytes([byte]) for byte in range(256)]:
+        raise ValueError("the first 256 tokens are not the bytes in order")
     ranks = {token: rank for rank, token in enumerate(tokens)}
-    specials = about.get("special_tokens", {name: len(tokens) + i for i, name in enumerate(SPECIAL_TOKENS)})
-    found = _built(tokens[:256], [_pair(token, ranks) for token in tokens[256:]], specials, about["pat_str"])
-    texts = list(lines(SPECIAL_TOKENS))
-    check(found, texts, found.to_tiktoken().encode_ordinary_batch(texts), "tiktoken")
-    return found
+    merges = [merged_pair(token, ranks) for token in tokens[256:]]
+    tokenizer = Tokenizer(rustbpe.Tokenizer(merges, list(SPECIAL_TOKENS), rustbpe.DEFAULT_PATTERN))
+    texts = sample_texts(SPECIAL_TOKENS)
+    compare_ids(tokenizer, texts, tokenizer.to_tiktoken().encode_ordinary_batch(texts), "tiktoken")
+    return tokenizer
 
 
-def _pair(token: bytes, ranks: dict[bytes, int]) -> tuple[int, int]:
-    parts, rank = [token[i : i + 1] for i in range(len(token))], ranks[token]
+def merged_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[int, int]:
+    """Return the two ids that merge into a token: the rest after all merges of lower rank."""
+    rank = ranks[token]
+    parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         joined = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]
-        if min(joined) >= rank:
-            raise ValueError(f"token {rank} does not come down to two tokens before it")
-        at = joined.index(min(joined))
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        lowest = min(joined)
+        if lowest >= rank:
+            raise ValueError(f"token {rank} is no merge of two tokens before it")
+        place = joined.index(lowest)
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
     left, right = parts
     return ranks[left], ranks[right]
-
-
-def _from_hf(record: dict) -> Tokenizer:
-    import tokenizers
-
-    model, byte_of = record["model"], {letter: byte for byte, letter in enumerate(letters())}
-    split, _ = record["pre_tokenizer"]["pretokenizers"]
-    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    ids = model["vocab"]
-    if any(ids[left + right] != 256 + i for i, (left, right) in enumerate(pairs)):
-        raise ValueError("its ids are not bytes, then merges in order")
-    first = [bytes(byte_of[letter] for letter in name) for name in sorted(ids, key=ids.get)[:256]]
-    specials = {one["content"]: one["id"] for one in record["added_tokens"]}
-    found = _built(first, [(ids[left], ids[right]) for left, right in pairs], specials, split["pattern"]["Regex"])
-    texts, hf = list(lines(SPECIAL_TOKENS)), tokenizers.Tokenizer.from_str(json.dumps(record))
-    check(found, texts, plain_hf(hf, texts), "its file")
-    return found
-
-
-def _built(first: list[bytes], found: list[tuple[int, int]], specials: dict[str, int], pattern: str) -> Tokenizer:
-    if first != [bytes([byte]) for byte in range(256)]:
-        raise ValueError("its first 256 ids are not the bytes in order")
-    names = sorted(specials, key=specials.get)
-    if [specials[name] for name in names] != list(range(256 + len(found), 256 + len(found) + len(names))):
-        raise ValueError("its special tokens do not come last, one after another")
-    if missing := [name for name in SPECIAL_TOKENS if name not in specials]:
-        raise ValueError(f"it lacks {', '.join(missing)}")
-    return Tokenizer(rustbpe.Tokenizer(found, names, pattern))

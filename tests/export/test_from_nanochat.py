@@ -1,4 +1,4 @@
-"""Checkpoints of the public nanochat: October's computes what its plain twin does, and damage is one sentence."""
+"""Checkpoints of the public nanochat: October's model computes the same as a plain twin; damage is one sentence."""
 
 import json
 
@@ -6,21 +6,21 @@ import pytest
 import torch
 from old_models import SHAPE, forward_of_october, leave, october, since_march
 
-from nanochat.export.from_nanochat import find, read
+from nanochat.export.from_nanochat import find_checkpoint, read_checkpoint
 from nanochat.gpt import GPT
 
 
 def model_of(path) -> GPT:
-    config, weights, _ = read(path)
+    config, weights, _ = read_checkpoint(path)
     model = GPT(config)
     model.load_state_dict(weights)
     return model.eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize("padded", [0, 704])
-def test_october_computes_what_it_did(padded, tmp_path):
+def test_october_computes_the_same(padded, tmp_path):
     weights = october(padded=padded)
-    path, step = find(leave(tmp_path, weights))
+    path, step = find_checkpoint(leave(tmp_path, weights))
     assert (path.name, step) == ("model_000650.pt", 650)
     ids = torch.randint(701, (2, 192), generator=torch.Generator().manual_seed(2))
     model, expected = model_of(path), forward_of_october(weights, ids)
@@ -29,12 +29,12 @@ def test_october_computes_what_it_did(padded, tmp_path):
     assert model.config.padded_vocab == 704
 
 
-def test_the_model_since_march_finds_all_its_places(tmp_path):
-    """Its own forward is no part of this house; that every weight has its place and acts is."""
+def test_all_weights_since_march_are_imported(tmp_path):
+    """Every weight finds its place; the public forward is no part of this repository."""
     shape = SHAPE | {"window_pattern": "SL"}
     weights = since_march(shape)
-    path, _ = find(leave(tmp_path, weights, shape))
-    config, found, _ = read(path)
+    path, _ = find_checkpoint(leave(tmp_path, weights, shape))
+    config, found, _ = read_checkpoint(path)
     assert (config.window_pattern, config.windows, config.bos_id) == ("SL", [128, 0, 0], -1)
     assert config.value_layers == [0, 2]
     for ours, theirs in {
@@ -54,9 +54,11 @@ def test_the_model_since_march_finds_all_its_places(tmp_path):
     assert model_of(path)(torch.arange(150)[None]).isfinite().all()
 
 
-def test_what_fine_tuning_goes_on_with(tmp_path):
-    path, _ = find(leave(tmp_path, october(), total_batch_size=2048, user_config={"matrix_lr": 0.03, "run": "x"}))
-    settings = read(path)[2]
+def test_settings_for_fine_tuning(tmp_path):
+    path, _ = find_checkpoint(
+        leave(tmp_path, october(), total_batch_size=2048, user_config={"matrix_lr": 0.03, "run": "x"})
+    )
+    settings = read_checkpoint(path)[2]
     assert settings["total_batch_size"] == 2048
     assert (settings["matrix_lr"], settings["embedding_lr"], settings["max_seq_len"]) == (0.03, 0.2, 192)
     assert "run" not in settings
@@ -65,25 +67,25 @@ def test_what_fine_tuning_goes_on_with(tmp_path):
 def test_the_newest_step_or_the_one_that_is_named(tmp_path):
     for step in (9, 650, 1000):
         leave(tmp_path, {"transformer.wte.weight": torch.zeros(1)}, step=step)
-    assert find(tmp_path)[1] == 1000
-    assert find(tmp_path, 9)[0] == tmp_path / "model_000009.pt"
-    assert find(tmp_path / "model_000650.pt")[1] == 650
+    assert find_checkpoint(tmp_path)[1] == 1000
+    assert find_checkpoint(tmp_path, 9)[0] == tmp_path / "model_000009.pt"
+    assert find_checkpoint(tmp_path / "model_000650.pt")[1] == 650
     for place, step, words in [
         (tmp_path, 10, "no model_000010.pt"),
         (tmp_path / "nowhere", None, r"no model_\*.pt"),
         (tmp_path / "meta_000009.json", None, r"no model_\*.pt"),
     ]:
-        with pytest.raises(ValueError, match=f"is, or holds, {words}: name the folder or the file"):
-            find(place, step)
+        with pytest.raises(ValueError, match=f"there is {words} at .*: name the folder or the file"):
+            find_checkpoint(place, step)
 
 
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        (lambda: since_march() | {"ema": torch.zeros(3)}, "has a parameter ema, which has no place in our model"),
+        (lambda: since_march() | {"ema": torch.zeros(3)}, "has a parameter ema, which our model does not have"),
         (lambda: {k: v for k, v in since_march().items() if "smear" not in k}, "smear_gate.weight is missing, smear_l"),
         (lambda: {k: v for k, v in october().items() if "h.2." not in k}, "blocks.2.attn.k.weight is missing"),
-        (lambda: october() | {"x0_lambdas": torch.zeros(3)}, "x0_lambdas is too much"),
+        (lambda: october() | {"x0_lambdas": torch.zeros(3)}, "x0_lambdas is unknown"),
         (
             lambda: october() | {"lm_head.weight": torch.zeros(700, 64)},
             r"head.weight is \[700, 64\] and not \[704, 64\]",
@@ -92,40 +94,40 @@ def test_the_newest_step_or_the_one_that_is_named(tmp_path):
     ],
 )
 def test_another_layout_is_refused(weights, words, tmp_path):
-    path, _ = find(leave(tmp_path, weights()))
+    path, _ = find_checkpoint(leave(tmp_path, weights()))
     with pytest.raises(ValueError, match=words) as caught:
-        read(path)
+        read_checkpoint(path)
     assert "\n" not in str(caught.value)
 
 
 class Harmful:
-    """What a pickle can do when it is loaded."""
+    """A pickle that runs a program when it is loaded."""
 
     def __reduce__(self):
         return exec, ("raise SystemExit('a program has run')",)
 
 
 def test_damage_is_one_sentence_and_no_program_runs(tmp_path):
-    path, _ = find(leave(tmp_path, october()))
+    path, _ = find_checkpoint(leave(tmp_path, october()))
     whole, meta = path.read_bytes(), path.with_name("meta_000650.json")
     for content in (b"", b"hello", whole[: len(whole) // 2], whole[:2] + whole[9:]):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"model_000650.pt is damaged, or holds more than weights, which is not l"):
-            read(path)
+            read_checkpoint(path)
     for value in (Harmful(), {"a": Harmful()}, [torch.zeros(3)], {}, {"lr": 0.1}):
         torch.save(value, path)
         with pytest.raises(ValueError, match="holds more than weights"):
-            read(path)
+            read_checkpoint(path)
     path.write_bytes(whole)
     for text in ("", "[]", "{}", '{"model_config": {"n_layer": 3}}', '{"model_config": 3}', meta.read_text()[:-40]):
         kept = meta.read_text()
         meta.write_text(text)
         with pytest.raises(ValueError, match="has no model_config with sequence_len, vocab_size, n_layer"):
-            read(path)
+            read_checkpoint(path)
         meta.write_text(kept)
     meta.write_text(json.dumps({"model_config": SHAPE | {"n_expert": 8}}))
-    with pytest.raises(ValueError, match="the setting n_expert of its model is not known"):
-        read(path)
+    with pytest.raises(ValueError, match="the model has an unknown setting n_expert"):
+        read_checkpoint(path)
     meta.unlink()
-    with pytest.raises(ValueError, match=r"cannot be read .* has to lie beside the model"):
-        read(path)
+    with pytest.raises(ValueError, match=r"cannot be read .* put it beside the model"):
+        read_checkpoint(path)

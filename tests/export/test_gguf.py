@@ -1,4 +1,4 @@
-"""The GGUF file: what was written is what is read, under the names and types that llama.cpp looks for."""
+"""The GGUF file: read back as written, under the names and types that llama.cpp expects."""
 
 import gguf
 import pytest
@@ -6,11 +6,17 @@ import torch
 from exports import tokenizer_of, trained
 
 import rustbpe
-from nanochat.export import gguf as gguf_file
-from nanochat.export.forms import FORMS, weights
-from nanochat.export.gguf import PATTERNS, as_qwen3, check, splitting, write
-from nanochat.export.polyglot import lines
-from nanochat.export.tokenizers import CHAT_TEMPLATE
+from nanochat.export.gguf import (
+    PATTERNS,
+    check_file,
+    gguf_metadata,
+    gguf_tensors,
+    nearest_pattern,
+    read_qwen3,
+    write_file,
+)
+from nanochat.export.hf import ARCHITECTURES, Exported, hf_weights
+from nanochat.export.tokenizers import CHAT_TEMPLATE, sample_texts
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 
@@ -21,24 +27,21 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["two tables", "one table"])
 def written(tokenizer, tmp_path_factory, request):
-    """What `write` takes; the head is the embedding, or is not."""
+    """The model, and the arguments of write_file; the head shares the table of the embedding, or not."""
     fields = {"tie_embeddings": True, "embed_norm": False} if request.param else {}
-    model = trained("portable", tokenizer, **fields)
-    about = model, tokenizer, tmp_path_factory.mktemp("gguf") / "model.gguf", "d4", "llama-bpe"
-    write(*about)
-    return about
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    exported = Exported("d4", "d4", trained("portable", tokenizer, **fields), tokenizer, {}, [], path.parent)
+    content = path, gguf_metadata(exported, "llama-bpe"), dict(gguf_tensors(exported))
+    write_file(*content)
+    return exported, content
 
 
-def test_it_holds_what_was_written(written):
-    assert check(*written).endswith("facts, read back, are what was written")
-
-
-def test_llama_cpp_finds_what_it_looks_for(written):
-    model, tokenizer, path, *_ = written
+def test_llama_cpp_finds_the_keys_and_tensors_it_expects(written):
+    exported, (path, *_) = written
+    config, special = exported.model.config, exported.tokenizer.special_tokens
     reader = gguf.GGUFReader(path)
-    facts = {key: field.contents() for key, field in reader.fields.items()}
-    config, special = model.config, tokenizer.special_tokens
-    assert facts["general.architecture"] == "qwen3"
+    metadata = {key: field.contents() for key, field in reader.fields.items()}
+    assert metadata["general.architecture"] == "qwen3"
     for key, value in {
         "block_count": config.depth,
         "context_length": 192,
@@ -50,53 +53,52 @@ def test_llama_cpp_finds_what_it_looks_for(written):
         "rope.freq_base": 100_000.0,
         "vocab_size": 701,
     }.items():
-        assert facts[f"qwen3.{key}"] == value, key
-    tokens, kinds = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.token_type"]
-    assert len(tokens) == len(kinds) == 701 == len(set(tokens))
-    assert kinds == [1] * 692 + [3] * 9  # normal; control
+        assert metadata[f"qwen3.{key}"] == value, key
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    assert len(tokens) == len(types) == 701 == len(set(tokens))
+    assert types == [1] * 692 + [3] * 9  # normal; control
     assert tokens[692:] == list(SPECIAL_TOKENS)
     assert (tokens[ord("a")], tokens[ord(" ")], tokens[ord("\n")], tokens[0xFF]) == ("a", "Ġ", "Ċ", "ÿ")
-    left, right = facts["tokenizer.ggml.merges"][0].split(" ")
+    left, right = metadata["tokenizer.ggml.merges"][0].split(" ")
     assert tokens[256] == left + right
-    assert facts["tokenizer.chat_template"] == CHAT_TEMPLATE
-    assert facts["tokenizer.ggml.bos_token_id"] == facts["tokenizer.ggml.eot_token_id"] == special["<|bos|>"]
-    assert facts["tokenizer.ggml.eos_token_id"] == special["<|assistant_end|>"]
-    named = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
-    assert named["token_embd.weight"] == [64, 701]  # the fastest axis first
-    assert named["blk.3.attn_k.weight"] == [64, 16]
-    assert named["blk.0.attn_q_norm.weight"] == [16]
-    assert ("output.weight" in named) is not config.tie_embeddings
+    assert metadata["tokenizer.chat_template"] == CHAT_TEMPLATE
+    assert metadata["tokenizer.ggml.bos_token_id"] == metadata["tokenizer.ggml.eot_token_id"] == special["<|bos|>"]
+    assert metadata["tokenizer.ggml.eos_token_id"] == special["<|assistant_end|>"]
+    shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
+    assert shapes["token_embd.weight"] == [64, 701]  # the fastest axis first
+    assert shapes["blk.3.attn_k.weight"] == [64, 16]
+    assert shapes["blk.0.attn_q_norm.weight"] == [16]
+    assert ("output.weight" in shapes) is not config.tie_embeddings
 
 
-def test_it_comes_back_as_the_weights_of_transformers(written):
-    model, _, path, *_ = written
-    expected = dict(weights(model, FORMS["Qwen3ForCausalLM"]))
-    settings, found = as_qwen3(path, expected)
+def test_it_is_read_back_as_weights_of_transformers(written):
+    exported, (path, *_) = written
+    expected = dict(hf_weights(exported.model, ARCHITECTURES["Qwen3ForCausalLM"]))
+    settings, found = read_qwen3(path, exported)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert settings["tie_word_embeddings"] is model.config.tie_embeddings
-    assert settings["num_key_value_heads"] == 1
+    assert settings["tie_word_embeddings"] is exported.model.config.tie_embeddings
 
 
 def test_damage_is_named(written, tmp_path):
-    model, tokenizer, path, *rest = written
+    _, (path, metadata, tensors) = written
+    assert check_file(path, metadata, tensors).endswith("are read back as written")
     content = bytearray(path.read_bytes())
     content[-9] ^= 1
     (tmp_path / "model.gguf").write_bytes(content)
-    with pytest.raises(ValueError, match=r"^model.gguf, read back, is not what was written: (blk|output)\S+$"):
-        check(model, tokenizer, tmp_path / "model.gguf", *rest)
-    with pytest.raises(ValueError, match=r"not what was written: general.name, tokenizer.ggml.pre$"):
-        check(model, tokenizer, path, "another", "qwen2")
+    with pytest.raises(ValueError, match=r"^model.gguf was not read back as it was written: (blk|output)\S+$"):
+        check_file(tmp_path / "model.gguf", metadata, tensors)
+    with pytest.raises(ValueError, match=r"as it was written: general.name$"):
+        check_file(path, metadata | {"general.name": "another"}, tensors)
 
 
-def test_the_nearest_pattern_is_taken_and_what_differs_is_counted(tokenizer):
-    texts = list(lines(SPECIAL_TOKENS, 1200))
-    name, others = splitting(tokenizer, texts)
+def test_the_nearest_pattern_is_taken_and_differences_are_counted(tokenizer):
+    texts = sample_texts(SPECIAL_TOKENS, 1200)
+    name, others = nearest_pattern(tokenizer, texts)
     assert name == "llama-bpe"
     assert 0 < others < 100
     plain = ["It's 12 o'clock,\n\n  no  DON'T  ", "안녕 하세요", "x = 7;\r\n"]  # no number of three digits
-    assert splitting(tokenizer, plain) == ("llama-bpe", 0)
+    assert nearest_pattern(tokenizer, plain) == ("llama-bpe", 0)
     for known, pattern in PATTERNS.items():
         same = Tokenizer(rustbpe.Tokenizer(tokenizer.core.merges, SPECIAL_TOKENS, pattern))
-        assert splitting(same, texts) == (known, 0)
-    assert gguf_file.FORM in FORMS
+        assert nearest_pattern(same, texts) == (known, 0)

@@ -1,4 +1,4 @@
-"""scripts.import_nanochat: a checkpoint of the public nanochat becomes one of ours, which can be used and exported."""
+"""scripts.import_nanochat: a checkpoint of the public nanochat becomes one of ours, to use, fine-tune and export."""
 
 from pathlib import Path
 
@@ -8,7 +8,6 @@ import transformers
 from exports import tokenizer_of
 from old_models import SHAPE, forward_of_october, leave, october, since_march
 
-from nanochat.export import tokenizers as tokenizer_files
 from nanochat.restore import load_model
 from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
@@ -26,11 +25,11 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def flags(tokenizer, tmp_path, monkeypatch) -> dict[str, str]:
-    """Those of an import of what October left."""
+    """Flags that import a checkpoint of October."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
-    tokenizer_files.write_tiktoken(tokenizer, tmp_path)
+    tokenizer.save(tmp_path / "tokenizer.json")
     folder = leave(tmp_path / "old", october())
-    return {"checkpoint": str(folder), "tokenizer": str(tmp_path / "tokenizer.tiktoken"), "tag": "d3"}
+    return {"checkpoint": str(folder), "tokenizer": str(tmp_path / "tokenizer.json"), "tag": "d3"}
 
 
 def test_imported_exported_and_loaded_again(flags, tokenizer, tmp_path, capsys):
@@ -48,11 +47,9 @@ def test_imported_exported_and_loaded_again(flags, tokenizer, tmp_path, capsys):
     assert type(theirs).__name__ == "NanoChatForCausalLM"
     with torch.inference_mode():
         torch.testing.assert_close(theirs(ids).logits, expected, atol=1e-5, rtol=0)
-    back = tokenizer_files.read(tmp_path / "out/tokenizer.json")
-    assert back.content_hash == tokenizer.content_hash
 
 
-def test_what_is_imported_can_be_taught(flags, tmp_path, capsys):
+def test_an_imported_model_is_fine_tuned(flags, tmp_path, capsys):
     main(Config(**flags))
     (tmp_path / "chats.jsonl").write_text(
         '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]\n' * 40
@@ -72,24 +69,29 @@ def test_what_is_imported_can_be_taught(flags, tmp_path, capsys):
     assert (tmp_path / "base/chat_sft/d3/step_000002/manifest.json").exists()
 
 
-def test_short_windows_are_told(flags, tmp_path, capsys):
+def test_a_difference_in_windows_is_printed(flags, tmp_path, capsys):
     shape = SHAPE | {"window_pattern": "SSSL"}
     leave(tmp_path / "new", since_march(shape), shape, step=7)
     main(Config(**flags | {"checkpoint": str(tmp_path / "new")}))
-    said = capsys.readouterr().out
-    assert "windows: the short layers see 128 keys, and not 129 as there" in said
+    assert "windows: short layers see 128 keys here, 129 in the public nanochat" in capsys.readouterr().out
     assert (tmp_path / "base/base_train/d3/step_000007/manifest.json").exists()
 
 
-def test_what_cannot_be_is_refused_and_leaves_nothing(flags, tmp_path):
+def test_mistakes_are_refused_and_leave_nothing(flags, tmp_path):
     other = tokenizer_of(700)
     other.save(tmp_path / "other.json")
     for change, words in [
         ({"checkpoint": str(tmp_path / "none")}, r"no model_\*.pt"),
         ({"checkpoint_step": 9}, "no model_000009.pt"),
         ({"tokenizer": str(tmp_path / "none.json")}, "none.json cannot be read"),
-        ({"tokenizer": str(Path(flags["checkpoint"]) / "model_000650.pt")}, "is no vocabulary that can be read"),
-        ({"tokenizer": str(tmp_path / "other.json")}, "has 700 ids and the model 701: it is another model's"),
+        (
+            {"tokenizer": str(Path(flags["checkpoint"]) / "model_000650.pt")},
+            "neither our tokenizer.json nor a file of tiktoken",
+        ),
+        (
+            {"tokenizer": str(tmp_path / "other.json")},
+            "has 700 ids and the model 701: take the tokenizer of this model",
+        ),
     ]:
         with pytest.raises(ValueError, match=words):
             main(Config(**{**flags, **change}))
@@ -104,7 +106,7 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(flags, tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["checkpoint", "tokenizer", "tag"])
-def test_what_is_needed_is_named(missing):
+def test_a_missing_flag_is_named(missing):
     given = {"checkpoint": "x", "tokenizer": "y", "tag": "z", missing: ""}
     with pytest.raises(ValueError, match=f"^--{missing} is needed, see --help$"):
         Config(**given)
