@@ -57,7 +57,7 @@ def test_a_miniseries_is_a_table_and_a_plot_and_goes_on(runs, base, tmp_path):
     rows = ROW.findall(text)
     assert [(tag, depth) for tag, depth, *_ in rows] == [("mini-d1", "1"), ("mini-d2", "2")]
     assert all(float(ratio) == pytest.approx(0.05, rel=0.3) for *_, ratio, _, _ in rows)
-    assert re.search(r"^Ten times the FLOPs make of the bits per byte \d\.\d+ times as many", text, re.MULTILINE)
+    assert re.search(r"^With ten times the FLOPs, bits per byte are \d\.\d+ times as many", text, re.MULTILINE)
     assert "![Bits per byte against compute](mini.svg)" in text
     assert "power law</text>" in (tmp_path / "mini.svg").read_text(encoding="utf-8")
     other = runs("miniseries.sh", "--depths=2", *flags, "--vocab-size=310")
