@@ -62,7 +62,7 @@ def test_a_miniseries_is_a_table_and_a_plot_and_goes_on(runs, base, tmp_path):
     assert "power law</text>" in (tmp_path / "mini.svg").read_text(encoding="utf-8")
     other = runs("miniseries.sh", "--depths=2", *flags, "--vocab-size=310")
     assert other.returncode == 2
-    assert other.stderr == "error: the vocabulary of --tag=mini is of --vocab-size=300, not 310: take another --tag\n"
+    assert other.stderr == "error: the vocabulary of --tag=mini has --vocab-size=300, not 310: take another --tag\n"
 
 
 @pytest.mark.slow
