@@ -47,20 +47,16 @@ def encoding_of(job: argparse.Namespace) -> Any:
     return tiktoken_encoding(map(base64.b64decode, made["tokens"]), made["pattern"], made["special"])
 
 
-def ours(job: argparse.Namespace, overflow: str, made: bool = False) -> Loader:
-    from nanochat.data.corpus import Corpus, Source
-    from nanochat.data.documents import Bad
-    from nanochat.data.shards import open_shards
-    from nanochat.dataloader import TextLoader, tokenize
+def ours(job: argparse.Namespace, overflow: str) -> Loader:
+    from nanochat.data.corpus import Corpus, Source, open_shards
+    from nanochat.data.documents import Problems
+    from nanochat.dataloader import TextLoader
     from nanochat.tokenizer import Tokenizer
 
-    shards = open_shards(train_files(job), "text", Bad(skip=False))
-    corpus = Corpus(((Source("bench", shards, ()), 1.0),))
+    shards = open_shards(train_files(job), Problems())
+    corpus = Corpus((Source("bench", 1.0, shards, ()),))
     tokenizer = Tokenizer.load(Path(job.base, "tokenizer.json"))
-    if tokens := Path(job.base, "tokens") if made else None:
-        tokenize(corpus, tokenizer, tokens, job.threads)
-    options = {"overflow": overflow, "threads": job.threads, "tokens": tokens}
-    loader = TextLoader(corpus, tokenizer, job.rows, job.length, **options)
+    loader = TextLoader(corpus, tokenizer, job.rows, job.length, overflow=overflow, threads=job.threads)
 
     def batches() -> Iterator[int]:
         while loader.epoch < 1:
@@ -68,7 +64,7 @@ def ours(job: argparse.Namespace, overflow: str, made: bool = False) -> Loader:
 
     def facts() -> dict:
         found = {"dropped": loader.dropped_share}
-        if overflow == "carry" and not made:
+        if overflow == "carry":
             before = peak_memory()
             while loader.tokens_seen < job.long:
                 next(loader)
@@ -155,7 +151,6 @@ def plain(job: argparse.Namespace) -> Loader:
 LOADERS = {
     "ours, carry": partial(ours, overflow="carry"),
     "ours, crop": partial(ours, overflow="crop"),
-    "ours, token shards": partial(ours, overflow="carry", made=True),
     "reference": reference,
     "plain": plain,
 }

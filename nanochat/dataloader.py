@@ -1,14 +1,17 @@
-"""Batches of token ids for pretraining, in an order that does not depend on the number of ranks.
+"""Batches of token ids for pretraining, made in the background, in an order free of the number of ranks.
 
-The stream is a sequence of rows: row i comes from lane i % lanes (see `lanes.py`), and a batch is the next rows of it.
-Rank r of n makes the rows with i % n == r, which are those of its lanes r, r + n, …; the batch size only says where the
-stream is cut.
+`Loader` is the base of all batch sources that read data: prefetch, upload, the wait it causes. `TextLoader` reads a
+corpus. Its stream is a sequence of rows: row i comes from lane i % lanes (see `nanochat/data/lanes.py`), a batch is the
+next rows of the stream, and rank r of n makes the rows with i % n == r, which are those of its lanes r, r + n, … So the
+batch size and the number of ranks only decide how the stream is cut.
 """
 
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from functools import partial
-from os import cpu_count
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +19,152 @@ import numpy as np
 import torch
 
 from nanochat.data.corpus import Corpus
-from nanochat.data.documents import Bad
-from nanochat.data.lanes import Deal, Group, Lane, Mix, Window
-from nanochat.data.shards import Shard
-from nanochat.data.token_shards import read_token_group, token_path, token_shard_is, write_token_shard
-from nanochat.log import Progress
-from nanochat.prefetch import Loader, share
+from nanochat.data.lanes import Chunk, Deal, Lane, Mix, RowGroups
 from nanochat.tokenizer import Tokenizer
 
-MOST_THREADS = 4  # that tokenize, unless more are asked for: other ranks may run on these cores
+BATCHES_AHEAD = 4
+
+# (inputs and targets, the event after which they are on the device, the marks of their rows)
+Prepared = tuple[torch.Tensor, "torch.cuda.Event | None", list]
+
+
+# ---- prefetch ----
+
+
+class Background:
+    """Iterator over items made ahead in a thread; an exception of the thread is raised when its turn comes."""
+
+    def __init__(self, items: Iterator[Prepared], depth: int):
+        self._items = items
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="nanochat-data")
+        self._ahead = deque(self._pool.submit(next, items) for _ in range(depth))
+
+    def __next__(self) -> Prepared:
+        # A failure stays in front, and is raised again if the consumer tries again.
+        item = self._ahead[0].result()
+        self._ahead.popleft()
+        self._ahead.append(self._pool.submit(next, self._items))
+        return item
+
+    def close(self) -> None:
+        """End the thread as soon as it has finished its current item."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+class Loader(Iterator, AbstractContextManager):
+    """Endless source of (inputs, targets), each (batch_size / world_size, seq_len) int64 on `device`.
+
+    batch_size: rows of all ranks together. setting: everything that decides the order of the rows; a saved state is
+    valid for this setting only. A subclass implements `_rows`, which yields the (inputs, targets, mark) of this rank's
+    rows from the position of the consumer, and `_consumed`, which gets the marks of each batch taken.
+    """
+
+    # A source that knows that no rank learns from its last batch sets this, without waiting for the device.
+    idle = False
+
+    def __init__(
+        self,
+        setting: dict[str, str | int],
+        batch_size: int,
+        seq_len: int,
+        rank: int,
+        world_size: int,
+        device: torch.device | str,
+    ):
+        assert 0 <= rank < world_size, (rank, world_size)
+        require_multiple("rows of a batch", batch_size, world_size)
+        self.batch_size = batch_size
+        self.seq_len = seq_len
+        self.rank = rank
+        self.world_size = world_size
+        self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            # The current device of the background thread is another one.
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.wait_seconds = 0.0  # time spent in `next`
+        self._setting = setting
+        self._ahead: Background | None = None
+
+    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
+        raise NotImplementedError
+
+    def _consumed(self, marks: list) -> None:
+        raise NotImplementedError
+
+    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        start = time.perf_counter()
+        if self._ahead is None:
+            self._ahead = Background(self._batches(), BATCHES_AHEAD)
+        batch, copied, marks = next(self._ahead)
+        if copied is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(copied)
+            batch.record_stream(stream)
+        batch = batch.to(self.device)
+        self._consumed(marks)
+        self.wait_seconds += time.perf_counter() - start
+        return batch[0], batch[1]
+
+    def _batches(self) -> Iterator[Prepared]:
+        """Yield batches; runs in the background thread."""
+        shape = (2, self.batch_size // self.world_size, self.seq_len)
+        is_cuda = self.device.type == "cuda"
+        # Copies on a stream of their own do not wait for the computation, nor delay it.
+        stream = torch.cuda.Stream(self.device) if is_cuda else None
+        rows = self._rows()
+        while True:
+            # torch reuses pinned memory only after its copy has finished.
+            batch = torch.empty(shape, dtype=torch.int64, pin_memory=is_cuda)
+            marks = []
+            for inputs, targets in zip(*batch.numpy(), strict=True):
+                inputs[:], targets[:], mark = next(rows)
+                marks.append(mark)
+            copied = None
+            if stream is not None:
+                with torch.cuda.stream(stream):
+                    batch = batch.to(self.device, non_blocking=True)
+                    copied = stream.record_event()
+            yield batch, copied, marks
+
+    def close(self) -> None:
+        """End the background thread; the next batch starts it again at the position of the consumer."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def check_setting(self, state: dict[str, Any]) -> None:
+        """Raise a ValueError if a saved state is of other data or another order."""
+        saved = state["setting"]
+        changes = []
+        for name, value in self._setting.items():
+            if saved.get(name) != value:
+                changes.append(f"{name}={saved.get(name)!r} and not {value!r}")
+        if changes:
+            raise ValueError(
+                f"the saved state of the data is for {', '.join(changes)}: use the same, or start a new run"
+            )
+
+
+def require_multiple(name: str, count: int, ranks: int) -> None:
+    """Raise a ValueError if the ranks cannot have the same number each."""
+    if count < 1 or count % ranks:
+        below = max(1, count // ranks) * ranks
+        raise ValueError(f"{count} {name} cannot be shared by {ranks} ranks: use {below} or {below + ranks}")
+
+
+# ---- text ----
+
+Place = tuple[int, int]  # (lane, number of the source)
 
 
 class TextLoader(Loader):
-    """Batches of a corpus.
+    """Batches of a corpus; nothing is read before the first batch.
 
-    overflow: what is too long for the rest of a row is cut there, and the remainder goes into another row ("carry") or
-    is dropped ("crop"). tokens: a folder that `tokenize` filled, read in place of the text. What cannot be read is told
-    to `corpus.bad`, and left out where that returns. Nothing is read before the first batch is asked for.
+    overflow: a document that is too long for the rest of a row is cut there, and the remainder goes into another row
+    ("carry") or is dropped ("crop"). threads: for tokenizing, 0 for at most 4. Damage is added to `corpus.problems`.
     """
 
     def __init__(
@@ -50,170 +182,139 @@ class TextLoader(Loader):
         world_size: int = 1,
         device: str | torch.device = "cpu",
         threads: int = 0,
-        tokens: Path | str | None = None,
     ):
-        assert split in ("train", "val"), split
         if overflow not in ("carry", "crop"):
             raise ValueError(f"overflow is {overflow!r}: it has to be 'carry' or 'crop'")
         if seed < 0 or seq_len < 1:
             raise ValueError(f"seed={seed} and seq_len={seq_len}: the seed has to be 0 or more, the length 1 or more")
-        share("lanes", lanes, world_size)
-        setting = {"data": corpus.describe()["fingerprint"], "tokenizer": tokenizer.content_hash, "split": split}
-        setting |= {"seed": seed, "lanes": lanes, "seq_len": seq_len, "overflow": overflow}
+        require_multiple("lanes", lanes, world_size)
+        setting = {
+            "data": corpus.describe()["fingerprint"],
+            "tokenizer": tokenizer.content_hash,
+            "split": split,
+            "seed": seed,
+            "lanes": lanes,
+            "seq_len": seq_len,
+            "overflow": overflow,
+        }
         super().__init__(setting, batch_size, seq_len, rank, world_size, device)
-        self.lanes, self.overflow = lanes, overflow
-        self._corpus, self._tokenizer, self._threads = corpus, tokenizer, threads
-        self._tokens = Path(tokens) if tokens else None
-        self._mix = Mix([weight for _, weight in corpus.parts], lanes)
-        self._groups: list[list[tuple[Shard, int]]] = []  # of each part, its row groups: shard, and number in it
-        self._deals: list[Deal] = []
-        for part, (source, _) in enumerate(corpus.parts):
-            shards = getattr(source, split)
-            if not (documents := sum(shard.rows for shard in shards)):
-                raise ValueError(f"{source.name} has no document for {split}: give it more text")
-            groups = [(shard, number) for shard in shards for number in range(shard.row_groups)]
-            self._groups.append(groups)
-            self._deals.append(Deal(partial(self._read, part), len(groups), documents, lanes, (seed, part)))
-        self._row = 0  # rows of the stream that all ranks have been given
-        self._windows = {(lane, part): Window() for lane in self._my_lanes for part in range(len(self._deals))}
-        self._given: dict[tuple[int, int], Window] = {}  # those that the batch given last is of
+        self.lanes = lanes
+        self._names = [source.name for source in corpus.sources]
+        self._bos = tokenizer.special_tokens["<|bos|>"]
+        self._carry = overflow == "carry"
+        self._mix = Mix([source.share for source in corpus.sources], lanes)
+        self._deals = []  # of each source
+        for number, source in enumerate(corpus.sources):
+            groups = RowGroups(source.shards(split), tokenizer, threads, corpus.problems)
+            if not groups.documents:
+                raise ValueError(f"{source.name} has no document for {split}: add text")
+            self._deals.append(Deal(groups, lanes, (seed, number)))
+        # The position of the consumer: rows of the stream that all ranks have taken, and the chunk of each of this
+        # rank's lanes that its last row came from.
+        self._row = 0
+        self._chunks: dict[Place, Chunk] = {}
+        for lane in self._my_lanes:
+            for number in range(len(self._deals)):
+                self._chunks[lane, number] = Chunk()
+        self._last: dict[Place, Chunk] = {}  # chunks of the last batch
 
-    # ---- the batches ----
-
-    def _arrive(self, marks: list[tuple[tuple[int, int], Window]]) -> None:
-        self._given = dict(marks)
-        self._windows.update(self._given)
+    def _consumed(self, marks: list[tuple[Place, Chunk]]) -> None:
+        self._last = dict(marks)
+        self._chunks.update(self._last)
         self._row += self.batch_size
 
-    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, tuple]]:
-        """Each marked by the window it is in."""
-        fixed = self.seq_len + 1, self._tokenizer.special_tokens["<|bos|>"], self.overflow == "carry"
-        lanes = {
-            (lane, part): Lane(self._deals[part], lane, *fixed, window, self._rows_of(lane)[part])
-            for (lane, part), window in self._windows.items()
-        }
+    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, tuple[Place, Chunk]]]:
+        """Yield the rows of this rank, each marked with its place and chunk."""
+        lanes = {}
+        for (number, source), chunk in self._chunks.items():
+            lane = Lane(self._deals[source], number, self.seq_len + 1, self._bos, self._carry)
+            lanes[number, source] = lane.rows(chunk, self._rows_taken(number)[source])
+        # The first row that this rank makes, as the stream may have been cut by another number of ranks.
         row = self._row + (self.rank - self._row) % self.world_size
         while True:
-            turn, lane = divmod(row, self.lanes)
-            key = lane, self._mix.part(lane, turn)
-            ids = lanes[key].take()
+            turn, number = divmod(row, self.lanes)
+            place = number, self._mix.source(number, turn)
+            ids, chunk = next(lanes[place])
+            yield ids[:-1], ids[1:], (place, chunk)
             row += self.world_size
-            yield ids[:-1], ids[1:], (key, lanes[key].window)
 
-    # ---- where the consumer is ----
+    # ---- position of the consumer ----
 
     @property
     def tokens_seen(self) -> int:
-        """Inputs that all ranks have been given since the beginning of the stream."""
+        """Inputs that all ranks have taken since the start of the stream."""
         return self._row * self.seq_len
 
     @property
     def epochs(self) -> dict[str, float]:
-        """How often each part has been read, by name, measured on this rank's lanes."""
-        units = np.zeros(len(self._deals))
-        for (lane, part), window in self._windows.items():
-            done = (self._rows_of(lane)[part] - window.row) / max(window.rows, 1)
-            units[part] += window.unit + window.units * done
-        passes = units * self.world_size / [deal.units for deal in self._deals]
-        return {source.name: float(count) for (source, _), count in zip(self._corpus.parts, passes, strict=True)}
+        """Passes over each source, by name, measured on the lanes of this rank."""
+        units = [0.0] * len(self._deals)
+        for (lane, source), chunk in self._chunks.items():
+            rows = self._rows_taken(lane)[source] - chunk.row
+            units[source] += chunk.unit + chunk.units * rows / max(chunk.rows, 1)
+        passes = {}
+        for name, count, deal in zip(self._names, units, self._deals, strict=True):
+            passes[name] = count * self.world_size / deal.units
+        return passes
 
     @property
     def epoch(self) -> float:
-        """Passes over the part that has been read most often."""
+        """Passes over the source that has been read most often."""
         return max(self.epochs.values())
 
     @property
     def dropped_share(self) -> float:
-        """Of the text that was packed so far for this rank's lanes, what found no room."""
-        dropped = sum(window.dropped + window.lost for window in self._windows.values())
-        packed = sum(window.row + window.rows for window in self._windows.values()) * (self.seq_len + 1)
+        """Share of the packed tokens of this rank's lanes that were dropped."""
+        dropped = sum(chunk.dropped + chunk.lost for chunk in self._chunks.values())
+        packed = sum(chunk.row + chunk.rows for chunk in self._chunks.values()) * (self.seq_len + 1)
         return dropped / max(dropped + packed, 1)
 
     def place(self) -> list[str]:
-        """The shards and row groups that this rank's last batch is of, to be told where a loss is not finite."""
-        found: dict[Path, set[int]] = {}
-        for (lane, part), window in self._given.items():
-            units = {*range(window.unit, window.unit + window.units), *(unit for unit, *_ in window.left)}
+        """Return the shards and row groups of this rank's last batch, to report a loss that is not finite."""
+        groups: dict[Path, set[int]] = {}
+        for (lane, source), chunk in self._last.items():
+            deal = self._deals[source]
+            units = {*range(chunk.unit, chunk.unit + chunk.units), *(unit for unit, _, _, _ in chunk.left)}
             for unit in units:
-                shard, group = self._groups[part][self._deals[part].place(lane, unit)[1]]
-                found.setdefault(shard.path, set()).add(group)
-        return [f"{path}, row groups {', '.join(map(str, sorted(found[path])))}" for path in sorted(found)]
+                _, number, _ = deal.place(lane, unit)
+                shard, group = deal.groups.places[number]
+                groups.setdefault(shard.path, set()).add(group)
+        return [f"{path}, row groups {', '.join(map(str, sorted(groups[path])))}" for path in sorted(groups)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the consumer is, as small JSON; of this rank's lanes, so ranks have theirs joined by `merge_states`."""
-        parts = range(len(self._deals))
-        lanes = {str(lane): [asdict(self._windows[lane, part]) for part in parts] for lane in self._my_lanes}
+        """Return the position as small JSON, with this rank's lanes only: see `merge_states`."""
+        lanes = {}
+        for lane in self._my_lanes:
+            lanes[str(lane)] = [asdict(self._chunks[lane, source]) for source in range(len(self._deals))]
         return {"setting": dict(self._setting), "rows": self._row, "lanes": lanes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a loader of the same setting was, on whatever number of ranks and with whatever batch size."""
+        """Continue at the position of a loader of the same setting, with any number of ranks and any batch size."""
         self.check_setting(state)
         if missing := [lane for lane in self._my_lanes if str(lane) not in state["lanes"]]:
-            raise ValueError(f"the saved place lacks lanes {missing}: join the states of all ranks with merge_states")
+            raise ValueError(f"the saved state lacks lanes {missing}: join the states of all ranks with merge_states")
         self.close()
-        self._row, self._given = state["rows"], {}
-        for lane, part in self._windows:
-            window = state["lanes"][str(lane)][part]
-            self._windows[lane, part] = Window(**{**window, "left": tuple(map(tuple, window["left"]))})
+        self._row = state["rows"]
+        self._last = {}
+        for lane, source in self._chunks:
+            saved = state["lanes"][str(lane)][source]
+            left = tuple(tuple(piece) for piece in saved["left"])
+            self._chunks[lane, source] = Chunk(**{**saved, "left": left})
 
     @property
     def _my_lanes(self) -> range:
         return range(self.rank, self.lanes, self.world_size)
 
-    def _rows_of(self, lane: int) -> list[int]:
-        """Rows of each part that a lane has given to the consumer."""
+    def _rows_taken(self, lane: int) -> list[int]:
+        """Return the number of rows of each source that the consumer has taken from a lane."""
         return self._mix.rows_before(lane, (self._row - lane - 1) // self.lanes + 1)
-
-    # ---- reading ----
-
-    def _read(self, part: int, group: int) -> Group:
-        shard, number = self._groups[part][group]
-        if self._tokens is None:
-            return encode_group(shard, number, self._tokenizer, self._threads, self._corpus.bad)
-        path, about = _made_of(self._tokens, shard, self._setting["tokenizer"])
-        return read_token_group(path, number, about)
 
 
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The state of all ranks' loaders as one, of which any number of ranks can go on."""
-    assert all((state["rows"], state["setting"]) == (states[0]["rows"], states[0]["setting"]) for state in states)
-    return states[0] | {"lanes": {lane: windows for state in states for lane, windows in state["lanes"].items()}}
-
-
-def encode_group(shard: Shard, group: int, tokenizer: Tokenizer, threads: int, bad: Bad) -> Group:
-    """The ids of a row group of text; none if it cannot be read, and `bad`, which is told so, does not raise."""
-    with bad.caught():
-        threads = threads or min(MOST_THREADS, cpu_count() or 1)
-        return tokenizer.encode_arrow(shard.read(group), tokenizer.special_tokens["<|bos|>"], threads)
-    return np.array([], np.uint16), np.array([0])
-
-
-def tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, threads: int = 0) -> int:
-    """Make the token shards of both splits of a corpus that are not there yet; returns how many that were.
-
-    A row group that cannot be read, if `corpus.bad` lets that pass, has no documents there.
-    """
-    shards = [shard for source, _ in corpus.parts for shard in (*source.train, *source.val)]
-    total = sum(shard.row_groups for shard in shards)
-    progress, content_hash = Progress("tokenize", "row groups"), tokenizer.content_hash
-    done = made = 0
-
-    def groups(shard: Shard) -> Iterator[Group]:
-        for group in range(shard.row_groups):
-            yield encode_group(shard, group, tokenizer, threads, corpus.bad)
-            progress.update(done + group + 1, total, shard.path.name)
-
-    for shard in shards:
-        path, about = _made_of(folder, shard, content_hash)
-        if not token_shard_is(path, about):
-            write_token_shard(path, groups(shard), about)
-            made += 1
-        done += shard.row_groups
-    progress.close()
-    return made
-
-
-def _made_of(folder: Path, shard: Shard, content_hash: str) -> tuple[Path, dict[str, str]]:
-    """Where the ids of a shard are kept, and what the file says that they were made of."""
-    about = {"tokenizer": content_hash, "shard": shard.hash, "column": shard.column}
-    return token_path(folder, shard.path, shard.hash), about
+    """Join the states of the loaders of all ranks into one that any number of ranks can load."""
+    first = states[0]
+    lanes = {}
+    for state in states:
+        assert (state["rows"], state["setting"]) == (first["rows"], first["setting"])
+        lanes |= state["lanes"]
+    return {**first, "lanes": lanes}

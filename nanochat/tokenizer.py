@@ -1,19 +1,25 @@
-"""Text to ids and back, over `rustbpe`: a byte-level BPE vocabulary and the nine special tokens of a conversation.
+"""Text to token ids and back: byte pair encoding in Rust (`rustbpe`), and the nine special tokens of a conversation.
 
-The artifact is one JSON file: readable, checked by a hash when loaded, and enough to build the same tokenizer with
-`tiktoken`. Special tokens are never produced from text: `encode` treats "<|bos|>" as seven ordinary characters.
+The ids are 256 bytes, then merges, then special tokens. A tokenizer is saved as one JSON file, and checked by a hash
+when it is loaded. Text never becomes a special token: `encode` treats "<|bos|>" as seven ordinary characters.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import rustbpe
 from nanochat.paths import write_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import tiktoken
 
 SPECIAL_TOKENS = (
     "<|bos|>",  # begins every document
@@ -23,22 +29,18 @@ SPECIAL_TOKENS = (
     "<|assistant_end|>",
     "<|python_start|>",  # the assistant calls the calculator
     "<|python_end|>",
-    "<|output_start|>",  # what the calculator answers
+    "<|output_start|>",  # the calculator answers
     "<|output_end|>",
 )
 FORMAT = "nanochat-tokenizer-1"
 
 
 class ArtifactError(ValueError):
-    """A tokenizer file that cannot be used: missing, damaged, or of another format."""
+    """A tokenizer file that is missing, damaged, or of another format."""
 
 
 class Tokenizer:
-    """256 bytes, then merges, then special tokens; ids in that order.
-
-    core: the `rustbpe.Tokenizer` that does the work.
-    training: how it was trained, kept for the record.
-    """
+    """Text to token ids and back by a `rustbpe.Tokenizer`, the core; training: its settings, for records."""
 
     def __init__(self, core: rustbpe.Tokenizer, training: dict[str, Any] | None = None):
         self.core = core
@@ -49,21 +51,21 @@ class Tokenizer:
     @classmethod
     def train(
         cls,
-        source: Iterable[Any],
+        source: Iterable[str | pa.Array],
         vocab_size: int,
         *,
         max_chars: int | None = None,
         doc_cap: int | None = None,
         threads: int = 0,
         progress: Callable[[str, int, int], None] | None = None,
-    ) -> "Tokenizer":
-        """A tokenizer of `vocab_size` ids, special tokens counted in, or fewer if the text has no more pairs to merge.
+    ) -> Tokenizer:
+        """Return a tokenizer of `vocab_size` ids, or of fewer if the text has no more pairs to merge.
 
-        source: str or Arrow string arrays; max_chars, doc_cap: characters to read in all and of each document.
+        source: strings or Arrow string arrays. max_chars, doc_cap: characters to read in total, and of each document.
         """
-        least = 256 + len(SPECIAL_TOKENS)
-        if vocab_size < least:
-            raise ValueError(f"vocab_size is {vocab_size}: it must be at least {least}, bytes and special tokens")
+        smallest = 256 + len(SPECIAL_TOKENS)
+        if vocab_size < smallest:
+            raise ValueError(f"vocab_size is {vocab_size}: it must be at least {smallest}, bytes and special tokens")
         merges = rustbpe.train(
             source,
             vocab_size - len(SPECIAL_TOKENS),
@@ -77,21 +79,26 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         return self.core.encode(text).tolist()
 
-    def encode_arrow(self, array: Any, prepend: int | None = None, threads: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, offsets) of an Arrow string array: text i is ids[offsets[i]:offsets[i + 1]], after the id `prepend`."""
+    def encode_arrow(
+        self, array: pa.Array, prepend: int | None = None, threads: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return (ids, offsets) of an Arrow string array: text i is ids[offsets[i]:offsets[i + 1]].
+
+        prepend: an id to put before each text. threads: 0 for all cores.
+        """
         return self.core.encode_arrow(array, prepend, threads)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Text of ids; bytes that are no UTF-8 become U+FFFD, special tokens their names."""
+        """Return the text; bytes that are no UTF-8 become U+FFFD, special tokens become their names."""
         return self.core.decode(ids)
 
     def token_lengths(self) -> np.ndarray:
-        """Bytes of text each id stands for, uint32; 0 for special tokens."""
+        """Return the bytes of text of each id, uint32; 0 for special tokens."""
         return self.core.token_lengths()
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 of what decides how text becomes ids: two tokenizers with the same hash agree on every text."""
+        """SHA-256 of everything that decides the ids: tokenizers with the same hash agree on every text."""
         return _digest(self._definition())
 
     def _definition(self) -> dict[str, Any]:
@@ -102,7 +109,7 @@ class Tokenizer:
         }
 
     def save(self, path: Path, training: dict[str, Any] | None = None) -> str:
-        """Write the artifact, whole or not at all, with the settings it was trained with; returns the content hash."""
+        """Write the file, whole or not at all; return the content hash."""
         self.training = training or self.training
         record = {
             "format": FORMAT,
@@ -111,49 +118,38 @@ class Tokenizer:
             **self._definition(),
             "token_bytes": self.token_lengths().tolist(),
         }
-        # A line per field: small enough to look at with `head`.
+        # One line for each field, so that `head` shows the settings.
         fields = [f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in record.items()]
-        text = "{\n" + ",\n".join([*fields, f'"file_hash": "{_digest(record)}"']) + "\n}\n"
-        write_text(Path(path), text)
+        fields.append(f'"file_hash": "{_digest(record)}"')
+        write_text(Path(path), "{\n" + ",\n".join(fields) + "\n}\n")
         return record["content_hash"]
 
     @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
-        """The tokenizer in a file written by `save`; ArtifactError when there is none, or it was changed or cut."""
+    def load(cls, path: Path) -> Tokenizer:
+        """Return the tokenizer in a file written by `save`; ArtifactError if it is missing, or was changed or cut."""
         try:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ArtifactError(f"no tokenizer is at {path}; train one with `python -m scripts.tok_train`") from None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise ArtifactError(f"{path} is damaged ({error}); train it again or restore it from a copy") from None
         if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise ArtifactError(
-                f"{path} is not a tokenizer file of the format {FORMAT}; train one with scripts.tok_train"
-            )
-        expected = record.pop("file_hash", None)
-        if _digest(record) != expected:
-            raise ArtifactError(
-                f"{path} is damaged (its hash does not match); train it again or restore it from a copy"
-            )
-        try:
-            specials = record["special_tokens"]
-            names = sorted(specials, key=specials.get)
-            tokenizer = cls(rustbpe.Tokenizer(record["merges"], names, record["pattern"]), record["training"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArtifactError(f"{path} was not written by this program ({error}); train one with it") from None
-        if tokenizer.content_hash != record["content_hash"]:
-            raise ArtifactError(f"{path} was not written by this program (its ids differ); train one with it")
-        return tokenizer
+            raise ArtifactError(f"{path} is not a tokenizer file of the format {FORMAT}; use scripts.tok_train")
+        if record.pop("file_hash", None) != _digest(record):
+            raise ArtifactError(f"{path} is damaged (its hash differs); train it again or restore it from a copy")
+        special = record["special_tokens"]
+        names = sorted(special, key=special.get)
+        return cls(rustbpe.Tokenizer(record["merges"], names, record["pattern"]), record["training"])
 
-    def to_tiktoken(self) -> Any:
-        """The same tokenizer as a `tiktoken.Encoding`."""
+    def to_tiktoken(self) -> tiktoken.Encoding:
+        """Return the same tokenizer for `tiktoken`."""
         import tiktoken
 
-        size = self.vocab_size - len(self.special_tokens)
+        count = self.vocab_size - len(self.special_tokens)
         return tiktoken.Encoding(
             name=f"nanochat-{self.content_hash[:12]}",
             pat_str=self.core.pattern,
-            mergeable_ranks={self.core.token_bytes(rank): rank for rank in range(size)},
+            mergeable_ranks={self.core.token_bytes(rank): rank for rank in range(count)},
             special_tokens=self.special_tokens,
         )
 

@@ -1,114 +1,111 @@
-"""Fetch, convert and check beforehand all that a run will need, and say what that took.
+"""Download, convert and check everything a run needs, before the run.
 
 python -m scripts.prepare --data=climbmix --num-shards=170 --tasks=core,gsm8k
 python -m scripts.prepare --check --data=my-text
-python -m scripts.prepare --tokenize --data=my-text
 """
 
-import itertools
 import time
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
-from nanochat.data.hub import fetch
+from nanochat.data.hub import Found, HubFile, fetch
 from nanochat.evals.core_tasks import BUNDLE, data_files
 from nanochat.log import print0
 from nanochat.paths import stage_dir
 from tasks import TASKS
 from tasks.common import pick
 
-# What evaluations read besides the tasks of the table, by name.
-OTHER_FILES = {
-    "core": list(BUNDLE),  # and what its list of tasks names
-}
-KNOWN = [*OTHER_FILES, *TASKS]
+CORE = "core"  # the bundle of base evaluations, beside the tasks of the table
 
 
 @dataclass(frozen=True)
 class Config:
-    """Fetch, convert and check beforehand all that a run will need."""
+    """Download, convert and check everything a run needs."""
 
-    data: str = option("climbmix", "corpus, folder:PATH, mix like climbmix:0.7,my-text:0.3; empty: none", group="data")
-    tasks: str = option("", f"tasks, by comma, whose files to fetch: {', '.join(KNOWN)}", group="data")
-    num_shards: Count = option(0, "shards of a named corpus to train on; 0: its default", group="data", unit="SHARDS")
-    tokens: Count = option(0, "that a run will train on: shards enough for it; 0: --num-shards", group="data", least=0)
-    offline: bool = option(False, "fetch nothing: a file that is missing is an error", group="data")
+    data: str = option("climbmix", "corpus, folder, or mix like climbmix:0.7,my-text:0.3; empty: none", group="data")
+    tasks: str = option("", f"download the files of these tasks, by comma: {', '.join([CORE, *TASKS])}", group="data")
+    num_shards: Count = option(0, "training shards of a named corpus; 0: its default", group="data", unit="SHARDS")
+    tokens: Count = option(0, "training tokens of the run: take enough shards; 0: --num-shards", group="data", least=0)
+    offline: bool = option(False, "download nothing: a missing file is an error", group="data")
     skip_bad: bool = option(False, "leave out damaged files and rows, and count them", group="data")
-    check: bool = option(False, "read every document and list what is wrong; exit with 1 if anything is", group="check")
-    tokenize: bool = option(False, "write the text as token shards too, by the tokenizer of --tag", group="tokens")
-    tag: str = option("default", "name of the tokenizer; --check counts without one if need be", group="tokens")
-
-    def __post_init__(self):
-        if self.tokenize and (self.check or not self.data):
-            raise ValueError("--tokenize needs a --data and goes without --check, run that before")
+    check: bool = option(False, "read every document and list problems; exit status 1 if there are any", group="check")
+    tag: str = option("default", "run of the tokenizer that --check counts tokens with, if it exists", group="check")
 
 
-def check(config: Config) -> int:
-    """Print what is in the text and what is wrong with it; how many problems there are."""
-    from nanochat.data.corpus import find
-    from nanochat.data.lint import CHARS_PER_TOKEN, PROBLEMS, lint
+def check_text(config: Config) -> int:
+    """Print counts and problems of all documents; return the number of problems."""
+    from nanochat.data.corpus import parse_data, source_files, source_name
+    from nanochat.data.documents import check_documents
     from nanochat.report.card import terminal_table
     from nanochat.tokenizer import Tokenizer
 
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
     tokenizer = Tokenizer.load(path) if path.exists() else None
-    rows, problems = [], 0
-    for listing, _ in find(config.data, config.num_shards, config.offline):
-        counts, shown = lint(listing.name, listing.files, listing.column, tokenizer)
-        rows.append([listing.name, len(listing.files), *counts.values()])
-        problems += sum(counts[name] for name in PROBLEMS)
-        for what in shown:
-            print0(what)
-    columns = [["Source", ""], *([name, ",d"] for name in ("Files", *counts))]
+    rows = []
+    problems = 0
+    for source, _ in parse_data(config.data):
+        name = source_name(source)
+        files = source_files(source, config.num_shards, config.offline)
+        counts, messages = check_documents(name, files, tokenizer)
+        for message in messages:
+            print0(message)
+        rows.append([name, len(files), *counts.values()])
+        problems += counts["Problems"]
+    columns = [["Source", ""], ["Files", ",d"], *([name, ",d"] for name in counts)]
     print0(terminal_table({"title": "", "columns": columns, "rows": rows}))
-    how = f"by the tokenizer {config.tag}" if tokenizer else f"characters / {CHARS_PER_TOKEN}"
-    print0(f"check: {problems:,} problems; tokens are counted {how}")
+    print0(f"check: {problems:,} problems")
     return problems
+
+
+def fetch_all(wanted: list[HubFile], offline: bool) -> dict[HubFile, Found]:
+    """Download files, and the files that the list of CORE tasks names if it is one of them."""
+    found = dict(zip(wanted, fetch(wanted, offline), strict=True))
+    if BUNDLE[0] in found:
+        named = data_files(found[BUNDLE[0]].path)
+        found |= zip(named, fetch(named, offline), strict=True)
+    return found
 
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.data.corpus import CORPORA, find, hub_files, open_corpus, shards_for
+    from nanochat.data.corpus import CORPORA, hub_files, open_corpus, parse_data, shards_for, source_files
     from nanochat.report.card import terminal_table
-    from nanochat.tokenizer import Tokenizer
 
     if config.check:
-        raise SystemExit(1 if check(config) else 0)
-    # Asked for first: that it is missing is not to be found out after the downloads.
-    tokenizer = Tokenizer.load(stage_dir("tok_train", config.tag) / "tokenizer.json") if config.tokenize else None
+        raise SystemExit(1 if check_text(config) else 0)
 
     start = time.monotonic()
-    shards = config.num_shards or (shards_for(config.data, config.tokens) if config.tokens else 0)
-    wanted = hub_files(config.data, shards)
-    if config.data and not wanted:
-        find(config.data)  # made now: the embedded world has the files of the tasks too
-    tasks = [OTHER_FILES.get(name) or TASKS[name].files() for name in pick(config.tasks, KNOWN)]
-    wanted += itertools.chain(*tasks)
-    found = dict(zip(wanted, fetch(wanted, config.offline), strict=True))
-    if bundle := found.get(BUNDLE[0]):
-        named = data_files(bundle.path)
-        found |= zip(named, fetch(named, config.offline), strict=True)
+    wanted: list[HubFile] = []
+    num_shards = config.num_shards
+    if config.data:
+        if config.tokens and not num_shards:
+            num_shards = shards_for(config.data, config.tokens)
+        wanted += hub_files(config.data, num_shards)
+        for source, _ in parse_data(config.data):
+            if source not in CORPORA:
+                source_files(source)  # a typing error ends it now; the embedded world has the files of tasks too
+    for name in pick(config.tasks, [CORE, *TASKS]):
+        wanted += BUNDLE if name == CORE else TASKS[name].files()
+    found = fetch_all(wanted, config.offline)
     rows = [[str(file), place.path.stat().st_size, place.origin, place.seconds] for file, place in found.items()]
 
-    # What needs no fetching may need converting or making; and all of it is opened once, so that damage is found now.
+    # Folders are converted here. All shards are opened, so that damage is found now and not during the run.
     if config.data:
-        began = time.monotonic()
-        corpus = open_corpus(config.data, shards, config.offline, config.skip_bad)
-        about, seconds = corpus.describe(), time.monotonic() - began
-        made = [entry for entry in corpus.manifest() if entry["source"] not in CORPORA]
-        rows += [[f"{entry['source']}/{entry['file']}", entry["size"], "this machine", seconds] for entry in made]
-        content = f"{about['documents']:,} documents, {about['bytes']:,} bytes of text, {about['fingerprint'][:12]}"
-        print0(f"data: {about['name']}: {content}")
+        opened = time.monotonic()
+        corpus = open_corpus(config.data, num_shards, config.offline, config.skip_bad)
+        seconds = time.monotonic() - opened
+        about = corpus.describe()
+        for entry in corpus.manifest():
+            if entry["source"] not in CORPORA:
+                rows.append([f"{entry['source']}/{entry['file']}", entry["size"], "this machine", seconds])
+        print0(
+            f"data: {about['name']}: {about['documents']:,} documents, {about['bytes']:,} bytes of text,"
+            f" {about['fingerprint'][:12]}"
+        )
     columns = [["File", ""], ["Bytes", ",d"], ["From", ""], ["Seconds", ".1f"]]
     print0(terminal_table({"title": "", "columns": columns, "rows": rows}))
-    print0(f"prepare: {len(rows):,} files, {sum(row[1] for row in rows):,} bytes, in {time.monotonic() - start:.1f} s")
-
-    if tokenizer:
-        from nanochat.dataloader import tokenize  # brings torch, which takes seconds
-
-        began, folder = time.monotonic(), stage_dir("tokens", config.tag)
-        count = tokenize(corpus, tokenizer, folder)
-        print0(f"tokenize: {count:,} of {about['files']:,} shards, in {time.monotonic() - began:.1f} s; to {folder}")
+    size = sum(row[1] for row in rows)
+    print0(f"prepare: {len(rows):,} files, {size:,} bytes, in {time.monotonic() - start:.1f} s")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Compare the tokenizer with those of GPT-2 and GPT-4: how many bytes a token stands for, on several kinds of text.
+"""Compare the tokenizer with those of GPT-2 and GPT-4: bytes per token, on several kinds of text.
 
 python -m scripts.tok_eval --data=FOLDER
 """
+
+from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
@@ -16,7 +18,11 @@ from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.report.card import terminal_table
 
-REFERENCES = {"GPT-2": "gpt2", "GPT-4": "cl100k_base"}  # as the card names them -> as tiktoken does
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from tiktoken import Encoding
+
+REFERENCES = {"GPT-2": "gpt2", "GPT-4": "cl100k_base"}  # name on the card -> name in tiktoken
 SAMPLES = ("news", "korean", "code", "math", "science")  # scripts/samples/*.txt, written for this
 SPLIT_BYTES = 4_000_000  # of each split of the corpus
 
@@ -27,28 +33,29 @@ class Config:
 
     data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data", in_card=False)
     skip_bad: bool = option(False, "leave out damaged files and rows", group="data", in_card=False)
-    tag: str = option("default", "name of the folder with the tokenizer", group="run", in_card=False)
-    run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
-    threads: Count = option(0, "0: as many as there are cores", group="run", unit="THREADS", least=0, in_card=False)
+    tag: str = option("default", "name of the run's folder with the tokenizer", group="run", in_card=False)
+    run: str = option("dummy", "name of the run in W&B; dummy: no W&B", group="run", in_card=False)
+    threads: Count = option(0, "threads; 0: all cores", group="run", unit="THREADS", least=0, in_card=False)
     patience: Count = option(
-        30, "longest wait for a vocabulary to be fetched", group="run", unit="SECONDS", least=0, in_card=False
+        30, "longest wait for the download of a vocabulary", group="run", unit="SECONDS", least=0, in_card=False
     )
 
 
-def load_references(patience: float) -> dict[str, Any]:
-    """A tiktoken.Encoding for each of REFERENCES, or a text that says why there is none."""
+def load_references(patience: float) -> dict[str, Encoding | str]:
+    """Return the vocabulary of each of REFERENCES, or the reason why it is not available."""
     import tiktoken
     from tiktoken_ext.openai_public import ENCODING_CONSTRUCTORS
 
-    answers: dict[str, Any] = {}
+    answers: dict[str, Encoding | str] = {}
 
     def load(label: str, name: str) -> None:
-        try:  # not get_encoding: it holds a lock while it fetches, so that one hanging vocabulary stops the others
+        # tiktoken.get_encoding holds a lock while it downloads: one hanging download would stop the other.
+        try:
             answers[label] = tiktoken.Encoding(**ENCODING_CONSTRUCTORS[name]())
-        except (OSError, ValueError) as error:  # no network; not the file that was expected
+        except (OSError, ValueError) as error:  # no network, or a file with another hash
             answers[label] = f"{type(error).__name__}, set TIKTOKEN_CACHE_DIR to a folder that holds it"
 
-    # Daemons: tiktoken downloads without a time limit, and a thread that hangs must not keep the process alive.
+    # Daemons, because tiktoken downloads without a time limit, and a hanging thread must not keep the process alive.
     loaders = [threading.Thread(target=load, args=item, daemon=True) for item in REFERENCES.items()]
     for loader in loaders:
         loader.start()
@@ -62,30 +69,41 @@ def byte_count(texts: list[str]) -> int:
     return sum(len(text.encode()) for text in texts)
 
 
-def beginning(batches: Iterator[Any]) -> list[str]:
-    """The first documents of a split, until there are SPLIT_BYTES of them."""
-    texts, size = [], 0
-    for text in (text for batch in batches for text in batch.to_pylist()):
-        if size >= SPLIT_BYTES:
-            break
-        texts.append(text)
-        size += len(text.encode())
+def first_texts(batches: Iterator[pa.Array]) -> list[str]:
+    """Return the first documents, SPLIT_BYTES of them or all."""
+    texts: list[str] = []
+    size = 0
+    for batch in batches:
+        for text in batch.to_pylist():
+            if size >= SPLIT_BYTES:
+                return texts
+            texts.append(text)
+            size += len(text.encode())
     return texts
 
 
-def comparison(label: str, reference: Any, texts: dict[str, list[str]], ours: dict[str, int]) -> dict:
-    """The card's table of one reference; where it is missing, its cells are dashes and the last row says why."""
-    missing = isinstance(reference, str)
-    columns = [["Text Type", ""], ["Bytes", "d"], [f"{label} Tokens", "d"], [f"{label} Ratio", ".2f"]]
-    columns += [["Ours Tokens", "d"], ["Ours Ratio", ".2f"], ["Relative Diff %", "+.1%"]]
+def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]], ours: dict[str, int]) -> dict:
+    """Return the table of one reference for the card; dashes and a last row with the reason if it is missing."""
+    columns = [
+        ["Text Type", ""],
+        ["Bytes", "d"],
+        [f"{label} Tokens", "d"],
+        [f"{label} Ratio", ".2f"],
+        ["Ours Tokens", "d"],
+        ["Ours Ratio", ".2f"],
+        ["Relative Diff %", "+.1%"],
+    ]
     rows: list[list] = []
     for name, documents in texts.items():
-        size, mine = byte_count(documents), ours[name]
-        theirs = None if missing else sum(map(len, reference.encode_ordinary_batch(documents)))
-        ratio, saved = (None, None) if missing else (size / theirs, (theirs - mine) / theirs)
-        rows.append([name, size, theirs, ratio, mine, size / mine, saved])
-    if missing:
-        rows.append([f"{label} is not available: {reference}", *[None] * 6])
+        size = byte_count(documents)
+        tokens = ratio = saved = None
+        if not isinstance(reference, str):
+            tokens = sum(map(len, reference.encode_ordinary_batch(documents)))
+            ratio = size / tokens
+            saved = (tokens - ours[name]) / tokens
+        rows.append([name, size, tokens, ratio, ours[name], size / ours[name], saved])
+    if isinstance(reference, str):
+        rows.append([f"{label} is not available: {reference}", None, None, None, None, None, None])
     return {"title": f"Comparison with {label}", "columns": columns, "rows": rows}
 
 
@@ -100,24 +118,26 @@ def main(config: Config) -> None:
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
     tokenizer = Tokenizer.load(path)
     corpus = open_corpus(config.data, skip_bad=config.skip_bad)
-    texts = {name: [(Path(__file__).parent / f"samples/{name}.txt").read_text(encoding="utf-8")] for name in SAMPLES}
-    texts |= {f"{corpus.name}-{split}": beginning(corpus.batches(split)) for split in ("train", "val")}
-    ours = {
-        name: len(tokenizer.encode_arrow(pa.array(documents, pa.string()), threads=config.threads)[0])
-        for name, documents in texts.items()
-    }
+    texts: dict[str, list[str]] = {}
+    for name in SAMPLES:
+        sample = Path(__file__).parent / f"samples/{name}.txt"
+        texts[name] = [sample.read_text(encoding="utf-8")]
+    for split in ("train", "val"):
+        texts[f"{corpus.name}-{split}"] = first_texts(corpus.batches(split))
 
+    ours: dict[str, int] = {}  # tokens of each text
+    densities: dict[str, float] = {}
+    for name, documents in texts.items():
+        ids, _ = tokenizer.encode_arrow(pa.array(documents, pa.string()), threads=config.threads)
+        ours[name] = len(ids)
+        densities[f"bytes_per_token/{name}"] = byte_count(documents) / len(ids)
     for label, reference in load_references(config.patience).items():
         table = comparison(label, reference, texts, ours)
         outcome.tables.append(table)
         print0(terminal_table(table), end="\n\n")
     outcome.add_artifact(path)
     with MetricLog(stage_dir("tok_eval", config.tag), config.run, asdict(config)) as log:
-        log.write(
-            "tokenizer",
-            0,
-            **{f"bytes_per_token/{name}": byte_count(texts[name]) / tokens for name, tokens in ours.items()},
-        )
+        log.write("tokenizer", 0, **densities)
     outcome.write()
 
 

@@ -1,4 +1,4 @@
-"""Train the tokenizer: merge the pairs of tokens that are most frequent in the text, one after the other.
+"""Train the tokenizer: byte pair encoding, which merges the most frequent pair of tokens, again and again.
 
 python -m scripts.tok_train --vocab-size=65536 --max-chars=2e9 --data=FOLDER
 """
@@ -14,16 +14,16 @@ from nanochat.paths import stage_dir
 
 @dataclass(frozen=True)
 class Config:
-    """Train the tokenizer on text of your own or on a named corpus."""
+    """Train the tokenizer on your own text or on a named corpus."""
 
-    max_chars: Count = option(2_000_000_000, "how much text to read", group="data", unit="CHARACTERS", least=1)
-    doc_cap: Count = option(10_000, "how much to read of one document", group="data", unit="CHARACTERS", least=1)
+    max_chars: Count = option(2_000_000_000, "characters to read in total", group="data", unit="CHARACTERS", least=1)
+    doc_cap: Count = option(10_000, "characters to read of each document", group="data", unit="CHARACTERS", least=1)
     vocab_size: Count = option(65_536, "bytes, merges and special tokens together", group="tokenizer", unit="TOKENS")
     data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data", in_card=False)
     skip_bad: bool = option(False, "leave out damaged files and rows", group="data", in_card=False)
     tag: str = option("default", "name of this run's folder", group="run", in_card=False)
-    run: str = option("dummy", "name for W&B; dummy: do without", group="run", in_card=False)
-    threads: Count = option(0, "0: as many as there are cores", group="run", unit="THREADS", least=0, in_card=False)
+    run: str = option("dummy", "name of the run in W&B; dummy: no W&B", group="run", in_card=False)
+    threads: Count = option(0, "threads; 0: all cores", group="run", unit="THREADS", least=0, in_card=False)
 
     def __post_init__(self):
         if not 265 <= self.vocab_size <= 2**21:
@@ -38,24 +38,32 @@ def main(config: Config) -> None:
 
     outcome = Outcome.begin("tok_train", config.tag, config)
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
-    path.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written shall be known before the work
+    path.parent.mkdir(parents=True, exist_ok=True)  # a folder that cannot be written fails before the work
     corpus = open_corpus(config.data, skip_bad=config.skip_bad)
     unseen = next(corpus.batches("val")).to_pylist()
     print0(f"tok_train: {config.vocab_size:,} tokens from up to {config.max_chars:,} characters of {corpus.name}")
 
     start = time.monotonic()
-    # The text may end before --max-chars does: the time left is reckoned to what comes first.
-    with PhaseProgress(count=("characters", min(config.max_chars, corpus.size)), merge=("merges", 0)) as progress:
-        limits = {"max_chars": config.max_chars, "doc_cap": config.doc_cap, "threads": config.threads}
-        tokenizer = Tokenizer.train(corpus.batches("train"), config.vocab_size, progress=progress, **limits)
+    # The text may end before --max-chars.
+    characters = min(config.max_chars, corpus.size)
+    with PhaseProgress(count=("characters", characters), merge=("merges", 0)) as progress:
+        tokenizer = Tokenizer.train(
+            corpus.batches("train"),
+            config.vocab_size,
+            max_chars=config.max_chars,
+            doc_cap=config.doc_cap,
+            threads=config.threads,
+            progress=progress,
+        )
     train_time = time.monotonic() - start
     if tokenizer.vocab_size < config.vocab_size:
         print0(f"tok_train: the text yields {tokenizer.vocab_size:,} tokens, not the {config.vocab_size:,} asked for")
 
     data = corpus.describe()
-    # Nothing of this machine or this hour: the same text and settings give the same file.
-    content_hash = tokenizer.save(path, {name: getattr(config, name) for name in outcome.card} | {"data": data})
-    # What was saved is what later stages load: it has to give back text that it was not trained on.
+    # Without machine and time: the same text and settings give the same file.
+    settings = {name: getattr(config, name) for name in outcome.card}
+    content_hash = tokenizer.save(path, {**settings, "data": data})
+    # Later stages load the file, so the file is tested, on text that it was not trained on.
     saved = Tokenizer.load(path)
     assert saved.content_hash == content_hash, f"{path} is not what was written to it"
     for text in unseen:
@@ -66,7 +74,10 @@ def main(config: Config) -> None:
     outcome.metrics = {
         "train_time": train_time,
         "num_special_tokens": len(saved.special_tokens),
-        **{f"token_bytes_{name}": getattr(lengths, name)().item() for name in ("min", "max", "mean", "std")},
+        "token_bytes_min": lengths.min().item(),
+        "token_bytes_max": lengths.max().item(),
+        "token_bytes_mean": lengths.mean().item(),
+        "token_bytes_std": lengths.std().item(),
         "vocab_size_reached": saved.vocab_size,
         "data": f"{data['name']} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})",
         "tokenizer_hash": content_hash,

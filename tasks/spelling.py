@@ -13,8 +13,8 @@ from string import ascii_lowercase
 from zlib import crc32
 
 from nanochat.data import hub
-from nanochat.data.corpus import AUTO, CORPORA, find
-from nanochat.data.documents import Bad, documents
+from nanochat.data.corpus import AUTO, CORPORA, parse_data, shard_files
+from nanochat.data.documents import Problems, documents
 from nanochat.paths import stage_dir
 from tasks.common import DataSet, ListRows, Task, exchange
 from tasks.gsm8k import GSM8K
@@ -54,9 +54,9 @@ def frequent_words(tokenizer: str = "default") -> list[str]:
     """Return the lower-case words of a tokenizer's training text, the most frequent first."""
     data, skip_bad = _text_source(tokenizer)
     counts: Counter[str] = Counter()
-    for listing, _ in find(data):
-        first_shard = listing.shards(skip_bad)[0]
-        texts = documents(first_shard, Bad(skip=True), listing.column)
+    for source, _ in parse_data(data):
+        first_shard = shard_files(source, skip_bad=skip_bad)[0]
+        texts = documents(first_shard, Problems(skip=True))
         for text in islice(texts, DOCUMENTS):
             counts.update(WORD.findall(text.lower()))
     # Words of the same count are in alphabetical order: the list does not depend on the order of the text.

@@ -1,6 +1,6 @@
-"""What the loader reads, for its tests: shards of text, and token shards whose ids tell the documents apart."""
+"""Corpora for tests of the loader: shards of text, and text that a stub tokenizer turns into recognizable documents."""
 
-import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,57 +9,77 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanochat.data.corpus import Corpus, Source
-from nanochat.data.documents import Bad
-from nanochat.data.shards import Shard, open_shards
-from nanochat.data.token_shards import token_path, write_token_shard
-from nanochat.tokenizer import Tokenizer
+from nanochat.data.corpus import Corpus, Source, open_shards
+from nanochat.data.documents import Problems
+
+
+def write_shard(path: Path, texts: Sequence, kind: pa.DataType | None = None, column: str = "text", **options) -> Path:
+    """Write a parquet file with a column of text and one that is no text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"id": range(len(texts)), column: pa.array(texts, kind or pa.string())})
+    pq.write_table(table, path, **options)
+    return path
+
+
+def write_jsonl(path: Path, texts: Sequence) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"id": 1, "text": text}, ensure_ascii=False) + "\n" for text in texts]
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
 
 
 def corpus_of(paths: Sequence[Path]) -> Corpus:
-    """The last shard is for validation, where there are several."""
-    shards = open_shards(list(paths), "text", Bad(skip=False))
-    return Corpus(((Source("letters", shards[:-1] or shards, shards[-1:]), 1.0),))
+    """A corpus of shards; if there are several, the last one is for validation."""
+    shards = open_shards(list(paths), Problems())
+    return Corpus((Source("letters", 1.0, shards[:-1] or shards, shards[-1:]),))
 
 
 def text_corpus(folder: Path, shards: Sequence[Sequence[str | None]], group: int) -> Corpus:
-    """A shard of each list of documents, `group` to a row group."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """A shard for each list of documents, `group` documents in a row group."""
     paths = [folder / f"{number:02d}.parquet" for number in range(len(shards))]
     for path, texts in zip(paths, shards, strict=True):
-        pq.write_table(pa.table({"text": list(texts)}), path, row_group_size=group, compression="zstd")
+        write_shard(path, texts, row_group_size=group, compression="zstd")
     return corpus_of(paths)
 
 
-def damaged(corpus: Corpus, number: int) -> Corpus:
-    """The same, opened after a part in the middle of one training shard was overwritten."""
-    source, share = corpus.parts[0]
+def damage(corpus: Corpus, number: int) -> Corpus:
+    """Overwrite the middle of one training shard, and open the corpus again."""
+    [source] = corpus.sources
     path = source.train[number].path
     content = bytearray(path.read_bytes())
     content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
     path.write_bytes(content)
-    train = open_shards([shard.path for shard in source.train], "text", corpus.bad)
-    return replace(corpus, parts=((replace(source, train=train), share),))
+    train = open_shards([shard.path for shard in source.train], corpus.problems)
+    return replace(corpus, sources=(replace(source, train=train),))
 
 
 def tolerant(corpus: Corpus) -> Corpus:
-    """The same, with what is damaged left out."""
-    return replace(corpus, bad=Bad(skip=True, tell=True))
+    """The same corpus, with damage left out."""
+    return replace(corpus, problems=Problems(skip=True, log=True))
 
 
-def counted_shard(
-    folder: Path, name: str, lengths: Sequence[int], group: int, first: int, tokenizer: Tokenizer
-) -> Shard:
-    """A token shard of which document i is the id first + i, lengths[i] times. There is no text of it."""
-    bos = tokenizer.special_tokens["<|bos|>"]
-    shard = Shard(
-        Path(f"{name}.parquet"), -(-len(lengths) // group), len(lengths), hashlib.sha256(name.encode()).hexdigest()
-    )
-    groups = []
-    for start in range(0, len(lengths), group):
-        documents = [[bos] + [first + i] * lengths[i] for i in range(start, min(start + group, len(lengths)))]
+class CountedTokenizer:
+    """Stub tokenizer: the text "7 3" becomes three ids 7."""
+
+    content_hash = "counted"
+    special_tokens = {"<|bos|>": 0}  # noqa: RUF012
+
+    def encode_arrow(self, texts: pa.Array, prepend: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
+        documents = []
+        for text in texts.to_pylist():
+            number, length = map(int, text.split())
+            documents.append([prepend] + [number] * length)
         offsets = np.cumsum([0] + [len(document) for document in documents])
-        groups.append((np.concatenate(documents).astype(np.uint16), offsets))
-    about = {"tokenizer": tokenizer.content_hash, "shard": shard.hash, "column": shard.column}
-    write_token_shard(token_path(folder, shard.path, shard.hash), groups, about)
-    return shard
+        return np.concatenate(documents).astype(np.uint16), offsets
+
+
+def counted_corpus(folder: Path, *parts: tuple[Sequence[int], int, float]) -> Corpus:
+    """Sources of (lengths, documents in a row group, share); over all of them document i has the id 1000 + i."""
+    sources = []
+    first = 1000
+    for number, (lengths, group, share) in enumerate(parts):
+        texts = [f"{first + i} {length}" for i, length in enumerate(lengths)]
+        path = write_shard(folder / f"part{number}.parquet", texts, row_group_size=group)
+        sources.append(Source(f"part{number}", share, open_shards([path], Problems()), ()))
+        first += len(lengths)
+    return Corpus(tuple(sources))

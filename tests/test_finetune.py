@@ -163,7 +163,7 @@ def test_validation_is_the_mean_over_supervised_tokens(base, straight, monkeypat
 
 def test_nothing_to_validate_on_is_said(monkeypatch):
     tokenizer = Tokenizer.train(["fox"], 270)
-    with pytest.raises(ValueError, match="none of the conversations fits into 8 tokens"):
+    with pytest.raises(ValueError, match="no conversation fits into 8 tokens"):
         first_rows(sums(4), tokenizer, "assistant", 8, 2)
     monkeypatch.setattr(packing, "WINDOW", 1)
     with pytest.raises(ValueError, match="the first conversations to validate on do not fit into 8 tokens"):

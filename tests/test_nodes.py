@@ -67,9 +67,9 @@ def test_one_rank_fetches_for_all_and_fails_for_all(tmp_path, hub):
     for rank in (0, 1):
         said = done.stdout.partition(f"rank {rank} failed after ")[2]
         assert float(said.split()[0]) < 15, done.stdout + done.stderr
-        assert "2 of 3 files cannot be had:\n" in said
+        assert "2 of 3 files are not available:\n" in said
         for name in ("gone.bin", "lost.bin"):
-            assert f"datasets/some/set/{name}: HTTP 404, it does not exist" in said
+            assert f"datasets/some/set/{name}: HTTP 404: it does not exist" in said
     assert time.monotonic() - start < 60
 
 

@@ -10,7 +10,7 @@ import torch
 
 from nanochat import packing
 from nanochat.chat import render_conversation
-from nanochat.packing import ChatLoader, best_fit, fitted
+from nanochat.packing import ChatLoader, best_fit, fit_conversation
 from nanochat.tokenizer import Tokenizer
 
 SEED = 5
@@ -33,15 +33,10 @@ def chats(count, seed=SEED, longest=6):
         turns = dice.randint(1, 4)
         tool = [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}]
         answers = [dice.choice((words(longest), [{"type": "text", "text": words(3)}, *tool])) for _ in range(turns)]
-        pairs = zip(answers, range(turns), strict=True)
-        messages = [
-            message
-            for answer, turn in pairs
-            for message in (
-                {"role": "user", "content": f"{number} {turn} {words(longest)}"},
-                {"role": "assistant", "content": answer},
-            )
-        ]
+        messages = []
+        for turn, answer in enumerate(answers):
+            messages.append({"role": "user", "content": f"{number} {turn} {words(longest)}"})
+            messages.append({"role": "assistant", "content": answer})
         made.append({"messages": messages})
     return made
 
@@ -56,7 +51,7 @@ def test_an_epoch_holds_every_conversation_once_with_its_own_targets(tokenizer, 
     given, length = chats(50), 160
     expected = []
     for chat in given:
-        ids, mask = fitted(chat, tokenizer, length + 1)[0]
+        ids, mask = fit_conversation(chat, tokenizer, length + 1)[0]
         mask = mask if supervise == "assistant" else [0] + [1] * (len(ids) - 1)
         expected.append(sorted(token for token, learned in zip(ids, mask, strict=True) if learned))
     bos, found = tokenizer.special_tokens["<|bos|>"], []
@@ -91,7 +86,7 @@ def test_the_stream_is_the_same_for_any_ranks_and_batches(tokenizer, monkeypatch
         assert not torch.equal(rows_of(loader, 6), whole)
 
 
-def test_it_goes_on_exactly_from_any_place_on_any_ranks(tokenizer, monkeypatch):
+def test_it_resumes_exactly_from_any_position_on_any_ranks(tokenizer, monkeypatch):
     monkeypatch.setattr(packing, "WINDOW", 8)
     given = chats(30)
     with ChatLoader(given, tokenizer, 2, 128, seed=3) as loader:
@@ -111,35 +106,35 @@ def test_it_goes_on_exactly_from_any_place_on_any_ranks(tokenizer, monkeypatch):
         assert torch.equal(torch.stack(parts, 1).flatten(0, 1), whole[2 * cut :])
 
 
-def test_a_place_of_another_setting_is_refused(tokenizer):
+def test_a_state_of_another_setting_is_refused(tokenizer):
     state = ChatLoader(chats(4), tokenizer, 2, 128, seed=3).state_dict()
-    with pytest.raises(ValueError, match="start anew"):
+    with pytest.raises(ValueError, match="seq_len=128 and not 64"):
         ChatLoader(chats(4), tokenizer, 2, 64, seed=3).load_state_dict(state)
 
 
-def test_what_is_too_long_loses_whole_turns_or_is_left_out_and_counted(tokenizer, monkeypatch, capsys):
+def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokenizer, monkeypatch, capsys):
     monkeypatch.setattr(packing, "WINDOW", 8)
     say = lambda role, text: {"role": role, "content": text}  # noqa: E731
     turns = [say("user", "one"), say("assistant", "two"), say("user", "the cat " * 30), say("assistant", "three")]
     long, hopeless, short = {"messages": turns}, {"messages": turns[2:]}, {"messages": turns[:2]}
     room = len(render_conversation(short, tokenizer)[0])
-    assert fitted(long, tokenizer, room) == (render_conversation(short, tokenizer), True)
-    assert fitted(hopeless, tokenizer, room) == (None, True)
-    assert fitted(short, tokenizer, room) == (render_conversation(short, tokenizer), False)
+    assert fit_conversation(long, tokenizer, room) == (render_conversation(short, tokenizer), True)
+    assert fit_conversation(hopeless, tokenizer, room) == (None, True)
+    assert fit_conversation(short, tokenizer, room) == (render_conversation(short, tokenizer), False)
     with ChatLoader([long, hopeless, short, short], tokenizer, 1, room - 1) as loader:
         while loader.epoch < 1:
             next(loader)
-    told = loader.describe()
-    assert (told["conversations"], told["shortened"], told["left out"], told["padding"]) == (4, 1, 1, 0)
-    said = f"2 of 4 conversations have more than {room - 1} tokens: they lose their last turns, or are left out\n"
-    assert capsys.readouterr().out == said  # in the first of its windows, and never again
+    counts = loader.describe()
+    assert (counts["conversations"], counts["shortened"], counts["left out"], counts["padding"]) == (4, 1, 1, 0)
+    warning = f"2 of 4 conversations have more than {room - 1} tokens: they lose their last turns, or are left out\n"
+    assert capsys.readouterr().out == warning  # in the first window only
     with monkeypatch.context() as patch, ChatLoader([long] + [short] * 19, tokenizer, 1, room - 1) as loader:
         patch.setattr(packing, "WINDOW", 20)
         next(loader)
     assert capsys.readouterr().out == ""  # they are few
     with ChatLoader([hopeless] * 20, tokenizer, 1, room - 1) as loader:
         assert all((next(loader)[1] == -1).all() for _ in range(2))
-        with pytest.raises(ValueError, match="none of the conversations fits"):
+        with pytest.raises(ValueError, match="no conversation fits into"):
             rows_of(loader, 2)
 
 

@@ -1,4 +1,4 @@
-"""The tokenizer as the rest of the house knows it: nine special tokens, and an artifact that proves itself."""
+"""The tokenizer: nine special tokens, text to ids and back, and a file that is checked when it is loaded."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanochat.tokenizer import SPECIAL_TOKENS, ArtifactError, Tokenizer, _digest
+from nanochat.tokenizer import SPECIAL_TOKENS, ArtifactError, Tokenizer
 
 TEXTS = [
     path.read_text(encoding="utf-8")
@@ -113,20 +113,6 @@ def test_what_is_no_artifact_says_what_to_do(tmp_path: Path):
         (tmp_path / "other.json").write_text(other)
         with pytest.raises(ArtifactError, match="is not a tokenizer file"):
             Tokenizer.load(tmp_path / "other.json")
-
-
-def test_a_file_that_only_looks_right_is_refused(artifact: Path, tmp_path: Path):
-    record = json.loads(artifact.read_text(encoding="utf-8"))
-    del record["file_hash"]
-    for field, value in (("merges", [[1, 2, 3]]), ("merges", "none"), ("special_tokens", 7), ("pattern", None)):
-        forged = {**record, field: value}
-        (tmp_path / "forged.json").write_text(json.dumps({**forged, "file_hash": _digest(forged)}))
-        with pytest.raises(ArtifactError, match="forged"):
-            Tokenizer.load(tmp_path / "forged.json")
-    (tmp_path / "deep.json").write_text("[" * 100_000)
-    for path in (tmp_path, tmp_path / "deep.json"):
-        with pytest.raises(ArtifactError, match=path.name):
-            Tokenizer.load(path)
 
 
 def test_an_interrupted_save_leaves_the_old_artifact(artifact: Path):

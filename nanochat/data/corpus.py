@@ -1,219 +1,255 @@
-"""Text to train on: corpora by name, folders of your own, and mixes of both, as parquet shards with some text held out.
+"""Text corpora: data sets by name, folders of text, and mixes, as parquet shards with some text held out.
 
---data is a name of CORPORA or HERE, a folder or `folder:PATH`, `auto`, or a mix by shares of tokens, like
-`climbmix:0.7,folder:my-text:0.3`.
+`--data` is one of
+  climbmix, fineweb-edu, …    a data set of the hub, see CORPORA; its shards are downloaded
+  world                       the embedded world, which this repository writes itself
+  python                      the standard library of the running Python
+  my-text, folder:my-text     a folder of text; its files are converted to shards once
+  auto                        the first data set of AUTO that is on this machine, else world
+  climbmix:0.7,my-text:0.3    a mix by shares of tokens
 """
 
 import hashlib
 import math
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
 from nanochat.data import hub
-from nanochat.data.documents import KINDS, Bad, text_files
-from nanochat.data.folder import convert
+from nanochat.data.documents import TEXT, Damaged, Problems, convert_folder, open_parquet, read_row_group, text_files
 from nanochat.data.hub import HubFile
-from nanochat.data.shards import Shard, open_shards
 from nanochat.log import print0
 from nanochat.nodes import once_a_node
+from nanochat.paths import read_sha256
 
 
 @dataclass(frozen=True)
-class Named:
-    """A data set of the hub: `count` shards to train on, of which `default` are taken, and one to validate."""
+class HubCorpus:
+    """A data set of the hub: `count` shards for training, `default` of them by default, and one for validation."""
 
     repo: str
     count: int
     default: int
     validation: str
-    train: Callable[[int], str] = lambda i: f"shard_{i:05d}.parquet"
-    column: str = "text"
-    revision: str | None = None
+    path: Callable[[int], str] = "shard_{:05d}.parquet".format
 
     def files(self, num_shards: int = 0) -> list[HubFile]:
-        """What a run reads, the validation shard last."""
+        """Return the files of a run, the validation shard last; num_shards: 0 for the default."""
         if not 0 <= num_shards <= self.count:
             raise ValueError(f"--num-shards={num_shards} is out of range, {self.repo} has {self.count:,}")
-        paths = [*(self.train(i) for i in range(num_shards or self.default)), self.validation]
-        return [HubFile(path, self.repo, self.revision) for path in paths]
+        paths = [self.path(number) for number in range(num_shards or self.default)]
+        return [HubFile(path, self.repo) for path in [*paths, self.validation]]
+
+
+def _korean_path(number: int) -> str:
+    return f"data/kor_Hang/train/{number // 5:03d}_{number % 5:05d}.parquet"
 
 
 CORPORA = {
-    # 400 B tokens of a mix of web text, code and mathematics, shuffled; a shard has 250 M characters.
-    "climbmix": Named("karpathy/climbmix-400b-shuffle", 6542, 8, "shard_06542.parquet"),
+    # 400 B tokens of web text, code and mathematics, shuffled; a shard has 250 M characters.
+    "climbmix": HubCorpus("karpathy/climbmix-400b-shuffle", 6542, 8, "shard_06542.parquet"),
     # 100 B tokens of educational web pages, shuffled; shards of the same size.
-    "fineweb-edu": Named("karpathy/fineweb-edu-100b-shuffle", 1822, 8, "shard_01822.parquet"),
+    "fineweb-edu": HubCorpus("karpathy/fineweb-edu-100b-shuffle", 1822, 8, "shard_01822.parquet"),
     # Korean web pages; shards of about 4 GB.
-    "fineweb2-ko": Named(
-        *("HuggingFaceFW/fineweb-2", 25, 1, "data/kor_Hang/test/000_00000.parquet"),
-        lambda i: f"data/kor_Hang/train/{i // 5:03d}_{i % 5:05d}.parquet",
-    ),
-    # 125 MB of books, documentation, Korean and code, of a mirror only.
-    "mixed-text": Named("local/mixed-text", 7, 7, "shard_00007.parquet"),
+    "fineweb2-ko": HubCorpus("HuggingFaceFW/fineweb-2", 25, 1, "data/kor_Hang/test/000_00000.parquet", _korean_path),
+    # 125 MB of books, documentation, Korean and code; only a mirror has it.
+    "mixed-text": HubCorpus("local/mixed-text", 7, 7, "shard_00007.parquet"),
 }
-SPLITS = ("train", "val")
-BYTES_PER_TOKEN = 5  # of text, at most: only to know how many shards to fetch
-AUTO = ("climbmix", "mixed-text")  # the first whose default shards are on this machine, else the embedded world
+LOCAL = ("world", "python")  # made on this machine
+AUTO = ("climbmix", "mixed-text")
+BYTES_PER_TOKEN = 5  # of text, at most: used to choose the number of shards
+
+
+# ---- a corpus ----
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A parquet file of documents as it was when it was opened.
+
+    hash: SHA-256 of the file. size: bytes of text before compression; a dictionary holds repeated texts once.
+    stamp: size and modification time of the file.
+    """
+
+    path: Path
+    row_groups: int
+    rows: int
+    hash: str
+    size: int
+    stamp: tuple[int, int]
+
+    def read(self, group: int) -> pa.Array:
+        """Return the documents of one row group; Damaged if the file has changed."""
+        # A file that was only touched has the same content.
+        if _stamp(self.path) != self.stamp and read_sha256(self.path) != self.hash:
+            raise Damaged(f"{self.path} has changed since this run began, restore it or start a new run")
+        with open_parquet(self.path) as parquet:
+            texts = read_row_group(parquet, group, self.path)
+        if texts.null_count:
+            raise Damaged(f"{self.path} has {texts.null_count} nulls in row group {group}, write it without them")
+        return texts
+
+
+def open_shards(paths: Sequence[Path], problems: Problems) -> tuple[Shard, ...]:
+    """Open shards and hash their content; damaged ones are added to the problems."""
+    with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
+        opened = [pool.submit(_open_shard, path) for path in paths]
+    shards = []
+    for shard in opened:
+        with problems.caught():
+            shards.append(shard.result())
+    return tuple(shards)
+
+
+def _open_shard(path: Path) -> Shard:
+    with open_parquet(path) as parquet:
+        metadata = parquet.metadata
+        stamp = _stamp(path)
+    if not metadata.num_rows:
+        raise Damaged(f"{path} holds no document")
+    size = 0
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            if column.path_in_schema == TEXT:
+                size += column.total_uncompressed_size
+    return Shard(path, metadata.num_row_groups, metadata.num_rows, hub.sha256(path), size, stamp)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
 class Source:
-    """Shards of one kind, in order: to train on, and to validate."""
+    """One part of a corpus: its share of the tokens, and its shards for training and validation, in order."""
 
     name: str
+    share: float
     train: tuple[Shard, ...]
     val: tuple[Shard, ...]
+
+    def shards(self, split: str) -> tuple[Shard, ...]:
+        return {"train": self.train, "val": self.val}[split]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sources, each with its share of the tokens; the shares sum to 1. bad: what to do with damaged text."""
+    """Sources of text, whose shares sum to 1. problems: collects damage met while reading."""
 
-    parts: tuple[tuple[Source, float], ...]
-    bad: Bad = field(default_factory=lambda: Bad(skip=False), compare=False)
+    sources: tuple[Source, ...]
+    problems: Problems = field(default_factory=Problems, compare=False)
 
     @property
     def name(self) -> str:
-        names = [f"{source.name}:{share:.2g}" for source, share in self.parts]
-        return "+".join(names) if len(names) > 1 else self.parts[0][0].name
+        if len(self.sources) == 1:
+            return self.sources[0].name
+        return "+".join(f"{source.name}:{source.share:.2g}" for source in self.sources)
 
     @property
     def size(self) -> int:
-        """Bytes of text, nearly: a file of many repeats holds, and counts, each once."""
-        return sum(shard.size for *_, shard in self._shards())
+        """Bytes of text, approximately: a shard counts repeated texts once."""
+        return sum(shard.size for _, _, shard in self._shards())
 
     def batches(self, split: str) -> Iterator[pa.Array]:
-        """Arrow string arrays of the documents of "train" or "val", a row group each.
+        """Yield Arrow string arrays of the documents of "train" or "val", one for each row group.
 
-        Of a mix, always one of the source that is furthest behind its share, by bytes, until all have ended.
+        In a mix the next row group is from the source that is furthest behind its share of bytes, until all have ended.
         """
-        assert split in SPLITS, split
-
-        def row_groups(shards: tuple[Shard, ...]) -> Iterator[pa.Array]:
-            for shard in shards:
-                for group in range(shard.row_groups):
-                    with self.bad.caught():
-                        yield shard.read(group)
-
-        streams = [[0.0, share, row_groups(getattr(source, split))] for source, share in self.parts]
-        while streams:
-            behind = min(streams, key=lambda stream: stream[0])
-            batch = next(behind[2], None)
+        streams = [self._row_groups(source.shards(split)) for source in self.sources]
+        progress = dict.fromkeys(range(len(streams)), 0.0)  # bytes of each source so far, divided by its share
+        while progress:
+            behind = min(progress, key=progress.__getitem__)
+            batch = next(streams[behind], None)
             if batch is None:
-                streams.remove(behind)
+                del progress[behind]
             else:
-                behind[0] += batch.nbytes / behind[1]
+                progress[behind] += batch.nbytes / self.sources[behind].share
                 yield batch
 
-    def describe(self) -> dict:
-        """What a record says of the data: no path of this machine; hashes of the content of all that is read."""
+    def _row_groups(self, shards: Sequence[Shard]) -> Iterator[pa.Array]:
+        for shard in shards:
+            for group in range(shard.row_groups):
+                with self.problems.caught():
+                    yield shard.read(group)
+
+    def describe(self) -> dict[str, str | int]:
+        """Return name, counts and content hashes for records; no path of this machine is in it."""
         shards = self._shards()
-        contents = [f"{split} {share:.6f} {shard.hash}" for _, share, split, shard in shards]
-        held_out = [shard.hash for *_, split, shard in shards if split == "val"]
+        contents = [f"{split} {source.share:.6f} {shard.hash}" for source, split, shard in shards]
+        held_out = [shard.hash for _, split, shard in shards if split == "val"]
         return {
             "name": self.name,
             "files": len(shards),
             "bytes": self.size,
-            "documents": sum(shard.rows for *_, shard in shards),
+            "documents": sum(shard.rows for _, _, shard in shards),
             "fingerprint": hashlib.sha256("\n".join(contents).encode()).hexdigest(),
             "validation": hashlib.sha256("\n".join(held_out).encode()).hexdigest(),
         }
 
     def manifest(self) -> list[dict]:
-        """Every file, for the manifest of a run."""
+        """Return an entry for every shard, for the manifest of a run."""
         return [
-            {"source": name, "split": split, "file": shard.path.name, "revision": hub.revision(shard.path)}
-            | {"rows": shard.rows, "size": shard.stamp[0], "sha256": shard.hash}
-            for name, _, split, shard in self._shards()
+            {
+                "source": source.name,
+                "split": split,
+                "file": shard.path.name,
+                "revision": hub.revision(shard.path),
+                "rows": shard.rows,
+                "size": shard.stamp[0],
+                "sha256": shard.hash,
+            }
+            for source, split, shard in self._shards()
         ]
 
-    def _shards(self) -> list[tuple[str, float, str, Shard]]:
-        """(name of the source, its share, split, shard) of each."""
-        splits = [
-            (source.name, share, split, getattr(source, split)) for source, share in self.parts for split in SPLITS
-        ]
-        return [(*about, shard) for *about, shards in splits for shard in shards]
-
-
-# ---- from --data to shards ----
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The files that a part of --data names: shards, the last to validate, or what is below `root` and no shard yet."""
-
-    name: str
-    files: list[Path]
-    column: str = "text"
-    root: Path | None = None
-    skip_bad: bool = False
-
-    def shards(self, skip_bad: bool) -> list[Path]:
-        """Those files, or what has been made of them."""
-        if self.root is None:
-            return self.files
-        what, how = f"the conversion of {self.root}", (self.name, self.root, self.files, skip_bad or self.skip_bad)
-        return sorted(Path(once_a_node(what, lambda: str(convert(*how)))).glob("*.parquet"))
+    def _shards(self) -> list[tuple[Source, str, Shard]]:
+        """Return (source, split, shard) of every shard in order."""
+        shards = []
+        for source in self.sources:
+            for split in ("train", "val"):
+                shards += [(source, split, shard) for shard in source.shards(split)]
+        return shards
 
 
 def open_corpus(data: str, num_shards: int = 0, offline: bool = False, skip_bad: bool = False) -> Corpus:
-    """The corpus that --data names, its files fetched or converted where need be, and opened: damage is found here.
+    """Return the corpus that `--data` names; downloads or converts missing files, and opens all of them.
 
-    num_shards: of a corpus with a name, to train on; 0 for its default. With skip_bad, what is damaged is left out.
+    num_shards: shards of each data set of the hub for training, 0 for its default. skip_bad: leave out damaged files
+    and rows instead of raising a ValueError.
     """
+    problems = Problems(skip_bad, log=True)
+    parts = parse_data(data)
     if data == "auto":
-        print0(f"data: {_auto()} is what --data=auto finds")
-    bad, parts = Bad(skip_bad, tell=True), []
-    for listing, share in find(data, num_shards, offline):
-        paths = listing.shards(skip_bad)
-        train, val = (open_shards(some, listing.column, bad, hub.sha256) for some in (paths[:-1], paths[-1:]))
+        print0(f"data: {parts[0][0]} is what --data=auto finds")
+    sources = []
+    for source, share in parts:
+        paths = shard_files(source, num_shards, offline, skip_bad)
+        train = open_shards(paths[:-1], problems)
+        val = open_shards(paths[-1:], problems)
+        name = source_name(source)
         if not train or not val:
-            raise ValueError(f"--data: {listing.name} has no whole shard for {'val' if train else 'train'}")
-        parts.append((Source(listing.name, train, val), share))
-    held_out = {shard.hash: shard for source, _ in parts for shard in source.val}
-    for shard in (shard for source, _ in parts for shard in source.train):
-        if shard.hash in held_out:
-            raise ValueError(f"{shard.path} is to train on and to validate: it is {held_out[shard.hash].path}")
-    return Corpus(tuple(parts), bad)
+            raise ValueError(f"--data: {name} has no undamaged shard for {'val' if train else 'train'}")
+        sources.append(Source(name, share, train, val))
+    # A repeated shard would make the validation loss meaningless.
+    held_out = {shard.hash: shard.path for source in sources for shard in source.val}
+    for source in sources:
+        for shard in source.train:
+            if shard.hash in held_out:
+                raise ValueError(f"{shard.path} is for training and validation: it equals {held_out[shard.hash]}")
+    return Corpus(tuple(sources), problems)
 
 
-def find(data: str, num_shards: int = 0, offline: bool = False) -> list[tuple[Listing, float]]:
-    """The files that --data names, fetched where they are missing, and the share of the tokens of each part."""
-    return [(_list(source, num_shards, offline), share) for source, share in _parse(data)]
+# ---- from --data to files ----
 
 
-def hub_files(data: str, num_shards: int = 0) -> list[HubFile]:
-    """What --data names on the hub, fetched or not."""
-    return [file for source, _ in _parse(data) if source in CORPORA for file in CORPORA[source].files(num_shards)]
-
-
-def shards_for(data: str, tokens: float) -> int:
-    """How many shards of the corpora with a name that --data names hold the text of so many tokens to train on.
-
-    Reckoned from the first shard of each, and no more than there are; 0 where nothing has a name.
-    """
-    most = 0
-    for source, share in _parse(data):
-        if named := CORPORA.get(source):
-            [first] = hub.fetch(named.files(1)[:1])
-            [shard] = open_shards([first.path], named.column, Bad(skip=False), hub.sha256)
-            most = max(most, min(named.count, math.ceil(BYTES_PER_TOKEN * tokens * share / shard.size)))
-    return most
-
-
-def check_data(data: str) -> None:
-    """ValueError where --data names what is not there; nothing is fetched or made for it."""
-    for source, _ in _parse(data):
-        if source not in CORPORA and source not in HERE:
-            _list(source, 0, offline=True)
-
-
-def _parse(data: str) -> list[tuple[str, float]]:
-    """(source, share of the tokens) of each part of a mix, or of one alone. A folder's name may hold commas, colons."""
+def parse_data(data: str) -> list[tuple[str, float]]:
+    """Return (source, share of the tokens) of each part of `--data`; the shares sum to 1."""
+    # The name of a folder may hold commas and colons.
     if Path(data.removeprefix("folder:")).expanduser().is_dir():
         return [(data, 1.0)]
     parts = []
@@ -238,36 +274,87 @@ def _auto() -> str:
     return next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "world")
 
 
-def _list(source: str, num_shards: int, offline: bool) -> Listing:
-    if source in HERE:
-        return HERE[source]()
-    if named := CORPORA.get(source):
-        return Listing(source, [found.path for found in hub.fetch(named.files(num_shards), offline)], named.column)
+def source_files(source: str, num_shards: int = 0, offline: bool = False) -> list[Path]:
+    """Return the files of one source before any conversion; missing ones are downloaded, or written (world)."""
+    if source in CORPORA:
+        return [found.path for found in hub.fetch(CORPORA[source].files(num_shards), offline)]
+    if source == "world":
+        return text_files(_world_shards(), (".parquet",))
+    root = _folder(source)
+    if source == "python":
+        return [file for file in text_files(root, (".py",)) if "site-packages" not in file.parts]
+    files = text_files(root)
+    if not files:
+        raise ValueError(f"--data={source} holds no .parquet, .jsonl, .txt or .md file")
+    return files
+
+
+def shard_files(source: str, num_shards: int = 0, offline: bool = False, skip_bad: bool = False) -> list[Path]:
+    """Return the parquet shards of one source, the validation shard last; a folder is converted once."""
+    files = source_files(source, num_shards, offline)
+    if source in CORPORA or source == "world":
+        return files
+    root = _folder(source)
+    skip = skip_bad or source == "python"  # some of its tests are not UTF-8 on purpose
+    # One process of each node converts. The answer travels to the others as JSON.
+    home = once_a_node(f"the conversion of {root}", lambda: str(convert_folder(source_name(source), root, files, skip)))
+    return sorted(Path(home).glob("*.parquet"))
+
+
+def hub_files(data: str, num_shards: int = 0) -> list[HubFile]:
+    """Return the files on the hub that `--data` names, downloaded or not."""
+    named = [CORPORA[source] for source, _ in parse_data(data) if source in CORPORA]
+    return [file for corpus in named for file in corpus.files(num_shards)]
+
+
+def shards_for(data: str, tokens: float) -> int:
+    """Return the number of shards with text for `tokens` tokens of training; 0 if `--data` names no data set.
+
+    The size of a shard is read from the first shard of each data set.
+    """
+    most = 0
+    for source, share in parse_data(data):
+        if source in CORPORA:
+            named = CORPORA[source]
+            first = hub.fetch(named.files(1)[:1])
+            [shard] = open_shards([found.path for found in first], Problems())
+            wanted = math.ceil(BYTES_PER_TOKEN * tokens * share / shard.size)
+            most = max(most, min(named.count, wanted))
+    return most
+
+
+def check_data(data: str) -> None:
+    """Raise a ValueError if `--data` names something that does not exist; nothing is downloaded or converted."""
+    for source, _ in parse_data(data):
+        if source not in CORPORA and source not in LOCAL:
+            source_files(source)
+
+
+def source_name(source: str) -> str:
+    """Return the short name of a source: for a folder, the last part of its path."""
+    return source if source in CORPORA or source in LOCAL else _folder(source).resolve().name
+
+
+def _folder(source: str) -> Path:
+    """Return the folder of a source that is no data set of the hub."""
+    if source == "python":
+        return Path(sysconfig.get_path("stdlib"))
     root = Path(source.removeprefix("folder:")).expanduser()
+    if root.is_file():
+        raise ValueError(f"--data={source} is a file, name its folder")
     if not root.is_dir():
-        what = "is a file, name its folder" if root.is_file() else "is no folder"
-        raise ValueError(f"--data={source} {what}; the corpora with a name are auto, {', '.join([*CORPORA, *HERE])}")
-    if files := text_files(root):
-        return Listing(root.resolve().name, files, root=root)
-    raise ValueError(f"--data={source} holds no {', '.join(KINDS)} file, nor one of them as .gz or .zst")
+        names = ", ".join([*CORPORA, *LOCAL])
+        raise ValueError(f"--data={source} is no folder; the corpora with a name are auto, {names}")
+    return root
 
 
-def _list_world() -> Listing:
-    """The embedded world: of the mirror where it has one, else made on this machine, where it then is the hub."""
-    root, folder = hub.mirror(), "datasets/local/world"
-    if root is None or not (root / folder).is_dir():
+def _world_shards() -> Path:
+    """Return the folder of the world's shards: of the mirror if it has one, else written on this machine."""
+    path = "datasets/local/world"
+    root = hub.mirror()
+    if root is None or not (root / path).is_dir():
         from nanochat.world.writer import write_world
 
         root = hub.world_dir()
         once_a_node("the embedded world", lambda: write_world(root, seed=1, size="small"))
-    return Listing("world", text_files(root / folder, (".parquet",)))
-
-
-def _list_python() -> Listing:
-    """The standard library of the running Python: real text that every machine has."""
-    root = Path(sysconfig.get_path("stdlib"))
-    files = [file for file in text_files(root, (".py",)) if "site-packages" not in file.parts]
-    return Listing("python", files, root=root, skip_bad=True)
-
-
-HERE: dict[str, Callable[[], Listing]] = {"world": _list_world, "python": _list_python}
+    return root / path

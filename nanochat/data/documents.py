@@ -1,194 +1,339 @@
-"""The documents in a file: .parquet and .jsonl with a column or key of text, .txt and .md cut at line ends.
+"""Documents in files of text: read, checked, and converted to shuffled parquet shards.
 
-Each may be compressed, .gz or .zst. Files are read piece by piece, in bounded memory, and what is wrong with them is
-told with its line or row.
+A file is .parquet or .jsonl with the text in the column or key `text`, or .txt or .md, cut at line ends into documents.
+All but .parquet may be compressed as .gz or .zst. Damage is reported with its file and line or row.
 """
 
 import codecs
 import contextlib
+import fcntl
+import hashlib
 import io
 import json
 import re
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nanochat.log import say
+from nanochat.log import Progress, print0, say
+from nanochat.paths import base_dir, publish_folder, read_sha256
+from nanochat.tokenizer import Tokenizer
 
+TEXT = "text"  # name of the column or key
 DOCUMENT_CHARS = 8192  # a text file is cut at line ends into documents of at least this size
-MAX_LINE = 64 << 20  # bytes; a longer line is an error, or memory would have no bound
-KINDS = (".parquet", ".jsonl", ".txt", ".md")
-PACKED = (".gz", ".zst")
+COMPRESSED = (".gz", ".zst")
+
+
+# ---- problems ----
 
 
 class Damaged(ValueError):
-    """What cannot be read as text, and why."""
+    """A file, or a part of one, that cannot be read as text."""
 
 
 @dataclass
-class Bad:
-    """What is wrong with a text, file by file and row by row: an error, or where it may be skipped a count.
+class Problems:
+    """Damage found in text: an error, or counted and skipped.
 
-    tell: a line about each that is skipped, once (in the next epoch it is no news), from the rank that has met it.
+    log: print each problem that is skipped, once; later epochs meet the same damage again. first: the first messages.
     """
 
-    skip: bool
-    tell: bool = False
+    skip: bool = False
+    log: bool = False
     count: int = 0
     first: list[str] = field(default_factory=list)
-    told: set[str] = field(default_factory=set)
+    _logged: set[str] = field(default_factory=set)
 
-    def __call__(self, what: str) -> None:
+    def add(self, message: str) -> None:
         if not self.skip:
-            raise ValueError(f"{what}; mend it, or go on without it by --skip-bad")
-        if self.tell:
-            if what in self.told:
+            raise ValueError(f"{message}; repair it, or skip it with --skip-bad")
+        if self.log:
+            if message in self._logged:
                 return
-            self.told.add(what)
-            say(f"data: left out: {what}")
+            self._logged.add(message)
+            say(f"data: left out: {message}")
         self.count += 1
         if len(self.first) < 20:
-            self.first.append(what)
+            self.first.append(message)
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
-        """What follows, up to what cannot be read."""
+        """Add damage found inside the block."""
         try:
             yield
-        except Damaged as fault:
-            self(str(fault))
+        except Damaged as damage:
+            self.add(str(damage))
 
 
-def text_files(folder: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
-    """The files of some kinds below a folder, in an order that does not depend on the machine."""
-    found = [file for file in folder.rglob("*") if _suffix(file) in kinds and file.is_file()]
-    return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
+# ---- files ----
 
 
-def documents(file: Path, bad: Bad, column: str = "text") -> Iterator[str]:
-    """The documents of one file; what cannot be read is told to `bad` with its line or row, and left out."""
-    return READERS[_suffix(file)](file, bad, column)
+def text_files(folder: Path, kinds: Sequence[str] = (".parquet", ".jsonl", ".txt", ".md")) -> list[Path]:
+    """Return the files of these kinds below a folder, in an order that does not depend on the machine."""
+    files = [file for file in folder.rglob("*") if _kind(file) in kinds and file.is_file()]
+    return sorted(files, key=lambda file: file.relative_to(folder).as_posix())
+
+
+def documents(file: Path, problems: Problems) -> Iterator[str]:
+    """Yield the documents of one file in order."""
+    yield from READERS[_kind(file)](file, problems)
 
 
 def by_size(texts: Iterable[str], chars: int) -> Iterator[list[str]]:
-    """Texts that follow each other, as many together as have `chars` characters."""
-    batch, size = [], 0
+    """Yield lists of consecutive texts with at least `chars` characters together; the last may have fewer."""
+    batch: list[str] = []
+    size = 0
     for text in texts:
         batch.append(text)
         size += len(text)
         if size >= chars:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch
 
 
-@contextlib.contextmanager
-def open_parquet(file: Path, column: str) -> Iterator[pq.ParquetFile]:
-    """A parquet file with a column of text, unpacked where it is packed: its table of contents is at its end."""
-    with contextlib.ExitStack() as stack:
-        source: Any = file
-        try:
-            if file.suffix.lower() in PACKED:
-                source = stack.enter_context(tempfile.TemporaryFile())
-                shutil.copyfileobj(stack.enter_context(_open(file)), source)
-            shard = stack.enter_context(pq.ParquetFile(source, page_checksum_verification=True))
-        except (pa.ArrowException, OSError) as error:
-            raise Damaged(f"{file} is no whole parquet file ({error}), fetch or write it again") from error
-        kinds = dict(zip(shard.schema_arrow.names, shard.schema_arrow.types, strict=True))
-        if column not in kinds:
-            raise Damaged(f"{file} has no column `{column}`, only {', '.join(kinds)}: rename the one with the text")
-        if kinds[column] not in (pa.string(), pa.large_string()):
-            raise Damaged(f"{file} has a column `{column}` of type {kinds[column]}, it has to be string")
-        yield shard
+def _kind(file: Path) -> str:
+    """Return the suffix of the uncompressed file."""
+    if file.suffix.lower() in COMPRESSED:
+        file = file.with_suffix("")
+        # A parquet file is compressed inside; its table of contents at the end cannot be read from a stream.
+        return "" if file.suffix.lower() == ".parquet" else file.suffix.lower()
+    return file.suffix.lower()
 
 
-def _suffix(file: Path) -> str:
-    name = file.name.lower()
-    for packed in PACKED:
-        name = name.removesuffix(packed)
-    return Path(name).suffix
-
-
-def _open(file: Path) -> io.BufferedReader:
-    return io.BufferedReader(pa.input_stream(str(file), compression="detect"), 1 << 20)
-
-
-def _lines(file: Path, bad: Bad) -> Iterator[tuple[int, str]]:
-    """(number, line with its end); a damaged file yields those before the damage."""
+def _lines(file: Path, problems: Problems) -> Iterator[tuple[int, str]]:
+    """Yield (number, line with its end); a damaged file yields the lines before the damage."""
     number = 0
     try:
-        with _open(file) as stream:
-            while line := stream.readline(MAX_LINE + 1):
-                number += 1
-                if len(line) > MAX_LINE:
-                    bad(f"{file}:{number}: a line of more than {MAX_LINE >> 20} MB")
-                    while line and not line.endswith(b"\n"):
-                        line = stream.readline(MAX_LINE)
-                    continue
+        with io.BufferedReader(pa.input_stream(str(file), compression="detect"), 1 << 20) as stream:
+            for number, line in enumerate(stream, 1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 try:
-                    text = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8")
+                    yield number, line.decode("utf-8")
                 except UnicodeDecodeError as error:
-                    bad(f"{file}:{number}: not UTF-8 (byte {error.start + 1} of the line)")
-                    continue
-                yield number, text
+                    problems.add(f"{file}:{number}: not UTF-8 (byte {error.start + 1} of the line)")
     except (pa.ArrowException, OSError) as error:
-        bad(f"{file} is damaged after line {number} ({error})")
+        problems.add(f"{file} is damaged after line {number} ({error})")
 
 
-def _text_documents(file: Path, bad: Bad, column: str) -> Iterator[str]:
-    yield from map("".join, by_size((line for _, line in _lines(file, bad)), DOCUMENT_CHARS))
+def _read_text(file: Path, problems: Problems) -> Iterator[str]:
+    lines = (line for _, line in _lines(file, problems))
+    for batch in by_size(lines, DOCUMENT_CHARS):
+        yield "".join(batch)
 
 
-def _jsonl_documents(file: Path, bad: Bad, column: str) -> Iterator[str]:
-    for number, line in _lines(file, bad):
+def _read_jsonl(file: Path, problems: Problems) -> Iterator[str]:
+    for number, line in _lines(file, problems):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            bad(f"{file}:{number}: not JSON ({error})")
-            continue
-        text = row.get(column) if isinstance(row, dict) else None
-        if not isinstance(text, str):
-            bad(f'{file}:{number}: not an object with a text, like {{"{column}": "…"}}')
-        elif re.search("[\ud800-\udfff]", text):
-            bad(f"{file}:{number}: half of a surrogate pair, which is no character")
+            text = json.loads(line)[TEXT]
+            text.encode()  # an error for anything but a string, and for half of a surrogate pair
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            problems.add(f'{file}:{number}: not a JSON object like {{"{TEXT}": "…"}} ({error!r})')
         else:
             yield text
 
 
-def _parquet_documents(file: Path, bad: Bad, column: str) -> Iterator[str]:
-    with bad.caught(), open_parquet(file, column) as shard:
+def _read_parquet(file: Path, problems: Problems) -> Iterator[str]:
+    with problems.caught(), open_parquet(file) as parquet:
         row = 0
-        for group in range(shard.num_row_groups):
-            end = row + shard.metadata.row_group(group).num_rows
-            try:
-                for batch in shard.iter_batches(1024, [group], [column]):
-                    for row, value in enumerate(batch.column(0), row + 1):  # noqa: B020 - rows are numbered on
-                        try:
-                            text = value.as_py()
-                        except UnicodeDecodeError:
-                            text = None
-                        if text is None:
-                            bad(f"{file}: row {row} is null or not UTF-8")
-                        else:
-                            yield text
-            except (pa.ArrowException, OSError) as error:
-                bad(f"{file} is damaged between rows {row + 1} and {end} ({error})")
-            row = end
+        for group in range(parquet.num_row_groups):
+            next_row = row + parquet.metadata.row_group(group).num_rows
+            with problems.caught():
+                texts = read_row_group(parquet, group, file)
+                for row, text in enumerate(texts, row + 1):  # noqa: B020 - rows are numbered on
+                    if text.is_valid:
+                        yield text.as_py()
+                    else:
+                        problems.add(f"{file}: row {row} is null")
+            row = next_row
 
 
-READERS: dict[str, Callable[[Path, Bad, str], Iterator[str]]] = {
-    ".parquet": _parquet_documents,
-    ".jsonl": _jsonl_documents,
-    ".txt": _text_documents,
-    ".md": _text_documents,
-    ".py": _text_documents,
+READERS: dict[str, Callable[[Path, Problems], Iterator[str]]] = {
+    ".parquet": _read_parquet,
+    ".jsonl": _read_jsonl,
+    ".txt": _read_text,
+    ".md": _read_text,
+    ".py": _read_text,
 }
+
+
+@contextlib.contextmanager
+def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
+    """Open a parquet file that has a column of text; Damaged if it cannot be one."""
+    try:
+        parquet = pq.ParquetFile(file, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise Damaged(f"{file} is no complete parquet file ({error}), fetch or write it again") from error
+    with parquet:
+        columns = dict(zip(parquet.schema_arrow.names, parquet.schema_arrow.types, strict=True))
+        if TEXT not in columns:
+            raise Damaged(f"{file} has no column `{TEXT}`, only {', '.join(columns)}: rename the one with the text")
+        if columns[TEXT] not in (pa.string(), pa.large_string()):
+            raise Damaged(f"{file} has a column `{TEXT}` of type {columns[TEXT]}, it has to be string")
+        yield parquet
+
+
+def read_row_group(parquet: pq.ParquetFile, group: int, file: Path) -> pa.Array:
+    """Return the column of text of one row group, valid UTF-8, maybe with nulls."""
+    try:
+        texts = pa.concat_arrays(parquet.read_row_group(group, columns=[TEXT]).column(0).chunks)
+        texts.validate(full=True)  # reading does not check the UTF-8
+    except (pa.ArrowException, OSError) as error:
+        raise Damaged(f"{file}: row group {group} cannot be read ({error}), fetch or write it again") from error
+    return texts
+
+
+# ---- check ----
+
+MAX_CHARS = 1_000_000  # a book: a longer document is often a file that should have been cut
+
+
+def check_documents(name: str, files: Sequence[Path], tokenizer: Tokenizer | None) -> tuple[dict[str, int], list[str]]:
+    """Read all files; return counts, and messages about the first problems. No tokenizer: tokens are not counted."""
+    problems = Problems(skip=True)
+    counts = {"Documents": 0, "Characters": 0, "Tokens": 0}
+    progress = Progress(f"check {name}", "documents")
+    for file in files:
+        for number, text in enumerate(documents(file, problems), 1):
+            counts["Documents"] += 1
+            counts["Characters"] += len(text)
+            if tokenizer:
+                counts["Tokens"] += len(tokenizer.core.encode(text))
+            if not text.strip():
+                problems.add(f"{file}: document {number:,} is blank")
+            elif len(text) > MAX_CHARS:
+                problems.add(f"{file}: document {number:,} has {len(text):,} characters")
+            progress.update(counts["Documents"])
+    return {**counts, "Problems": problems.count}, problems.first
+
+
+# ---- convert ----
+
+SHARD_BYTES = 128 << 20  # text of a shard, about
+MAX_SHARDS = 256  # all are open while documents are dealt out
+DEALT_CHARS = 1 << 24  # dealt out together
+ROW_GROUP = 1024  # documents
+MIN_ROW_GROUPS = 64  # with few documents row groups are smaller, as each lane of the loader wants its own
+VALIDATION_BELOW = 2**64 // 100  # documents with a smaller hash are held out, one in a hundred
+SEED = 0
+
+
+def convert_folder(name: str, root: Path, files: Sequence[Path], skip_bad: bool = False) -> Path:
+    """Convert files below `root` to shuffled shards, once; return the folder of train-*.parquet and val.parquet.
+
+    The folder is found again by the content of the files. Blank documents are left out. Documents with a small hash are
+    for validation: the hash depends on the text alone, so no document moves into training when files are added.
+    Holds one shard in memory.
+    """
+    content = _hash_content(root, files, skip_bad)
+    home = base_dir() / "corpora" / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{content[:16]}"
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{home}.lock", "w") as lock:
+        # One process at a time converts; the system frees the lock of a process that dies.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not home.is_dir():
+            part = home.with_name(f"{home.name}.tmp")
+            shutil.rmtree(part, ignore_errors=True)  # left by a process that died
+            part.mkdir()
+            try:
+                _write_shards(name, files, part, Problems(skip_bad))
+                publish_folder(part, home)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+    return home
+
+
+def _hash_content(root: Path, files: Sequence[Path], skip_bad: bool) -> str:
+    """Return a hash of everything that decides the shards: names and content of the files, and the constants."""
+    constants = (DOCUMENT_CHARS, SHARD_BYTES, MAX_SHARDS, ROW_GROUP, MIN_ROW_GROUPS, VALIDATION_BELOW, SEED, skip_bad)
+    lines = [repr(constants)]
+    total = sum(file.stat().st_size for file in files)
+    progress = Progress("data: hash", "bytes")
+    done = 0
+    for file in files:
+        lines.append(f"{read_sha256(file)} {file.relative_to(root).as_posix()}")
+        done += file.stat().st_size
+        progress.update(done, total)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _write_shards(name: str, files: Sequence[Path], out: Path, problems: Problems) -> None:
+    """Write train-*.parquet and val.parquet, and print the counts."""
+    # Compressed text is a few times longer than its file. A wrong guess only makes shards of another size.
+    size = 0
+    for file in files:
+        is_compressed = file.suffix.lower() in (*COMPRESSED, ".parquet")
+        size += file.stat().st_size * (4 if is_compressed else 1)
+    dealt = [out / f"dealt-{number}" for number in range(min(MAX_SHARDS, size // SHARD_BYTES + 1))]
+    random = np.random.RandomState(SEED)  # its stream is the same in all versions of numpy
+    smallest, count, blank = _deal_out(_all_documents(name, files, problems), dealt, random)
+    # With few documents none may have a small hash: then the one with the smallest hash is held out.
+    cutoff = pa.scalar(max(VALIDATION_BELOW, smallest), pa.uint64())
+    row_group = max(1, min(ROW_GROUP, count // MIN_ROW_GROUPS))
+    options = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
+    rows = {"train": 0, "val": 0}
+    with pq.ParquetWriter(out / "val.parquet", pa.schema([(TEXT, pa.large_string())]), **options) as validation:
+        for number, path in enumerate(dealt):
+            table = pa.ipc.open_file(str(path)).read_all()
+            path.unlink()
+            table = table.take(random.permutation(len(table)))
+            held_out = pc.less_equal(table["key"], cutoff)
+            train = table.filter(pc.invert(held_out)).select([TEXT])
+            val = table.filter(held_out).select([TEXT])
+            if len(val):
+                validation.write_table(val, row_group)
+            if len(train):
+                pq.write_table(train, out / f"train-{number:05d}.parquet", row_group, **options)
+            rows["train"] += len(train)
+            rows["val"] += len(val)
+    if not rows["train"]:
+        raise ValueError(f"--data: {name} needs two different documents, one for training and one for validation")
+    summary = f"{rows['train']:,} documents for training, {rows['val']:,} for validation, {blank:,} blank left out"
+    if problems.count:
+        summary += f", {problems.count:,} bad left out (the first: {problems.first[0]})"
+    print0(f"data: {name}: {summary}")
+
+
+def _all_documents(name: str, files: Sequence[Path], problems: Problems) -> Iterator[str]:
+    progress = Progress(f"data: convert {name}", "documents")
+    done = 0
+    for number, file in enumerate(files, 1):
+        for text in documents(file, problems):
+            done += 1
+            progress.update(done, note=f"file {number:,} of {len(files):,}")
+            yield text
+
+
+def _deal_out(texts: Iterable[str], paths: list[Path], random: np.random.RandomState) -> tuple[int, int, int]:
+    """Deal documents out at random to temporary files, each with a hash of its text as its key.
+
+    Returns (smallest key, number of documents, number of blank ones left out).
+    """
+    schema = pa.schema([(TEXT, pa.large_string()), ("key", pa.uint64())])
+    smallest = 2**64 - 1
+    count = blank = 0
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(pa.ipc.new_file(str(path), schema)) for path in paths]
+        for batch in by_size(texts, DEALT_CHARS):
+            full = [text for text in batch if text.strip()]
+            hashes = [hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest() for text in full]
+            keys = [int.from_bytes(digest, "little") for digest in hashes]
+            smallest = min([smallest, *keys])
+            count += len(full)
+            blank += len(batch) - len(full)
+            table = pa.table({TEXT: full, "key": keys}, schema)
+            places = random.randint(len(paths), size=len(full))
+            for place, writer in enumerate(writers):
+                writer.write(table.filter(pa.array(places == place)))
+    return smallest, count, blank

@@ -245,10 +245,10 @@ def _load_outcome(path: Path) -> Outcome:
 
 def _text_files(data: str) -> list[Path]:
     """Return the files of --data, or nothing while they have not been downloaded."""
-    from nanochat.data.corpus import find  # slow to import, and most steps read no text
+    from nanochat.data.corpus import parse_data, source_files  # slow to import, and most steps read no text
 
     try:
-        return [file for listing, _ in find(data, offline=True) for file in listing.files]
+        return [file for source, _ in parse_data(data) for file in source_files(source, offline=True)]
     except hub.HubError:
         return []
 

@@ -1,25 +1,30 @@
-"""The documents in files of every kind, whole, packed and damaged."""
+"""Documents in files of every kind, whole, compressed and damaged; folders converted to shuffled shards."""
 
 import gzip
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from corpora import write_jsonl, write_shard
 
 from nanochat.data import documents as module
-from nanochat.data.documents import Bad, by_size, documents, text_files
+from nanochat.data.documents import Problems, by_size, check_documents, convert_folder, documents, text_files
+from nanochat.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["first text\n", "", "둘째 — text", "with\0zero and \U0001f30d", "line\r\nends\n"]
 
 
-def written(path: Path, data: bytes) -> Path:
-    """A file with this content, packed as its name says."""
+def write(path: Path, data: bytes) -> Path:
+    """Write a file, compressed as its name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".gz":
         data = gzip.compress(data)
@@ -29,82 +34,66 @@ def written(path: Path, data: bytes) -> Path:
     return path
 
 
-def jsonl(texts: list) -> bytes:
-    return "".join(json.dumps({"id": 1, "text": text}, ensure_ascii=False) + "\n" for text in texts).encode()
-
-
-def parquet(texts: list, kind=None, column: str = "text", **how) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"id": range(len(texts)), column: pa.array(texts, kind or pa.string())}), sink, **how)
-    return sink.getvalue().to_pybytes()
-
-
 def read(path: Path) -> list[str]:
-    return list(documents(path, Bad(skip=False)))
+    return list(documents(path, Problems()))
 
 
-def complaint(path: Path) -> str:
+def refusal(path: Path) -> str:
     with pytest.raises(ValueError) as refused:
         read(path)
-    assert str(refused.value).endswith("; mend it, or go on without it by --skip-bad")
+    assert str(refused.value).endswith("; repair it, or skip it with --skip-bad")
     return str(refused.value)
 
 
 def skipped(path: Path) -> tuple[list[str], list[str]]:
-    """(what can be read, the complaints about the rest)."""
-    bad = Bad(skip=True)
-    texts = list(documents(path, bad))
-    assert bad.count == len(bad.first)
-    return texts, bad.first
+    """(documents that can be read, messages about the rest)."""
+    problems = Problems(skip=True)
+    texts = list(documents(path, problems))
+    assert problems.count == len(problems.first)
+    return texts, problems.first
 
 
-@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
-def test_every_kind_is_read_as_it_was_written(tmp_path, packed):
-    assert read(written(tmp_path / f"a.jsonl{packed}", jsonl(TEXTS))) == TEXTS
-    assert read(written(tmp_path / f"a.parquet{packed}", parquet(TEXTS, pa.large_string(), row_group_size=2))) == TEXTS
+# ---- reading ----
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_every_kind_is_read_as_it_was_written(tmp_path, suffix):
+    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in TEXTS)
+    assert read(write(tmp_path / f"a.jsonl{suffix}", lines.encode())) == TEXTS
+    assert read(write(tmp_path / f"mark.jsonl{suffix}", b"\xef\xbb\xbf" + lines.encode())) == TEXTS
     for kind in ("txt", "md"):
-        assert read(written(tmp_path / f"a.{kind}{packed}", "".join(TEXTS).encode())) == ["".join(TEXTS)]
-    assert read(written(tmp_path / f"empty.txt{packed}", b"")) == []
+        assert read(write(tmp_path / f"a.{kind}{suffix}", "".join(TEXTS).encode())) == ["".join(TEXTS)]
+    assert read(write(tmp_path / f"mark.txt{suffix}", "\ufeffa\ufeff".encode())) == ["a\ufeff"]
+    assert read(write(tmp_path / f"empty.txt{suffix}", b"")) == []
 
 
-def test_a_packed_file_may_have_several_members(tmp_path):
-    for suffix in (".gz", ".zst"):
-        one = written(tmp_path / f"one.txt{suffix}", b"one\n").read_bytes()
-        (tmp_path / f"two.txt{suffix}").write_bytes(one + one)
-        assert read(tmp_path / f"two.txt{suffix}") == ["one\none\n"]
+def test_a_parquet_file_is_read_as_it_was_written(tmp_path):
+    for kind in (pa.string(), pa.large_string()):
+        assert read(write_shard(tmp_path / "a.parquet", TEXTS, kind, row_group_size=2)) == TEXTS
 
 
 def test_text_files_are_cut_at_line_ends_and_lose_nothing(tmp_path):
     whole = "".join(f"{number} 줄 \r\n" for number in range(5000)) + "no line end" + "x" * 20_000
-    texts = read(written(tmp_path / "one.md", whole.encode()))
+    texts = read(write(tmp_path / "one.md", whole.encode()))
     assert "".join(texts) == whole
     assert len(texts) > 5
     assert all(text.endswith("\n") and 8192 <= len(text) < 8300 for text in texts[:-1])
-
-
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    assert read(written(tmp_path / "a.txt", "\ufeffa\ufeff".encode())) == ["a\ufeff"]
-    assert read(written(tmp_path / "a.jsonl", b"\xef\xbb\xbf" + jsonl(["a"]))) == ["a"]
+    assert [len(batch) for batch in by_size(["ten chars."] * 7, 25)] == [3, 3, 1]
 
 
 def test_files_of_a_folder_in_one_order(tmp_path):
-    for name in ("b.TXT", "a/z.jsonl.gz", "a.md", "a/b/c.parquet.ZST", "image.png", "notes.rst", "x.gz"):
-        written(tmp_path / name, b"")
+    for name in ("b.TXT", "a/z.jsonl.gz", "a.md", "a/b/c.parquet", "image.png", "notes.rst", "x.gz", "c.parquet.gz"):
+        write(tmp_path / name, b"")
     found = [file.relative_to(tmp_path).as_posix() for file in text_files(tmp_path)]
-    assert found == ["a.md", "a/b/c.parquet.ZST", "a/z.jsonl.gz", "b.TXT"]
+    assert found == ["a.md", "a/b/c.parquet", "a/z.jsonl.gz", "b.TXT"]
 
 
-def test_texts_are_batched_by_their_size():
-    assert [len(batch) for batch in by_size(["ten chars."] * 7, 25)] == [3, 3, 1]
-    assert list(by_size([], 25)) == []
+# ---- damage ----
 
 
-# ---- what can be wrong ----
-
-
-def test_bad_lines_of_jsonl_are_named_and_the_others_read(tmp_path):
+def test_bad_lines_are_named_and_the_others_read(tmp_path):
     lines = [
-        jsonl(["good 1"]),
+        b'{"text": "good 1"}\n',
         b"{not json\n",
         b"\n",
         b'{"content": "no text"}\n',
@@ -113,122 +102,228 @@ def test_bad_lines_of_jsonl_are_named_and_the_others_read(tmp_path):
         b'{"text": "half \\ud83d"}\n',
         b'{"text": "\xff"}\n',
         b"[" * 100_000 + b"\n",
-        jsonl(["good 2"]),
+        b'{"text": "good 2"}\n',
     ]
-    path = written(tmp_path / "a.jsonl", b"".join(lines))
-    texts, complaints = skipped(path)
+    path = write(tmp_path / "a.jsonl", b"".join(lines))
+    texts, messages = skipped(path)
     assert texts == ["good 1", "good 2"]
-    assert [what.removeprefix(f"{path}:").split(" ")[0] for what in complaints] == [
-        "2:",
-        "4:",
-        "5:",
-        "6:",
-        "7:",
-        "8:",
-        "9:",
-    ]
-    assert "not JSON" in complaints[0]
-    assert "not an object with a text" in complaints[1]
-    assert "surrogate" in complaints[4]
-    assert "not UTF-8 (byte 11 of the line)" in complaints[5]
-    assert f"{path}:2: not JSON" in complaint(path)
-
-
-def test_text_that_is_not_utf8_is_named_with_its_line(tmp_path):
-    path = written(tmp_path / "bad.txt", "good\nañb\nend".encode("latin-1"))
-    assert f"{path}:2: not UTF-8 (byte 2 of the line)" in complaint(path)
+    numbers = [int(message.removeprefix(f"{path}:").partition(":")[0]) for message in messages]
+    assert numbers == [2, 4, 5, 6, 7, 8, 9]
+    assert all('not a JSON object like {"text": "…"}' in message for message in messages[:5])
+    assert "not UTF-8 (byte 11 of the line)" in messages[5]
+    assert f"{path}:2: not a JSON object" in refusal(path)
+    path = write(tmp_path / "bad.txt", "good\nañb\nend".encode("latin-1"))
     assert skipped(path) == (["good\nend"], [f"{path}:2: not UTF-8 (byte 2 of the line)"])
 
 
-def test_bad_rows_of_parquet_are_named(tmp_path):
-    raw = pa.Array.from_buffers(
-        pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")]
-    )
-    texts = pa.chunked_array([pa.array(["x"] * 2000 + [None, "y"]), raw])
-    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", row_group_size=700)
-    good, complaints = skipped(tmp_path / "a.parquet")
-    assert good == ["x"] * 2000 + ["y", "a"]
-    assert [what.partition(": ")[2] for what in complaints] == [
-        "row 2001 is null or not UTF-8",
-        "row 2004 is null or not UTF-8",
-    ]
-
-
 def test_columns_that_are_no_text(tmp_path):
-    path = written(tmp_path / "a.parquet", parquet(["x"], column="content"))
-    assert f"{path} has no column `text`, only id, content" in complaint(path)
+    path = write_shard(tmp_path / "a.parquet", ["x"], column="content")
+    assert f"{path} has no column `text`, only id, content" in refusal(path)
     assert skipped(path)[0] == []
-    written(path, parquet([1, 2], pa.int64()))
-    assert "of type int64, it has to be string" in complaint(path)
+    write_shard(path, [1, 2], pa.int64())
+    assert "of type int64, it has to be string" in refusal(path)
 
 
 def test_cut_files_are_named(tmp_path):
-    whole = parquet([f"text {number}" for number in range(5000)])
+    whole = write_shard(tmp_path / "a.parquet", [f"text {number}" for number in range(5000)]).read_bytes()
     for cut in (0, 4, 1000, len(whole) - 100):
-        path = written(tmp_path / "a.parquet", whole[:cut])
-        assert f"{path} is no whole parquet file" in complaint(path)
+        path = write(tmp_path / "a.parquet", whole[:cut])
+        assert f"{path} is no complete parquet file" in refusal(path)
     for suffix in (".gz", ".zst"):
         text = "".join(f"{number} line\n" for number in range(100_000)).encode()
-        path = written(tmp_path / f"a.txt{suffix}", text)
+        path = write(tmp_path / f"a.txt{suffix}", text)
         path.write_bytes(path.read_bytes()[:-1000])
-        assert f"{path} is damaged after line " in complaint(path)
-        texts, complaints = skipped(path)
-        assert len(complaints) == 1
+        assert f"{path} is damaged after line " in refusal(path)
+        texts, messages = skipped(path)
+        assert len(messages) == 1
         assert text.startswith("".join(texts).encode())
-        path.write_bytes(b"not packed at all, whatever its name says")
-        assert f"{path} is damaged after line 0" in complaint(path)
+        path.write_bytes(b"not compressed at all, despite its name")
+        assert f"{path} is damaged after line 0" in refusal(path)
 
 
-def test_a_damaged_row_group_is_named_and_the_others_read(tmp_path):
+def test_damaged_row_groups_and_nulls_are_named_and_the_others_read(tmp_path):
     texts = [f"some text {number}" for number in range(3000)]
     texts[2500] = None
-    data = bytearray(parquet(texts, row_group_size=1000, use_dictionary=False, write_page_checksum=True))
-    with pq.ParquetFile(pa.BufferReader(bytes(data))) as shard:
-        column = shard.metadata.row_group(1).column(1)
+    options = {"row_group_size": 1000, "use_dictionary": False, "write_page_checksum": True}
+    path = write_shard(tmp_path / "a.parquet", texts, **options)
+    data = bytearray(path.read_bytes())
+    column = pq.read_metadata(path).row_group(1).column(1)
     data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
-    path = written(tmp_path / "a.parquet", bytes(data))
-    good, complaints = skipped(path)
+    path.write_bytes(data)
+    good, messages = skipped(path)
     assert good == texts[:1000] + texts[2000:2500] + texts[2501:]
-    assert [what.split(" (")[0] for what in complaints] == [
-        f"{path} is damaged between rows 1001 and 2000",
-        f"{path}: row 2501 is null or not UTF-8",
+    assert [message.split(" (")[0] for message in messages] == [
+        f"{path}: row group 1 cannot be read",
+        f"{path}: row 2501 is null",
     ]
-    assert f"{path} is damaged between rows 1001 and 2000" in complaint(path)
+    assert f"{path}: row group 1 cannot be read" in refusal(path)
 
 
-def test_a_long_line_is_left_out_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_LINE", 1000)
-    for size in (999, 1000, 5000):  # with its end, a line of 999 characters has 1,000 bytes
-        path = written(tmp_path / "a.txt", b"first\n" + b"x" * size + b"\nlast\n")
-        texts, complaints = skipped(path)
-        assert ("".join(texts) == "first\nlast\n") == (size > 999)
-        assert len(complaints) == (size > 999)
+# ---- check ----
 
 
-# Reads a file, and prints what came of it and the most memory that took, in MB.
-READ = """
-import resource, sys
+def test_problems_are_counted_and_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_CHARS", 100)
+    clean = [write_jsonl(tmp_path / f"{name}.jsonl", ["some words", "다른 말"]) for name in "ab"]
+    tokenizer = Tokenizer.train(["some words"], 270)
+    tokens = 2 * len(tokenizer.encode("some words") + tokenizer.encode("다른 말"))
+    counts = {"Documents": 4, "Characters": 28, "Tokens": tokens, "Problems": 0}
+    assert check_documents("text", clean, tokenizer) == (counts, [])
+    assert check_documents("text", clean, None) == ({**counts, "Tokens": 0}, [])
+    bad = write_jsonl(tmp_path / "bad.jsonl", ["good", None, " ", "x" * 101, *[""] * 1000])
+    counts, messages = check_documents("text", [bad], None)
+    assert (counts["Documents"], counts["Problems"], len(messages)) == (1003, 1003, 20)
+    assert messages[0].startswith(f"{bad}:2: not a JSON object")
+    assert messages[1:3] == [f"{bad}: document 2 is blank", f"{bad}: document 3 has 101 characters"]
+
+
+# ---- conversion ----
+
+
+def convert(path: Path, **options) -> Path:
+    return convert_folder("text", path, text_files(path), **options)
+
+
+def rows(home: Path, split: str) -> list[str]:
+    return [text for file in sorted(home.glob(f"{split}*.parquet")) for text in pq.read_table(file)["text"].to_pylist()]
+
+
+def sizes_of_row_groups(file: Path) -> list[int]:
+    metadata = pq.read_metadata(file)
+    return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+
+
+def numbers(count: int, prefix: str = "") -> list[str]:
+    return [f"{prefix}document {number}" for number in range(count)]
+
+
+def corpora() -> list[Path]:
+    """Folders of conversions in the home of the test."""
+    return [path for path in (Path.home() / ".cache/nanochat/corpora").iterdir() if path.is_dir()]
+
+
+def test_nothing_is_lost_and_nothing_comes_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SHARD_BYTES", 200_000)
+    monkeypatch.setattr(module, "DEALT_CHARS", 1000)
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    generator = random.Random(seed)
+    texts = [f"{number} " + "가나다 " * generator.randrange(200) for number in range(5000)]
+    home = convert(write_jsonl(tmp_path / "many/a.jsonl", texts).parent)
+    assert sorted(rows(home, "train") + rows(home, "val")) == sorted(texts)
+    assert 10 < len(rows(home, "val")) < 120
+    names = sorted(path.name for path in home.iterdir())
+    assert names == [*(f"train-{i:05d}.parquet" for i in range(len(names) - 1)), "val.parquet"]
+    assert len(names) > 9
+    order = [texts.index(text) for text in rows(home, "train")[:1000]]
+    ascents = sum(a < b for a, b in pairwise(order))
+    assert 400 < ascents < 600  # shuffled: as often up as down
+
+
+def test_a_conversion_is_found_again_by_its_content(tmp_path):
+    path = write_jsonl(tmp_path / "text/a.jsonl", numbers(100)).parent
+    home = convert(path)
+    before = {file.name: file.stat().st_mtime_ns for file in home.iterdir()}
+    os.utime(path / "a.jsonl")
+    moved = path.rename(tmp_path / "elsewhere")
+    assert convert(moved) == home
+    assert {file.name: file.stat().st_mtime_ns for file in home.iterdir()} == before
+    # The same name, size and time with other content.
+    status = (moved / "a.jsonl").stat()
+    (moved / "a.jsonl").write_bytes((moved / "a.jsonl").read_bytes().replace(b'document 7"', b'document X"'))
+    os.utime(moved / "a.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
+    other = convert(moved)
+    assert other != home
+    assert "document X" in rows(other, "train") + rows(other, "val")
+
+
+def test_validation_never_moves_into_training(tmp_path):
+    path = write_jsonl(tmp_path / "text/a.jsonl", numbers(3000)).parent
+    held_out = set(rows(convert(path), "val"))
+    write_jsonl(path / "0-first.jsonl", numbers(3000, "more "))
+    write_jsonl(path / "z-the-same-again.jsonl", numbers(500))
+    home = convert(path)
+    assert held_out < set(rows(home, "val"))
+    assert not set(rows(home, "train")) & set(rows(home, "val"))
+
+
+def test_few_documents_and_small_row_groups(tmp_path, monkeypatch, capsys):
+    for count in (2, 40):
+        texts = ["", " \n\t", *numbers(count)]
+        home = convert(write_jsonl(tmp_path / f"few{count}/a.jsonl", texts).parent)
+        assert sorted(rows(home, "train") + rows(home, "val")) == sorted(numbers(count))
+        assert rows(home, "val")
+        assert sizes_of_row_groups(home / "train-00000.parquet") == [1] * len(rows(home, "train"))
+        assert "2 blank left out" in capsys.readouterr().out
+    home = convert(write_jsonl(tmp_path / "many/a.jsonl", numbers(1000)).parent)
+    assert max(sizes_of_row_groups(home / "train-00000.parquet")) == 1000 // 64
+    monkeypatch.setattr(module, "MIN_ROW_GROUPS", 1)
+    home = convert(write_jsonl(tmp_path / "large/a.jsonl", numbers(3000)).parent)
+    assert sizes_of_row_groups(home / "train-00000.parquet")[:2] == [1024, 1024]
+
+
+@pytest.mark.parametrize("texts", [[], ["one"], ["same", "same"], [" \n", "one"]])
+def test_too_few_documents(tmp_path, texts):
+    with pytest.raises(ValueError, match="needs two different documents"):
+        convert(write_jsonl(tmp_path / "tiny/a.jsonl", texts).parent)
+    assert corpora() == []
+
+
+def test_bad_rows_are_an_error_or_counted(tmp_path, capsys):
+    path = write_jsonl(tmp_path / "text/a.jsonl", numbers(50)).parent
+    with open(path / "a.jsonl", "a") as file:
+        file.write("not json\n")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"a\.jsonl:51: not a JSON object .*--skip-bad"):
+            convert(path)
+        assert corpora() == []
+    home = convert(path, skip_bad=True)
+    assert len(rows(home, "train") + rows(home, "val")) == 50
+    assert "1 bad left out (the first: " in capsys.readouterr().out
+    assert convert(path, skip_bad=True) == home
+    with pytest.raises(ValueError, match=r"a\.jsonl:51"):  # a folder without the bad rows is not the whole one
+        convert(path)
+
+
+# Converts a folder; waits for a line of input before it publishes the result.
+CONVERT = """
+import sys
 from pathlib import Path
-from nanochat.data.documents import Bad, documents
-bad = Bad(skip=True)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-texts = list(documents(Path(sys.argv[1]), bad))
-print(texts, bad.first, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, sep="|")
+from nanochat.data import documents
+publish = documents.publish_folder
+def slowly(part, home):
+    print("converted", flush=True)
+    sys.stdin.readline()
+    publish(part, home)
+documents.publish_folder = slowly
+path = Path(sys.argv[1])
+print(documents.convert_folder("text", path, documents.text_files(path)))
 """
 
 
-def test_a_line_of_a_gigabyte_takes_little_memory(tmp_path):
-    path = tmp_path / "long.jsonl"
-    with open(path, "wb") as file:
-        file.write(jsonl(["good"]))
-        os.truncate(path, 1 << 30)  # zeros that take no room on the disk
-        file.seek(1 << 30)
-        file.write(b"\n" + jsonl(["end"]))
-    done = subprocess.run(
-        [sys.executable, "-c", READ, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=100
-    )
-    texts, complaints, megabytes = done.stdout.split("|")
-    assert f"{path}:2: a line of more than 64 MB" in complaints, done.stderr
-    assert "good" in texts
-    assert "end" in texts
-    assert int(megabytes) < 300
+def start(path: Path) -> subprocess.Popen:
+    command = [sys.executable, "-u", "-c", CONVERT, str(path)]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def start_and_convert(path: Path) -> subprocess.Popen:
+    process = start(path)
+    while process.stdout.readline() != "converted\n":
+        assert process.poll() is None
+    return process
+
+
+def test_a_killed_conversion_leaves_nothing_that_counts_and_two_processes_convert_once(tmp_path):
+    path = write_jsonl(tmp_path / "text/a.jsonl", numbers(100)).parent
+    killed = start_and_convert(path)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    [left] = corpora()
+    assert left.name.endswith(".tmp")
+    both = [start_and_convert(path), start(path)]
+    outputs = [process.communicate("go\n", timeout=60)[0].splitlines() for process in both]
+    assert outputs[0][-1] == outputs[1][-1]
+    assert "converted" not in outputs[1]
+    [home] = corpora()
+    assert str(home) == outputs[0][-1]
+    assert len(rows(home, "train") + rows(home, "val")) == 100

@@ -190,7 +190,7 @@ def test_a_continuation_that_grows_into_its_context_is_refused(bundle):
 
 def test_a_bundle_that_is_not_there(bundle, tokenizer):
     (bundle / "eval_meta_data.csv").unlink()
-    with pytest.raises(ValueError, match=r"1 of 2 files cannot be had:\n  eval_bundle/eval_meta_data.csv: not in the"):
+    with pytest.raises(ValueError, match=r"1 of 2 files are not available:\n  eval_bundle/eval_meta_data.csv: not in"):
         prepare(tokenizer)
 
 

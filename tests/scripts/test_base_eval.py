@@ -77,7 +77,7 @@ def test_a_run_leaves_its_record_and_is_not_done_twice(base, evaluated):
 def test_what_cannot_be_is_one_sentence(base, evaluated):
     (base.folder / "empty").mkdir()
     for job, sentence in {
-        evaluated(mirror="empty"): "error: 2 of 2 files cannot be had:\n  eval_bundle/core.yaml: not in the mirror",
+        evaluated(mirror="empty"): "error: 2 of 2 files are not available:\n  eval_bundle/core.yaml: not in the mirror",
         evaluated(
             "--tag=none"
         ): f"error: there is no model in {base.folder}/base_train/none: python -m scripts.base_train",

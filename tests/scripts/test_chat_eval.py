@@ -59,7 +59,7 @@ def test_a_model_is_asked_all_that_the_hub_has(model, base, hub, python):
     ]
     done = python(*WORDS, *samples, NANOCHAT_HUB=str(hub), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
-    assert "tasks: MMLU is left out: 1 of 1 files cannot be had: datasets/cais/mmlu/all/test-0" in done.stdout
+    assert "tasks: MMLU is left out: 1 of 1 files are not available: datasets/cais/mmlu/all/test-0" in done.stdout
     record = json.loads((base / "chat_eval_base/mine/outcome.json").read_text(encoding="utf-8"))
     metrics, core = record["metrics"], "ChatCORE (5 of 6 tasks)"
     assert list(metrics) == ["ARC-Easy", "ARC-Challenge", "AQUA", "GSM8K", "HumanEval", core, "Step"]
@@ -154,7 +154,7 @@ def test_all_that_the_hub_has(model, base, hub, capsys, monkeypatch):
     for name in {*CHAT_CORE} - {"AQUA"}:
         files[name].unlink()
     assert list(open_tasks("")) == ["AQUA"]
-    assert "tasks: GSM8K is left out: 1 of 1 files cannot be had: datasets/openai/gsm8k/" in capsys.readouterr().out
+    assert "tasks: GSM8K is left out: 1 of 1 files are not available: datasets/openai/gsm8k/" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"gsm8k/main/test-\S+: not in the mirror"):
         open_tasks("GSM8K")
     files["AQUA"].write_bytes(files["AQUA"].read_bytes()[:-9])

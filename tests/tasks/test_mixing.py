@@ -100,7 +100,7 @@ def test_a_default_leaves_out_tasks_without_files(world_hub, tmp_path, monkeypat
     found = mixture("", default="multi-turn,aqua@999")
     assert found.rows == {"AQUA": 100}
     assert "train mixture: AQUA; not here, so left out: Multi-Turn" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="files cannot be had"):
+    with pytest.raises(ValueError, match="files are not available"):
         mixture("multi-turn,aqua")
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
     with pytest.raises(ValueError, match="of Multi-Turn, AQUA none is here: set NANOCHAT_HUB"):
