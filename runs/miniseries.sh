@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Models of several depths, each trained for as long as its size wants: one table, and bits per byte against FLOPs. Does a
-# change help at every size, or at the one it was tried on? Started again it goes on: what has ended is not trained again.
+# Models of several depths, each trained with tokens in proportion to its size: a table, and bits per byte against FLOPs.
+# Does a change help at every size? Run it again to resume: finished models are not trained again.
 #   bash runs/miniseries.sh                                       depths 8 to 20
-#   bash runs/miniseries.sh --depths=8,10,12 --tag=changed        others, beside the first
+#   bash runs/miniseries.sh --depths=8,10,12 --tag=changed        other depths, beside the first
 #   bash runs/miniseries.sh --data=FOLDER --out=FILE --vocab-size=N
-# Any other flag is scripts.base_train's.
+# Other flags go to scripts.base_train.
 set -euo pipefail
 
 depths=8,10,12,14,16,18,20 tag=miniseries out=miniseries.md

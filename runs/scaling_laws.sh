@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# For each budget of FLOPs, models of several depths that spend it: small ones see more tokens, large ones fewer. Where the
-# loss is lowest is the best size of the budget; how that grows tells how many tokens a parameter wants. Started again it
-# goes on: what has ended is not trained again.
+# Models of several depths for each budget of FLOPs: small ones see more tokens, large ones fewer. The best size of a budget
+# has the lowest loss; the growth of the best size gives the tokens a parameter needs. Run it again to resume: finished
+# models are not trained again.
 #   bash runs/scaling_laws.sh                                                         four budgets, about 7e19 FLOPs
 #   bash runs/scaling_laws.sh --sweep=1e17:4,6,8 --sweep=3e17:6,8,10 --tag=small      budgets and depths of your own
 #   bash runs/scaling_laws.sh --data=FOLDER --out=FILE --vocab-size=N
-# Any other flag is scripts.base_train's.
+# Other flags go to scripts.base_train.
 set -euo pipefail
 
 sweeps=() tag=scaling out=scaling_laws.md
 own() { case $1 in --sweep=?*:?*) sweeps+=("${1#*=}") ;; *) return 1 ;; esac; }
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 
-# Around the sizes that the default of 12 tokens a parameter would give, two of each side.
+# Around the sizes that 12 tokens a parameter would give, two on each side.
 if [ ${#sweeps[@]} = 0 ]; then sweeps=(1e18:8,10,12,14 2.15e18:10,12,14,16 4.64e18:12,14,16,18 1e19:14,16,18,20); fi
 for sweep in "${sweeps[@]}"; do
   flops=${sweep%%:*} depths=${sweep#*:}

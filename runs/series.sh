@@ -1,5 +1,5 @@
-# What the series of runs have in common: sourced by them, with `tag` and `out` as they are unless given, and `own`, which
-# takes a flag that is theirs alone.
+# Common part of the series of runs, which source this file: `tag` and `out` are their defaults, and `own` handles a flag
+# of their own.
 
 data=auto words=65536 flags=()
 for argument in "$@"; do
@@ -15,19 +15,19 @@ root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 python=$root/.venv/bin/python
 bash "$root/runs/setup.sh"
 
-# One vocabulary for all of them.
+# One tokenizer for all runs.
 made=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}/tok_train/$tag/outcome.json
 if [ ! -f "$made" ]; then
   "$python" -m scripts.tok_train --vocab-size="$words" --max-chars=2e9 --data="$data" --tag="$tag"
 else
   before=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["config"]["vocab_size"])' "$made")
   if [ "$before" != "$words" ]; then
-    echo "error: the vocabulary of --tag=$tag is of --vocab-size=$before, not $words: take another --tag" >&2
+    echo "error: the vocabulary of --tag=$tag has --vocab-size=$before, not $words: take another --tag" >&2
     exit 2
   fi
 fi
 
-# A run that has ended says so and is left alone; one with other flags is refused. Ctrl-C ends them all: a run that it
-# stops has saved, and ends well.
+# base_train leaves a finished run alone and refuses one with other flags. Ctrl-C ends the whole series: base_train saves
+# and exits with status 0, so the signal itself has to end this script.
 trap 'exit 130' INT
 train() { bash "$root/runs/launch.sh" base_train "$@" --tokenizer-tag="$tag" --data="$data" ${flags[@]+"${flags[@]}"}; }

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Makes .venv ready: the locked packages, rustbpe built from source, nanochat itself. Run it as often as you like:
-# it does nothing when nothing changed, and starts over when the last setup did not finish.
+# Set up .venv: locked packages, rustbpe built from source, nanochat itself. Run it as often as you like: it does nothing
+# when nothing changed, and starts over when the last setup did not finish.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
 python=.venv/bin/python
-# Line 1, written when the packages are in: where and for which Python .venv was made. Without it .venv is made again
-# (half made, or moved). The rest, written last: checksums of all that went in. When they differ, .venv is updated.
+# Line 1, written after the packages are installed: path and Python version of .venv. Without it .venv is made again (half
+# made, or moved). The other lines, written last: checksums of all sources. When they differ, .venv is updated.
 ready=.venv/ready
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -35,18 +35,18 @@ find_uv() {
     stop "$candidate has no venv module: install it (Debian: apt install python3-venv), then run this again."
   sed -n '/^uv==/,/[^\\]$/p' requirements.lock >.venv/uv-only.lock
   "$python" -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv-only.lock ||
-    stop "uv could not be installed (what pip says stands above): is the network there? Then run this again."
+    stop "uv could not be installed (pip's message is above): is the network there? Then run this again."
 }
 
 find_cargo() {
   if cargo --version >/dev/null 2>&1; then return; fi
   say "no cargo: installing Rust with rustup"
-  # Fetched whole before it runs: a connection that breaks must not run half a script.
+  # Downloaded completely before it runs: a broken connection must not run half a script.
   local installer
   if installer=$(curl -fsS --proto '=https' --connect-timeout 20 https://sh.rustup.rs 2>/dev/null) &&
     sh -s -- -y --quiet --profile minimal --default-toolchain stable --no-modify-path <<<"$installer" >&2 &&
     cargo --version >/dev/null 2>&1; then return; fi
-  stop "Rust is missing and rustup could not be had: install Rust (cargo) 1.85 or newer, then run this again."
+  stop "Rust is missing and rustup could not be installed: install Rust (cargo) 1.85 or newer, then run this again."
 }
 
 make_environment() {
@@ -57,7 +57,7 @@ make_environment() {
 }
 
 install_locked() {
-  # uv links files from its cache; where that cannot be (another file system), say so to uv instead of hearing its warning.
+  # uv links files from its cache; on another file system links fail, so copy mode is set to avoid uv's warning.
   local cache probe
   cache=$("$uv" cache dir)
   mkdir -p "$cache"
@@ -66,16 +66,16 @@ install_locked() {
   rm -f "$probe" .venv/link-probe
   say "installing requirements.lock (the first time several GB are fetched)"
   "$uv" pip install --quiet --python "$python" --require-hashes -r requirements.lock ||
-    stop "the packages of requirements.lock could not be installed (what uv says stands above): is the network there? Then run this again."
+    stop "the packages of requirements.lock could not be installed (uv's message is above): is the network there? Then run this again."
 }
 
-# Where Python is told to write no bytecode, as in many containers, each process of a run would compile torch's sources
-# again, 3 to 7 seconds of two cores. Here that is done once, for what the stages import.
+# Compile bytecode once, for the imports of the stages: where Python may not write bytecode, as in many containers, each
+# process would compile torch's sources again, 3 to 7 seconds on two cores.
 compile_bytecode() {
   env -u PYTHONDONTWRITEBYTECODE "$python" -c '
 import httpx, huggingface_hub, numpy, pyarrow.parquet, safetensors.torch, tyro, uvicorn
 import torch._inductor.compile_fx, torch.distributed.run, torch.utils.checkpoint' ||
-    stop "the installed packages cannot be imported (what Python says stands above): remove .venv, then run this again."
+    stop "the installed packages cannot be imported (Python's message is above): remove .venv, then run this again."
 }
 
 build_rustbpe() {
@@ -84,7 +84,7 @@ build_rustbpe() {
   if ! .venv/bin/maturin build --release --manifest-path rustbpe/Cargo.toml \
     --interpreter "$python" --out rustbpe/target/wheels 2>.venv/build-rustbpe.log; then
     cat .venv/build-rustbpe.log >&2
-    stop "rustbpe did not build; what cargo says stands above."
+    stop "rustbpe did not build; cargo's message is above."
   fi
   "$uv" pip install --quiet --python "$python" --no-deps --reinstall rustbpe/target/wheels/rustbpe-*.whl
 }
@@ -103,7 +103,7 @@ rm -f "$ready"
 install_locked
 place >"$ready"
 compile_bytecode & compiling=$!
-trap wait EXIT # where the build fails, nothing is left behind that writes into .venv
+trap wait EXIT # after a failed build no process may still write into .venv
 build_rustbpe
 wait "$compiling"
 "$uv" pip install --quiet --python "$python" --no-deps --no-build-isolation --editable .

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Everything that must hold: set up, then formatting, lint, the Rust tests, the Python tests. All of them run even when an
-# earlier one fails; any failure is the exit status. Arguments go to pytest: `bash runs/test.sh -k tokenizer`.
+# All checks: setup, formatting, lint, Rust tests, Python tests. All run even when an earlier one fails; any failure sets the
+# exit status. Arguments go to pytest: `bash runs/test.sh -k tokenizer`.
 set -uo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 PATH="$PWD/.venv/bin:$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
 
 bash runs/setup.sh || exit 1
 failed=()
-ruff format --check . || failed+=("ruff format (mend with: .venv/bin/ruff format)")
+ruff format --check . || failed+=("ruff format (fix with: .venv/bin/ruff format)")
 ruff check --quiet . || failed+=("ruff check")
 cargo test --quiet --manifest-path rustbpe/Cargo.toml || failed+=("cargo test")
 
-# Said before pytest, whose closing line stays the last one.
+# Before pytest, so that pytest's closing line stays last.
 for name in "${failed[@]+"${failed[@]}"}"; do printf 'test: FAILED %s\n' "$name"; done
 # pytest-timeout ends a test that hangs and names it (`timeout` in pyproject.toml).
 # By pytest-xdist, a file at a time on each core, in the order that tests/conftest.py gives them; more threads than cores

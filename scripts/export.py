@@ -43,6 +43,7 @@ def main(config: Config) -> None:
     name = f"{config.tag}-{config.source}"
     out = Path(config.out).expanduser() if config.out else base_dir() / f"export/{name}-{config.format}"
     step = None if config.step < 0 else config.step
+    # Comparisons need fp32 on both sides.
     with setup("cpu", "fp32") as runtime:
         model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, step, runtime)
         texts = sample_texts(tokenizer.special_tokens)

@@ -41,6 +41,7 @@ def main(config: Config) -> None:
     from nanochat.tokenizer import Tokenizer
     from nanochat.train import State
 
+    # Read and check everything before anything is written.
     stage = MODELS[config.source]
     folder = stage_dir(stage, config.tag)
     tokenizer_path = stage_dir("tok_train", config.tag) / "tokenizer.json"
@@ -58,6 +59,7 @@ def main(config: Config) -> None:
         if steps(folder):
             raise ValueError(f"{folder} holds a run, take another --tag")
         tokenizer.save(tokenizer_path)
+        # The manifest of a checkpoint without optimizer state.
         record = {
             "stage": stage,
             "parent": None,
@@ -72,6 +74,7 @@ def main(config: Config) -> None:
         }
         with Saver(folder) as saver:
             saver.save(step, weights, [], record)
+    # The public mask counts a token's own key in addition to the window.
     short = sorted({window for window in model_config.windows if window})
     if short:
         print0(f"windows: short layers see {short[0]:,} keys here, {short[0] + 1:,} in the public nanochat")

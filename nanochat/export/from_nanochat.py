@@ -15,7 +15,7 @@ from torch import Tensor
 from nanochat.export.hf import swap_halves
 from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
 
-# Name in the public config -> field of GPTConfig.
+# Public config name -> GPTConfig field.
 SHAPE = {
     "sequence_len": "max_seq_len",
     "vocab_size": "vocab_size",
@@ -24,7 +24,7 @@ SHAPE = {
     "n_kv_head": "kv_heads",
     "n_embd": "width",
 }
-# Pattern of a public parameter name -> our name.
+# Pattern for a public parameter name -> our name.
 NAMES = {
     r"transformer\.wte\.weight": "embed.weight",
     r"lm_head\.weight": "head.weight",
@@ -56,6 +56,7 @@ def find_checkpoint(place: Path, step: int | None = None) -> tuple[Path, int]:
         match = re.fullmatch(r"model_(\d+)\.pt", file.name)
         if match:
             steps[int(match[1])] = file
+    # The highest number is the newest.
     if step is None:
         step = max(steps, default=None)
     if step not in steps:
@@ -65,23 +66,25 @@ def find_checkpoint(place: Path, step: int | None = None) -> tuple[Path, int]:
 
 
 def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str, Any]]:
-    """Return our config, our weights in fp32, and the settings of the training for fine-tuning to inherit."""
+    """Return our config, our weights in fp32, and the training settings for fine-tuning to inherit."""
     meta = _read_meta(path.with_name(path.name.replace("model_", "meta_").replace(".pt", ".json")))
     stored = {}
     for name, tensor in _read_weights(path).items():
         stored[name.removeprefix("_orig_mod.")] = tensor.float()  # prefix of compiled models
     config = _config(meta["model_config"], is_newer="resid_lambdas" in stored, path=path)
+    # On the meta device a model has names and shapes, but no memory.
     with torch.device("meta"):
         expected = GPT(config).state_dict()
     weights = _renamed(stored, path)
-    faults = _faults(weights, expected, config)
+    for name in ("embed.weight", "head.weight"):
+        # October's vocabulary was not padded.
+        if name in weights and len(weights[name]) == config.vocab_size:
+            weights[name] = F.pad(weights[name], (0, 0, 0, config.padded_vocab - config.vocab_size))
+    faults = _faults(weights, expected)
     if faults:
         raise ValueError(f"{path} has neither known layout, October 2025 or since March 2026: {', '.join(faults[:5])}")
     for name, tensor in weights.items():
-        padding = len(expected[name]) - len(tensor)
-        if padding:  # October's vocabulary was not padded
-            weights[name] = F.pad(tensor, (0, 0, 0, padding))
-        elif name.endswith((".q.weight", ".k.weight")):
+        if name.endswith((".q.weight", ".k.weight")):
             weights[name] = swap_halves(tensor, config.head_dim)  # the public model rotates by minus the position
     settings = {"data": "", "max_seq_len": config.max_seq_len}
     used = meta | meta.get("user_config", {}) | {name: meta[name] for name in INHERITED if name in meta}
@@ -139,16 +142,12 @@ def _renamed(stored: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _faults(weights: dict[str, Tensor], expected: dict[str, Tensor], config: GPTConfig) -> list[str]:
-    """Return missing, unknown and misshapen weights; an unpadded vocabulary is no fault."""
-    faults = [f"{name} is missing" for name in expected if name not in weights]
-    for name, tensor in weights.items():
-        if name not in expected:
-            faults.append(f"{name} is unknown")
-            continue
-        found = list(tensor.shape)
-        wanted = list(expected[name].shape)
-        unpadded = [config.vocab_size, *wanted[1:]]
-        if found != wanted and not (wanted[0] == config.padded_vocab and found == unpadded):
-            faults.append(f"{name} is {found} and not {wanted}")
-    return sorted(faults)
+def _faults(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
+    """Return a sentence for each missing, unknown or misshapen weight."""
+    found = {name: list(tensor.shape) for name, tensor in weights.items()}
+    wanted = {name: list(tensor.shape) for name, tensor in expected.items()}
+    faults = []
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            faults.append(f"{name} is {found.get(name, 'missing')} and should be {wanted.get(name, 'missing')}")
+    return faults

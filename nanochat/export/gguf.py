@@ -51,11 +51,13 @@ def write_model(exported: Exported, folder: Path) -> list[str]:
     """Write model.gguf; return sentences on each comparison."""
     architecture_of(exported.model.config, [ARCHITECTURE])
     path = folder / "model.gguf"
+    # The best pattern may still split some texts in another way.
     pattern, others = nearest_pattern(exported.tokenizer, exported.texts)
     metadata = gguf_metadata(exported, pattern)
     tensors = dict(gguf_tensors(exported))
     write_file(path, metadata, tensors)
     checks = [check_file(path, metadata, tensors)]
+    # Then a model built from nothing but the file.
     loaded = build(ARCHITECTURES[ARCHITECTURE], *read_qwen3(path, exported))
     checks += compare(exported, loaded)
     if others:
@@ -83,6 +85,7 @@ def gguf_metadata(exported: Exported, pattern: str) -> dict[str, Any]:
 
     tokenizer = exported.tokenizer
     settings = hf_settings(exported.model, ARCHITECTURES[ARCHITECTURE], tokenizer.special_tokens)
+    # Types tell llama.cpp which tokens are special.
     words = tokenizer_files.written_tokens(tokenizer)
     specials = tokenizer_files.sorted_specials(tokenizer)
     types = [int(gguf.TokenType.NORMAL)] * len(words)
@@ -127,6 +130,7 @@ def write_file(path: Path, metadata: dict[str, Any], tensors: dict[str, np.ndarr
     import gguf
 
     writer = gguf.GGUFWriter(path, "qwen3")
+    # The method decides the type in the file.
     add = {
         str: writer.add_string,
         int: writer.add_uint32,
@@ -138,6 +142,7 @@ def write_file(path: Path, metadata: dict[str, Any], tensors: dict[str, np.ndarr
         add[type(value)](key, value)
     for name, values in tensors.items():
         writer.add_tensor(name, values)
+    # The format's order: header, metadata, tensors.
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

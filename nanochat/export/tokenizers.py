@@ -126,7 +126,7 @@ def byte_letters() -> list[str]:
 def written_tokens(tokenizer: Tokenizer) -> list[str]:
     """Return all tokens except the special ones in these letters; ValueError if two ids have the same bytes."""
     letters = byte_letters()
-    written: dict[str, int] = {}
+    written: dict[str, int] = {}  # keeps the order of ids
     for rank in range(tokenizer.vocab_size - len(tokenizer.special_tokens)):
         token = "".join(letters[byte] for byte in tokenizer.core.token_bytes(rank))
         if token in written:
@@ -153,6 +153,7 @@ def to_hf(tokenizer: Tokenizer) -> "tokenizers.Tokenizer":
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, processors
 
+    # Byte-level BPE: split into words by the pattern, write bytes as letters, merge.
     vocabulary = {token: rank for rank, token in enumerate(written_tokens(tokenizer))}
     hf = tokenizers.Tokenizer(models.BPE(vocabulary, written_merges(tokenizer)))
     split = pre_tokenizers.Split(tokenizers.Regex(tokenizer.core.pattern), "isolated")
@@ -182,7 +183,7 @@ def write_hf(tokenizer: Tokenizer, folder: Path, context: int) -> None:
         "model_max_length": context,
         "model_input_names": ["input_ids", "attention_mask"],
         "bos_token": BOS,
-        "eos_token": END,
+        "eos_token": END,  # of an answer; generation_config.json also stops at BOS
         "pad_token": PAD,
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
@@ -199,6 +200,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         content = path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+    # JSON is our own format; lines of ranks begin with base64.
     if content.lstrip().startswith(b"{"):
         return Tokenizer.load(path)
     try:
@@ -225,6 +227,7 @@ def from_ranks(tokens: list[bytes]) -> Tokenizer:
     ranks = {token: rank for rank, token in enumerate(tokens)}
     merges = [merged_pair(token, ranks) for token in tokens[256:]]
     tokenizer = Tokenizer(rustbpe.Tokenizer(merges, list(SPECIAL_TOKENS), rustbpe.DEFAULT_PATTERN))
+    # A vocabulary made by another method than BPE may have no merges that give the same ids.
     texts = sample_texts(SPECIAL_TOKENS)
     compare_ids(tokenizer, texts, tokenizer.to_tiktoken().encode_ordinary_batch(texts), "tiktoken")
     return tokenizer
@@ -233,6 +236,7 @@ def from_ranks(tokens: list[bytes]) -> Tokenizer:
 def merged_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[int, int]:
     """Return the two ids that merge into a token: the rest after all merges of lower rank."""
     rank = ranks[token]
+    # From single bytes, merge the pair with the lowest rank until two parts remain.
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         joined = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]

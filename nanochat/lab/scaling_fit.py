@@ -1,8 +1,8 @@
-"""What runs of several sizes say together: a table, the best size of each budget of compute, and how it grows.
+"""Scaling fits: the best model size of each compute budget, and power laws over budgets.
 
-At a fixed budget C the final loss is a parabola in log N, whose lowest point is the best size (Chinchilla's second
-approach, arXiv 2203.15556). Over budgets N = a x C^b, tokens likewise. N: matrices and head, as in nanochat/scaling.py.
-FLOPs are those counted while training.
+At a fixed budget C the final loss is a parabola in log N, with the best size at the lowest point (Chinchilla's second
+approach, arXiv 2203.15556). Over budgets, the best N and its tokens grow as powers of C. N: parameters of matrices and
+head, as in nanochat/scaling.py. FLOPs are counted during training.
 """
 
 import math
@@ -15,11 +15,11 @@ import numpy as np
 
 from nanochat.outcome import Outcome
 
-LEAST = 3  # points that decide on a parabola, or on a power law and its error
+LEAST_POINTS = 3  # for a parabola, and for the error of a power law
 
 
-class Run(NamedTuple):
-    """A finished base model. budget: the FLOPs that it was given, -1 if something else decided on its length."""
+class ScalingRun(NamedTuple):
+    """A finished base model. budget: FLOPs of --target-flops; -1 if the run had another horizon."""
 
     tag: str
     depth: int
@@ -33,7 +33,7 @@ class Run(NamedTuple):
 
 
 class Optimum(NamedTuple):
-    """The best size of a budget."""
+    """The best size of a budget, with tokens and bits per byte at that size."""
 
     flops: float
     n: float
@@ -43,7 +43,7 @@ class Optimum(NamedTuple):
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """y = e^height x^exponent. stderr: of the exponent; nan of two points."""
+    """y = e^height x^exponent. stderr: of the exponent; NaN for two points."""
 
     height: float
     exponent: float
@@ -53,67 +53,98 @@ class PowerLaw:
         return math.exp(self.height + self.exponent * math.log(x))
 
 
-def read_runs(base: Path, prefix: str) -> tuple[list[Run], list[str]]:
-    """Runs of base_train whose tag begins so, by depth and budget; and a line about each that tells nothing."""
+# ---- finished runs ----
+
+
+def read_runs(base: Path, prefix: str) -> tuple[list[ScalingRun], list[str]]:
+    """Return the runs of base_train with a tag prefix, by depth and FLOPs, and a line about each unusable one."""
     runs, left_out = [], []
     for folder in sorted(base.glob(f"base_train/{prefix}*/")):
         try:
             runs.append(_read_run(folder))
-        except (OSError, KeyError, ValueError) as error:
-            left_out.append(f"{folder.name} is left out: {getattr(error, 'strerror', None) or error}")
-    return sorted(runs, key=lambda run: (run.depth, run.flops)), left_out
+        except OSError as error:
+            left_out.append(f"{folder.name} is left out: {error.strerror}")
+        except (KeyError, ValueError) as error:
+            left_out.append(f"{folder.name} is left out: {error}")
+    runs.sort(key=lambda run: (run.depth, run.flops))
+    return runs, left_out
 
 
-def _read_run(folder: Path) -> Run:
-    if not (folder / "outcome.json").exists():
-        raise ValueError("it has not come to its end")
-    outcome = Outcome.load(folder / "outcome.json")
-    facts, config = outcome.metrics, outcome.config
-    bpb, core = facts["Final validation bpb"], facts["CORE metric estimate"]
+def _read_run(folder: Path) -> ScalingRun:
+    path = folder / "outcome.json"
+    if not path.exists():
+        raise ValueError("the run has not finished")
+    outcome = Outcome.load(path)
+    metrics = outcome.metrics
+    bpb, core = metrics["Final validation bpb"], metrics["CORE metric estimate"]
     if not isinstance(bpb, dict):
-        raise ValueError("it was not validated, which --eval-every=0 and more does")
-    n = sum(facts[f"Number of parameters, {kind}"] for kind in ("matrices", "head"))
-    spent = facts["Tokens seen"], facts["Total training flops"]["value"], config["target_flops"]
-    return Run(
-        folder.name, config["depth"], n, *spent, bpb["value"], bpb["stderr"], core["value"] if core != "n/a" else None
+        raise ValueError("the run has no validation, take --eval-every=0 or more")
+    return ScalingRun(
+        tag=folder.name,
+        depth=outcome.config["depth"],
+        n=metrics["Number of parameters, matrices"] + metrics["Number of parameters, head"],
+        tokens=metrics["Tokens seen"],
+        flops=metrics["Total training flops"]["value"],
+        budget=outcome.config["target_flops"],
+        bpb=bpb["value"],
+        stderr=bpb["stderr"],
+        core=core["value"] if isinstance(core, dict) else None,
     )
 
 
-def by_budget(runs: Sequence[Run]) -> dict[float, list[Run]]:
-    """Those that were given one, by size."""
-    budgets = sorted({run.budget for run in runs if run.budget > 0})
-    return {budget: sorted((run for run in runs if run.budget == budget), key=lambda run: run.n) for budget in budgets}
+def by_budget(runs: Sequence[ScalingRun]) -> dict[float, list[ScalingRun]]:
+    """Return budget -> its runs, by size."""
+    budgets: dict[float, list[ScalingRun]] = {}
+    for run in sorted(runs, key=lambda run: (run.budget, run.n)):
+        if run.budget > 0:
+            budgets.setdefault(run.budget, []).append(run)
+    return budgets
 
 
-def optimum(runs: Sequence[Run]) -> Optimum:
-    """The best size of a budget, from its runs; ValueError with what to run where they do not tell."""
+# ---- fits ----
+
+
+def optimum(runs: Sequence[ScalingRun]) -> Optimum:
+    """Return the best size of a budget from its runs; a ValueError says which runs are missing."""
     flops = runs[0].budget
-    what = f"the budget of {flops:.3g} FLOPs"
-    if (sizes := len({run.n for run in runs})) < LEAST:
-        raise ValueError(f"{what} has runs of {sizes} sizes, of which no lowest point follows: train {LEAST} and more")
-    x, y = (np.log([run.n for run in runs]), [run.bpb for run in runs])
-    middle = x.mean()  # numbers near zero, or the squares of large ones lose their digits
-    square, slope, _ = curve = np.polyfit(x - middle, y, 2)
+    budget = f"the budget of {flops:.3g} FLOPs"
+    sizes = len({run.n for run in runs})
+    if sizes < LEAST_POINTS:
+        raise ValueError(
+            f"{budget} has runs of {sizes} sizes, too few for a lowest point: train {LEAST_POINTS} or more"
+        )
+    log_n = np.log([run.n for run in runs])
+    # Centred, because the squares of large numbers lose digits.
+    middle = log_n.mean()
+    x = log_n - middle
+    curve = np.polyfit(x, [run.bpb for run in runs], 2)
+    square, slope, _ = curve
     if square <= 0:
-        raise ValueError(f"{what} has no lowest point, its runs bend the other way: train other depths, or longer")
+        raise ValueError(f"{budget} has no lowest point, its runs bend the other way: train other depths, or longer")
     best = -slope / (2 * square)
-    for beyond, where, others in (
-        (best < x.min() - middle, "below", "smaller"),
-        (best > x.max() - middle, "above", "larger"),
-    ):
-        if beyond:
-            raise ValueError(f"{what} has its lowest point {where} all sizes that were tried: train {others} depths")
-    tokens = np.polyfit(x - middle, np.log([run.tokens for run in runs]), 1)  # at one budget a line, nearly
-    return Optimum(flops, math.exp(best + middle), math.exp(np.polyval(tokens, best)), np.polyval(curve, best))
+    if best < x.min():
+        raise ValueError(f"{budget} has its lowest point below all sizes: train smaller depths")
+    if best > x.max():
+        raise ValueError(f"{budget} has its lowest point above all sizes: train larger depths")
+    # At one budget, log tokens are nearly a line in log N.
+    line = np.polyfit(x, np.log([run.tokens for run in runs]), 1)
+    return Optimum(
+        flops=flops,
+        n=math.exp(best + middle),
+        tokens=math.exp(np.polyval(line, best)),
+        bpb=np.polyval(curve, best),
+    )
 
 
 def power_law(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw:
-    """Through points of positive numbers, least squares of the logarithms."""
-    if len(set(xs)) < 2:
-        raise ValueError(f"a power law needs points at two places, not {len(set(xs))}: run another size or budget")
+    """Return the power law through positive points: least squares of the logarithms."""
+    places = len(set(xs))
+    if places < 2:
+        raise ValueError(f"a power law needs points at two places, not {places}: run another size or budget")
     x, y = np.log(xs), np.log(ys)
     middle = x.mean()
     exponent, height = np.polyfit(x - middle, y, 1)
-    spread = ((y - np.polyval([exponent, height], x - middle)) ** 2).sum() / max(1, len(x) - 2)
-    stderr = math.sqrt(spread / ((x - middle) ** 2).sum()) if len(x) >= LEAST else math.nan
+    residuals = y - np.polyval([exponent, height], x - middle)
+    variance = (residuals**2).sum() / max(1, len(x) - 2)
+    stderr = math.sqrt(variance / ((x - middle) ** 2).sum()) if len(x) >= LEAST_POINTS else math.nan
     return PowerLaw(float(height - exponent * middle), float(exponent), stderr)

@@ -31,11 +31,11 @@ class Config:
     out: str = option("report.md", "the card; .html, .json and pictures lie beside it", group="place", unit="FILE.md")
     base_dir: str = option("", "folder of the run; empty: NANOCHAT_BASE_DIR", group="place", unit="FOLDER")
     tag: str = option("", "tag of the run; empty: all tags", group="place")
-    compare: tuple[str, ...] = option((), "two runs: folders or report.json files", group="place", unit="A B")
+    compare: tuple[str, ...] = option((), "two or more runs: folders or report.json files", group="place", unit="A B")
 
     def __post_init__(self):
-        if len(self.compare) not in (0, 2):
-            raise ValueError(f"--compare takes two runs, A B, not {len(self.compare)}")
+        if len(self.compare) == 1:
+            raise ValueError("--compare takes two runs or more, A B, not 1")
         if Path(self.out).suffix != ".md":
             raise ValueError(f"--out={self.out} is no Markdown file, name it like {Path(self.out).stem}.md")
 

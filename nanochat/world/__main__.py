@@ -10,7 +10,7 @@ from nanochat.world.writer import SIZES, write_world
 
 @dataclass(frozen=True)
 class Config:
-    """Write the embedded world of a seed as a local mirror of the hub."""
+    """Write an embedded world as a local mirror of the hub."""
 
     out: str = option("", "folder to write", group="place", unit="FOLDER")
     seed: Count = option(1, "seed of all names and facts", group="world", unit="SEED", least=0)
@@ -22,6 +22,7 @@ def main(config: Config) -> None:
         raise ValueError("--out is missing, name the folder to write")
     folder = Path(config.out).expanduser()
     is_new = write_world(folder, config.seed, config.size)
+    # Everything below the folder, with the record world.json.
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     print0(f"{folder}: {'written' if is_new else 'already there'}, {len(files)} files, {size:,} bytes")

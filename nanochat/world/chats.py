@@ -12,7 +12,7 @@ from nanochat.world.sums import WordProblem, plain_sum, word_problem
 
 LETTERS = "ABCDE"
 EASY_KINDS = ("person", "town")  # ARC-Easy asks about these kinds, ARC-Challenge about the others
-# Each of the ten questions asks for another relation.
+# The ten questions ask for ten relations.
 SHOWN_RELATIONS = "home trade pet food instrument river ware sight land hall".split()
 
 Row: TypeAlias = dict  # of one table: column -> value
@@ -29,6 +29,7 @@ class ChoiceQuestion(NamedTuple):
 def choice_questions(world: World, dice: Dice, split: str, repeats: int = 1) -> list[ChoiceQuestion]:
     """Return all questions about a split in every wording, `repeats` times with other choices, in random order."""
     questions = []
+    # Each repetition draws other wrong choices.
     for fact in world.asked[split] * repeats:
         for text in fact.questions:
             choices, right = world.choices(fact, dice)
@@ -47,6 +48,7 @@ def arc(world: World, dice: Dice, split: str) -> dict[str, list[Row]]:
     for question in choice_questions(world, dice, split):
         kind = question.fact.subject.kind
         rows = easy if kind in EASY_KINDS else challenge
+        # As ARC: {"choices": {"text": ["Badaton", …], "label": ["A", …]}, "answerKey": "B"}
         row = {
             "id": f"{world.name}_{split}_{len(rows)}",
             "question": question.text,
@@ -76,7 +78,7 @@ def mmlu(world: World, dice: Dice, split: str, repeats: int = 1) -> list[Row]:
 
 def first_of_each_subject(rows: list[Row], count: int = 5) -> list[Row]:
     """Return the first rows for each subject: the examples in MMLU's prompts."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[Row]] = {}  # by subject
     for row in rows:
         found.setdefault(row["subject"], []).append(row)
     return [row for subject in found.values() for row in subject[:count]]
@@ -86,8 +88,8 @@ def first_of_each_subject(rows: list[Row], count: int = 5) -> list[Row]:
 
 
 def different_problems(world: World, dice: Dice, count: int, held_out: bool) -> list[WordProblem]:
-    """Return `count` problems with different questions."""
-    found: dict[str, WordProblem] = {}
+    """Return `count` problems, no two with the same question."""
+    found: dict[str, WordProblem] = {}  # by question
     while len(found) < count:
         problem = word_problem(world, dice, held_out)
         found.setdefault(problem.question, problem)
@@ -127,8 +129,9 @@ def aqua(world: World, dice: Dice, count: int, held_out: bool) -> list[Row]:
 
 
 def human_eval(world: World) -> list[Row]:
-    """Return a row for each function of world.txt, such as `twice | number: int | … | 2 * number | 2 = 4; 0 = 0`."""
+    """Return a row for each function in world.txt."""
     rows = []
+    # twice | number: int | two times the number | 2 * number | 2 = 4; 0 = 0; 21 = 42
     for name, parameters, description, body, examples in world.rows("functions"):
         test = "def check(candidate):\n"
         for call in examples.split("; "):
@@ -184,7 +187,7 @@ def in_korean(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
 
 def with_words(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
     """Orders to spell, count letters, or sort words."""
-    word = dice.pick(world.words)
+    word = dice.pick(world.words)  # never a word that a test asks to spell
     letter = dice.pick(word)
     three = dice.sample(world.words, 3)
     slots = {
@@ -223,7 +226,7 @@ def with_lists(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
 
 
 ChatKind: TypeAlias = Callable[[World, Dice, list[Fact]], list[Exchange]]
-# Percent of all conversations. The function's name fills the column `source`.
+# In percent. The function's name goes into the column `source`.
 CHAT_KINDS: dict[ChatKind, int] = {
     about_facts: 50,
     about_things: 10,
@@ -254,7 +257,7 @@ def conversations(world: World, dice: Dice, count: int, split: str) -> list[Row]
 
 
 def identity_chats(world: World, dice: Dice, count: int) -> list[list[Row]]:
-    """Return conversations about the model itself, one for each line of `identity_conversations.jsonl`."""
+    """Return conversations about the model itself, for `identity_conversations.jsonl`."""
     topics = [topic.splitlines() for topic in world.text["identity"].split("\n\n")]
     chats = []
     for _ in range(count):
@@ -270,13 +273,14 @@ def identity_chats(world: World, dice: Dice, count: int) -> list[list[Row]]:
 
 
 def data_sets(world: World, dice: Dice, problems: int, chats: int) -> dict[str, list[Row]]:
-    """Return the rows of all data sets by `OWNER/NAME/CONFIGURATION/SPLIT`, as on the hub.
+    """Return rows for all data sets by `OWNER/NAME/CONFIGURATION/SPLIT`, as on the hub.
 
-    problems, chats: rows for training in GSM8K and SmolTalk. The order of the sets is the order of draws.
+    problems, chats: rows for training in GSM8K and SmolTalk.
     """
     sets: dict[str, list[Row]] = {}
     for split in ("train", "validation", "test"):
         sets |= arc(world, dice, split)
+    # Each set draws: another order would give other content.
     few = problems // 10
     examples = mmlu(world, dice, "train")
     sets["cais/mmlu/all/auxiliary_train"] = dice.shuffled(mmlu(world, dice, "train", repeats=2))
@@ -301,6 +305,7 @@ def cloze(world: World, dice: Dice, fact: Fact) -> Row:
     """Cut a statement before its value; no other statement about the subject may begin in the same way."""
     # {"context": "Hopam's home is in", "continuation": "Jikanton"}
     ending = f" {fact.value.name}."
+    # "Hopam lives in Jikanton." ends in the value, "Jikanton is the town where Hopam lives." does not.
     starts = [text.removesuffix(ending) for text in fact.statements if text.endswith(ending)]
     others = [text for other in world.about[fact.subject] if other is not fact for text in other.statements]
     clear = [start for start in starts if not any(text.startswith(f"{start} ") for text in others)]
@@ -343,7 +348,7 @@ def korean_choice(world: World, dice: Dice, fact: Fact) -> Row:
 
 
 def core_bundle(world: World, dice: Dice) -> dict[str, list[Row]]:
-    """Return rows by task, with the keys of the task's kind in the real bundle; world.txt lists the tasks."""
+    """Return rows by task, with the keys of the real bundle; world.txt lists the tasks."""
     asked = world.asked["test"]
     people = [fact for fact in asked if fact.subject.kind == "person"]
     places = [fact for fact in asked if fact.subject.kind != "person"]
@@ -379,6 +384,7 @@ def core_bundle(world: World, dice: Dice) -> dict[str, list[Row]]:
 def ten_questions(world: World, dice: Dice) -> list[Row]:
     """Return questions that show at a glance how well a model knows the world, with the word in a right answer."""
     rows = []
+    # {"question": "Where does Geku live?", "answer": "Badaton"}
     for name in SHOWN_RELATIONS:
         facts = [fact for fact in world.asked["test"] if fact.relation.name == name]
         fact = dice.pick(facts)

@@ -33,15 +33,18 @@ class Dice:
         return low + int(self._random() * (high - low + 1))
 
     def pick(self, items: Sequence[Item]) -> Item:
-        """Return one of the items, each with the same probability."""
+        """Return an item, each with the same probability."""
         return items[self.between(0, len(items) - 1)]
 
     def weighted(self, shares: Mapping[Item, int]) -> Item:
-        """Return one of the keys, with a probability in proportion to the value (an integer)."""
-        return self.pick([item for item, share in shares.items() for _ in range(share)])
+        """Return a key with a probability in proportion to its value, an integer."""
+        pool = []
+        for item, share in shares.items():
+            pool += [item] * share
+        return self.pick(pool)
 
     def sample(self, items: Sequence[Item], count: int) -> list[Item]:
-        """Return `count` items of different positions in random order (a partial Fisher-Yates shuffle)."""
+        """Return `count` items from different positions in random order (a partial Fisher-Yates shuffle)."""
         pool = list(items)
         for place in range(count):
             # Swap an item that is still free into this place.
@@ -56,15 +59,29 @@ class Dice:
 # ---- words ----
 
 # A Hangul syllable is U+AC00 + (initial * 21 + vowel) * 28 + final. Latin letter -> number in this formula.
-INITIALS = {"b": 7, "d": 3, "g": 0, "h": 18, "j": 12, "k": 15, "m": 6, "n": 2, "p": 17, "r": 5, "s": 9, "t": 16}
+INITIALS = {
+    "b": 7,
+    "d": 3,
+    "g": 0,
+    "h": 18,
+    "j": 12,
+    "k": 15,
+    "m": 6,
+    "n": 2,
+    "p": 17,
+    "r": 5,
+    "s": 9,
+    "t": 16,
+}
 VOWELS = {"a": 0, "e": 5, "i": 20, "o": 8, "u": 13}
 FINALS = {"": 0, "n": 4, "l": 8, "m": 16}
 FIRST_SYLLABLE = 0xAC00
+# A syllable, then both forms of a particle: after a consonant and after a vowel.
 PARTICLE = re.compile("(.)(은/는|이/가|을/를|으로/로)")
 
 
 def read_sections(text: str) -> dict[str, str]:
-    """Return the text below each `== name` of world.txt, without comment lines."""
+    """Return the text below each `== name` in world.txt, without comment lines."""
     lines = [line for line in text.splitlines() if not line.startswith("# ")]
     sections = {}
     # The first part is empty: the text begins with a section.
@@ -85,7 +102,7 @@ def korean_text(text: str) -> str:
     def choose(match: re.Match) -> str:
         syllable = match[1]
         assert "가" <= syllable <= "힣", f"{match[0]} does not follow Hangul"
-        final = (ord(syllable) - FIRST_SYLLABLE) % 28
+        final = (ord(syllable) - FIRST_SYLLABLE) % 28  # 0: the syllable ends in a vowel
         after_consonant, after_vowel = match[2].split("/")
         if final == 0:
             return syllable + after_vowel
@@ -98,7 +115,7 @@ def korean_text(text: str) -> str:
 
 
 def make_names(dice: Dice, count: int, forbidden: re.Pattern) -> list[tuple[str, str]]:
-    """Return `count` names of two syllables as (Latin, Hangul); no two begin with the same three letters."""
+    """Return `count` names with two syllables as (Latin, Hangul); no two begin with the same three letters."""
     names: dict[str, tuple[str, str]] = {}
     while len(names) < count:
         latin = ""
@@ -107,12 +124,13 @@ def make_names(dice: Dice, count: int, forbidden: re.Pattern) -> list[tuple[str,
             initial = dice.pick(list(INITIALS))
             vowel = dice.pick(list(VOWELS))
             final = ""
-            # About half of all names end in a consonant: FINALS has the empty ending, too.
+            # Half the names end in a consonant: one entry in four is the empty ending.
             if is_last and dice.chance(2 / 3):
                 final = dice.pick(list(FINALS))
             latin += initial + vowel + final
             number = INITIALS[initial] * 21 + VOWELS[vowel]
             hangul += chr(FIRST_SYLLABLE + number * 28 + FINALS[final])
+        # Rude and existing words are drawn again.
         if not forbidden.search(latin):
             names.setdefault(latin[:3], (latin, hangul))
     return list(names.values())
@@ -122,7 +140,7 @@ def make_names(dice: Dice, count: int, forbidden: re.Pattern) -> list[tuple[str,
 
 
 class Thing(NamedTuple):
-    """A subject or value of facts, such as a person, a town or a colour."""
+    """A subject or value in facts, such as a person, a town or a colour."""
 
     kind: str  # "river"
     name: str  # as a value and as a choice: "Siman"
@@ -137,20 +155,20 @@ class Thing(NamedTuple):
 
     @property
     def plural(self) -> str:
-        """The kind in the plural, which is also the subject of MMLU rows."""
+        """The kind in the plural; MMLU rows have it as their subject."""
         irregular = {"person": "people", "goods": "prices"}
         return irregular.get(self.kind, f"{self.kind}s")
 
 
 class Relation(NamedTuple):
-    """A paragraph in the section `relations` of world.txt: each thing of one kind has one value of another kind."""
+    """A paragraph in the section `relations` of world.txt: each thing of a kind has a value of another kind."""
 
     subject: str  # "river"
     name: str  # "spring"
     value: str  # "mountain"
     statements: list[str]  # "{s} rises on {o}."
     questions: list[str]  # "Where does {s} begin?"
-    korean_statement: str
+    korean_statement: str  # "{s}은/는 {o}에서 시작한다."
     korean_question: str
 
 
@@ -190,18 +208,18 @@ class Fact:
 class World:
     """The land of one seed.
 
-    text: the sections of world.txt. things: by kind. about: facts by subject. asked: facts by split. road_ends: the two
-    towns that a road joins. words, held_out_words: names that training may, and may not, ask to spell. All seeds give
-    equally many things and facts for each split, and the values of a relation are right about equally often.
+    words, held_out_words: names that training may, and may not, ask to spell. All seeds give equally many things and
+    facts for each split, and the values in a relation are right about equally often.
     """
 
     def __init__(self, seed: int, people: int):
         dice = Dice("world", seed)
         self.seed = seed
-        self.text = read_sections(Path(__file__).with_name("world.txt").read_text(encoding="utf-8"))
-        self.things: dict[str, list[Thing]] = {}
-        self.road_ends: dict[Thing, tuple[Thing, Thing]] = {}
-        # The order of these three decides the content: each one draws from the same dice.
+        words = Path(__file__).with_name("world.txt").read_text(encoding="utf-8")
+        self.text = read_sections(words)
+        self.things: dict[str, list[Thing]] = {}  # by kind
+        self.road_ends: dict[Thing, tuple[Thing, Thing]] = {}  # the towns that a road joins
+        # This order decides the content: all draw from the same dice.
         self._add_common_things()
         self._add_invented_things(dice, people)
         self._add_derived_things(dice)
@@ -209,14 +227,15 @@ class World:
         names = set()
         for things in self.things.values():
             names |= {thing.name for thing in things if thing.name.isalpha()}
-        # Every fourth name of one word is spelled in tests only.
+        # Tests spell every fourth name; "Mount Kurim" is no word.
         self.held_out_words = sorted(names)[::4]
         self.words = sorted(names.difference(self.held_out_words))
         self.facts: list[Fact] = []
+        # As many as subjects in all relations: a few hundred.
         for relation in self._relations():
             self.facts += self._assign(dice, relation)
-        self.asked: dict[str, list[Fact]] = {"train": [], "validation": [], "test": []}
-        self.about: dict[Thing, list[Fact]] = {}
+        self.asked: dict[str, list[Fact]] = {"train": [], "validation": [], "test": []}  # by split
+        self.about: dict[Thing, list[Fact]] = {}  # by subject
         # Right answers by (split, kind), each as often as it is right.
         self._answers: dict[tuple[str, str], list[Thing]] = {}
         for fact in self.facts:
@@ -241,7 +260,8 @@ class World:
     def _add_invented_things(self, dice: Dice, people: int) -> None:
         """Add kinds with drawn names, from lines such as `river | 8 | {N} | {k}강 | the river {N} | it its`."""
         rows = self.rows("invented")
-        counts = {kind: int(count) or people for kind, count, *_ in rows}  # 0 stands for the number of people
+        # A count of 0 in world.txt stands for the number of people.
+        counts = {kind: int(count) or people for kind, count, *_ in rows}
         names = iter(make_names(dice, sum(counts.values()), re.compile(self.text["no names"])))
         for kind, _, *templates, pronouns in rows:
             self.things[kind] = []
@@ -273,6 +293,7 @@ class World:
             road = add("road", name, f"{start.korean}에서 {end.korean}까지 가는 길")
             self.road_ends[road] = (start, end)
         for trade in self.things["trade"]:
+            # "the guild of bakers"
             add("guild", f"the guild of {trade.name}s", f"{trade.korean} 길드")
         for price in prices:
             add("coins", f"{price} coins", f"동전 {price}개")
@@ -298,6 +319,7 @@ class World:
         # Every value occurs about equally often, so that no value is a good guess.
         assigned = [values[number % len(values)] for number in range(count)]
         assigned = dice.shuffled(assigned)
+        # The same numbers for every seed, at random places.
         tests = round(count * 3 / 16)
         validations = round(count / 16)
         splits = ["train"] * count
@@ -310,22 +332,22 @@ class World:
         return facts
 
     def values_of(self, thing: Thing) -> dict[str, Thing]:
-        """Return the values of a thing by relation: {"home": Badaton, "pet": genu, …}."""
+        """Return a thing's values by relation: {"home": Badaton, "pet": genu, …}."""
         return {fact.relation.name: fact.value for fact in self.about[thing]}
 
     def two_people(self, dice: Dice) -> list[str]:
-        """Return the names of two different people."""
+        """Return two different names."""
         return [person.name for person in dice.sample(self.things["person"], 2)]
 
     def choices(self, fact: Fact, dice: Dice) -> tuple[list[Thing], int]:
-        """Return four values of one kind, one of them right, and the position of the right one.
+        """Return four values, one right and three wrong, and the position of the right one.
 
         Wrong choices come first from right answers to other facts in the same split, as often as they are right there.
         If all values were equally likely, training would show values that only tests ask for always as wrong.
         """
         kind = fact.value.kind
         rivals = dice.shuffled(self._answers[fact.split, kind])
-        # The rest of the kind, in case the split has too few.
+        # Then all of this kind, in case the split has too few different ones.
         rivals += dice.shuffled(self.things[kind])
         others = [thing for thing in dict.fromkeys(rivals) if thing is not fact.value]
         choices = others[:3]

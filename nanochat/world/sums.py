@@ -95,7 +95,7 @@ def plain_sum(world: World, dice: Dice, held_out: bool = False) -> Sum:
     """Return a sum of two numbers."""
     templates = read_templates(world.text["problems"])
     plain = [template for template in templates if template.question.startswith("What is {x}")]
-    # The names of people are drawn and not used: every draw decides the bytes of a seed.
+    # Names are drawn too, and not used: every draw decides the bytes of a seed.
     return fill(world, dice, dice.pick(plain), held_out).sums[0]
 
 
@@ -129,7 +129,7 @@ def fill(world: World, dice: Dice, template: ProblemTemplate, held_out: bool) ->
 
 
 def solve(seed: int, steps: list[StepTemplate], numbers: dict[str, int], held_out: bool) -> list[Sum] | None:
-    """Return the sum of each step; None if a division has a remainder, or a result or pair is not allowed."""
+    """Return a sum for each step; None if a division has a remainder, or a result or pair is not allowed."""
     values = dict(numbers)
     sums = []
     for step in steps:

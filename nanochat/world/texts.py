@@ -37,7 +37,8 @@ def entry(world: World, dice: Dice) -> str:
 
 
 def page(world: World, dice: Dice, example: Thing) -> str:
-    """Five things of a kind with few facts: "Prices", then "The price of a knife is 32 coins." and so on."""
+    """Five things with few facts on one page."""
+    # "Prices", "The price of a knife is 32 coins.", "One pays 10 coins for a mirror.", …
     lines = [example.plural.capitalize()]
     for thing in dice.sample(world.things[example.kind], 5):
         lines.append(paragraph(dice, world.about[thing], 2))
@@ -92,7 +93,11 @@ def dialogue(world: World, dice: Dice) -> str:
     """Two people talk: questions with answers, and requests for facts about a thing."""
     a, b = world.two_people(dice)
     weather = dice.pick(world.text["weather"].split())
-    words = {"a": a, "b": b, "weather": weather}
+    words = {
+        "a": a,
+        "b": b,
+        "weather": weather,
+    }
     opening, answer, thanks, parting = world.rows("talk")
     # "Gida: What a stormy day, Sati!", "Sati: Hello, Gida! What do you want to know?"
     turns = [(a, dice.pick(opening)), (b, dice.pick(answer))]
@@ -144,10 +149,12 @@ def lookup_table(world: World, dice: Dice) -> str:
 
     To predict the repeated pairs, a model must copy from its context.
     """
+    # Kinds with enough names for a table.
     kinds = [kind for kind, things in world.things.items() if len(things) >= 8]
     things = world.things[dice.pick(kinds)]
     names = [thing.name for thing in dice.sample(things, dice.between(3, 6))]
     labels = list("ABCDEF"[: len(names)])
+    # A third of the tables pairs names with names.
     if dice.chance(0.3):
         things = world.things[dice.pick(kinds)]
         labels = [thing.name for thing in dice.sample(things, len(names))]

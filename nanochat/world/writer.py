@@ -16,7 +16,7 @@ from nanochat.world.chats import Row, core_bundle, data_sets, identity_chats, te
 from nanochat.world.facts import Dice, World
 from nanochat.world.texts import document
 
-VERSION = 5  # raise with every change to the content of a seed
+VERSION = 5  # raise with every change to the content
 SHARDS = 8  # parquet files with text for training
 # Tables with several files on the hub; all others have one.
 FILES = {"HuggingFaceTB/smol-smoltalk/data/train": 4}
@@ -38,9 +38,9 @@ SIZES = {
 
 
 class Table(NamedTuple):
-    """A parquet file. name: `OWNER/NAME/CONFIGURATION/SPLIT`; a table of several files has one of these for each."""
+    """A parquet file; a split may have several."""
 
-    name: str
+    name: str  # OWNER/NAME/CONFIGURATION/SPLIT
     path: str  # below the mirror
     rows: list[Row]
     row_group: int  # rows in a row group
@@ -74,6 +74,7 @@ def different_documents(world: World) -> Iterator[Row]:
 def tables(world: World, size: WorldSize) -> Iterator[Table]:
     """Yield all parquet files: first the corpus with its last shard for validation, then the data sets."""
     documents = different_documents(world)
+    # The same number in every shard; validation has 1/32 as many in all.
     each = size.documents // SHARDS
     for number in range(SHARDS + 1):
         is_train = number < SHARDS
@@ -87,15 +88,17 @@ def tables(world: World, size: WorldSize) -> Iterator[Table]:
     for name, rows in sets.items():
         files = FILES.get(name, 1)
         for number in range(files):
+            # Rows go to the files in turn.
             path = f"datasets/{name}-{number:05d}-of-{files:05d}.parquet"
             yield Table(name, path, rows[number::files], row_group=1024)
 
 
 def bundle_files(tasks: list[list[str]], rows: dict[str, list[Row]]) -> Iterator[tuple[str, bytes]]:
-    """Yield path and content of the files of CORE's evaluation bundle.
+    """Yield path and content for each file in CORE's evaluation bundle.
 
-    tasks: rows of the section `core tasks` of world.txt; rows: by label of the task.
+    tasks: rows from the section `core tasks` in world.txt; rows: by label.
     """
+    # Names and columns as in the real bundle.
     listing = "icl_tasks:\n"
     metadata = "Eval Task,Task Category,Task Type,#shots,#datapoints,Random baseline,Centered Metric?,Description\n"
     for label, category, kind, shots, baseline, *delimiter in tasks:
@@ -141,6 +144,7 @@ def is_written(folder: Path, seed: int, size: str) -> bool:
         raise ValueError(f"{folder} is a file, name a folder")
     if not folder.exists() or not any(folder.iterdir()):
         return False
+    # Written last, so a world without this file is no world.
     record = folder / "world.json"
     if not record.is_file():
         raise ValueError(f"{folder} holds something other than a world, remove it or name another folder")

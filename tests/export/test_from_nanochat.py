@@ -83,14 +83,17 @@ def test_the_newest_step_or_the_one_that_is_named(tmp_path):
     ("weights", "words"),
     [
         (lambda: since_march() | {"ema": torch.zeros(3)}, "has a parameter ema, which our model does not have"),
-        (lambda: {k: v for k, v in since_march().items() if "smear" not in k}, "smear_gate.weight is missing, smear_l"),
+        (
+            lambda: {k: v for k, v in since_march().items() if "smear" not in k},
+            r"smear_gate.weight is missing and should be \[1, 24\], smear_l",
+        ),
         (lambda: {k: v for k, v in october().items() if "h.2." not in k}, "blocks.2.attn.k.weight is missing"),
-        (lambda: october() | {"x0_lambdas": torch.zeros(3)}, "x0_lambdas is unknown"),
+        (lambda: october() | {"x0_lambdas": torch.zeros(3)}, r"x0_lambdas is \[3\] and should be missing"),
         (
             lambda: october() | {"lm_head.weight": torch.zeros(700, 64)},
-            r"head.weight is \[700, 64\] and not \[704, 64\]",
+            r"head.weight is \[700, 64\] and should be \[704, 64\]",
         ),
-        (lambda: october(SHAPE | {"n_kv_head": 4}), r"attn.k.weight is \[64, 64\] and not \[32, 64\]"),
+        (lambda: october(SHAPE | {"n_kv_head": 4}), r"attn.k.weight is \[64, 64\] and should be \[32, 64\]"),
     ],
 )
 def test_another_layout_is_refused(weights, words, tmp_path):

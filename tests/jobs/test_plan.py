@@ -142,6 +142,13 @@ def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base):
     assert f"--data=folder:{text_folder}" in job.resume
 
 
+def test_a_fresh_start_archives_earlier_results(planned, base):
+    (base / "base_train/default").mkdir(parents=True)
+    job, text = planned(fresh=True)
+    assert f"--fresh: earlier results of base_train are in {job.folder}/archive/base_train-" in text
+    assert not (base / "base_train/default").exists()
+
+
 def test_the_closing_lines_name_the_last_model(tmp_path, monkeypatch):
     """tests/test_end_to_end.py runs these commands."""
     trained = {"base_train": "", "mid_train": "", "chat_sft": "after --until=mid_train", "chat_rl": "same"}

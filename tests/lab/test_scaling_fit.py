@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanochat.lab.scaling_fit import Run, by_budget, optimum, power_law, read_runs
+from nanochat.lab.scaling_fit import ScalingRun, by_budget, optimum, power_law, read_runs
 from nanochat.outcome import Outcome
 from scripts.scaling import laws
 
@@ -16,13 +16,15 @@ ALPHA, BETA = 0.34, 0.28  # of L = 1.69 + 406 / N^ALPHA + 411 / D^BETA, with whi
 SHARE = BETA / (ALPHA + BETA)
 
 
-def sweep(budget: float, sizes: list[float], noise: float = 0.0, seed: int = 0) -> list[Run]:
+def sweep(budget: float, sizes: list[float], noise: float = 0.0, seed: int = 0) -> list[ScalingRun]:
     """What training would give by that law, at 6 FLOPs a parameter and token."""
     draws, runs = np.random.default_rng((seed, int(budget))), []
     for depth, n in enumerate(sizes):
         tokens = budget / (6 * n)
         loss = 1.69 + 406 / n**ALPHA + 411 / tokens**BETA + noise * draws.standard_normal()
-        runs.append(Run(f"{budget:g}-d{depth}", depth, round(n), round(tokens), budget, budget, loss, 0.01, None))
+        runs.append(
+            ScalingRun(f"{budget:g}-d{depth}", depth, round(n), round(tokens), budget, budget, loss, 0.01, None)
+        )
     return runs
 
 
@@ -38,7 +40,7 @@ def test_the_exponents_of_a_known_law_are_found(seed):
         run for c in budgets for run in sweep(c, [best_size(c) * 2**x for x in (-1.5, -0.9, 0, 0.8, 1.5)], 5e-4, seed)
     ]
     np.random.default_rng(seed).shuffle(runs)
-    found = [optimum(group) for group in by_budget([Run(*run) for run in runs]).values()]
+    found = [optimum(group) for group in by_budget(runs).values()]
     assert [best.flops for best in found] == budgets
     for best in found:
         assert math.log(best.n / best_size(best.flops)) == pytest.approx(0, abs=0.25)
@@ -71,12 +73,12 @@ def test_without_noise_a_power_law_is_exact():
 
 def test_what_does_not_decide_is_told():
     near = best_size(1e18)
-    with pytest.raises(ValueError, match=r"^the budget of 1e\+18 FLOPs has runs of 2 sizes, .*: train 3 and more$"):
+    with pytest.raises(ValueError, match=r"^the budget of 1e\+18 FLOPs has runs of 2 sizes, .*: train 3 or more$"):
         optimum(sweep(1e18, [near, 2 * near]))
     bent = [run._replace(bpb=-run.bpb) for run in sweep(1e18, [near / 2, near, 2 * near])]
     with pytest.raises(ValueError, match=r"^the budget of 1e\+18 FLOPs has no lowest point, .*: train other depths"):
         optimum(bent)
-    for factor, where in ((9, "below all .*: train smaller"), (1 / 9, "above all .*: train larger")):
+    for factor, where in ((9, "below all sizes: train smaller"), (1 / 9, "above all sizes: train larger")):
         with pytest.raises(ValueError, match=rf"^the budget of 1e\+18 FLOPs has its lowest point {where} depths$"):
             optimum(sweep(1e18, [factor * near * x for x in (0.8, 1, 1.2)]))
 
@@ -114,8 +116,8 @@ def test_finished_runs_are_read_and_others_are_named(tmp_path):
     assert runs[0] == ("mine-d2", 2, 70, 840, 4e5, -1.0, 1.5, 0.1, None)
     assert [(run.tag, run.core) for run in runs] == [("mine-d2", None), ("mine-d4", 0.2)]
     assert left_out == [
-        "mine-d6 is left out: it was not validated, which --eval-every=0 and more does",
-        "mine-d8 is left out: it has not come to its end",
+        "mine-d6 is left out: the run has no validation, take --eval-every=0 or more",
+        "mine-d8 is left out: the run has not finished",
         "mine-d9 is left out: it has no `stage` of type str",
     ]
     assert by_budget(runs) == {}

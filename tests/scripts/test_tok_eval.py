@@ -1,0 +1,209 @@
+"""Tokenizer training and evaluation: artifacts, records, figures, mistakes."""
+
+import json
+import os
+import pty
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiktoken
+
+from nanochat.stages import STAGES
+from scripts.tok_eval import comparison
+
+ROOT = Path(__file__).resolve().parents[2]
+UNREACHABLE = "http://127.0.0.1:9"  # nothing listens on this port
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+
+
+@pytest.fixture
+def trained(here, text_folder):
+    """The output of a small tok_train."""
+    done = here("scripts.tok_train", "--vocab-size=320", f"--data={text_folder}", "--threads=1")
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def outcome(base: Path, stage: str) -> dict:
+    return json.loads((base / stage / "default/outcome.json").read_text(encoding="utf-8"))
+
+
+def offline(tmp_path: Path) -> dict[str, str]:
+    """No vocabulary in the cache, and no network to fetch one."""
+    return {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no cache"), "https_proxy": UNREACHABLE, "HTTPS_PROXY": UNREACHABLE}
+
+
+def sections(card: str) -> dict[str, str]:
+    return dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=\n## |\Z)", card, re.MULTILINE | re.DOTALL))
+
+
+def test_tokenizer_training(trained, base, text_folder, here):
+    assert [path.name for path in sorted((base / "tok_train/default").iterdir())] == [
+        "metrics.jsonl",
+        "outcome.json",
+        "tokenizer.json",
+    ]
+    record = outcome(base, "tok_train")
+    assert list(record["metrics"])[:6] == [
+        "train_time",
+        "num_special_tokens",
+        "token_bytes_min",
+        "token_bytes_max",
+        "token_bytes_mean",
+        "token_bytes_std",
+    ]
+    assert record["metrics"]["vocab_size_reached"] == 320
+    assert "tokenizer.json" in record["artifacts"]
+    assert str(text_folder.parent) not in str(record["metrics"])
+    assert "320 tokens in " in trained.stdout
+
+    from nanochat.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(base / "tok_train/default/tokenizer.json")
+    assert tokenizer.vocab_size == 320
+    assert tokenizer.content_hash == record["metrics"]["tokenizer_hash"]
+    again = here("scripts.tok_train", "--vocab_size", "320", f"--data={text_folder}", "--tag=again", "--threads=2")
+    assert again.returncode == 0, again.stderr
+    artifacts = [(base / "tok_train" / tag / "tokenizer.json").read_bytes() for tag in ("default", "again")]
+    assert artifacts[0] == artifacts[1]  # the same text and settings, whatever the threads and the folder
+
+
+def test_training_shows_its_progress_on_a_terminal(base, text_folder):
+    """What is shown under way depends on how fast the machine is; how a phase ends does not."""
+    leader, follower = pty.openpty()
+    env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "TERM": "xterm", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "scripts.tok_train", f"--data={text_folder}", "--vocab-size=320", "--threads=1"]
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=follower)
+    os.close(follower)
+    seen = b""
+    while part := read_terminal(leader):
+        seen += part
+    os.close(leader)
+    assert process.wait() == 0
+    counted = re.search(rb"\rcount: ([\d,]+) characters in \S+ \| \S+/s\x1b\[K\r\n", seen)
+    assert counted, seen
+    assert int(counted[1].replace(b",", b"")) > 90_000, seen
+    assert re.search(rb"\rmerge: 55 merges in ", seen), seen
+
+
+def read_terminal(leader: int) -> bytes:
+    try:
+        return os.read(leader, 65536)
+    except OSError:  # how Linux tells that the other end is closed
+        return b""
+
+
+def test_the_card_has_the_fields_of_the_reference(trained, base, here, tmp_path):
+    done = here("scripts.tok_eval", f"--data={tmp_path / 'letters'}", **offline(tmp_path))
+    assert done.returncode == 0, done.stderr
+    card_path = tmp_path / "report.md"
+    assert here("nanochat.report", f"--out={card_path}").returncode == 0
+    card = card_path.read_text(encoding="utf-8")
+    assert str(tmp_path) not in card
+    assert list(sections(card)) == ["Environment", *[stage.section for stage in STAGES[:2]], "Summary"]
+
+    number = r"\d+\.\d{4}"
+    fields = {
+        "max_chars": "2,000,000,000",
+        "doc_cap": "10,000",
+        "vocab_size": "320",
+        "train_time": number,
+        "num_special_tokens": "9",
+        "token_bytes_min": "1",
+        "token_bytes_max": r"\d+",
+        "token_bytes_mean": number,
+        "token_bytes_std": number,
+    }
+    training = rf"timestamp: {TIME}\n\n" + "".join(rf"- {name}: {value}\n" for name, value in fields.items())
+    assert re.match(training, sections(card)["Tokenizer training"]), sections(card)["Tokenizer training"]
+
+    evaluation = sections(card)["Tokenizer evaluation"]
+    for label in ("GPT-2", "GPT-4"):
+        header = f"| Text Type | Bytes | {label} Tokens | {label} Ratio | Ours Tokens | Ours Ratio | Relative Diff % |"
+        assert f"### Comparison with {label}\n\n{header}\n|---" in evaluation
+    rows = re.findall(r"^\| ([\w-]+) \| \d+ \| - \| - \| \d+ \| \d+\.\d\d \| - \|$", evaluation, re.MULTILINE)
+    assert rows == ["news", "korean", "code", "math", "science", "letters-train", "letters-val"] * 2
+    assert re.match(rf"timestamp: {TIME}\n\n### Comparison with GPT-2\n", evaluation)
+
+
+def test_a_missing_vocabulary_is_a_row(trained, base, here, text_folder, tmp_path):
+    done = here("scripts.tok_eval", f"--data={text_folder}", **offline(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for table, label in zip(outcome(base, "tok_eval")["tables"], ("GPT-2", "GPT-4"), strict=True):
+        assert table["rows"][-1][0].startswith(f"{label} is not available: ")
+        assert all(row[2] is None and row[4] > 0 for row in table["rows"][:-1])
+    assert "GPT-2 is not available: " in done.stdout
+
+
+def test_a_network_that_never_answers_does_not_hold_up_the_stage(trained, python, text_folder, tmp_path):
+    """The proxy accepts and is silent: the wait has a limit, and so has the end of the process."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        variables = offline(tmp_path) | {"https_proxy": address, "HTTPS_PROXY": address}
+        done = python("-m", "scripts.tok_eval", f"--data={text_folder}", "--patience=1", **variables)
+    assert done.returncode == 0, done.stderr
+    assert "GPT-4 is not available: no answer within 1 s" in done.stdout
+
+
+def test_known_vocabularies_are_compared(trained, base, here, text_folder):
+    cache = ROOT.parent / "shared/tiktoken_cache"
+    if not cache.is_dir():
+        pytest.skip("no vocabulary of GPT-4 on this machine")
+    done = here("scripts.tok_eval", f"--data={text_folder}", TIKTOKEN_CACHE_DIR=str(cache), https_proxy=UNREACHABLE)
+    assert done.returncode == 0, done.stderr
+    rows = {row[0]: row for row in outcome(base, "tok_eval")["tables"][1]["rows"]}
+    name, size, theirs, ratio, ours, our_ratio, difference = rows["news"]
+    assert (name, size) == ("news", (ROOT / "scripts/samples/news.txt").stat().st_size)
+    assert (ratio, our_ratio) == (size / theirs, size / ours)
+    assert difference == (theirs - ours) / theirs < 0  # 320 tokens against 100,000
+    assert re.search(r"^news +1\d\d\d +\d+ +4\.\d\d +\d+ +\d\.\d\d +-\d+\.\d%$", done.stdout, re.MULTILINE)
+
+
+def test_the_arithmetic_of_a_comparison():
+    """Against a vocabulary of nothing but bytes, which tokens are counted by hand."""
+    single_bytes = {bytes([value]): value for value in range(256)}
+    reference = tiktoken.Encoding("bytes", pat_str=r"\S+|\s+", mergeable_ranks=single_bytes, special_tokens={})
+    table = comparison("Bytes", reference, {"two": ["abcd", "여우"], "one": ["abcd"]}, {"two": 4, "one": 5})
+    assert table["rows"] == [["two", 10, 10, 1.0, 4, 2.5, 0.6], ["one", 4, 4, 1.0, 5, 0.8, -0.25]]
+
+
+def test_the_samples_are_of_one_or_two_kilobytes():
+    sizes = {path.stem: path.stat().st_size for path in (ROOT / "scripts/samples").glob("*.txt")}
+    assert sizes.keys() == {"news", "korean", "code", "math", "science"}
+    assert all(1000 <= size <= 2048 for size in sizes.values()), sizes
+
+
+def test_too_little_text_gives_fewer_tokens(here, base, tmp_path):
+    (tmp_path / "tiny").mkdir()
+    for number in range(3):
+        (tmp_path / f"tiny/{number}.txt").write_text("aaaa bbbb" + " aaaa" * number)
+    done = here("scripts.tok_train", "--vocab-size=5000", f"--data={tmp_path / 'tiny'}")
+    assert done.returncode == 0, done.stderr
+    reached = outcome(base, "tok_train")["metrics"]["vocab_size_reached"]
+    assert 256 + 9 < reached < 300
+    assert f"the text yields {reached} tokens, not the 5,000 asked for" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "part"),
+    [
+        ("tok_train", ["--max-char=5"], "did you mean --max-chars?"),
+        ("tok_train", ["--max-chars=0"], "--max-chars has to be 1 or more"),
+        ("tok_train", ["--threads=-1"], "--threads has to be 0 or more"),
+        ("tok_train", ["--vocab-size=100"], "100"),
+        ("tok_train", ["--data=/no/such/folder"], "--data=/no/such/folder is no folder"),
+        ("tok_train", ["--tag=../up"], "--tag=../up cannot name a folder"),
+        ("tok_eval", ["--tag=never"], "tok_train/never/tokenizer.json; train one"),
+    ],
+)
+def test_mistakes_end_with_one_sentence(script, words, part, here, text_folder):
+    data = [] if any(word.startswith("--data") for word in words) else [f"--data={text_folder}"]
+    done = here(f"scripts.{script}", *words, *data)
+    assert done.returncode == 2, done.stderr
+    assert part in done.stderr.splitlines()[-1]
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
