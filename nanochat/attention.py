@@ -86,6 +86,15 @@ def choose(device: torch.device, dtype: torch.dtype, needs: Iterable[str] = ()) 
     raise AssertionError("the twin does everything everywhere")
 
 
+def find_path(asked: str, device: torch.device, dtype: torch.dtype, needs: Iterable[str] = ()) -> tuple[str, str]:
+    """Return the path that a flag asks for, where "auto" is the fastest that meets the needs; and the reason."""
+    if asked == "auto":
+        return choose(device, dtype, needs)
+    if asked not in PATHS:
+        raise ValueError(f"--attention={asked} is not known, take one of auto, {', '.join(PATHS)}")
+    return asked, f"{asked}: as asked"
+
+
 def _refusal(name: str, device: torch.device, dtype: torch.dtype, needs: set[str]) -> str:
     path, unmet = PATHS[name], " and ".join(sorted(needs - PATHS[name].can))
     if path.device not in ("", device.type):

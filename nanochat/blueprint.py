@@ -11,14 +11,13 @@ from nanochat import fp8
 from nanochat.checkpoint import Checkpoint
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import GPT, GPTConfig, config_fields, new_model
-from nanochat.hardware import Accelerator, find
+from nanochat.hardware import Accelerator, find_accelerator
 from nanochat.log import print0
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
-from nanochat.outcome import Outcome, environment
+from nanochat.outcome import Outcome, environment, read_outcomes
 from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.paths import base_dir
-from nanochat.report.card import read_outcomes
 from nanochat.restore import build_model
 from nanochat.runtime import COMPILING_SECONDS, asked_precision
 from nanochat.scaling import (
@@ -95,7 +94,7 @@ def build(
 
     batch: tokens of a step. steps: in all, None where that is not known.
     """
-    model = build_model(shape, runtime, weights, checkpointing=config.checkpointing)
+    model = build_model(shape, runtime, weights, shape.attention_needs, checkpointing=config.checkpointing)
     before = weights.manifest["loop"]["device_batch"] if isinstance(weights, Checkpoint) else None
     rows = _device_rows(config.device_batch_size, before, batch, config.max_seq_len, model, runtime)
     if in_fp8:
@@ -182,7 +181,9 @@ def measured(config: Any, accelerator: Accelerator) -> tuple[float, str] | None:
     for run in [run for run in runs if run.stage == "base_train"]:
         speed, there = run.metrics.get("Tokens per second", "n/a"), run.environment["Hardware"]
         alike = all(run.config.get(name) == getattr(config, name) for name in ("device_type", "dtype", "fp8"))
-        same = find(re.sub(r"^\d+x ", "", there["GPUs"])) == accelerator or (not config.on and there == here)
+        same = find_accelerator(re.sub(r"^\d+x ", "", there["GPUs"])) == accelerator or (
+            not config.on and there == here
+        )
         if speed != "n/a" and alike and same:
             flops = speed["value"] * run.metrics["Number of FLOPs per token"]["value"] / run.metrics["DDP world size"]
             found.append((abs(run.config["depth"] - config.depth), flops, run.tag))

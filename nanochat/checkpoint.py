@@ -1,104 +1,118 @@
-"""Checkpoints: written whole or not at all, in the background; verified when read; free of the number of ranks.
+"""Checkpoints: written whole or not at all, in the background; verified when read; the same for any number of ranks.
 
-A step's folder holds the model, optimizer files of whole parameters each, and a manifest, written last, which maps
-parameters to files and has every file's size and hash. `latest` is a link for people; readers verify and choose.
+The folder of a step holds the model, optimizer files of whole parameters, and a manifest, written last, with the file
+of each parameter and the size and hash of each file. `latest` is a link for people; readers verify and choose.
 """
 
 import fcntl
 import hashlib
 import json
-import os
 import random
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from nanochat.log import print0
 from nanochat.outcome import versions
-from nanochat.paths import publish_folder, read_sha256, write_json
+from nanochat.paths import publish_folder, read_sha256, sync, write_json
+from nanochat.runtime import post_result, wait_result
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+Record = dict[str, Any]  # JSON: a run's description of itself in a manifest
 
 MODEL, MANIFEST = "model.safetensors", "manifest.json"
-RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source", "rng"}  # what a run tells of itself
-BLOCK = 16 << 20  # bytes hashed and written at a time
-PATIENCE = 3600  # seconds that ranks wait for each other's writing
-POLL = 0.05  # seconds between looks for another rank's answer
-DTYPES = "F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL".split()  # as safetensors writes them
+RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source", "rng"}
+PATIENCE = 3600.0  # seconds that ranks wait for each other's writing
 
 # ---- reading ----
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One step of a run on disk. manifest: the run's record, `optimizer` (parameter -> file), `files`, `versions`."""
+    """One step of a run on disk. manifest: the run's record, `optimizer` (parameter → file), `files`, `versions`."""
 
     path: Path
     step: int
-    manifest: dict[str, Any]
+    manifest: Record
 
-    def model_tensors(self, device: str = "cpu") -> dict[str, torch.Tensor]:
+    def model_tensors(self, device: str = "cpu") -> dict[str, Tensor]:
         return load_file(self.path / MODEL, device)
 
-    def optimizer_state(self, name: str) -> dict[str, torch.Tensor]:
-        """What the optimizer keeps of one parameter: state name -> tensor, on the CPU."""
+    def optimizer_state(self, name: str) -> dict[str, Tensor]:
+        """Return the optimizer's states of a parameter by name of the state, on the CPU."""
         if name not in self.manifest["optimizer"]:
             raise ValueError(f"{self.path} has no optimizer state of {name}: it is of another model or optimizer")
         with safe_open(self.path / self.manifest["optimizer"][name], "pt") as file:
+            # A key is "parameter/state"; the name of a parameter may have slashes too.
             keys = [key.rpartition("/") for key in file.keys()]  # noqa: SIM118 (no dict: not iterable)
             return {state: file.get_tensor(f"{name}/{state}") for owner, _, state in keys if owner == name}
 
 
 def load(folder: Path, step: int, hashes: bool = True) -> Checkpoint:
-    """The checkpoint of one step; ValueError says what is wrong with it.
+    """Return the checkpoint of a step; a ValueError names the damage.
 
-    hashes: read every file and compare its hash, which one rank has to; the others can trust the step it chose.
+    hashes: read every file and compare the hash. One rank has to; the others can trust the step it chose.
     """
     path = _home(folder, step)
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        sound = manifest.pop("sha256") == _seal(manifest) and manifest["step"] == step
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(f"{path / MANIFEST} cannot be read ({error!r})") from error
-    if not sound:
-        raise ValueError(f"{path / MANIFEST} is damaged or of another step")
-
-    def fault(name: str) -> str:
-        file, about = path / name, manifest["files"][name]
-        try:
-            if (size := file.stat().st_size) != about["size"]:
-                return f"{file} has {size:,} bytes and not {about['size']:,}"
-            return f"{file} is damaged" if hashes and read_sha256(file) != about["sha256"] else ""
-        except OSError as error:
-            return f"{file} cannot be read ({error.strerror})"
-
+    manifest = _read_manifest(path / MANIFEST, step)
     with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
-        if faults := [found for found in pool.map(fault, manifest["files"]) if found]:
-            raise ValueError(", ".join(faults))
+        found = pool.map(lambda item: _damage(path / item[0], item[1], hashes), manifest["files"].items())
+        damages = [damage for damage in found if damage]
+    if damages:
+        raise ValueError(", ".join(damages))
     return Checkpoint(path, step, manifest)
 
 
+def _read_manifest(path: Path, step: int) -> Record:
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        intact = manifest.pop("sha256") == _manifest_hash(manifest) and manifest["step"] == step
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ValueError(f"{path} cannot be read ({error!r})") from error
+    if not intact:
+        raise ValueError(f"{path} is damaged or of another step")
+    return manifest
+
+
+def _damage(file: Path, expected: Mapping[str, int | str], hashes: bool) -> str:
+    """Return a sentence about the damage of a file, empty if there is none."""
+    try:
+        size = file.stat().st_size
+        if size != expected["size"]:
+            return f"{file} has {size:,} bytes and not {expected['size']:,}"
+        if hashes and read_sha256(file) != expected["sha256"]:
+            return f"{file} is damaged"
+    except OSError as error:
+        return f"{file} cannot be read ({error.strerror})"
+    return ""
+
+
 def newest(folder: Path) -> Checkpoint | None:
-    """The last step of a run that is whole; what is skipped is printed with the reason."""
+    """Return the last intact checkpoint of a run; prints the reason for each step it skips."""
     for step in reversed(steps(folder)):
         try:
             return load(folder, step)
-        except ValueError as fault:
-            print0(f"checkpoint: skipped step {step:,}: {fault}")
+        except ValueError as damage:
+            print0(f"checkpoint: skipped step {step:,}: {damage}")
     return None
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint here, in order; nothing is verified."""
+    """Return the steps that have a checkpoint in a folder, in order; nothing is verified."""
     names = (re.fullmatch(r"step_(\d{6,})", path.name) for path in folder.glob("step_*"))
     return sorted(int(name[1]) for name in names if name)
 
@@ -107,8 +121,7 @@ def _home(folder: Path, step: int) -> Path:
     return folder / f"step_{step:06d}"
 
 
-def _seal(manifest: dict[str, Any]) -> str:
-    """The hash by which a manifest vouches for itself."""
+def _manifest_hash(manifest: Record) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
@@ -116,58 +129,75 @@ def _seal(manifest: dict[str, Any]) -> str:
 
 
 class Saver:
-    """Saves a run's checkpoints while it goes on: `save` takes a copy, a thread writes and publishes it.
+    """Saves the checkpoints of a run while it trains: `save` copies the state, a thread writes and publishes it.
 
-    Every rank has one and calls `save` at the same steps. Their threads speak through `store` (torch.distributed's, if
-    there are more ranks than one), never through collectives, which belong to training. keep_last: so many newest steps
-    stay (0: all); keep_every: its multiples stay too. The folder is of this run alone (see `hold`), seen by all ranks.
+    Every rank has a saver and calls `save` at the same steps. The threads of the ranks exchange results through `store`
+    (torch.distributed's; needed with more ranks than one), never through collectives, which belong to training.
+    keep_last: the number of newest steps that stay, 0 for all; multiples of keep_every stay too. No other run uses the
+    folder (see `hold`), and all ranks see it.
     """
 
-    def __init__(self, folder: Path, rank=0, world_size=1, keep_last=0, keep_every=0, store: Any = None):
-        assert store is not None or world_size == 1, "ranks need a store to agree through"
+    def __init__(
+        self,
+        folder: Path,
+        rank: int = 0,
+        world_size: int = 1,
+        keep_last: int = 0,
+        keep_every: int = 0,
+        store: "Store | None" = None,
+    ):
+        assert store is not None or world_size == 1, "ranks need a store to exchange results"
         assert min(keep_last, keep_every) >= 0, (keep_last, keep_every)
-        self.folder, self.rank, self.world_size = folder, rank, world_size
+        self.folder = folder
+        self.rank, self.world_size = rank, world_size
         self.keep_last, self.keep_every = keep_last, keep_every
         self.saved: int | None = None  # the last step that this object published
         self._store = store or torch.distributed.HashStore()
-        # Ranks make and use their savers alike, so these counts agree on all of them, and no key is used twice.
-        self._key, self._saves = f"{folder}/{self._store.add(f'{folder}/savers of rank {rank}', 1)}", 0
+        # All ranks make and use their savers in the same order, so they agree on these numbers; no key is used twice.
+        number = self._store.add(f"{folder}/savers of rank {rank}", 1)
+        self._prefix = f"{folder}/{number}"
+        self._saves = 0
         self._job: Future | None = None
 
     def save(
-        self, step: int, model_tensors: dict[str, torch.Tensor], optimizer_tensors: Iterable, record: dict[str, Any]
+        self,
+        step: int,
+        model_tensors: Mapping[str, Tensor],
+        optimizer_tensors: Iterable[tuple[str, Mapping[str, Tensor]]],
+        record: Record,
     ) -> None:
-        """Copy all of it and return; waits for the save before it. If that one failed, this one is waited for as well.
+        """Copy a state, start to write the copy, and return; first waits for the save before.
 
-        model_tensors, and record, which is JSON with at least the keys RECORD, count on rank 0. optimizer_tensors:
-        (name, states) of the parameters this rank is to write, each is written by one rank; they may be gathered on
-        the way. A step that this object saved is left alone.
+        If the save before failed for lack of room, this one is waited for as well. model_tensors and record (JSON, at
+        least RECORD) count on rank 0. optimizer_tensors: (name, states) of the parameters that this rank writes;
+        each parameter is written by one rank, and may be gathered on the way. Does nothing at a step that is saved.
         """
         failed = False
         try:
             self.wait()
-        except OSError:  # which was said; by now there may be room
+        except OSError:  # printed when it happened; there may be room now
             failed = True
         if step == self.saved:
             return
         assert self.rank or record.keys() >= RECORD, RECORD - record.keys()
-        file, owned = f"optimizer-{self.rank:05d}.safetensors", {}
-        tensors: dict[str, dict[str, torch.Tensor]] = {file: {}}
-        for name, states in optimizer_tensors:  # each is copied before the next is made: the device has room for few
-            owned[name] = file
-            tensors[file] |= {f"{name}/{key}": _copy(state) for key, state in states.items()}
+        owned: list[str] = []
+        states: dict[str, Tensor] = {}
+        for name, each in optimizer_tensors:  # copied before the next is gathered: the device has room for few
+            owned.append(name)
+            states |= {f"{name}/{key}": _copy(tensor) for key, tensor in each.items()}
+        files = {self._optimizer_file: states}
         if self.rank == 0:
-            tensors[MODEL] = {name: _copy(tensor) for name, tensor in model_tensors.items()}
+            files[MODEL] = {name: _copy(tensor) for name, tensor in model_tensors.items()}
         copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         self._saves += 1
         writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
-        self._job = writer.submit(self._run, step, tensors, owned, json.dumps(record), copied)
+        self._job = writer.submit(self._write, step, files, owned, json.dumps(record), copied)
         writer.shutdown(wait=False)
         if failed:
             self.wait()
 
     def wait(self) -> None:
-        """Until the last save is on disk. What went wrong is raised on every rank, as an OSError if it is the disk."""
+        """Wait until the last save is on disk. Its failure is raised on every rank, a full disk as an OSError."""
         job, self._job = self._job, None
         if job is not None:
             job.result()
@@ -175,141 +205,134 @@ class Saver:
     def __enter__(self) -> "Saver":
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             self.wait()
         except OSError:
-            if not any(exception):  # it was said, and must not hide what ends the run
+            if error is None:  # else it must not hide the error that ends the run; it has been printed
                 raise
 
-    def _run(self, step: int, tensors: dict[str, dict], owned: dict[str, str], record: str, copied: Any) -> None:
+    @property
+    def _optimizer_file(self) -> str:
+        return f"optimizer-{self.rank:05d}.safetensors"
+
+    def _key(self, name: str) -> str:
+        """Return the key in the store for a result of this save."""
+        return f"{self._prefix}/{self._saves}/{name}"
+
+    # What follows runs in the writing thread; `save` does not go on to the next save before it ends.
+
+    def _write(
+        self,
+        step: int,
+        files: dict[str, dict[str, Tensor]],
+        owned: list[str],
+        record: str,
+        copied: "torch.cuda.Event | None",
+    ) -> None:
         if copied:
             copied.synchronize()
         part = _home(self.folder, step).with_suffix(".tmp-part")
-        size = sum(tensor.nbytes for file in tensors.values() for tensor in file.values())
-        self._tell(f"{self.rank}", lambda: [_write_files(part, tensors), owned], size=size)
+        size = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
+        self._store.add(self._key("bytes"), size)
+        post_result(self._store, self._key(f"rank {self.rank}"), lambda: [_write_files(part, files), owned], OSError)
         if self.rank == 0:
-            self._tell("published", lambda: self._publish(part, step, json.loads(record)))
+            post_result(
+                self._store, self._key("published"), lambda: self._publish(part, step, json.loads(record)), OSError
+            )
         try:
-            _value(self._hear("published"))
+            wait_result(self._store, self._key("published"), OSError, PATIENCE)
         except OSError as error:
-            print0(f"checkpoint: {error}")  # at once: who waits for this job may come a thousand steps later
+            print0(f"checkpoint: {error}")  # now: the run may wait for this job a thousand steps later
             raise
         self.saved = step
 
-    def _publish(self, part: Path, step: int, record: dict[str, Any]) -> None:
-        """When all ranks have written: the manifest, the final name, `latest`, and old steps go."""
-        answers, home = [self._hear(f"{rank}") for rank in range(self.world_size)], _home(self.folder, step)
+    def _publish(self, part: Path, step: int, record: Record) -> None:
+        """Wait for all ranks, write the manifest, give the folder its name, move `latest`, remove old steps."""
+        results, faults = [], []
+        for rank in range(self.world_size):  # all of them: none may write when a failed save is swept away
+            try:
+                results.append(wait_result(self._store, self._key(f"rank {rank}"), OSError, PATIENCE))
+            except OSError as error:
+                faults.append(error)
         try:
+            if faults:
+                raise faults[0]
             manifest = record | {"step": step, "versions": versions(), "optimizer": {}, "files": {}}
-            for files, owned in map(_value, answers):
-                manifest["files"].update(files)
-                manifest["optimizer"].update(owned)
-            write_json(part / MANIFEST, manifest | {"sha256": _seal(manifest)})
-            if home.exists():  # damaged, or of a run that was stopped there and goes on
-                home.rename(home.with_suffix(".tmp-replaced"))
-            publish_folder(part, home)
-            link = self.folder / "latest.tmp-link"
-            link.symlink_to(home.name)
-            link.replace(self.folder / "latest")
-            done = [old for old in steps(self.folder) if old <= step]
-            for old in done[: -self.keep_last] if self.keep_last else []:
-                if not self.keep_every or old % self.keep_every:  # renamed first: half of it must not look whole
-                    _home(self.folder, old).rename(_home(self.folder, old).with_suffix(".tmp-old"))
-            _sweep(self.folder)
+            for rank, (files, owned) in enumerate(results):
+                manifest["files"] |= files
+                manifest["optimizer"] |= dict.fromkeys(owned, f"optimizer-{rank:05d}.safetensors")
+            write_json(part / MANIFEST, manifest | {"sha256": _manifest_hash(manifest)})
+            self._name(part, step)
         except OSError as error:
             _sweep(self.folder)
-            check_free_space(self.folder, sum(answer["size"] for answer in answers), f"step {step:,}")
+            check_free_space(self.folder, self._store.add(self._key("bytes"), 0), f"step {step:,}")
             raise OSError(f"step {step:,} is not saved: {error}") from error
 
-    # What ranks tell each other, each thing once a save.
-
-    def _tell(self, what: str, work: Callable[[], Any], **about: Any) -> None:
-        answer = {"error": f"rank {self.rank} failed, its log says why"}
-        try:
-            answer = {"value": work()}
-        except OSError as error:
-            answer = {"error": str(error)}
-        finally:  # whatever happened, the others must not wait for ever
-            self._store.set(f"{self._key}/{self._saves}/{what}", json.dumps(answer | about))
-
-    def _hear(self, what: str) -> dict[str, Any]:
-        key = f"{self._key}/{self._saves}/{what}"
-        deadline = time.monotonic() + PATIENCE
-        while not self._store.check([key]):  # a blocking get would keep the store from training, and time out
-            if time.monotonic() > deadline:
-                raise OSError(f"a rank said nothing about the checkpoint for {PATIENCE} s, its log may say why")
-            time.sleep(POLL)
-        return json.loads(self._store.get(key))
+    def _name(self, part: Path, step: int) -> None:
+        """Give a complete folder its final name, point `latest` to it, and remove the steps that are not kept."""
+        home = _home(self.folder, step)
+        if home.exists():  # damaged, or of a run that was stopped there and resumed
+            home.rename(home.with_suffix(".tmp-replaced"))
+        publish_folder(part, home)
+        link = self.folder / "latest.tmp-link"
+        link.symlink_to(home.name)
+        link.replace(self.folder / "latest")
+        earlier = [old for old in steps(self.folder) if old <= step]
+        surplus = earlier[: -self.keep_last] if self.keep_last else []
+        for old in surplus:
+            if not self.keep_every or old % self.keep_every:
+                # Renamed first: a folder that is half removed must not look like a checkpoint.
+                _home(self.folder, old).rename(_home(self.folder, old).with_suffix(".tmp-old"))
+        _sweep(self.folder)
 
 
-def _value(answer: dict[str, Any]) -> Any:
-    """What a rank's work gave; its OSError is raised on every rank that asks."""
-    if "error" in answer:
-        raise OSError(answer["error"])
-    return answer["value"]
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU; from a GPU into pinned memory, complete once the stream has come this far."""
+def _copy(tensor: Tensor) -> Tensor:
+    """Return a copy on the CPU; from a GPU, in pinned memory and complete once the stream has come this far."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
 
 
-def _write_files(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict[str, dict]:
-    """Write safetensors files, on the disk when this returns; name -> size and hash.
-
-    By hand: so they are hashed on the way, what the disk says comes as an OSError, and tests can stop after any write.
-    """
-    about = {}
+def _write_files(folder: Path, files: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, int | str]]:
+    """Write safetensors files, on the disk when this returns; name → size and hash."""
     folder.mkdir(parents=True, exist_ok=True)
+    written = {}
     for name, tensors in files.items():
-        digest = hashlib.sha256()
-        with open(folder / name, "wb") as file:
-            for data in _safetensors(tensors):
-                for at in range(0, len(data), BLOCK):
-                    digest.update(data[at : at + BLOCK])
-                    file.write(data[at : at + BLOCK])
-            file.flush()
-            os.fsync(file.fileno())
-            about[name] = {"size": file.tell(), "sha256": digest.hexdigest()}
-    return about
-
-
-def _safetensors(tensors: dict[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """The content of a safetensors file: length of the header, header, tensors."""
-    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))  # so each is aligned to its items
-    header, end = {"__metadata__": {"format": "pt"}}, 0
-    for name in names:
-        tensor, begin = tensors[name], end
-        dtype = str(tensor.dtype).removeprefix("torch.")  # bfloat16 -> BF16, int64 -> I64, bool -> BOOL
-        dtype = dtype.replace("float", "F").replace("uint", "U").replace("int", "I").upper()
-        assert dtype in DTYPES, f"{name} is {tensor.dtype}"
-        end += tensor.nbytes
-        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for name in names:
-        yield memoryview(tensors[name].reshape(-1).view(torch.uint8).numpy())
+        path = folder / name
+        try:
+            save_file(tensors, path, {"format": "pt"})
+        except SafetensorError as error:  # its only I/O error
+            raise OSError(str(error)) from error
+        sync(path)
+        written[name] = {"size": path.stat().st_size, "sha256": read_sha256(path)}
+    return written
 
 
 # ---- the folder of a run ----
 
 
-def check_free_space(folder: Path, needed: int, what: str = "a checkpoint") -> None:
-    """OSError that says how much is missing, where `needed` bytes do not fit."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if (free := shutil.disk_usage(there).free) < needed:
-        need, have, missing = (f"{size / 1e6:,.1f} MB" for size in (needed, free, needed - free))
-        raise OSError(f"{folder} has no room for {what}: it takes {need}, {have} are free, {missing} are missing")
+def check_free_space(folder: Path, needed: int, name: str = "a checkpoint") -> None:
+    """Raise an OSError with the number of missing bytes where `needed` bytes do not fit."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise OSError(
+            f"{folder} has no room for {name}: it takes {_megabytes(needed)}, {_megabytes(free)} are free, "
+            f"{_megabytes(needed - free)} are missing"
+        )
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
 
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Keep a run's folder from other runs, until this process ends at the latest; ValueError if one has it.
+    """Keep other runs out of a run's folder until the block or the process ends; ValueError if another run has it.
 
-    First it puts in order what a process that was killed has left half done there.
+    Cleans up first after a process that was killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
@@ -324,12 +347,13 @@ def hold(folder: Path) -> Iterator[None]:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what has no final name: of saves that died, of steps that are not kept.
+    """Remove the remains of saves that died and of steps that are not kept.
 
     A step that was to be replaced, and was not, gets its name back.
     """
     for stale in (*folder.glob("step_*.tmp-*"), *folder.glob("latest.tmp-*")):
-        if stale.suffix == ".tmp-replaced" and not (home := stale.with_suffix("")).exists():
+        home = stale.with_suffix("")
+        if stale.suffix == ".tmp-replaced" and not home.exists():
             stale.rename(home)
         elif stale.is_symlink():
             stale.unlink()
@@ -341,16 +365,20 @@ def _sweep(folder: Path) -> None:
 
 
 def rng_state() -> dict[str, str]:
-    """The state of this process's generators: torch's on CPU and CUDA device, Python's, numpy's."""
+    """Return the state of this process's generators: torch's on CPU and CUDA device, Python's, numpy's."""
     kind, keys, *rest = np.random.get_state()
-    state = {"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest], "cpu": torch.get_rng_state().tolist()}
+    state = {
+        "python": random.getstate(),
+        "numpy": [kind, keys.tolist(), *rest],
+        "cpu": torch.get_rng_state().tolist(),
+    }
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state().tolist()
-    return {name: json.dumps(value) for name, value in state.items()}  # as lists they were thousands of lines
+    return {name: json.dumps(value) for name, value in state.items()}  # as lists they would be thousands of lines
 
 
-def set_rng_state(texts: dict[str, str]) -> None:
-    """Go on where `rng_state` was, on the devices there are."""
+def set_rng_state(texts: Mapping[str, str]) -> None:
+    """Continue where `rng_state` was, on the devices of this process."""
     state = {name: json.loads(text) for name, text in texts.items()}
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))

@@ -66,7 +66,7 @@ class FineTuning:
         source: one that closes, and whose state is the same on all ranks. origin: gives of each task its rows and the
         hashes of its files, which have to be what the run was begun with. options: of the loop's plan.
         """
-        settings, tasks = self.settings, self.runtime.from_first(origin)
+        settings, tasks = self.settings, self.runtime.broadcast(origin)
         before = self.begun.manifest["data"].get("tasks", {}) if self.begun else tasks
         if changed := [name for name in before | tasks if before.get(name) != tasks.get(name)]:
             changed = f"the data of {', '.join(changed)} has changed since it was begun"
@@ -192,8 +192,7 @@ def fine_tuning(stage: str, parent: str, config: FineTune, rows: int = 0) -> Ite
         came_from = {"stage": parent, "tag": config.model_tag or config.tag, "step": origin.step}
         about = {"stage": stage, "parent": manifest["parent"] if begun else came_from}
         about["tokenizer"] = manifest["tokenizer"]
-        runtime = runtime.as_in(manifest, config.attention) if begun else runtime
-        runtime = runtime.attending(config.attention, shape.attention_needs) if shape.attention_needs else runtime
+        runtime = runtime.with_dtype(manifest["dtype"]) if begun else runtime
         batch = rows * settings.max_seq_len or settings.total_batch_size
         settings = replace(settings, total_batch_size=batch)
         steps = None if settings.num_iterations < 0 else settings.num_iterations

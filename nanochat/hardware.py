@@ -53,7 +53,7 @@ ACCELERATORS = (
 )
 
 
-def find(name: str) -> Accelerator | None:
+def find_accelerator(name: str) -> Accelerator | None:
     """The accelerator that a driver, or a person, calls so; case and what parts words do not count for a person."""
     device = re.sub("^(NVIDIA|AMD) ", "", name)
     for accelerator in ACCELERATORS:
@@ -65,17 +65,17 @@ def find(name: str) -> Accelerator | None:
 def hourly_rate(gpus: str) -> float | None:
     """Dollars of an hour of "8x NVIDIA H100 80GB HBM3", as a record of a run names them; None if a price is unknown."""
     parts = [re.fullmatch(r"(\d+)x (.+)", part) for part in gpus.split(", ")]
-    found = [(int(part[1]), find(part[2])) for part in parts if part]
+    found = [(int(part[1]), find_accelerator(part[2])) for part in parts if part]
     known = len(found) == len(parts) and all(one and one.dollars for _, one in found)
     return sum(count * one.dollars for count, one in found) if known else None
 
 
-def parse_named(text: str) -> tuple[int, Accelerator]:
+def parse_hardware(text: str) -> tuple[int, Accelerator]:
     """8xH100 -> (8, the H100); of one that is not in the table nothing is known but its name."""
     match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})", text.strip())
     if not match:
         raise ValueError(f"--on={text} is no hardware, write it like 8xH100 or {ACCELERATORS[0].name}")
-    return int(match[1] or 1), find(match[2]) or Accelerator(match[2])
+    return int(match[1] or 1), find_accelerator(match[2]) or Accelerator(match[2])
 
 
 def _plain(name: str) -> str:

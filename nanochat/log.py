@@ -1,22 +1,36 @@
-"""What a run tells: lines above a live one, a file of metrics with W&B as its mirror, progress with the time left."""
+"""Output of a run: printed lines, progress, text tables, and the log of metrics with its mirror in W&B.
+
+Rank 0 speaks for all ranks, apart from `print_line`. On a terminal, a status line changes in place below the other
+lines; in a file, progress is a plain line now and then.
+"""
 
 import json
+import math
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TextIO
+from types import TracebackType
+from typing import Any, NamedTuple, TextIO
 
-PATIENCE = 30.0  # seconds to wait for W&B's server as a run begins, and as it finishes; W&B adds some of its own
-CLEAR = "\r\x1b[K"  # back to the first column, and whatever stood in that line is gone
-RESUMED = "resumed"  # the kind of the marker in a metric log that a run continues from a step
-LIVE_SECONDS = 0.1  # between two states of a live line
-_LIVE: list[tuple[str, TextIO]] = []  # the terminal's line that changes in place, and the stream it went to; or nothing
-_SPEAKING = threading.RLock()
+Record = dict[str, Any]  # JSON
+Figures = Mapping[str, float | None]
+
+WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends; W&B adds some of its own
+RESUMED = "resumed"  # kind of the marker in a metric log where a run resumes
+
+ERASE = "\r\x1b[K"  # go to the first column and clear the line
+CLEAR = ERASE  # the name of before, until all callers are moved
+STATUS_SECONDS = 0.1  # between two states of the status line
+PLAIN_SECONDS = 5.0  # between the plain lines of a long job
+STEP_SECONDS = 0.5, 10.0  # between the plain lines of training steps: at first, and at most
+STEP_SHARE = 0.02  # in between, this share of the time since training began
+
+# ---- printing ----
 
 
 def is_main_rank() -> bool:
@@ -24,88 +38,168 @@ def is_main_rank() -> bool:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a line that goes there can change in place."""
+    """Return True if a line that goes there can change in place."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def say(*values: Any, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
-    """Print whole lines from any rank, at once: those of a run that dies are in its log. A live line stays last."""
-    text, stream = sep.join(map(str, values)) + end, file or sys.stdout
-    with _SPEAKING:
-        if _LIVE:
-            print(end=CLEAR, file=_LIVE[0][1], flush=True)
-        elif not is_main_rank() and is_terminal(stream):  # the live line is that of another process
-            text = CLEAR + text
-        print(end=text, file=stream, flush=True)  # in one piece, for threads speak too
-        if _LIVE and is_terminal(stream):  # through a pipe the text may come later: its next state draws the line again
-            _draw()
+class StatusLine:
+    """The last line of a terminal, which changes in place; there is one in a process, STATUS."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.stream: TextIO | None = None  # None: there is no status line now
+        self.lock = threading.RLock()  # threads print too
+
+    def draw(self) -> None:
+        print(end=f"\r{self.text}\x1b[K", file=self.stream, flush=True)
+
+    def erase(self) -> None:
+        print(end=ERASE, file=self.stream, flush=True)
 
 
-def print0(*values: Any, **options: Any) -> None:
-    """The same on rank 0 only."""
+STATUS = StatusLine()
+
+
+def print_line(*values: Any, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
+    """Print whole lines at once, from any rank: the last lines of a run that dies are in its log."""
+    text = sep.join(map(str, values)) + end
+    stream = file or sys.stdout
+    with STATUS.lock:
+        if STATUS.stream:
+            STATUS.erase()
+        elif not is_main_rank() and is_terminal(stream):  # rank 0 may have a status line there
+            text = ERASE + text
+        print(end=text, file=stream, flush=True)  # in one piece: lines of threads and ranks must not mix
+        if STATUS.stream and is_terminal(stream):  # through a pipe, the text may arrive later: the next state draws
+            STATUS.draw()
+
+
+def print0(*values: Any, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
+    """Print on rank 0 only."""
     if is_main_rank():
-        say(*values, **options)
+        print_line(*values, sep=sep, end=end, file=file)
 
 
-def show_live(head: str, share: float | None, rest: str, stream: TextIO) -> None:
-    """Draw the line that changes in place: `head: [###....] rest`; the bar, of a share 0..1, has what room there is."""
-    width, bar = shutil.get_terminal_size().columns - 1, ""
+def show_status(label: str, share: float | None, text: str, stream: TextIO) -> None:
+    """Draw the status line: `label: [###....] text`. The bar shows a share 0..1 in the room there is; None: no bar."""
+    width = shutil.get_terminal_size().columns - 1
+    bar = ""
     if share is not None:
-        size = min(20, max(5, width - len(f"{head}: [] {rest}")))
+        size = min(20, max(5, width - len(f"{label}: [] {text}")))
         bar = f"[{'#' * round(size * share):.<{size}}] "
-    with _SPEAKING:
-        _LIVE[:] = [(f"{head}: {bar}{rest}"[:width], stream)]
-        _draw()
+    with STATUS.lock:
+        STATUS.text = f"{label}: {bar}{text}"[:width]
+        STATUS.stream = stream
+        STATUS.draw()
 
 
-def end_live(text: str = "", stream: TextIO | None = None) -> None:
-    """No line changes in place any more; a whole one takes its place, if there is a text."""
-    with _SPEAKING:
-        if text:
-            print(f"\r{text}\x1b[K", file=stream, flush=True)
-        elif _LIVE:
-            print(end=CLEAR, file=_LIVE[0][1], flush=True)
-        _LIVE.clear()
+def clear_status() -> None:
+    """Remove the status line, if there is one."""
+    with STATUS.lock:
+        if STATUS.stream:
+            STATUS.erase()
+        STATUS.stream = None
 
 
-def _draw() -> None:
-    line, stream = _LIVE[0]
-    print(end=f"\r{line}\x1b[K", file=stream, flush=True)
+# Names of before, until all callers are moved.
+say = print_line
+end_live = clear_status
+
+# ---- numbers, durations and tables as text ----
 
 
 def duration(seconds: float) -> str:
-    """4.2s, 12m05s, 3h25m."""
+    """Return 4.2s, 12m05s or 3h25m."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60}h{minutes % 60:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{seconds:.1f}s"
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def short(number: float) -> str:
+    """Return 1.2M for 1234567."""
+    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{suffix}"
+    return f"{number:.0f}"
+
+
+def format_value(value: Any) -> str:
+    """Return a value of an outcome as text: 0.1234, 2048, 65,536, 0.0155 ± 0.0021, 21.07%."""
+    if isinstance(value, dict):
+        spec = value.get("format", "")
+        text = format_cell(value["value"], spec)
+        if is_known(value.get("stderr")):
+            text += f" ± {format_cell(value['stderr'], spec)}"
+        return text + value.get("unit", "")
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, int) and abs(value) >= 10_000:
+        return f"{value:,}"
+    return " ".join(str(value).split("\n"))
+
+
+def is_known(error: float | None) -> bool:
+    """Return False for a missing standard error, and for that of a single item, which is NaN."""
+    return error is not None and not math.isnan(error)
+
+
+def format_cell(value: float | str | None, spec: str = "") -> str:
+    """Return a cell of a table; texts and NaN ignore the format of their column, and None is a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, str) or value != value:
+        return str(value)
+    return format(value, spec) if spec else format_value(value)
+
+
+def format_rows(table: Record) -> list[list[str]]:
+    """Return the header and the rows of an outcome's table as text."""
+    names = [name for name, _ in table["columns"]]
+    specs = [spec for _, spec in table["columns"]]
+    rows = [list(map(format_cell, row, specs)) for row in table["rows"]]
+    return [names, *rows]
+
+
+def terminal_table(table: Record) -> str:
+    """Return an outcome's table as aligned columns: the first to the left, numbers to the right."""
+    rows = format_rows(table)
+    remarks = [row for row in rows if set(row[1:]) == {"-"}]  # longer than any column
+    aligned = [row for row in rows if row not in remarks]
+    widths = [max(map(len, column)) for column in zip(*aligned, strict=True)]
+    lines = [table["title"]]
+    for first, *numbers in aligned:
+        lines.append("  ".join([first.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]))
+    return "\n".join([*lines, *(row[0] for row in remarks)])
+
+
+# ---- metrics ----
+
+
+def read_metrics(path: Path) -> list[Record]:
     """Return the records of a metric log that count: the last one for each (kind, step), in the order of the run.
 
     A marker that a run resumed at step N drops the records before it with a later step. Records of an older format have
     no kind; all of them count. A line that a killed process left half written is skipped.
     """
-    kept: dict[tuple, dict[str, Any]] = {}
     if not path.exists():
         return []
+    kept: dict[tuple[str | int, int], Record] = {}
     for number, line in enumerate(path.read_bytes().splitlines()):
         try:
             record = json.loads(line)
-        except ValueError:  # cut off, or glued to the next record
+        except ValueError:  # half a line
             continue
         step = record.get("step", 0)
-        if record.get("kind") == RESUMED:
-            kept = {key: earlier for key, earlier in kept.items() if earlier.get("step", 0) <= step}
-        elif "kind" in record:
-            kept[record["kind"], step] = record
+        kind = record.get("kind", number)
+        if kind == RESUMED:
+            kept = {key: earlier for key, earlier in kept.items() if key[1] <= step}
         else:
-            kept[number, step] = record
+            kept[kind, step] = record
     return list(kept.values())
 
 
-def metric_curve(records: list[dict[str, Any]], name: str, most: int = 300, over: str = "step") -> list[list[float]]:
+def metric_curve(records: Sequence[Record], name: str, most: int = 300, over: str = "step") -> list[list[float]]:
     """Return the x and y values of a metric, averaged over groups of records so that at most `most` points remain.
 
     over: the figure on the x axis. A record without it (a validation, which counts no tokens) has the x of the record
@@ -124,17 +218,17 @@ def metric_curve(records: list[dict[str, Any]], name: str, most: int = 300, over
 
 
 class MetricLog:
-    """Appends JSON records to `metrics.jsonl` (or `name`.jsonl) on rank 0; mirrored to W&B when `run` names a run.
+    """Appends JSON records to `metrics.jsonl` (or `name`.jsonl) on rank 0, mirrored to W&B when `run` names a run.
 
     The file is the record. W&B may be absent, offline or broken: one line says so, and the run continues. W&B has a
     thread of its own, so that only the end of a run waits for the W&B server. Readers use `read_metrics`.
     """
 
-    def __init__(self, folder: Path, run: str = "", config: dict[str, Any] | None = None, name: str = "metrics"):
+    def __init__(self, folder: Path, run: str = "", config: Record | None = None, name: str = "metrics"):
         self.path = folder / f"{name}.jsonl"
-        self._marker: dict[str, Any] | None = None  # goes before the next record
+        self._marker: Record | None = None  # goes before the next record
         self._wandb: Any = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: ThreadPoolExecutor | None = None  # None: no mirror, or none any more
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
             if run not in ("", "dummy"):
@@ -156,7 +250,18 @@ class MetricLog:
         """
         self._marker = {"kind": RESUMED, "step": step} if self.path.exists() else None
 
-    def _append(self, record: dict[str, Any]) -> None:
+    def __enter__(self) -> "MetricLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        thread = self._thread
+        if thread is not None:
+            self._mirror(lambda: self._wandb.finish())
+            thread.shutdown()
+
+    def _append(self, record: Record) -> None:
         if not is_main_rank():
             return
         records = [self._marker, record] if self._marker else [record]
@@ -170,84 +275,79 @@ class MetricLog:
             for each in records:
                 file.write(json.dumps(each, ensure_ascii=False).encode() + b"\n")
 
-    def __enter__(self) -> "MetricLog":
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        if (thread := self._thread) is not None:
-            self._mirror(lambda: self._wandb.finish())
-            thread.shutdown()
-
-    def _mirror(self, act: Callable[[], Any]) -> None:
+    def _mirror(self, act: Callable[[], None]) -> None:
+        """Queue a call of W&B's library."""
         if self._thread is not None:
-            self._thread.submit(self._act, act)
+            self._thread.submit(self._call, act)
 
-    def _act(self, act: Callable[[], Any]) -> None:
+    def _call(self, act: Callable[[], None]) -> None:
         try:
             if self._thread is not None:
                 act()
-        except Exception as error:  # whatever a service does, training goes on
+        except Exception as error:  # training goes on, whatever a service does
             print0(f"W&B is off for the rest of this run ({type(error).__name__}: {error}); see {self.path}")
             self._thread = None
 
-    def _start_wandb(self, run: str, config: dict | None) -> None:
+    def _start_wandb(self, run: str, config: Record | None) -> None:
         import wandb  # slow, and not needed by a run without a name
 
-        patience = wandb.Settings(init_timeout=PATIENCE, finish_timeout=PATIENCE)
-        self._wandb = wandb.init(project="nanochat", name=run, config=config, settings=patience)
+        settings = wandb.Settings(init_timeout=WANDB_SECONDS, finish_timeout=WANDB_SECONDS)
+        self._wandb = wandb.init(project="nanochat", name=run, config=config, settings=settings)
+
+
+# ---- progress ----
 
 
 class Progress:
-    """How far a task is: on a terminal one live line with a bar, elsewhere a plain line every few seconds.
+    """The progress of a long job: a status line with a bar on a terminal, else a plain line every few seconds.
 
-    `unit` is what `done` and `total` count; an unknown `total` is 0. Rate and time left come from the whole task.
+    unit: of `done` and `total`. Rate and time left come from the whole job.
     """
 
-    def __init__(self, label: str, unit: str, stream: TextIO | None = None, plain_every: float = 5.0):
+    def __init__(self, label: str, unit: str, stream: TextIO | None = None, plain_every: float = PLAIN_SECONDS):
         self.label, self.unit = label, unit
         self._stream = stream or sys.stderr
         self._live = is_terminal(self._stream)
-        self._interval = LIVE_SECONDS if self._live else plain_every
+        self._interval = STATUS_SECONDS if self._live else plain_every
         self._start = self._shown = time.monotonic()
         self._done = 0
 
     def update(self, done: int, total: int = 0, note: str = "") -> None:
-        """Show the state if it is time to; cheap enough to call at every step."""
+        """Show the state if it is time to; cheap enough to call at every step. total: 0 if it is not known."""
         self._done = done
         now = time.monotonic()
         if now - self._shown < self._interval or not is_main_rank():
             return
         self._shown = now
-        total, rate = total and max(total, done), done / (now - self._start)
-        parts = [f"{short(done)} {self.unit}", f"{short(rate)}/s"]
+        rate = done / (now - self._start)
         if total:
-            parts[0] = f"{done / total:4.0%} of {short(total)} {self.unit}"
-            parts.append(f"{duration((total - done) / rate) if rate else '?'} left")
-        text = " | ".join(parts + [note] * bool(note))
-        if self._live:
-            show_live(self.label, done / total if total else None, text, self._stream)
+            total = max(total, done)
+            left = duration((total - done) / rate) if rate else "?"
+            text = f"{done / total:4.0%} of {short(total)} {self.unit} | {short(rate)}/s | {left} left"
         else:
-            say(f"{self.label}: {text}", file=self._stream)
+            text = f"{short(done)} {self.unit} | {short(rate)}/s"
+        if note:
+            text += f" | {note}"
+        if self._live:
+            show_status(self.label, done / total if total else None, text, self._stream)
+        else:
+            print_line(f"{self.label}: {text}", file=self._stream)
 
     def close(self) -> None:
         """Leave one closing line with the totals."""
+        self.clear()
         seconds = time.monotonic() - self._start
         rate = short(self._done / max(seconds, 1e-6))
-        self._end(f"{self.label}: {self._done:,} {self.unit} in {duration(seconds)} | {rate}/s")
+        print0(f"{self.label}: {self._done:,} {self.unit} in {duration(seconds)} | {rate}/s", file=self._stream)
 
     def clear(self) -> None:
-        """Leave nothing: what it was for has a line of its own."""
-        self._end("")
-
-    def _end(self, text: str) -> None:
-        if is_main_rank() and self._live:
-            end_live(text, self._stream)
-        elif is_main_rank() and text:
-            say(text, file=self._stream)
+        """Leave nothing: the result of the job is printed by the caller."""
+        if self._live and is_main_rank():
+            clear_status()
 
 
 class PhaseProgress:
-    """A callback (phase, done, total), a Progress for each phase: name=(unit, total), 0 takes the total it gets."""
+    """A callback (phase, done, total) that shows one Progress after the other: phase=(unit, total; 0: as called)."""
 
     def __init__(self, **phases: tuple[str, int]):
         self._phases = phases
@@ -256,21 +356,124 @@ class PhaseProgress:
     def __call__(self, phase: str, done: int, total: int) -> None:
         unit, known_total = self._phases[phase]
         if self._current is None or self._current.label != phase:
-            self.__exit__()
+            self.close()
             self._current = Progress(phase, unit)
         self._current.update(done, known_total or total)
+
+    def close(self) -> None:
+        if self._current is not None:
+            self._current.close()
 
     def __enter__(self) -> "PhaseProgress":
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        if self._current is not None:
-            self._current.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
-def short(number: float) -> str:
-    """1234567 -> 1.2M"""
-    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.1f}{suffix}"
-    return f"{number:.0f}"
+class _Mark(NamedTuple):
+    """The state of training at the end of a step. wall: of the clock; seconds: of training alone."""
+
+    wall: float
+    progress: float
+    tokens: int
+    seconds: float
+
+
+class StepProgress:
+    """The progress of training steps on stdout: a status line on a terminal, else a plain line now and then.
+
+    steps: of the whole run; None where a clock or the data ends it. The time left follows the wall clock, so that
+    evaluations and checkpoints count; the first step of this process, which compiles, and the work after the last one
+    do not.
+    """
+
+    def __init__(self, steps: int | None):
+        self._steps = steps
+        self._live = is_main_rank() and is_terminal(sys.stdout)
+        self._start = time.monotonic()
+        self._shown = -math.inf
+        self._first: _Mark | None = None
+        self._pending = False  # the last step has no plain line yet
+
+    def update(self, figures: Figures, loss: float, tokens: int, note: str = "") -> None:
+        """Take the figures of a step, and show them if it is time to.
+
+        figures: the step's record in the metric log. loss: smoothed. tokens: of all steps. note: replaces the loss in
+        the status line.
+        """
+        now = time.monotonic()
+        self._last = _Mark(now, figures["progress"], tokens, figures["total_training_time"])
+        self._first = self._first or self._last
+        self._figures, self._loss = figures, loss
+        self._pending = True
+        first_pause, longest_pause = STEP_SECONDS
+        pause = min(longest_pause, max(first_pause, STEP_SHARE * (now - self._start)))
+        if now - self._shown < (STATUS_SECONDS if self._live else pause):
+            return
+        self._shown = now
+        if self._live:
+            text = note or f"loss {loss:.4f}"
+            progress = self._last.progress
+            parts = [f"{progress:4.0%}", text, f"{short(self._rate())} tokens/s", f"{self._left()} left"]
+            show_status(self._label(), progress, " | ".join(parts), sys.stdout)
+        else:
+            self._print()
+
+    def close(self) -> None:
+        """Leave the plain line of the last step."""
+        if self._live:
+            clear_status()
+        if self._pending:
+            self._print()
+
+    def __enter__(self) -> "StepProgress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _rate(self) -> float:
+        """Return tokens per second of training since the first step."""
+        seconds = self._last.seconds - self._first.seconds
+        return (self._last.tokens - self._first.tokens) / seconds if seconds else self._figures["train/tok_per_sec"]
+
+    def _left(self) -> str:
+        """Return the time left, "?" after one step."""
+        progress = self._last.progress - self._first.progress
+        if progress <= 0:
+            return "?"
+        return duration((self._last.wall - self._first.wall) * (1 - self._last.progress) / progress)
+
+    def _label(self) -> str:
+        of_all = "" if self._steps is None else f"/{self._steps:05d}"
+        return f"step {self._figures['step']:05d}{of_all}"
+
+    def _print(self) -> None:
+        self._pending = False
+        figures = self._figures
+        mfu = "n/a" if figures["train/mfu"] is None else f"{100 * figures['train/mfu']:.1f}"
+        parts = [
+            f"{self._label()} ({100 * figures['progress']:.2f}%)",
+            f"loss: {self._loss:.4f}",
+            f"lrm: {figures['train/lrm']:.2f}",
+            f"dt: {1000 * figures['train/dt']:.0f}ms",
+            f"tok/sec: {figures['train/tok_per_sec']:,.0f}",
+            f"mfu: {mfu}",
+            f"wait: {100 * figures['train/wait']:.1f}%",
+            f"total time: {duration(figures['total_training_time'])}",
+        ]
+        if figures["progress"] < 1:
+            parts.append(f"eta: {self._left()}")
+        print0(*parts, sep=" | ")
+
+
+def print_figures(step: int, figures: Mapping[str, float]) -> None:
+    """Print more figures of a step; into a file alone, for a terminal has the status line."""
+    if not is_terminal(sys.stdout):
+        text = " | ".join(f"{name} {value:.3g}" for name, value in figures.items())
+        print0(f"step {step:05d} | {text}")

@@ -83,5 +83,5 @@ class PolicyGradient:
     def take_gap(self, runtime: Any) -> float:
         """How far the model's log-probabilities were from the sampler's since it was last asked, on all ranks."""
         gap, self._gap = torch.zeros(2, device=runtime.device) + self._gap, 0.0  # it may have had nothing to do
-        total, tokens = runtime.all_sum(gap).tolist()
+        total, tokens = runtime.all_reduce(gap).tolist()
         return total / max(tokens, 1)

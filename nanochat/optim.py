@@ -1,15 +1,15 @@
-"""Muon for matrices, AdamW for the rest; each rank keeps the states of, and updates, its share of every parameter.
+"""Muon for matrices, AdamW for the rest; each rank keeps and updates a share of every parameter's optimizer states.
 
 Same-shaped parameters of a group lie end to end in one buffer, and so do their gradients: `Parameter.data` and `.grad`
-become views of them. So nothing is copied to be batched or sent, and a parameter without a gradient has a zero one.
+become views of them. Nothing is copied to be batched or sent, and a parameter without a gradient has a zero one.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,11 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
-# Coefficients (a, b, c) of the odd polynomials a·x + b·x³ + c·x⁵ whose composition brings singular values in (0, 1]
-# near 1: Polar Express (arXiv 2505.16932) for 5 steps, safety factor 2e-2, cushion 2.
+Named = tuple[str, Parameter]
+Factor = float | Tensor
+
+# Coefficients (a, b, c) of the odd polynomials a·x + b·x³ + c·x⁵. Applied one after the other, they bring singular
+# values in (0, 1] near 1: Polar Express (arXiv 2505.16932) for 5 steps, safety factor 2e-2, cushion 2.
 POLAR_EXPRESS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -27,233 +30,366 @@ POLAR_EXPRESS = (
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
 SAFETY = 1.01  # rounding must not lift a singular value above 1, where the polynomials diverge
-ROW_FLOOR = 1e-4  # of the mean row: a row that gets no gradient fades away, it is not blown up for ever
-TINY = 1e-10  # what nothing but zero is smaller than
-CHUNK_BYTES = 2**25  # of gradients sent at once: large enough for bandwidth, small enough to start within backward
+ROW_FLOOR = 1e-4  # smallest norm of a row, in mean rows: a row without gradients fades away instead of growing
+TINY = 1e-10  # keeps divisions and logarithms away from zero
+CHUNK_BYTES = 2**25  # gradients sent at once: large enough for bandwidth, small enough to start within the backward
 
 
 @dataclass
 class Group:
-    """Parameters under one rule. What is not `initial_…` may change between steps.
+    """Parameters under one rule. Fields that do not begin with `initial_` may change between steps.
 
-    kind: "muon" (matrices; beta2 is the decay of the variances) or "adamw".
+    kind: a key of KINDS. momentum: Muon's, or AdamW's beta1. beta2: decay of AdamW's squares or Muon's variances.
     """
 
     name: str
     kind: str
-    params: list[tuple[str, Parameter]]
+    params: list[Named]
     lr: float
     momentum: float
     beta2: float
     weight_decay: float = 0.0
-    eps: float = 1e-10  # of AdamW
+    eps: float = 1e-10  # AdamW only
     initial_lr: float = field(init=False)
     initial_weight_decay: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.initial_lr, self.initial_weight_decay = self.lr, self.weight_decay
+        self.initial_lr = self.lr
+        self.initial_weight_decay = self.weight_decay
 
 
 def polar_express(x: Tensor) -> Tensor:
-    """Nearly the nearest semi-orthogonal matrix to each of (k, m, n), whose singular values are at most 1."""
+    """Return nearly the nearest semi-orthogonal matrix to each of x (k, m, n), whose singular values are at most 1."""
     tall = x.size(-2) > x.size(-1)
     for a, b, c in POLAR_EXPRESS:
-        gram = x.mT @ x if tall else x @ x.mT
+        gram = x.mT @ x if tall else x @ x.mT  # the smaller of both
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, *((x, polynomial) if tall else (polynomial, x)), beta=a)
+        left, right = (x, polynomial) if tall else (polynomial, x)
+        x = torch.baddbmm(x, left, right, beta=a)
     return x
 
 
 def muon_update(
-    values: Tensor, grads: Tensor, states: Sequence[Tensor], scale: Tensor, factors: Sequence, polar_dtype: torch.dtype
+    values: Tensor,
+    grads: Tensor,
+    states: Sequence[Tensor],
+    scale: Tensor,
+    factors: Sequence[Factor],
+    polar_dtype: torch.dtype,
 ) -> None:
-    """One step of Muon on (…, m, n) values, in place; gradients and momenta are (k, m, n).
+    """Update values (…, m, n) in place by one step of Muon; gradients and momenta are (k, m, n).
 
-    variances: (k, m, 1), or (k, 1, n) for matrices wider than tall. scale: of the gradients, 0-d. The factors may be
-    0-d tensors: a compiled graph then outlives their changes.
+    states: momenta and variances; the latter are (k, m, 1), or (k, 1, n) for matrices wider than tall. scale: a 0-d
+    factor of the gradients. factors: lr, momentum, beta2, weight decay, as 0-d tensors where the step is compiled.
     """
-    (momenta, variances), (lr, momentum, beta2, weight_decay), (m, n) = states, factors, grads.shape[-2:]
+    momenta, variances = states
+    lr, momentum, beta2, weight_decay = factors
+    m, n = grads.shape[-2:]
     gradients = grads * scale
     momenta.lerp_(gradients, 1 - momentum)
     update = gradients.lerp(momenta, momentum)  # Nesterov
-    # MuonEq: every row gets the same norm, which conditions what is orthogonalised; then the whole gets norm 1.
+    # MuonEq: every row gets the same norm, which conditions the matrix; then the whole matrix gets norm 1.
     rows = update.norm(dim=-1, keepdim=True)
-    raised = rows.maximum(rows.norm(dim=-2, keepdim=True) * (ROW_FLOOR / m**0.5)).clamp_min(TINY**2)
+    floor = rows.norm(dim=-2, keepdim=True) * (ROW_FLOOR / m**0.5)
+    raised = rows.maximum(floor).clamp_min(TINY**2)
     whole = (rows / raised).norm(dim=-2, keepdim=True).clamp_min(1)
     update = polar_express((update / (raised * whole * SAFETY)).to(polar_dtype))
-    # Muon+: the Frobenius norm of an exactly semi-orthogonal matrix. It is reached by way of the last factor.
-    # NorMuon: rows (or columns) that are always large are damped, the others raised, the norm of the whole is kept.
+    # Muon+: snap to the Frobenius norm of an exactly semi-orthogonal matrix, by way of the last factor below.
+    # NorMuon: rows (or columns) that are always large are damped, the others raised; the norm of the matrix stays.
     along = -1 if m >= n else -2
     squares = update.norm(dim=along, keepdim=True, dtype=torch.float32).square()
-    snap = min(m, n) / squares.sum(dim=(-2, -1), keepdim=True).clamp_min(TINY)
+    snap = min(m, n) / _matrix_sum(squares).clamp_min(TINY)
     means = squares * snap / grads.size(along)
     variances.lerp_(means, 1 - beta2)
     damping = variances.clamp_min(TINY).rsqrt()
-    energy = means.sum(dim=(-2, -1), keepdim=True)
-    damped = (means * damping.square()).sum(dim=(-2, -1), keepdim=True).clamp_min(TINY)
-    update = (update * (lr * damping * (snap * energy / damped).sqrt())).view_as(values)
+    energy = _matrix_sum(means)
+    damped = _matrix_sum(means * damping.square()).clamp_min(TINY)
+    size = lr * damping * (snap * energy / damped).sqrt()
+    update = (update * size).view_as(values)
     # Cautious: weights decay only where the step shrinks them as well.
-    values.mul_(1 - lr * weight_decay * (update * values >= 0)).sub_(update)
+    shrinks = update * values >= 0
+    values.mul_(1 - lr * weight_decay * shrinks).sub_(update)
+
+
+def _matrix_sum(x: Tensor) -> Tensor:
+    return x.sum(dim=(-2, -1), keepdim=True)
+
+
+# ---- kinds of optimizer: a subclass of _Stack each, complete in itself ----
+
+
+@dataclass
+class _State:
+    """One state of all parameters of a stack.
+
+    share: (chunks, size), the part that this rank owns. shape: of a single parameter's state. slot: elements from one
+    parameter's state to the next within a chunk of all ranks.
+    """
+
+    share: Tensor
+    shape: tuple[int, ...]
+    slot: int
+
+    def read(self, gathered: Tensor, place: int) -> Tensor:
+        """Return the state of the parameter at a place in a chunk, which was gathered from all ranks."""
+        start = place * self.slot
+        return gathered[start : start + math.prod(self.shape)].view(self.shape)
+
+    def write(self, chunk: int, place: int, rank: int, whole: Tensor) -> None:
+        """Take from a parameter's whole state the elements that this rank owns, if any."""
+        assert tuple(whole.shape) == tuple(self.shape), f"{whole.shape} and not {self.shape}"
+        size = self.share.size(1)
+        # The state's beginning, counted in this rank's share: it may lie before the share, and reach beyond its end.
+        start = place * self.slot - rank * size
+        first = max(start, 0)
+        last = min(start + whole.numel(), size)
+        if first < last:
+            self.share[chunk, first:last] = whole.flatten()[first - start : last - start]
 
 
 class _Stack:
-    """K same-shaped parameters of a group in slots of one buffer (chunks, ranks, share); a chunk is sent at once.
+    """K same-shaped parameters of a group in one buffer (chunks, ranks, share); a chunk is sent at once.
 
-    slot: elements from one parameter to the next; share: elements of a chunk that one rank owns, and updates. A
-    subclass says how slots fill a chunk, what the states are, and how they are stepped.
+    A subclass is a kind of optimizer: it lays parameters and states out, updates this rank's share, and has the traits
+    that other modules look up: names and size of the states, and the fields of groups that schedules move.
     """
 
-    steps: Tensor | None = None  # (chunks,)
+    kind: ClassVar[str]  # as rules of param_groups name it
+    states_of: ClassVar[tuple[str, ...]]  # names of the states in checkpoints, beside "step"
+    state_bytes: ClassVar[int]  # per element of a parameter
+    pretraining: ClassVar[tuple[str, ...]]  # fields of Group that schedules.pretraining moves
+    finetuning: ClassVar[tuple[str, ...]]  # the same for schedules.finetuning
 
-    def __init__(self, group: Group, members: list, number: int, rank: int, ranks: int, chunk_bytes: int):
-        self.group, self.members, self.number, self.rank, self.ranks = group, members, number, rank, ranks
-        self.shape, self.numel = members[0][1].shape, members[0][1].numel()
-        slot, self.per_chunk, share, states = self._layout(chunk_bytes)
+    # Set by `_layout`:
+    slot: int  # elements from one parameter to the next within a chunk
+    per_chunk: int  # parameters
+    share: int  # elements of a chunk that one rank owns
+    steps: Tensor | None = None  # (chunks,), updates so far; None: the kind does not count them
+
+    def __init__(self, group: Group, members: list[Named], number: int, rank: int, ranks: int, chunk_bytes: int):
+        self.group, self.members, self.number = group, members, number
+        self.rank, self.ranks = rank, ranks
+        first = members[0][1]
+        self.shape, self.numel, self.device = first.shape, first.numel(), first.device
+        self._layout(chunk_bytes)
         self.chunks = math.ceil(len(members) / self.per_chunk)
-        self.values, self.grads = self._zeros(ranks, share), self._zeros(ranks, share)
-        self.mine = self.values[:, rank]  # (chunks, share)
-        self.reduced = self.grads[:, 0] if ranks == 1 else self._zeros(share)
-        # (chunks, share of it); one's shape; its slot
-        self.states = {name: (self._zeros(size), *one) for name, (size, *one) in states.items()}
+        self.values = self._zeros(ranks, self.share)
+        self.grads = self._zeros(ranks, self.share)
+        self.mine = self.values[:, rank]  # (chunks, share): the values that this rank updates
+        self.reduced = self.grads[:, 0] if ranks == 1 else self._zeros(self.share)  # their gradients, summed
+        self.states = self._new_states()
         for index, (name, parameter) in enumerate(members):
             assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}: master weights are float32"
-            chunk, at = divmod(index, self.per_chunk)
-            both = (buffer[chunk].view(-1)[at * slot :][: self.numel] for buffer in (self.values, self.grads))
-            value, parameter.grad = (flat.view(self.shape) for flat in both)
+            value = self._view(self.values, index)
+            parameter.grad = self._view(self.grads, index)
             parameter.data = value.copy_(parameter.data)
 
+    def _layout(self, chunk_bytes: int) -> None:
+        raise NotImplementedError
+
+    def _new_states(self) -> dict[str, _State]:
+        """Return the states of all members, zero. By default they have the shape of the members."""
+        return {name: _State(self._zeros(self.share), self.shape, self.slot) for name in self.states_of}
+
+    def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
+        """Step this rank's share, `mine`, by the gradients `reduced` × scale (0-d)."""
+        raise NotImplementedError
+
     def _zeros(self, *sizes: int) -> Tensor:
-        return torch.zeros(self.chunks, *sizes, device=self.members[0][1].device)
+        return torch.zeros(self.chunks, *sizes, device=self.device)
+
+    def _view(self, buffer: Tensor, index: int) -> Tensor:
+        """Return the part of a buffer (chunks, ranks, share) that is one member's, in the member's shape."""
+        chunk, place = divmod(index, self.per_chunk)
+        start = place * self.slot
+        flat = buffer[chunk].view(-1)
+        return flat[start : start + self.numel].view(self.shape)
 
     def save(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Whole states by name: ranks gather together, and take turns to save a chunk."""
+        """Yield the whole states of members by name; ranks gather together, and take turns to save a chunk."""
         for chunk in range(self.chunks):
-            wholes = {state: self._whole(tensor[chunk]) for state, (tensor, _, _) in self.states.items()}
+            gathered = {key: self._gather(state.share[chunk]) for key, state in self.states.items()}
             if (self.number + chunk) % self.ranks != self.rank:
                 continue
-            for at, (name, _) in enumerate(self.members[chunk * self.per_chunk :][: self.per_chunk]):
+            first = chunk * self.per_chunk
+            for place, (name, _) in enumerate(self.members[first : first + self.per_chunk]):
                 saved = {} if self.steps is None else {"step": self.steps[chunk]}
-                for state, (_, shape, slot) in self.states.items():
-                    saved[state] = wholes[state][at * slot :][: math.prod(shape)].view(shape)
+                for key, state in self.states.items():
+                    saved[key] = state.read(gathered[key], place)
                 yield name, saved
 
-    def _whole(self, share: Tensor) -> Tensor:
+    def _gather(self, share: Tensor) -> Tensor:
+        """Return the shares of all ranks end to end."""
         if self.ranks == 1:
             return share
         whole = share.new_empty(self.ranks * len(share))
         dist.all_gather_into_tensor(whole, share)
         return whole
 
-    def load(self, read: Callable[[str], dict[str, Tensor]]) -> None:
-        """Of each whole state, take what lies in this rank's share."""
+    def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
+        """Take this rank's share of each whole state; a ValueError names states of another kind of optimizer."""
+        expected = set(self.states_of)
+        if self.steps is not None:
+            expected.add("step")
         for index, (name, _) in enumerate(self.members):
-            (chunk, at), saved = divmod(index, self.per_chunk), read(name)
+            saved = read(name)
+            if saved.keys() != expected:
+                raise ValueError(
+                    f"the checkpoint has {', '.join(sorted(saved))} of {name}, {self.kind} needs "
+                    f"{', '.join(sorted(expected))}: begin without the optimizer's states, by --no-warm-start"
+                )
+            chunk, place = divmod(index, self.per_chunk)
             if self.steps is not None:
                 self.steps[chunk] = saved["step"]
-            for state, (tensor, shape, slot) in self.states.items():
-                assert tuple(saved[state].shape) == tuple(shape), f"{state} of {name}: {saved[state].shape}"
-                start = at * slot - self.rank * tensor.size(1)  # in this rank's share
-                first, last = max(start, 0), min(start + math.prod(shape), tensor.size(1))
-                if first < last:
-                    tensor[chunk, first:last] = saved[state].flatten()[first - start : last - start]
+            for key, state in self.states.items():
+                state.write(chunk, place, self.rank, saved[key])
 
 
 class MuonStack(_Stack):
-    """Matrices; a rank owns whole ones."""
+    """Muon, for matrices; a rank owns whole ones."""
 
-    def _layout(self, chunk_bytes: int) -> tuple:
+    kind = "muon"
+    states_of = ("momentum", "variance")
+    state_bytes = 4  # the variances, one a row or column, are few
+    pretraining = ("lr", "momentum", "weight_decay")
+    finetuning = ("lr", "momentum")
+
+    def _layout(self, chunk_bytes: int) -> None:
         assert len(self.shape) == 2, f"{self.members[0][0]} is no matrix, Muon cannot step it"
-        (m, n), slot = self.shape, self.numel
-        owned, most = math.ceil(len(self.members) / self.ranks), chunk_bytes // (4 * self.ranks * slot)
-        at_once = max(count for count in range(1, owned + 1) if owned % count == 0 and count <= max(most, 1))
-        variance = at_once * max(m, n), (m, 1) if m >= n else (1, n), max(m, n)
-        states = {"momentum": (at_once * slot, self.shape, slot), "variance": variance}
-        return slot, at_once * self.ranks, at_once * slot, states
+        # Each rank owns as many matrices, in chunks of equal size: the largest divisor that fits.
+        owned = math.ceil(len(self.members) / self.ranks)
+        most = max(chunk_bytes // (4 * self.ranks * self.numel), 1)
+        at_once = max(count for count in range(1, owned + 1) if owned % count == 0 and count <= most)
+        self.slot = self.numel
+        self.per_chunk = at_once * self.ranks
+        self.share = at_once * self.numel
 
-    def update(self, scale: Tensor, kernel: Callable, polar_dtype: torch.dtype, factor: Callable) -> None:
-        group, (m, n) = self.group, self.shape
-        states = [tensor.view(-1, *shape) for tensor, shape, _ in self.states.values()]
-        factors = (group.lr * max(1.0, m / n) ** 0.5, group.momentum, group.beta2, group.weight_decay)
-        values, grads = self.mine.view(self.chunks, -1, m, n), self.reduced.view(-1, m, n)
-        kernel(values, grads, states, scale, list(map(factor, factors)), polar_dtype)
+    def _new_states(self) -> dict[str, _State]:
+        m, n = self.shape
+        lines = max(m, n)  # the variances of a matrix
+        variances = self._zeros(self.share // self.numel * lines)
+        return {
+            "momentum": _State(self._zeros(self.share), self.shape, self.slot),
+            "variance": _State(variances, (m, 1) if m >= n else (1, n), lines),
+        }
+
+    def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
+        group = self.group
+        m, n = self.shape
+        lr = group.lr * max(1.0, m / n) ** 0.5
+        factors = (lr, group.momentum, group.beta2, group.weight_decay)
+        optimizer.muon_update(
+            self.mine.view(self.chunks, -1, m, n),
+            self.reduced.view(-1, m, n),
+            [state.share.view(-1, *state.shape) for state in self.states.values()],
+            scale,
+            list(map(optimizer.factor, factors)),
+            optimizer.polar_dtype,
+        )
 
 
 class AdamWStack(_Stack):
-    """Anything; a rank owns an equal share of the elements of each chunk."""
+    """AdamW, for parameters of any shape; a rank owns an equal share of the elements of each chunk."""
 
-    def __init__(self, *about: Any):
-        super().__init__(*about)
+    kind = "adamw"
+    states_of = ("exp_avg", "exp_avg_sq")
+    state_bytes = 8
+    pretraining = ("lr",)
+    finetuning = ("lr",)
+
+    def _layout(self, chunk_bytes: int) -> None:
+        self.slot = 4 * math.ceil(self.numel / 4)  # 16 bytes: compiled code asks for aligned parameters
+        self.per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * self.slot)))
+        self.share = 4 * math.ceil(self.per_chunk * self.slot / (4 * self.ranks))
+
+    def _new_states(self) -> dict[str, _State]:
         self.steps = self._zeros()  # all alike; the fused kernel wants one for each tensor
+        return super()._new_states()
 
-    def _layout(self, chunk_bytes: int) -> tuple:
-        slot = 4 * math.ceil(self.numel / 4)  # 16 bytes: compiled code asks for aligned parameters
-        per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * slot)))
-        share = 4 * math.ceil(per_chunk * slot / (4 * self.ranks))
-        return slot, per_chunk, share, dict.fromkeys(("exp_avg", "exp_avg_sq"), (share, self.shape, slot))
-
-    def update(self, scale: Tensor, *_: Any) -> None:
+    def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
         group = self.group
-        tensors = (self.mine, self.reduced, *(moment for moment, _, _ in self.states.values()))
-        options = {"eps": group.eps, "weight_decay": group.weight_decay, "amsgrad": False, "maximize": False}
-        options |= {"lr": group.lr, "beta1": group.momentum, "beta2": group.beta2, "fused": True}
-        # The kernel divides by grad_scale.
-        adamw(*map(list, tensors), [], list(self.steps), grad_scale=scale.reciprocal(), **options)
+        averages = self.states["exp_avg"].share
+        squares = self.states["exp_avg_sq"].share
+        adamw(
+            list(self.mine),
+            list(self.reduced),
+            list(averages),
+            list(squares),
+            [],  # no AMSGrad
+            list(self.steps),
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            lr=group.lr,
+            beta1=group.momentum,
+            beta2=group.beta2,
+            eps=group.eps,
+            weight_decay=group.weight_decay,
+            grad_scale=scale.reciprocal(),  # the kernel divides by it
+        )
 
 
-STACKS = {"muon": MuonStack, "adamw": AdamWStack}
+KINDS: dict[str, type[_Stack]] = {"muon": MuonStack, "adamw": AdamWStack}
+
+
+# ---- all groups together ----
 
 
 class Optimizer:
-    """Steps the groups' parameters, on one rank or with the ranks of the default process group.
+    """Steps the parameters of groups, on one rank or with the ranks of the default process group.
 
     polar_dtype: of Muon's matrix products. compile: Muon's step as one graph for each shape. The model is on its device
-    by now, and stays: parameters are replaced in place only. Between `reduce_in_backward` and `finish_reducing` no rank
-    calls other collectives.
+    when this is made, and stays: parameters are replaced in place only. Between `reduce_in_backward` and
+    `finish_reducing` no rank calls other collectives.
     """
 
     def __init__(
         self,
         groups: list[Group],
-        rank=0,
-        world_size=1,
-        polar_dtype=torch.float32,
-        compile=False,
-        chunk_bytes=CHUNK_BYTES,
+        rank: int = 0,
+        world_size: int = 1,
+        polar_dtype: torch.dtype = torch.float32,
+        compile: bool = False,
+        chunk_bytes: int = CHUNK_BYTES,
     ):
-        self.groups, self._polar_dtype = groups, polar_dtype
-        self._muon = torch.compile(muon_update, fullgraph=True, dynamic=False) if compile else muon_update
-        self._factor = torch.tensor if compile else float  # a graph would be compiled anew for each float
-        self._stacks: list[MuonStack | AdamWStack] = []
-        limit = chunk_bytes if world_size > 1 else 2**63  # nothing is sent
+        self.groups = groups
+        self.polar_dtype = polar_dtype
+        self.muon_update = torch.compile(muon_update, fullgraph=True, dynamic=False) if compile else muon_update
+        # A graph would be compiled again for each float.
+        self.factor: Callable[[float], Factor] = torch.tensor if compile else float
+        self._stacks: list[_Stack] = []
+        limit = chunk_bytes if world_size > 1 else 2**63  # one rank sends nothing
         for group in self.groups:
-            by_shape: dict[tuple[int, ...], list[tuple[str, Parameter]]] = {}
+            by_shape: dict[tuple[int, ...], list[Named]] = {}
             for name, parameter in group.params:
                 by_shape.setdefault(tuple(parameter.shape), []).append((name, parameter))
             for members in by_shape.values():
-                self._stacks.append(STACKS[group.kind](group, members, len(self._stacks), rank, world_size, limit))
+                number = len(self._stacks)
+                self._stacks.append(KINDS[group.kind](group, members, number, rank, world_size, limit))
         self._shared = self._stacks if world_size > 1 else []  # with other ranks
         self._reduce = _Reduce(self._shared)
 
     @torch.no_grad
     def step(self, grad_scale: float | Tensor = 1.0, clip: float = 0.0) -> Tensor:
-        """Update by the ranks' summed gradients × grad_scale; their norm, 0-d on the device, before it is clipped.
+        """Update by the ranks' summed gradients × grad_scale; return the gradient's norm, 0-d on the device.
 
-        No host synchronisation. Gradients are undefined afterwards, until `zero_grad`.
+        The norm is that before clipping to `clip` (0: none). The host does not wait for the device. Gradients are
+        undefined afterwards, until `zero_grad`.
         """
         self.finish_reducing()
         self._reduce.works = []
-        shards = [stack.reduced for stack in self._stacks]
-        squares = torch.stack(torch._foreach_norm(shards)).square().sum()
+        shares = [stack.reduced for stack in self._stacks]
+        squares = torch.stack(torch._foreach_norm(shares)).square().sum()
         if self._shared:
             dist.all_reduce(squares)
         norm = squares.sqrt() * grad_scale
         scale = grad_scale if isinstance(grad_scale, Tensor) else torch.full_like(norm, grad_scale)
         if clip > 0:
             scale = scale * (clip / norm).clamp(max=1)
-        gathers = []
+        gathers: list[dist.Work] = []
         for stack in self._stacks:
-            stack.update(scale, self._muon, self._polar_dtype, self._factor)
-            if self._shared:
+            stack.update(scale, self)
+            if self._shared:  # new values travel while the next stack computes
                 pairs = zip(stack.values.flatten(1), stack.mine, strict=True)
                 gathers += [dist.all_gather_into_tensor(whole, mine, async_op=True) for whole, mine in pairs]
         for gather in gathers:
@@ -265,58 +401,62 @@ class Optimizer:
             stack.grads.zero_()
 
     def reduce_in_backward(self) -> AbstractContextManager:
-        """Around the last backward before a step: what is complete there starts to be summed over the ranks."""
+        """Wrap the last backward before a step: gradients that are complete start to be summed over the ranks."""
         return self._reduce.during_backward()
 
     def finish_reducing(self) -> None:
-        """Sum over the ranks what no backward has sent: other collectives may follow. `step` does it where none did."""
+        """Sum the gradients that no backward has sent; other collectives may follow. `step` does it where needed."""
         self._reduce.send(everything=True)
         self._reduce.wait()
 
     def restart(self) -> None:
-        """Throw the gradients away: this rank accumulates the step anew; what it has sent (complete) stays sent."""
-        self._reduce.wait()  # it reads the gradients
+        """Discard the gradients, to accumulate this rank's step again; gradients that were sent (complete) stay."""
+        self._reduce.wait()  # sending reads the gradients
         self.zero_grad()
 
     def state_tensors(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, states) of the parameters that this rank is to save, each whole; all ranks call it, to its end.
+        """Yield (name, whole states) of the parameters that this rank is to save; all ranks iterate to the end.
 
-        Ranks gather them on their way, with no other collective between: who copies one before the next needs no room
-        for all. One rank's are views of the live state, spoilt by the next step.
+        Ranks gather on the way, with no other collective between: a caller that copies one before it takes the next
+        needs no room for all. One rank's are views of the live state, which the next step overwrites.
         """
-        return (named for stack in self._stacks for named in stack.save())
+        for stack in self._stacks:
+            yield from stack.save()
 
     @torch.no_grad
-    def load_state_tensors(self, read: Callable[[str], dict[str, Tensor]]) -> None:
-        """Go on from states that any number of ranks saved; `read` gives the states of a parameter."""
+    def load_state_tensors(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
+        """Continue from states that any number of ranks saved; `read` gives the states of a parameter."""
         for stack in self._stacks:
             stack.load(read)
 
 
 class _Reduce:
-    """Sums gradients over the ranks, chunk by chunk, each rank getting its share; all ranks in the same order.
+    """Sums gradients over the ranks, chunk by chunk, each rank receiving its share; all ranks in the same order.
 
     The order is that in which chunks became complete in the first backward, on rank 0. Without stacks it does nothing.
     """
 
     def __init__(self, stacks: Sequence[_Stack]):
         self.chunks: list[tuple[Tensor, Tensor]] = []  # reduced (share,), gradients (ranks × share,)
-        self._members: list[int] = []
+        self._members: list[int] = []  # parameters of each chunk
         for stack in stacks:
+            first = len(self.chunks)
+            self._members += [0] * stack.chunks
             for index, (_, parameter) in enumerate(stack.members):
-                chunk = len(self.chunks) + index // stack.per_chunk
-                self._members += [0] * (chunk == len(self._members))
+                chunk = first + index // stack.per_chunk
                 self._members[chunk] += 1
                 parameter.register_post_accumulate_grad_hook(partial(self._arrived, chunk))
             self.chunks += zip(stack.reduced, stack.grads.flatten(1), strict=True)
-        self._order, self._order_is_known = list(range(len(self.chunks))), not stacks
-        self._missing: list[int] = []  # of each chunk, parameters whose gradient this last backward is still to bring
+        self._order = list(range(len(self.chunks)))
+        self._order_is_known = not stacks
+        self._missing: list[int] = []  # per chunk, gradients that the last backward is still to bring
         self._complete: list[int] = []
         self.works: list[dist.Work] = []  # of the first chunks in order
 
     @contextmanager
     def during_backward(self) -> Iterator[None]:
-        self._missing, self._complete = list(self._members), []
+        self._missing = list(self._members)
+        self._complete = []
         try:
             yield
         finally:
@@ -325,9 +465,11 @@ class _Reduce:
             rest = [chunk for chunk in self._order if chunk not in self._complete]
             order = torch.tensor(self._complete + rest, device=self.chunks[0][0].device)
             dist.broadcast(order, 0)
-            self._order, self._order_is_known = order.tolist(), True
+            self._order = order.tolist()
+            self._order_is_known = True
 
     def _arrived(self, chunk: int, _: Tensor) -> None:
+        """Count a gradient that autograd has accumulated, and send the chunks whose turn has come."""
         if self._missing:
             self._missing[chunk] -= 1
             if self._missing[chunk] == 0:
@@ -336,10 +478,12 @@ class _Reduce:
                 self.send()
 
     def send(self, everything: bool = False) -> None:
+        """Start to reduce the next chunks in order, up to the first incomplete one, or all of them."""
         for chunk in self._order[len(self.works) :]:
             if not everything and self._missing[chunk]:
                 return
-            self.works.append(dist.reduce_scatter_tensor(*self.chunks[chunk], async_op=True))
+            reduced, gradients = self.chunks[chunk]
+            self.works.append(dist.reduce_scatter_tensor(reduced, gradients, async_op=True))
 
     def wait(self) -> None:
         for work in self.works:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import glob
 import importlib.metadata
 import json
 import math
@@ -191,3 +192,16 @@ def average(estimates: Sequence[Estimate]) -> Estimate:
     count = len(estimates)
     value = sum(one.value for one in estimates) / count
     return Estimate(value, math.hypot(*(one.stderr for one in estimates)) / count)
+
+
+def read_outcomes(base: Path, tag: str = "") -> list[tuple[Path, Outcome | str]]:
+    """Return the path and the record of each stage below `base`, of all tags or one; a sentence if it is damaged."""
+    found = []
+    for path in sorted(base.glob(f"*/{glob.escape(tag) or '*'}/outcome.json")):
+        try:
+            found.append((path, Outcome.load(path)))
+        except OSError as error:
+            found.append((path, error.strerror or str(error)))
+        except ValueError as error:
+            found.append((path, str(error)))
+    return found

@@ -2,13 +2,14 @@
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from nanochat.attention import find_path
 from nanochat.checkpoint import Checkpoint, Saver, check_free_space, hold, load, newest, rng_state, set_rng_state, steps
 from nanochat.gpt import GPT, GPTConfig, config_of, describe_config, new_model
 from nanochat.interrupt import signals
@@ -28,7 +29,7 @@ def fixed_settings(config: Any) -> dict[str, Any]:
 def hold_for_all(folder: Path, runtime: Any) -> Iterator[None]:
     """Keep a run's folder from other runs, for all of its ranks."""
     with ExitStack() as stack:
-        runtime.from_first(lambda: stack.enter_context(hold(folder)))
+        runtime.broadcast(lambda: stack.enter_context(hold(folder)))
         yield
 
 
@@ -38,7 +39,7 @@ def run_to_go_on_with(folder: Path, config: Any, tokenizer: Tokenizer | None, ru
     config.resume: auto (the newest that is whole, if it is of this configuration), a step, or never. What then lies
     ahead is set aside. A setting that is None stays what it was, and so does the tokenizer.
     """
-    step = runtime.from_first(lambda: _choose(folder, config, tokenizer))
+    step = runtime.broadcast(lambda: _choose(folder, config, tokenizer))
     return None if step is None else load(folder, step, hashes=False)
 
 
@@ -116,7 +117,7 @@ def find_model(stage: str, tag: str, step: int | None, runtime: Any) -> Checkpoi
             raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
         return found.step
 
-    checkpoint = load(folder, runtime.from_first(find), hashes=False)
+    checkpoint = load(folder, runtime.broadcast(find), hashes=False)
     print0(f"model: {stage} {tag}, step {checkpoint.step:,}")
     return checkpoint
 
@@ -130,10 +131,14 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     return tokenizer
 
 
-def build_model(config: GPTConfig, runtime: Any, weights: Checkpoint | int, **options: Any) -> GPT:
-    """A model on the runtime's device; weights: of a checkpoint, or new ones from a seed."""
+def build_model(
+    config: GPTConfig, runtime: Any, weights: Checkpoint | int, needs: Collection[str] = (), **options: Any
+) -> GPT:
+    """A model on the runtime's device; weights: of a checkpoint, or new ones from a seed; needs: of attention."""
+    path, reason = find_path(runtime.attention, runtime.device, runtime.dtype, needs)
+    print0(f"attention: {reason}")
     with torch.device("meta"):
-        model = new_model(config, runtime.attention, **options)
+        model = new_model(config, path, **options)
     model.to_empty(device=runtime.device)
     model.compute_dtype = runtime.dtype
     if isinstance(weights, Checkpoint):
@@ -161,7 +166,7 @@ def keeping(
         print0(f"checkpoints: there is room for {copies}; what {keeps} keeps besides is not counted")
 
     def save(state: Any) -> None:
-        states = merge(runtime.everyones(source.state_dict()))
+        states = merge(runtime.all_gather(source.state_dict()))
         record = about | {"loop": dataclasses.asdict(state), "source": states, "rng": rng_state()}
         saver.save(state.step, model.state_dict(), optimizer.state_tensors(), record)
 

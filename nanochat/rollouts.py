@@ -219,7 +219,7 @@ class Rollouts:
 
     def _log(self, groups: list[Group]) -> None:
         """Record the samples of all ranks in the order of prompts, and set the step's metrics."""
-        by_rank = self.runtime.everyones([group.record(self.tokenizer.decode) for group in groups])
+        by_rank = self.runtime.all_gather([group.record(self.tokenizer.decode) for group in groups])
         # Prompts are dealt to ranks in turn, so the records of ranks alternate.
         records = [record for records_at_place in zip(*by_rank, strict=True) for record in records_at_place]
         for record in records:

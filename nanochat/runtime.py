@@ -1,40 +1,54 @@
-"""What a process computes with: ranks, device, precision, attention path; chosen, and told, in `setup()`."""
+"""The runtime of a process: ranks, device, precision, collectives, and results that ranks share through a store."""
 
+import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from nanochat import attention
-from nanochat.hardware import Accelerator, find, parse_named
-from nanochat.log import print0
+from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
+from nanochat.log import print0, print_line
 from nanochat.paths import base_dir
 
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+Value = TypeVar("Value")
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# Of a CPU: what is shorter gains nothing by a compiler, which takes a minute, and seconds where its cache is warm.
+# On a CPU, a shorter run gains nothing by a compiler, which takes a minute (seconds where its cache is warm).
 COMPILING_PAYS = 2e12  # FLOPs
 COMPILING_SECONDS = 120.0
-PATIENCE = 30.0  # seconds that a rank which failed waits for the others to fail as well
+BARRIER_SECONDS = 30.0  # for a rank that failed to wait until the others fail as well
+POLL_SECONDS = 0.05  # between two checks of a store for the result of another rank
+WAIT_NOTICE_SECONDS = 10.0  # between two lines that say that a rank waits
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """device and ranks of this process; dtype: of activations, weights stay fp32; attention: a path's name."""
+    """The device, precision and ranks of this process.
+
+    dtype: of activations; master weights stay fp32. attention: the path as asked, "auto" or a name in attention.PATHS;
+    the model that is built chooses by what its config needs. store: torch.distributed's, for messages between ranks
+    outside of collectives; None on one rank.
+    """
 
     device: torch.device
     dtype: torch.dtype
-    attention: str
+    attention: str = "auto"
     rank: int = 0
     world_size: int = 1
     accelerator: Accelerator | None = None
-    store: Any = None  # torch.distributed's, through which ranks may speak outside of collectives
+    store: "Store | None" = None
+
+    # ---- precision, memory, compiler ----
 
     @property
     def dtype_name(self) -> str:
@@ -42,191 +56,205 @@ class Runtime:
 
     @property
     def peak_flops(self) -> float | None:
-        """Per second, of this rank's accelerator in this precision; None where it is not known."""
+        """Return the peak FLOP/s of this rank's accelerator in this precision; None where it is not known."""
         return self.accelerator.peak(self.dtype_name) if self.accelerator else None
 
     @property
     def optimizer_options(self) -> dict[str, Any]:
-        """Muon's matrix products in bf16 where the model's are; its step compiled on a GPU (a CPU gains too little)."""
-        polar = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
-        return {"polar_dtype": polar, "compile": self.device.type == "cuda"}
+        """Return keyword arguments for Optimizer: Muon's matrix products in bf16 where the model is, compiled on GPUs.
+
+        On a CPU a compiled step gains too little.
+        """
+        polar_dtype = torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
+        return {"polar_dtype": polar_dtype, "compile": self.device.type == "cuda"}
 
     @property
     def validation_bytes(self) -> int:
-        """How much text a validation takes that should cost little beside training."""
+        """Return the size of a validation text that costs little beside training."""
         return 20_000_000 if self.device.type == "cuda" else 500_000
 
     def compiling_pays(self, flops: float) -> bool:
-        """Whether so many of all ranks take longer than compiling for them; an accelerator is compiled for always."""
+        """Return True if `flops` of all ranks together take longer than compiling; always True on an accelerator."""
         return self.device.type != "cpu" or flops / self.world_size > COMPILING_PAYS
 
-    def as_in(self, manifest: dict[str, Any], path: str, needs: Collection[str] = ()) -> "Runtime":
-        """In the precision of the run that a checkpoint is of: what auto measures may differ from day to day.
-
-        path, needs: of attention, as in `attending`.
-        """
-        if manifest["dtype"] == self.dtype_name:
+    def with_dtype(self, name: str) -> "Runtime":
+        """Return the runtime in the precision of a checkpoint: a CPU's measurement may differ from day to day."""
+        if name == self.dtype_name:
             return self
-        print0(f"precision: {manifest['dtype']}: as the run began")
-        return replace(self, dtype=DTYPES[manifest["dtype"]]).attending(path, needs)
-
-    def attending(self, path: str, needs: Collection[str]) -> "Runtime":
-        """By a path of attention that does what a model needs, which may not be known before `setup`."""
-        path, why = _attention(self.device, self.dtype, path, needs)
-        if path != self.attention:
-            print0(f"attention: {why}")
-        return replace(self, attention=path)
-
-    def all_sum(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Over ranks, in place."""
-        if self.world_size > 1:
-            dist.all_reduce(numbers)
-        return numbers
-
-    def everyones(self, value: Any) -> list[Any]:
-        """A JSON-like value of each rank, in the order of ranks."""
-        values = [value] * self.world_size
-        if self.world_size > 1:
-            dist.all_gather_object(values, value)
-        return values
-
-    def from_first(self, work: Callable[[], Any]) -> Any:
-        """The value of `work()`, which rank 0 does; its ValueError is raised on every rank."""
-        value, fault = None, None
-        try:
-            value = work() if self.rank == 0 else None
-        except ValueError as error:
-            fault = str(error)
-        value, fault = self.everyones((value, fault))[0]
-        if fault is not None:
-            raise ValueError(fault)
-        return value
-
-    def all_come(self, where: str) -> bool:
-        """Whether all ranks come here soon; asked outside of collectives, in which a rank that does not may wait."""
-        if self.world_size == 1:
-            return True
-        verdict, end = f"{where}/verdict", time.monotonic() + PATIENCE
-        if self.store.add(where, 1) == self.world_size:
-            self.store.compare_set(verdict, "", "all")
-        while not self.store.check([verdict]):
-            time.sleep(0.05)
-            if time.monotonic() > end:
-                self.store.compare_set(verdict, "", "some")  # unless the last one came in this moment
-        return self.store.get(verdict) == b"all"
+        print0(f"precision: {name}, as in the run that resumes")
+        return replace(self, dtype=DTYPES[name])
 
     def free_memory(self) -> int:
         return free_memory(self.device)
 
     def peak_memory(self) -> int:
-        """Bytes that this process has held at most: on the accelerator, or of a CPU's memory."""
+        """Return the most bytes that this process has held: on the accelerator, or in main memory on a CPU."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         status = Path("/proc/self/status")
-        told = status.read_text() if status.exists() else ""
-        if "VmHWM:" in told:  # getrusage inherits what the process held that started this one
-            return 1024 * int(told.split("VmHWM:")[1].split()[0])
+        text = status.read_text() if status.exists() else ""
+        if "VmHWM:" in text:  # getrusage would include the memory of the parent process
+            return 1024 * int(text.split("VmHWM:")[1].split()[0])
         import resource  # absent on Windows
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if os.uname().sysname == "Darwin" else 1024)
+        unit = 1 if os.uname().sysname == "Darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    # ---- collectives: every rank calls them at the same place ----
+
+    def all_reduce(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over the ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(numbers)
+        return numbers
+
+    def all_gather(self, value: Value) -> list[Value]:
+        """Return the JSON-like values of all ranks, in the order of ranks."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def broadcast(self, work: Callable[[], Value]) -> Value:
+        """Run `work` on rank 0 and return its value on every rank; its ValueError is raised on every rank."""
+        value, fault = None, None
+        try:
+            if self.rank == 0:
+                value = work()
+        except ValueError as error:
+            fault = str(error)
+        value, fault = self.all_gather((value, fault))[0]
+        if fault is not None:
+            raise ValueError(fault)
+        return value
+
+    def barrier(self, name: str) -> bool:
+        """Return True on all ranks once all of them are here, False on those that waited BARRIER_SECONDS in vain.
+
+        The ranks meet in the store: inside a collective, a rank would wait for one that failed. A name is used once.
+        """
+        if self.world_size == 1:
+            return True
+        verdict = f"{name}/verdict"
+        deadline = time.monotonic() + BARRIER_SECONDS
+        if self.store.add(name, 1) == self.world_size:
+            self.store.compare_set(verdict, "", "all")
+        while not self.store.check([verdict]):
+            time.sleep(POLL_SECONDS)
+            if time.monotonic() > deadline:
+                self.store.compare_set(verdict, "", "some")  # unless the last rank came in this moment
+        return self.store.get(verdict) == b"all"
+
+    # Names of before, until all callers are moved.
+    all_sum = all_reduce
+    everyones = all_gather
+    from_first = broadcast
+    all_come = barrier
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process can still take."""
+    """Return the bytes that this process can still allocate."""
     if device.type == "cuda":
-        kept_for_later = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept_for_later
+        free, _ = torch.cuda.mem_get_info(device)
+        # PyTorch keeps freed blocks for itself: they count as used there.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
-        return 4 << 30  # a guess for laptops that do not tell
+        return 4 << 30  # a guess for laptops
     kilobytes = int(meminfo.read_text().split("MemAvailable:")[1].split()[0])
     return 1024 * kilobytes // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
+# ---- setup ----
+
+
 def keep_compiled() -> None:
-    """Compiled code outlives the process, and serves all stages; to be called before torch chooses another place."""
+    """Keep compiled code for later processes and stages; called before torch chooses a folder of its own."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base_dir() / "compiled"))
 
 
 @contextmanager
-def setup(
-    device_type: str = "auto", dtype: str = "auto", attention_path: str = "auto", needs: Collection[str] = ()
-) -> Iterator[Runtime]:
-    """The runtime of this process, until the block ends.
+def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto") -> Iterator[Runtime]:
+    """Choose and print the runtime of this process, and join the ranks, until the block ends.
 
-    device_type: auto, cuda, mps or cpu. dtype: auto, which asks NANOCHAT_DTYPE first, or a name in DTYPES. needs: of
-    attention, as `attention.choose` takes them.
+    device_type: auto, cuda, mps or cpu. dtype: auto (then NANOCHAT_DTYPE counts) or a name in DTYPES.
     """
     keep_compiled()
-    device, why = _device(device_type)
+    device, device_reason = _device(device_type)
     distributed = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # Slurm sets only some
-    rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")) if distributed else (0, 1)
+    rank = int(os.environ["RANK"]) if distributed else 0
+    world_size = int(os.environ["WORLD_SIZE"]) if distributed else 1
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.set_float32_matmul_precision("high")  # TF32 for what is left in fp32
-    store = None
-    if world_size > 1:
-        backend, bound = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-        store, *_ = next(dist.rendezvous("env://"))
-        shared = {"store": dist.PrefixStore("process group", store), "rank": rank, "world_size": world_size}
-        dist.init_process_group(backend, device_id=bound, timeout=timedelta(minutes=30), **shared)
+        torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
+    store = _join_ranks(device, rank, world_size) if world_size > 1 else None
     try:
-        runtime = Runtime(device, torch.float32, "", rank, world_size, find(_name(device)), store)
-        precision, why_dtype = runtime.from_first(lambda: _precision(device, dtype))
-        path, why_path = _attention(device, DTYPES[precision], attention_path, needs)
+        accelerator = find_accelerator(_device_name(device))
+        runtime = Runtime(device, torch.float32, attention, rank, world_size, accelerator, store)
+        # Rank 0 decides for all: each rank would measure something else.
+        precision, precision_reason = runtime.broadcast(lambda: _precision(device, dtype))
         ranks = f"{world_size} ranks" if world_size > 1 else "1 process"
-        print0(f"device: {device.type} ({_name(device)}), {ranks}: {why}")
-        print0(f"precision: {precision}: {why_dtype}")
-        print0(f"attention: {why_path}")
-        yield replace(runtime, dtype=DTYPES[precision], attention=path)
+        print0(f"device: {device.type} ({_device_name(device)}), {ranks}: {device_reason}")
+        print0(f"precision: {precision}: {precision_reason}")
+        yield replace(runtime, dtype=DTYPES[precision])
     finally:
         if world_size > 1:
             dist.destroy_process_group()
 
 
-def planned_hardware(named: str) -> tuple[int, Accelerator]:
-    """How many of which accelerator a plan is for: as named (8xH100), or those of this machine."""
-    if named:
-        return parse_named(named)
-    device, _ = _device("auto")
-    if device.type != "cuda":
-        return 1, Accelerator(device.type.upper(), memory=Runtime(device, torch.float32, "").free_memory() / 1e9)
-    name, memory = _name(device), torch.cuda.get_device_properties(device).total_memory / 1e9
-    return torch.cuda.device_count(), find(name) or Accelerator(name, memory=memory)
+def _join_ranks(device: torch.device, rank: int, world_size: int) -> "Store":
+    """Start the process group and return its store."""
+    store, _, _ = next(dist.rendezvous("env://"))
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore("process group", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(minutes=30),
+        device_id=device if device.type == "cuda" else None,
+    )
+    return store
 
 
 def _device(device_type: str) -> tuple[torch.device, str]:
-    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    present = [name for name, is_here in here.items() if is_here]
+    """Return the device of this rank, and the reason for it."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    present = [name for name, is_available in available.items() if is_available]
     if device_type not in ("auto", *present):
         raise ValueError(f"--device-type={device_type} is not on this machine, take one of {', '.join(present)}")
-    name = present[0] if device_type == "auto" else device_type
-    why = "the first of cuda, mps, cpu that is here" if device_type == "auto" else "as asked"
-    return torch.device(name, int(os.environ.get("LOCAL_RANK", 0))) if name == "cuda" else torch.device(name), why
+    name, reason = device_type, "as asked"
+    if device_type == "auto":
+        name, reason = present[0], "the first of cuda, mps, cpu on this machine"
+    if name == "cuda":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))), reason
+    return torch.device(name), reason
 
 
-def _name(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{torch.get_num_threads()} threads" if device.type == "cpu" else device.type
 
 
 def asked_precision(dtype: str) -> str:
-    """The name in DTYPES of what a flag asks for, or else NANOCHAT_DTYPE; or auto."""
+    """Return the key of DTYPES that a flag asks for, or else NANOCHAT_DTYPE; or "auto". bfloat16 is bf16."""
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
-    name = {str(full).removeprefix("torch."): short for short, full in DTYPES.items()}.get(asked, asked)
+    short_names = {str(full).removeprefix("torch."): name for name, full in DTYPES.items()}
+    name = short_names.get(asked, asked)
     if name not in ("auto", *DTYPES):
         raise ValueError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}")
     return name
 
 
 def _precision(device: torch.device, dtype: str) -> tuple[str, str]:
-    if (name := asked_precision(dtype)) != "auto":
+    """Return the key of DTYPES to compute in, and the reason for it."""
+    name = asked_precision(dtype)
+    if name != "auto":
         return name, "as asked"
     if device.type == "cuda":
         if torch.cuda.get_device_capability(device) >= (8, 0):
-            return "bf16", "this GPU computes in it"
-        return "fp32", "this GPU has no bf16; fp16 is faster, and scaled so that it does not overflow"
+            return "bf16", "this GPU has bf16 matrix products"
+        return "fp32", "this GPU has no bf16; fp16 is faster, and its loss is scaled to avoid overflow"
     if device.type == "mps":
         return "fp32", "the safe choice on MPS"
     seconds = {name: _linear_seconds(DTYPES[name]) for name in ("fp32", "bf16")}
@@ -235,19 +263,70 @@ def _precision(device: torch.device, dtype: str) -> tuple[str, str]:
 
 
 def _linear_seconds(dtype: torch.dtype) -> float:
-    """The fastest of a few times the products of a layer of the size that a CPU trains: forward, and both gradients."""
-    x, weight, grad = (torch.ones(*sizes, dtype=dtype) for sizes in ((4096, 256), (1024, 256), (4096, 1024)))
+    """Return the fastest of four timings of a linear layer's forward and backward products.
+
+    The size is that of a model that a CPU trains: 4,096 tokens, 256 → 1,024.
+    """
+    x = torch.ones(4096, 256, dtype=dtype)
+    weight = torch.ones(1024, 256, dtype=dtype)
+    gradient = torch.ones(4096, 1024, dtype=dtype)
     times = []
     for _ in range(4):
         start = time.perf_counter()
-        _ = x @ weight.mT, grad @ weight, grad.mT @ x
+        _ = x @ weight.mT, gradient @ weight, gradient.mT @ x
         times.append(time.perf_counter() - start)
     return min(times)
 
 
-def _attention(device: torch.device, dtype: torch.dtype, path: str, needs: Collection[str]) -> tuple[str, str]:
-    if path == "auto":
-        return attention.choose(device, dtype, needs)
-    if path not in attention.PATHS:
-        raise ValueError(f"--attention={path} is not known, take one of auto, {', '.join(attention.PATHS)}")
-    return path, f"{path}: as asked"
+def planned_hardware(name: str) -> tuple[int, Accelerator]:
+    """Return the number and kind of accelerators that a plan is for: the named ones (8xH100), or this machine's."""
+    if name:
+        return parse_hardware(name)
+    device, _ = _device("auto")
+    if device.type != "cuda":
+        return 1, Accelerator(device.type.upper(), memory=free_memory(device) / 1e9)
+    device_name = _device_name(device)
+    memory = torch.cuda.get_device_properties(device).total_memory / 1e9
+    return torch.cuda.device_count(), find_accelerator(device_name) or Accelerator(device_name, memory=memory)
+
+
+# ---- results through a store ----
+# For work that may take long, like a download or a write to disk: a collective would time out, and belongs to training.
+
+
+def post_result(store: "Store", key: str, work: Callable[[], Any], refusal: type[Exception]) -> None:
+    """Run `work` and put its JSON value, or the text of its `refusal`, into the store for all ranks to read.
+
+    Any other failure is raised here; the other ranks learn that there was one, so that none of them waits for ever.
+    The key ends with the place of the work: "…/rank 1", "…/node 0".
+    """
+    _, _, place = key.rpartition("/")  # "rank 1"
+    answer = {"error": f"{place} stopped, its log says why"}
+    try:
+        answer = {"value": work()}
+    except refusal as error:
+        answer = {"error": str(error)}
+    finally:
+        store.set(key, json.dumps(answer))
+
+
+def wait_result(
+    store: "Store", key: str, refusal: type[Exception], timeout: float = float("inf"), notice: str = ""
+) -> Any:
+    """Return the value posted under a key; raise `refusal` if that work failed, or after `timeout` seconds.
+
+    notice: the work's name in a line that is printed every few seconds; none is printed without it.
+    """
+    start = printed = time.monotonic()
+    while not store.check([key]):  # a blocking get would keep the store from other threads
+        now = time.monotonic()
+        if now - start > timeout:
+            raise refusal(f"no result of {key} in {timeout:.0f} s, the log of a rank may say why")
+        if notice and now - printed > WAIT_NOTICE_SECONDS:
+            printed = now
+            print_line(f"rank {os.environ['RANK']} waits for {notice}, {now - start:.0f} s so far")
+        time.sleep(POLL_SECONDS)
+    answer = json.loads(store.get(key))
+    if "error" in answer:
+        raise refusal(answer["error"])
+    return answer["value"]

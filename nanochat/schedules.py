@@ -1,17 +1,20 @@
-"""What moves during training: pure functions of (progress from 0 to 1, step from 0)."""
+"""Schedules of learning rate, momentum and weight decay: pure functions of progress (0 to 1) and step (from 0)."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+
+from nanochat.optim import KINDS, Group
 
 Schedule = Callable[[float, int], float]
+Table = dict[str, dict[str, Schedule]]  # kind of a group, or its name → field of Group → schedule
 
 
 def warmup_warmdown(progress: float, step: int, *, warmup_steps: int, warmdown: float, final: float) -> float:
-    """Up to 1 within warmup_steps, flat, then over the last share `warmdown` of progress down to `final`."""
-    up = (step + 1) / warmup_steps if warmup_steps else 1.0
-    return min(1.0, up, _ramp(_left(progress, warmdown), final, 1.0))
+    """Rise to 1 within warmup_steps, stay, then fall to `final` over the last share `warmdown` of progress."""
+    rising = (step + 1) / warmup_steps if warmup_steps else 1.0
+    falling = _interpolate(_remaining(progress, warmdown), final, 1.0)
+    return min(1.0, rising, falling)
 
 
 def momentum(
@@ -24,41 +27,51 @@ def momentum(
     peak: float = 0.97,
     end: float = 0.90,
 ) -> float:
-    """Of Muon: from start up to its peak, and down to its end while the learning rate warms down."""
-    up = _ramp(min(1.0, step / warmup_steps), start, peak)
-    return min(up, _ramp(_left(progress, warmdown), end, peak))
+    """Return Muon's momentum: from `start` up to `peak`, then down to `end` while the learning rate warms down."""
+    rising = _interpolate(min(1.0, step / warmup_steps), start, peak)
+    falling = _interpolate(_remaining(progress, warmdown), end, peak)
+    return min(rising, falling)
 
 
 def cosine(progress: float, step: int) -> float:
-    """From 1 to 0."""
+    """Fall from 1 to 0 over the run."""
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def _left(progress: float, warmdown: float) -> float:
-    """The share of the warmdown that is still to come."""
+def _remaining(progress: float, warmdown: float) -> float:
+    """Return the share of the warmdown that is still to come."""
     return min(1.0, max(0.0, 1.0 - progress) / warmdown) if warmdown else 1.0
 
 
-def _ramp(share: float, low: float, high: float) -> float:
+def _interpolate(share: float, low: float, high: float) -> float:
     return share * high + (1 - share) * low
 
 
-def pretraining(warmup_steps: int, warmdown: float, final_lr: float) -> dict[str, dict[str, Schedule]]:
-    """What moves, by kind of group; a group's name may stand in the table as well, and is looked up first."""
-    lr = partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr)
-    muon = {"lr": lr, "momentum": partial(momentum, warmdown=warmdown), "weight_decay": cosine}
-    return {"adamw": {"lr": lr}, "muon": muon}
+def pretraining(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
+    """Return the schedules of base training for each kind of optimizer."""
+    schedules = {
+        "lr": partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr),
+        "momentum": partial(momentum, warmdown=warmdown),
+        "weight_decay": cosine,
+    }
+    return {name: {field: schedules[field] for field in kind.pretraining} for name, kind in KINDS.items()}
 
 
-def finetuning(warmup_steps: int, warmdown: float, final_lr: float) -> dict[str, dict[str, Schedule]]:
-    """The same for a model that is trained: Muon's momentum only rises, and weights decay as they are told."""
-    lr = partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr)
-    rising = partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95)
-    return {"adamw": {"lr": lr}, "muon": {"lr": lr, "momentum": rising}}
+def finetuning(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
+    """Return the schedules of fine-tuning: momentum only rises, and weight decay stays as given."""
+    schedules = {
+        "lr": partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr),
+        "momentum": partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95),
+    }
+    return {name: {field: schedules[field] for field in kind.finetuning} for name, kind in KINDS.items()}
 
 
-def apply(groups: Iterable[Any], table: Mapping[str, Mapping[str, Schedule]], progress: float, step: int) -> None:
-    """Set what the table moves: to a multiple of its `initial_…` where it has one, else (momentum) to the value."""
+def apply(groups: Iterable[Group], table: Mapping[str, Mapping[str, Schedule]], progress: float, step: int) -> None:
+    """Set the scheduled fields of groups; an entry for a group's name replaces the one for its kind.
+
+    lr and weight_decay become a multiple of their initial value, momentum the value of the schedule.
+    """
     for group in groups:
-        for what, schedule in table.get(group.name, table[group.kind]).items():
-            setattr(group, what, schedule(progress, step) * getattr(group, f"initial_{what}", 1.0))
+        for field, schedule in table.get(group.name, table[group.kind]).items():
+            initial = getattr(group, f"initial_{field}", 1.0)
+            setattr(group, field, schedule(progress, step) * initial)

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from nanochat import schedules
-from nanochat.console import Steps
 from nanochat.interrupt import signals, without_garbage_collection
-from nanochat.log import print0, say
+from nanochat.log import StepProgress, print0, print_line
 
 Batch = tuple[torch.Tensor, ...]
 Objective = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]
@@ -170,7 +169,7 @@ class _Loop:
         state.device_batch, state.stop = plan.device_batch, ""
         self._half, self._start = runtime.dtype == torch.float16, state.step
         self._trained = state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
-        self.console, self._settled = Steps(plan.steps), 0.0
+        self.console, self._settled = StepProgress(plan.steps), 0.0
         self._pending: list[_Step] = []
 
     # ---- a step ----
@@ -193,7 +192,7 @@ class _Loop:
         own = torch.cat([totals.to(precise), told.to(totals.device, non_blocking=True)])
         if not idle:
             self.optimizer.finish_reducing()
-        figures = self.runtime.all_sum(own.clone())
+        figures = self.runtime.all_reduce(own.clone())
         norm = figures.new_zeros(()) if idle else self._update(figures[1])
         figures, ready = torch.cat([figures, norm.to(precise).view(1)]), None
         if figures.device.type == "cuda":
@@ -239,7 +238,7 @@ class _Loop:
         if size == 1:
             raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
         state.device_batch = _largest_divisor(rows, size // 2)
-        say(f"{where}, the step starts again with --device-batch-size={state.device_batch}")
+        print_line(f"{where}, the step starts again with --device-batch-size={state.device_batch}")
 
     def _accumulate(self, batch: Batch) -> torch.Tensor:
         totals = torch.zeros(2, device=batch[0].device)
@@ -255,7 +254,7 @@ class _Loop:
     def _all_finite(self) -> bool:
         grads = [p.grad for group in self.optimizer.groups for _, p in group.params if p.grad is not None]
         bad = sum((~grad.isfinite()).any().float() for grad in grads)
-        return not self.runtime.all_sum(bad)
+        return not self.runtime.all_reduce(bad)
 
     # ---- its figures ----
 
@@ -303,23 +302,23 @@ class _Loop:
         }
         self.log.write("train", **figures)
         smooth = state.smooth_loss / (1 - SMOOTHING**step.number)
-        self.console.tell(figures, smooth, state.tokens, self.plan.shown(state))
+        self.console.update(figures, smooth, state.tokens, self.plan.shown(state))
 
     def agree_on_time(self) -> None:
         """All ranks take rank 0's clock: a collective."""
-        self._trained = self.state.seconds = self.runtime.everyones(self._trained)[0]
+        self._trained = self.state.seconds = self.runtime.all_gather(self._trained)[0]
 
     def leave(self, hooks: Sequence[every]) -> None:
         """Do what is to be done before a run that fails ends: on all ranks, or, where only some fail, on none."""
         state = self.state
-        if state.step > self._start and hooks and self.runtime.all_come(f"failed, step {state.step}"):
+        if state.step > self._start and hooks and self.runtime.barrier(f"failed, step {state.step}"):
             for hook in hooks:
                 hook.act(state)
             print0(f"a look failed after step {state.step:,}: the same command goes on from there, and looks again")
 
     def _not_finite(self, step: _Step, loss: float, norm: float) -> str:
         """A sentence for every rank; a collective that all of them enter at the same step."""
-        ranks = self.runtime.everyones([bool(step.own.isfinite().all()), step.place])
+        ranks = self.runtime.all_gather([bool(step.own.isfinite().all()), step.place])
         # Of the gradients only their sum over ranks is known: any may be at fault.
         culprits = [place for fine, place in ranks if not fine] or [place for _, place in ranks]
         what = f"the gradient's norm is {norm}, all losses are finite" if math.isfinite(loss) else f"the loss is {loss}"
@@ -339,7 +338,7 @@ def largest_device_batch(model: Any, objective: Objective, batch: Batch, runtime
     else:
         fit = runtime.free_memory() // 2 // max(1, _saved_bytes(model, objective, batch))
         size = min(fit, CPU_TOKENS // batch[0][0].numel())
-    return _largest_divisor(rows, min(runtime.everyones(size)))
+    return _largest_divisor(rows, min(runtime.all_gather(size)))
 
 
 def _fits(model: Any, objective: Objective, batch: Batch, size: int, reserve: int) -> bool:

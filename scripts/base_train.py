@@ -7,10 +7,9 @@ torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=24 --f
 from dataclasses import asdict, dataclass
 
 from nanochat.config import Count, option, run
-from nanochat.log import MetricLog, print0
+from nanochat.log import MetricLog, format_value, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
-from nanochat.report.card import show
 
 MAY = {"may_change": True}
 LOOK = {"group": "evaluation", "least": -1}
@@ -105,18 +104,18 @@ def main(config: Config) -> None:
     vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
     tokenizer = Tokenizer.load(vocabulary) if vocabulary.exists() or not config.dry_run else None
     plan = draw(config, tokenizer)
-    print0(*plan.notes, *(f"{name}: {show(value)}" for name, value in plan.summary.items()), sep="\n")
+    print0(*plan.notes, *(f"{name}: {format_value(value)}" for name, value in plan.summary.items()), sep="\n")
     if config.dry_run:
         print0(*estimate(plan, config, *planned_hardware(config.on)), sep="\n")
         return
 
     with (
-        setup(config.device_type, config.dtype, config.attention, plan.model.attention_needs) as runtime,
+        setup(config.device_type, config.dtype, config.attention) as runtime,
         hold_for_all(folder, runtime),
         MetricLog(folder, config.run, asdict(config)) as log,
     ):
         begun = run_to_go_on_with(folder, config, tokenizer, runtime)
-        runtime = runtime.as_in(begun.manifest, config.attention, plan.model.attention_needs) if begun else runtime
+        runtime = runtime.with_dtype(begun.manifest["dtype"]) if begun else runtime
         num_shards = config.num_shards or shards_for(config.data, plan.tokens or 0)
         corpus = open_corpus(config.data, num_shards, skip_bad=config.skip_bad)
         text = read_text(corpus.batches("val"), tokenizer, max(config.eval_bytes, 0) or runtime.validation_bytes)

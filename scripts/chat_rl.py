@@ -7,9 +7,8 @@ torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tag=d24 --task=
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
-from nanochat.console import print_step
 from nanochat.inherit import RATE, SIDE, FineTune
-from nanochat.log import MetricLog, print0
+from nanochat.log import MetricLog, print0, print_figures
 from nanochat.stages import MODELS
 from tasks import JUDGED, TASKS, pick
 
@@ -85,7 +84,7 @@ def main(config: Config) -> None:
             if source.metrics:  # else a run goes on, which has told of this step
                 found = source.metrics | {"rl/logprob_gap": objective.take_gap(tuning.runtime)}
                 state.notes["reward"] = 0.9 * state.notes.get("reward", found["rl/reward"]) + 0.1 * found["rl/reward"]
-                print_step(state.step, found)
+                print_figures(state.step, found)
                 tuning.log.write("rl", state.step, **found)
 
         drawn |= {"temperature": config.temperature * (config.eval_samples > 1), "num_samples": config.eval_samples}

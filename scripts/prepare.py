@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nanochat.config import Count, option, run
 from nanochat.data.hub import Found, HubFile, fetch
 from nanochat.evals.core_tasks import BUNDLE, data_files
-from nanochat.log import print0
+from nanochat.log import print0, terminal_table
 from nanochat.paths import stage_dir
 from tasks import TASKS
 from tasks.common import pick
@@ -36,7 +36,6 @@ def check_text(config: Config) -> int:
     """Print counts and problems of all documents; return the number of problems."""
     from nanochat.data.corpus import parse_data, source_files, source_name
     from nanochat.data.documents import check_documents
-    from nanochat.report.card import terminal_table
     from nanochat.tokenizer import Tokenizer
 
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
@@ -69,7 +68,6 @@ def fetch_all(wanted: list[HubFile], offline: bool) -> dict[HubFile, Found]:
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.data.corpus import CORPORA, hub_files, open_corpus, parse_data, shards_for, source_files
-    from nanochat.report.card import terminal_table
 
     if config.check:
         raise SystemExit(1 if check_text(config) else 0)

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanochat.config import Count, option, run
-from nanochat.log import MetricLog, print0
+from nanochat.log import MetricLog, print0, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
-from nanochat.report.card import terminal_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -33,7 +33,7 @@ class Cases:
     def train(self, case: str, **options: Any) -> Trained:
         trained = train(self.folder / case, options.pop("runtime", self.runtime), **options)
         for name, p in trained.parameters.items():
-            assert all(torch.equal(p, other) for other in self.runtime.everyones(p)), f"{case}: ranks differ in {name}"
+            assert all(torch.equal(p, other) for other in self.runtime.all_gather(p)), f"{case}: ranks differ in {name}"
         self.seen[case] = vars(trained.state)
         if self.runtime.rank == 0:
             save_file(trained.parameters, self.folder / f"{case}.safetensors")
@@ -129,13 +129,13 @@ class Cases:
 
         def fail(state: loop.State) -> None:
             if self.runtime.rank >= ranks:
-                time.sleep(2 * runtime_module.PATIENCE)
+                time.sleep(2 * runtime_module.BARRIER_SECONDS)
             raise KeyError("planted")
 
-        runtime_module.PATIENCE = 30.0 if ranks == self.runtime.world_size else 0.3
+        runtime_module.BARRIER_SECONDS = 30.0 if ranks == self.runtime.world_size else 0.3
         # A collective, as saving is.
         save = loop.every(
-            0, lambda state: acts.append(("saved", sum(self.runtime.everyones(state.step)))), at_stop=True
+            0, lambda state: acts.append(("saved", sum(self.runtime.all_gather(state.step)))), at_stop=True
         )
         start = time.perf_counter()
         try:

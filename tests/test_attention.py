@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from nanochat.attention import PATHS, _refusal, attention, choose, plan
+from nanochat.attention import PATHS, _refusal, attention, choose, find_path, plan
 
 CPU = torch.device("cpu")
 # name → (queries, keys, what else is asked). starts and positions are drawn for three rows.
@@ -174,3 +174,10 @@ def test_paths_are_the_twin_on_a_gpu(path, case):
     expected = result_and_gradients([x.float() for x in given], "twin", options)
     for ours, exact in zip(result_and_gradients(given, path, options), expected, strict=True):
         assert (ours.float() - exact).norm() < 0.03 * exact.norm() + 1e-3 * math.sqrt(exact.numel())
+
+
+def test_a_flag_names_the_path():
+    assert find_path("twin", CPU, torch.float32) == ("twin", "twin: as asked")
+    assert find_path("auto", CPU, torch.float32) == choose(CPU, torch.float32)
+    with pytest.raises(ValueError, match=r"^--attention=magic is not known, take one of auto, chunks"):
+        find_path("magic", CPU, torch.float32)

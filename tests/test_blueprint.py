@@ -10,7 +10,7 @@ from loop_parts import ALONE
 
 from nanochat import runtime
 from nanochat.blueprint import draw, estimate
-from nanochat.hardware import Accelerator, find, parse_named
+from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import duration
 from nanochat.objectives import next_token
 from nanochat.outcome import Outcome
@@ -96,7 +96,7 @@ def test_without_a_tokenizer_its_size_is_assumed_and_that_is_told():
 def test_what_a_run_takes(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     plan = draw(D24, TOKENIZER)
-    ranks, h100 = parse_named("8xH100")
+    ranks, h100 = parse_hardware("8xH100")
     needs, time = estimate(plan, D24, ranks, h100)
     total, rows = re.match(r"memory of a rank, GB: ([\d.]+) with (\d+) rows at once \(weights", needs).groups()
     assert float(total) < 0.9 * h100.memory
@@ -111,19 +111,19 @@ def test_what_a_run_takes(tmp_path, monkeypatch):
 def test_what_is_not_known_of_hardware_is_not_available(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     plan = draw(D24, TOKENIZER)
-    lines = estimate(plan, D24, *parse_named("8xQ9000"))
+    lines = estimate(plan, D24, *parse_hardware("8xQ9000"))
     assert lines[-1] == "time n/a, dollars n/a: no bf16 peak rate is known of 8xQ9000"
-    assert "dollars n/a" in estimate(plan, D24, 1, find("L40S"))[-1]
+    assert "dollars n/a" in estimate(plan, D24, 1, find_accelerator("L40S"))[-1]
     small = estimate(plan, D24, 1, Accelerator("small", memory=4))
     assert small[1] == "that is more than 4 GB: take --checkpointing, or more ranks"
 
 
 def test_what_a_clock_ends_has_a_price():
     timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=90.0)
-    plan, h100 = draw(timed, TOKENIZER), find("H100")
+    plan, h100 = draw(timed, TOKENIZER), find_accelerator("H100")
     told = f"time 90 s on 8xH100, as asked; dollars {8 * 3 * 90 / 3600:.2f} at 3.00 an hour each"
     assert estimate(plan, timed, 8, h100)[-1] == told
-    assert estimate(plan, timed, 1, find("T4"))[-1] == "time 90 s on 1xT4, as asked; dollars n/a"
+    assert estimate(plan, timed, 1, find_accelerator("T4"))[-1] == "time 90 s on 1xT4, as asked; dollars n/a"
 
 
 def test_the_precision_of_a_plan_is_that_of_the_run(tmp_path, monkeypatch):
@@ -132,7 +132,7 @@ def test_the_precision_of_a_plan_is_that_of_the_run(tmp_path, monkeypatch):
     plan = draw(D24, TOKENIZER)
 
     def of(accelerator: str, dtype: str = "auto") -> str:
-        return estimate(plan, replace(D24, dtype=dtype), 8, find(accelerator))[-1]
+        return estimate(plan, replace(D24, dtype=dtype), 8, find_accelerator(accelerator))[-1]
 
     assert "(assumed) of 989 TFLOP/s each" in of("H100")
     assert of("H100", "bfloat16") == of("H100", "bf16") == of("H100")
@@ -159,7 +159,7 @@ def left_by_a_run(tag: str, depth: int, gpus: str, speed: float | str, **config)
 
 def test_the_rate_is_that_of_the_run_nearest_in_depth_on_such_hardware(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    plan, h100 = draw(D24, TOKENIZER), find("H100")
+    plan, h100 = draw(D24, TOKENIZER), find_accelerator("H100")
     left_by_a_run("d8", 8, "8x NVIDIA H100 80GB HBM3", 3e6)  # 3e6 x 1e9 / 8 = 375 TFLOP/s of a rank
     left_by_a_run("d26", 26, "8x NVIDIA H200", 4e6)
     left_by_a_run("d25", 25, "8x NVIDIA H100 80GB HBM3", "n/a")
@@ -169,7 +169,7 @@ def test_the_rate_is_that_of_the_run_nearest_in_depth_on_such_hardware(tmp_path,
     seconds = plan.flops_per_token * plan.tokens / (8 * 375e12)
     assert time.startswith(f"time {duration(seconds)} on 8xH100, 37.9% MFU (measured: run d8) of 989 TFLOP/s each;")
     assert "(measured: run d24)" in estimate(plan, replace(D24, fp8=True), 8, h100)[-1]
-    assert "(assumed)" in estimate(plan, D24, 8, find("A100"))[-1]
+    assert "(assumed)" in estimate(plan, D24, 8, find_accelerator("A100"))[-1]
 
 
 def test_unknown_hardware_has_a_time_if_it_is_this_machine(tmp_path, monkeypatch):
@@ -185,11 +185,11 @@ def test_unknown_hardware_has_a_time_if_it_is_this_machine(tmp_path, monkeypatch
 def test_impossible_batches_are_refused_on_paper_too():
     plan = draw(D24, TOKENIZER)
     with pytest.raises(ValueError, match=r"--device-batch-size=3 .* take --device-batch-size=1, 2 or 4, or --total"):
-        estimate(plan, replace(D24, device_batch_size="3"), 8, find("H100"))
+        estimate(plan, replace(D24, device_batch_size="3"), 8, find_accelerator("H100"))
     with pytest.raises(ValueError, match=r"--device-batch-size=some is no number of rows, take auto or a whole number"):
-        estimate(plan, replace(D24, device_batch_size="some"), 8, find("H100"))
+        estimate(plan, replace(D24, device_batch_size="some"), 8, find_accelerator("H100"))
     with pytest.raises(ValueError, match=r"--total-batch-size=1048576 is no multiple of a row on every rank"):
-        estimate(plan, D24, 7, find("H100"))
+        estimate(plan, D24, 7, find_accelerator("H100"))
 
 
 @pytest.mark.parametrize("has_tokenizer", [False, True])
@@ -244,7 +244,7 @@ def test_the_model_is_that_of_the_seed_and_can_be_trained():
 
 
 @pytest.mark.parametrize(
-    ("horizon", "flops", "compiled"),
+    ("horizon", "flops", "is_compiled"),
     [
         ({"num_iterations": 4}, 1e12, False),
         ({"num_iterations": 4}, 0.0, True),
@@ -252,10 +252,10 @@ def test_the_model_is_that_of_the_seed_and_can_be_trained():
         ({"target_seconds": COMPILING_SECONDS + 1}, 1e12, True),
     ],
 )
-def test_a_run_is_compiled_where_that_pays(horizon, flops, compiled, monkeypatch, capsys):
+def test_a_run_is_compiled_where_that_pays(horizon, flops, is_compiled, monkeypatch, capsys):
     monkeypatch.setattr(runtime, "COMPILING_PAYS", flops)
     config = replace(TINY, **{"num_iterations": -1, "compile": True} | horizon)
-    assert draw(config, TOKENIZER).build(config, 1, ALONE)[0].compiled is compiled
-    assert ("not compiled: " in capsys.readouterr().out) is not compiled
+    assert draw(config, TOKENIZER).build(config, 1, ALONE)[0].compiled is is_compiled
+    assert ("not compiled: " in capsys.readouterr().out) is not is_compiled
     config = replace(config, compile=False)
     assert not draw(config, TOKENIZER).build(config, 1, ALONE)[0].compiled

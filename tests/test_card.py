@@ -7,9 +7,8 @@ import pytest
 from loop_parts import ALONE, train
 
 from nanochat.card import curves, training_facts
-from nanochat.hardware import find
-from nanochat.log import MetricLog, read_metrics
-from nanochat.report.card import show
+from nanochat.hardware import find_accelerator
+from nanochat.log import MetricLog, format_value, read_metrics
 from nanochat.train import State
 
 CORPUS = SimpleNamespace(
@@ -19,7 +18,7 @@ SOURCE = SimpleNamespace(epochs={"letters": 1.5}, dropped_share=0.25)
 
 
 def facts(state: State, runtime=ALONE) -> dict[str, str]:
-    return {name: show(value) for name, value in training_facts(state, SOURCE, CORPUS, runtime).items()}
+    return {name: format_value(value) for name, value in training_facts(state, SOURCE, CORPUS, runtime).items()}
 
 
 def test_the_fields_of_the_reference_and_where_the_text_came_from():
@@ -41,7 +40,7 @@ def test_mfu_is_never_wrong():
     state = State(step=40, seconds=150.0, flops=1.2e15, steady_seconds=100.0, steady_flops=1e15)
     assert facts(state)["MFU %"] == "n/a"
     assert facts(replace(state, tokens=600))["Tokens per second"] == "5"  # of 500 in the steady 100 seconds
-    ranks = replace(ALONE, accelerator=find("H100"), world_size=2)
+    ranks = replace(ALONE, accelerator=find_accelerator("H100"), world_size=2)
     assert float(facts(state, ranks)["MFU %"].rstrip("%")) == pytest.approx(1e15 / 100 / (2 * 494.7e12) * 100, abs=0.01)
     warming = facts(State(step=4, seconds=150.0, tokens=600, flops=1e15), ranks)
     assert (warming["MFU %"], warming["Tokens per second"]) == ("n/a", "n/a")

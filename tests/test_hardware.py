@@ -1,6 +1,6 @@
 import pytest
 
-from nanochat.hardware import ACCELERATORS, Accelerator, find, hourly_rate, parse_named
+from nanochat.hardware import ACCELERATORS, Accelerator, find_accelerator, hourly_rate, parse_hardware
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from nanochat.hardware import ACCELERATORS, Accelerator, find, hourly_rate, pars
     ],
 )
 def test_what_a_driver_calls_it(device, name):
-    assert find(device).name == name
+    assert find_accelerator(device).name == name
 
 
 @pytest.mark.parametrize(
@@ -40,24 +40,28 @@ def test_what_a_driver_calls_it(device, name):
     ],
 )
 def test_what_only_resembles_one_is_unknown(device):
-    assert find(device) is None
+    assert find_accelerator(device) is None
 
 
 def test_every_name_finds_its_own_row():
     for accelerator in ACCELERATORS:
-        assert find(accelerator.name) is find(accelerator.name.lower().replace("-", " ")) is accelerator
+        assert (
+            find_accelerator(accelerator.name)
+            is find_accelerator(accelerator.name.lower().replace("-", " "))
+            is accelerator
+        )
         assert accelerator.peak("fp16") > accelerator.peak("bf16") * 0.99 if accelerator.bf16 else True
-    assert find("4090").name == "RTX-4090"
+    assert find_accelerator("4090").name == "RTX-4090"
 
 
 def test_peaks_are_flops_a_second_or_none():
-    assert find("H100").peak("bf16") == pytest.approx(989.4e12)
-    assert find("T4").peak("bf16") is None
+    assert find_accelerator("H100").peak("bf16") == pytest.approx(989.4e12)
+    assert find_accelerator("T4").peak("bf16") is None
     assert Accelerator("Q9").peak("fp32") is None
 
 
 def test_the_precision_where_nobody_asks():
-    assert {name: find(name).precision for name in ("T4", "H100", "B200")} == {
+    assert {name: find_accelerator(name).precision for name in ("T4", "H100", "B200")} == {
         "T4": "fp32",
         "H100": "bf16",
         "B200": "bf16",
@@ -66,13 +70,13 @@ def test_the_precision_where_nobody_asks():
 
 
 def test_named_hardware():
-    assert parse_named("8xH100") == (8, find("H100"))
-    assert parse_named("h200") == (1, find("H200"))
-    assert parse_named("2 x rtx 3090") == (2, find("RTX-3090"))
-    assert parse_named("4xQ9000") == (4, Accelerator("Q9000"))
+    assert parse_hardware("8xH100") == (8, find_accelerator("H100"))
+    assert parse_hardware("h200") == (1, find_accelerator("H200"))
+    assert parse_hardware("2 x rtx 3090") == (2, find_accelerator("RTX-3090"))
+    assert parse_hardware("4xQ9000") == (4, Accelerator("Q9000"))
     for wrong in ("", "8x", "0xH100", "-1xH100"):
         with pytest.raises(ValueError, match="8xH100"):
-            parse_named(wrong)
+            parse_hardware(wrong)
 
 
 @pytest.mark.parametrize(

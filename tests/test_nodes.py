@@ -17,9 +17,9 @@ ROOT = Path(__file__).parent.parent
 FETCH = """
 import os, sys, time
 import torch, torch.distributed as dist
-from nanochat import nodes
+from nanochat import runtime
 from nanochat.data import hub
-hub.FIRST_WAIT, nodes.SAY_EVERY = 0.05, 0.5
+hub.FIRST_WAIT, runtime.WAIT_NOTICE_SECONDS = 0.05, 0.5
 rank = os.environ["RANK"]
 [found] = hub.fetch([hub.HubFile("a.bin", "some/set")])
 dist.init_process_group("gloo")

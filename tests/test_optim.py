@@ -211,10 +211,10 @@ def test_half_precision_is_refused():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_step_never_waits_for_the_device(compiled):
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_step_never_waits_for_the_device(compile):
     params = [(name, Parameter(parameter.data.cuda())) for name, parameter in parameters((5,), (64, 32), (32, 64))]
-    optimizer = Optimizer(both(params), polar_dtype=torch.bfloat16, compile=compiled)
+    optimizer = Optimizer(both(params), polar_dtype=torch.bfloat16, compile=compile)
     give_gradients(params)
     optimizer.step()
     torch.cuda.set_sync_debug_mode("error")

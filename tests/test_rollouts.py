@@ -276,7 +276,7 @@ class Alone:
     def __init__(self, rank: int, world_size: int):
         self.rank, self.world_size = rank, world_size
 
-    def everyones(self, value):
+    def all_gather(self, value):
         return [value] * self.world_size
 
 

@@ -12,7 +12,7 @@ from forks import Forked
 from loop_parts import ALONE
 
 from nanochat import runtime as under_test
-from nanochat.hardware import find
+from nanochat.hardware import find_accelerator
 from nanochat.runtime import DTYPES, planned_hardware, setup
 
 CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -36,9 +36,8 @@ def told(capsys, *choices: str):
 @CPU_ONLY
 def test_choices_are_told_with_their_reasons(capsys):
     found, said = told(capsys)
-    assert said["device"].endswith("1 process: the first of cuda, mps, cpu that is here")
+    assert said["device"].endswith("1 process: the first of cuda, mps, cpu on this machine")
     assert said["precision"].startswith(f"{found.dtype_name}: a linear layer takes ")
-    assert said["attention"].startswith(f"{found.attention}: ")
     assert (found.device.type, found.rank, found.world_size, found.peak_flops) == ("cpu", 0, 1, None)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == os.environ["NANOCHAT_BASE_DIR"] + "/compiled"
 
@@ -47,7 +46,7 @@ def test_what_is_asked_for_is_taken(capsys, monkeypatch):
     found, said = told(capsys, "cpu", "bf16", "twin")
     assert (found.dtype, found.attention) == (torch.bfloat16, "twin")
     assert said["device"].endswith("1 process: as asked")
-    assert (said["precision"], said["attention"]) == ("bf16: as asked", "twin: as asked")
+    assert said["precision"] == "bf16: as asked"
     monkeypatch.setenv("NANOCHAT_DTYPE", "float16")
     assert told(capsys, "cpu")[0].dtype == torch.float16
     assert told(capsys, "cpu", "fp32")[0].dtype == torch.float32  # the flag is stronger
@@ -72,7 +71,6 @@ def test_a_measurement_takes_the_time_it_says():
     [
         (("cuda",), "--device-type=cuda is not on this machine, take one of cpu"),
         (("cpu", "int8"), "precision int8 is not known, take one of auto, bf16, fp16, fp32"),
-        (("cpu", "fp32", "magic"), "--attention=magic is not known, take one of auto, "),
     ],
 )
 def test_what_cannot_be_is_refused(choices, sentence):
@@ -95,19 +93,17 @@ def test_half_a_launcher_is_none(monkeypatch):
         assert (found.rank, found.world_size) == (0, 1)
 
 
-def test_a_run_goes_on_in_its_precision(capsys):
-    assert ALONE.as_in({"dtype": "fp32"}, "auto") == ALONE
+def test_a_run_resumes_in_its_precision(capsys):
+    assert ALONE.with_dtype("fp32") == ALONE
     assert capsys.readouterr().out == ""
-    found = ALONE.as_in({"dtype": "bf16"}, "auto")
-    assert capsys.readouterr().out == "precision: bf16: as the run began\n"
+    found = ALONE.with_dtype("bf16")
+    assert capsys.readouterr().out == "precision: bf16, as in the run that resumes\n"
     assert (found.dtype, found.dtype_name) == (torch.bfloat16, "bf16")
     assert found.optimizer_options["polar_dtype"] == torch.bfloat16
-    assert ALONE.as_in({"dtype": "bf16"}, "twin").attention == "twin"
-    assert capsys.readouterr().out.endswith("attention: twin: as asked\n")
 
 
 def test_hardware_for_a_plan(monkeypatch):
-    assert planned_hardware("8xH100") == (8, find("H100"))
+    assert planned_hardware("8xH100") == (8, find_accelerator("H100"))
     if not torch.cuda.is_available():
         count, cpu = planned_hardware("")
         assert (count, cpu.name, cpu.peak("bf16")) == (1, "CPU", None)
@@ -142,14 +138,14 @@ def one_of_three(folder: Path) -> None:
             found.rank,
             found.world_size,
             found.dtype_name,
-            found.from_first(lambda: f"by {rank}"),
+            found.broadcast(lambda: f"by {rank}"),
         ]
-        seen += [found.everyones({"rank": rank}), found.all_sum(torch.tensor([1.0, rank])).tolist()]
+        seen += [found.all_gather({"rank": rank}), found.all_reduce(torch.tensor([1.0, rank])).tolist()]
         found.store.set(f"key {rank}", "value")
-        found.everyones(0)
+        found.all_gather(0)
         seen.append(found.store.check([f"key {other}" for other in range(3)]))
         try:
-            found.from_first(lambda: int(f"fault of {rank}"))
+            found.broadcast(lambda: int(f"fault of {rank}"))
         except ValueError as error:
             seen.append(str(error))
     (folder / f"{rank}.json").write_text(json.dumps(seen))

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanochat.hardware import Accelerator, find
+from nanochat.hardware import Accelerator, find_accelerator
 from nanochat.log import duration
 from nanochat.scaling import (
     ASSUMED_MFU,
@@ -180,12 +180,12 @@ def test_a_block_keeps_what_the_estimate_says():
 
 
 def test_time_and_dollars():
-    sentence = cost(5.84e9 * 4.77e9, 8, find("H100"), "bf16", (0.59 * 989.4e12, "d24"))
+    sentence = cost(5.84e9 * 4.77e9, 8, find_accelerator("H100"), "bf16", (0.59 * 989.4e12, "d24"))
     seconds = 5.84e9 * 4.77e9 / (8 * 989.4e12 * 0.59)
     assert seconds / 60 == pytest.approx(99.4, rel=0.01)  # what the public reference took, at the MFU it had
     price = f"dollars {24 * seconds / 3600:.2f} at 3.00 an hour each"
     assert sentence == f"time 1h39m on 8xH100, 59% MFU (measured: run d24) of 989 TFLOP/s each; {price}"
-    slower = cost(5.84e9 * 4.77e9, 8, find("H100"), "bf16")
+    slower = cost(5.84e9 * 4.77e9, 8, find_accelerator("H100"), "bf16")
     assert slower.startswith(f"time {duration(seconds * 0.59 / ASSUMED_MFU)} on 8xH100, 40% MFU (assumed)")
 
 
@@ -193,6 +193,6 @@ def test_unknown_hardware_is_not_available():
     assert cost(1e15, 1, Accelerator("Q9"), "bf16") == "time n/a, dollars n/a: no bf16 peak rate is known of 1xQ9"
     timed = cost(1e15, 2, Accelerator("Q9"), "bf16", (1e12, "d4"))
     assert timed == "time 8m20s on 2xQ9, 1,000 GFLOP/s each (measured: run d4), MFU n/a; dollars n/a"
-    sentence = cost(1e15, 2, find("L4"), "bf16")
+    sentence = cost(1e15, 2, find_accelerator("L4"), "bf16")
     assert re.match(r"time \d", sentence)
     assert sentence.endswith("dollars n/a")

@@ -27,7 +27,7 @@ from loop_parts import (
 
 from nanochat import train as loop
 from nanochat.fp8 import Float8Linear, convert, refresh
-from nanochat.hardware import find
+from nanochat.hardware import find_accelerator
 from nanochat.objectives import next_token
 from nanochat.runtime import setup
 
@@ -287,9 +287,9 @@ def test_the_console_and_the_file(tmp_path, capsys):
 
 def test_mfu_is_that_of_a_known_accelerator(tmp_path, capsys):
     for name in ("H100", "T4"):  # which has no peak in single precision beyond its own
-        runtime = replace(ALONE, accelerator=find(name))
+        runtime = replace(ALONE, accelerator=find_accelerator(name))
         record = train(tmp_path / name, runtime, steps=1).records[0]
-        peak = find(name).fp32 * 1e12
+        peak = find_accelerator(name).fp32 * 1e12
         assert record["train/mfu"] == pytest.approx(ROWS * LENGTH * 1e6 / record["train/dt"] / peak)
     assert "mfu: 0.0 |" in capsys.readouterr().out
 

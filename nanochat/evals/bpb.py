@@ -107,7 +107,7 @@ def sums_of_rows(
         sums[:, numbers] = pairs[:, : len(numbers)].cpu().double()
         progress.update(min(count, (first + batch_size) * runtime.world_size), count)
     progress.clear()
-    return runtime.all_sum(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
+    return runtime.all_reduce(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
 
 
 def ratio(sums: torch.Tensor) -> tuple[float, float]:

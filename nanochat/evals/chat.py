@@ -115,7 +115,7 @@ def evaluate(
                 file.write(_to_lines(judged))
         progress.update(len(records), own_total)
     progress.close()
-    records = sorted(chain(*runtime.everyones(records)), key=lambda record: record["problem"])
+    records = sorted(chain(*runtime.all_gather(records)), key=lambda record: record["problem"])
     if path and runtime.rank == 0:
         write_text(path, _to_lines(records))
     if part:

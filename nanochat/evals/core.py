@@ -86,7 +86,7 @@ def evaluate(
     with _inference(model, runtime.device):
         for one in prepared:
             path = folder / f"{one.task.label}.jsonl" if folder else None
-            correct = runtime.from_first(partial(_read_decisions, path)) if path else None
+            correct = runtime.broadcast(partial(_read_decisions, path)) if path else None
             if correct is None:
                 report = partial(_report_progress, progress, done, total, runtime.world_size)
                 decisions = _evaluate_task(model, one, runtime, batch_tokens, report)
@@ -170,7 +170,7 @@ def _evaluate_task(
     batches = _pack(own_rows, batch_tokens)
     sums = _option_sums(model, batches, score, len(prompts.scored), report_progress)
     if runtime.world_size > 1:
-        sums = runtime.all_sum(sums.to(runtime.device)).cpu()
+        sums = runtime.all_reduce(sums.to(runtime.device)).cpu()
     means = sums / torch.from_numpy(prompts.scored)  # nan for an option without scored tokens
     return _decide(prompts, means.tolist(), one.task.kind, too_long)
 

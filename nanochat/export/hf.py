@@ -19,10 +19,9 @@ from nanochat.checkpoint import check_free_space, steps
 from nanochat.export import tokenizers as tokenizer_files
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.layers import norm
-from nanochat.log import print0
+from nanochat.log import format_value, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import publish_folder, stage_dir, write_text
-from nanochat.report.card import show
 from nanochat.stages import MODELS, STAGES
 from nanochat.tokenizer import Tokenizer
 
@@ -389,7 +388,7 @@ def model_card(exported: Exported, name: str, checks: list[str]) -> str:
         prompt=BASE_PROMPT if manifest["stage"] == MODELS["base"] else CHAT_PROMPT,
     )
     for title, values in sections.items():
-        lines = [f"- {label}: {show(value)}\n" for label, value in values.items()]
+        lines = [f"- {label}: {format_value(value)}\n" for label, value in values.items()]
         card += f"\n## {title}\n\n" + "".join(lines)
     return card + "\n## Compared with the original\n\n" + "".join(f"- {check}\n" for check in checks)
 

@@ -18,10 +18,9 @@ from nanochat import hardware
 from nanochat.data import hub
 from nanochat.jobs.plan import TRAINING, Request, Setting, flag_words, skipped_lines, time_share
 from nanochat.jobs.runner import Job, Step, read_record, recorded_command
-from nanochat.log import duration
-from nanochat.outcome import ROOT, Outcome, environment
+from nanochat.log import duration, terminal_table
+from nanochat.outcome import ROOT, Outcome, environment, read_outcomes
 from nanochat.paths import base_dir, stage_dir
-from nanochat.report.card import read_outcomes, terminal_table
 
 # Assumed speeds, for hardware on which nothing was measured yet.
 ASSUMED_MFU = 0.4  # of the 16-bit peak; a higher rate by fp8 was never measured, so none is assumed

@@ -21,7 +21,7 @@ from nanochat.data import hub
 from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files
 from nanochat.data.hub import HubFile
 from nanochat.evals.core_tasks import BUNDLE, data_files
-from nanochat.hardware import Accelerator, parse_named
+from nanochat.hardware import Accelerator, parse_hardware
 from nanochat.jobs.runner import Job, Step, read_settings
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
@@ -267,7 +267,7 @@ class Setting:
 def find_hardware(named: str) -> tuple[int, Accelerator | None]:
     """Return count and kind of the GPUs that --on names, or of this machine. torch is imported only if it has some."""
     if named:
-        return parse_named(named)
+        return parse_hardware(named)
     if not any(Path(path).exists() for path in GPU_DEVICES) and not shutil.which("nvidia-smi"):
         return 0, None
     from nanochat.runtime import planned_hardware

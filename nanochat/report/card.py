@@ -3,8 +3,6 @@
 A figure that is not known is left out or a dash; a record that cannot be read is named.
 """
 
-import glob
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,8 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 from nanochat.hardware import hourly_rate
-from nanochat.log import duration, print0
-from nanochat.outcome import Outcome
+from nanochat.log import duration, format_rows, format_value, is_known, print0
+from nanochat.outcome import Outcome, read_outcomes
 from nanochat.report.plots import Plot, draw_plot
 from nanochat.stages import STAGES, Stage
 
@@ -116,68 +114,7 @@ class Card:
 
 
 def _headline(value: Any) -> str:
-    return "-" if value is None else show(value)
-
-
-# ---- to be moved to outcome.py and log.py ----
-
-
-def show(value: Any) -> str:
-    """Return a metric as text: 0.1234, 2048, 65,536, 0.0155 ± 0.0021, 21.07%."""
-    if isinstance(value, dict):
-        spec = value.get("format", "")
-        text = format_cell(value["value"], spec)
-        if is_known(value.get("stderr")):
-            text += f" ± {format_cell(value['stderr'], spec)}"
-        return text + value.get("unit", "")
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    if isinstance(value, int) and abs(value) >= 10_000:
-        return f"{value:,}"
-    return " ".join(str(value).split("\n"))
-
-
-def is_known(error: float | None) -> bool:
-    return error is not None and not math.isnan(error)
-
-
-def format_cell(value: Any, spec: str = "") -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, str) or value != value:
-        return str(value)
-    return format(value, spec) if spec else show(value)
-
-
-def format_rows(table: dict) -> list[list[str]]:
-    names = [name for name, _ in table["columns"]]
-    specs = [spec for _, spec in table["columns"]]
-    return [names, *(list(map(format_cell, row, specs)) for row in table["rows"])]
-
-
-def terminal_table(table: dict) -> str:
-    """Return an outcome's table as aligned columns: the first to the left, numbers to the right."""
-    rows = format_rows(table)
-    remarks = [row for row in rows if set(row[1:]) == {"-"}]  # longer than any column
-    aligned = [row for row in rows if row not in remarks]
-    widths = [max(map(len, column)) for column in zip(*aligned, strict=True)]
-    lines = [table["title"]]
-    for first, *numbers in aligned:
-        lines.append("  ".join([first.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]))
-    return "\n".join([*lines, *(row[0] for row in remarks)])
-
-
-def read_outcomes(base: Path, tag: str = "") -> list[tuple[Path, Outcome | str]]:
-    """Return the path and the record of each stage below `base`, of all tags or one; a sentence if it is damaged."""
-    found = []
-    for path in sorted(base.glob(f"*/{glob.escape(tag) or '*'}/outcome.json")):
-        try:
-            found.append((path, Outcome.load(path)))
-        except OSError as error:
-            found.append((path, error.strerror or str(error)))
-        except ValueError as error:
-            found.append((path, str(error)))
-    return found
+    return "-" if value is None else format_value(value)
 
 
 # ---- from outcomes to the card ----
@@ -245,8 +182,8 @@ def _section(title: str, outcome: Outcome, newest: dict[str, Any], stages: Seque
         title,
         moment=_moment(outcome.timestamp),
         remark=_other_machine(outcome.environment, newest),
-        settings={name: show(outcome.config[name]) for name in outcome.card},
-        results={name: show(value) for name, value in outcome.metrics.items()},
+        settings={name: format_value(outcome.config[name]) for name in outcome.card},
+        results={name: format_value(value) for name, value in outcome.metrics.items()},
         tables=[(table["title"], format_rows(table)) for table in outcome.tables],
         plots=plots,
     )
@@ -263,7 +200,7 @@ def _score_bars(outcome: Outcome) -> Plot:
         # Scores have a standard error, parameters like the step have none.
         if isinstance(score, dict) and "stderr" in score:
             error = score["stderr"] if is_known(score["stderr"]) else 0.0
-            bars[name] = [score["value"], error, show(score)]
+            bars[name] = [score["value"], error, format_value(score)]
     return {"title": "Scores, with standard errors", "bars": bars} if bars else {}
 
 
@@ -286,7 +223,7 @@ def _environment(newest: dict[str, Any]) -> dict[str, Facts]:
     groups = {}
     for name in [*names, "Bloat"]:
         facts = newest.get(name, {"Recorded": "no"})  # older runs recorded less
-        groups[name] = {label: show(value) for label, value in facts.items()}
+        groups[name] = {label: format_value(value) for label, value in facts.items()}
     rate = _dollars_an_hour(newest)
     if rate:
         groups["Hardware"]["Hourly Rate"] = f"${rate:.2f}/hour"

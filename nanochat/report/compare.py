@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nanochat.log import format_value, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.paths import read_sha256
-from nanochat.report.card import show, terminal_table
 from nanochat.stages import STAGES
 
 WIDEST = 48  # characters of a text in a column
@@ -145,8 +145,8 @@ def _stage_lines(title: str, stages: dict[str, Record]) -> list[str]:
 
 def _texts(stage: Record) -> dict[str, str]:
     """Return the settings of a stage, and the metrics that are no numbers."""
-    settings = {name: show(stage["config"][name]) for name in stage["card"]}
-    metrics = {name: show(value) for name, value in stage["metrics"].items() if _number(value) is None}
+    settings = {name: format_value(stage["config"][name]) for name in stage["card"]}
+    metrics = {name: format_value(value) for name, value in stage["metrics"].items() if _number(value) is None}
     return settings | metrics
 
 
@@ -173,7 +173,7 @@ def _numbers(figures: Sequence[Record]) -> list[str]:
 
 def _number_row(name: str, values: Sequence[Any]) -> list[str]:
     """Return a metric of each run, and difference and standard error of each run to the first."""
-    row = [name, *("-" if value is None else show(value) for value in values)]
+    row = [name, *("-" if value is None else format_value(value) for value in values)]
     first, *others = values
     for other in others:
         row += _difference_cells(first, other)

@@ -31,7 +31,7 @@ class Share(OneProcess):
     def __init__(self, rank: int, world_size: int, others: list[torch.Tensor]):
         self.rank, self.world_size, self.others = rank, world_size, others
 
-    def all_sum(self, numbers: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, numbers: torch.Tensor) -> torch.Tensor:
         self.others.append(numbers)
         return sum(self.others)
 

@@ -26,7 +26,7 @@ TEXTS = ["Who lives in the town? Reply with nothing but the letter of the right 
 class OneProcess:
     rank, world_size, device = 0, 1, torch.device("cpu")
 
-    def everyones(self, value):
+    def all_gather(self, value):
         return [value]
 
 

@@ -235,12 +235,12 @@ def test_more_ranks_than_rows(model, prepared):
     one = prepared[-1]
     parts = []
 
-    def all_sum(own):
+    def all_reduce(own):
         parts.append(own)
         return sum(parts)
 
     for rank in range(6):
-        results = evaluate(model, [one], one_process(rank=rank, world_size=6, all_sum=all_sum))
+        results = evaluate(model, [one], one_process(rank=rank, world_size=6, all_reduce=all_reduce))
     assert sum(bool(part.any()) for part in parts) <= len(one.load().gold) < 6
     assert results == evaluate(model, [one], one_process())
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from nanochat.hardware import Accelerator, parse_named
+from nanochat.hardware import Accelerator, parse_hardware
 from nanochat.jobs import plan
 from nanochat.jobs.plan import EVENING_DEPTHS, PLANNED_STAGES, SCALES, STEPS, choose_scale, evening_depth, scale_flags
 from nanochat.jobs.runner import Job, Step, load_job
@@ -49,7 +49,7 @@ def has_mixture(step: Step) -> bool:
     ],
 )
 def test_the_scale_follows_the_hardware(named, has_text, name):
-    assert choose_scale(*parse_named(named), has_text)[0] == name
+    assert choose_scale(*parse_hardware(named), has_text)[0] == name
     assert choose_scale(0, None, has_text) == ("embedded", "no GPU is here")
 
 

@@ -5,7 +5,8 @@ import re
 import pytest
 from outcomes import ENVIRONMENT, leave
 
-from nanochat.report.card import markdown, read_card, show, terminal_table
+from nanochat.log import format_value, terminal_table
+from nanochat.report.card import markdown, read_card
 from nanochat.stages import STAGES, Stage
 
 
@@ -42,7 +43,7 @@ def headings(card: str) -> list[str]:
     ],
 )
 def test_values_as_the_card_prints_them(value, text):
-    assert show(value) == text
+    assert format_value(value) == text
 
 
 def test_stages_in_order_unknown_ones_last_and_none_lost(tmp_path):

@@ -7,9 +7,9 @@ from base_runs import Base, _stage
 from bundles import HARD, world_tasks, write_bundle
 from forks import Forked
 
-from nanochat.log import read_metrics
+from nanochat.log import format_value, read_metrics
 from nanochat.report.__main__ import render
-from nanochat.report.card import read_card, show
+from nanochat.report.card import read_card
 from nanochat.report.compare import decisions
 
 
@@ -45,7 +45,7 @@ def test_a_run_leaves_its_record_and_is_not_done_twice(base, evaluated):
     assert record["card"] == ["max_per_task"]
     centered = [record["metrics"][label]["value"] for label in labels]
     assert record["metrics"]["CORE metric"]["value"] == pytest.approx(sum(centered) / len(labels))
-    assert f"base_eval: CORE metric {show(record['metrics']['CORE metric'])}, over 11 tasks\n" in said
+    assert f"base_eval: CORE metric {format_value(record['metrics']['CORE metric'])}, over 11 tasks\n" in said
     (home,) = folders(base)
     written = {path.stem: path.stat().st_mtime_ns for path in (base.folder / "base_eval/small" / home).iterdir()}
     assert written.keys() == set(labels)
@@ -60,7 +60,7 @@ def test_a_run_leaves_its_record_and_is_not_done_twice(base, evaluated):
     assert list(judged) == labels
     assert all(one["questions"] and one["samples"] == 1 for one in judged.values())
     card = render(base.folder)
-    shown = show(record["metrics"]["CORE metric"])
+    shown = format_value(record["metrics"]["CORE metric"])
     lines = f"- max_per_task: -1\n- Model: base_train small (step 4)\n- CORE metric: {shown}\n- world_people: "
     assert lines in card.partition("## Base model evaluation\n")[2]
     assert f"| CORE metric     | {shown} |" in card
