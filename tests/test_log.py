@@ -341,7 +341,7 @@ EVENTS = [r"step \d{5} \| validation bpb: \d\.\d{4} ± \d\.\d{4}", r"sample: The
 
 def test_base_training_on_a_terminal(tmp_path):
     base = Base(tmp_path)
-    flags = ["--sample-every=10", "--eval-every=6", "--save-every=8", "--num-iterations=-1", "--target-seconds=2"]
+    flags = ["--sample-every=6", "--eval-every=4", "--save-every=8", "--num-iterations=-1", "--target-seconds=2"]
     words = (sys.executable, "-m", "scripts.base_train", *base.flags("live", *flags))
     terminal, screen = OnTerminal(*words, NANOCHAT_BASE_DIR=str(base.folder), OMP_NUM_THREADS="1"), Screen()
     text = terminal.read()
@@ -355,7 +355,7 @@ def test_base_training_on_a_terminal(tmp_path):
     assert all(re.fullmatch(f"{EVENTS[0]}|{PLAIN}", row) for row in steps), steps
     assert len([row for row in steps if re.fullmatch(PLAIN, row)]) == 1
     for event in EVENTS:
-        assert len([row for row in screen.rows if re.fullmatch(event, row)]) > 1, screen.rows
+        assert len([row for row in screen.rows if re.fullmatch(event, row)]) >= 1, screen.rows
 
 
 FAILING = """
