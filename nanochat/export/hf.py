@@ -313,11 +313,11 @@ def compare(exported: Exported, loaded: "PreTrainedModel") -> list[str]:
 def _rows_of_tokens(exported: Exported, length: int) -> list[Tensor]:
     """Return a row of text in many languages and a row of random ids, each (1, length)."""
     tokenizer = exported.tokenizer
-    ids = tokenizer.encode("".join(exported.texts[:200]))
-    repeats = length // len(ids) + 1  # at least `length` tokens
-    text = [tokenizer.special_tokens[tokenizer_files.BOS], *ids * repeats][:length]
+    ids = tokenizer.encode("".join(exported.texts))
+    text = [tokenizer.special_tokens[tokenizer_files.BOS], *ids][:length]
     generator = torch.Generator().manual_seed(0)
-    return [torch.tensor([text]), torch.randint(tokenizer.vocab_size, (1, length), generator=generator)]
+    random_ids = torch.randint(tokenizer.vocab_size, (1, length), generator=generator)
+    return [torch.tensor([text]), random_ids]
 
 
 # ---- the model card ----
@@ -333,7 +333,9 @@ tags:
 
 # {name}
 
-A language model trained with nanochat.
+A language model trained with nanochat: {architecture} with {parameters:,} parameters, {config.depth} layers, width
+{config.width}, {config.heads} heads ({config.kv_heads} for keys and values), context {config.max_seq_len:,}, vocabulary
+{config.vocab_size:,}. Weights are in fp32.
 
 ## Use
 
@@ -353,6 +355,10 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))
   encode messages with `split_special_tokens=True`; the text of the chat template needs the default.
 - The model may write an expression between `<|python_start|>` and `<|python_end|>`. In nanochat a calculator inserts
   the value after it, between `<|output_start|>` and `<|output_end|>`. Elsewhere the caller has to do that.
+
+## Origin
+
+Stage {manifest[stage]}, step {manifest[step]}, tokenizer {manifest[tokenizer][hash]}, versions {manifest[versions]}.
 """
 CHAT_PROMPT = """\
 chat = [{"role": "user", "content": "What is the capital of France?"}]
@@ -360,37 +366,26 @@ ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_ten
 BASE_PROMPT = 'ids = tokenizer("<|bos|>The capital of France is", return_tensors="pt")  # a base model continues text'
 
 
-def model_card(exported: Exported, name: str, checks: list[str]) -> str:
-    """Return the README.md that the hub shows: use, shape, origin, metrics and comparisons."""
-    config = exported.model.config
+def model_card(exported: Exported, architecture: str, checks: list[str]) -> str:
+    """Return the README.md that the hub shows: shape, use, caveats, origin, metrics and comparisons."""
     manifest = exported.manifest
-    shape = {
-        "Architecture": name,
-        "Parameters": sum(p.numel() for p in exported.model.parameters()),
-        "Layers": config.depth,
-        "Width": config.width,
-        "Heads": config.heads,
-        "Heads for keys and values": config.kv_heads,
-        "Context": config.max_seq_len,
-        "Vocabulary": config.vocab_size,
-        "Weights": "fp32",
-    }
-    origin = {
-        "Stage": manifest["stage"],
-        "Step": manifest["step"],
-        "Tokenizer": manifest["tokenizer"]["hash"],
-        **manifest["versions"],
-    }
-    sections = {"Shape": shape, "Origin": origin, **metrics_of_run(exported)}
+    is_base = manifest["stage"] == MODELS["base"]
     card = CARD.format(
-        model_type=ARCHITECTURES[name].model_type,
         name=exported.name,
-        prompt=BASE_PROMPT if manifest["stage"] == MODELS["base"] else CHAT_PROMPT,
+        architecture=architecture,
+        model_type=ARCHITECTURES[architecture].model_type,
+        parameters=sum(p.numel() for p in exported.model.parameters()),
+        config=exported.model.config,
+        manifest=manifest,
+        prompt=BASE_PROMPT if is_base else CHAT_PROMPT,
     )
-    for title, values in sections.items():
-        lines = [f"- {label}: {format_value(value)}\n" for label, value in values.items()]
-        card += f"\n## {title}\n\n" + "".join(lines)
-    return card + "\n## Compared with the original\n\n" + "".join(f"- {check}\n" for check in checks)
+    sections = metrics_of_run(exported)
+    for title, metrics in sections.items():
+        card += f"\n## {title}\n\n"
+        for name, value in metrics.items():
+            card += f"- {name}: {format_value(value)}\n"
+    card += "\n## Compared with the original\n\n"
+    return card + "".join(f"- {check}\n" for check in checks)
 
 
 def metrics_of_run(exported: Exported) -> dict[str, dict[str, Any]]:
