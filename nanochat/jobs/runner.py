@@ -70,7 +70,7 @@ class Step:
 
     @property
     def is_done(self) -> bool:
-        """Whether the stage it writes is there; a step without a stage is never done."""
+        """True if the stage that the step writes is there; a step without a stage is never done."""
         return bool(self.output) and self.outcome.exists()
 
 
@@ -184,27 +184,7 @@ def recorded_command(record: dict[str, Any]) -> list[str]:
     return record.get("command") or record.get("words", [])
 
 
-_HASHING = threading.Lock()  # steps that run side by side share one file of hashes
-
-
-class FileHashes:
-    """SHA-256 of files; a file is read again only when its size or modification time has changed."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-    def __call__(self, path: Path) -> str:
-        status = path.stat()
-        stamp = [status.st_size, status.st_mtime_ns]
-        known = self._known.get(str(path))
-        if not known or known[:2] != stamp:
-            known = [*stamp, hub.sha256(path)]
-            self._known[str(path)] = known
-        return known[2]
-
-    def save(self) -> None:
-        write_json(self.path, self._known)
+_HASHING = threading.Lock()  # steps side by side share the file of hashes
 
 
 def input_hashes(job: Job, step: Step) -> dict[str, str]:
@@ -216,23 +196,37 @@ def input_hashes(job: Job, step: Step) -> dict[str, str]:
             artifacts = _load_outcome(outcome).artifacts
             found |= {f"{parent}/{name}": digest for name, digest in artifacts.items()}
     with _HASHING:
-        return found | _file_hashes(job, step)
+        for name, paths in _input_files(step).items():
+            digests = sorted(hash_files(job.folder / "hashes.json", paths))
+            found[name] = digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    return found
 
 
-def _file_hashes(job: Job, step: Step) -> dict[str, str]:
-    """Return the hashes of the text and of the files of a step."""
-    found = {}
-    hash_file = FileHashes(job.folder / "hashes.json")
+def hash_files(memory: Path, paths: Sequence[Path]) -> list[str]:
+    """Return the SHA-256 of files; a file is read again only if size or time differ from the file `memory`."""
+    known = json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else {}
+    digests = []
+    for path in paths:
+        status = path.stat()
+        stamp = [status.st_size, status.st_mtime_ns]
+        *before, digest = known.get(str(path), [None])
+        if before != stamp:
+            digest = hub.sha256(path)
+            known[str(path)] = [*stamp, digest]
+        digests.append(digest)
+    write_json(memory, known)
+    return digests
+
+
+def _input_files(step: Step) -> dict[str, list[Path]]:
+    """Return the files of a step's text and data sets that are on this machine."""
     text = _text_files(step.data) if step.data else []
-    if text:
-        digests = sorted(map(hash_file, text))
-        found["the text"] = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    found = {"the text": text} if text else {}
     for entry in step.files:
         file = hub.HubFile(*entry)
         if hub.is_here([file]):
             [place] = hub.fetch([file], offline=True)
-            found[str(file)] = hash_file(place.path)
-    hash_file.save()
+            found[str(file)] = [place.path]
     return found
 
 
@@ -275,37 +269,28 @@ def run_job(job: Job, workers: int = 1) -> dict[str, str]:
     """
     os.environ.update(job.environment)
     failures: dict[str, str] = {}
+    lost: set[str] = set()  # outputs that will not come
     waiting = list(job.steps)
     running: dict[Future, Step] = {}
     with hold_job(job) as lock, stop_signals() as stop, ThreadPoolExecutor(workers) as pool:
         while waiting or running:
             pending = {step.output for step in [*waiting, *running.values()]}
-            ready = [step for step in waiting if not pending & set(step.parents)]
-            for step in ready[: 0 if stop else workers - len(running)]:
-                waiting.remove(step)
-                running[pool.submit(run_step, job, replace(step, quiet=True), lock, stop)] = step
-            if not running:  # stopped, or the parents of all others failed
-                break
+            for step in list(waiting):
+                parents = set(step.parents)
+                if stop or parents & lost:
+                    waiting.remove(step)
+                    lost.add(step.output)
+                    failures[step.name] = "the job was stopped" if stop else "a step before it failed"
+                elif len(running) < workers and not parents & pending:
+                    waiting.remove(step)
+                    running[pool.submit(run_step, job, replace(step, quiet=True), lock, stop)] = step
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 step = running.pop(future)
                 error = future.exception()
                 if error:
+                    lost.add(step.output)
                     failures[step.name] = str(error)
-                    waiting = _without_children(step, waiting, failures)
-    failures |= {step.name: "the job was stopped" for step in waiting}
     return failures
-
-
-def _without_children(failed: Step, steps: Sequence[Step], failures: dict[str, str]) -> list[Step]:
-    """Return the steps that do not depend on a failed step; the others are added to the failures."""
-    kept, lost = [], {failed.output}
-    for step in steps:  # in order: a step comes after its parents
-        if lost & set(step.parents):
-            lost.add(step.output)
-            failures[step.name] = f"{failed.name} failed"
-        else:
-            kept.append(step)
-    return kept
 
 
 def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) -> None:

@@ -6,7 +6,7 @@ import pytest
 from outcomes import ENVIRONMENT, leave
 
 from nanochat.jobs import plan
-from nanochat.jobs.estimate import BaseRun, Estimator, Work, dollars, work_seconds
+from nanochat.jobs.estimate import BaseRun, Work, dollars, estimate_job, work_seconds
 from nanochat.jobs.plan import PLANNED_STAGES, choose_setting, make_job, stage_flags
 from nanochat.paths import write_json
 from scripts.plan import NEEDS, READ, Config
@@ -17,10 +17,10 @@ BASE = BaseRun(parameters=10**9, tokens=8 * 10**9, batch=2**19, flops=6e9, notes
 
 @pytest.fixture
 def estimator(base, monkeypatch):
-    """A function from flags to an estimator and its job; hardware is named, so that nothing depends on this machine."""
+    """A function from flags to estimates, job and setting; with named hardware, nothing depends on this machine."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
     monkeypatch.setattr(plan, "has_network", lambda planned: True)
-    monkeypatch.setattr("nanochat.hub.is_here" if False else "nanochat.data.hub.is_here", lambda files: True)
+    monkeypatch.setattr("nanochat.data.hub.is_here", lambda files: True)
     monkeypatch.setattr(plan, "_bundle_files", list)
 
     def make(**flags):
@@ -28,21 +28,20 @@ def estimator(base, monkeypatch):
         setting = choose_setting(config)
         tasks = {name: TASKS[name].files() for name in READ}
         job = make_job(setting, config, stage_flags(setting, config), BASE.tokens, tasks, NEEDS)
-        return Estimator(setting, config, BASE), job
+        return estimate_job(job, setting, config, BASE), job, setting
 
     return make
 
 
 def test_every_stage_on_eight_gpus_has_a_time_and_a_price(estimator):
-    found, job = estimator(on="8xH100")
-    estimates = {step.name: found.estimate(job, step) for step in job.steps if not step.skip}
+    estimates, job, setting = estimator(on="8xH100")
     assert set(PLANNED_STAGES) < estimates.keys()
     assert all(estimate.seconds > 0 for estimate in estimates.values())
     # 8e9 tokens of 6e9 FLOPs at 40 % of 989.4 TFLOP/s each; fp8 is not credited.
     assert estimates["base_train"].seconds == pytest.approx(1.05 * 48e18 / (8 * 989.4e12 * 0.4) + 30)
     assert estimates["base_train"].basis == "assumed: 40% of the bf16 peak"
     assert "--fp8" in job.step("base_train").command
-    assert dollars(3600, found.setting) == "24.00"
+    assert dollars(3600, setting) == "24.00"
 
 
 def test_the_basis_of_an_estimate(estimator, base):
@@ -56,31 +55,30 @@ def test_the_basis_of_an_estimate(estimator, base):
         config={"depth": 24},
         environment=ENVIRONMENT | {"Hardware": ENVIRONMENT["Hardware"] | {"GPUs": "4x NVIDIA H100 80GB HBM3"}},
     )
-    found, job = estimator(on="8xH100")
-    estimate = found.estimate(job, job.step("base_train"))
+    estimates, job, _ = estimator(on="8xH100")
+    estimate = estimates["base_train"]
     assert estimate.basis == "measured: run earlier"
     assert estimate.seconds == pytest.approx(1.05 * 8000 + 30)
 
-    step = job.step("tok_train")
-    write_json(job.folder / "tok_train.json", {"command": step.command, "finished": True, "seconds": 7.0})
-    assert (found.estimate(job, step).seconds, found.estimate(job, step).basis) == (7.0, "finished")
+    record = {"command": job.step("tok_train").command, "finished": True, "seconds": 7.0}
+    write_json(job.folder / "tok_train.json", record)
+    estimate = estimator(on="8xH100")[0]["tok_train"]
+    assert (estimate.seconds, estimate.basis) == (7.0, "finished")
 
-    found, job = estimator(on="8xH100", seconds=60.0)
-    assert found.estimate(job, job.step("base_train")).basis == "as asked"
+    assert estimator(on="8xH100", seconds=60.0)[0]["base_train"].basis == "as asked"
 
-    found, job = estimator(scale="embedded", on="H100")
-    assert found.estimate(job, job.step("chat_rl")).basis == "measured on 2 cores"
-    half, half_job = estimator(scale="embedded", on="H100", depth=4)
-    ratio = half.estimate(half_job, half_job.step("chat_rl")).seconds / found.estimate(job, job.step("chat_rl")).seconds
-    assert ratio == 0.5
+    whole = estimator(scale="embedded", on="H100")[0]["chat_rl"]
+    assert whole.basis == "measured on 2 cores"
+    half = estimator(scale="embedded", on="H100", depth=4)[0]["chat_rl"]
+    assert half.seconds == whole.seconds / 2
 
 
 def test_work_becomes_seconds(estimator):
-    found, _ = estimator(on="H100")
-    start = work_seconds(Work(), found.setting, BASE, 1e15)
-    scored = work_seconds(Work(scored=1e9), found.setting, BASE, 1e15) - start
+    _, _, setting = estimator(on="H100")
+    start = work_seconds(Work(), setting, BASE, 1e15)
+    scored = work_seconds(Work(scored=1e9), setting, BASE, 1e15) - start
     assert scored == pytest.approx(1e9 * 2e9 / 1e15)
-    generated = work_seconds(Work(generated=1e6), found.setting, BASE, 1e15) - start
+    generated = work_seconds(Work(generated=1e6), setting, BASE, 1e15) - start
     assert generated > 1e6 * 2e9 / 1e15  # a token at a time is slower than a whole row
 
 
