@@ -11,7 +11,7 @@
 #   --seconds=N          time for base training, other stages in proportion
 #   --fresh              start again; earlier results are archived
 # Run the same command again to resume, within a stage too. Artifacts go to NANOCHAT_BASE_DIR (default
-# ~/.cache/nanochat), the card to report.md beside this file. The flags of each stage are in nanochat/jobs/plan.py.
+# ~/.cache/nanochat), the card to report.md beside this file. The flags of each stage are in nanochat/jobs/scales.py.
 set -euo pipefail
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p;}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 from=$PWD

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from nanochat import hardware
 from nanochat.data import hub
-from nanochat.jobs.plan import TRAINING, Request, Setting, flag_words, skipped_lines, time_share
+from nanochat.jobs.plan import TRAINING, Request, Setting, flag_words, skipped_lines
 from nanochat.jobs.runner import Job, Step, read_record, recorded_command
+from nanochat.jobs.scales import time_share
 from nanochat.log import duration, terminal_table
 from nanochat.outcome import ROOT, Outcome, environment, read_outcomes
 from nanochat.paths import base_dir, stage_dir

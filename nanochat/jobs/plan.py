@@ -1,7 +1,7 @@
-"""Plan of the main job: the scale, the command of each stage, and an estimate of time, disk and dollars.
+"""Plan of the main job: scale, data, hardware, and the command of each stage.
 
-`make_plan` turns a command line into a job for `nanochat.jobs.runner`, and into lines that describe it; nothing starts.
-The table SCALES has the flags of each stage.
+`choose_setting` looks at the command line and the machine, `make_job` returns the steps for `nanochat.jobs.runner`.
+Nothing starts here. `nanochat.jobs.scales` has the flags of each stage.
 """
 
 import functools
@@ -13,7 +13,7 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -23,177 +23,10 @@ from nanochat.data.hub import HubFile
 from nanochat.evals.core_tasks import BUNDLE, data_files
 from nanochat.hardware import Accelerator, parse_hardware
 from nanochat.jobs.runner import Job, Step, read_settings
+from nanochat.jobs.scales import SCALES, Scale, choose_scale, evening_depth, scale_flags
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
 from nanochat.stages import MODELS, STAGES
-
-# ---- scales: the flags of each stage on a machine of a size ----
-
-VOCABULARY = "--max-chars=2e9 --doc-cap=10000"  # text that the tokenizer learns from
-# A CPU has no time for all problems of all tasks.
-FEW_PROBLEMS = {
-    "base_loss": "--eval-bytes=500000",
-    "base_eval": "--max-per-task=100",
-    "chat_eval": "--max-problems=100 --max-new-tokens=128",
-}
-# Minutes on two cores: deep, narrow, large steps, so that the model soon learns to look things up; a fixed number of
-# steps, so that a slow machine takes longer and learns the same. The reasons are in dev/LOG.md.
-EMBEDDED_MODEL = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=100000"
-EMBEDDED_RATES = "--matrix-lr=0.08 --embedding-lr=1.2 --unembedding-lr=0.06 --warmup-steps=20 --total-batch-size=2048"
-# Choices are also named with their text: a model of this size cannot learn to choose from letters alone.
-CHATS = "SmolTalk:0.33,Identity,GSM8K:0.15,AQUA-Rationale,MMLU:0.17,MMLU-Named:0.7,SimpleSpelling:0.2,SpellingBee:0.2"
-# Steps on a CPU are few and long, so checkpoints are saved often.
-CPU_MODEL = "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"
-CPU_TUNING = "--eval-metrics-max-problems=50 --save-every=100"
-EMBEDDED_TUNING = f"--mixture={CHATS} --eval-tokens=30000 {CPU_TUNING}"
-CPU_RL = "--task=GSM8K --eval-examples=100 --save-every=10"
-GPU_TUNING = {
-    "mid_train": "--keep-last=1",
-    "chat_sft": "--keep-last=1",
-    "chat_rl": "--task=GSM8K --keep-last=1",
-}
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Settings of all stages for machines of a size.
-
-    world: the text is the embedded world unless --data names another. depth: layers; 0: chosen by GPU memory.
-    flags: script -> its flags. seconds: step -> time measured on two cores; steps without one are estimated from FLOPs.
-    memory, disk: GB as measured; 0: estimated.
-    """
-
-    description: str
-    world: bool
-    depth: int
-    flags: Mapping[str, str]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    memory: float = 0
-    disk: float = 0
-
-
-SCALES = {
-    "embedded": Scale(
-        "the embedded world on a CPU, some minutes of training",
-        world=True,
-        depth=8,
-        flags={
-            "tok_train": f"--vocab-size=4096 {VOCABULARY}",
-            "base_train": f"{EMBEDDED_MODEL} {EMBEDDED_RATES} --save-every=100 --num-iterations=500",
-            "mid_train": f"--num-iterations=110 {EMBEDDED_TUNING}",
-            "chat_sft": f"--num-iterations=48 --init-lr-frac=0.2 {EMBEDDED_TUNING}",
-            "chat_rl": f"--num-iterations=20 --max-new-tokens=100 --init-lr-frac=0.03 {CPU_RL}",
-            "base_loss": "--eval-bytes=200000",
-            "base_eval": FEW_PROBLEMS["base_eval"],
-            "chat_eval": FEW_PROBLEMS["chat_eval"],
-        },
-        seconds={
-            "world": 8,
-            "tok_train": 1,
-            "tok_eval": 4,
-            "base_train": 265,
-            "base_loss": 20,
-            "base_eval": 9,
-            "mid_train": 72,
-            "chat_eval_mid": 13,
-            "chat_sft": 42,
-            "chat_eval_sft": 14,
-            "chat_rl": 95,
-            "chat_eval_rl": 14,
-            "report": 1,
-        },
-        memory=1.5,
-        disk=1.5,
-    ),
-    "cpu": Scale(
-        "real text on a CPU, an evening",
-        world=False,
-        depth=4,
-        flags={
-            "tok_train": f"--vocab-size=8192 {VOCABULARY}",
-            "base_train": f"{CPU_MODEL} --total-batch-size=8192 --target-seconds=7200",
-            "mid_train": f"--target-seconds=1800 {CPU_TUNING}",
-            "chat_sft": f"--target-seconds=1800 {CPU_TUNING}",
-            "chat_rl": f"--num-iterations=100 {CPU_RL}",
-            **FEW_PROBLEMS,
-        },
-        memory=2,
-        disk=4,
-    ),
-    "1gpu": Scale(
-        "a depth that fits the GPU's memory, an evening",
-        world=False,
-        depth=0,
-        flags={
-            "tok_train": f"--vocab-size=65536 {VOCABULARY}",
-            "base_train": "--target-param-data-ratio=12 --core-metric-every=2000",
-            **GPU_TUNING,
-        },
-    ),
-    "8xh100": Scale(
-        "as good as GPT-2, in some hours",
-        world=False,
-        depth=24,
-        flags={
-            "tok_train": f"--vocab-size=65536 {VOCABULARY}",
-            "base_train": "--target-param-data-ratio=8 --fp8 --core-metric-every=2000",
-            **GPU_TUNING,
-        },
-    ),
-}
-EVENING_DEPTHS = ((70, 16), (30, 12), (20, 10), (10, 8), (0, 6))  # GB of one GPU, depth that it trains in an evening
-LARGE_GPUS, LARGE_MEMORY = 8, 79  # from so many GPUs of so many GB: the scale 8xh100
-HORIZONS = ("--num-iterations", "--target-param-data-ratio")
-EMBEDDED_TRAINING_SECONDS = 248  # of the 500 steps of base training, to shorten the other stages by --seconds
-
-
-def choose_scale(gpus: int, accelerator: Accelerator | None, has_text: bool) -> tuple[str, str]:
-    """Return the scale of --scale=auto, and the reason."""
-    if not gpus:
-        return "embedded", "no GPU is here"
-    if not has_text:
-        return "embedded", "no text is here, and no network to fetch some"
-    if gpus >= LARGE_GPUS and (accelerator.memory or 0) >= LARGE_MEMORY:
-        return "8xh100", f"{gpus} GPUs of {accelerator.memory:g} GB"
-    return "1gpu", f"fewer than {LARGE_GPUS} GPUs of 80 GB"
-
-
-def evening_depth(accelerator: Accelerator | None) -> int:
-    """Return the depth that one GPU trains in an evening; the least if its memory is not known."""
-    memory = (accelerator.memory or 0) if accelerator else 0
-    return next(depth for least, depth in EVENING_DEPTHS if memory >= least)
-
-
-def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]:
-    """Return flag -> value ("" for a switch) of a script.
-
-    seconds: time for base training, if given; the horizons of all other stages change in proportion.
-    """
-    words = [word.partition("=") for word in scale.flags.get(script, "").split()]
-    flags = {name: value for name, _, value in words}
-    if not seconds:
-        return flags
-    if script == "base_train":
-        flags = {name: value for name, value in flags.items() if name not in HORIZONS}
-        flags["--target-seconds"] = f"{seconds:g}"
-        return flags
-    share = time_share(scale, seconds)
-    if share and "--target-seconds" in flags:
-        flags["--target-seconds"] = f"{float(flags['--target-seconds']) * share:g}"
-    elif share and "--num-iterations" in flags:
-        steps = round(int(flags["--num-iterations"]) * share)
-        flags["--num-iterations"] = str(max(1, steps))
-    return flags
-
-
-def time_share(scale: Scale, seconds: float) -> float:
-    """Return --seconds as a fraction of the scale's own base training; 0 if that has no fixed time."""
-    flags = scale_flags(scale, "base_train")
-    usual = float(flags.get("--target-seconds", EMBEDDED_TRAINING_SECONDS if scale.world else 0))
-    return seconds / usual if usual else 0.0
-
-
-# ---- steps ----
 
 SCRIPTS = {stage.name: stage.script for stage in STAGES}
 PARENTS = {stage.name: stage.parent for stage in STAGES}
@@ -404,67 +237,81 @@ def make_job(
     tokens: of base training, so that enough text is downloaded; 0: the corpus's default. tasks: task -> the files that
     stages read. needs: stage -> the task without which it is left out.
     """
-    skips = _missing(setting, tasks, needs)
+    skips = skip_reasons(setting, tasks, needs, request.until)
     task_files = list(dict.fromkeys(file for files in tasks.values() for file in files))
-    tag = request.tag
     commands = {
         "world": ["nanochat.world", f"--out={setting.world}", f"--seed={request.seed}"],
         "download": ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"],
-        "report": ["nanochat.report", "--out=report.md", f"--tag={tag}"],
+        "report": ["nanochat.report", "--out=report.md", f"--tag={request.tag}"],
     }
     steps = []
     for name in STEPS:
-        skips[name] = _skip_reason(name, skips, request.until)
         if name in commands:
-            steps.append(Step(name, commands[name], skip=skips[name], quiet=name == "download"))
-            continue
-        files = [] if name in TEXT_STAGES else _bundle_files() if name == "base_eval" else task_files
-        on_gpus = setting.gpus > 1 and not name.startswith("tok")
-        step = Step(
-            name,
-            [f"scripts.{SCRIPTS[name]}", *flag_words(flags[name])],
-            output=f"{name}/{tag}",
-            parents=[f"{PARENTS[name]}/{tag}"] if PARENTS[name] else [],
-            data=setting.data if name in TEXT_STAGES else "",
-            files=[[file.path, file.repo, file.revision] for file in files],
-            launch=[*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if on_gpus else [],
-            options=[f"--run={request.wandb}"] if request.wandb else [],
-            skip=skips[name],
-        )
+            # The download runs beside the tokenizer, so its lines go to its log alone.
+            step = Step(name, commands[name], skip=skips[name], quiet=name == "download")
+        else:
+            step = _stage_step(name, setting, request, flags[name], task_files, skips[name])
         steps.append(step)
     return Job(
         "speedrun",
-        tag,
+        request.tag,
         steps,
         environment=setting.environment,
         resume=resume_command(request, setting.data),
-        closing=skipped_lines(steps) + talk_lines(steps, tag),
+        closing=skipped_lines(steps) + talk_lines(steps, request.tag),
         settings={"scale": setting.name, "depth": setting.depth},
     )
 
 
-def _missing(setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs: Mapping[str, str]) -> dict[str, str]:
-    """Return step -> why the machine cannot do it."""
-    missing = {}
+def _stage_step(
+    name: str,
+    setting: Setting,
+    request: Request,
+    flags: Mapping[str, str],
+    task_files: Sequence[HubFile],
+    skip: str,
+) -> Step:
+    """Return the step of a stage: its command, and all files that decide its result."""
+    reads_text = name in TEXT_STAGES
+    files = [] if reads_text else _bundle_files() if name == "base_eval" else task_files
+    parent = PARENTS[name]
+    # Tokenizers are trained and evaluated on the CPU.
+    several_gpus = setting.gpus > 1 and not name.startswith("tok")
+    return Step(
+        name,
+        [f"scripts.{SCRIPTS[name]}", *flag_words(flags)],
+        output=f"{name}/{request.tag}",
+        parents=[f"{parent}/{request.tag}"] if parent else [],
+        data=setting.data if reads_text else "",
+        files=[[file.path, file.repo, file.revision] for file in files],
+        launch=[*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if several_gpus else [],
+        options=[f"--run={request.wandb}"] if request.wandb else [],
+        skip=skip,
+    )
+
+
+def skip_reasons(
+    setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs: Mapping[str, str], until: str
+) -> dict[str, str]:
+    """Return step -> why it is left out; empty: it is not."""
+    reasons = dict.fromkeys(STEPS, "")
     if not setting.own_world:
         text = "the world of NANOCHAT_HUB" if setting.data == "world" else setting.data
-        missing["world"] = f"the text is {text}"
+        reasons["world"] = f"the text is {text}"
     if not hub_files(setting.data):
-        missing["download"] = "nothing has to be downloaded"
+        reasons["download"] = "nothing has to be downloaded"
     if not setting.has_files(BUNDLE):
-        missing["base_eval"] = "no eval_bundle is here or on the hub: NANOCHAT_HUB may name a mirror that has one"
+        reasons["base_eval"] = "no eval_bundle is here or on the hub: NANOCHAT_HUB may name a mirror that has one"
     for name, task in needs.items():
         if not setting.has_files(tasks[task]):
-            missing[name] = f"the files of {task} are not here and cannot be downloaded"
-    return missing
-
-
-def _skip_reason(name: str, skips: Mapping[str, str], until: str) -> str:
-    """Return why a step is left out; empty: it is not. skips: the reasons of the steps before it."""
-    if until and STEPS.index(name) > STEPS.index(until):
-        return f"after --until={until}"
-    parent = PARENTS.get(name)
-    return skips.get(name) or (f"{parent} is left out" if skips.get(parent) else "")
+            reasons[name] = f"the files of {task} are not here and cannot be downloaded"
+    for name in STEPS:  # in order, so that a reason reaches the stages after it
+        parent = PARENTS.get(name)
+        if until and STEPS.index(name) > STEPS.index(until):
+            reasons[name] = f"after --until={until}"
+        elif parent and reasons[parent] and not reasons[name]:
+            reasons[name] = f"{parent} is left out"
+    return reasons
 
 
 def _bundle_files() -> list[HubFile]:

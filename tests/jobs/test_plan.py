@@ -1,15 +1,13 @@
-"""Plan of the main job: scale, steps, flags, reasons to leave a step out; `scripts.plan` is called in this process."""
+"""Plan of the main job: steps, flags, reasons to leave a step out; `scripts.plan` is called in this process."""
 
 import json
 import os
 
 import pytest
 
-from nanochat.hardware import Accelerator, parse_hardware
 from nanochat.jobs import plan
-from nanochat.jobs.plan import EVENING_DEPTHS, PLANNED_STAGES, SCALES, STEPS, choose_scale, evening_depth, scale_flags
+from nanochat.jobs.plan import PLANNED_STAGES, STEPS
 from nanochat.jobs.runner import Job, Step, load_job
-from nanochat.stages import STAGES
 from scripts.plan import Config, main
 
 
@@ -32,49 +30,6 @@ def planned(base, monkeypatch, capsys):
 
 def has_mixture(step: Step) -> bool:
     return any(word.startswith("--mixture=") for word in step.command)
-
-
-# ---- scales ----
-
-
-@pytest.mark.parametrize(
-    ("named", "has_text", "name"),
-    [
-        ("8xH100", True, "8xh100"),
-        ("16xB200", True, "8xh100"),
-        ("8xA100-40GB", True, "1gpu"),
-        ("4xH100", True, "1gpu"),
-        ("RTX-4090", True, "1gpu"),
-        ("8xH100", False, "embedded"),
-    ],
-)
-def test_the_scale_follows_the_hardware(named, has_text, name):
-    assert choose_scale(*parse_hardware(named), has_text)[0] == name
-    assert choose_scale(0, None, has_text) == ("embedded", "no GPU is here")
-
-
-def test_depth_follows_the_memory():
-    depths = [evening_depth(Accelerator("some", memory=memory)) for memory in (8, 12, 24, 48, 80, 192)]
-    assert depths == sorted(set(depths)) + depths[-1:]
-    assert evening_depth(None) == evening_depth(Accelerator("unknown")) == EVENING_DEPTHS[-1][1]
-
-
-def test_the_table_names_scripts_and_steps_that_exist():
-    for scale in SCALES.values():
-        assert scale.flags.keys() <= {stage.script for stage in STAGES}
-        assert scale.seconds.keys() <= set(STEPS)
-
-
-def test_all_horizons_change_with_the_time_of_base_training():
-    scale = SCALES["cpu"]
-    for script in ("base_train", "mid_train", "chat_sft"):
-        whole, half = scale_flags(scale, script), scale_flags(scale, script, 3600)
-        assert float(half["--target-seconds"]) == float(whole["--target-seconds"]) / 2
-    assert scale_flags(scale, "chat_rl", 3600)["--num-iterations"] == "50"
-    assert scale_flags(scale, "tok_train", 3600) == scale_flags(scale, "tok_train")
-
-
-# ---- the job ----
 
 
 def test_a_job_keeps_the_scale_that_it_started_with(planned, base):

@@ -1,0 +1,169 @@
+"""Scales of the main job: the flags of each stage for machines of a size. Its figures stand here alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nanochat.hardware import Accelerator
+
+VOCABULARY = "--max-chars=2e9 --doc-cap=10000"  # text that the tokenizer learns from
+# A CPU has no time for all problems of all tasks.
+FEW_PROBLEMS = {
+    "base_loss": "--eval-bytes=500000",
+    "base_eval": "--max-per-task=100",
+    "chat_eval": "--max-problems=100 --max-new-tokens=128",
+}
+# Minutes on two cores: deep, narrow, large steps, so that the model soon learns to look things up; a fixed number of
+# steps, so that a slow machine takes longer and learns the same. The reasons are in dev/LOG.md.
+EMBEDDED_MODEL = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=100000"
+EMBEDDED_RATES = "--matrix-lr=0.08 --embedding-lr=1.2 --unembedding-lr=0.06 --warmup-steps=20 --total-batch-size=2048"
+# Choices are also named with their text: a model of this size cannot learn to choose from letters alone.
+CHATS = "SmolTalk:0.33,Identity,GSM8K:0.15,AQUA-Rationale,MMLU:0.17,MMLU-Named:0.7,SimpleSpelling:0.2,SpellingBee:0.2"
+# Steps on a CPU are few and long, so checkpoints are saved often.
+CPU_MODEL = "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"
+CPU_TUNING = "--eval-metrics-max-problems=50 --save-every=100"
+EMBEDDED_TUNING = f"--mixture={CHATS} --eval-tokens=30000 {CPU_TUNING}"
+CPU_RL = "--task=GSM8K --eval-examples=100 --save-every=10"
+GPU_TUNING = {
+    "mid_train": "--keep-last=1",
+    "chat_sft": "--keep-last=1",
+    "chat_rl": "--task=GSM8K --keep-last=1",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Settings of all stages for machines of a size.
+
+    world: the text is the embedded world unless --data names another. depth: layers; 0: chosen by GPU memory.
+    flags: script -> its flags. seconds: step -> time measured on two cores; steps without one are estimated from FLOPs.
+    memory, disk: GB as measured; 0: estimated.
+    """
+
+    description: str
+    world: bool
+    depth: int
+    flags: Mapping[str, str]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    memory: float = 0
+    disk: float = 0
+
+
+SCALES = {
+    "embedded": Scale(
+        "the embedded world on a CPU, some minutes of training",
+        world=True,
+        depth=8,
+        flags={
+            "tok_train": f"--vocab-size=4096 {VOCABULARY}",
+            "base_train": f"{EMBEDDED_MODEL} {EMBEDDED_RATES} --save-every=100 --num-iterations=500",
+            "mid_train": f"--num-iterations=110 {EMBEDDED_TUNING}",
+            "chat_sft": f"--num-iterations=48 --init-lr-frac=0.2 {EMBEDDED_TUNING}",
+            "chat_rl": f"--num-iterations=20 --max-new-tokens=100 --init-lr-frac=0.03 {CPU_RL}",
+            "base_loss": "--eval-bytes=200000",
+            "base_eval": FEW_PROBLEMS["base_eval"],
+            "chat_eval": FEW_PROBLEMS["chat_eval"],
+        },
+        seconds={
+            "world": 8,
+            "tok_train": 1,
+            "tok_eval": 4,
+            "base_train": 265,
+            "base_loss": 20,
+            "base_eval": 9,
+            "mid_train": 72,
+            "chat_eval_mid": 13,
+            "chat_sft": 42,
+            "chat_eval_sft": 14,
+            "chat_rl": 95,
+            "chat_eval_rl": 14,
+            "report": 1,
+        },
+        memory=1.5,
+        disk=1.5,
+    ),
+    "cpu": Scale(
+        "real text on a CPU, an evening",
+        world=False,
+        depth=4,
+        flags={
+            "tok_train": f"--vocab-size=8192 {VOCABULARY}",
+            "base_train": f"{CPU_MODEL} --total-batch-size=8192 --target-seconds=7200",
+            "mid_train": f"--target-seconds=1800 {CPU_TUNING}",
+            "chat_sft": f"--target-seconds=1800 {CPU_TUNING}",
+            "chat_rl": f"--num-iterations=100 {CPU_RL}",
+            **FEW_PROBLEMS,
+        },
+        memory=2,
+        disk=4,
+    ),
+    "1gpu": Scale(
+        "a depth that fits the GPU's memory, an evening",
+        world=False,
+        depth=0,
+        flags={
+            "tok_train": f"--vocab-size=65536 {VOCABULARY}",
+            "base_train": "--target-param-data-ratio=12 --core-metric-every=2000",
+            **GPU_TUNING,
+        },
+    ),
+    "8xh100": Scale(
+        "as good as GPT-2, in some hours",
+        world=False,
+        depth=24,
+        flags={
+            "tok_train": f"--vocab-size=65536 {VOCABULARY}",
+            "base_train": "--target-param-data-ratio=8 --fp8 --core-metric-every=2000",
+            **GPU_TUNING,
+        },
+    ),
+}
+EVENING_DEPTHS = ((70, 16), (30, 12), (20, 10), (10, 8), (0, 6))  # GB of one GPU, depth that it trains in an evening
+LARGE_GPUS, LARGE_MEMORY = 8, 79  # from so many GPUs of so many GB: the scale 8xh100
+HORIZONS = ("--num-iterations", "--target-param-data-ratio")
+EMBEDDED_TRAINING_SECONDS = 248  # of the 500 steps of base training, to shorten the other stages by --seconds
+
+
+def choose_scale(gpus: int, accelerator: Accelerator | None, has_text: bool) -> tuple[str, str]:
+    """Return the scale of --scale=auto, and the reason."""
+    if not gpus:
+        return "embedded", "no GPU is here"
+    if not has_text:
+        return "embedded", "no text is here, and no network to fetch some"
+    if gpus >= LARGE_GPUS and (accelerator.memory or 0) >= LARGE_MEMORY:
+        return "8xh100", f"{gpus} GPUs of {accelerator.memory:g} GB"
+    return "1gpu", f"fewer than {LARGE_GPUS} GPUs of 80 GB"
+
+
+def evening_depth(accelerator: Accelerator | None) -> int:
+    """Return the depth that one GPU trains in an evening; the least if its memory is not known."""
+    memory = (accelerator.memory or 0) if accelerator else 0
+    return next(depth for least, depth in EVENING_DEPTHS if memory >= least)
+
+
+def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]:
+    """Return flag -> value ("" for a switch) of a script.
+
+    seconds: time for base training, if given; the horizons of all other stages change in proportion.
+    """
+    words = [word.partition("=") for word in scale.flags.get(script, "").split()]
+    flags = {name: value for name, _, value in words}
+    if not seconds:
+        return flags
+    if script == "base_train":
+        flags = {name: value for name, value in flags.items() if name not in HORIZONS}
+        flags["--target-seconds"] = f"{seconds:g}"
+        return flags
+    share = time_share(scale, seconds)
+    if share and "--target-seconds" in flags:
+        flags["--target-seconds"] = f"{float(flags['--target-seconds']) * share:g}"
+    elif share and "--num-iterations" in flags:
+        steps = round(int(flags["--num-iterations"]) * share)
+        flags["--num-iterations"] = str(max(1, steps))
+    return flags
+
+
+def time_share(scale: Scale, seconds: float) -> float:
+    """Return --seconds as a fraction of the scale's own base training; 0 if that has no fixed time."""
+    flags = scale_flags(scale, "base_train")
+    usual = float(flags.get("--target-seconds", EMBEDDED_TRAINING_SECONDS if scale.world else 0))
+    return seconds / usual if usual else 0.0
