@@ -1,4 +1,4 @@
-"""What every benchmark does: contenders in turn, a process for each run, medians, a table, records as JSON."""
+"""Shared by all benchmarks: contenders in turn, a process for each run, medians, a table, records as JSON."""
 
 import importlib
 import itertools
@@ -19,90 +19,98 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def in_child(work: Callable, *job: Any, python: Any = sys.executable, checkout: Any = ROOT, env: Any = (), limit=1800):
-    """What a function of a module of bench/ returns in a fresh process, where the packages of `checkout` go first.
+    """Call a function of bench/ in a fresh process, with the packages of `checkout` first, and return its result.
 
-    If it returns a pair `(run, facts)`: the dict `facts(run())`, with the `seconds` that run() took and the most
-    `memory` the process held until then, in MB. Where there is no answer within `limit` seconds: {"failure": why}.
+    A function may return a pair `(run, facts)`. Then the result is the dict `facts(run())`, with the `seconds` that
+    run() took and the peak `memory` of the process in MB. Without an answer in `limit` seconds: {"failure": reason}.
     """
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answer.json")
         call = [str(checkout), Path(work.__code__.co_filename).stem, work.__name__, job, str(answer)]
         command = [
             python,
-            "-E",
+            "-E",  # PYTHONPATH may hide the peer that has our core's name
             __file__,
             json.dumps(call),
-        ]  # -E: PYTHONPATH may hide the peer that has our core's name
+        ]
         try:
             done = subprocess.run(command, env=os.environ | dict(env), capture_output=True, timeout=limit)
         except subprocess.TimeoutExpired:
+            # The child creates the file when the clock starts.
             return {"failure": f"over {limit} s" if answer.exists() else f"not ready to start in {limit} s"}
         if done.returncode:
-            print(said := done.stderr.decode(errors="replace").strip()[-4000:], file=sys.stderr)
-            last = (said or "failed without a word").splitlines()[-1]
+            error = done.stderr.decode(errors="replace").strip()[-4000:]
+            print(error, file=sys.stderr)
+            last = (error or "failed without a message").splitlines()[-1]
             return {"failure": last if done.returncode > 0 else f"killed by {signal.Signals(-done.returncode).name}"}
         return json.loads(answer.read_text())
 
 
 def child(checkout: str, module: str, function: str, job: list, answer: str) -> None:
+    """Run a job in this process and write the result to a JSON file."""
     sys.path[:1] = [checkout, str(ROOT)]
     found = getattr(importlib.import_module(f"bench.{module}"), function)(*job)
     if isinstance(found, tuple):
-        Path(answer).touch()  # a process that is ended from now on was ended at the work itself
+        Path(answer).touch()  # a time-out from now on is one of the work itself
         start = time.perf_counter()
         result = found[0]()
         found = {"seconds": time.perf_counter() - start, "memory": peak_memory()} | found[1](result)
     Path(answer).write_text(json.dumps(found))
-    os._exit(0)  # its threads in the background need not be waited for
+    os._exit(0)  # does not wait for threads in the background
 
 
 def peak_memory() -> float:
-    """MB; Linux only. Not `getrusage`: its figure is inherited from the process that started this one."""
+    """Return the peak memory in MB; Linux only. `getrusage` inherits its figure from the parent process."""
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024 / 1e6
 
 
 class Figure(NamedTuple):
-    """A figure of the runs. key: its name in their dicts, where it may be missing. shown: a format."""
+    """A figure that runs report."""
 
-    key: str
+    key: str  # in the dict of a run; some runs may lack it
     unit: str
     less_is_better: bool = True
-    shown: str = ",.2f"
+    shown: str = ",.2f"  # format in the table
 
     def values(self, runs: list[dict]) -> list[float]:
-        """Best first."""
+        """Return the values of several runs, best first."""
         return sorted((run[self.key] for run in runs if run.get(self.key) is not None), reverse=not self.less_is_better)
 
     def record(self, case: str, ours: list[dict], peer: list[dict], name: str) -> dict:
-        """Of the medians, null where there is none; ratio > 1: ours is better."""
+        """Return a record of both medians, None without runs; a ratio above 1 means that ours is better."""
         mine, theirs = (statistics.median(v) if (v := self.values(runs)) else None for runs in (ours, peer))
         ratio = (theirs / mine) ** (1 if self.less_is_better else -1) if mine and theirs else None
         figures = {"ours": mine, "peer": theirs, "peer_name": name, "ratio": ratio}
         return {"case": f"{case}: {self.key}", "unit": self.unit} | figures
 
     def cell(self, ours: list[dict], runs: list[dict]) -> str:
-        """Median, in brackets the best, and how many times better ours is."""
-        values, ratio = self.values(runs), self.record("", ours, runs, "")["ratio"]
-        told = f"{statistics.median(values):{self.shown}} ({values[0]:{self.shown}})" if values else ""
-        return told + (f" {ratio:.2f}x" if ratio else "")
+        """Return a cell: median, in brackets the best run, and the ratio to ours."""
+        values = self.values(runs)
+        ratio = self.record("", ours, runs, "")["ratio"]
+        cell = f"{statistics.median(values):{self.shown}} ({values[0]:{self.shown}})" if values else ""
+        return cell + (f" {ratio:.2f}x" if ratio else "")
 
 
 def compare(case: str, runs: dict[str, Callable[[int], dict]], figures: list[Figure], repeats: int, note=lambda *_: ""):
-    """Records of all contenders, called in turn with the number of the round; prints them as a table.
+    """Run all contenders in turn, each with the number of the round; print a table and return records.
 
-    Who is called "ours…" is compared with all others; in the table, the first is. note: (all runs, name) -> a remark.
+    Records compare each contender named "ours…" with all others; the table compares the first one. note: (all runs,
+    name) -> a remark for the last column.
     """
     found: dict[str, list[dict]] = {name: [] for name in runs}
-    load = f"load before: {os.getloadavg()[0]:.1f}"  # others' work spoils ours
+    load = f"load before: {os.getloadavg()[0]:.1f}"  # other processes spoil the figures
     for repeat, name in itertools.product(range(repeats), runs):
-        if not any("failure" in run for run in found[name]):  # who failed is not asked again
-            found[name].append(last := runs[name](repeat))
-            told = {figure.key: last[figure.key] for figure in figures if figure.key in last} or last
-            print(f"{case}, {repeat + 1} of {repeats}, {name}: {told}", file=sys.stderr, flush=True)
+        if any("failure" in run for run in found[name]):
+            continue  # no second try after a failure
+        last = runs[name](repeat)
+        found[name].append(last)
+        shown = {figure.key: last[figure.key] for figure in figures if figure.key in last} or last
+        print(f"{case}, {repeat + 1} of {repeats}, {name}: {shown}", file=sys.stderr, flush=True)
     first = found[next(iter(runs))]
     rows = [[case, *(f"{figure.key}, {figure.unit}" for figure in figures), load]]
-    for name, its in found.items():
-        rows.append([name, *(f.cell(first, its) for f in figures), its[-1].get("failure") or note(found, name)])
+    for name, own in found.items():
+        cells = [figure.cell(first, own) for figure in figures]
+        rows.append([name, *cells, own[-1].get("failure") or note(found, name)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print("", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows), sep="\n", flush=True)
     pairs = [(mine, peer) for mine in runs if mine.startswith("ours") for peer in runs if peer != mine]
@@ -110,8 +118,9 @@ def compare(case: str, runs: dict[str, Callable[[int], dict]], figures: list[Fig
 
 
 def finish(path: Path | str | None, records: list[dict]) -> None:
-    """Says what all this ran on, and writes the records where --json wants them."""
-    from nanochat.outcome import environment, versions  # not there in a peer's process
+    """Print hardware and versions, and write the records to the file of --json."""
+    # Imported here because a peer's process does not have it.
+    from nanochat.outcome import environment, versions
 
     print("", *(f"{name}: {value}" for name, value in (environment()["Hardware"] | versions()).items()), sep="\n")
     if path:

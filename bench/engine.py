@@ -1,9 +1,9 @@
-"""Generation, ours and the reference's in turn: tokens a second of one row, of many prompts, of many samples of one.
+"""Generation, ours and the reference in turn: tokens per second for one row, many prompts, many samples of one prompt.
 
     python -m bench.engine [--reference CHECKOUT] [--depth 6] [--repeats 3]
 
-Random weights of the same sizes and dtype, 128 new tokens a row at temperature 1, nothing ends a row early. The peer
-is a checkout of the public nanochat, whose engine takes one prompt at a time. A first, unmeasured run warms each.
+Random weights of the same sizes and dtype, 128 new tokens in each row at temperature 1, no row ends early. The peer is
+a checkout of the public nanochat; its engine takes one prompt at a time. An unmeasured run warms each up.
 """
 
 import argparse
@@ -16,15 +16,15 @@ from bench.common import ROOT, Figure, compare, finish, in_child
 
 CASES = {"one row": (1, 1), "32 prompts": (32, 1), "32 samples of one prompt": (1, 32)}  # prompts, samples of each
 VOCABULARY, LENGTH, NEW = 4096, 1024, 128
-SPECIAL = ("bos", *(f"{what}_{end}" for what in ("user", "assistant", "python", "output") for end in ("start", "end")))
+SPECIAL = ("bos", *(f"{part}_{end}" for part in ("user", "assistant", "python", "output") for end in ("start", "end")))
 FIGURES = [Figure("rate", "tokens/s", less_is_better=False, shown=",.0f"), Figure("memory", "MB", shown=",.0f")]
 
 
 def prompts(count: int) -> list[list[int]]:
-    """Of 16 to 128 tokens; one alone has 64."""
-    dice = random.Random(7)
-    lengths = [dice.randint(16, 128) for _ in range(count)] if count > 1 else [64]
-    return [[dice.randrange(VOCABULARY - len(SPECIAL)) for _ in range(length)] for length in lengths]
+    """Return prompts of 16 to 128 random tokens; a single prompt has 64."""
+    rng = random.Random(7)
+    lengths = [rng.randint(16, 128) for _ in range(count)] if count > 1 else [64]
+    return [[rng.randrange(VOCABULARY - len(SPECIAL)) for _ in range(length)] for length in lengths]
 
 
 def ours(depth: int, count: int, samples: int) -> tuple[Callable, Callable]:
@@ -43,13 +43,13 @@ def ours(depth: int, count: int, samples: int) -> tuple[Callable, Callable]:
     special = {f"<|{name}|>": VOCABULARY - 1 - i for i, name in enumerate(SPECIAL)}
     tokenizer = SimpleNamespace(special_tokens=special, encode=lambda text: [1], decode=lambda ids: "")
     engine, options = Engine(model.eval(), tokenizer), {"temperature": 1.0, "stop": frozenset()}
-    asked = [Request(prompt, NEW, n=samples, **options) for prompt in prompts(count)]
-    engine.generate(asked)
+    requests = [Request(prompt, NEW, n=samples, **options) for prompt in prompts(count)]
+    engine.generate(requests)  # warm-up
 
-    def written(found: list) -> dict:
-        return {"tokens": sum(len(one.tokens) for completions in found for one in completions)}
+    def facts(answers: list) -> dict:
+        return {"tokens": sum(len(one.tokens) for completions in answers for one in completions)}
 
-    return lambda: engine.generate(asked), written
+    return lambda: engine.generate(requests), facts
 
 
 def reference(depth: int, count: int, samples: int) -> tuple[Callable, Callable]:
@@ -77,6 +77,7 @@ def reference(depth: int, count: int, samples: int) -> tuple[Callable, Callable]
 
 
 def run(work: Callable, checkout: Path, depth: int, case: tuple[int, int], repeat: int) -> dict:
+    """Measure one contender in a process of its own."""
     found = in_child(work, depth, *case, checkout=checkout)
     return found | ({"rate": found["tokens"] / found["seconds"]} if "seconds" in found else {})
 

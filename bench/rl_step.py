@@ -1,5 +1,6 @@
-"""Steps of reinforcement learning in turn: our scripts.chat_rl, and the public nanochat's model, engine and optimizer
-in the loop of its chat_rl. Random weights, questions of GSM8K; half of the answers, by a hash, are rewarded.
+"""Reinforcement learning steps in turn: our scripts.chat_rl, and the loop of the public chat_rl with its own model.
+
+Random weights, questions from GSM8K; a hash of the answer decides its reward, half of them are rewarded.
 
     python -m bench.rl_step [--reference CHECKOUT] [--depth 4] [--steps 4] [--repeats 3]
 """
@@ -22,7 +23,7 @@ SIZES = {"depth": 4, "vocab": 4096, "examples": 16, "samples": 4, "tokens": 64, 
 
 
 def prepare(job: dict) -> None:
-    """A vocabulary, a model, and prompts for the reference."""
+    """Train a vocabulary, save a model, and write prompts for the reference."""
     from nanochat.chat import render_prompt
     from nanochat.config import parse
     from nanochat.tokenizer import Tokenizer
@@ -52,15 +53,16 @@ def ours(job: dict, case: str) -> Any:
     flags = f"--tag=bench --source=base --num-iterations={job['steps']} --eval-every=-1 --save-every=-1"
     flags += f" --examples-per-step={job['examples']} --num-samples={job['samples']} --max-new-tokens={job['tokens']}"
 
-    def found(_: None) -> dict:
+    def facts(_: None) -> dict:
+        # The first step compiles and allocates.
         log = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
         return {"step": statistics.median([record["train/dt"] for record in log if "train/dt" in record][1:])}
 
-    return partial(chat_rl.main, parse(chat_rl.Config, flags.split() + OURS[case])), found
+    return partial(chat_rl.main, parse(chat_rl.Config, flags.split() + OURS[case])), facts
 
 
 def reference(job: dict) -> Any:
-    """In a process whose `nanochat` is the reference's."""
+    """Run in a process with the reference as package `nanochat`."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
@@ -77,8 +79,8 @@ def reference(job: dict) -> Any:
     engine, optimizer = Engine(model, words), model.setup_optimizer()
 
     def group(number: int) -> None:
-        drawn = {"max_tokens": job["tokens"], "temperature": 0.7, "top_k": 50, "seed": number}
-        rows, masks = engine.generate_batch(prompts[number % len(prompts)], num_samples=job["samples"], **drawn)
+        sampling = {"max_tokens": job["tokens"], "temperature": 0.7, "top_k": 50, "seed": number}
+        rows, masks = engine.generate_batch(prompts[number % len(prompts)], num_samples=job["samples"], **sampling)
         rewards = torch.tensor([float(zlib.crc32(str(row).encode()) % 2) for row in rows])
         ids, kept = (pad_sequence(list(map(torch.tensor, part)), batch_first=True) for part in (rows, masks))
         targets = torch.where(kept[:, 1:] == 1, ids[:, 1:], -1)
@@ -106,8 +108,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as options.folder:
         about = {"env": {"NANOCHAT_BASE_DIR": options.folder, "NANOCHAT_HUB": f"{options.folder}/hub"}, "limit": None}
-        if made := in_child(prepare, vars(options), **about):
-            raise SystemExit(made["failure"])
+        failed = in_child(prepare, vars(options), **about)
+        if failed:
+            raise SystemExit(failed["failure"])
         runs = {case: lambda _, case=case: in_child(ours, vars(options), case, **about) for case in OURS}
         theirs = {**about, "checkout": Path(options.reference).resolve()}
         if options.reference:

@@ -1,11 +1,11 @@
-"""Training steps, ours and the reference's in turn in one run: tokens a second, first step, memory, what was learned.
+"""Training steps, ours and the reference in turn: tokens per second, first step, memory, bits per byte learned.
 
     python -m bench.train_step --data FOLDER [--reference CHECKOUT] [--depths 4,6] [--steps 40] [--learn]
 
-Ours is `scripts.base_train` with a user's flags, its times read from its log. The reference is a checkout of the public
-nanochat: its model, optimizer and schedules on the very batches that ours trains on, already in memory, so that its own
-data loader costs it nothing. Every run is a process of its own. Both are judged on one text, which neither was trained
-on, by the same sum. A cold first step starts with an empty compile cache, a warm one with that of the run before.
+Ours is `scripts.base_train` with a user's flags and the times in its log. The reference is a checkout of the public
+nanochat: its model, optimizer and schedules on the same batches, already in memory, so its data loader costs nothing.
+Every run is a process of its own. Both are evaluated in the same way on one held-out text. A cold first step starts
+with an empty compile cache, a warm one with the cache of the previous run.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from bench.common import Figure, compare, finish, in_child
 SKIPPED = 5  # steps, before the rate is taken
 EVAL_BYTES = 500_000
 OURS = {"ours, as shipped": [], "ours, fp32": ["--dtype=fp32"], "ours, eager": ["--no-compile"]}
-REFERENCE = {  # whether it is compiled, and its environment
+REFERENCE = {  # (compiled, environment variables)
     "reference, as shipped": (True, {}),
     "reference, bf16": (True, {"NANOCHAT_DTYPE": "bfloat16"}),
     "reference, eager": (False, {}),
@@ -41,6 +41,7 @@ FIGURES = [
 def facts(options: argparse.Namespace, times: list[float], bpb: float | None) -> dict:
     import torch
 
+    # The median step, without the first ones.
     rate = options.rows * options.length / statistics.median(times[SKIPPED:])
     found = {"rate": rate, "first step, warm" if options.round else "first step, cold": times[0], "learned": bpb}
     return found | ({"memory": torch.cuda.max_memory_allocated() / 1e6} if torch.cuda.is_available() else {})
@@ -50,7 +51,7 @@ def facts(options: argparse.Namespace, times: list[float], bpb: float | None) ->
 
 
 def prepare(job: dict) -> None:
-    """The vocabulary; of each seed what ours trains on, and what both are judged on, in files without our code."""
+    """Train the vocabulary; write batches for each seed and the held-out text to files that need none of our code."""
     import numpy as np
     import torch
 
@@ -90,13 +91,13 @@ def ours(job: dict, case: str) -> Any:
     flags += [f"--window-pattern={options.window}", f"--eval-bytes={EVAL_BYTES}", "--save-every=-1"]
     flags += [f"--eval-every={0 if options.learn else -1}", *OURS[case]]
 
-    def found(_: None) -> dict:
+    def figures(_: None) -> dict:
         log = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
         bpb = json.loads((stage / "outcome.json").read_text())["metrics"].get("Final validation bpb")
         times = [record["train/dt"] for record in log if "train/dt" in record]
         return facts(options, times, bpb["value"] if isinstance(bpb, dict) else None)
 
-    return partial(base_train.main, parse(base_train.Config, flags)), found
+    return partial(base_train.main, parse(base_train.Config, flags)), figures
 
 
 # ---- the reference, in a process whose `nanochat` is the reference's ----
@@ -128,7 +129,7 @@ def reference(job: dict, case: str) -> Any:
     original.to_empty(device=device)
     original.init_weights()
     model = torch.compile(original, dynamic=False) if REFERENCE[case][0] else original
-    # As its base_train sets them: the batch is 2**19 tokens at depth 12, and decay goes by the horizon of ratio 12.
+    # As in its base_train: a batch of 2**19 tokens at depth 12, and decay for a horizon of 12 tokens per parameter.
     batch_scale = math.sqrt(options.rows * options.length / 2**19)
     decay = 0.28 * batch_scale * scaling(build(12)) / scaling(original)
     rates = {"unembedding_lr": 0.008, "embedding_lr": 0.3, "scalar_lr": 0.5, "matrix_lr": 0.02}
@@ -152,14 +153,14 @@ def reference(job: dict, case: str) -> Any:
         loss.item()  # waits for the device
         return time.perf_counter() - start
 
-    def found(times: list[float]) -> dict:
+    def figures(times: list[float]) -> dict:
         return facts(options, times, reference_bpb(original, options, device) if options.learn else None)
 
-    return lambda: [step(number) for number in range(options.steps)], found
+    return lambda: [step(number) for number in range(options.steps)], figures
 
 
 def reference_schedule(step: int, steps: int) -> tuple[float, float, float]:
-    """Its multiplier of the learning rate, Muon's momentum and multiplier of the decay."""
+    """Return the factor for learning rates, Muon's momentum, and the factor for weight decay."""
     warmdown = round(0.65 * steps)
     left = (steps - step) / max(warmdown, 1)
     lr = (step + 1) / 40 if step < 40 else 1.0 if step <= steps - warmdown else left + (1 - left) * 0.05
@@ -174,7 +175,7 @@ def reference_bpb(model: Any, options: argparse.Namespace, device: Any) -> float
     from nanochat.loss_eval import evaluate_bpb  # the reference's
 
     ids, lengths = (
-        torch.from_numpy(np.load(Path(options.folder, f"{what}.npy"))).to(device) for what in ("eval", "lengths")
+        torch.from_numpy(np.load(Path(options.folder, f"{name}.npy"))).to(device) for name in ("eval", "lengths")
     )
     rows = [ids[None, start : start + options.length + 1] for start in range(0, len(ids) - 1, options.length)]
     return evaluate_bpb(model, [(row[:, :-1], row[:, 1:]) for row in rows], len(rows), lengths)
@@ -196,7 +197,8 @@ def measure(options: argparse.Namespace, depth: int) -> list[dict]:
         return in_child(reference, job, case, checkout=Path(options.reference).resolve(), env=env, limit=None)
 
     def spread(found: dict[str, list[dict]], name: str) -> str:
-        bpbs = [its["learned"] for its in found[name] if its["learned"] is not None]
+        # Failed runs have no figures.
+        bpbs = [run.get("learned") for run in found[name] if run.get("learned") is not None]
         return f"bpb {statistics.mean(bpbs):.4f} ± {statistics.stdev(bpbs):.4f}" if len(bpbs) > 1 else ""
 
     cases = [*OURS, *(REFERENCE if options.reference else ())]
@@ -210,9 +212,9 @@ def main() -> None:
     parser.add_argument("--reference", default="", help="a checkout of the public nanochat")
     parser.add_argument("--depths", default="4,6")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each case, after the one with a cold cache")
-    parser.add_argument("--learn", action="store_true", help="judge what was learned: a seed for each repeat")
-    parser.add_argument("--only", nargs="*", default=[], help="cases whose name holds one of these words")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each case, after one with a cold cache")
+    parser.add_argument("--learn", action="store_true", help="evaluate on held-out text, with a seed for each repeat")
+    parser.add_argument("--only", nargs="*", default=[], help="only cases with one of these words in the name")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--device-batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
@@ -222,9 +224,9 @@ def main() -> None:
     parser.add_argument("--json", help="file to write all figures to")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as options.folder:
-        made = in_child(prepare, vars(options), env={"NANOCHAT_BASE_DIR": options.folder})
-        if made:
-            raise SystemExit(made["failure"])
+        failed = in_child(prepare, vars(options), env={"NANOCHAT_BASE_DIR": options.folder})
+        if failed:
+            raise SystemExit(failed["failure"])
         records = [record for depth in options.depths.split(",") for record in measure(options, int(depth))]
     finish(options.json, records)
 
