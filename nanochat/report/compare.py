@@ -22,6 +22,7 @@ WIDEST = 48  # characters of a text in a column
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # names of the runs in the tables
 
 Record = dict[str, Any]
+Metric = float | str | Record | None
 
 # ---- correct answers ----
 
@@ -34,8 +35,9 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
             if not name.endswith(".jsonl"):
                 continue
             record = {"stage": outcome.stage, "tag": outcome.tag, "task": name.removesuffix(".jsonl")}
-            files = sorted((base / outcome.stage / outcome.tag).rglob(name))
-            path = next((file for file in files if read_sha256(file) == digest), None)
+            folder = base / outcome.stage / outcome.tag
+            # Files of earlier checkpoints have the same name.
+            path = next((path for path in sorted(folder.rglob(name)) if read_sha256(path) == digest), None)
             record |= _count_correct(path) if path else {"problem": f"{name} is missing or was changed"}
             found.append(record)
     return found
@@ -96,96 +98,117 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
     letters = LETTERS[: len(runs)]
     lines = [f"{letter}: {name}" for letter, name in zip(letters, names, strict=True)]
     environments = [run["environment"] for run in runs]
-    for title in _union(environments):
-        rows = _differing([environment.get(title, {}) for environment in environments])
-        lines += _table_lines(["", *letters], rows, title)
-    stages = {letter: _newest_stages(run, letter, lines) for letter, run in zip(letters, runs, strict=True)}
+    for title in _all_keys(environments):
+        groups = [environment.get(title, {}) for environment in environments]
+        lines += _table_lines(title, ["", *letters], _differing(groups))
+    stages = {}
+    for letter, run in zip(letters, runs, strict=True):
+        stages[letter], notes = _newest_stages(run)
+        lines += [f"{letter}{note}" for note in notes]
     titles = {stage.name: stage.section for stage in STAGES}
-    # Known stages in their order, others after them.
-    for name in [*titles, *sorted(_union(stages.values()).keys() - titles)]:
+    unknown = sorted(_all_keys(stages.values()).keys() - titles)
+    for name in [*titles, *unknown]:
         found = {letter: run[name] for letter, run in stages.items() if name in run}
         title = titles.get(name, name)
         if found and len(found) < len(runs):
             lines.append(f"\n{title}: only {', '.join(found)} has it")
         if len(found) > 1:
-            lines += _stage_lines(title, found)
+            lines += _figure_lines(title, found)
             lines += _answer_lines(title, found, dict(zip(letters, runs, strict=True)))
     return "\n".join(lines)
 
 
-def _union(records: Iterable[Mapping[str, Any]]) -> dict[str, None]:
+def _all_keys(records: Iterable[Mapping[str, Any]]) -> dict[str, None]:
     """Return the keys of all records, in the order of the first that has them."""
     return dict.fromkeys(key for record in records for key in record)
 
 
-def _newest_stages(run: Record, letter: str, lines: list[str]) -> dict[str, Record]:
-    """Return stage -> its newest record; other tags and damaged records are noted in `lines`."""
+def _newest_stages(run: Record) -> tuple[dict[str, Record], list[str]]:
+    """Return stage -> its newest record, and notes about other tags and damaged records."""
     stages: dict[str, Record] = {}
+    notes = []
     for stage in sorted(run["stages"], key=lambda stage: stage["timestamp"]):
         name = stage["stage"]
         if name in stages:
-            lines.append(f"{letter} has {name} of {stages[name]['tag']} too: the newer, {stage['tag']}, is shown")
+            notes.append(f" has {name} of {stages[name]['tag']} too: the newer, {stage['tag']}, is shown")
         stages[name] = stage
-    lines += [f"{letter}: {path} is damaged: {reason}" for path, reason in run["damaged"].items()]
-    return stages
+    notes += [f": {path} is damaged: {reason}" for path, reason in run["damaged"].items()]
+    return stages, notes
 
 
-def _stage_lines(title: str, stages: dict[str, Record]) -> list[str]:
-    """Return the table of a stage: settings and texts that differ, all numbers, and differences to the first run."""
-    first, *others = stages
-    header = ["", *stages]
-    for letter in others:
-        header += [f"{letter} - {first}", "±"]
-    blank = ["-"] * 2 * len(others)
-    rows = [[*row, *blank] for row in _differing([_texts(stage) for stage in stages.values()])]
-    figures = [{"Wall clock, seconds": stage["seconds"]} | stage["metrics"] for stage in stages.values()]
-    rows += [_number_row(name, [run.get(name) for run in figures]) for name in _numbers(figures)]
-    return _table_lines(header, rows, title)
-
-
-def _texts(stage: Record) -> dict[str, str]:
-    """Return the settings of a stage, and the metrics that are no numbers."""
-    settings = {name: format_value(stage["config"][name]) for name in stage["card"]}
-    metrics = {name: format_value(value) for name, value in stage["metrics"].items() if _number(value) is None}
-    return settings | metrics
+def _table_lines(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table after an empty line; nothing without rows."""
+    columns = [[name, ""] for name in header]
+    return ["", terminal_table({"title": title, "columns": columns, "rows": rows})] if rows else []
 
 
 def _differing(records: Sequence[Mapping[str, str]]) -> list[list[str]]:
     """Return a row for each text that is not the same in all records."""
     rows = []
-    for name in _union(records):
-        values = [record.get(name, "-") for record in records]
-        if len(set(values)) > 1:
-            rows.append([name, *(value[:WIDEST] for value in values)])
+    for name in _all_keys(records):
+        values = [record.get(name, "-")[:WIDEST] for record in records]
+        whole = {record.get(name, "-") for record in records}
+        if len(whole) > 1:
+            rows.append([name, *values])
     return rows
 
 
-def _number(value: Any) -> float | None:
+# ---- the figures of a stage ----
+
+
+def _figure_lines(title: str, stages: dict[str, Record]) -> list[str]:
+    """Return the table of a stage: settings and texts that differ, all numbers, and differences to the first run."""
+    first, *others = stages
+    header = ["", *stages]
+    for letter in others:
+        header += [f"{letter} - {first}", "±"]
+    rows = []
+    for row in _differing([_texts(stage) for stage in stages.values()]):
+        no_difference = ["-" for _ in range(len(header) - len(row))]
+        rows.append(row + no_difference)
+    figures = [{"Wall clock, seconds": stage["seconds"], **stage["metrics"]} for stage in stages.values()]
+    for name in _all_keys(figures):
+        values = [run.get(name) for run in figures]
+        if any(_number(value) is not None for value in values):
+            rows.append(_number_row(name, values))
+    return _table_lines(title, header, rows)
+
+
+def _texts(stage: Record) -> dict[str, str]:
+    """Return the settings of a stage, and the metrics that are no numbers."""
+    texts = {name: format_value(stage["config"][name]) for name in stage["card"]}
+    for name, value in stage["metrics"].items():
+        if _number(value) is None:
+            texts[name] = format_value(value)
+    return texts
+
+
+def _number(value: Metric) -> float | None:
     """Return the number of a metric, with or without an error; None for other values."""
-    value = value["value"] if isinstance(value, dict) else value
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, dict):
+        value = value["value"]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else None
 
 
-def _numbers(figures: Sequence[Record]) -> list[str]:
-    """Return the names that are a number in some run."""
-    return [name for name in _union(figures) if any(_number(run.get(name)) is not None for run in figures)]
-
-
-def _number_row(name: str, values: Sequence[Any]) -> list[str]:
-    """Return a metric of each run, and difference and standard error of each run to the first."""
-    row = [name, *("-" if value is None else format_value(value) for value in values)]
+def _number_row(name: str, values: Sequence[Metric]) -> list[str]:
+    """Return a metric of each run, and the difference of each run to the first with its standard error."""
+    row = [name]
+    for value in values:
+        row.append("-" if value is None else format_value(value))
     first, *others = values
     for other in others:
-        row += _difference_cells(first, other)
+        row += _difference(first, other)
     return row
 
 
-def _difference_cells(one: Any, other: Any) -> list[str]:
+def _difference(one: Metric, other: Metric) -> list[str]:
     low, high = _number(one), _number(other)
     if low is None or high is None:
         return ["-", "-"]
     details = [value if isinstance(value, dict) else {} for value in (one, other)]
-    spec = details[0].get("format") or (",d" if isinstance(high - low, int) else ".4f")
+    plain = ",d" if isinstance(high - low, int) else ".4f"
+    spec = details[0].get("format") or plain
     errors = [detail.get("stderr") for detail in details]
     error = "-" if None in errors else format(math.hypot(*errors), spec)
     return [f"{high - low:+{spec}}", error]
@@ -195,23 +218,26 @@ def _difference_cells(one: Any, other: Any) -> list[str]:
 
 
 def _answer_lines(title: str, stages: dict[str, Record], runs: dict[str, Record]) -> list[str]:
-    """Return a table for each run after the first: the tasks that it and the first run have answered."""
+    """Return a table for each run after the first: the tasks that this run and the first one have answered."""
     first, *others = stages
     ours = _answers_of(runs[first], stages[first])
     lines = []
     for letter in others:
         theirs = _answers_of(runs[letter], stages[letter])
-        rows = [_answer_row(task, {first: ours[task], letter: theirs[task]}) for task in ours if task in theirs]
         header = ["Question by question", "Questions", first, letter, f"{letter} - {first}", "±"]
         header += [f"only {first}", f"only {letter}", "p"]
-        lines += _table_lines(header, rows, f"{title}: share of correct answers")
+        rows = [_answer_row(task, {first: ours[task], letter: theirs[task]}) for task in ours if task in theirs]
+        lines += _table_lines(f"{title}: share of correct answers", header, rows)
     return lines
 
 
 def _answers_of(run: Record, stage: Record) -> dict[str, Record]:
     """Return task -> the answers of a stage."""
-    key = stage["stage"], stage["tag"]
-    return {answers["task"]: answers for answers in run["decisions"] if (answers["stage"], answers["tag"]) == key}
+    found = {}
+    for answers in run["decisions"]:
+        if answers["stage"] == stage["stage"] and answers["tag"] == stage["tag"]:
+            found[answers["task"]] = answers
+    return found
 
 
 def _answer_row(task: str, pair: dict[str, Record]) -> list[str]:
@@ -220,15 +246,15 @@ def _answer_row(task: str, pair: dict[str, Record]) -> list[str]:
         if "problem" in answers:
             return [f"{task}: {letter}: {answers['problem']}", *"--------"]
     one, other = pair.values()
-    a, b = _shares(one), _shares(other)
-    means = [f"{statistics.fmean(a):.4f}", f"{statistics.fmean(b):.4f}"]
-    if one["questions"] is None or one["questions"] != other["questions"]:
-        difference, error = unpaired(a, b)
-        known = one["questions"] and other["questions"]
-        reason = "other questions" if known else "questions not known"
-        return [task, f"{len(a)}, {len(b)}", *means, f"{difference:+.4f}", f"{error:.4f}", "-", "-", reason]
-    difference, error = paired(a, b)
-    row = [task, f"{len(a)}", *means, f"{difference:+.4f}", f"{error:.4f}"]
+    a, b = _correct_shares(one), _correct_shares(other)
+    same_questions = one["questions"] == other["questions"] is not None
+    difference, error = paired(a, b) if same_questions else unpaired(a, b)
+    count = f"{len(a)}" if same_questions else f"{len(a)}, {len(b)}"
+    means = [f"{statistics.fmean(shares):.4f}" for shares in (a, b)]
+    row = [task, count, *means, f"{difference:+.4f}", f"{error:.4f}"]
+    if not same_questions:
+        are_known = one["questions"] and other["questions"]
+        return [*row, "-", "-", "other questions" if are_known else "questions not known"]
     if max(one["samples"], other["samples"]) > 1:
         return [*row, "-", "-", "-"]
     only_one = sum(x > y for x, y in zip(a, b, strict=True))
@@ -236,13 +262,6 @@ def _answer_row(task: str, pair: dict[str, Record]) -> list[str]:
     return [*row, str(only_one), str(only_other), f"{mcnemar(only_one, only_other):.3g}"]
 
 
-def _shares(answers: Record) -> list[float]:
+def _correct_shares(answers: Record) -> list[float]:
     """Return the share of correct samples of each question."""
     return [int(count) / answers["samples"] for count in answers["right"].split()]
-
-
-def _table_lines(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> list[str]:
-    if not rows:
-        return []
-    columns = [[name, ""] for name in header]
-    return ["", terminal_table({"title": title, "columns": columns, "rows": rows})]

@@ -1,7 +1,7 @@
-"""Plots of the report card as small SVG, without a library: the same bytes for the same numbers.
+"""Plots of the report card as small SVG: the same bytes for the same numbers.
 
 A plot is a dictionary with a title and one of these:
-  {"x", "y", "series": name -> [xs, ys]}       lines; short series have a mark at each point
+  {"x", "y", "series": name -> [xs, ys]}       lines; a short series has a mark at each point
   {"bars": name -> [score, error, text]}       scores with standard errors
   {"parts": [[name, size, group], ...]}        one stacked bar, a colour for each group
 Colours are variables of STYLE, which a page contains once and a picture file has inside: both follow dark mode.
@@ -18,6 +18,7 @@ LINES_BOTTOM, LINES_HEIGHT = 214, 252
 CHARACTER = 7.4  # width of a digit in the widest common font
 MOST_MARKS = 40  # a longer series has no marks
 COLORS = 6
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 STYLE = """
 .plot { --s0: #2a6fdb; --s1: #d1495b; --s2: #2e8b57; --s3: #8a5fbf; --s4: #b7791f; --s5: #64748b; color: #4b5563;
   font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; font-variant-numeric: tabular-nums; }
@@ -32,10 +33,10 @@ STYLE = """
 .plot .whisker { stroke: currentColor; stroke-width: 1.5; }
 .plot .line { stroke-width: 1.5; stroke-linejoin: round; }
 """
-STYLE += "\n".join(
-    f".plot .s{n} {{ fill: var(--s{n}); }} .plot .line.s{n} {{ stroke: var(--s{n}); }}" for n in range(COLORS)
-)
-STYLE += "\n.plot .line { fill: none; }\n"
+for _number in range(COLORS):
+    STYLE += f".plot .s{_number} {{ fill: var(--s{_number}); }}\n"
+    STYLE += f".plot .line.s{_number} {{ stroke: var(--s{_number}); }}\n"
+STYLE += ".plot .line { fill: none; }\n"  # after the fills, which it overrides
 
 Plot = Mapping[str, Any]
 Points = list[tuple[float, float]]
@@ -78,18 +79,22 @@ class Axis:
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Return round numbers that include `low` and `high`: 1, 2 or 5 times a power of ten apart."""
-    power = 10.0 ** math.floor(math.log10((high - low) / about))
-    step = next(power * by for by in (1, 2, 5, 10) if power * by * about >= (high - low) * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    wanted = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(wanted))
+    steps = [power * factor for factor in (1, 2, 5, 10)]
+    # The tolerances keep rounding errors from adding a tick.
+    step = next(step for step in steps if step >= wanted * (1 - 1e-9))
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
 
 
 def labels(values: Sequence[float]) -> list[str]:
     """Return ticks as text, in the unit of the largest: 0, 0.5M, 1M."""
     largest = max(map(abs, values))
-    units = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-    size, suffix = next((unit for unit in units if largest >= unit[0]), (1, ""))
-    return [f"{value / size:g}{suffix if value else ''}" for value in values]
+    fitting = [unit for unit in UNITS if largest >= unit[0]]
+    size, suffix = fitting[0] if fitting else (1, "")
+    return [f"{value / size:g}{suffix}" if value else "0" for value in values]
 
 
 def _spread(low: float, high: float) -> tuple[float, float]:
@@ -104,64 +109,78 @@ def _spread(low: float, high: float) -> tuple[float, float]:
 
 def _draw_lines(plot: Plot) -> Drawing:
     series = {name: _finite(*points) for name, points in plot["series"].items()}
-    points = [point for some in series.values() for point in some] or [(0.0, 0.0)]
-    xs, ys = [x for x, _ in points], [y for _, y in points]
+    points = [point for some in series.values() for point in some]
+    points = points or [(0.0, 0.0)]  # an empty plot has axes too
+    xs = [x for x, _ in points]
+    ys = [y for _, y in points]
     rows = ticks(*_spread(min(ys), max(ys)))
-    # From zero, unless that left most of the picture empty, as with logarithms.
-    first = min(xs) if min(xs) > 0.2 * max(xs) else min(0.0, *xs)
-    left = 10 + CHARACTER * max(map(len, labels(rows)))
-    across = Axis(*_spread(first, max(xs)), left, WIDTH - 6)
+    # The x axis starts at zero, unless that left most of the picture empty, as with logarithms.
+    start = min(xs) if min(xs) > 0.2 * max(xs) else min(0.0, *xs)
+    longest = max(map(len, labels(rows)))
+    left = 10 + CHARACTER * longest
+    across = Axis(*_spread(start, max(xs)), left, WIDTH - 6)
     down = Axis(rows[0], rows[-1], LINES_BOTTOM, TOP)
-    elements = [_text(0, 31, plot["y"])]
-    for row, label in zip(rows, labels(rows), strict=True):
-        elements.append(f'<path class="grid" d="M{left:.1f} {down(row):.1f}H{WIDTH}"/>')
-        elements.append(_text(left - 6, down(row) + 4, label, "end"))
-    columns = [x for x in ticks(across.low, across.high) if across.low <= x <= across.high]
-    for column, label in zip(columns, labels(columns), strict=True):
-        elements.append(_text(across(column), LINES_BOTTOM + 16, label, "middle"))
+    elements = [_text(0, 31, plot["y"]), *_grid(across, down, rows)]
     elements.append(_text(WIDTH, LINES_HEIGHT - 6, plot["x"], "end"))
     for number, some in enumerate(series.values()):
-        elements += _line([(across(x), down(y)) for x, y in some], _color(number))
+        dots = [(across(x), down(y)) for x, y in some]
+        elements += _line(dots, _color(number))
     if len(series) > 1:
         elements += _legend(list(series))
     return LINES_HEIGHT, elements
 
 
+def _grid(across: Axis, down: Axis, rows: Sequence[float]) -> list[str]:
+    """Return a line and a label for each row, and a label for each column."""
+    elements = []
+    for row, label in zip(rows, labels(rows), strict=True):
+        y = down(row)
+        elements.append(f'<path class="grid" d="M{across.start:.1f} {y:.1f}H{WIDTH}"/>')
+        elements.append(_text(across.start - 6, y + 4, label, "end"))
+    columns = [x for x in ticks(across.low, across.high) if across.low <= x <= across.high]
+    for column, label in zip(columns, labels(columns), strict=True):
+        elements.append(_text(across(column), LINES_BOTTOM + 16, label, "middle"))
+    return elements
+
+
 def _line(points: Points, color: str) -> list[str]:
     """Return a line in pixels, with a mark at each point of a short one."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    marks = points if len(points) < MOST_MARKS else []
-    circles = [f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in marks]
-    return [f'<polyline class="line {color}" points="{path}"/>', *circles]
+    elements = [f'<polyline class="line {color}" points="{path}"/>']
+    if len(points) < MOST_MARKS:
+        elements += [_shape("circle", color, cx=x, cy=y, r=2.5) for x, y in points]
+    return elements
 
 
-def _legend(names: list[str]) -> list[str]:
-    """Return the names of the series with their colours, from right to left, so that the last stands at the edge."""
-    elements, place = [], float(WIDTH)
+def _legend(names: Sequence[str]) -> list[str]:
+    """Return the names of the series with their colours, from right to left: the last one ends at the edge."""
+    elements = []
+    place = float(WIDTH)
     for number in reversed(range(len(names))):
-        elements.append(_text(place, 31, names[number], "end"))
-        place -= CHARACTER * len(names[number]) + 14
-        elements.append(f'<rect class="{_color(number)}" x="{place:.1f}" y="23" width="9" height="9" rx="2"/>')
+        name = names[number]
+        elements.append(_text(place, 31, name, "end"))
+        place -= CHARACTER * len(name) + 14
+        elements.append(_shape("rect", _color(number), x=place, y=23, width=9, height=9, rx=2))
         place -= 12
     return elements
 
 
 def _draw_bars(plot: Plot) -> Drawing:
     """Return bars from 0 to 1, or as far as the scores and their errors reach."""
-    ends = [end for score, error, _ in plot["bars"].values() for end in (score - error, score + error)]
-    across = Axis(min(0.0, *ends), max(1.0, *ends), 0, WIDTH)
-    elements, y = [], 24
-    for name, (score, error, text) in plot["bars"].items():
-        near, far = sorted((across(0), across(score)))
-        elements += [
-            _text(0, y + 11, name),
-            _text(WIDTH, y + 11, text, "end"),
-            f'<rect class="track" x="0" y="{y + 17}" width="{WIDTH}" height="6" rx="2"/>',
-            f'<rect class="s0" x="{near:.1f}" y="{y + 17}" width="{far - near:.1f}" height="6" rx="2"/>',
-        ]
+    bars = plot["bars"]
+    lows = [score - error for score, error, _ in bars.values()]
+    highs = [score + error for score, error, _ in bars.values()]
+    across = Axis(min(0.0, *lows), max(1.0, *highs), 0, WIDTH)
+    elements = []
+    y = 24
+    for name, (score, error, text) in bars.items():
+        elements += [_text(0, y + 11, name), _text(WIDTH, y + 11, text, "end")]
+        elements.append(_shape("rect", "track", x=0, y=y + 17, width=WIDTH, height=6, rx=2))
+        near, far = sorted((across(0), across(score)))  # a score below zero reaches to the left
+        elements.append(_shape("rect", "s0", x=near, y=y + 17, width=far - near, height=6, rx=2))
         if error:
-            span = f"M{across(score - error):.1f} {y + 20}H{across(score + error):.1f}"
-            elements.append(f'<path class="whisker" d="{span}"/>')
+            start, end = across(score - error), across(score + error)
+            elements.append(f'<path class="whisker" d="M{start:.1f} {y + 20}H{end:.1f}"/>')
         y += 30
     return y + 4, elements
 
@@ -171,21 +190,24 @@ def _draw_stack(plot: Plot) -> Drawing:
     parts = plot["parts"]
     total = sum(size for _, size, _ in parts) or 1.0
     groups = list(dict.fromkeys(group for *_, group in parts))
-    half = math.ceil(len(parts) / 2)
-    elements, x = [], 0.0
+    rows = math.ceil(len(parts) / 2)
+    elements = []
+    earlier: list[str] = []
+    x = 0.0
     for number, (name, size, group) in enumerate(parts):
-        earlier = sum(other == group for *_, other in parts[:number])
-        style = f'class="{_color(groups.index(group))}" opacity="{max(0.25, 1 - 0.3 * earlier):.2f}"'
+        color = _color(groups.index(group))
+        opacity = max(0.25, 1 - 0.3 * earlier.count(group))
+        earlier.append(group)
         width = size / total * WIDTH
-        column, row = divmod(number, half)
-        left, y = column * WIDTH / 2, 60 + 18 * row
-        elements += [
-            f'<rect {style} x="{x:.2f}" y="26" width="{max(width - 1, 0.5):.2f}" height="22" rx="1"/>',
-            f'<rect {style} x="{left:.0f}" y="{y}" width="9" height="9" rx="2"/>',
-            _text(left + 15, y + 9, name),
-        ]
+        thin = max(width - 1, 0.5)  # a gap of a pixel between parts
+        elements.append(_shape("rect", color, opacity=opacity, x=x, y=26, width=thin, height=22, rx=1))
         x += width
-    return 64 + 18 * half, elements
+        column, row = divmod(number, rows)
+        left = column * WIDTH / 2
+        top = 60 + 18 * row
+        elements.append(_shape("rect", color, opacity=opacity, x=left, y=top, width=9, height=9, rx=2))
+        elements.append(_text(left + 15, top + 9, name))
+    return 64 + 18 * rows, elements
 
 
 KINDS: dict[str, Callable[[Plot], Drawing]] = {"series": _draw_lines, "bars": _draw_bars, "parts": _draw_stack}
@@ -197,6 +219,12 @@ def _color(number: int) -> str:
 
 def _finite(xs: Sequence[float], ys: Sequence[float]) -> Points:
     return [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
+
+
+def _shape(tag: str, style: str, **sizes: float) -> str:
+    """Return an element with numbers as attributes, to a hundredth of a pixel."""
+    numbers = " ".join(f'{name}="{round(size, 2):g}"' for name, size in sizes.items())
+    return f'<{tag} class="{style}" {numbers}/>'
 
 
 def _text(x: float, y: float, words: str, style: str = "") -> str:
