@@ -1,6 +1,5 @@
-"""The sandbox: what hostile programs try, in every enclosure this machine has, and what an honest one may do."""
+"""The sandbox: hostile programs are held, honest ones run."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -11,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from nanochat.evals import sandbox
-from nanochat.evals.sandbox import Limits, run, run_all
+from nanochat.evals.sandbox import Limits, Verdict, run, run_all
 
-ROOT = Path(__file__).resolve().parents[2]
 QUICK = Limits(seconds=20.0, cpu_seconds=2, memory=2**29)
-needs_enclosure = pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
+needs_sandbox = pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
 
 HONEST = {
     "prints": ("print(6 * 7)", "42"),
@@ -26,7 +25,7 @@ HONEST = {
     "starts a process": ("import subprocess\nprint(subprocess.check_output(['echo', 'hello']).decode())", "hello"),
     "uses threads": ("import threading as t\nx = t.Thread(target=print, args=(5,))\nx.start()\nx.join()", "5"),
 }
-HOSTILE = {  # what it tries → a program that ends well only if it can, or what has to be said of it
+HOSTILE = {  # attack -> a program that reaches its end only if the attack succeeds
     "fork bomb": "import os\nwhile True:\n    os.fork()",
     "memory bomb": "x = []\nwhile True:\n    x.append(bytearray(2**24))",
     "endless loop": "while True:\n    pass",
@@ -49,11 +48,12 @@ HOSTILE = {  # what it tries → a program that ends well only if it can, or wha
     "silence": "import os, time\nos.close(1)\nos.close(2)\nwhile True:\n    pass",
     "memory shared by key": "import ctypes\nassert ctypes.CDLL(None).shmget(0, 2**20, 0o1600) >= 0",
     "memory that is a file": "import os\nos.memfd_create('x')",
+    "an exit status like an unknown signal": "import os\nos._exit(160)",
     "raising its limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))",
 }
 
 
-@needs_enclosure
+@needs_sandbox
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_program_runs(name):
     program, printed = HONEST[name]
@@ -61,16 +61,22 @@ def test_an_honest_program_runs(name):
     assert (verdict.passed, verdict.output.strip()) == (True, printed), verdict
 
 
-@needs_enclosure
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, Verdict]:
+    """The verdicts on all hostile programs, which run side by side."""
+    return dict(zip(HOSTILE, run_all(HOSTILE.values(), QUICK, at_once=4), strict=True))
+
+
+@needs_sandbox
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_program_is_held(name):
-    verdict = run(HOSTILE[name], QUICK)
+def test_a_hostile_program_is_held(name, verdicts):
+    verdict = verdicts[name]
     assert not verdict.passed, verdict
     assert verdict.reason
     assert len(verdict.output) <= QUICK.output
 
 
-@needs_enclosure
+@needs_sandbox
 def test_nothing_of_the_caller_is_seen(tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "plum")
     (tmp_path / "secret").write_text("plum")
@@ -93,24 +99,28 @@ else:
     assert verdict.passed, verdict
 
 
-FORKS = {  # each process far below the limit, all together above it
+FORKS = {  # each process is far below the limit, all together are above it
     "children": "for _ in range(3):\n    os.fork()",
     "orphans": "for _ in range(7):\n    if not os.fork():\n        if not os.fork(): break\n        os._exit(0)",
 }
 
 
-@needs_enclosure
+@needs_sandbox
 @pytest.mark.parametrize("forks", FORKS)
 def test_the_memory_of_all_processes_counts(forks):
     verdict = run(f"import os, time\n{FORKS[forks]}\nx = b'x' * 10**8\ntime.sleep(60)", QUICK)
     assert (verdict.passed, verdict.reason) == (False, "too much memory"), verdict
     assert verdict.seconds < 10
+
+
+@needs_sandbox
+def test_a_single_process_below_the_limit_runs():
     verdict = run("import time\nx = b'x' * 10**8\ntime.sleep(0.3)", QUICK)
     assert verdict.passed, verdict
 
 
-@needs_enclosure
-def test_the_word_that_ends_it_is_not_in_the_program():
+@needs_sandbox
+def test_the_secret_word_is_not_in_the_program():
     program = """
 import os, re, sys
 seen = open(__file__).read() + repr([sys._getframe().f_code.co_consts, sys.orig_argv, os.environ, os.listdir()])
@@ -123,8 +133,8 @@ os._exit(0)
     assert (verdict.passed, verdict.reason, verdict.output) == (False, "it ended early", ""), verdict
 
 
-@needs_enclosure
-def test_what_is_left_in_the_background_dies(tmp_path):
+@needs_sandbox
+def test_background_processes_die():
     mark = f"left behind {os.getpid()}"
     started = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', %r]%s)"
     for options in ("", ", start_new_session=True, stdout=-3, stderr=-3"):
@@ -134,13 +144,13 @@ def test_what_is_left_in_the_background_dies(tmp_path):
     assert mark not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
 
-@needs_enclosure
+@needs_sandbox
 def test_twenty_at_once_are_kept_apart():
     programs = [f"open('/tmp/x', 'w').write('{n}')\nprint(open('/tmp/x').read())" for n in range(20)]
     assert [verdict.output.strip() for verdict in run_all(programs, at_once=20)] == [str(n) for n in range(20)]
 
 
-def test_a_system_that_cannot_contain_refuses_and_says_what_is_missing(monkeypatch):
+def test_without_containment_nothing_runs_unless_asked(monkeypatch):
     monkeypatch.setattr(sandbox, "missing", lambda: "it could not be set up (namespaces: not permitted)")
     with pytest.raises(ValueError, match=r"cannot be contained here: .*namespaces.*--unsafe-exec"):
         run("print(1)")
@@ -150,48 +160,43 @@ def test_a_system_that_cannot_contain_refuses_and_says_what_is_missing(monkeypat
 
 
 @pytest.fixture
-def tried_anew():
-    sandbox._enclosure.cache_clear()
+def trial():
+    """Lets `missing` try again, before and after the test."""
+    sandbox.missing.cache_clear()
     yield
-    sandbox._enclosure.cache_clear()
+    sandbox.missing.cache_clear()
 
 
-def test_missing_names_the_step_that_failed(monkeypatch, tried_anew):
+def test_missing_names_the_architecture(monkeypatch, trial):
     monkeypatch.setattr(sandbox.platform, "machine", lambda: "m68k")
     assert "m68k" in sandbox.missing()
 
 
-@needs_enclosure
-def test_where_bubblewrap_does_not_work_namespaces_do(monkeypatch, tmp_path, tried_anew):
-    (tmp_path / "bwrap").write_text("#!/bin/sh\necho not permitted\nexit 1\n")
-    (tmp_path / "bwrap").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))  # not where the system has its programs
-    monkeypatch.setattr(sandbox, "_enclosures", lambda: ["bwrap", "namespaces"])
-    assert sandbox.missing() == ""
-    assert run("print(1)", QUICK).passed
-    monkeypatch.setattr(sandbox, "_enclosures", lambda: ["bwrap"])
-    sandbox._enclosure.cache_clear()
-    assert sandbox.missing() == "bwrap: exit status 1 (not permitted)"
-    (tmp_path / "bwrap").write_text("#!/no/such/shell\n")
-    sandbox._enclosure.cache_clear()
-    assert sandbox.missing().startswith("bwrap: [Errno 2] No such file or directory")
+def test_missing_names_the_step_that_failed(monkeypatch, trial, tmp_path):
+    """The trial runs a copy of the file that asks for a namespace which no kernel has."""
+    text = Path(sandbox.__file__).read_text(encoding="utf-8")
+    broken = tmp_path / "sandbox.py"
+    broken.write_text(text.replace("CLONE_NEWNS = 0x00020000", "CLONE_NEWNS = 0x1"), encoding="utf-8")
+    monkeypatch.setattr(sandbox, "__file__", str(broken))
+    assert sandbox.missing().startswith("it could not be set up ([Errno ")
+    assert "namespaces: " in sandbox.missing()
 
 
 def test_a_limit_that_cannot_be_set(monkeypatch):
-    """As on macOS, which has none on the address space."""
+    """macOS has no limit on the address space."""
     import resource
 
-    bounds, limits = {}, dataclasses.asdict(QUICK)
+    bounds = {}
 
-    def set_one(which, bound):
-        if which == resource.RLIMIT_AS:
+    def set_one(limit, bound):
+        if limit == resource.RLIMIT_AS:
             raise ValueError("current limit exceeds maximum limit")
-        bounds[which] = bound
+        bounds[limit] = bound
 
     monkeypatch.setattr(resource, "setrlimit", set_one)
-    with pytest.raises(OSError, match="limit AS: current limit exceeds maximum limit"):
-        sandbox._limit(limits, strict=True)
-    sandbox._limit(limits, strict=False)
+    with pytest.raises(OSError, match=r"limit \d+: current limit exceeds maximum limit"):
+        sandbox._set_limits(QUICK, strict=True)
+    sandbox._set_limits(QUICK, strict=False)
     assert bounds[resource.RLIMIT_CPU] == (2, 2)
     assert len(bounds) == 5
 
@@ -204,22 +209,21 @@ def test_as_many_at_once_as_there_are_cpus(ranks, most, monkeypatch):
     assert max(sum(a <= start < b for a, b in spans) for start, _ in spans) <= min(most, 20)
 
 
-@needs_enclosure
+@needs_sandbox
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize("enclosure", ["bwrap", "namespaces"])
-def test_a_user_without_rights_is_contained_too(enclosure):
+def test_a_user_without_rights_is_contained_too():
     python = shutil.which("python3", path="/usr/bin")
-    if python is None or (enclosure == "bwrap" and not shutil.which("bwrap")):
-        pytest.skip("needs a python3 in /usr/bin, and bwrap")
-    folder = Path(tempfile.mkdtemp())  # pytest's own is closed to others
+    if python is None:
+        pytest.skip("needs a python3 in /usr/bin")
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # other users cannot read pytest's folder
     folder.chmod(0o755)
-    shutil.copy(ROOT / "nanochat/evals/sandbox.py", folder)
+    shutil.copy(sandbox.__file__, folder)
     programs = json.dumps([*HOSTILE.values(), "print(1)"])
     (folder / "ask.py").write_text(
-        "import sandbox as s, json\n"
-        f"s._enclosures = lambda: [{enclosure!r}]\n"
-        f"assert not s.missing(), s.missing()\n"
-        f"print(json.dumps([v.passed for v in s.run_all({programs}, s.Limits(20.0, 2, 2**29), at_once=4)]))"
+        "import sandbox, json\n"
+        "assert not sandbox.missing(), sandbox.missing()\n"
+        f"verdicts = sandbox.run_all({programs}, sandbox.Limits(20.0, 2, 2**29), at_once=4)\n"
+        "print(json.dumps([verdict.passed for verdict in verdicts]))"
     )
     command = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", python, "ask.py"]
     environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
@@ -230,6 +234,6 @@ def test_a_user_without_rights_is_contained_too(enclosure):
 
 
 def test_it_needs_nothing_but_the_standard_library():
-    code = "import sys; sys.path.insert(0, 'nanochat'); import sandbox; print(*sorted(set(sys.modules)))"
+    code = "import sys; sys.path.insert(0, 'nanochat/evals'); import sandbox; print(*sorted(set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-IS", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "pyarrow", "nanochat"} & set(loaded.stdout.split())
