@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from nanochat.chat import check_conversation
 from nanochat.data.hub import HubFile
-from tasks import CHAT_CORE, JUDGED, TASKS
+from tasks import CHAT_CORE, JUDGED, TASKS, multiple_choice
 from tasks.common import TaskError, pick
 
 WITH_QUESTIONS = ["ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "AQUA-Rationale", "GSM8K"]
@@ -33,8 +33,13 @@ def test_every_row_of_the_tables_is_complete():
 
 def test_the_page_of_tasks_lists_them_all():
     page = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    table = page.partition("## The tasks")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     assert sorted(re.findall("`(.*?)`", " ".join(rows))) == sorted(TASKS)
+    layouts = page.partition("| convert |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` ", layouts, re.MULTILINE)) == {
+        data.convert.__name__ for data in multiple_choice.SETS.values()
+    }
     assert f"the mean over {', '.join(CHAT_CORE[:-1])} and {CHAT_CORE[-1]}" in page
 
 
