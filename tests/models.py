@@ -40,12 +40,14 @@ def tokens(rows=2, length=200, seed=6):
     return ids
 
 
-def leave_model(base: Path, stage: str, tag: str, tokenizer: Tokenizer, step=7, **fields) -> GPT:
-    """A model below a base folder as a run leaves it, which has learned nothing, and its tokenizer."""
-    tokenizer.save(base / "tok_train/default/tokenizer.json")
+def leave_model(
+    base: Path, stage: str, tag: str, tokenizer: Tokenizer, step: int = 7, tokenizer_tag: str = "default", **fields
+) -> GPT:
+    """Write an untrained model and its tokenizer below a base folder, as a run leaves them."""
+    tokenizer.save(base / f"tok_train/{tokenizer_tag}/tokenizer.json")
     shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"], "depth": 1}
     model = lively(CONFIGS["october-2025"] | shape | fields)
-    about = {"tokenizer": {"tag": "default", "hash": tokenizer.content_hash}, "dtype": "fp32"}
+    about = {"tokenizer": {"tag": tokenizer_tag, "hash": tokenizer.content_hash}, "dtype": "fp32"}
     record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
     with Saver(base / stage / tag) as saver:
         saver.save(step, model.state_dict(), [], record)
