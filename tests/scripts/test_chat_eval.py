@@ -50,7 +50,7 @@ def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
     sampling = ["--temperature=1", "--num-samples=2", "--max-new-tokens=4", "--max-problems=6", "--slots=3"]
     evaluate(*sampling, "--unsafe-exec")
     output = capsys.readouterr().out
-    assert "tasks: MMLU is left out: 1 of 1 files cannot be had: datasets/cais/mmlu/all/test-0" in output
+    assert "tasks: MMLU is left out: 1 of 1 files are not available: datasets/cais/mmlu/all/test-0" in output
     record = read_record(base)
     metrics, core = record["metrics"], "ChatCORE (5 of 6 tasks)"
     tasks = ["ARC-Easy", "ARC-Challenge", "AQUA", "GSM8K", "HumanEval"]
@@ -114,7 +114,7 @@ def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys):
     for name in {*CHAT_CORE} - {"AQUA"}:
         files[name].unlink()
     assert list(open_tasks("")) == ["AQUA"]
-    assert "tasks: GSM8K is left out: 1 of 1 files cannot be had: datasets/openai/gsm8k/" in capsys.readouterr().out
+    assert "tasks: GSM8K is left out: 1 of 1 files are not available: datasets/openai/gsm8k/" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"gsm8k/main/test-\S+: not in the mirror"):
         open_tasks("GSM8K")
     files["AQUA"].write_bytes(files["AQUA"].read_bytes()[:-9])
