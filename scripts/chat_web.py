@@ -1,4 +1,4 @@
-"""A model behind a port of this machine: a page to chat on, and an interface that OpenAI's clients speak.
+"""Serve a model over HTTP: a page to chat on, and OpenAI's interface for its clients.
 
 python -m scripts.chat_web --source=sft --tag=d8
 NANOCHAT_API_KEY=... python -m scripts.chat_web -i rl -g d20 --host=0.0.0.0
@@ -13,27 +13,27 @@ from nanochat.stages import MODELS
 
 @dataclass(frozen=True)
 class Config:
-    """Serve a model. Only this machine can reach it, unless --host says otherwise."""
+    """Serve a model over HTTP. Only this machine can reach the server, unless --host says otherwise."""
 
-    source: str = option("sft", f"stage whose model to take: {', '.join(MODELS)}", group="model", short="-i")
-    tag: str = option("d12", "run whose model to take", group="model", short="-g")
-    step: Count = option(-1, "its checkpoint, -1: the newest", group="model", least=-1, short="-s")
-    host: str = option("127.0.0.1", "address to listen at; any but this machine's own needs a key", group="door")
-    port: int = option(8000, "port to listen at, 0: any that is free", group="door", least=0)
-    api_key: str = option(
-        "", "key that clients must send, NANOCHAT_API_KEY if empty, which others cannot see", group="door"
+    source: str = option("sft", f"stage of the model: {', '.join(MODELS)}", group="model", short="-i")
+    tag: str = option("d12", "run of the model", group="model", short="-g")
+    step: Count = option(-1, "checkpoint of the model, -1: the newest", group="model", least=-1, short="-s")
+    host: str = option("127.0.0.1", "address to listen on; other addresses than loopback need a key", group="network")
+    port: int = option(8000, "port to listen on, 0: any free port", group="network", least=0)
+    api_key: str = option("", "key that clients must send; default: NANOCHAT_API_KEY, which is safer", group="network")
+    allow_host: str = option("", "more host names that the server answers to", group="network", unit="NAMES")
+    allow_origin: str = option(
+        "", "sites whose pages may use the server, such as https://example.com", group="network", unit="ORIGINS"
     )
-    allow_host: str = option("", "names besides its own that the server answers to", group="door", unit="NAMES")
-    allow_origin: str = option("", "sites whose pages may use it, https://example.com", group="door", unit="ORIGINS")
-    slots: Count = option(0, "answers that an engine writes at once, 0: as many as pay", group="work", least=0)
-    queue: Count = option(256, "answers that may wait besides; more are refused", group="work", least=0)
-    engines: Count = option(0, "copies of the model, 0: one a GPU, or one", group="work", least=0)
-    drain: float = option(30.0, "time to end what is begun at a shutdown", group="work", least=0, unit="SECONDS")
-    max_tokens: Count = option(0, "of an answer, 0: what the context holds", group="limits", least=0)
-    max_samples: Count = option(16, "answers to one prompt (n)", group="limits", least=1)
-    max_messages: Count = option(200, "of a conversation", group="limits", least=1)
-    max_characters: Count = option(200_000, "of a request's texts", group="limits", least=1)
-    max_body: Count = option(1 << 20, "of a request", group="limits", least=1000, unit="BYTES")
+    slots: Count = option(0, "samples that an engine generates at once, 0: automatic", group="engine", least=0)
+    queue: Count = option(256, "samples that may wait for a slot; more get status 429", group="engine", least=0)
+    engines: Count = option(0, "copies of the model, 0: one on each GPU, or one on the CPU", group="engine", least=0)
+    drain: float = option(30.0, "time to finish open requests at a shutdown", group="engine", least=0, unit="SECONDS")
+    max_tokens: Count = option(0, "most tokens of an answer, 0: as many as the context holds", group="limits", least=0)
+    max_samples: Count = option(16, "most samples of a prompt (n)", group="limits", least=1)
+    max_messages: Count = option(200, "most messages of a conversation", group="limits", least=1)
+    max_characters: Count = option(200_000, "most characters of a request", group="limits", least=1)
+    max_body: Count = option(1 << 20, "most bytes of a request", group="limits", least=1000, unit="BYTES")
     device_type: str = option("auto", "auto, cuda, mps or cpu", group="device")
     dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device")
 
@@ -41,31 +41,42 @@ class Config:
         if self.source not in MODELS:
             raise ValueError(f"--source={self.source} is not one of {', '.join(MODELS)}")
         if self.port > 65_535:
-            raise ValueError(f"--port={self.port} is none: they end with 65,535")
+            raise ValueError(f"--port={self.port} is too large: ports end at 65,535")
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help, and the slowest out of what a mistake needs.
-    from nanochat.serve.gate import is_loopback
-    from nanochat.serve.port import listen
-
-    key = (config.api_key or os.environ.get("NANOCHAT_API_KEY", "")).strip()  # a mounted secret ends with its line
-    if not key and not is_loopback(config.host):
-        raise ValueError(f"--host={config.host} lets others in: set NANOCHAT_API_KEY, or --api-key, and they need it")
-    bound = listen(config.host, config.port)
-
+    # Imported here: slow imports must not delay --help.
     from nanochat.runtime import setup
-    from nanochat.serve.app import open_engines, serve
-    from nanochat.serve.requests import Limits, Served
+    from nanochat.serve.app import Service, is_loopback, listen, open_engines, serve
+    from nanochat.serve.requests import Limits, ServedModel
+    from nanochat.serve.worker import Pool
 
-    limits = Limits(config.max_body, config.max_messages, config.max_characters, config.max_tokens, config.max_samples)
+    key = config.api_key or os.environ.get("NANOCHAT_API_KEY", "")
+    key = key.strip()  # a mounted secret ends with a newline
+    if not key and not is_loopback(config.host):
+        raise ValueError(f"--host={config.host} is open to other machines: set NANOCHAT_API_KEY or --api-key")
+    bound = listen(config.host, config.port)
     with setup(config.device_type, config.dtype) as runtime:
         step = None if config.step < 0 else config.step
-        opened = open_engines(config.source, config.tag, step, runtime, config.engines, config.slots)
-        workers, tokenizer, checkpoint = opened
-        context, created = workers[0].engine.config.max_seq_len, int(checkpoint.path.stat().st_mtime)
-        served = Served(f"nanochat-{config.tag}-{config.source}", tokenizer, context, limits, created)
-        serve(bound, served, workers, config, key)
+        workers, checkpoint = open_engines(config.source, config.tag, step, runtime, config.engines, config.slots)
+        engine = workers[0].engine
+        served = ServedModel(
+            name=f"nanochat-{config.tag}-{config.source}",
+            tokenizer=engine.tokenizer,
+            context=engine.config.max_seq_len,
+            limits=Limits(
+                body_bytes=config.max_body,
+                messages=config.max_messages,
+                characters=config.max_characters,
+                tokens=config.max_tokens,
+                samples=config.max_samples,
+            ),
+            created=int(checkpoint.path.stat().st_mtime),
+        )
+        service = Service(served, Pool(workers, config.queue))
+        hosts = config.allow_host.split()
+        origins = config.allow_origin.split()
+        serve(bound, service, config.drain, config.host, key, hosts, origins)
 
 
 if __name__ == "__main__":

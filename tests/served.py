@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,15 +44,24 @@ def write_model(base: Path, tag: str = "mine", endless: bool = False, **fields) 
     return engine
 
 
-class Running:
+class RunningServer:
     """A server that listens. url: without a slash at the end."""
 
     def __init__(self, process: subprocess.Popen, url: str, log: list[str]):
         self.process, self.url, self.log = process, url, log
         self.http = httpx.Client(base_url=url, timeout=60)
 
-    def metric(self, name: str) -> float:
-        return float(re.search(rf"^nanochat_{name} (.*)$", self.http.get("/metrics").text, re.MULTILINE)[1])
+    def running(self) -> int:
+        """Return the number of samples in slots or waiting for one."""
+        health = self.http.get("/health").json()
+        return health["running"] + health["waiting"]
+
+    def becomes_idle(self) -> bool:
+        """Return True once no sample runs or waits, False after a minute."""
+        end = time.monotonic() + 60
+        while self.running() and time.monotonic() < end:
+            time.sleep(0.02)
+        return self.running() == 0
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         self.process.send_signal(number)
@@ -59,7 +69,7 @@ class Running:
 
 
 @contextmanager
-def serving(base: Path, *words: str, tag: str = "mine", **variables: str) -> Iterator[Running]:
+def serving(base: Path, *words: str, tag: str = "mine", **variables: str) -> Iterator[RunningServer]:
     """`python -m scripts.chat_web` with a base model, such as that of `write_model`, from its greeting to its end."""
     ours = ("NANOCHAT_", "PYTHONPATH", "RANK")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
@@ -73,7 +83,7 @@ def serving(base: Path, *words: str, tag: str = "mine", **variables: str) -> Ite
             log.append(line)
             if found := re.match(r"server: (http://\S+)/ ", line):
                 threading.Thread(target=lambda: log.extend(process.stdout), daemon=True).start()
-                yield Running(process, found[1], log)
+                yield RunningServer(process, found[1], log)
                 break
         else:
             raise AssertionError("".join(log))

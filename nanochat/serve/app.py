@@ -1,284 +1,421 @@
-"""The chat server: an interface that OpenAI's clients speak, a page to chat on, and engines that all requests share."""
+"""The chat server: routes, who may use them, the engines behind them, and how the server starts and ends."""
 
 import asyncio
 import base64
 import hashlib
-import json
+import hmac
+import ipaddress
 import re
+import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import TypeVar
 
+import anyio
 import torch
+import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nanochat.checkpoint import Checkpoint
 from nanochat.engine import Engine
 from nanochat.gpt import config_of
+from nanochat.log import print0
 from nanochat.restore import build_model, find_model, tokenizer_of
-from nanochat.serve.gate import Fault, Gate
-from nanochat.serve.meter import Meter
-from nanochat.serve.port import PATIENCE, keep_port
-from nanochat.serve.requests import Asked, Served, read_chat, read_completion, read_json
-from nanochat.serve.responses import Answer
-from nanochat.serve.worker import Pool, Ticket, Worker
+from nanochat.runtime import Runtime
+from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
+from nanochat.serve.responses import ApiResponse
+from nanochat.serve.worker import Pool, Worker
 from nanochat.stages import MODELS
 
-KEEP_ALIVE = 15.0  # seconds of silence in a stream, after which a comment says that it lasts
+CLIENT_SECONDS = 30.0  # for a client to send a body, and to take a part of its response
+LAST_RESPONSES_SECONDS = 3  # for responses that a shutdown refuses
+OPEN_PATHS = ("/", "/health")  # without a key: the page asks for it, and monitors have none
+HEADERS = {  # of every response
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
 Result = TypeVar("Result")
 
 
-class Gone(Exception):
-    """The client has left: nobody waits for an answer."""
+# ---- who may use the server, and how long ----
 
 
-# ---- one request ----
+class AccessMiddleware:
+    """Refuses pages of other sites and, if there is a key, clients without it.
+
+    CORS alone would keep a foreign page from reading a response, but not from making the model work.
+    """
+
+    def __init__(self, app: ASGIApp, key: str, origins: Sequence[str]):
+        self.app = app
+        self.key = key.encode()
+        self.origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                headers = Headers(scope=scope)
+                self._check_origin(headers.get("origin"), headers.get("host", ""))
+                if self.key and scope["path"] not in OPEN_PATHS:
+                    self._check_key(headers.get("authorization", ""))
+            except ApiError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _check_origin(self, origin: str | None, host: str) -> None:
+        if origin is None or origin in self.origins or origin.partition("://")[2] == host:
+            return
+        sentence = f"pages of {origin[:100]!r} may not use this server: --allow-origin allows them"
+        raise ApiError(403, sentence, code="origin_not_allowed")
+
+    def _check_key(self, authorization: str) -> None:
+        scheme, _, key = authorization.partition(" ")
+        headers = {"www-authenticate": "Bearer"}
+        if scheme.lower() != "bearer":
+            sentence = "this server needs a key: send `Authorization: Bearer KEY`"
+            raise ApiError(401, sentence, code="missing_api_key", headers=headers)
+        given = key.strip(" \t").encode("latin-1")
+        if not hmac.compare_digest(given, self.key):  # takes equally long for every wrong key
+            raise ApiError(401, "the key is wrong", code="invalid_api_key", headers=headers)
 
 
-async def unless_gone(receive: Callable, work: Awaitable[Result]) -> Result:
-    """What the work gives; Gone, and the work is dropped, where the client leaves before. The body has been read."""
+class SlowReader(Exception):
+    """A client does not take its response."""
 
-    async def leaves() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
 
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(leaves())]
+class LimitMiddleware:
+    """Limits a body in bytes and seconds, and the seconds in which a client takes a part of its response."""
+
+    def __init__(self, app: ASGIApp, body_bytes: int):
+        self.app = app
+        self.body_bytes = body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        deadline = anyio.current_time() + CLIENT_SECONDS
+        size = 0
+        is_complete = False
+
+        async def limited_receive() -> Message:
+            nonlocal size, is_complete
+            if is_complete:  # the next message is the client's leaving
+                return await receive()
+            try:
+                with anyio.fail_after(deadline - anyio.current_time()):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(408, f"the body did not arrive within {CLIENT_SECONDS:.0f} seconds") from None
+            size += len(message.get("body", b""))
+            if size > self.body_bytes:
+                raise ApiError(413, f"the body has more than {self.body_bytes:,} bytes")
+            is_complete = not message.get("more_body", False)
+            return message
+
+        async def limited_send(message: Message) -> None:
+            try:
+                with anyio.fail_after(CLIENT_SECONDS):
+                    await send(message)
+            except TimeoutError:
+                raise SlowReader from None
+
+        with suppress(SlowReader):  # uvicorn closes a connection whose response is not complete
+            await self.app(scope, limited_receive, limited_send)
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine can reach a server on this address."""
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise Gone
-        return tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
-async def read_body(request: Request, most: int) -> bytes:
-    async def read() -> bytes:
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > most:
-                raise Fault(413, f"the body has more than {most:,} bytes")
-        return bytes(body)
+def allowed_hosts(host: str, more: Sequence[str]) -> list[str]:
+    """Return the host names that the server answers to, so that a foreign name that points here does not reach it.
 
-    told = request.headers.get("content-length", "0")
-    if told.isdecimal() and int(told) > most:
-        raise Fault(413, f"the body has {int(told):,} bytes, {most:,} are allowed")
-    try:
-        return await asyncio.wait_for(read(), PATIENCE)
-    except asyncio.TimeoutError:
-        raise Fault(408, f"the body has not come within {PATIENCE:.0f} seconds") from None
-    except ClientDisconnect:
-        raise Gone from None
+    A server on all addresses cannot know its names; the key that it needs protects it, and --allow-host limits names.
+    """
+    names = ["localhost", "127.0.0.1", "[::1]", *more]
+    address = host.strip("[]").lower()
+    if address in ("0.0.0.0", "::", ""):
+        return names if more else ["*"]
+    names.append(f"[{address}]" if ":" in address else address)
+    return names
 
 
-class Stream:
-    """A response of server-sent events. release: called at its end, whichever it is."""
+# ---- routes ----
 
-    def __init__(self, events: AsyncIterator[bytes], release: Callable[[], None]):
-        self.events, self.release = events, release
 
-    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
-        async def pump() -> None:
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            async for part in self.events:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+class EventStream(StreamingResponse):
+    """A stream of server-sent events that calls `close` at its end, however it ends."""
 
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]):
+        super().__init__(events, headers={"x-accel-buffering": "no"}, media_type="text/event-stream")
+        self.close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, pump())
-        except Gone:
-            pass
+            await super().__call__(scope, receive, send)
         finally:
-            self.release()
+            self.close()
 
 
-def event(body: Any) -> bytes:
-    return f"data: {json.dumps(body)}\n\n".encode()  # in ASCII: no client takes a letter for the end of a line
+async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Result:
+    """Return the result of `work`; cancel it if the client leaves first. The body must have been read."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
 
 
 class Service:
-    """What the routes share."""
+    """The routes, and the data that they share."""
 
-    def __init__(self, served: Served, pool: Pool):
-        self.served, self.pool = served, pool
-        self.meter = Meter(["/", "/health", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions"])
+    def __init__(self, served: ServedModel, pool: Pool):
+        self.served = served
+        self.pool = pool
+        self.page_content, self.page_headers = chat_page()
 
     def routes(self) -> list[Route]:
         return [
             Route("/", self.page),
             Route("/health", self.health),
-            Route("/metrics", self.metrics),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.models),
-            Route("/v1/chat/completions", partial(self.answer, read_chat), methods=["POST"]),
-            Route("/v1/completions", partial(self.answer, read_completion), methods=["POST"]),
+            Route("/v1/chat/completions", partial(self.answer, parse_chat), methods=["POST"]),
+            Route("/v1/completions", partial(self.answer, parse_completion), methods=["POST"]),
         ]
 
     async def page(self, request: Request) -> Response:
-        return Response(*page())
+        return Response(self.page_content, headers=self.page_headers)
 
     async def health(self, request: Request) -> Response:
-        about = {"status": "failed" if self.pool.failures else self.pool.closing or "ok", "model": self.served.name}
-        return JSONResponse(about, 200 if about["status"] == "ok" else 503)
-
-    async def metrics(self, request: Request) -> Response:
-        now = {"running": self.pool.running, "waiting": self.pool.waiting, "failed_engines": len(self.pool.failures)}
-        return PlainTextResponse(self.meter.text(**now), media_type="text/plain; version=0.0.4")
+        status = self.pool.closing or "ok"
+        if self.pool.failures:
+            status = "failed"
+        about = {"status": status, "model": self.served.name}
+        about |= {"running": self.pool.running, "waiting": self.pool.waiting}
+        return JSONResponse(about, 200 if status == "ok" else 503)
 
     async def models(self, request: Request) -> Response:
         served = self.served
         model = {"id": served.name, "object": "model", "created": served.created, "owned_by": "nanochat"}
         model["max_model_len"] = served.context
-        if "name" not in request.path_params:
+        name = request.path_params.get("name")
+        if name is None:
             return JSONResponse({"object": "list", "data": [model]})
-        if request.path_params["name"] != served.name:
-            raise Fault(404, f"the only model here is {served.name!r}", "model", "model_not_found")
+        if name != served.name:
+            raise ApiError(404, f"the only model here is {served.name!r}", "model", "model_not_found")
         return JSONResponse(model)
 
-    async def answer(self, read: Callable[[dict, Served], Asked], request: Request) -> Response | Stream:
-        body = await read_body(request, self.served.limits.body_bytes)
-        # In a thread of its own, for long texts take a while to become tokens.
-        asked = await asyncio.to_thread(lambda: read(read_json(body), self.served))
-        worker = self.pool.enter(asked.samples)
-        answer = Answer(asked, self.served)
-        ticket = worker.submit(asked.requests if asked.writes else [], asked.top >= 0)
-        self.meter.tokens["prompt"] += answer.usage()["prompt_tokens"]
-
-        def release() -> None:
-            worker.cancel(ticket)
-            self.meter.tokens["completion"] += answer.usage()["completion_tokens"]
-
-        if asked.stream:
-            return Stream(streamed(answer, worker, ticket), release)
+    async def answer(self, parse: Callable[[bytes, ServedModel], ApiRequest], request: Request) -> Response:
+        body = await request.body()
+        api_request = await asyncio.to_thread(parse, body, self.served)  # encoding a long text takes a while
+        generation = self.pool.submit(api_request)
+        response = ApiResponse(api_request, self.served, generation)
+        if api_request.stream:
+            return EventStream(response.stream(), generation.close)
         try:
-            found = await unless_gone(request.receive, whole(answer, worker, ticket))
-            return await asyncio.to_thread(JSONResponse, found)  # what is told of many tokens is long
+            content = await unless_disconnected(request, response.whole())
         finally:
-            release()
+            generation.close()
+        return Response(content, media_type="application/json")
 
 
-def follow(answer: Answer, worker: Worker, ticket: Ticket) -> None:
-    """Let the choices take what has come; of those that a stop has ended no more is wanted."""
-    for news in ticket.take():
-        where = news.request, news.sample
-        choice = answer.choices[where]
-        choice.add(news)
-        if choice.reason and where in ticket.open:
-            worker.cancel(ticket, where)
-
-
-async def whole(answer: Answer, worker: Worker, ticket: Ticket) -> dict[str, Any]:
-    while ticket.open or ticket.events or ticket.fault:
-        await ticket.news.wait()
-        follow(answer, worker, ticket)
-    if not answer.asked.scored:
-        return answer.whole({})
-    rows = {where: tuple(answer.row(where)) for where in answer.choices}
-    different = list(dict.fromkeys(rows.values()))  # where nothing is written, samples are alike
-    scores = dict(zip(different, await worker.score(different, answer.asked.top), strict=True))
-    return await asyncio.to_thread(answer.whole, {where: scores[row] for where, row in rows.items()})
-
-
-async def streamed(answer: Answer, worker: Worker, ticket: Ticket) -> AsyncIterator[bytes]:
-    """A fault in the midst of it is an event too."""
-    try:
-        while True:
-            follow(answer, worker, ticket)
-            if chunks := answer.chunks():
-                yield b"".join(map(event, chunks))
-            if all(choice.told for choice in answer.choices.values()):
-                break
-            try:
-                await asyncio.wait_for(ticket.news.wait(), KEEP_ALIVE)
-            except asyncio.TimeoutError:
-                yield b": still at it\n\n"
-    except Fault as fault:
-        yield event(fault.body)
-        return
-    yield (event(answer.last_chunk()) if answer.asked.usage else b"") + b"data: [DONE]\n\n"
-
-
-def page() -> tuple[bytes, int, dict[str, str]]:
-    """The page, the status, and headers that let nothing run but the script and the style that stand in it."""
-    content, allowed = (files("nanochat.serve") / "ui.html").read_bytes(), {}
+def chat_page() -> tuple[bytes, dict[str, str]]:
+    """Return the page and its headers, which let the browser run no script and no style but those in the page."""
+    content = (files("nanochat.serve") / "ui.html").read_bytes()
+    sources = {}
     for kind in ("script", "style"):
-        own = re.findall(rf"<{kind}>(.*?)</{kind}>".encode(), content, re.DOTALL)
-        hashes = [base64.b64encode(hashlib.sha256(text).digest()).decode() for text in own]
-        allowed[kind] = " ".join(f"'sha256-{digest}'" for digest in hashes) or "'none'"
+        texts = re.findall(rf"<{kind}>(.*?)</{kind}>".encode(), content, re.DOTALL)
+        digests = [base64.b64encode(hashlib.sha256(text).digest()).decode() for text in texts]
+        sources[kind] = " ".join(f"'sha256-{digest}'" for digest in digests)
     policy = (
-        f"default-src 'none'; script-src {allowed['script']}; style-src {allowed['style']}; connect-src 'self'; "
+        f"default-src 'none'; script-src {sources['script']}; style-src {sources['style']}; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'; trusted-types 'none'"  # the page may not even make any out of text
+        "require-trusted-types-for 'script'; trusted-types 'none'"  # not even the page makes markup from text
     )
-    return content, 200, {"content-type": "text/html; charset=utf-8", "content-security-policy": policy}
+    return content, {"content-type": "text/html; charset=utf-8", "content-security-policy": policy}
 
 
-# ---- the application and its server ----
+def error_response(error: ApiError) -> Response:
+    return JSONResponse(error.body, error.status, error.headers)
 
 
-def application(service: Service, host: str, key: str, hosts: Collection[str], origins: Collection[str]) -> Gate:
-    async def refuse(request: Request, fault: Fault) -> Response:
-        return fault.response()
+async def _refused(request: Request, error: ApiError) -> Response:
+    return error_response(error)
 
-    async def not_here(request: Request, error: HTTPException) -> Response:
-        sentence = f"{request.method} {request.url.path}: {error.detail.lower()}"
-        answer = Fault(error.status_code, sentence, code="unknown_url").response()
-        answer.headers.update(error.headers or {})
-        return answer
 
-    async def gone(request: Request, error: Gone) -> Response:
-        return Response(status_code=499)  # which nobody hears but the meter
+async def _unknown_url(request: Request, error: HTTPException) -> Response:
+    sentence = f"{request.method} {request.url.path}: {error.detail.lower()}"
+    return error_response(ApiError(error.status_code, sentence, code="unknown_url", headers=error.headers))
 
-    async def broken(request: Request, error: Exception) -> Response:
-        return Fault(500, "the server has made a mistake, its log has more").response()
 
-    @asynccontextmanager
-    async def working(app: Starlette) -> AsyncIterator[None]:
-        for worker in service.pool.workers:
-            worker.begin(asyncio.get_running_loop())
-        yield
-        for worker in service.pool.workers:
-            worker.stop()
+async def _client_left(request: Request, error: ClientDisconnect) -> Response:
+    return Response(status_code=499)  # which nobody receives
 
-    handlers = {Fault: refuse, HTTPException: not_here, Gone: gone, Exception: broken}
-    app = Starlette(routes=service.routes(), exception_handlers=handlers, lifespan=working)
-    return Gate(app, host, key, hosts, origins, service.meter.request)
+
+async def _broken(request: Request, error: Exception) -> Response:
+    return error_response(ApiError(500, "the server has made a mistake, its log has the details"))
+
+
+def application(
+    service: Service,
+    host: str = "127.0.0.1",
+    key: str = "",
+    hosts: Sequence[str] = (),
+    origins: Sequence[str] = (),
+    lifespan: Callable | None = None,
+) -> Starlette:
+    """Return the ASGI application. hosts, origins: allowed besides the server's own."""
+    middleware = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts(host, hosts), www_redirect=False),
+        Middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        ),
+        Middleware(AccessMiddleware, key=key, origins=origins),
+        Middleware(LimitMiddleware, body_bytes=service.served.limits.body_bytes),
+    ]
+    handlers = {ApiError: _refused, HTTPException: _unknown_url, ClientDisconnect: _client_left, Exception: _broken}
+    return Starlette(routes=service.routes(), middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+
+
+# ---- start and end ----
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0: any free port. No other server gets the port while the model loads."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host.strip("[]"), port))
+        bound.listen()
+    except OSError as error:
+        bound.close()
+        raise ValueError(f"--host={host} --port={port}: {error.strerror or error}, take another") from None
+    return bound
 
 
 def open_engines(
-    source: str, tag: str, step: int | None, runtime: Any, count: int, slots: int
-) -> tuple[list, Any, Any]:
-    """Workers, the tokenizer and the checkpoint. count: engines, 0: one a GPU, or one."""
+    source: str, tag: str, step: int | None, runtime: Runtime, count: int, slots: int
+) -> tuple[list[Worker], Checkpoint]:
+    """Load a model into `count` engines, 0: one on each GPU, or one on the CPU."""
     checkpoint = find_model(MODELS[source], tag, step, runtime)
-    tokenizer, config = tokenizer_of(checkpoint), config_of(checkpoint.manifest)
+    tokenizer = tokenizer_of(checkpoint)
+    config = config_of(checkpoint.manifest)
     devices = [runtime.device]
     if runtime.device.type == "cuda":
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     models = {}
-    for device in devices[: count or None]:
-        models[device] = build_model(config, replace(runtime, device=device), checkpoint).eval().requires_grad_(False)
-        # A path that takes rows of any length as they come.
-        models[device].attention = "chunks" if device.type == "cpu" else "sdpa"
-    homes = [list(models)[number % len(models)] for number in range(count or len(devices))]
-    return [Worker(Engine(models[home], tokenizer, slots), models[home]) for home in homes], tokenizer, checkpoint
+    workers = []
+    for number in range(count or len(devices)):
+        device = devices[number % len(devices)]
+        if device not in models:  # engines on one device share the model that scores rows
+            model = build_model(config, replace(runtime, device=device), checkpoint).eval().requires_grad_(False)
+            # A path that takes rows of any length as they come.
+            model.attention = "chunks" if device.type == "cpu" else "sdpa"
+            models[device] = model
+        workers.append(Worker(Engine(models[device], tokenizer, slots), models[device]))
+    return workers, checkpoint
 
 
-def serve(bound: socket.socket, served: Served, workers: Sequence[Worker], config: Any, key: str) -> None:
-    """Until a signal ends it. bound: where it listens. config: host, queue, drain, allow_host, allow_origin."""
-    pool = Pool(workers, config.queue)
-    service = Service(served, pool)
-    app = application(service, config.host, key, config.allow_host.split(), config.allow_origin.split())
-    slots = sum(worker.engine.slots for worker in workers)
-    about = f"{served.name}, {len(workers)} engine{'s' * (len(workers) > 1)}, {slots} slots, {config.queue} may wait"
-    keep_port(app, bound, pool, config.drain, about)
+def serve(
+    bound: socket.socket,
+    service: Service,
+    drain: float,
+    host: str = "127.0.0.1",
+    key: str = "",
+    hosts: Sequence[str] = (),
+    origins: Sequence[str] = (),
+) -> None:
+    """Serve until SIGINT or SIGTERM. drain: seconds to finish open requests; a second signal ends the process."""
+    pool = service.pool
+
+    async def finish_requests() -> None:
+        deadline = anyio.current_time() + drain
+        while pool.is_busy and anyio.current_time() < deadline:
+            await asyncio.sleep(0.05)
+        for worker in pool.workers:
+            worker.refuse(ApiError(503, "the server has shut down"))
+        server.should_exit = True
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        tasks = []
+
+        def shut_down() -> None:
+            pool.closing = "shutting down"
+            print0("server: shutting down, open requests are finished first; a second signal ends it at once")
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)
+            tasks.append(loop.create_task(finish_requests()))
+
+        for worker in pool.workers:
+            worker.begin(loop)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, shut_down)
+        print0(greeting)
+        yield
+        for worker in pool.workers:
+            worker.stop()
+
+    address, port = bound.getsockname()[:2]
+    slots = sum(worker.engine.slots for worker in pool.workers)
+    url = f"http://{f'[{address}]' if ':' in address else address}:{port}/"
+    about = f"{service.served.name}, engines: {len(pool.workers)}, slots: {slots}, queue: {pool.queue}"
+    greeting = f"server: {url} ({about})"
+    config = uvicorn.Config(
+        application(service, host, key, hosts, origins, lifespan),
+        headers=list(HEADERS.items()),
+        lifespan="on",
+        ws="none",
+        loop="asyncio",
+        http="h11",
+        backlog=1024,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=LAST_RESPONSES_SECONDS,
+    )
+    server = uvicorn.Server(config)
+    server.run(sockets=[bound])

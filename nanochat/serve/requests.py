@@ -1,51 +1,47 @@
-"""What clients ask, in the words of OpenAI's interface: JSON, checked field by field, to requests for the engine."""
+"""OpenAI's chat and completion requests: pydantic models check them, and the engine gets its own form of them."""
 
-import json
-import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from nanochat.chat import PARTS, check_conversation, render_prompt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError, from_json
+
+from nanochat.chat import render_prompt
 from nanochat.engine import ENDS, Request
-from nanochat.serve.gate import Fault
+from nanochat.tokenizer import Tokenizer
 
-# Field → the values that ask for nothing. Any other value we could not honour, so it is refused.
-NOTHING = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "use_beam_search": (False,),
-    "suffix": ("",),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
+ERROR_TYPES = {  # OpenAI's names of errors, by status; all other statuses are an invalid_request_error
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
 }
-OF_MESSAGES = {
-    "tool_calls": [],
-    "function_call": {},
-    "audio": {},
-    "refusal": "",
-}  # of the assistant's, that we have not
-TOP_CHAT, TOP_COMPLETION = 20, 5  # likeliest tokens that a client may ask for
-STOPS, STOP_CHARACTERS = 4, 256
-COMPLETION_TOKENS = 16  # unless asked otherwise
+
+
+class ApiError(Exception):
+    """An error response in OpenAI's form. param: the field at fault. code: the reason, for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or {}
+        kind = ERROR_TYPES.get(status, "invalid_request_error")
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may have. tokens: of an answer, 0: as many as the context holds."""
+    """Limits of one request. tokens: generated for one sample, 0: as many as the context holds."""
 
     body_bytes: int = 1 << 20
     messages: int = 200
@@ -53,223 +49,329 @@ class Limits:
     tokens: int = 0
     samples: int = 16
 
+    @property
+    def prompts(self) -> int:
+        return 8 * self.samples
+
 
 @dataclass(frozen=True)
-class Served:
-    """What requests are checked against. context: tokens of a prompt and its answer."""
+class ServedModel:
+    """The model that requests are checked against. context: tokens of a prompt and a sample together."""
 
     name: str
-    tokenizer: Any
+    tokenizer: Tokenizer
     context: int
     limits: Limits
     created: int = 0
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request. requests: one a prompt, none where nothing is to be written. prompts: what they begin with, as text.
+class ApiRequest:
+    """A checked request of a client.
 
-    unseen: tokens at the beginning of each prompt that the client has not sent. top: likeliest tokens wanted in each
-    place, -1: not even the log-probability of what was chosen. usage: to be told at the end of a stream. ends: tokens
-    at which an answer ends here and not in the engine, for they have a log-probability to be told.
+    prompts: one engine request a prompt, each with n samples. prompt_texts: the prompts as `echo` shows them.
+    added_tokens: tokens at the beginning of a prompt that the client did not send. top_logprobs: alternatives wanted
+    for each token, 0: the log-probability of the token alone, -1: none. generates: False if only the prompt is scored.
+    end_tokens: tokens that end a choice in the response and not in the engine, because their log-probability is shown.
     """
 
-    chat: bool
-    requests: list[Request]
-    prompts: list[str]
-    unseen: int
+    is_chat: bool
+    prompts: list[Request]
+    prompt_texts: list[str]
+    added_tokens: int
     stops: tuple[str, ...] = ()
     stream: bool = False
-    usage: bool = False
-    top: int = -1
+    include_usage: bool = False
+    top_logprobs: int = -1
     echo: bool = False
-    writes: bool = True
-    ends: frozenset[int] = frozenset()
+    generates: bool = True
+    end_tokens: frozenset[int] = frozenset()
 
     @property
     def samples(self) -> int:
-        return sum(request.n for request in self.requests)
+        return sum(prompt.n for prompt in self.prompts)
 
     @property
-    def scored(self) -> bool:
-        """Whether log-probabilities are wanted that only a forward of the whole gives."""
-        return self.top > 0 or (self.echo and self.top >= 0)
+    def needs_scores(self) -> bool:
+        """Return True if the response has log-probabilities that only a forward pass over the whole row gives."""
+        return self.top_logprobs > 0 or (self.echo and self.top_logprobs == 0)
 
 
-def read_json(body: bytes) -> dict[str, Any]:
-    def refuse(word: str) -> None:
-        raise ValueError(f"{word} is no JSON")
-
-    try:
-        found = json.loads(body.decode(), parse_constant=refuse)
-    except RecursionError:
-        raise Fault(400, "the body is nested too deeply") from None
-    except ValueError as error:  # of UTF-8 too
-        raise Fault(400, f"the body is no JSON in UTF-8: {error}") from None
-    if not isinstance(found, dict):
-        raise Fault(400, "the body has to be a JSON object")
-    return found
+# ---- the fields of OpenAI's requests ----
 
 
-def read_chat(body: dict[str, Any], served: Served) -> Asked:
-    context, limits = served.context, served.limits
-    messages = _messages(body.get("messages"), limits)
-    try:
-        check_conversation({"messages": messages})
-        if messages[-1]["role"] == "assistant":
-            raise ValueError("the last message has to be the user's")
-        tokens = render_prompt({"messages": messages}, served.tokenizer)
-    except ValueError as error:  # of letters that are none, half a surrogate pair, too
-        raise Fault(400, str(error), "messages") from None
-    asked = _read(body, "max_completion_tokens", int, None, 1, 10**9)
-    most = _read(body, "max_tokens", int, context, 1, 10**9) if asked is None else asked
-    top = _read(body, "top_logprobs", int, 0, 0, TOP_CHAT)
-    wanted = _read(body, "logprobs", bool, False)
-    if top and not wanted:
-        raise Fault(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    return _asked(body, served, [tokens], [""], most, chat=True, unseen=len(tokens), top=top if wanted else -1)
+def unsupported(*harmless: object) -> type:
+    """Return the type of a field that this server does not have: null and harmless values pass, others are refused."""
+
+    def check(value: object) -> object:
+        if value is not None and value not in harmless:
+            raise PydanticCustomError("unsupported_parameter", "not supported by this server, leave it out")
+        return value
+
+    return Annotated[Any, AfterValidator(check)]
 
 
-def read_completion(body: dict[str, Any], served: Served) -> Asked:
-    echo = _read(body, "echo", bool, False)
-    most = _read(body, "max_tokens", int, COMPLETION_TOKENS, 0, 10**9)
-    if not most and not echo:
-        raise Fault(400, "max_tokens is 0 and echo is false: there is nothing to answer", "max_tokens")
-    if _read(body, "best_of", int, 1, 1, 128) not in (1, body.get("n")):
-        raise Fault(400, "best_of other than n is not supported", "best_of")
-    top = _read(body, "logprobs", int, -1, 0, TOP_COMPLETION)
-    prompt, bos = body.get("prompt", ""), served.tokenizer.special_tokens["<|bos|>"]
-    given = prompt if isinstance(prompt, list) and not _is_row(prompt) else [prompt]
-    if not given or len(given) > served.limits.samples * 8:
-        raise Fault(400, f"prompt has {len(given):,} prompts, from 1 to {served.limits.samples * 8:,} can be", "prompt")
-    if not all(isinstance(one, str) for one in given) and not all(_is_row(one) for one in given):
-        raise Fault(400, "prompt is a text, a list of texts, a list of token ids, or a list of such lists", "prompt")
-    _few_characters(sum(map(len, given)), served.limits, "prompt")
-    if isinstance(given[0], str):
-        try:
-            rows, texts = [[bos, *served.tokenizer.encode(text)] for text in given], given
-        except ValueError as error:
-            raise Fault(400, str(error), "prompt") from None
-        return _asked(body, served, rows, texts, most, chat=False, unseen=1, top=top, echo=echo)
-    words = served.tokenizer.vocab_size
-    if any(not 0 <= token < words for row in given for token in row):
-        raise Fault(400, f"prompt has ids beyond the vocabulary, which is of {words:,}", "prompt")
-    texts = [served.tokenizer.decode(row) for row in given]
-    return _asked(body, served, given, texts, most, chat=False, unseen=0, top=top, echo=echo)
+StopText = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-def _asked(
-    body: dict[str, Any], served: Served, rows: list[list[int]], prompts: list[str], most: int, **about
-) -> Asked:
-    """What both kinds of requests have in common."""
-    _refuse_foreign(body)
-    if (model := body.get("model")) not in (None, served.name):
-        raise Fault(
-            404, f"there is no model {str(model)[:100]!r} here, but {served.name!r}", "model", "model_not_found"
-        )
-    limits, context, field = served.limits, served.context, "messages" if about["chat"] else "prompt"
-    for tokens in rows:
-        if len(tokens) + (most > 0) > context:
-            sentence = f"the prompt has {len(tokens):,} tokens, with an answer it must fit into {context:,}"
-            raise Fault(400, sentence, field, "context_length_exceeded")
-    if limits.tokens and most > limits.tokens:
-        if body.get("max_tokens") is not None or body.get("max_completion_tokens") is not None:
-            raise Fault(400, f"the server writes at most {limits.tokens:,} tokens an answer", "max_tokens")
-        most = limits.tokens
-    options = _read(body, "stream_options", dict, {})
-    seed = _read(body, "seed", int, secrets.randbits(32), -(2**63), 2**63 - 1)
-    settings = {
-        "temperature": _read(body, "temperature", float, 1.0, 0, 2),
-        "top_p": _read(body, "top_p", float, 1.0, 0, 1),
-        "top_k": _read(body, "top_k", int, 0, 0, served.tokenizer.vocab_size),
-        "seed": seed % 2**64,
-        "n": _read(body, "n", int, 1, 1, limits.samples),
-    }
-    ends = frozenset(served.tokenizer.special_tokens[name] for name in ENDS)
-    ends = ends if about["top"] >= 0 and not about["chat"] else frozenset()
-    if ends:
-        settings["stop"] = frozenset()
-    if not settings["top_p"]:
-        raise Fault(400, "top_p is above 0", "top_p")
-    asked = Asked(
-        requests=[Request(tokens, max(most, 1), **settings) for tokens in rows],
-        prompts=prompts,
-        stops=_stops(body.get("stop")),
-        stream=_read(body, "stream", bool, False),
-        usage=_read(options, "include_usage", bool, False),
-        writes=most > 0,
-        ends=ends,
-        **about,
-    )
-    if asked.stream and asked.scored:
-        raise Fault(400, "log-probabilities of the prompt and of other tokens are not streamed", "stream")
-    return asked
+class StreamOptions(BaseModel):
+    include_usage: bool = False
 
 
-def _refuse_foreign(body: dict[str, Any]) -> None:
-    for name, nothing in NOTHING.items():
-        if (value := body.get(name)) is not None and value not in nothing:
-            raise Fault(400, f"{name} is not supported here, leave it out", name, "unsupported_parameter")
+class CommonFields(BaseModel):
+    """Fields of chat and completion requests. Null counts as absent, fields that are not listed are ignored."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    model: str | None = None
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    seed: int = Field(default_factory=lambda: secrets.randbits(32), ge=-(2**63), lt=2**63)
+    n: int = Field(1, ge=1)
+    stop: list[StopText] = Field([], max_length=4)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+
+    # A client that sets one of these fields expects another answer than this server would give.
+    tools: unsupported([]) = None
+    tool_choice: unsupported("none", "auto") = None
+    functions: unsupported([]) = None
+    function_call: unsupported("none", "auto") = None
+    response_format: unsupported({"type": "text"}) = None
+    logit_bias: unsupported({}) = None
+    frequency_penalty: unsupported(0) = None
+    presence_penalty: unsupported(0) = None
+    repetition_penalty: unsupported(1) = None
+    min_p: unsupported(0) = None
+    min_tokens: unsupported(0) = None
+    ignore_eos: unsupported(False) = None
+    use_beam_search: unsupported(False) = None
+    modalities: unsupported(["text"]) = None
+    audio: unsupported() = None
+    prediction: unsupported() = None
+    web_search_options: unsupported() = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def list_of_stops(cls, stop: object) -> object:
+        return [stop] if isinstance(stop, str) else stop
 
 
-def _read(body: dict, name: str, kind: Callable, default: Any, least: float = -math.inf, most: float = math.inf) -> Any:
-    """A field, or the default where it is absent or null."""
-    if (value := body.get(name)) is None:
-        return default
-    allowed = (int, float) if kind is float else kind
-    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
-        names = {int: "a whole number", float: "a number", bool: "true or false", dict: "an object"}
-        raise Fault(400, f"{name} has to be {names[kind]}", name)
-    if kind in (int, float) and not least <= value <= most:
-        raise Fault(400, f"{name} is {str(value)[:40]}, it lies from {least:,} to {most:,}", name)
-    return value
+class ContentPart(BaseModel):
+    type: Literal["text", "python", "python_output"]
+    text: str
 
 
-def _stops(given: Any) -> tuple[str, ...]:
-    stops = [given] if isinstance(given, str) else given or []
-    fits = isinstance(stops, list) and len(stops) <= STOPS and all(isinstance(stop, str) for stop in stops)
-    if not fits or not all(0 < len(stop) <= STOP_CHARACTERS for stop in stops):
-        raise Fault(400, f"stop is a text or up to {STOPS}, each of 1 to {STOP_CHARACTERS} characters", "stop")
-    return tuple(stops)
+class Message(BaseModel):
+    """A message of a conversation, with content as a list of parts; nanochat.chat checks the order of roles."""
+
+    role: Literal["system", "user", "assistant"]
+    content: list[ContentPart] = Field(min_length=1)
+    tool_calls: unsupported([]) = None
+    function_call: unsupported({}) = None
+    audio: unsupported({}) = None
+    refusal: unsupported("") = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def normalize(cls, message: object) -> object:
+        """Accept plain text as content, the role developer, and our own answers, which come back with `parts`."""
+        if not isinstance(message, dict):
+            return message
+        role = message.get("role")
+        content = message.get("content")
+        if role == "assistant" and message.get("parts"):
+            content = message["parts"]
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        return message | {"role": "system" if role == "developer" else role, "content": content}
 
 
-def _is_row(value: Any) -> bool:
+class ChatFields(CommonFields):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+
+
+class CompletionFields(CommonFields):
+    prompt: list[str] | list[list[int]] = [""]
+    max_tokens: int = Field(16, ge=0)
+    echo: bool = False
+    logprobs: int = Field(-1, ge=0, le=5)
+    best_of: int | None = None
+    suffix: unsupported("") = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def list_of_prompts(cls, prompt: object) -> object:
+        """Turn one text, or one list of token ids, into a list of one prompt."""
+        prompts = prompt
+        if isinstance(prompt, str) or _is_token_row(prompt):
+            prompts = [prompt]
+        is_list = isinstance(prompts, list) and bool(prompts)
+        if is_list and (all(isinstance(one, str) for one in prompts) or all(map(_is_token_row, prompts))):
+            return prompts
+        raise ValueError("has to be a text, a list of texts, a list of token ids, or a list of lists of token ids")
+
+
+def _is_token_row(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
-def _few_characters(count: int, limits: Limits, field: str) -> None:
+# ---- from a body to a checked request ----
+
+Fields = TypeVar("Fields", bound=CommonFields)
+
+
+def _validate(model: type[Fields], body: bytes) -> Fields:
+    """Return the fields of a JSON body; an ApiError names the first field that is wrong."""
+    try:
+        found = from_json(body, allow_inf_nan=False)
+    except ValueError as error:  # also wrong UTF-8, half a surrogate pair, too deep nesting
+        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from None
+    if not isinstance(found, dict):
+        raise ApiError(400, "the body has to be a JSON object")
+    try:
+        return model.model_validate({name: value for name, value in found.items() if value is not None})
+    except ValidationError as error:
+        raise _field_error(error) from None
+
+
+def _field_error(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    name = ""
+    for part in first["loc"]:  # ("messages", 0, "role") -> messages[0].role
+        if isinstance(part, int):
+            name += f"[{part}]"
+        else:
+            name += f".{part}" if name else part
+    message = first["msg"].removeprefix("Value error, ")
+    code = "unsupported_parameter" if first["type"] == "unsupported_parameter" else None
+    return ApiError(400, f"{name}: {message}", name, code)
+
+
+def _check_characters(texts: Sequence[str], limits: Limits, field: str) -> None:
+    count = sum(map(len, texts))
     if count > limits.characters:
         sentence = f"the request has {count:,} characters, {limits.characters:,} are allowed"
-        raise Fault(400, sentence, field, "string_above_max_length")
+        raise ApiError(400, sentence, field, "string_above_max_length")
 
 
-def _messages(given: Any, limits: Limits) -> list[Any]:
-    """As nanochat.chat takes them; what is wrong with their form, that will say."""
-    if not isinstance(given, list) or not given:
-        raise Fault(400, "messages has to be a list with at least one message", "messages")
-    if len(given) > limits.messages:
-        sentence = f"the request has {len(given):,} messages, {limits.messages:,} are allowed"
-        raise Fault(400, sentence, "messages", "array_above_max_length")
-    messages = [
-        _message(message, f"messages[{i}]") if isinstance(message, dict) else message for i, message in enumerate(given)
-    ]
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
-    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
-    texts = [text for text in [*contents, *(part.get("text") for part in parts)] if isinstance(text, str)]
-    _few_characters(sum(map(len, texts)), limits, "messages")
-    return messages
+def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
+    """Check the body of a chat request and render the conversation as a prompt."""
+    fields = _validate(ChatFields, body)
+    limits = served.limits
+    if len(fields.messages) > limits.messages:
+        sentence = f"the request has {len(fields.messages):,} messages, {limits.messages:,} are allowed"
+        raise ApiError(400, sentence, "messages", "array_above_max_length")
+    _check_characters([part.text for message in fields.messages for part in message.content], limits, "messages")
+    if fields.messages[-1].role == "assistant":
+        raise ApiError(400, "the last message has to be the user's", "messages")
+    conversation = {"messages": [message.model_dump(include={"role", "content"}) for message in fields.messages]}
+    try:
+        tokens = render_prompt(conversation, served.tokenizer)
+    except ValueError as error:  # roles out of turn
+        raise ApiError(400, str(error), "messages") from None
+    if fields.top_logprobs and not fields.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+    max_tokens = fields.max_completion_tokens or fields.max_tokens
+    return ApiRequest(
+        is_chat=True,
+        prompts=_engine_requests(fields, [tokens], max_tokens, served, "messages", stop=None),
+        prompt_texts=[""],
+        added_tokens=len(tokens),
+        stops=tuple(fields.stop),
+        stream=_checked_stream(fields, fields.top_logprobs > 0),
+        include_usage=fields.stream_options.include_usage,
+        top_logprobs=fields.top_logprobs if fields.logprobs else -1,
+    )
 
 
-def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """With our parts, if it is an answer of ours that comes back."""
-    for name, nothing in OF_MESSAGES.items():
-        if (value := message.get(name)) is not None and value != nothing:
-            raise Fault(400, f"{name} in a message is not supported here", f"{where}.{name}", "unsupported_parameter")
-    content, role = message.get("content"), message.get("role")
-    for part in content if isinstance(content, list) else ():
-        if isinstance(part, dict) and part.get("type") not in tuple(PARTS):
-            sentence = f"content of type {str(part.get('type'))[:40]!r} is not supported here"
-            raise Fault(400, sentence, f"{where}.content", "unsupported_content")
-    if role == "assistant" and isinstance(message.get("parts"), list):
-        content = message["parts"]
-    return {"role": "system" if role == "developer" else role, "content": content}
+def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
+    """Check the body of a completion request. A text gets <|bos|> before it, token ids are taken as they are."""
+    fields = _validate(CompletionFields, body)
+    tokenizer = served.tokenizer
+    if not fields.max_tokens and not fields.echo:
+        raise ApiError(400, "max_tokens is 0 and echo is false: there is nothing to answer", "max_tokens")
+    if fields.best_of not in (None, 1, fields.n):
+        raise ApiError(400, "best_of other than n is not supported", "best_of")
+    if len(fields.prompt) > served.limits.prompts:
+        sentence = f"prompt has {len(fields.prompt):,} prompts, {served.limits.prompts:,} are allowed"
+        raise ApiError(400, sentence, "prompt")
+    _check_characters(fields.prompt, served.limits, "prompt")
+    is_text = isinstance(fields.prompt[0], str)
+    if is_text:
+        bos = tokenizer.special_tokens["<|bos|>"]
+        texts = fields.prompt
+        rows = [[bos, *tokenizer.encode(text)] for text in texts]
+    else:
+        rows = fields.prompt
+        if any(not 0 <= token < tokenizer.vocab_size for row in rows for token in row):
+            sentence = f"prompt has ids beyond the vocabulary of {tokenizer.vocab_size:,} tokens"
+            raise ApiError(400, sentence, "prompt")
+        texts = [tokenizer.decode(row) for row in rows]
+    # Programs that score a prompt ask for one token and leave it out: also an end-of-text token has to be shown.
+    end_tokens = frozenset(tokenizer.special_tokens[name] for name in ENDS) if fields.logprobs >= 0 else frozenset()
+    stop = frozenset() if end_tokens else None
+    return ApiRequest(
+        is_chat=False,
+        prompts=_engine_requests(fields, rows, fields.max_tokens, served, "prompt", stop),
+        prompt_texts=texts,
+        added_tokens=1 if is_text else 0,
+        stops=tuple(fields.stop),
+        stream=_checked_stream(fields, fields.logprobs > 0 or (fields.echo and fields.logprobs == 0)),
+        include_usage=fields.stream_options.include_usage,
+        top_logprobs=fields.logprobs,
+        echo=fields.echo,
+        generates=fields.max_tokens > 0,
+        end_tokens=end_tokens,
+    )
+
+
+def _engine_requests(
+    fields: CommonFields,
+    rows: list[list[int]],
+    max_tokens: int | None,
+    served: ServedModel,
+    field: str,
+    stop: frozenset[int] | None,
+) -> list[Request]:
+    """Return one engine request a prompt. max_tokens None: as many as limit and context allow."""
+    limits = served.limits
+    if fields.model not in (None, served.name):
+        sentence = f"there is no model {fields.model[:100]!r} here, only {served.name!r}"
+        raise ApiError(404, sentence, "model", "model_not_found")
+    if fields.n > limits.samples:
+        raise ApiError(400, f"n: at most {limits.samples} samples of a prompt are allowed", "n")
+    for tokens in rows:
+        generates = max_tokens is None or max_tokens > 0
+        if len(tokens) + generates > served.context:
+            sentence = f"the prompt has {len(tokens):,} tokens, with an answer it must fit into {served.context:,}"
+            raise ApiError(400, sentence, field, "context_length_exceeded")
+    if limits.tokens and (max_tokens or 0) > limits.tokens:
+        raise ApiError(400, f"max_tokens: at most {limits.tokens:,} tokens of an answer are allowed", "max_tokens")
+    if max_tokens is None:
+        max_tokens = limits.tokens or served.context
+    requests = []
+    for tokens in rows:
+        request = Request(
+            tokens,
+            max(max_tokens, 1),  # a row that is only scored does not reach the engine
+            temperature=fields.temperature,
+            top_k=min(fields.top_k, served.tokenizer.vocab_size),
+            top_p=fields.top_p,
+            seed=fields.seed % 2**64,
+            stop=stop,
+            n=fields.n,
+        )
+        requests.append(request)
+    return requests
+
+
+def _checked_stream(fields: CommonFields, needs_scores: bool) -> bool:
+    if fields.stream and needs_scores:
+        raise ApiError(400, "log-probabilities of prompts and of alternative tokens are not streamed", "stream")
+    return fields.stream

@@ -1,226 +1,253 @@
-"""Engines at work: a thread owns each of them, requests come from asyncio, and what they give goes back once a step."""
+"""Engines at work: a thread owns each engine, takes requests from the event loop and returns events once a step."""
 
 import asyncio
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from nanochat.engine import Engine, Event, Job, Request
+from nanochat.gpt import GPT
 from nanochat.log import say
-from nanochat.serve.gate import Fault
+from nanochat.serve.requests import ApiError, ApiRequest
 
-SCORED_AT_ONCE = 256  # positions whose logits are made together: those of a whole context may take gigabytes
-FAILED = 503, "the engine has failed, the server has to be started anew"
-STOPPING = 5.0  # seconds that a thread has for its last step
+SCORED_AT_ONCE = 256  # positions whose logits are computed together
+JOIN_SECONDS = 5.0  # for a thread's last step
+ENGINE_FAILED = "the engine has failed, restart the server"
 
-
-@dataclass(eq=False)
-class Ticket:
-    """Requests that an engine works on, as asyncio knows them.
-
-    open: samples (request, sample) without an end yet. events: what has come of them, to be taken out; news is set when
-    something came, a fault too.
-    """
-
-    open: set[tuple[int, int]]
-    events: deque[Event] = field(default_factory=deque)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    fault: Fault | None = None
-    job: Job | None = None  # the thread's own
-
-    def take(self) -> list[Event]:
-        self.news.clear()
-        if self.fault is not None:
-            raise self.fault
-        taken = list(self.events)
-        self.events.clear()
-        return taken
+Sample = tuple[int, int]  # number of the prompt in its request, number of the sample of this prompt
+Score = list[dict[int, float]]  # for each token but the first: log-probabilities of the token and of likely others
 
 
 @torch.inference_mode()
-def score(model: Any, tokens: Sequence[int], top: int) -> tuple[list[float], list[list[tuple[int, float]]]]:
-    """Of each token but the first: the model's log-probability of it, and the likeliest `top` in its place.
-
-    By a plain forward of the model, without a cache.
-    """
+def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
+    """Return log-probabilities of the tokens of a row and of the `top` likeliest, by a plain forward pass."""
+    found: Score = []
     if len(tokens) < 2:
-        return [], []
+        return found
     ids = torch.tensor(tokens, device=model.rope_cos.device)
-    hidden, chosen, likeliest = model.hidden(ids[None, :-1])[0], [], []
-    for some, right in zip(hidden.split(SCORED_AT_ONCE), ids[1:].split(SCORED_AT_ONCE), strict=True):
+    hidden = model.hidden(ids[None, :-1])[0]
+    # Logits of a whole context may take gigabytes.
+    for some, targets in zip(hidden.split(SCORED_AT_ONCE), ids[1:].split(SCORED_AT_ONCE), strict=True):
         logprobs = model.logits(some).log_softmax(-1)
-        chosen += logprobs.gather(1, right[:, None])[:, 0].tolist()
+        chosen = logprobs.gather(1, targets[:, None])
         best = logprobs.topk(min(top, logprobs.shape[-1]))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        likeliest += [list(zip(*pair, strict=True)) for pair in pairs]
-    return chosen, likeliest
+        columns = (targets[:, None], chosen, best.indices, best.values)
+        for [token], [logprob], indices, values in zip(*(column.tolist() for column in columns), strict=True):
+            alternatives = dict(zip(indices, values, strict=True))
+            alternatives.setdefault(token, logprob)
+            found.append(alternatives)
+    return found
+
+
+class Generation:
+    """The samples of one client's request, as the event loop sees them. The engine's thread fills `news`.
+
+    open: samples without an end. closed: the client has its response, or has left.
+    """
+
+    def __init__(self, worker: "Worker", requests: Sequence[Request]):
+        self.worker = worker
+        self.open: set[Sample] = set()
+        for number, request in enumerate(requests):
+            self.open.update((number, sample) for sample in range(request.n))
+        self.news: asyncio.Queue[list[Event] | list[Score] | ApiError] = asyncio.Queue()
+        self.closed = False
+        self.job: Job | None = None  # used by the engine's thread only
+
+    async def next_events(self) -> list:
+        """Return everything new, at least one item; an ApiError if nothing more will come."""
+        found = []
+        while not found or not self.news.empty():
+            items = await self.news.get()
+            if isinstance(items, ApiError):
+                raise items
+            found += items
+        return found
+
+    async def score(self, rows: Sequence[Sequence[int]], top: int) -> list[Score]:
+        """Return the log-probabilities of rows, after all events; the thread scores one row between two steps."""
+        if self.worker.failure:
+            raise ApiError(503, ENGINE_FAILED, code="engine_failed")
+        self.worker.load += len(rows)
+        try:
+            self.worker.order_scores(self, rows, top)
+            scores = []
+            while len(scores) < len(rows):
+                scores += await self.next_events()
+            return scores
+        finally:
+            self.worker.load -= len(rows)
+
+    def cancel(self, samples: set[Sample]) -> None:
+        """End samples that are not wanted any more; samples that have ended are ignored."""
+        ending = self.open & samples
+        if ending:
+            self.worker.cancel(self, ending)
+
+    def close(self) -> None:
+        """Leave the worker; called once, whether the response was sent or the client has left."""
+        self.cancel(set(self.open))
+        self.closed = True
+        self.worker.generations.discard(self)
 
 
 class Worker(threading.Thread):
-    """All of it but `run` and what that calls belongs to asyncio's thread. load: samples it has to do with.
+    """An engine in a thread of its own. Only the thread calls `run` and the methods below it.
 
-    failure: why there will be no more steps.
+    load: samples and rows to be scored that are not done. failure: the reason why the engine makes no more steps.
     """
 
-    def __init__(self, engine: Engine, model: Any):
+    def __init__(self, engine: Engine, model: GPT):
         super().__init__(name="nanochat-engine", daemon=True)
-        self.engine, self.model = engine, model
-        self.load, self.failure = 0, ""
-        self.tickets: set[Ticket] = set()
-        self._scores: set[asyncio.Future] = set()
-        self._acts: list[Callable[[], Any]] = []  # what the thread is to do before its next step
-        self._due: deque[tuple] = deque()  # rows to be scored: who waits for it, the tokens, how many of the likeliest
-        self._awake, self._stopped, self._active = threading.Condition(), False, []
+        self.engine = engine
+        self.model = model
+        self.load = 0
+        self.failure = ""
+        self.generations: set[Generation] = set()
+        self._actions: list[Callable[[], object]] = []  # calls for the thread before its next step
+        self._scoring: deque[tuple[Generation, Sequence[int], int]] = deque()
+        self._active: list[Generation] = []  # generations with open samples
+        self._wake = threading.Condition()
+        self._stopped = False
+
+    # ---- in the event loop ----
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.start()
 
-    def submit(self, requests: Sequence[Request], logprobs: bool) -> Ticket:
-        ticket = Ticket({(number, sample) for number, request in enumerate(requests) for sample in range(request.n)})
-        if ticket.open:
-            self.load += len(ticket.open)
-            self.tickets.add(ticket)
-            self._ask(lambda: self._submit(ticket, requests, logprobs))
-        return ticket
+    def submit(self, requests: Sequence[Request], logprobs: bool) -> Generation:
+        generation = Generation(self, requests)
+        self.generations.add(generation)
+        if requests:
+            self.load += len(generation.open)
+            self._order(lambda: self._start(generation, requests, logprobs))
+        return generation
 
-    def cancel(self, ticket: Ticket, *where: tuple[int, int]) -> None:
-        """Its samples, or those of these (request, sample), are not wanted any more."""
-        gone = ticket.open & set(where or ticket.open)
-        if gone:
-            self._end(ticket, gone)
-            self._ask(lambda: ticket.job and self.engine.cancel(ticket.job, *gone))
+    def cancel(self, generation: Generation, samples: set[Sample]) -> None:
+        self._end(generation, samples)
+        self._order(lambda: generation.job and self.engine.cancel(generation.job, *samples))
 
-    async def score(self, rows: Sequence[Sequence[int]], top: int) -> list[tuple]:
-        """What the function of that name gives of each, one row between two steps."""
-        if self.failure:
-            raise Fault(*FAILED, code="engine_failed")
-        found = [self.loop.create_future() for _ in rows]
-        self._scores.update(found)
-        self.load += len(rows)
-        try:
-            self._ask(lambda: self._due.extend((one, row, top) for one, row in zip(found, rows, strict=True)))
-            return await asyncio.gather(*found)
-        finally:
-            self.load -= len(rows)
-            for one in found:
-                one.cancel()  # nobody waits for those that are still due
-            self._scores.difference_update(found)
+    def order_scores(self, generation: Generation, rows: Sequence[Sequence[int]], top: int) -> None:
+        self._order(lambda: self._scoring.extend((generation, row, top) for row in rows))
 
-    def refuse(self, fault: Fault, *tickets: Ticket) -> None:
-        """Tell these, or all who wait, that nothing comes any more."""
-        for ticket in tickets or list(self.tickets):
-            ticket.fault = fault
-            ticket.news.set()
-            self.cancel(ticket)
-        for score in self._scores if not tickets else ():
-            _fail(score, fault)
+    def refuse(self, error: ApiError) -> None:
+        """End all generations with an error."""
+        for generation in self.generations:
+            self._fail(generation, error)
 
     def stop(self) -> None:
-        with self._awake:
+        with self._wake:
             self._stopped = True
-            self._awake.notify()
-        self.join(STOPPING)
+            self._wake.notify()
+        self.join(JOIN_SECONDS)
 
-    def _ask(self, act: Callable[[], Any]) -> None:
-        with self._awake:
-            self._acts.append(act)
-            self._awake.notify()
+    @property
+    def waiting(self) -> int:
+        """Samples without a slot, and calls that the thread has not seen."""
+        return len(self.engine.waiting) + len(self._actions)
 
-    def _end(self, ticket: Ticket, gone: set[tuple[int, int]]) -> None:
-        ticket.open -= gone
-        self.load -= len(gone)
-        if not ticket.open:
-            self.tickets.discard(ticket)
+    def _order(self, action: Callable[[], object]) -> None:
+        with self._wake:
+            self._actions.append(action)
+            self._wake.notify()
 
-    def _deliver(self, news: list[tuple[Ticket, list[Event]]]) -> None:
-        for ticket, events in news:
-            wanted = [event for event in events if (event.request, event.sample) in ticket.open]
-            self._end(ticket, {(event.request, event.sample) for event in wanted if event.token is None})
-            ticket.events.extend(wanted)
-            ticket.news.set()
+    def _end(self, generation: Generation, samples: set[Sample]) -> None:
+        generation.open -= samples
+        self.load -= len(samples)
 
-    def _broke(self, failure: str) -> None:
+    def _fail(self, generation: Generation, error: ApiError) -> None:
+        generation.news.put_nowait(error)
+        generation.cancel(set(generation.open))
+
+    def _break_down(self, failure: str) -> None:
         self.failure = failure
-        self.refuse(Fault(*FAILED, code="engine_failed"))
+        self.refuse(ApiError(503, ENGINE_FAILED, code="engine_failed"))
 
-    # ---- in the thread ----
+    def _deliver(self, news: list[tuple[Generation, list[Event]]]) -> None:
+        for generation, events in news:
+            wanted = [event for event in events if (event.request, event.sample) in generation.open]
+            ended = {(event.request, event.sample) for event in wanted if event.token is None}
+            self._end(generation, ended)
+            if wanted:
+                generation.news.put_nowait(wanted)
+
+    # ---- in the engine's thread ----
 
     def run(self) -> None:
         engine = self.engine
         try:
             if engine.decoder.on_cuda:
                 torch.cuda.set_device(engine.decoder.device)
-            with torch.inference_mode():  # the cache has its size from the beginning on
+            with torch.inference_mode():
+                # The cache gets its final size now; with less memory than that there are fewer slots.
                 engine.longest = engine.config.max_seq_len
-                engine.slots = engine.decoder.make_room(engine.slots, engine.longest)  # fewer, where memory is short
-            while self._act():
-                if any(ticket.job.open for ticket in self._active):
-                    engine.step()
-                news = [(ticket, list(ticket.job.events)) for ticket in self._active if ticket.job.events]
-                for ticket, _ in news:
-                    ticket.job.events.clear()
-                self._active = [ticket for ticket in self._active if ticket.job.open]
-                if news:
-                    self._tell(self._deliver, news)
-        except Exception as error:  # whatever it is: nobody must wait for a thread that is gone
+                engine.slots = engine.decoder.make_room(engine.slots, engine.longest)
+            while self._prepare():
+                self._step()
+        except Exception as error:  # any error: clients must not wait for a thread that has ended
             say(f"engine: {traceback.format_exc()}")
-            self._tell(self._broke, f"{type(error).__name__}: {error}")
+            self._call(self._break_down, f"{type(error).__name__}: {error}")
 
-    def _act(self) -> bool:
-        """Do what was asked for; sleeps while there is nothing to do. False: the end."""
-        with self._awake:
-            self._awake.wait_for(lambda: self._acts or self._active or self._due or self._stopped)
-            acts, self._acts = self._acts, []
-        for act in acts:
-            act()
-        self._score()
+    def _prepare(self) -> bool:
+        """Run the calls that wait; sleep while there is nothing to do. Return False to end the thread."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._actions or self._active or self._scoring or self._stopped)
+            actions = self._actions
+            self._actions = []
+        for action in actions:
+            action()
+        self._score_one()
         return not self._stopped
 
-    def _score(self) -> None:
-        """One row of those that somebody waits for."""
-        while self._due:
-            found, row, top = self._due.popleft()
-            if not found.done():
-                try:
-                    self._tell(_settle, found, score(self.model, row, top))
-                except torch.OutOfMemoryError:
-                    fault = Fault(503, "there is too little memory to score so long a text", code="out_of_memory")
-                    self._tell(_fail, found, fault)
-                return
-
-    def _submit(self, ticket: Ticket, requests: Sequence[Request], logprobs: bool) -> None:
+    def _start(self, generation: Generation, requests: Sequence[Request], logprobs: bool) -> None:
         try:
-            ticket.job = self.engine.submit(requests, logprobs)
-            self._active.append(ticket)
+            generation.job = self.engine.submit(requests, logprobs)
+            self._active.append(generation)
         except ValueError as error:
-            self._tell(self.refuse, Fault(400, str(error)), ticket)
+            self._call(self._fail, generation, ApiError(400, str(error)))
 
-    def _tell(self, act: Callable, *values: Any) -> None:
+    def _step(self) -> None:
+        """Make one step of the engine and send its events to the event loop, all in one call."""
+        if any(generation.job.open for generation in self._active):
+            self.engine.step()
+        news = []
+        for generation in self._active:
+            if generation.job.events:
+                news.append((generation, list(generation.job.events)))
+                generation.job.events.clear()
+        self._active = [generation for generation in self._active if generation.job.open]
+        if news:
+            self._call(self._deliver, news)
+
+    def _score_one(self) -> None:
+        """Score one row, if a client still waits for one."""
+        while self._scoring:
+            generation, row, top = self._scoring.popleft()
+            if generation.closed:
+                continue
+            try:
+                self._call(generation.news.put_nowait, [score(self.model, row, top)])
+            except torch.OutOfMemoryError:
+                error = ApiError(503, "not enough memory to score a text of this length", code="out_of_memory")
+                self._call(self._fail, generation, error)
+            return
+
+    def _call(self, function: Callable, *arguments: object) -> None:
         if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(act, *values)
-
-
-def _fail(future: asyncio.Future, fault: Fault) -> None:
-    if not future.done():
-        future.set_exception(fault)
-
-
-def _settle(future: asyncio.Future, value: Any) -> None:
-    if not future.done():
-        future.set_result(value)
+            self.loop.call_soon_threadsafe(function, *arguments)
 
 
 class Pool:
-    """Workers behind one door. queue: how many samples may wait for a slot. closing: why nobody is let in any more."""
+    """All workers. queue: samples that may wait for a slot. closing: the reason why no request is accepted."""
 
     def __init__(self, workers: Sequence[Worker], queue: int):
-        self.workers, self.queue, self.closing = workers, queue, ""
+        self.workers = workers
+        self.queue = queue
+        self.closing = ""
 
     @property
     def failures(self) -> list[str]:
@@ -232,19 +259,28 @@ class Pool:
 
     @property
     def waiting(self) -> int:
-        """Those whom a thread has not looked at yet among them."""
-        return sum(len(worker.engine.waiting) + len(worker._acts) for worker in self.workers)
+        return sum(worker.waiting for worker in self.workers)
 
-    def enter(self, samples: int) -> Worker:
-        """The worker with the least to do, for a request of so many samples; a Fault where it has to come later."""
+    @property
+    def is_busy(self) -> bool:
+        """Return True while a client waits for its response."""
+        return any(worker.generations for worker in self.workers)
+
+    def submit(self, request: ApiRequest) -> Generation:
+        """Hand a request to the worker with the lowest load; an ApiError if the server cannot take it now."""
+        worker = self.choose(request.samples)
+        return worker.submit(request.prompts if request.generates else [], request.top_logprobs >= 0)
+
+    def choose(self, samples: int) -> Worker:
         if self.closing:
-            raise Fault(503, f"the server is {self.closing}", code="unavailable", retry_after="5")
+            raise ApiError(503, f"the server is {self.closing}", code="unavailable", headers={"retry-after": "5"})
         alive = [worker for worker in self.workers if not worker.failure]
         if not alive:
-            raise Fault(503, "the engine has failed, the server has to be started anew", code="engine_failed")
+            raise ApiError(503, ENGINE_FAILED, code="engine_failed")
         places = sum(worker.engine.slots for worker in alive) + self.queue
         if samples > places:
-            raise Fault(400, f"the request asks for {samples:,} answers, the server has room for {places:,}", "n")
+            raise ApiError(400, f"the request asks for {samples:,} samples, the server has room for {places:,}", "n")
         if sum(worker.load for worker in alive) + samples > places:
-            raise Fault(429, "the server is busy, try again", code="queue_full", retry_after="1")
+            headers = {"retry-after": "1"}
+            raise ApiError(429, "the server is busy, try again", code="queue_full", headers=headers)
         return min(alive, key=lambda worker: worker.load)

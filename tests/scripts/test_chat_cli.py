@@ -1,4 +1,4 @@
-"""scripts.chat_cli as a user runs it: at a terminal, for one answer, through a pipe, and where no model is."""
+"""scripts.chat_cli as a user runs it: at a terminal, with one prompt, through a pipe, and without a model."""
 
 import json
 import os
@@ -30,25 +30,24 @@ def base(tmp_path_factory) -> Path:
     return folder
 
 
-def chat(base: Path, *flags: str, said: str | bytes = "") -> subprocess.CompletedProcess:
+def run_chat(base: Path, *flags: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
     env = os.environ | {"PYTHONPATH": str(ROOT), "NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
-    said = said.encode() if isinstance(said, str) else said
-    done = subprocess.run([*CHAT, *flags], env=env, input=said, capture_output=True, timeout=120)
+    done = subprocess.run([*CHAT, *flags], env=env, input=stdin, capture_output=True, timeout=120)
     return subprocess.CompletedProcess(flags, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 class Person:
-    """Types at a terminal, and sees what has come since."""
+    """A person at a terminal, who types and reads."""
 
-    def __init__(self, base: Path, **variables: str):
-        variables |= {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
+    def __init__(self, base: Path):
+        variables = {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
         self.terminal = OnTerminal(*CHAT, *FLAGS, rows=40, columns=100, **variables)
         self.output, self.text = self.terminal.output(), ""
-        self.see("> ")
+        self.read_until("> ")
 
-    def see(self, end: str, within: float = 200.0) -> str:
-        """All until the text ends like this."""
-        seen, limit = "", time.monotonic() + within
+    def read_until(self, end: str, seconds: float = 200.0) -> str:
+        """Return the text up to a certain end."""
+        seen, limit = "", time.monotonic() + seconds
         while not seen.endswith(end):
             ready, _, _ = select.select([self.terminal.leader], [], [], max(0.0, limit - time.monotonic()))
             assert ready, f"{seen!r} is all that came"
@@ -58,44 +57,41 @@ class Person:
 
     def type(self, text: str, end: str = "> ") -> str:
         os.write(self.terminal.leader, text.encode())
-        return self.see(end)
+        return self.read_until(end)
 
     def interrupt(self, end: str = "> ") -> str:
-        """A signal that comes just before readline waits for a key is noticed with the next one only."""
+        """Press Ctrl-C. A signal just before readline waits for a key is noticed with the next one only."""
         for _ in range(10):
             self.terminal.process.send_signal(signal.SIGINT)
             if select.select([self.terminal.leader], [], [], 3)[0]:
                 break
-        return self.see(end)
+        return self.read_until(end)
 
 
-def codes(text: str) -> list[str]:
-    """What a terminal obeys, but for ends of lines, colours, and how readline asks to be told what is pasted."""
+def control_characters(text: str) -> list[str]:
+    """Return control characters except for ends of lines, colors and bracketed paste."""
     text = re.sub(r"\x1b\[(\d*m|\?2004[hl])", "", text)
     return [code for code in text if (ord(code) < 32 and code not in "\t\r\n") or 127 <= ord(code) < 160]
 
 
-def test_a_talk_at_a_terminal(base, tmp_path):
+def test_a_chat_at_a_terminal(base, tmp_path):
     chats, history = tmp_path / "chats.jsonl", base / HISTORY
     history.parent.mkdir()
     history.write_text("/save nowhere\n", encoding="utf-8")
     person = Person(base)
-    assert "model: chat_sft mine, step 7\r\n/help names the commands" in person.text
-    answered = person.type("hello 한국\r")
-    assert not codes(answered.split("\r\n", 1)[1])
+    assert "model: chat_sft mine, step 7\r\n/help lists the commands" in person.text
+    assert not control_characters(person.type("hello 한국\r").split("\r\n", 1)[1])
     assert "```\r\n. two\r\n. ```\r\n" in person.type("```\rtwo\r```\r")
     assert "there is no command /sav" in person.type("/sav\r")
-    assert "nowhere" in person.type("\x1b[A\x1b[A\x1b[A\x1b[A\x1b[A\x1b[A", "nowhere")  # the arrow up
+    assert "nowhere" in person.type("\x1b[A\x1b[A\x1b[A\x1b[A\x1b[A\x1b[A", "nowhere")  # the up arrow
     person.type(f"\x15/save {chats}\r")
-    # Lines that are pasted are one message, whether the terminal tells that they are or not.
-    for pasted in ("\x1b[200~one\rtwo\x1b[201~\r", "one\rtwo\r"):
-        person.type("/clear\r")
-        person.type(pasted)
-        person.type(f"/save {chats}\r")
-    talks = [json.loads(line)["messages"] for line in chats.read_text(encoding="utf-8").splitlines()]
-    asked = [[message["content"] for message in messages[::2]] for messages in talks]
-    assert asked == [["hello 한국", "```\ntwo\n```"], ["one\ntwo"], ["one\ntwo"]]
-    # Ctrl-D ends a message of several lines. Ctrl-C gives one up, and leaves where there is none.
+    person.type("/clear\r")
+    person.type("\x1b[200~one\rtwo\x1b[201~\r")  # pasted lines are one message
+    person.type(f"/save {chats}\r")
+    conversations = [json.loads(line)["messages"] for line in chats.read_text(encoding="utf-8").splitlines()]
+    questions = [[message["content"] for message in messages[::2]] for messages in conversations]
+    assert questions == [["hello 한국", "```\ntwo\n```"], ["one\ntwo"]]
+    # Ctrl-D ends a message of several lines. Ctrl-C gives one up, and leaves if there is none.
     person.type('"""\r', ". ")
     person.type("three\r", ". ")
     person.type("\x04")
@@ -104,24 +100,24 @@ def test_a_talk_at_a_terminal(base, tmp_path):
     person.type("four\\\r", ". ")
     person.interrupt()
     person.interrupt("\r\n")
-    assert person.terminal.process.wait() == 0
-    left = history.read_text(encoding="utf-8").splitlines()
-    assert left[:2] == ["/save nowhere", "hello 한국"]
-    assert left[-3:] == ['"""', "three", "four\\"]
+    assert person.terminal.process.wait(60) == 0
+    kept = history.read_text(encoding="utf-8").splitlines()
+    assert kept[:2] == ["/save nowhere", "hello 한국"]
+    assert kept[-3:] == ['"""', "three", "four\\"]
     assert history.stat().st_mode & 0o077 == 0
     assert "\x1b[2m" in person.text
 
 
-def test_stdout_has_the_answers_alone(base, tmp_path):
+def test_stdout_has_the_answers_only(base, tmp_path):
     saved = tmp_path / "chats.jsonl"
-    said = f"hello\n\nand \\\nmore\n/save {saved}\n/quit\nnever asked\n".encode() + b"\xff"
-    done = chat(base, *FLAGS, said=said)
+    stdin = f"hello\n\nand \\\nmore\n/save {saved}\n/quit\nnever read\n".encode() + b"\xff"
+    done = run_chat(base, *FLAGS, stdin=stdin)
     assert done.returncode == 0, done.stderr
     [conversation] = map(json.loads, saved.read_text(encoding="utf-8").splitlines())
     assert [message["content"] for message in conversation["messages"][::2]] == ["hello", "and \nmore"]
     assert done.stdout == "".join(f"{text_of(message)}\n" for message in conversation["messages"][1::2])
-    one = chat(base, *FLAGS, "--seed=0", "-i", "sft", "-g=mine", "-s", "7", "-p", "-", said="hello")
-    assert one.stdout == f"{text_of(conversation['messages'][1])}\n"  # and nothing else
+    one = run_chat(base, *FLAGS, "--seed=0", "-i", "sft", "-g=mine", "-s", "7", "-p", "-", stdin=b"hello")
+    assert one.stdout == f"{text_of(conversation['messages'][1])}\n"
     assert one.stderr.splitlines()[3:4] == ["model: chat_sft mine, step 7"]
 
 
@@ -131,8 +127,8 @@ def text_of(message: dict) -> str:
     return "".join(part["text"] for part in parts if part["type"] == "text").removesuffix("\n")
 
 
-def test_without_a_model_the_command_that_trains_one_is_said(tmp_path):
-    done = chat(tmp_path)
+def test_without_a_model_the_error_names_the_command_that_trains_one(tmp_path):
+    done = run_chat(tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: there is no model below {tmp_path}: bash speedrun.sh trains one\n"
 
@@ -141,11 +137,11 @@ def test_without_a_model_the_command_that_trains_one_is_said(tmp_path):
     ("flags", "sentence"),
     [
         (["--source=best"], "--source=best is not one of base, mid, sft, rl"),
-        (["-p", ""], "--prompt is empty: say something, or leave it out to talk"),
+        (["-p", ""], "--prompt is empty: give a message, or leave the option out to chat"),
         (["--top-p=0"], "--top-p=0.0 has to be above 0 and at most 1"),
         (["-s", "-2"], "--step has to be 0 or more, not -2"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(flags, sentence):
+def test_mistakes_are_one_sentence(flags, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         parse(Config, flags)

@@ -1,35 +1,175 @@
-"""The server as clients meet it: a process of its own, asked by OpenAI's client and by plain HTTP."""
+"""The server as clients meet it: access and limits in this process, OpenAI's client and plain HTTP at a real one."""
 
+import asyncio
 import json
+import os
+import re
 import signal
-import time
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
 import torch
-from served import CONTEXT, serving, write_model
+from conftest import ROOT
+from engines import TOKENIZER
+from served import CONTEXT
 
 from nanochat.chat import Reply
-from nanochat.serve.requests import Limits, Served, read_chat, read_completion
+from nanochat.config import parse
+from nanochat.serve import app as serve_app
+from nanochat.serve.app import HEADERS, Service, application, is_loopback, listen
+from nanochat.serve.requests import Limits, ServedModel, parse_chat, parse_completion
+from nanochat.serve.worker import Pool
+from scripts.chat_web import Config, main
 
 HI = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+MODEL = "nanochat-mine-base"
+SERVICE = Service(ServedModel(MODEL, TOKENIZER, 64, Limits(body_bytes=1000)), Pool([], 0))
+
+# ---- access and limits ----
 
 
-@pytest.fixture(scope="module")
-def twin(tmp_path_factory):
-    """An engine in this process with the same weights; `twin.base` has them."""
-    base = tmp_path_factory.mktemp("serve") / "base"
-    engine = write_model(base)
-    engine.base = base
-    return engine
+def ask(path="/v1/models", method="GET", content=None, headers=(), **settings):
+    """Return the response of an application in this process that has no engine."""
+
+    async def request():
+        transport = httpx.ASGITransport(application(SERVICE, **settings))
+        async with httpx.AsyncClient(transport=transport) as client:
+            lines = {"host": "localhost:8000", **dict(headers)}
+            return await client.request(method, f"http://server{path}", headers=lines, content=content)
+
+    return asyncio.run(request())
 
 
-@pytest.fixture(scope="module")
-def server(twin):
-    with serving(twin.base, "--engines=2", "--slots=4") as server:
-        yield server
+@pytest.mark.parametrize(
+    ("host", "address", "status"),
+    [
+        ("localhost", "127.0.0.1", 200),
+        ("LOCALHOST:8000", "127.0.0.1", 200),
+        ("127.0.0.1:8000", "127.0.0.1", 200),
+        ("[::1]:8000", "127.0.0.1", 200),
+        ("[::1]:8000", "::1", 200),
+        ("192.168.1.5:8000", "192.168.1.5", 200),
+        ("192.168.1.6:8000", "192.168.1.5", 400),
+        ("evil.example:8000", "127.0.0.1", 400),
+        ("localhost.evil.example", "127.0.0.1", 400),
+        ("localhost@evil.example", "127.0.0.1", 400),
+        ("", "127.0.0.1", 400),
+        ("[::1", "127.0.0.1", 400),
+        ("good.example:80", "127.0.0.1", 200),
+        ("evil.example", "0.0.0.0", 400),
+    ],
+)
+def test_the_server_answers_to_its_own_names_only(host, address, status):
+    assert ask(headers={"host": host}, host=address, hosts=["Good.example"]).status_code == status
+
+
+def test_a_server_on_all_addresses_answers_to_all_names():
+    """The key, which such a server needs, protects it."""
+    for address in ("0.0.0.0", "::"):
+        assert ask(headers={"host": "192.168.1.6:8000"}, host=address).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:8000", 200),
+        ("http://localhost:8001", 403),
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("", 403),
+        ("http://[", 403),
+        ("https://good.example", 200),
+    ],
+)
+def test_pages_of_other_sites_may_not_use_the_server(origin, status):
+    found = ask(headers={"origin": origin}, origins=["https://good.example"])
+    assert found.status_code == status
+    assert found.headers.get("access-control-allow-origin") == (origin if "good" in origin else None)
+
+
+def test_browsers_may_ask_before_they_post():
+    headers = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    settings = {"key": "secret", "origins": ["https://good.example"]}
+    found = ask(method="OPTIONS", headers={"origin": "https://good.example", **headers}, **settings)
+    assert found.status_code == 200
+    assert found.headers["access-control-allow-origin"] == "https://good.example"
+    assert "authorization" in found.headers["access-control-allow-headers"]
+    assert ask(method="OPTIONS", headers={"origin": "https://evil.example", **headers}, **settings).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        (None, "missing_api_key"),
+        ("Basic c2VjcmV0", "missing_api_key"),
+        ("Bearer", "invalid_api_key"),
+        ("Bearer schlüsse", "invalid_api_key"),
+        ("Bearer schlüssell", "invalid_api_key"),
+        ("Bearer schlüssel", None),
+        ("bearer  schlüssel ", None),
+    ],
+)
+def test_keys(given, code):
+    found = ask(key="schlüssel", headers={"authorization": given.encode()} if given else {})
+    assert found.status_code == (401 if code else 200)
+    if code:
+        error = found.json()["error"]
+        assert (error["code"], error["type"]) == (code, "authentication_error")
+        assert found.headers["www-authenticate"] == "Bearer"
+
+
+def test_the_page_and_health_need_no_key():
+    assert [ask(path, key="secret").status_code for path in ("/", "/health", "//health")] == [200, 200, 401]
+
+
+async def endless_body():
+    while True:
+        await asyncio.sleep(0.01)
+        yield b" "
+
+
+def test_bodies_that_are_too_long_or_too_slow(monkeypatch):
+    post = {"path": "/v1/completions", "method": "POST"}
+    assert ask(**post, content=b" " * 1000).status_code == 400  # not JSON
+    found = ask(**post, content=b" " * 1001)
+    assert (found.status_code, found.json()["error"]["message"]) == (413, "the body has more than 1,000 bytes")
+    monkeypatch.setattr(serve_app, "CLIENT_SECONDS", 0.1)
+    found = ask(**post, content=endless_body())
+    assert (found.status_code, found.json()["error"]["type"]) == (408, "invalid_request_error")
+
+
+def test_a_client_that_does_not_read_is_dropped(monkeypatch):
+    monkeypatch.setattr(serve_app, "CLIENT_SECONDS", 0.1)
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"localhost")], "query_string": b""}
+    sent = []
+
+    async def send(message):
+        sent.append(message["type"])
+        if len(sent) > 1:
+            await asyncio.sleep(60)
+
+    async def receive():
+        return {"type": "http.request"}
+
+    asyncio.run(asyncio.wait_for(application(SERVICE)(scope, receive, send), 30))
+    assert sent == ["http.response.start", "http.response.body"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
+def test_loopback(host):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.com", ""])
+def test_not_loopback(host):
+    assert not is_loopback(host)
+
+
+# ---- a real server ----
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +178,15 @@ def client(server):
         yield client
 
 
-def alone(twin, read, body):
-    """(text, reason, tokens) of each sample, by Engine.generate."""
-    asked = read(body, Served("nanochat-mine-base", twin.tokenizer, CONTEXT, Limits()))
+def alone(twin, parse_body, body):
+    """Return (text, reason, tokens) of each sample, from Engine.generate."""
+    request = parse_body(json.dumps(body).encode(), ServedModel(MODEL, twin.tokenizer, CONTEXT, Limits()))
     found = []
-    for completion in (one for samples in twin.generate(asked.requests) for one in samples):
+    for completion in (one for samples in twin.generate(request.prompts) for one in samples):
         reply = Reply(twin.tokenizer)
         pieces = [piece for token in completion.tokens for piece in reply.add(token)] + reply.close()
-        kept = [piece.text for piece in pieces if piece.kind == "text" or not asked.chat]
-        found.append(("".join(kept), completion.reason, len(completion.tokens)))
+        shown = [piece.text for piece in pieces if piece.kind == "text" or not request.is_chat]
+        found.append(("".join(shown), completion.reason, len(completion.tokens)))
     return found
 
 
@@ -60,38 +200,39 @@ SETTINGS = [
 
 def test_answers_are_those_of_an_engine_alone(server, twin):
     """All at once, on two engines of four slots each."""
-    chats = [{"messages": [{"role": "user", "content": f"hi {i}"}], **SETTINGS[i % 4]} for i in range(8)]
-    texts = [{"prompt": ["The dog", f"{i}"], "max_tokens": 9, **SETTINGS[i % 4]} for i in range(8)]
-    asked = [("chat/completions", read_chat, body) for body in chats]
-    asked += [("completions", read_completion, body) for body in texts]
+    calls = []
+    for i in range(8):
+        chat = {"messages": [{"role": "user", "content": f"hi {i}"}], **SETTINGS[i % 4]}
+        text = {"prompt": ["The dog", f"{i}"], "max_tokens": 9, **SETTINGS[i % 4]}
+        calls += [("chat/completions", parse_chat, chat), ("completions", parse_completion, text)]
     with ThreadPoolExecutor(16) as threads:
-        posts = [threads.submit(server.http.post, f"/v1/{path}", json=body) for path, _, body in asked]
-    for post, (_, read, body) in zip(posts, asked, strict=True):
-        found, expected = post.result().json(), alone(twin, read, body)
+        posts = [threads.submit(server.http.post, f"/v1/{path}", json=body) for path, _, body in calls]
+    for post, (_, parse_body, body) in zip(posts, calls, strict=True):
+        found, expected = post.result().json(), alone(twin, parse_body, body)
         assert [choice["index"] for choice in found["choices"]] == list(range(len(expected)))
-        told = [(c.get("text", c.get("message", {}).get("content")), c["finish_reason"]) for c in found["choices"]]
-        assert told == [(text, reason) for text, reason, _ in expected]
+        texts = [choice["text"] if "text" in choice else choice["message"]["content"] for choice in found["choices"]]
+        reasons = [choice["finish_reason"] for choice in found["choices"]]
+        assert list(zip(texts, reasons, strict=True)) == [(text, reason) for text, reason, _ in expected]
         assert found["usage"]["completion_tokens"] == sum(count for *_, count in expected)
-    assert server.metric("running") == server.metric("waiting") == 0
+    assert server.running() == 0
 
 
 def test_the_clients_chat_and_its_stream(client):
-    about = {"model": "nanochat-mine-base", "messages": HI, "seed": 4, "n": 2, "max_completion_tokens": 25}
-    whole = client.chat.completions.create(**about, logprobs=True)
-    chunks = list(client.chat.completions.create(**about, stream=True, stream_options={"include_usage": True}))
+    settings = {"model": MODEL, "messages": HI, "seed": 4, "n": 2, "max_completion_tokens": 25}
+    whole = client.chat.completions.create(**settings, logprobs=True)
+    chunks = list(client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True}))
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
     assert chunks[0].id.startswith("chatcmpl-")
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage == whole.usage
+    assert (chunks[-1].choices, chunks[-1].usage) == ([], whole.usage)
     for choice in whole.choices:
-        own = [c for chunk in chunks for c in chunk.choices if c.index == choice.index]
+        own = [one for chunk in chunks for one in chunk.choices if one.index == choice.index]
         assert own[0].delta.role == "assistant"
-        assert "".join(c.delta.content or "" for c in own) == choice.message.content
-        assert [c.finish_reason for c in own] == [None] * (len(own) - 1) + [choice.finish_reason]
+        assert "".join(one.delta.content or "" for one in own) == choice.message.content
+        assert [one.finish_reason for one in own] == [None] * (len(own) - 1) + [choice.finish_reason]
         assert all(token.logprob < 0 for token in choice.logprobs.content)
         spelled = b"".join(bytes(token.bytes) for token in choice.logprobs.content if not token.token.startswith("<|"))
         assert spelled.decode(errors="replace") == choice.message.content
-    likeliest = client.chat.completions.create(**about, logprobs=True, top_logprobs=3)
+    likeliest = client.chat.completions.create(**settings, logprobs=True, top_logprobs=3)
     for choice, other in zip(whole.choices, likeliest.choices, strict=True):
         assert choice.message.content == other.message.content
         for token, scored in zip(choice.logprobs.content, other.logprobs.content, strict=True):
@@ -100,106 +241,58 @@ def test_the_clients_chat_and_its_stream(client):
             assert scored.logprob <= scored.top_logprobs[0].logprob
 
 
-def test_the_clients_completion_and_its_stream(client):
-    about = {"model": "nanochat-mine-base", "prompt": "The dog", "seed": 6, "max_tokens": 12}
-    whole = client.completions.create(**about, logprobs=0)
-    chunks = list(client.completions.create(**about, stream=True, echo=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "The dog" + whole.choices[0].text
+def test_the_clients_completion_stops_and_models(client):
+    settings = {"model": MODEL, "prompt": "The dog", "seed": 6, "max_tokens": 12}
+    whole = client.completions.create(**settings, logprobs=0)
+    text = whole.choices[0].text
+    chunks = list(client.completions.create(**settings, stream=True, echo=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "The dog" + text
     assert whole.id.startswith("cmpl-")
     assert len(whole.choices[0].logprobs.token_logprobs) == 12
-
-
-def test_stops(client, twin):
-    about = {"model": "nanochat-mine-base", "messages": HI, "seed": 9, "max_tokens": 60}
-    [text] = [choice.message.content for choice in client.chat.completions.create(**about).choices]
-    stop = text[10:13]
-    cut = client.chat.completions.create(**about, stop=["\x00\x00", stop])
-    assert cut.choices[0].message.content == text[: text.index(stop)]
-    assert cut.choices[0].finish_reason == "stop"
-    stream = client.chat.completions.create(**about, stop=stop, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == text[: text.index(stop)]
+    stop = text[4:7]
+    [cut] = client.completions.create(**settings, stop=["\x00\x00", stop]).choices
+    assert (cut.text, cut.finish_reason) == (text[: text.index(stop)], "stop")
+    stream = client.completions.create(**settings, stop=stop, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == text[: text.index(stop)]
+    [model] = client.models.list().data
+    assert model.id == MODEL
+    assert client.models.retrieve(model.id) == model
 
 
 def test_the_clients_errors(client):
-    about = {"model": "nanochat-mine-base", "messages": HI}
+    settings = {"model": MODEL, "messages": HI}
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**about, tools=[{"type": "function", "function": {"name": "f"}}])
-    assert caught.value.param == "tools"
+        client.chat.completions.create(**settings, tools=[{"type": "function", "function": {"name": "f"}}])
+    assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**{**about, "messages": [{"role": "user", "content": "x" * 400}]})
+        client.chat.completions.create(**{**settings, "messages": [{"role": "user", "content": "x" * 400}]})
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError) as caught:
-        client.chat.completions.create(**{**about, "model": "gpt-4"})
+        client.chat.completions.create(**{**settings, "model": "gpt-4"})
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4")
-    with pytest.raises(openai.BadRequestError):
-        client.chat.completions.create(**about, n=1000)
-
-
-def test_the_clients_errors_at_the_door(tmp_path):
-    """Of a server with a key, one slot and room for fifteen to wait."""
-    write_model(tmp_path, endless=True)
-    words = ("--slots=1", "--queue=15", "--max-body=2000", "--drain=0")
-    with serving(tmp_path, *words, NANOCHAT_API_KEY="right") as server:
-        ask = {
-            key: openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) for key in ("right", "wrong")
-        }
-        about = {"model": "nanochat-mine-base", "messages": HI, "temperature": 0}
-        with pytest.raises(openai.AuthenticationError) as caught:
-            ask["wrong"].chat.completions.create(**about)
-        assert caught.value.code == "invalid_api_key"
-        with pytest.raises(openai.APIStatusError) as caught:
-            ask["right"].chat.completions.create(**{**about, "messages": [{"role": "user", "content": "x" * 2000}]})
-        assert caught.value.status_code == 413
-        with ThreadPoolExecutor(40) as threads:
-            posts = [threads.submit(ask["right"].chat.completions.create, **about, max_tokens=100) for _ in range(40)]
-        busy = [post.exception() for post in posts if post.exception()]
-        assert busy, [post.result().usage for post in posts]
-        assert {type(error) for error in busy} == {openai.RateLimitError}
-        assert (busy[0].code, busy[0].response.headers["retry-after"]) == ("queue_full", "1")
-        # It retries by itself, after as long as it was told to.
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="right", max_retries=20) as patient:
-            with ThreadPoolExecutor(24) as threads:
-                posts = [threads.submit(patient.chat.completions.create, **about, max_tokens=20) for _ in range(24)]
-            assert all(post.result().choices for post in posts)
-        # And what a shutdown leaves no time for.
-        server.http.headers["authorization"] = "Bearer right"
-        with ThreadPoolExecutor(1) as threads:
-            post = threads.submit(ask["right"].chat.completions.create, **about, n=16, max_tokens=100)
-            while not server.metric("running"):
-                assert not post.done(), post.exception()
-                time.sleep(0.01)
-            server.process.send_signal(signal.SIGTERM)
-            with pytest.raises(openai.InternalServerError) as caught:
-                post.result()
-        assert caught.value.status_code == 503
-
-
-def test_models(client):
-    [model] = client.models.list().data
-    assert model.id == "nanochat-mine-base"
-    assert client.models.retrieve(model.id) == model
 
 
 def test_the_bytes_of_a_stream(server):
     body = {"messages": HI, "seed": 3, "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}}
-    with server.http.stream("POST", "/v1/chat/completions", json=body) as response:
-        content = response.read()
+    response = server.http.post("/v1/chat/completions", json=body)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert response.headers["cache-control"] == "no-store"
     assert response.headers["x-accel-buffering"] == "no"
-    *events, last = content.decode("ascii").split("\n\n")
+    *events, last = response.content.decode("ascii").split("\n\n")
     assert last == ""
     assert all(event.startswith("data: ") and "\n" not in event for event in events)
     assert events[-1] == "data: [DONE]"
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert chunks[-2]["choices"][0]["finish_reason"] == "length"
-    assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"]["completion_tokens"] == 5
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 5)
     assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert all(chunk.keys() == {"id", "object", "created", "model", "choices", "usage"} for chunk in chunks)
+    echo = {"prompt": "What", "max_tokens": 0, "echo": True, "stream": True}  # nothing to generate
+    lines = server.http.post("/v1/completions", json=echo).text.split()
+    assert lines[-1] == "[DONE]"
+    assert '"What"' in "".join(lines)
 
 
 def test_an_echo_is_scored_by_a_plain_forward(server, twin):
@@ -209,84 +302,112 @@ def test_an_echo_is_scored_by_a_plain_forward(server, twin):
     assert (first["text"], second["text"]) == (text, "The")
     tokens = [twin.tokenizer.special_tokens["<|bos|>"], *twin.tokenizer.encode(text)]
     assert first["logprobs"]["tokens"] == [twin.tokenizer.decode([token]) for token in tokens[1:]]
-    found = first["logprobs"]["token_logprobs"]
     expected = twin.plain(torch.tensor([tokens]))[0, :-1].log_softmax(-1)
     chosen = expected.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(found), chosen, atol=1e-5, rtol=1e-5)
-    best = [max(top.values()) for top in first["logprobs"]["top_logprobs"]]
-    torch.testing.assert_close(torch.tensor(best), expected.amax(-1), atol=1e-5, rtol=1e-5)
+    found = torch.tensor(first["logprobs"]["token_logprobs"])
+    torch.testing.assert_close(found, chosen, atol=1e-5, rtol=1e-5)
+    best = torch.tensor([max(top.values()) for top in first["logprobs"]["top_logprobs"]])
+    torch.testing.assert_close(best, expected.amax(-1), atol=1e-5, rtol=1e-5)
 
 
-def test_ways_that_lead_nowhere(server):
+def test_unknown_addresses(server):
     for method, path, status in [
         ("GET", "/v1/nothing", 404),
         ("GET", "/v1/chat/completions", 405),
         ("POST", "/health", 405),
-        ("PUT", "/v1/completions", 405),
         ("GET", "/../etc/passwd", 404),
     ]:
         found = server.http.request(method, path)
         assert (found.status_code, found.json()["error"]["code"]) == (status, "unknown_url")
 
 
-def test_the_page_runs_nothing_but_its_own(server):
-    found = server.http.get("/")
-    assert found.status_code == 200
-    policy = dict(part.strip().split(" ", 1) for part in found.headers["content-security-policy"].split(";"))
-    assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
-    assert policy["connect-src"] == "'self'"
+def test_headers_and_the_policy_of_the_page(server):
+    for path in ("/", "/health", "/nothing"):
+        found = server.http.get(path)
+        assert all(found.headers.get_list(name) == [value] for name, value in HEADERS.items())
+    policy = server.http.get("/").headers["content-security-policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"
+    assert rules["connect-src"] == "'self'"
     for kind in ("script-src", "style-src"):
-        assert "unsafe" not in policy[kind]
-        assert "*" not in policy[kind]
+        assert rules[kind].startswith("'sha256-")
+        assert "unsafe" not in rules[kind]
+        assert "*" not in rules[kind]
 
 
-def test_health_and_metrics(server):
-    assert server.http.get("/health").json() == {"status": "ok", "model": "nanochat-mine-base"}
-    before = server.metric("completion_tokens_total")
-    body = {"messages": HI, "max_tokens": 7, "temperature": 0}
-    written = server.http.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"]
-    assert server.metric("completion_tokens_total") == before + written
-    assert server.metric('requests_total{path="/health",status="200"}'.replace("{", r"\{")) >= 1
+def test_health(server):
+    assert server.becomes_idle()
+    assert server.http.get("/health").json() == {"status": "ok", "model": MODEL, "running": 0, "waiting": 0}
+
+
+# ---- start and end ----
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("flags", "sentence"),
     [
-        (["--host=0.0.0.0"], "--host=0.0.0.0 lets others in: set NANOCHAT_API_KEY"),
-        (["--port=70000"], "--port=70000 is none"),
+        (["--host=0.0.0.0"], "--host=0.0.0.0 is open to other machines: set NANOCHAT_API_KEY"),
+        (["--port=70000"], "--port=70000 is too large"),
         (["--source=best"], "--source=best is not one of base, mid, sft, rl"),
         (["--source=base", "--tag=none", "--port=0"], "there is no model in "),
     ],
 )
-def test_mistakes_end_with_one_sentence(words, sentence, python):
-    done = python("-m", "scripts.chat_web", *words, "--device-type=cpu", "--dtype=fp32")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert sentence in done.stderr
+def test_mistakes_are_one_sentence(flags, sentence, monkeypatch, tmp_path):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    monkeypatch.delenv("NANOCHAT_API_KEY", raising=False)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        main(parse(Config, [*flags, "--device-type=cpu", "--dtype=fp32"]))
 
 
-def test_a_port_that_is_taken(server, python):
-    number = httpx.URL(server.url).port
-    done = python("-m", "scripts.chat_web", f"--port={number}")
-    assert done.returncode == 2
-    assert f"--port={number}: Address already in use, take another" in done.stderr
+def test_an_address_that_is_not_free(server):
+    port = httpx.URL(server.url).port
+    for host, number in [("127.0.0.1", port), ("203.0.113.7", 0), ("no such name.example", 0)]:
+        with pytest.raises(ValueError, match=re.escape(f"--host={host} --port={number}: ")):
+            listen(host, number)
 
 
-def test_a_stream_without_anything_to_write_ends(server):
-    body = {"prompt": "What", "max_tokens": 0, "echo": True, "stream": True}
-    lines = server.http.post("/v1/completions", json=body).text.split()
-    assert lines[-1] == "[DONE]"
-    assert '"What"' in "".join(lines)
-    assert server.metric("running") == 0
+SLOW_SERVER = """
+import sys, time
+from engines import NEVER, TOKENIZER, model_of
+from nanochat.engine import Engine
+from nanochat.serve.app import Service, listen, serve
+from nanochat.serve.requests import Limits, ServedModel
+from nanochat.serve.worker import Pool, Worker
+
+class Slow(Engine):
+    def step(self):
+        time.sleep(0.1)
+        super().step()
+
+worker = Worker(Slow(model_of(), TOKENIZER, slots=2), model_of())
+served = ServedModel("slow", TOKENIZER, 192, Limits())
+serve(listen("127.0.0.1", 0), Service(served, Pool([worker], 0)), drain=float(sys.argv[1]))
+"""
 
 
-def test_what_has_begun_is_ended_before_the_server_is(server):
-    """The last test of this server."""
-    body = {"messages": HI, "stream": True, "n": 4, "temperature": 1.0, "seed": 5}
-    with server.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        lines = answer.iter_lines()
-        assert next(lines).startswith("data: {")
-        server.process.send_signal(signal.SIGTERM)
-        *_, last, _ = lines
-    assert last == "data: [DONE]"
-    assert server.process.wait(60) == 0
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_shutdown_does_not_wait_for_ever(times):
+    """After --drain seconds open requests get an error; a second signal ends the process at once."""
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SLOW_SERVER, "0.5" if times == 1 else "1000"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env=env, **streams) as process:
+        try:
+            url = next(found[1] for line in process.stdout if (found := re.match(r"server: (http://\S+)/ ", line)))
+            body = {"prompt": "hi", "max_tokens": 180, "temperature": 0, "logprobs": 0, "stream": times == 2}
+            with ThreadPoolExecutor(1) as threads:
+                post = threads.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=60)
+                while not httpx.get(f"{url}/health").json()["running"]:
+                    assert not post.done()
+                process.send_signal(signal.SIGTERM)
+                assert "a second signal ends it at once" in process.stdout.readline()
+                if times == 1:
+                    assert post.result().status_code == 503
+                    assert post.result().json()["error"]["message"] == "the server has shut down"
+                else:
+                    process.send_signal(signal.SIGTERM)
+                    with pytest.raises(httpx.HTTPError):
+                        post.result()
+            assert process.wait(30) == (0 if times == 1 else -signal.SIGTERM)
+        finally:
+            process.kill()

@@ -8,7 +8,7 @@ import sys
 
 import lm_eval
 from bundles import CHOICE, CoreTask, one_process, write_bundle
-from served import CONTEXT, serving, write_model
+from served import CONTEXT
 
 from nanochat.evals.core import evaluate
 from nanochat.evals.core_tasks import prepare
@@ -27,10 +27,9 @@ def questions() -> list[dict]:
     return rows
 
 
-def test_lm_eval_decides_as_we_do(tmp_path, monkeypatch):
-    base, rows = tmp_path / "base", questions()
-    twin = write_model(base)
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
+def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch):
+    rows = questions()
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(twin.base))
     export(Config(format="tokenizer", source="base", tag="mine", out=str(tmp_path / "tokenizer")))
     (tmp_path / "little.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     task = {
@@ -45,23 +44,22 @@ def test_lm_eval_decides_as_we_do(tmp_path, monkeypatch):
         "metric_list": [{"metric": "acc"}],
     }
     (tmp_path / "little.yaml").write_text(json.dumps(task), encoding="utf-8")  # JSON is YAML
-    with serving(base) as server:
-        about = {
-            "model": "nanochat-mine-base",
-            "base_url": f"{server.url}/v1/completions",
-            "tokenizer_backend": "huggingface",
-            "tokenizer": tmp_path / "tokenizer",
-            "add_bos_token": True,
-            "max_length": CONTEXT,
-            "max_retries": 1,
-        }
-        words = ["--model=local-completions", f"--model_args={','.join(f'{name}={about[name]}' for name in about)}"]
-        words += ["--tasks=little", f"--include_path={tmp_path}", f"--output_path={tmp_path / 'out'}", "--log_samples"]
-        words.append("--batch_size=8")
-        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-        command, env = [sys.executable, "-m", lm_eval.__name__, *words], os.environ | offline
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
+    about = {
+        "model": "nanochat-mine-base",
+        "base_url": f"{server.url}/v1/completions",
+        "tokenizer_backend": "huggingface",
+        "tokenizer": tmp_path / "tokenizer",
+        "add_bos_token": True,
+        "max_length": CONTEXT,
+        "max_retries": 1,
+    }
+    words = ["--model=local-completions", f"--model_args={','.join(f'{name}={about[name]}' for name in about)}"]
+    words += ["--tasks=little", f"--include_path={tmp_path}", f"--output_path={tmp_path / 'out'}", "--log_samples"]
+    words.append("--batch_size=8")
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    command, env = [sys.executable, "-m", lm_eval.__name__, *words], os.environ | offline
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
     [found] = (tmp_path / "out").rglob("samples_little_*.jsonl")
     samples = [json.loads(line) for line in found.read_text(encoding="utf-8").splitlines()]
     theirs = {}

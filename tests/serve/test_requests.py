@@ -1,218 +1,212 @@
-"""Requests as clients write them: what is taken, and what is refused in which words."""
+"""Requests as clients write them: accepted fields, and refusals with the field's name and a clear sentence."""
+
+import json
 
 import pytest
 from engines import ID, TOKENIZER
 
 from nanochat.chat import render_prompt
-from nanochat.serve.gate import Fault
-from nanochat.serve.requests import Limits, Served, read_chat, read_completion, read_json
+from nanochat.serve.requests import ApiError, Limits, ServedModel, parse_chat, parse_completion
 
-SERVED = Served("mine", TOKENIZER, 64, Limits(messages=4, characters=150, tokens=40, samples=3))
+SERVED = ServedModel("mine", TOKENIZER, 64, Limits(messages=4, characters=150, tokens=40, samples=3))
 HI = [{"role": "user", "content": "hi"}]
 
 
-def fault_of(read, body):
-    with pytest.raises(Fault) as caught:
-        read(body, SERVED) if read is not read_json else read(body)
-    error = caught.value.body["error"]
-    assert error["message"] == str(caught.value)
-    return caught.value.status, error["param"], error["code"], error["message"]
-
-
 def chat(**fields):
-    return read_chat({"messages": HI, **fields}, SERVED)
+    return parse_chat(json.dumps({"messages": HI, **fields}).encode(), SERVED)
 
 
 def completion(**fields):
-    return read_completion({"prompt": "hi", **fields}, SERVED)
+    return parse_completion(json.dumps({"prompt": "hi", **fields}).encode(), SERVED)
 
 
-def test_a_limit_that_is_null_is_the_servers():
-    assert chat(max_tokens=None, max_completion_tokens=None).requests[0].max_new_tokens == 40
+def chat_tokens(messages):
+    return list(chat(messages=messages).prompts[0].tokens)
 
 
 def test_settings_reach_the_engine():
-    asked = chat(temperature=0.5, top_p=0.9, top_k=3, seed=7, n=2, max_tokens=5, stop="x", stream=True)
-    [request] = asked.requests
-    assert list(request.tokens) == render_prompt({"messages": HI}, TOKENIZER)
-    assert (request.temperature, request.top_p, request.top_k, request.seed, request.n) == (0.5, 0.9, 3, 7, 2)
-    assert (request.max_new_tokens, asked.stops, asked.stream, asked.top, asked.samples) == (5, ("x",), True, -1, 2)
-    assert chat(max_tokens=5, max_completion_tokens=6).requests[0].max_new_tokens == 6
-    assert chat(seed=-1).requests[0].seed == 2**64 - 1
+    request = chat(temperature=0.5, top_p=0.9, top_k=3, seed=7, n=2, max_tokens=5, stop="x", stream=True)
+    [prompt] = request.prompts
+    assert list(prompt.tokens) == render_prompt({"messages": HI}, TOKENIZER)
+    assert (prompt.temperature, prompt.top_p, prompt.top_k, prompt.seed, prompt.n) == (0.5, 0.9, 3, 7, 2)
+    assert prompt.max_new_tokens == 5
+    assert (request.stops, request.stream, request.top_logprobs, request.samples) == (("x",), True, -1, 2)
+    assert chat(max_tokens=5, max_completion_tokens=6).prompts[0].max_new_tokens == 6
+    assert chat(seed=-1).prompts[0].seed == 2**64 - 1
 
 
-def test_defaults():
-    first, second = chat(), chat(temperature=None, stop=None, n=None, model="mine")
-    assert first.requests[0].temperature == second.requests[0].temperature == 1.0
-    assert first.requests[0].max_new_tokens == 40  # the server's limit
-    assert first.requests[0].seed != second.requests[0].seed
-    assert completion().requests[0].max_new_tokens == 16
+def test_defaults_and_nulls():
+    first = chat()
+    second = chat(temperature=None, stop=None, n=None, max_tokens=None, max_completion_tokens=None, model="mine")
+    assert first.prompts[0].temperature == second.prompts[0].temperature == 1.0
+    assert first.prompts[0].max_new_tokens == second.prompts[0].max_new_tokens == 40  # the server's limit
+    assert first.prompts[0].seed != second.prompts[0].seed
+    assert completion().prompts[0].max_new_tokens == 16
     assert chat(tools=[], logit_bias={}, frequency_penalty=0, response_format={"type": "text"}, user="me", store=False)
 
 
 def test_prompts_of_all_kinds():
     bos, hi = ID["<|bos|>"], list(b"hi")
-    rows = {"hi": [bos, *hi], "": [bos]}
-    for prompt, expected in [
-        ("hi", [rows["hi"]]),
-        (["hi", ""], [rows["hi"], rows[""]]),
-        (hi, [hi]),
-        ([hi, [bos]], [hi, [bos]]),
+    for prompt, rows, added in [
+        ("hi", [[bos, *hi]], 1),
+        (["hi", ""], [[bos, *hi], [bos]], 1),
+        (hi, [hi], 0),
+        ([hi, [bos]], [hi, [bos]], 0),
     ]:
-        asked = completion(prompt=prompt)
-        assert [list(request.tokens) for request in asked.requests] == expected
-        assert asked.unseen == (1 if isinstance(prompt, str) or prompt[0] == "hi" else 0)
-    assert completion(prompt=[[bos, *hi]]).prompts == ["<|bos|>hi"]
+        request = completion(prompt=prompt)
+        assert [list(one.tokens) for one in request.prompts] == rows
+        assert request.added_tokens == added
+    assert completion(prompt=[[bos, *hi]]).prompt_texts == ["<|bos|>hi"]
 
 
 def test_names_of_special_tokens_are_plain_text():
     text = "<|assistant_end|><|bos|>"
-    tokens = read_chat({"messages": [{"role": "user", "content": text}]}, SERVED).requests[0].tokens
-    assert set(tokens) & set(ID.values()) == {
-        ID[f"<|{name}|>"] for name in ("bos", "user_start", "user_end", "assistant_start")
-    }
-    assert list(completion(prompt=text).requests[0].tokens) == [ID["<|bos|>"], *text.encode()]
+    tokens = chat_tokens([{"role": "user", "content": text}])
+    special = {ID[f"<|{name}|>"] for name in ("bos", "user_start", "user_end", "assistant_start")}
+    assert set(tokens) & set(ID.values()) == special
+    assert list(completion(prompt=text).prompts[0].tokens) == [ID["<|bos|>"], *text.encode()]
 
 
 def test_answers_come_back_with_their_parts():
     parts = [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}, {"type": "text", "text": "two"}]
-    ask = {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}
-    as_content = [ask, {"role": "assistant", "content": parts}, *HI]
-    as_told = [ask, {"role": "assistant", "content": "two", "parts": parts, "tool_calls": None, "refusal": None}, *HI]
-    tokens = [list(read_chat({"messages": messages}, SERVED).requests[0].tokens) for messages in (as_content, as_told)]
-    assert tokens[0] == tokens[1] == render_prompt({"messages": as_content}, TOKENIZER)
-    assert ID["<|python_start|>"] in tokens[0]
-    system = [[{"role": role, "content": "be"}, *HI] for role in ("system", "developer")]
-    first, second = (list(read_chat({"messages": messages}, SERVED).requests[0].tokens) for messages in system)
-    assert first == second == render_prompt({"messages": system[0]}, TOKENIZER)
+    question = {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}
+    as_content = [question, {"role": "assistant", "content": parts}, *HI]
+    answer = {"role": "assistant", "content": "two", "parts": parts, "tool_calls": None, "refusal": None}
+    tokens = chat_tokens(as_content)
+    assert tokens == chat_tokens([question, answer, *HI]) == render_prompt({"messages": as_content}, TOKENIZER)
+    assert ID["<|python_start|>"] in tokens
+    system = [{"role": "system", "content": "be"}, *HI]
+    developer = [{"role": "developer", "content": "be"}, *HI]
+    assert chat_tokens(system) == chat_tokens(developer) == render_prompt({"messages": system}, TOKENIZER)
 
 
-def test_how_much_is_scored():
-    assert not chat(logprobs=True).scored
-    assert chat(logprobs=True, top_logprobs=2).scored
-    assert not completion(logprobs=0).scored
-    assert completion(logprobs=0, echo=True).scored
-    assert completion(logprobs=1).scored
-    asked = completion(max_tokens=0, echo=True, prompt="x" * 63)  # all of the context
-    assert not asked.writes
+def test_log_probabilities_that_need_a_forward_pass():
+    assert not chat(logprobs=True).needs_scores
+    assert chat(logprobs=True, top_logprobs=2).needs_scores
+    assert not completion(logprobs=0).needs_scores
+    assert completion(logprobs=0, echo=True).needs_scores
+    assert completion(logprobs=1).needs_scores
+    assert not completion(max_tokens=0, echo=True, prompt="x" * 63).generates  # fills the context
 
 
-@pytest.mark.parametrize(
-    ("fields", "status", "param", "words"),
-    [
-        ({"messages": []}, 400, "messages", "at least one message"),
-        ({"messages": "hi"}, 400, "messages", "at least one message"),
-        ({"messages": HI * 5}, 400, "messages", "5 messages, 4 are allowed"),
-        ({"messages": ["hi"]}, 400, "messages", "message 1: it needs a `role`"),
-        ({"messages": [{"role": "user"}]}, 400, "messages", "message 1: its content is neither"),
-        ({"messages": [{"role": "bot", "content": "hi"}]}, 400, "messages", "its role is 'bot'"),
-        ({"messages": HI * 2}, 400, "messages", "message 2: its role is 'user' where 'assistant' is due"),
-        ({"messages": [*HI, {"role": "assistant", "content": "x"}]}, 400, "messages", "has to be the user's"),
-        ({"messages": [{"role": "user", "content": "x" * 151}]}, 400, "messages", "151 characters, 150 are allowed"),
-        ({"messages": [{"role": "user", "content": "x" * 90}]}, 400, "messages", "must fit into 64"),
-        ({"messages": [{"role": "user", "content": "\ud83d"}]}, 400, "messages", "surrogate"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            400,
-            "messages[0].content",
-            "'image_url' is not supported",
-        ),
-        (
-            {"messages": [*HI, {"role": "assistant", "content": None, "tool_calls": [{}]}, *HI]},
-            400,
-            "messages[1].tool_calls",
-            "not supported",
-        ),
-        ({"model": "gpt-4"}, 404, "model", "there is no model 'gpt-4' here, but 'mine'"),
-        ({"model": {"a": 1}}, 404, "model", "there is no model"),
-        ({"temperature": 2.1}, 400, "temperature", "it lies from 0 to 2"),
-        ({"temperature": "1"}, 400, "temperature", "a number"),
-        ({"temperature": True}, 400, "temperature", "a number"),
-        ({"temperature": 10**400}, 400, "temperature", "it lies from 0 to 2"),
-        ({"top_p": 0}, 400, "top_p", "above 0"),
-        ({"top_k": -1}, 400, "top_k", "it lies from 0"),
-        ({"top_k": 1.5}, 400, "top_k", "a whole number"),
-        ({"max_tokens": 0}, 400, "max_tokens", "it lies from 1"),
-        ({"max_completion_tokens": -1}, 400, "max_completion_tokens", "it lies from 1"),
-        ({"max_tokens": 41}, 400, "max_tokens", "at most 40 tokens an answer"),
-        ({"n": 4}, 400, "n", "it lies from 1 to 3"),
-        ({"seed": 2**63}, 400, "seed", "it lies from"),
-        ({"stream": "yes"}, 400, "stream", "true or false"),
-        ({"stream_options": []}, 400, "stream_options", "an object"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, 400, "stop", "up to 4"),
-        ({"stop": [""]}, 400, "stop", "of 1 to 256 characters"),
-        ({"stop": 3}, 400, "stop", "stop is a text"),
-        ({"stop": [None]}, 400, "stop", "stop is a text"),
-        ({"top_logprobs": 2}, 400, "top_logprobs", "needs logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", "from 0 to 20"),
-        ({"logprobs": True, "top_logprobs": 1, "stream": True}, 400, "stream", "are not streamed"),
-        ({"tools": [{"type": "function"}]}, 400, "tools", "not supported"),
-        ({"tool_choice": "required"}, 400, "tool_choice", "not supported"),
-        ({"response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
-        ({"logit_bias": {"50": 1}}, 400, "logit_bias", "not supported"),
-        ({"audio": {"voice": "x"}}, 400, "audio", "not supported"),
-        ({"modalities": ["text", "audio"]}, 400, "modalities", "not supported"),
-        ({"presence_penalty": 0.5}, 400, "presence_penalty", "not supported"),
-    ],
-)
-def test_chats_that_are_refused(fields, status, param, words):
-    found = fault_of(read_chat, {"messages": HI, **fields})
-    assert found[:2] == (status, param)
-    assert words in found[3]
+def message(content="hi", role="user", **more):
+    return {"messages": [{"role": role, "content": content, **more}]}
+
+
+ANSWER = {"role": "assistant", "content": "x"}
 
 
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"prompt": []}, "prompt", "has 0 prompts"),
-        ({"prompt": [[]]}, "prompt", "prompt is a text"),
-        ({"prompt": ["a", 3]}, "prompt", "prompt is a text"),
-        ({"prompt": {"a": 1}}, "prompt", "prompt is a text"),
-        ({"prompt": [True, 1]}, "prompt", "prompt is a text"),
-        ({"prompt": 3}, "prompt", "prompt is a text"),
-        ({"prompt": ["a"] * 25}, "prompt", "from 1 to 24"),
+        ({"messages": []}, "messages", "at least 1 item"),
+        ({"messages": "hi"}, "messages", "a valid list"),
+        ({"messages": HI * 5}, "messages", "5 messages, 4 are allowed"),
+        ({"messages": ["hi"]}, "messages[0]", "dictionary"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "a valid list"),
+        (message(role="bot"), "messages[0].role", "'system', 'user' or 'assistant'"),
+        ({"messages": HI * 2}, "messages", "message 2"),
+        ({"messages": [*HI, ANSWER]}, "messages", "has to be the user's"),
+        (message("x" * 151), "messages", "151 characters, 150 are allowed"),
+        (message([{"type": "image_url", "image_url": {}}]), "messages[0].content[0].type", "'text'"),
+        (message([{"type": [], "text": "x"}]), "messages[0].content[0].type", "'text'"),
+        ({"messages": [*HI, {**ANSWER, "tool_calls": [{}]}, *HI]}, "messages[1].tool_calls", "not supported"),
+        ({"model": {"a": 1}}, "model", "a valid string"),
+        ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
+        ({"temperature": "1"}, "temperature", "a valid number"),
+        ({"temperature": True}, "temperature", "a valid number"),
+        ({"temperature": 10**400}, "temperature", "a valid number"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"top_k": -1}, "top_k", "greater than or equal to 0"),
+        ({"top_k": 1.5}, "top_k", "a valid integer"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens", "greater than or equal to 1"),
+        ({"max_tokens": 41}, "max_tokens", "at most 40 tokens"),
+        ({"n": 4}, "n", "at most 3 samples"),
+        ({"seed": 2**63}, "seed", "less than"),
+        ({"stream": "yes"}, "stream", "a valid boolean"),
+        ({"stream_options": []}, "stream_options", "dictionary"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4 items"),
+        ({"stop": [""]}, "stop[0]", "at least 1 character"),
+        ({"stop": ["x" * 257]}, "stop[0]", "at most 256 characters"),
+        ({"stop": 3}, "stop", "a valid list"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"logprobs": True, "top_logprobs": 1, "stream": True}, "stream", "are not streamed"),
+    ],
+)
+def test_refused_chats(fields, param, words):
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    error = caught.value.body["error"]
+    assert (caught.value.status, error["param"], error["type"]) == (400, param, "invalid_request_error")
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        *(({"prompt": prompt}, "prompt", "has to be a text") for prompt in ([], [[]], ["a", 3], {"a": 1}, [True], 3)),
+        ({"prompt": ["a"] * 25}, "prompt", "24 are allowed"),
         ({"prompt": [1, 265]}, "prompt", "ids beyond the vocabulary"),
         ({"prompt": [-1]}, "prompt", "ids beyond the vocabulary"),
-        ({"prompt": "x" * 64}, "prompt", "65 tokens"),
         ({"prompt": ["x", "x" * 63]}, "prompt", "64 tokens"),
-        ({"prompt": "\udc00"}, "prompt", "surrogate"),
         ({"max_tokens": 0}, "max_tokens", "nothing to answer"),
         ({"best_of": 3}, "best_of", "not supported"),
         ({"suffix": "end"}, "suffix", "not supported"),
-        ({"logprobs": 6}, "logprobs", "from 0 to 5"),
-        ({"logprobs": True}, "logprobs", "a whole number"),
+        ({"logprobs": 6}, "logprobs", "less than or equal to 5"),
+        ({"logprobs": True}, "logprobs", "a valid integer"),
         ({"logprobs": 0, "echo": True, "stream": True}, "stream", "not streamed"),
     ],
 )
-def test_completions_that_are_refused(fields, param, words):
-    status, *found, message = fault_of(read_completion, {"prompt": "hi", **fields})
-    assert (status, found[0]) == (400, param)
-    assert words in message
-    if "tokens" in words and param == "prompt":
-        assert found[1] == "context_length_exceeded"
+def test_refused_completions(fields, param, words):
+    with pytest.raises(ApiError) as caught:
+        completion(**fields)
+    error = caught.value.body["error"]
+    assert (caught.value.status, error["param"]) == (400, param)
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param", "code"),
+    [
+        ({"model": "gpt-4"}, 404, "model", "model_not_found"),
+        (message("x" * 90), 400, "messages", "context_length_exceeded"),
+        ({"tools": [{"type": "function"}]}, 400, "tools", "unsupported_parameter"),
+        ({"tool_choice": "required"}, 400, "tool_choice", "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format", "unsupported_parameter"),
+        ({"logit_bias": {"50": 1}}, 400, "logit_bias", "unsupported_parameter"),
+        ({"audio": {"voice": "x"}}, 400, "audio", "unsupported_parameter"),
+        ({"modalities": ["text", "audio"]}, 400, "modalities", "unsupported_parameter"),
+        ({"presence_penalty": 0.5}, 400, "presence_penalty", "unsupported_parameter"),
+    ],
+)
+def test_codes_for_programs(fields, status, param, code):
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    error = caught.value.body["error"]
+    assert (caught.value.status, error["param"], error["code"]) == (status, param, code)
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "no JSON"),
-        (b"{", "no JSON"),
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
         (b"[]", "a JSON object"),
-        (b'{"a": NaN}', "NaN is no JSON"),
-        (b'{"a": "\xff"}', "no JSON in UTF-8"),
-        (b"\xff\xfe{\x00}\x00", "no JSON in UTF-8"),
-        (b"[" * 100_000, "nested too deeply"),
-        (b'{"a":' * 100_000, "nested too deeply"),
-        (b'{"a": ' + b"1" * 5000 + b"}", "no JSON"),
+        (b'{"a": NaN}', "not valid JSON"),
+        (b'{"a": "\xff"}', "not valid JSON"),
+        (b"\xff\xfe{\x00}\x00", "not valid JSON"),
+        (rb'{"prompt": "\ud800"}', "not valid JSON"),
+        (b"[" * 100_000, "recursion limit"),
+        (b'{"a":' * 100_000, "recursion limit"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "not valid JSON"),
+        (b'{"messages": ' + b"[" * 150 + b"]" * 150 + b"}", "messages[0]"),  # deep, but valid JSON
     ],
 )
-def test_bodies_that_are_refused(body, words):
-    status, *_, message = fault_of(read_json, body)
-    assert status == 400
-    assert words in message
-    assert len(message) < 300
-
-
-def test_deep_but_valid_json_is_a_message_like_any(request):
-    body = read_json(b'{"messages": ' + b"[" * 500 + b"]" * 500 + b"}")
-    assert fault_of(read_chat, body)[0] == 400
+def test_refused_bodies(body, words):
+    with pytest.raises(ApiError) as caught:
+        parse_chat(body, SERVED)
+    assert caught.value.status == 400
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 300

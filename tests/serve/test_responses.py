@@ -1,5 +1,6 @@
-"""Answers from events: stops wherever they lie, streams that join to the whole, log-probabilities in their places."""
+"""Responses from events: stops anywhere in the text, streams that join to the whole, and log-probabilities."""
 
+import asyncio
 import json
 from itertools import chain
 
@@ -10,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_engine import ids_of, script_model
 
-from nanochat.chat import Piece, parts
 from nanochat.engine import Engine, Event
-from nanochat.serve.requests import Limits, Served, read_chat, read_completion
-from nanochat.serve.responses import Answer, Stops
+from nanochat.serve.requests import ApiError, Limits, ServedModel, parse_chat, parse_completion
+from nanochat.serve.responses import ApiResponse, StopFinder
 from nanochat.serve.worker import score
 
-SERVED = Served("mine", TOKENIZER, 192, Limits())
+SERVED = ServedModel("mine", TOKENIZER, 192, Limits())
+MODEL = model_of()
 HI = [{"role": "user", "content": "hi"}]
 SCRIPT = "[assistant_start]Y[python_start]12*3[python_end]B[output_end]Z[assistant_end]"
 LETTERS = st.text("ab", max_size=12)
@@ -24,170 +25,181 @@ LETTERS = st.text("ab", max_size=12)
 
 @given(st.lists(LETTERS, max_size=6), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
 def test_stops_are_found_however_the_text_is_cut(pieces, words):
-    stops, text = Stops(words), "".join(pieces)
-    shown = []
+    finder, text = StopFinder(words), "".join(pieces)
+    shown = ""
     for piece in pieces:
-        if not stops.hit:
-            shown.append(stops.add(piece))
-            seen = "".join(shown)
-            assert text.startswith(seen)
-            assert not any(word in seen for word in words)
-    # By the book: the first character at which a stop ends, and the longest of those that end there.
+        if not finder.found:
+            shown += finder.add(piece)
+            assert text.startswith(shown)
+            assert not any(word in shown for word in words)
+    # The plain twin: the first character at which a stop ends, and the longest stop that ends there.
     ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(word) for word in words)]
-    assert stops.hit == bool(ends)
+    assert finder.found == bool(ends)
     if ends:
         longest = max(len(word) for word in words if text[: ends[0]].endswith(word))
-        assert "".join(shown) == text[: ends[0] - longest]
+        assert shown == text[: ends[0] - longest]
     else:
-        assert "".join([*shown, stops.close()]) == text
+        assert shown + finder.close() == text
 
 
-def run(engine, read, body):
-    """(whole answer, chunks of the stream) of a request."""
-    asked = read(body, SERVED)
-    whole, stream = Answer(asked, SERVED), Answer(asked, SERVED)
-    chunks = stream.chunks()
-    for event in engine.stream(asked.requests, asked.top >= 0):
-        for answer in (whole, stream):
-            answer.choices[event.request, event.sample].add(event)
-        chunks += stream.chunks()
-    scores = {}
-    if asked.scored:
-        scores = {where: score(MODEL, whole.row(where), asked.top) for where in whole.choices}
-    return json.loads(json.dumps(whole.whole(scores))), json.loads(json.dumps(chunks))
+class Steps:
+    """A generation whose events come from an engine in this thread."""
+
+    def __init__(self, engine, request):
+        events = engine.stream(request.prompts, request.top_logprobs >= 0) if request.generates else ()
+        self.events = iter(events)
+        self.cancelled = set()
+
+    async def next_events(self):
+        return [next(self.events)]
+
+    async def score(self, rows, top):
+        return [score(MODEL, row, top) for row in rows]
+
+    def cancel(self, samples):
+        self.cancelled |= samples
+
+
+def parse(body):
+    return (parse_chat if "messages" in body else parse_completion)(json.dumps(body).encode(), SERVED)
+
+
+def whole_of(engine, body):
+    request = parse(body)
+    return json.loads(asyncio.run(ApiResponse(request, SERVED, Steps(engine, request)).whole()))
+
+
+def chunks_of(engine, body):
+    async def collect():
+        request = parse({**body, "stream": True})
+        return [part async for part in ApiResponse(request, SERVED, Steps(engine, request)).stream()]
+
+    *events, last = b"".join(asyncio.run(collect())).decode("ascii").removesuffix("\n\n").split("\n\n")
+    assert last == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 def joined(chunks, index):
-    """What a client makes of a stream's choice."""
-    told = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
-    text = "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in told)
-    assert [choice["finish_reason"] for choice in told[:-1]] == [None] * (len(told) - 1)
-    return text, told[-1]["finish_reason"], told
+    """Return (text, reason, choices) that a client reads for one choice of a stream."""
+    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    text = "".join(choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices)
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    return text, choices[-1]["finish_reason"], choices
 
 
-MODEL = model_of()
-SETTINGS = [
-    {"temperature": 0},
-    {"n": 3, "seed": 5},
-    {"n": 2, "seed": 1, "top_k": 5, "temperature": 1.3, "logprobs": True},
-    {"n": 2, "seed": 2, "stop": ["\x05", "e", "ab"], "logprobs": True},
-]
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_a_chats_stream_joins_to_the_whole(settings):
-    engine = Engine(MODEL, TOKENIZER, slots=2)
-    whole, chunks = run(engine, read_chat, {"messages": HI, "max_tokens": 40, **settings})
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0},
+        {"n": 3, "seed": 5},
+        {"n": 2, "seed": 1, "top_k": 5, "temperature": 1.3, "logprobs": True},
+        {"n": 2, "seed": 2, "stop": ["\x05", "e", "ab"], "logprobs": True},
+    ],
+)
+def test_a_stream_joins_to_the_whole(settings):
+    engine, body = Engine(MODEL, TOKENIZER, slots=2), {"messages": HI, "max_tokens": 40, **settings}
+    whole, chunks = whole_of(engine, body), chunks_of(engine, body)
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert whole["object"] == "chat.completion"
     assert len({chunk["id"] for chunk in chunks}) == 1
-    asked = read_chat({"messages": HI, "max_tokens": 40, **settings}, SERVED)
-    for choice, completion in zip(whole["choices"], engine.generate(asked.requests)[0], strict=True):
-        content, reason, told = joined(chunks, choice["index"])
-        assert told[0]["delta"] == {"role": "assistant", "content": ""}
-        assert told[-1]["delta"] == {}
+    request = parse(body)
+    for choice, completion in zip(whole["choices"], engine.generate(request.prompts)[0], strict=True):
+        content, reason, choices = joined(chunks, choice["index"])
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+        assert choices[-1]["delta"] == {}
         assert (content, reason) == (choice["message"]["content"], choice["finish_reason"])
         if "stop" not in settings:
             assert reason == completion.reason
         if choice["logprobs"]:
-            streamed = [one for part in told for one in (part["logprobs"] or {"content": []})["content"]]
+            streamed = [one for part in choices for one in (part["logprobs"] or {"content": []})["content"]]
             assert streamed == choice["logprobs"]["content"]
             assert len(streamed) <= len(completion.tokens)
-    assert whole["usage"]["prompt_tokens"] == len(asked.requests[0].tokens)
+    assert whole["usage"]["prompt_tokens"] == len(request.prompts[0].tokens)
 
 
-def test_a_stop_cuts_text_and_its_log_probabilities():
-    engine, body = Engine(MODEL, TOKENIZER), {"messages": HI, "max_tokens": 60, "seed": 11, "logprobs": True}
-    full, _ = run(engine, read_chat, body)
+def test_a_stop_cuts_text_and_log_probabilities():
+    engine, body = Engine(MODEL, TOKENIZER), {"messages": HI, "max_tokens": 40, "seed": 11, "logprobs": True}
+    full = whole_of(engine, body)
     [choice] = full["choices"]
     text = choice["message"]["content"]
     for start in range(0, len(text) - 3, 15):
         stop = text[start : start + 3]
-        [cut], chunks = (found := run(engine, read_chat, {**body, "stop": stop}))[0]["choices"], found[1]
-        assert cut["message"]["content"] == text[: text.index(stop)]
-        assert cut["finish_reason"] == "stop"
-        shown = cut["logprobs"]["content"]
+        cut = whole_of(engine, {**body, "stop": stop})
+        [part] = cut["choices"]
+        assert part["message"]["content"] == text[: text.index(stop)]
+        assert part["finish_reason"] == "stop"
+        shown = part["logprobs"]["content"]
         assert shown == choice["logprobs"]["content"][: len(shown)]
-        assert joined(chunks, 0)[:2] == (cut["message"]["content"], "stop")
-        assert found[0]["usage"]["completion_tokens"] <= full["usage"]["completion_tokens"]
+        assert joined(chunks_of(engine, {**body, "stop": stop}), 0)[:2] == (part["message"]["content"], "stop")
+        assert cut["usage"]["completion_tokens"] <= full["usage"]["completion_tokens"]
+
+
+def test_a_stop_ends_a_sample_in_the_engine():
+    engine = Engine(script_model(*ids_of("ABCDE")), TOKENIZER)
+    request = parse({"messages": HI, "temperature": 0, "stop": "B"})
+    generation = Steps(engine, request)
+    asyncio.run(ApiResponse(request, SERVED, generation).whole())
+    assert generation.cancelled == {(0, 0)}
 
 
 def test_the_calculators_turns_are_parts():
     user = ids_of("[user_start]hi[user_end][assistant_start]")
-    engine = Engine(script_model(*ids_of(SCRIPT)), TOKENIZER)
-    whole, chunks = run(engine, read_chat, {"messages": HI, "temperature": 0, "logprobs": True})
-    [choice] = whole["choices"]
-    parts = [
-        {"type": "text", "text": "Y"},
-        {"type": "python", "text": "12*3"},
-        {"type": "python_output", "text": "36"},
-        {"type": "text", "text": "Z"},
-    ]
-    assert choice["message"] == {"role": "assistant", "content": "YZ", "refusal": None, "parts": parts}
+    engine, body = Engine(script_model(*ids_of(SCRIPT)), TOKENIZER), {"messages": HI, "temperature": 0}
+    [choice] = whole_of(engine, body)["choices"]
+    kinds = [("text", "Y"), ("python", "12*3"), ("python_output", "36"), ("text", "Z")]
+    content = [{"type": kind, "text": text} for kind, text in kinds]
+    assert choice["message"] == {"role": "assistant", "content": "YZ", "refusal": None, "parts": content}
     assert choice["finish_reason"] == "stop"
-    tokens = [one["token"] for one in choice["logprobs"]["content"]]
-    assert (
-        "".join(tokens) == "Y<|python_start|>12*3<|python_end|>Z"
-    )  # what the calculator says, the model did not choose
-    deltas = [delta for *_, told in [joined(chunks, 0)] for delta in (one["delta"] for one in told)]
+    deltas = [choice["delta"] for choice in joined(chunks_of(engine, body), 0)[2]]
     streamed = list(chain.from_iterable(delta.get("parts", ()) for delta in deltas))
     assert "".join(part["text"] for part in streamed if part["type"] == "python") == "12*3"
     assert "".join(part["text"] for part in streamed if part["type"] == "python_output") == "36"
     assert "".join(delta.get("content", "") for delta in deltas) == "YZ"
-    again = [*HI, {**choice["message"]}, {"role": "user", "content": "more"}]
-    assert list(read_chat({"messages": again}, SERVED).requests[0].tokens)[: len(user) + 1] == [ID["<|bos|>"], *user]
+    again = [*HI, choice["message"], {"role": "user", "content": "more"}]
+    assert list(parse({"messages": again}).prompts[0].tokens)[: len(user) + 1] == [ID["<|bos|>"], *user]
 
 
-def test_log_probabilities_around_a_call_are_of_what_was_chosen():
-    """Whether the engine gives them or a forward of the whole; also where a stop comes behind the call."""
+@pytest.mark.parametrize("settings", [{}, {"top_logprobs": 1}, {"stop": "Z"}, {"stop": "Z", "top_logprobs": 1}])
+def test_log_probabilities_around_a_call_leave_the_calculators_answer_out(settings):
+    """From the engine and from a forward pass alike, and with a stop after the call."""
     engine = Engine(script_model(*ids_of(SCRIPT)), TOKENIZER)
-    body = {"messages": HI, "temperature": 0, "logprobs": True}
-    for settings in ({}, {"top_logprobs": 1}, {"stop": "Z"}, {"stop": "Z", "top_logprobs": 1}):
-        [choice] = run(engine, read_chat, body | settings)[0]["choices"]
-        tokens = "".join(one["token"] for one in choice["logprobs"]["content"]).removesuffix("<|assistant_end|>")
-        assert tokens == "Y<|python_start|>12*3<|python_end|>" + ("" if "stop" in settings else "Z"), settings
+    [choice] = whole_of(engine, {"messages": HI, "temperature": 0, "logprobs": True, **settings})["choices"]
+    tokens = "".join(one["token"] for one in choice["logprobs"]["content"]).removesuffix("<|assistant_end|>")
+    assert tokens == "Y<|python_start|>12*3<|python_end|>" + ("" if "stop" in settings else "Z")
 
 
 def test_calls_that_follow_at_once_stay_apart():
-    """What the calculator refuses has no answer between it and the next."""
-    answer, told = Answer(read_chat({"messages": HI, "stream": True}, SERVED), SERVED), []
+    """A call that the calculator refuses has no answer before the next call."""
+    request = parse({"messages": HI, "stream": True})
+    response, deltas = ApiResponse(request, SERVED, Steps(Engine(MODEL, TOKENIZER), request)), []
     for token in ids_of("[python_start]1+[python_end][python_start]2[python_end]"):
-        answer.choices[0, 0].add(Event(0, 0, token))
-        told += [choice["delta"] for chunk in answer.chunks() for choice in chunk["choices"]]
-    assert list(chain.from_iterable(delta.get("parts", ()) for delta in told)) == [
-        {"type": kind, "text": text}
-        for kind, text in [
-            *(("python", ""), ("python", "1"), ("python", "+"), ("text", "")),
-            *(("python", ""), ("python", "2"), ("text", "")),
-        ]
-    ]
-    pieces = [Piece("python", "1+"), Piece("text", ""), Piece("python", "2"), Piece("text", "")]
-    assert parts(pieces) == [{"type": "python", "text": "1+"}, {"type": "python", "text": "2"}]
+        response.add([Event(0, 0, token)])
+        deltas += [choice["delta"] for chunk in response.new_chunks() for choice in chunk["choices"]]
+    kinds = [("python", ""), ("python", "1"), ("python", "+"), ("text", "")]
+    kinds += [("python", ""), ("python", "2"), ("text", "")]
+    streamed = chain.from_iterable(delta.get("parts", ()) for delta in deltas)
+    assert list(streamed) == [{"type": kind, "text": text} for kind, text in kinds]
 
 
 @pytest.mark.parametrize("prompts", [["hi", "The dog"], [[72, 105], [ID["<|bos|>"], 0xF0, 0x9F, 66]]])
 def test_an_echo_scores_the_prompt_as_a_plain_forward_does(prompts):
     body = {"prompt": prompts, "max_tokens": 3, "echo": True, "logprobs": 2, "n": 2, "seed": 4}
-    whole, _ = run(Engine(MODEL, TOKENIZER), read_completion, body)
-    asked = read_completion(body, SERVED)
-    for choice in whole["choices"]:
-        prompt = list(asked.requests[choice["index"] // 2].tokens)
-        told = choice["logprobs"]
-        row = [*prompt, *(token_of(name) for name in told["tokens"][len(prompt) - asked.unseen :])]
+    request = parse(body)
+    for choice in whole_of(Engine(MODEL, TOKENIZER), body)["choices"]:
+        prompt, found = list(request.prompts[choice["index"] // 2].tokens), choice["logprobs"]
+        row = [*prompt, *(token_of(name) for name in found["tokens"][len(prompt) - request.added_tokens :])]
         logprobs = MODEL(torch.tensor([row]))[0].log_softmax(-1)
-        expected = [None, *(float(logprobs[i, token]) for i, token in enumerate(row[1:]))][asked.unseen :]
-        assert told["token_logprobs"] == [one if one is None else pytest.approx(one, abs=1e-5) for one in expected]
-        for logprob, top in zip(told["token_logprobs"], told["top_logprobs"], strict=True):
-            if logprob is not None:
-                assert logprob in top.values()
-                assert len(top) in (2, 3)
-        for name, start in zip(told["tokens"], told["text_offset"], strict=True):
+        expected = [None, *(float(logprobs[i, token]) for i, token in enumerate(row[1:]))][request.added_tokens :]
+        assert found["token_logprobs"] == [one if one is None else pytest.approx(one, abs=1e-5) for one in expected]
+        for logprob, top in zip(found["token_logprobs"], found["top_logprobs"], strict=True):
+            assert logprob is None or (logprob in top.values() and len(top) in (2, 3))
+        for name, start in zip(found["tokens"], found["text_offset"], strict=True):
             whole_characters = not name.startswith("bytes:") and "\ufffd" not in choice["text"]
             assert choice["text"][start:].startswith(name) or name in ID or not whole_characters
-    greedy, _ = run(Engine(MODEL, TOKENIZER), read_completion, {**body, "temperature": 0, "n": 1})
-    for choice, prompt in zip(greedy["choices"], asked.requests, strict=True):
-        told, first = choice["logprobs"], len(prompt.tokens) - asked.unseen
-        assert all(told["token_logprobs"][i] == max(told["top_logprobs"][i].values()) for i in range(first, first + 3))
+    for choice in whole_of(Engine(MODEL, TOKENIZER), {**body, "temperature": 0, "n": 1})["choices"]:
+        found = choice["logprobs"]
+        for logprob, top in list(zip(found["token_logprobs"], found["top_logprobs"], strict=True))[-3:]:
+            assert logprob == max(top.values())
 
 
 def token_of(name):
@@ -197,15 +209,11 @@ def token_of(name):
 
 
 @pytest.mark.parametrize("logprobs", [0, 1])
-def test_the_end_that_a_model_chose_has_a_log_probability(logprobs):
-    """Clients that score prompts leave the one token out that they let be written: it has to be there."""
+def test_the_token_that_ends_a_completion_has_a_log_probability(logprobs):
+    """Clients that score prompts leave out the one token that they let be generated: it has to be there."""
     engine = Engine(script_model(*ids_of("ABC[assistant_end]D")), TOKENIZER)
-    about = {"prompt": "A", "temperature": 0, "echo": True, "max_tokens": 9, "logprobs": logprobs}
-    asked = read_completion(about, SERVED)
-    answer = Answer(asked, SERVED)
-    for event in engine.stream(asked.requests, True):
-        answer.choices[0, 0].add(event)
-    whole = answer.whole({(0, 0): score(MODEL, answer.row((0, 0)), asked.top)})
+    body = {"prompt": "A", "temperature": 0, "echo": True, "max_tokens": 9, "logprobs": logprobs}
+    whole = whole_of(engine, body)
     [choice] = whole["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("ABC", "stop")
     assert choice["logprobs"]["tokens"] == ["A", "B", "C", "<|assistant_end|>"]
@@ -213,29 +221,38 @@ def test_the_end_that_a_model_chose_has_a_log_probability(logprobs):
     assert whole["usage"]["completion_tokens"] == 2
 
 
-def test_only_scores_are_asked_for():
+def test_a_prompt_can_be_scored_without_generating():
     body = {"prompt": "hi", "max_tokens": 0, "echo": True, "logprobs": 0}
-    asked = read_completion(body, SERVED)
-    answer = Answer(asked, SERVED)
-    answer.choices[0, 0].reason = "length"
-    scores = {(0, 0): score(MODEL, asked.requests[0].tokens, asked.top)}
-    [choice] = answer.whole(scores)["choices"]
-    assert choice["text"] == "hi"
+    [choice] = whole_of(Engine(MODEL, TOKENIZER), body)["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("hi", "length")
     assert choice["logprobs"]["tokens"] == ["h", "i"]
-    assert all(
-        list(top.values()) == [one]
-        for top, one in zip(choice["logprobs"]["top_logprobs"], choice["logprobs"]["token_logprobs"], strict=True)
-    )
+    found = choice["logprobs"]
+    for top, logprob in zip(found["top_logprobs"], found["token_logprobs"], strict=True):
+        assert list(top.values()) == [logprob]
 
 
-def test_scores_are_the_plain_forwards_in_any_batch():
+def test_scores_are_those_of_a_plain_forward_pass():
     for request in mixed(6, seed=2):
         tokens = list(request.tokens)
-        chosen, likeliest = score(MODEL, tokens, 3)
-        assert len(chosen) == len(likeliest) == len(tokens) - 1
-        if len(tokens) > 1:
-            logprobs = MODEL(torch.tensor([tokens]))[0, :-1].log_softmax(-1)
-            torch.testing.assert_close(
-                torch.tensor(chosen), logprobs.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
-            )
-            assert [pairs[0][0] for pairs in likeliest] == logprobs.argmax(-1).tolist()
+        found = score(MODEL, tokens, 3)
+        assert len(found) == len(tokens) - 1
+        if not found:
+            continue
+        logprobs = MODEL(torch.tensor([tokens]))[0, :-1].log_softmax(-1)
+        chosen = torch.tensor([alternatives[token] for alternatives, token in zip(found, tokens[1:], strict=True)])
+        torch.testing.assert_close(chosen, logprobs.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0])
+        assert [next(iter(alternatives)) for alternatives in found] == logprobs.argmax(-1).tolist()
+
+
+def test_an_error_in_a_stream_is_its_last_event():
+    class Failing(Steps):
+        async def next_events(self):
+            raise ApiError(503, "over")
+
+    async def collect():
+        request = parse({"messages": HI, "stream": True})
+        response = ApiResponse(request, SERVED, Failing(Engine(MODEL, TOKENIZER), request))
+        return [part async for part in response.stream()]
+
+    *_, last = asyncio.run(collect())
+    assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "over"

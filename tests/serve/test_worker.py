@@ -1,4 +1,4 @@
-"""Engines in threads of their own: what comes back, who is let in, who leaves, and what a failure does."""
+"""Engines in threads: events come back, admission, clients that leave, and failures."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ import pytest
 from engines import NEVER, SETTINGS, TOKENIZER, mixed, model_of
 
 from nanochat.engine import Completion, Engine, Request
-from nanochat.serve.gate import Fault
+from nanochat.serve.requests import ApiError
 from nanochat.serve.worker import Pool, Worker, score
 
 MODEL = model_of()
@@ -27,16 +27,19 @@ async def working(count=1, slots=4, queue=8, kind=Engine):
         assert not worker.is_alive()
 
 
-async def result(ticket):
+async def result(generation):
+    """Return (tokens, reason) of all samples that end."""
     found = {}
-    while ticket.open or ticket.events or ticket.fault:
-        await ticket.news.wait()
-        for number, sample, token, _, reason, _ in ticket.take():
-            completion = found.setdefault((number, sample), Completion())
-            completion.reason = reason
-            if token is not None:
-                completion.tokens.append(token)
-    return {where: (completion.tokens, completion.reason) for where, completion in sorted(found.items())}
+    try:
+        while generation.open or not generation.news.empty():
+            for number, sample, token, _, reason, _ in await asyncio.wait_for(generation.next_events(), 30):
+                completion = found.setdefault((number, sample), Completion())
+                completion.reason = reason
+                if token is not None:
+                    completion.tokens.append(token)
+    finally:
+        generation.close()
+    return {sample: (completion.tokens, completion.reason) for sample, completion in sorted(found.items())}
 
 
 async def until(holds):
@@ -47,54 +50,53 @@ async def until(holds):
 
 
 def test_all_are_answered_as_if_alone():
-    requests = [replace(request, **SETTINGS[i % 5], n=1 + i % 2) for i, request in enumerate(mixed(12, seed=4))]
+    requests = [replace(request, **SETTINGS[i % 5], n=1 + i % 2) for i, request in enumerate(mixed(10, seed=4))]
     alone = Engine(MODEL, TOKENIZER).generate(requests)
 
     async def ask():
         async with working(count=2, queue=100) as pool:
-            tickets = [pool.enter(request.n).submit([request], False) for request in requests]
+            generations = [pool.choose(request.n).submit([request], False) for request in requests]
             assert all(worker.load for worker in pool.workers)
-            found = await asyncio.gather(*map(result, tickets))
+            found = await asyncio.gather(*map(result, generations))
             assert [worker.load for worker in pool.workers] == [0, 0]
-            assert [len(worker.tickets) for worker in pool.workers] == [0, 0]
+            assert not pool.is_busy
             return found
 
     for found, samples in zip(asyncio.run(ask()), alone, strict=True):
         assert found == {(0, i): (one.tokens, one.reason) for i, one in enumerate(samples)}
 
 
-def test_who_leaves_frees_the_slot_at_once():
+def test_a_client_that_leaves_frees_its_slots_at_once():
     async def ask():
         async with working(slots=2) as pool:
             [worker] = pool.workers
-            tickets = [worker.submit([LONG], False) for _ in range(4)]
-            await until(lambda: tickets[1].events)
+            first, second, third, fourth = (worker.submit([LONG], False) for _ in range(4))
+            await until(lambda: not second.news.empty())
             assert (pool.running, pool.waiting, worker.load) == (2, 2, 4)
-            worker.cancel(tickets[0])  # runs
-            worker.cancel(tickets[3])  # waits
-            worker.cancel(tickets[3])
+            first.close()  # runs
+            fourth.close()  # waits
+            fourth.close()
             assert worker.load == 2
-            await until(lambda: tickets[2].events)  # has the slot of the first
-            both = await asyncio.gather(*map(result, tickets[1:3]))
+            await until(lambda: not third.news.empty())  # has the slot of the first
+            both = await asyncio.gather(result(second), result(third))
             assert [len(found[0, 0][0]) for found in both] == [150, 150]
             assert (pool.running, pool.waiting, worker.load) == (0, 0, 0)
-            assert worker.submit([LONG], False).open
-            worker.cancel(*worker.tickets)  # before the thread has looked at it
+            worker.submit([LONG], False).close()  # before the thread has seen it
             await until(lambda: pool.waiting == 0)
             assert pool.running == 0
 
     asyncio.run(ask())
 
 
-def test_one_sample_may_leave_while_others_stay():
+def test_one_sample_may_end_while_others_go_on():
     async def ask():
         async with working() as pool:
             [worker] = pool.workers
-            ticket = worker.submit([replace(LONG, n=3, temperature=1.0)], False)
-            await until(lambda: ticket.events)
-            worker.cancel(ticket, (0, 1))
+            generation = worker.submit([replace(LONG, n=3, temperature=1.0)], False)
+            await until(lambda: not generation.news.empty())
+            generation.cancel({(0, 1)})
             assert worker.load == 2
-            found = await result(ticket)
+            found = await result(generation)
             assert [len(found[0, sample][0]) for sample in (0, 2)] == [150, 150]
             assert len(found.get((0, 1), ([],))[0]) < 150
             assert worker.load == pool.running == 0
@@ -102,43 +104,43 @@ def test_one_sample_may_leave_while_others_stay():
     asyncio.run(ask())
 
 
-def test_the_door():
+def test_admission():
     async def ask():
         async with working(count=2, slots=2, queue=3) as pool:
             first, second = pool.workers
-            with pytest.raises(Fault, match="asks for 8 answers, the server has room for 7") as caught:
-                pool.enter(8)
+            with pytest.raises(ApiError, match="asks for 8 samples, the server has room for 7") as caught:
+                pool.choose(8)
             assert caught.value.status == 400
-            assert pool.enter(2) is first
-            tickets = [first.submit([replace(LONG, n=2)], False)]
-            assert pool.enter(5) is second
-            tickets.append(second.submit([replace(LONG, n=5)], False))
-            with pytest.raises(Fault, match="busy") as caught:
-                pool.enter(1)
+            assert pool.choose(2) is first
+            generation = first.submit([replace(LONG, n=2)], False)
+            assert pool.choose(5) is second
+            other = second.submit([replace(LONG, n=5)], False)
+            with pytest.raises(ApiError, match="busy") as caught:
+                pool.choose(1)
             assert (caught.value.status, caught.value.headers) == (429, {"retry-after": "1"})
-            first.cancel(tickets[0])
-            assert pool.enter(2) is first
+            generation.close()
+            assert pool.choose(2) is first
             pool.closing = "shutting down"
-            with pytest.raises(Fault, match="shutting down") as caught:
-                pool.enter(1)
+            with pytest.raises(ApiError, match="shutting down") as caught:
+                pool.choose(1)
             assert caught.value.status == 503
-            second.refuse(Fault(503, "over"))
-            with pytest.raises(Fault, match="over"):
-                await result(tickets[1])
+            second.refuse(ApiError(503, "over"))
+            with pytest.raises(ApiError, match="over"):
+                await result(other)
             assert (first.load, second.load) == (0, 0)
 
     asyncio.run(ask())
 
 
-def test_what_the_engine_refuses_its_thread_survives():
+def test_a_thread_survives_requests_that_the_engine_refuses():
     async def ask():
         async with working() as pool:
             [worker] = pool.workers
-            with pytest.raises(Fault, match="request 0 has ids beyond the vocabulary"):
+            with pytest.raises(ApiError, match="request 0 has ids beyond the vocabulary"):
                 await result(worker.submit([Request([9999], 5)], False))
             assert len((await result(worker.submit([LONG], False)))[0, 0][0]) == 150
             rows = [[65, 66, 67], [65, 70]]
-            assert await worker.score(rows, 2) == [score(MODEL, row, 2) for row in rows]
+            assert await worker.submit([], False).score(rows, 2) == [score(MODEL, row, 2) for row in rows]
             assert (worker.load, pool.failures) == (0, [])
 
     asyncio.run(ask())
@@ -155,23 +157,23 @@ def test_nobody_waits_for_an_engine_that_has_failed(capsys):
     async def ask():
         async with working(count=2, kind=Broken) as pool:
             first, second = pool.workers
-            tickets = [first.submit([LONG], False), first.submit([Request([65, 66, 67], 5)], False)]
-            scored = asyncio.ensure_future(first.score([[65] * 190], 1))
-            for ticket in tickets:
-                with pytest.raises(Fault, match="the engine has failed") as caught:
-                    await asyncio.wait_for(result(ticket), 30)
+            generations = [first.submit([LONG], False), first.submit([Request([65, 66, 67], 5)], False)]
+            scoring = asyncio.ensure_future(first.submit([], False).score([[65] * 190], 1))
+            for generation in generations:
+                with pytest.raises(ApiError, match="the engine has failed") as caught:
+                    await result(generation)
                 assert caught.value.status == 503
-            await asyncio.wait([scored], timeout=30)  # before the failure or never
-            assert scored.done()
+            await asyncio.wait([scoring], timeout=30)  # scored before the failure, or refused
+            assert scoring.done()
             assert pool.failures == ["RuntimeError: the device is gone"]
-            with pytest.raises(Fault, match="the engine has failed"):  # at once
-                await first.score([[65]], 1)
-            assert pool.enter(1) is second  # the other goes on
+            with pytest.raises(ApiError, match="the engine has failed"):  # at once
+                await first.submit([], False).score([[65]], 1)
+            assert pool.choose(1) is second  # the other engine goes on
             assert len((await result(second.submit([LONG], False)))[0, 0][0]) == 150
             second.submit([Request([65, 66, 67], 5)], False)
             await until(lambda: len(pool.failures) == 2)
-            with pytest.raises(Fault, match="has to be started anew"):
-                pool.enter(1)
+            with pytest.raises(ApiError, match="restart the server"):
+                pool.choose(1)
 
     asyncio.run(ask())
     assert "RuntimeError: the device is gone" in capsys.readouterr().out

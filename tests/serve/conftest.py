@@ -1,0 +1,20 @@
+"""One server for all tests that do not end or overload it."""
+
+import pytest
+from served import serving, write_model
+
+
+@pytest.fixture(scope="session")
+def twin(tmp_path_factory):
+    """An engine in this process with the server's weights, which lie in `twin.base`."""
+    base = tmp_path_factory.mktemp("serve") / "base"
+    engine = write_model(base)
+    engine.base = base
+    return engine
+
+
+@pytest.fixture(scope="session")
+def server(twin):
+    """A server without a key, with two engines of four slots each."""
+    with serving(twin.base, "--engines=2", "--slots=4") as server:
+        yield server
