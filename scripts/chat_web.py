@@ -47,7 +47,7 @@ class Config:
 def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
     from nanochat.runtime import setup
-    from nanochat.serve.app import Service, is_loopback, listen, open_engines, serve
+    from nanochat.serve.app import Access, Service, is_loopback, listen, open_engines, serve
     from nanochat.serve.requests import Limits, ServedModel
     from nanochat.serve.worker import Pool
 
@@ -74,9 +74,13 @@ def main(config: Config) -> None:
             created=int(checkpoint.path.stat().st_mtime),
         )
         service = Service(served, Pool(workers, config.queue))
-        hosts = config.allow_host.split()
-        origins = config.allow_origin.split()
-        serve(bound, service, config.drain, config.host, key, hosts, origins)
+        access = Access(
+            host=config.host,
+            key=key,
+            hosts=tuple(config.allow_host.split()),
+            origins=tuple(config.allow_origin.split()),
+        )
+        serve(bound, service, access, config.drain)
 
 
 if __name__ == "__main__":

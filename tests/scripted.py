@@ -5,7 +5,7 @@ import json
 import threading
 from typing import Any
 
-from nanochat.serve.app import page
+from nanochat.serve.app import chat_page
 
 CUT = "cut"  # as a step: the connection is closed, in the middle of it all
 
@@ -46,8 +46,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/":
-            content, status, headers = page()
-            self._send(status, headers, content.decode())
+            content, headers = chat_page()
+            self._send(200, headers, content.decode())
         elif self._allowed():
             models = [{"id": name, "object": "model"} for name in self.script.models]
             self._send(200, {}, json.dumps({"object": "list", "data": models}))

@@ -8,9 +8,9 @@ import ipaddress
 import re
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from typing import TypeVar
@@ -52,22 +52,44 @@ HEADERS = {  # of every response
     "cache-control": "no-store",
 }
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 Result = TypeVar("Result")
 
 
 # ---- who may use the server, and how long ----
 
 
+@dataclass(frozen=True)
+class Access:
+    """Who may use the server. host: its address. hosts, origins: names and sites allowed besides its own."""
+
+    host: str = "127.0.0.1"
+    key: str = ""
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+
+    def all_hosts(self) -> list[str]:
+        """Return the names that the server answers to, so that a foreign name that points here does not reach it.
+
+        A server on all addresses cannot know its names: the key, which it needs, protects it.
+        """
+        address = self.host.strip("[]").lower()
+        if address in ("0.0.0.0", "::", "") and not self.hosts:
+            return ["*"]
+        return ["localhost", "127.0.0.1", "[::1]", f"[{address}]" if ":" in address else address, *self.hosts]
+
+
 class AccessMiddleware:
     """Refuses pages of other sites and, if there is a key, clients without it.
 
-    CORS alone would keep a foreign page from reading a response, but not from making the model work.
+    CORS alone keeps a foreign page from reading a response, but not from making the model work.
     """
 
-    def __init__(self, app: ASGIApp, key: str, origins: Sequence[str]):
+    def __init__(self, app: ASGIApp, access: Access):
         self.app = app
-        self.key = key.encode()
-        self.origins = origins
+        self.key = access.key.encode()
+        self.origins = access.origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -149,19 +171,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def allowed_hosts(host: str, more: Sequence[str]) -> list[str]:
-    """Return the host names that the server answers to, so that a foreign name that points here does not reach it.
-
-    A server on all addresses cannot know its names; the key that it needs protects it, and --allow-host limits names.
-    """
-    names = ["localhost", "127.0.0.1", "[::1]", *more]
-    address = host.strip("[]").lower()
-    if address in ("0.0.0.0", "::", ""):
-        return names if more else ["*"]
-    names.append(f"[{address}]" if ":" in address else address)
-    return names
 
 
 # ---- routes ----
@@ -291,25 +300,18 @@ async def _broken(request: Request, error: Exception) -> Response:
     return error_response(ApiError(500, "the server has made a mistake, its log has the details"))
 
 
-def application(
-    service: Service,
-    host: str = "127.0.0.1",
-    key: str = "",
-    hosts: Sequence[str] = (),
-    origins: Sequence[str] = (),
-    lifespan: Callable | None = None,
-) -> Starlette:
-    """Return the ASGI application. hosts, origins: allowed besides the server's own."""
+def application(service: Service, access: Access, lifespan: Callable | None = None) -> Starlette:
+    """Return the ASGI application. The middleware that comes first is the outermost."""
     middleware = [
-        Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts(host, hosts), www_redirect=False),
+        Middleware(TrustedHostMiddleware, allowed_hosts=access.all_hosts(), www_redirect=False),
         Middleware(
             CORSMiddleware,
-            allow_origins=origins,
+            allow_origins=access.origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["Retry-After"],
         ),
-        Middleware(AccessMiddleware, key=key, origins=origins),
+        Middleware(AccessMiddleware, access=access),
         Middleware(LimitMiddleware, body_bytes=service.served.limits.body_bytes),
     ]
     handlers = {ApiError: _refused, HTTPException: _unknown_url, ClientDisconnect: _client_left, Exception: _broken}
@@ -356,15 +358,7 @@ def open_engines(
     return workers, checkpoint
 
 
-def serve(
-    bound: socket.socket,
-    service: Service,
-    drain: float,
-    host: str = "127.0.0.1",
-    key: str = "",
-    hosts: Sequence[str] = (),
-    origins: Sequence[str] = (),
-) -> None:
+def serve(bound: socket.socket, service: Service, access: Access, drain: float) -> None:
     """Serve until SIGINT or SIGTERM. drain: seconds to finish open requests; a second signal ends the process."""
     pool = service.pool
 
@@ -374,48 +368,49 @@ def serve(
             await asyncio.sleep(0.05)
         for worker in pool.workers:
             worker.refuse(ApiError(503, "the server has shut down"))
-        server.should_exit = True
+        server.should_exit = True  # uvicorn closes idle connections and waits for the last responses
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        tasks = []
+        tasks = []  # a task without a reference may be collected
 
         def shut_down() -> None:
             pool.closing = "shutting down"
             print0("server: shutting down, open requests are finished first; a second signal ends it at once")
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in SIGNALS:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_DFL)
             tasks.append(loop.create_task(finish_requests()))
 
         for worker in pool.workers:
             worker.begin(loop)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:  # in place of uvicorn's own handlers, which would end open requests
             loop.add_signal_handler(number, shut_down)
-        print0(greeting)
+        print0(_greeting(bound, service))
         yield
         for worker in pool.workers:
             worker.stop()
 
-    address, port = bound.getsockname()[:2]
-    slots = sum(worker.engine.slots for worker in pool.workers)
-    url = f"http://{f'[{address}]' if ':' in address else address}:{port}/"
-    about = f"{service.served.name}, engines: {len(pool.workers)}, slots: {slots}, queue: {pool.queue}"
-    greeting = f"server: {url} ({about})"
     config = uvicorn.Config(
-        application(service, host, key, hosts, origins, lifespan),
+        application(service, access, lifespan),
         headers=list(HEADERS.items()),
-        lifespan="on",
-        ws="none",
-        loop="asyncio",
         http="h11",
-        backlog=1024,
+        lifespan="on",
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,
         timeout_graceful_shutdown=LAST_RESPONSES_SECONDS,
     )
     server = uvicorn.Server(config)
     server.run(sockets=[bound])
+
+
+def _greeting(bound: socket.socket, service: Service) -> str:
+    host, port = bound.getsockname()[:2]
+    if ":" in host:
+        host = f"[{host}]"
+    workers = service.pool.workers
+    slots = sum(worker.engine.slots for worker in workers)
+    about = f"{service.served.name}, engines: {len(workers)}, slots: {slots}, queue: {service.pool.queue}"
+    return f"server: http://{host}:{port}/ ({about})"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import Protocol, TextIO
 
 from nanochat.chat import Piece, Reply, fitted_prompt, parts
 from nanochat.engine import Engine, Request
@@ -16,9 +16,6 @@ from nanochat.paths import base_dir
 from nanochat.restore import load_model, trained
 from nanochat.runtime import Runtime
 from nanochat.stages import MODELS
-
-if TYPE_CHECKING:
-    from scripts.chat_cli import Config
 
 SAVED = "chat_cli/conversations.jsonl"  # below the base folder
 HISTORY_LINES = 1000
@@ -124,18 +121,9 @@ def catch_interrupts(enabled: bool) -> Iterator[list[int]]:
 # ---- answers out ----
 
 
-def _control_pictures() -> dict[int, int]:
-    """Return a table from control characters, which a terminal would obey, to characters that show them."""
-    table = {}
-    for code in range(32):
-        table[code] = 0x2400 + code  # ␀ and the signs after it
-    for code in range(127, 160):
-        table[code] = 0xFFFD
-    del table[ord("\n")], table[ord("\t")]
-    return table
-
-
-CONTROL_PICTURES = _control_pictures()
+# Control characters, which a terminal would obey, as characters that show them: from ␀ on, and �.
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+CONTROL_PICTURES |= {code: 0xFFFD for code in range(127, 160)}
 
 
 def colored(color: str, text: str, stream: TextIO) -> str:
@@ -193,13 +181,26 @@ class AnswerPrinter:
 # ---- the conversation ----
 
 
+class ChatSettings(Protocol):
+    """Settings of scripts.chat_cli that a chat uses."""
+
+    source: str
+    tag: str
+    step: int
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+
+
 class Chat:
     """A conversation with a model. out: the stream of answers. interactive: Ctrl-C ends an answer, not the process.
 
     A base model does not know conversations: each message is the beginning of a text, and the answer continues it.
     """
 
-    def __init__(self, config: "Config", runtime: Runtime, out: TextIO, interactive: bool):
+    def __init__(self, config: ChatSettings, runtime: Runtime, out: TextIO, interactive: bool):
         self.config = config
         self.runtime = runtime
         self.out = out

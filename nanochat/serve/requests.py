@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticCustomError, from_json
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from nanochat.chat import render_prompt
 from nanochat.engine import ENDS, Request
@@ -87,6 +86,10 @@ class ApiRequest:
     generates: bool = True
     end_tokens: frozenset[int] = frozenset()
 
+    def __post_init__(self):
+        if self.stream and self.needs_scores:
+            raise ApiError(400, "log-probabilities of prompts and of alternative tokens are not streamed", "stream")
+
     @property
     def samples(self) -> int:
         return sum(prompt.n for prompt in self.prompts)
@@ -99,19 +102,84 @@ class ApiRequest:
 
 # ---- the fields of OpenAI's requests ----
 
+# Fields that would change the answer, and that this server does not have: null and a value without effect are accepted.
+UNSUPPORTED = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "use_beam_search": (False,),
+    "suffix": ("",),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+}
+UNSUPPORTED_IN_MESSAGES = {"tool_calls": ([],), "function_call": ({},), "audio": ({},), "refusal": ("",)}
 
-def unsupported(*harmless: object) -> type:
-    """Return the type of a field that this server does not have: null and harmless values pass, others are refused."""
 
-    def check(value: object) -> object:
-        if value is not None and value not in harmless:
-            raise PydanticCustomError("unsupported_parameter", "not supported by this server, leave it out")
-        return value
+def unsupported_field(fields: dict, table: dict[str, tuple]) -> str | None:
+    """Return the first field of a table that has an effect."""
+    for name, harmless in table.items():
+        if fields.get(name) is not None and fields[name] not in harmless:
+            return name
+    return None
 
-    return Annotated[Any, AfterValidator(check)]
+
+def normal_message(message: dict) -> dict:
+    """Accept plain text as content, the role developer, and our own answers, which come back with `parts`."""
+    if not isinstance(message, dict):
+        return message  # pydantic says what is wrong
+    name = unsupported_field(message, UNSUPPORTED_IN_MESSAGES)
+    if name:
+        raise ValueError(f"{name} is not supported by this server, leave it out")
+    role = message.get("role")
+    content = message.get("content")
+    if role == "assistant" and message.get("parts"):
+        content = message["parts"]
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    return {"role": "system" if role == "developer" else role, "content": content}
+
+
+def list_of_stops(stop: str | list) -> list:
+    return [stop] if isinstance(stop, str) else stop
+
+
+def list_of_prompts(prompt: str | list) -> list:
+    """Turn one text, or one list of token ids, into a list of one prompt."""
+    prompts = [prompt] if isinstance(prompt, str) or is_token_row(prompt) else prompt
+    is_list = isinstance(prompts, list) and len(prompts) > 0
+    if is_list and (all(isinstance(one, str) for one in prompts) or all(map(is_token_row, prompts))):
+        return prompts
+    raise ValueError("has to be a text, a list of texts, a list of token ids, or a list of lists of token ids")
+
+
+def is_token_row(value: str | list) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(type(token) is int for token in value)
 
 
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class ContentPart(BaseModel):
+    type: Literal["text", "python", "python_output"]
+    text: str
+
+
+class Message(BaseModel):
+    """A message of a conversation; nanochat.chat checks the order of roles."""
+
+    role: Literal["system", "user", "assistant"]
+    content: list[ContentPart] = Field(min_length=1)
 
 
 class StreamOptions(BaseModel):
@@ -119,7 +187,7 @@ class StreamOptions(BaseModel):
 
 
 class CommonFields(BaseModel):
-    """Fields of chat and completion requests. Null counts as absent, fields that are not listed are ignored."""
+    """Fields of chat and completion requests. Fields that are not listed are ignored."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -129,67 +197,13 @@ class CommonFields(BaseModel):
     top_k: int = Field(0, ge=0)
     seed: int = Field(default_factory=lambda: secrets.randbits(32), ge=-(2**63), lt=2**63)
     n: int = Field(1, ge=1)
-    stop: list[StopText] = Field([], max_length=4)
+    stop: Annotated[list[StopText], BeforeValidator(list_of_stops)] = Field([], max_length=4)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
-    # A client that sets one of these fields expects another answer than this server would give.
-    tools: unsupported([]) = None
-    tool_choice: unsupported("none", "auto") = None
-    functions: unsupported([]) = None
-    function_call: unsupported("none", "auto") = None
-    response_format: unsupported({"type": "text"}) = None
-    logit_bias: unsupported({}) = None
-    frequency_penalty: unsupported(0) = None
-    presence_penalty: unsupported(0) = None
-    repetition_penalty: unsupported(1) = None
-    min_p: unsupported(0) = None
-    min_tokens: unsupported(0) = None
-    ignore_eos: unsupported(False) = None
-    use_beam_search: unsupported(False) = None
-    modalities: unsupported(["text"]) = None
-    audio: unsupported() = None
-    prediction: unsupported() = None
-    web_search_options: unsupported() = None
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def list_of_stops(cls, stop: object) -> object:
-        return [stop] if isinstance(stop, str) else stop
-
-
-class ContentPart(BaseModel):
-    type: Literal["text", "python", "python_output"]
-    text: str
-
-
-class Message(BaseModel):
-    """A message of a conversation, with content as a list of parts; nanochat.chat checks the order of roles."""
-
-    role: Literal["system", "user", "assistant"]
-    content: list[ContentPart] = Field(min_length=1)
-    tool_calls: unsupported([]) = None
-    function_call: unsupported({}) = None
-    audio: unsupported({}) = None
-    refusal: unsupported("") = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def normalize(cls, message: object) -> object:
-        """Accept plain text as content, the role developer, and our own answers, which come back with `parts`."""
-        if not isinstance(message, dict):
-            return message
-        role = message.get("role")
-        content = message.get("content")
-        if role == "assistant" and message.get("parts"):
-            content = message["parts"]
-        if isinstance(content, str):
-            content = [{"type": "text", "text": content}]
-        return message | {"role": "system" if role == "developer" else role, "content": content}
-
 
 class ChatFields(CommonFields):
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Annotated[Message, BeforeValidator(normal_message)]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
@@ -197,60 +211,41 @@ class ChatFields(CommonFields):
 
 
 class CompletionFields(CommonFields):
-    prompt: list[str] | list[list[int]] = [""]
+    prompt: Annotated[list[str] | list[list[int]], BeforeValidator(list_of_prompts)] = [""]
     max_tokens: int = Field(16, ge=0)
     echo: bool = False
     logprobs: int = Field(-1, ge=0, le=5)
     best_of: int | None = None
-    suffix: unsupported("") = None
-
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def list_of_prompts(cls, prompt: object) -> object:
-        """Turn one text, or one list of token ids, into a list of one prompt."""
-        prompts = prompt
-        if isinstance(prompt, str) or _is_token_row(prompt):
-            prompts = [prompt]
-        is_list = isinstance(prompts, list) and bool(prompts)
-        if is_list and (all(isinstance(one, str) for one in prompts) or all(map(_is_token_row, prompts))):
-            return prompts
-        raise ValueError("has to be a text, a list of texts, a list of token ids, or a list of lists of token ids")
-
-
-def _is_token_row(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
 # ---- from a body to a checked request ----
 
+JSON_OBJECT = TypeAdapter(dict[str, Any])
 Fields = TypeVar("Fields", bound=CommonFields)
 
 
 def _validate(model: type[Fields], body: bytes) -> Fields:
-    """Return the fields of a JSON body; an ApiError names the first field that is wrong."""
+    """Return the fields of a JSON body; an ApiError names the first field that is wrong. Null counts as absent."""
     try:
-        found = from_json(body, allow_inf_nan=False)
-    except ValueError as error:  # also wrong UTF-8, half a surrogate pair, too deep nesting
-        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from None
-    if not isinstance(found, dict):
-        raise ApiError(400, "the body has to be a JSON object")
-    try:
-        return model.model_validate({name: value for name, value in found.items() if value is not None})
-    except ValidationError as error:
+        found = JSON_OBJECT.validate_json(body)
+        fields = model.model_validate({name: value for name, value in found.items() if value is not None})
+    except ValidationError as error:  # for a body that is no JSON too: wrong UTF-8, too deep, half a surrogate pair
         raise _field_error(error) from None
+    name = unsupported_field(found, UNSUPPORTED)
+    if name:
+        message = f"{name} is not supported by this server, leave it out"
+        raise ApiError(400, message, name, "unsupported_parameter")
+    return fields
 
 
 def _field_error(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_input=False)[0]
     name = ""
     for part in first["loc"]:  # ("messages", 0, "role") -> messages[0].role
-        if isinstance(part, int):
-            name += f"[{part}]"
-        else:
-            name += f".{part}" if name else part
+        name += f"[{part}]" if isinstance(part, int) else f".{part}"
+    name = name.removeprefix(".")
     message = first["msg"].removeprefix("Value error, ")
-    code = "unsupported_parameter" if first["type"] == "unsupported_parameter" else None
-    return ApiError(400, f"{name}: {message}", name, code)
+    return ApiError(400, f"{name or 'body'}: {message}", name or None)
 
 
 def _check_characters(texts: Sequence[str], limits: Limits, field: str) -> None:
@@ -284,7 +279,7 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
         prompt_texts=[""],
         added_tokens=len(tokens),
         stops=tuple(fields.stop),
-        stream=_checked_stream(fields, fields.top_logprobs > 0),
+        stream=fields.stream,
         include_usage=fields.stream_options.include_usage,
         top_logprobs=fields.top_logprobs if fields.logprobs else -1,
     )
@@ -322,7 +317,7 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
         prompt_texts=texts,
         added_tokens=1 if is_text else 0,
         stops=tuple(fields.stop),
-        stream=_checked_stream(fields, fields.logprobs > 0 or (fields.echo and fields.logprobs == 0)),
+        stream=fields.stream,
         include_usage=fields.stream_options.include_usage,
         top_logprobs=fields.logprobs,
         echo=fields.echo,
@@ -369,9 +364,3 @@ def _engine_requests(
         )
         requests.append(request)
     return requests
-
-
-def _checked_stream(fields: CommonFields, needs_scores: bool) -> bool:
-    if fields.stream and needs_scores:
-        raise ApiError(400, "log-probabilities of prompts and of alternative tokens are not streamed", "stream")
-    return fields.stream

@@ -66,31 +66,59 @@ class ChoiceToken(NamedTuple):
     sampled: bool
 
 
-class ShownToken(NamedTuple):
-    """A token as clients see it. start: characters before it. logprobs: its own and alternatives; None: the first."""
+class Spelling:
+    """Tokens as text. Names of special tokens are text too."""
 
-    token: int
-    start: int
-    logprobs: dict[int, float] | None
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer = tokenizer
+        self.names = {token: name for name, token in tokenizer.special_tokens.items()}
+
+    def bytes(self, token: int) -> bytes:
+        name = self.names.get(token)
+        return self.tokenizer.core.token_bytes(token) if name is None else name.encode()
+
+    def text(self, token: int) -> str:
+        """Return the text of a token; bytes that are no text alone are spelled out, as OpenAI does."""
+        content = self.bytes(token)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+    def starts(self, tokens: Sequence[int]) -> list[int]:
+        """Return the number of characters before each token."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        starts = [0]
+        for token in tokens:
+            starts.append(starts[-1] + len(decoder.decode(self.bytes(token))))
+        return starts[:-1]
+
+    def chat_logprob(self, token: int, logprob: float) -> Json:
+        return {"token": self.text(token), "bytes": list(self.bytes(token)), "logprob": logprob}
 
 
 class Choice:
     """A sample as OpenAI's interface has it. index: its number for the client. finish_reason: empty until it ends."""
 
-    def __init__(self, index: int, request: ApiRequest, tokenizer: Tokenizer):
+    def __init__(self, index: int, request: ApiRequest, prompt: int, tokenizer: Tokenizer):
         self.index = index
         self.request = request
+        self.prompt = request.prompts[prompt].tokens
+        self.echo = request.prompt_texts[prompt] if request.echo else ""
         self.finish_reason = "" if request.generates else "length"
         self.tokens: list[ChoiceToken] = []  # the token that ended the choice too, if its log-probability is shown
         self.completion_tokens = 0
-        self.started = False  # the first chunk of a stream was made
-        self.finished = False  # the last chunk of a stream was made
+        self._spelling = Spelling(tokenizer)
         self._reply = Reply(tokenizer)
         self._stops = StopFinder(request.stops)
-        self._pieces: list[Piece] = []  # to be shown
         self._received = 0  # characters from the engine
-        self._shown = 0  # characters in pieces, these and earlier ones
-        self._tokens_taken = 0
+        self._shown = 0  # characters without a stop, which the client may see
+        self._pieces: list[Piece] = []  # shown, but not sent
+        self._tokens_sent = 0
+        self._deltas_sent = 0
+        self.is_sent = False  # the last chunk of a stream
+
+    # ---- from the engine ----
 
     def add(self, event: Event) -> None:
         """Take the next event of the engine; events after the end are dropped."""
@@ -107,31 +135,11 @@ class Choice:
             self._show("text", self._stops.close())
         self.finish_reason = self.finish_reason or event.reason or "stop"
 
-    def take_pieces(self) -> list[Piece]:
-        """Return the pieces that can be shown since the last call."""
-        pieces = self._pieces
-        self._pieces = []
-        return pieces
-
-    def take_tokens(self) -> list[tuple[int, ChoiceToken]]:
-        """Return the sampled tokens that are shown since the last call, each with its index in `tokens`."""
-        first = self._tokens_taken
-        while self._tokens_taken < len(self.tokens) and self._is_shown(self.tokens[self._tokens_taken]):
-            self._tokens_taken += 1
-        taken = enumerate(self.tokens[first : self._tokens_taken], first)
-        return [(at, token) for at, token in taken if token.sampled]
-
-    def _is_shown(self, token: ChoiceToken) -> bool:
-        """Return False for a token that a stop has cut off, or may still cut off."""
-        return token.start < self._shown or (bool(self.finish_reason) and not self._stops.found)
-
     def _add_pieces(self, pieces: list[Piece]) -> None:
         for kind, text in pieces:
-            is_call = kind != "text" and self.request.is_chat
-            if is_call:
-                self._show("text", self._stops.close())  # a stop lies within one part
             self._received += len(text)
-            if is_call:
+            if kind != "text" and self.request.is_chat:
+                self._show("text", self._stops.close())  # a stop lies within one part
                 self._show(kind, text, even_empty=True)
                 continue
             if self.request.is_chat and not text:
@@ -146,6 +154,102 @@ class Choice:
         if text or even_empty:
             self._pieces.append(Piece(kind, text))
 
+    # ---- to the client ----
+
+    def row(self) -> tuple[int, ...]:
+        """Return all tokens, with the prompt before them."""
+        return (*self.prompt, *(token.token for token in self.tokens))
+
+    def to_json(self, score: Score | None) -> Json:
+        """Return the whole choice. score: log-probabilities of `row`, None: the engine's own are used."""
+        pieces = self._take_pieces()
+        text = self.echo + "".join(piece.text for piece in pieces if piece.kind == "text")
+        content = {"text": text}
+        if self.request.is_chat:
+            message = {"role": "assistant", "content": text, "refusal": None}
+            if any(piece.kind != "text" for piece in pieces):
+                message["parts"] = parts(pieces)
+            content = {"message": message}
+        return self._delta(content, self._logprobs(score), self.finish_reason)
+
+    def new_deltas(self) -> list[Json]:
+        """Return the news for a stream: first the role or the echo, then text, at the end the reason."""
+        if self.is_sent:
+            return []
+        is_chat = self.request.is_chat
+        deltas = []
+        if not self._deltas_sent and is_chat:
+            deltas.append(self._delta({"delta": {"role": "assistant", "content": ""}}))
+        elif not self._deltas_sent and self.echo:
+            deltas.append(self._delta({"text": self.echo}))
+        pieces = self._take_pieces()
+        logprobs = self._logprobs(None)
+        if pieces or (logprobs and any(logprobs.values())):
+            text = "".join(piece.text for piece in pieces if piece.kind == "text")
+            content = {"text": text}
+            if is_chat:
+                content = {"delta": {"content": text}}
+                if any(piece.kind != "text" or not piece.text for piece in pieces):
+                    content["delta"]["parts"] = parts(pieces, ends=True)
+            deltas.append(self._delta(content, logprobs))
+        if self.finish_reason:
+            content = {"delta": {}} if is_chat else {"text": ""}
+            deltas.append(self._delta(content, reason=self.finish_reason))
+            self.is_sent = True
+        self._deltas_sent += len(deltas)
+        return deltas
+
+    def _delta(self, content: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
+        return {"index": self.index, **content, "logprobs": logprobs, "finish_reason": reason}
+
+    def _take_pieces(self) -> list[Piece]:
+        pieces = self._pieces
+        self._pieces = []
+        return pieces
+
+    def _logprobs(self, score: Score | None) -> Json | None:
+        """Return log-probabilities of the tokens that were not sent, and with `echo` and a score of the prompt."""
+        if self.request.top_logprobs < 0:
+            return None
+        tokens, starts, logprobs = [], [], []
+        if score is not None and self.request.echo:
+            tokens = list(self.prompt[self.request.added_tokens :])
+            starts = self._spelling.starts(tokens)
+            logprobs = [None, *score][self.request.added_tokens : len(self.prompt)]  # the first token has none
+        while self._tokens_sent < len(self.tokens):
+            token = self.tokens[self._tokens_sent]
+            is_cut = self._stops.found or not self.finish_reason  # by a stop, or perhaps by one
+            if is_cut and token.start >= self._shown:
+                break
+            if token.sampled:
+                own = {token.token: token.logprob}
+                tokens.append(token.token)
+                starts.append(len(self.echo) + token.start)
+                logprobs.append(own if score is None else score[len(self.prompt) + self._tokens_sent - 1])
+            self._tokens_sent += 1
+        if self.request.is_chat:
+            return self._chat_logprobs(tokens, logprobs)
+        return self._completion_logprobs(tokens, starts, logprobs)
+
+    def _chat_logprobs(self, tokens: list[int], logprobs: list[dict[int, float]]) -> Json:
+        content = []
+        for token, alternatives in zip(tokens, logprobs, strict=True):
+            top = list(alternatives.items())[: self.request.top_logprobs]
+            top_logprobs = [self._spelling.chat_logprob(other, logprob) for other, logprob in top]
+            own = self._spelling.chat_logprob(token, alternatives[token])
+            content.append({**own, "top_logprobs": top_logprobs})
+        return {"content": content, "refusal": None}
+
+    def _completion_logprobs(
+        self, tokens: list[int], starts: list[int], logprobs: list[dict[int, float] | None]
+    ) -> Json:
+        own, tops = [], []
+        for token, alternatives in zip(tokens, logprobs, strict=True):
+            own.append(alternatives and alternatives[token])
+            tops.append(alternatives and {self._spelling.text(other): one for other, one in alternatives.items()})
+        texts = [self._spelling.text(token) for token in tokens]
+        return {"tokens": texts, "token_logprobs": own, "top_logprobs": tops, "text_offset": starts}
+
 
 class ApiResponse:
     """The response to one request: `whole` is its JSON, `stream` its server-sent events."""
@@ -154,28 +258,23 @@ class ApiResponse:
         self.request = request
         self.generation = generation
         self.model = served.name
-        self.tokenizer = served.tokenizer
-        self.special_names = {token: name for name, token in served.tokenizer.special_tokens.items()}
         self.id = ("chatcmpl-" if request.is_chat else "cmpl-") + secrets.token_hex(12)
         self.created = int(time.time())
         self.choices: dict[Sample, Choice] = {}
-        for number, prompt in enumerate(request.prompts):
-            for sample in range(prompt.n):
-                index = number * prompt.n + sample
-                self.choices[number, sample] = Choice(index, request, served.tokenizer)
+        for prompt, engine_request in enumerate(request.prompts):
+            for sample in range(engine_request.n):
+                self.choices[prompt, sample] = Choice(len(self.choices), request, prompt, served.tokenizer)
 
     async def whole(self) -> bytes:
         """Return the JSON of all choices, once they have ended."""
         while not all(choice.finish_reason for choice in self.choices.values()):
             self.add(await self.generation.next_events())
-        scores = {}
+        scores: dict[tuple, Score] = {}
         if self.request.needs_scores:
-            rows = {sample: self.row(sample) for sample in self.choices}
-            different = list(dict.fromkeys(rows.values()))  # without generated tokens all samples are alike
-            found = await self.generation.score(different, self.request.top_logprobs)
-            by_row = dict(zip(different, found, strict=True))
-            scores = {sample: by_row[row] for sample, row in rows.items()}
-        return await asyncio.to_thread(self.to_json, scores)  # log-probabilities of many tokens are long
+            rows = list(dict.fromkeys(choice.row() for choice in self.choices.values()))  # without generation all alike
+            found = await self.generation.score(rows, self.request.top_logprobs)
+            scores = dict(zip(rows, found, strict=True))
+        return await asyncio.to_thread(self._to_json, scores)  # log-probabilities of many tokens are long
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events as text arrives. An error within the stream is an event too."""
@@ -183,8 +282,8 @@ class ApiResponse:
             while True:
                 chunks = self.new_chunks()
                 if chunks:
-                    yield b"".join(_sse(chunk) for chunk in chunks)
-                if all(choice.finished for choice in self.choices.values()):
+                    yield b"".join(map(sse, chunks))
+                if all(choice.is_sent for choice in self.choices.values()):
                     break
                 events = []
                 with anyio.move_on_after(KEEP_ALIVE):
@@ -193,10 +292,10 @@ class ApiResponse:
                     yield b": keep-alive\n\n"
                 self.add(events)
         except ApiError as error:
-            yield _sse(error.body)
+            yield sse(error.body)
             return
         if self.request.include_usage:
-            yield _sse({**self._body(True, []), "usage": self.usage()})
+            yield sse({**self._body([], is_chunk=True), "usage": self._usage()})
         yield b"data: [DONE]\n\n"
 
     def add(self, events: list[Event]) -> None:
@@ -207,69 +306,16 @@ class ApiResponse:
             if choice.finish_reason:
                 self.generation.cancel({sample})  # a stop ends a choice before the engine does
 
-    def row(self, sample: Sample) -> tuple[int, ...]:
-        """Return all tokens of a choice, with the prompt before them."""
-        prompt = self.request.prompts[sample[0]].tokens
-        return (*prompt, *(token.token for token in self.choices[sample].tokens))
-
-    def usage(self) -> dict[str, int]:
-        prompt = sum(len(request.tokens) for request in self.request.prompts)
-        completion = sum(choice.completion_tokens for choice in self.choices.values())
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-    def to_json(self, scores: dict[Sample, Score]) -> bytes:
-        """Return the whole response. scores: of all choices, or of none if the engine's log-probabilities do."""
-        choices = []
-        for sample, choice in self.choices.items():
-            pieces = choice.take_pieces()
-            text = _text(pieces, of_calls=not self.request.is_chat)
-            if self.request.is_chat:
-                message = {"role": "assistant", "content": text, "refusal": None}
-                if any(piece.kind != "text" for piece in pieces):
-                    message["parts"] = parts(pieces)
-                content = {"message": message}
-            else:
-                content = {"text": self._echo(sample) + text}
-            logprobs = self._logprobs(sample, scores.get(sample))
-            reason = choice.finish_reason
-            choices.append({"index": choice.index, **content, "logprobs": logprobs, "finish_reason": reason})
-        return json.dumps({**self._body(False, choices), "usage": self.usage()}).encode()
-
     def new_chunks(self) -> list[Json]:
-        """Return chunks with everything new, in the order of choices."""
-        chunks = []
-        for sample, choice in self.choices.items():
-            for delta in self._deltas(sample, choice):
-                chunks.append(self._body(True, [{"index": choice.index, **delta}]))
-        return chunks
+        """Return chunks with all news, in the order of choices."""
+        deltas = [delta for choice in self.choices.values() for delta in choice.new_deltas()]
+        return [self._body([delta], is_chunk=True) for delta in deltas]
 
-    def _deltas(self, sample: Sample, choice: Choice) -> list[Json]:
-        """Return the changes of one choice: first its role or echo, then text, at the end the reason."""
-        if choice.finished:
-            return []
-        is_chat = self.request.is_chat
-        deltas = []
-        if not choice.started and is_chat:
-            deltas.append(_delta({"delta": {"role": "assistant", "content": ""}}))
-        elif not choice.started and self.request.echo:
-            deltas.append(_delta({"text": self._echo(sample)}))
-        choice.started = True
-        pieces = choice.take_pieces()
-        logprobs = self._logprobs(sample)
-        if pieces or (logprobs and any(logprobs.values())):
-            content = {"text": _text(pieces, of_calls=True)}
-            if is_chat:
-                delta = {"content": _text(pieces, of_calls=False)}
-                if any(piece.kind != "text" or not piece.text for piece in pieces):
-                    delta["parts"] = parts(pieces, ends=True)
-                content = {"delta": delta}
-            deltas.append(_delta(content, logprobs))
-        if choice.finish_reason:
-            deltas.append(_delta({"delta": {}} if is_chat else {"text": ""}, reason=choice.finish_reason))
-            choice.finished = True
-        return deltas
+    def _to_json(self, scores: dict[tuple, Score]) -> bytes:
+        choices = [choice.to_json(scores.get(choice.row())) for choice in self.choices.values()]
+        return json.dumps({**self._body(choices, is_chunk=False), "usage": self._usage()}).encode()
 
-    def _body(self, is_chunk: bool, choices: list[Json]) -> Json:
+    def _body(self, choices: list[Json], is_chunk: bool) -> Json:
         kind = "text_completion"
         if self.request.is_chat:
             kind = "chat.completion.chunk" if is_chunk else "chat.completion"
@@ -278,84 +324,12 @@ class ApiResponse:
             body["usage"] = None
         return body
 
-    def _echo(self, sample: Sample) -> str:
-        return self.request.prompt_texts[sample[0]] if self.request.echo else ""
-
-    # ---- log-probabilities ----
-
-    def _logprobs(self, sample: Sample, score: Score | None = None) -> Json | None:
-        """Return the new tokens, with `echo` also the prompt, and log-probabilities. score None: the engine's own."""
-        if self.request.top_logprobs < 0:
-            return None
-        prompt = self.request.prompts[sample[0]].tokens
-        before = len(self._echo(sample))
-        tokens = []
-        if score is not None and self.request.echo:
-            sent = prompt[self.request.added_tokens :]
-            logprobs = [None, *score][self.request.added_tokens : len(prompt)]  # the first token has none
-            for token, start, logprob in zip(sent, self._starts(sent), logprobs, strict=True):
-                tokens.append(ShownToken(token, start, logprob))
-        for at, token in self.choices[sample].take_tokens():
-            logprobs = {token.token: token.logprob}
-            if score is not None:
-                logprobs = score[len(prompt) + at - 1]
-            tokens.append(ShownToken(token.token, before + token.start, logprobs))
-        return self._chat_logprobs(tokens) if self.request.is_chat else self._completion_logprobs(tokens)
-
-    def _starts(self, tokens: Sequence[int]) -> list[int]:
-        """Return the number of characters before each token."""
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        starts = []
-        total = 0
-        for token in tokens:
-            starts.append(total)
-            total += len(decoder.decode(self._bytes(token)))
-        return starts
-
-    def _chat_logprobs(self, tokens: list[ShownToken]) -> Json:
-        content = []
-        for token, _, logprobs in tokens:
-            alternatives = []
-            for other in list(logprobs)[: self.request.top_logprobs]:
-                alternatives.append({**self._spelling(other), "logprob": logprobs[other]})
-            content.append({**self._spelling(token), "logprob": logprobs[token], "top_logprobs": alternatives})
-        return {"content": content, "refusal": None}
-
-    def _completion_logprobs(self, tokens: list[ShownToken]) -> Json:
-        alternatives = []
-        for _, _, logprobs in tokens:
-            alternatives.append(logprobs and {self._spell(token): one for token, one in logprobs.items()})
-        return {
-            "tokens": [self._spell(token) for token, _, _ in tokens],
-            "token_logprobs": [logprobs and logprobs[token] for token, _, logprobs in tokens],
-            "top_logprobs": alternatives,
-            "text_offset": [start for _, start, _ in tokens],
-        }
-
-    def _bytes(self, token: int) -> bytes:
-        name = self.special_names.get(token)
-        return self.tokenizer.core.token_bytes(token) if name is None else name.encode()
-
-    def _spell(self, token: int) -> str:
-        """Return a token's text; bytes that are not text alone are spelled out, as OpenAI does."""
-        content = self._bytes(token)
-        try:
-            return content.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
-
-    def _spelling(self, token: int) -> Json:
-        return {"token": self._spell(token), "bytes": list(self._bytes(token))}
+    def _usage(self) -> dict[str, int]:
+        prompt = sum(len(request.tokens) for request in self.request.prompts)
+        completion = sum(choice.completion_tokens for choice in self.choices.values())
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _delta(content: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
-    return {**content, "logprobs": logprobs, "finish_reason": reason}
-
-
-def _sse(body: Json) -> bytes:
+def sse(body: Json) -> bytes:
+    """Return a server-sent event."""
     return f"data: {json.dumps(body)}\n\n".encode()  # ASCII: no client sees the end of a line in a character
-
-
-def _text(pieces: list[Piece], of_calls: bool) -> str:
-    """Return the text of pieces. of_calls: with the text of the calculator's calls and answers."""
-    return "".join(piece.text for piece in pieces if of_calls or piece.kind == "text")

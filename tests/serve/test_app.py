@@ -20,7 +20,7 @@ from served import CONTEXT
 from nanochat.chat import Reply
 from nanochat.config import parse
 from nanochat.serve import app as serve_app
-from nanochat.serve.app import HEADERS, Service, application, is_loopback, listen
+from nanochat.serve.app import HEADERS, Access, Service, application, is_loopback, listen
 from nanochat.serve.requests import Limits, ServedModel, parse_chat, parse_completion
 from nanochat.serve.worker import Pool
 from scripts.chat_web import Config, main
@@ -36,7 +36,7 @@ def ask(path="/v1/models", method="GET", content=None, headers=(), **settings):
     """Return the response of an application in this process that has no engine."""
 
     async def request():
-        transport = httpx.ASGITransport(application(SERVICE, **settings))
+        transport = httpx.ASGITransport(application(SERVICE, Access(**settings)))
         async with httpx.AsyncClient(transport=transport) as client:
             lines = {"host": "localhost:8000", **dict(headers)}
             return await client.request(method, f"http://server{path}", headers=lines, content=content)
@@ -64,7 +64,7 @@ def ask(path="/v1/models", method="GET", content=None, headers=(), **settings):
     ],
 )
 def test_the_server_answers_to_its_own_names_only(host, address, status):
-    assert ask(headers={"host": host}, host=address, hosts=["Good.example"]).status_code == status
+    assert ask(headers={"host": host}, host=address, hosts=("Good.example",)).status_code == status
 
 
 def test_a_server_on_all_addresses_answers_to_all_names():
@@ -155,7 +155,7 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch):
     async def receive():
         return {"type": "http.request"}
 
-    asyncio.run(asyncio.wait_for(application(SERVICE)(scope, receive, send), 30))
+    asyncio.run(asyncio.wait_for(application(SERVICE, Access())(scope, receive, send), 30))
     assert sent == ["http.response.start", "http.response.body"]
 
 
@@ -370,7 +370,7 @@ SLOW_SERVER = """
 import sys, time
 from engines import NEVER, TOKENIZER, model_of
 from nanochat.engine import Engine
-from nanochat.serve.app import Service, listen, serve
+from nanochat.serve.app import Access, Service, listen, serve
 from nanochat.serve.requests import Limits, ServedModel
 from nanochat.serve.worker import Pool, Worker
 
@@ -381,7 +381,7 @@ class Slow(Engine):
 
 worker = Worker(Slow(model_of(), TOKENIZER, slots=2), model_of())
 served = ServedModel("slow", TOKENIZER, 192, Limits())
-serve(listen("127.0.0.1", 0), Service(served, Pool([worker], 0)), drain=float(sys.argv[1]))
+serve(listen("127.0.0.1", 0), Service(served, Pool([worker], 0)), Access(), drain=float(sys.argv[1]))
 """
 
 

@@ -1,7 +1,6 @@
 """The chat page in a real browser: what is said there, what becomes of it, and what goes wrong."""
 
 import threading
-import time
 
 from scripted import CUT
 from served import serving, write_model
@@ -221,8 +220,7 @@ def test_with_the_real_server(visit, tmp_path):
         page.press("Escape")
         idle(page)
         assert page.text(f"{LAST} .end") == "Stopped."
-        while server.metric("running"):
-            time.sleep(0.02)
+        assert server.becomes_idle()
         page.click("#tune")
         page.click("#settings [name=max_tokens]")
         page.type("5")
