@@ -1,12 +1,11 @@
-"""The chat server under load and under abuse: many clients at once, the same one after another, and bad ones.
+"""The chat server under load and under abuse: many clients at once, one after another, and bad requests.
 
     python -m bench.serve [--seconds 60] [--clients 64] [--depth 4] [--json FILE]
 
-A model of random weights behind `scripts.chat_web`, in a process of its own. Every client asks for an answer of 16 to
-128 tokens, streamed or whole, and then for the next one; one in twenty leaves in the midst. Meanwhile /health is asked
-all the time. The peer is the same server with one client, who waits for each answer before the next question. Then a
-fresh server with a key is treated badly: 1,000 clients leave, others send too much, nonsense, halves, or read nothing.
-It exits with 1 where a goal is missed.
+`scripts.chat_web` serves a model of random weights. Each client requests answers of 16 to 128 tokens, one after
+another, streamed or whole; one request in twenty is left in the middle. /health is requested all the time. The peer is
+the same server with one client. Then a new server with a key is abused: 1,000 clients leave, others send too much,
+nonsense, half of a request, or read nothing. The exit status is 1 if a goal is missed.
 """
 
 import argparse
@@ -31,14 +30,14 @@ import httpx
 from bench.common import ROOT, finish
 
 VOCABULARY, CONTEXT, LEAVES = 4096, 1024, 20
-FASTER, FLAT, PROMPT = 4.0, 0.03, 100.0  # times, of the memory, ms for /health: the goals
-LEAVE, REPEAT, STAY = 1000, 20, 64  # abuse: clients who leave, times that each bad request comes, connections kept open
+FASTER, FLAT, PROMPT = 4.0, 0.03, 100.0  # goals: times the peer's rate, growth of memory, ms for /health
+LEAVE, REPEAT, STAY = 1000, 20, 64  # abuse: clients that leave, repeats of each bad request, open connections
 KEY = "a key"
-SETTLED = 0.25  # of the time, after which memory is looked at: threads, pools and caches have their size
+SETTLED = 0.25  # share of the time before memory is measured: threads, pools and caches have their size by then
 
 
 def write_model(base: Path, depth: int) -> None:
-    """A base model of random weights and a vocabulary of world texts, as checkpoints have them."""
+    """Write a checkpoint of a base model with random weights, and its tokenizer."""
     import dataclasses
 
     from nanochat.checkpoint import RECORD, Saver
@@ -51,7 +50,7 @@ def write_model(base: Path, depth: int) -> None:
     tokenizer.save(base / "tok_train/bench/tokenizer.json")
     bos = tokenizer.special_tokens["<|bos|>"]
     model = GPT(GPTConfig(tokenizer.vocab_size, depth, 64 * depth, depth, max_seq_len=CONTEXT, bos_id=bos))
-    model.init_weights(1)  # whose words are all about as likely: it seldom ends by itself
+    model.init_weights(1)  # all tokens are about as likely: answers seldom end before their limit
     about = {"tokenizer": {"tag": "bench", "hash": tokenizer.content_hash}, "dtype": "fp32"}
     with Saver(base / "base_train/bench") as saver:
         saver.save(
@@ -61,7 +60,7 @@ def write_model(base: Path, depth: int) -> None:
 
 @contextmanager
 def serving(base: Path, slots: int, **variables: str):
-    """(address, number of the process)."""
+    """Run a server; yields (address, process id)."""
     words = ["--source=base", "--tag=bench", "--port=0", f"--slots={slots}", "--dtype=fp32", "--device-type=cpu"]
     env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "PYTHONPATH": str(ROOT)} | variables
     command = [sys.executable, "-m", "scripts.chat_web", *words]
@@ -76,11 +75,12 @@ def serving(base: Path, slots: int, **variables: str):
 
 
 def memory(pid: int) -> float:
-    """MB that a process holds now."""
+    """Return the resident memory of a process in MB."""
     return int(re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) * 1024 / 1e6
 
 
-def asked(number: int) -> dict:
+def chat_request(number: int) -> dict:
+    """Return the request with a number; the same number gives the same request."""
     dice = random.Random(number)
     words = " ".join("".join(dice.choices("abcdefghijklmnop", k=5)) for _ in range(dice.randint(4, 24)))
     about = {"messages": [{"role": "user", "content": words}], "max_tokens": dice.randint(16, 128), "seed": number}
@@ -88,7 +88,7 @@ def asked(number: int) -> dict:
 
 
 class Clients:
-    """Ask until time is up. tokens: written for whom did not leave; statuses: counted, with what broke."""
+    """Clients that send requests until the time is up. tokens: of complete answers. statuses: counts."""
 
     def __init__(self, seconds: float):
         self.end, self.statuses, self.tokens = time.monotonic() + seconds, Counter(), 0
@@ -108,7 +108,7 @@ class Clients:
                     self.tokens += tokens
 
     def ask(self, client: httpx.Client, number: int, leaves: bool) -> tuple:
-        with client.stream("POST", "/v1/chat/completions", json=asked(number)) as response:
+        with client.stream("POST", "/v1/chat/completions", json=chat_request(number)) as response:
             if leaves:
                 return "left", 0
             content = response.read().decode()
@@ -125,14 +125,14 @@ class Clients:
 def watch(url: str, over: threading.Event, waits: list[float]) -> None:
     with httpx.Client(base_url=url, timeout=60) as client:
         while not over.wait(0.05):
-            began = time.perf_counter()
+            start = time.perf_counter()
             client.get("/health").raise_for_status()
-            waits.append(1e3 * (time.perf_counter() - began))
+            waits.append(1e3 * (time.perf_counter() - start))
 
 
 @contextmanager
 def watched(url: str):
-    """What /health takes meanwhile, in ms, in order once it is over."""
+    """Measure /health meanwhile, in ms; sorted at the end."""
     over, waits = threading.Event(), []
     with ThreadPoolExecutor(1) as threads:
         watching = threads.submit(watch, url, over, waits)
@@ -151,26 +151,26 @@ def at_work(url: str) -> int:
 
 
 def measure(base: Path, slots: int, clients: int, seconds: float) -> dict:
-    """Of so many clients against a fresh server."""
+    """Measure a new server with a number of clients."""
     with serving(base, slots) as (url, pid):
-        httpx.post(f"{url}/v1/chat/completions", json=asked(0), timeout=300)
+        httpx.post(f"{url}/v1/chat/completions", json=chat_request(0), timeout=300)
         ready = [httpx.Client(base_url=url, timeout=300, verify=False) for _ in range(clients)]
-        load, held = Clients(seconds), []
-        began = time.monotonic()
+        load, memories = Clients(seconds), []
+        start = time.monotonic()
         with watched(url) as waits, ThreadPoolExecutor(clients) as threads:
             working = [threads.submit(load.run, client, clients > 1) for client in ready]
             while any(not one.done() for one in working):
                 time.sleep(0.1)
-                if time.monotonic() - began > SETTLED * seconds:
-                    held.append(memory(pid))
-            took = time.monotonic() - began
+                if time.monotonic() - start > SETTLED * seconds:
+                    memories.append(memory(pid))
+            took = time.monotonic() - start
             for one in working:
                 one.result()
         time.sleep(1)
         kept = at_work(url)
     errors = sum(count for status, count in load.statuses.items() if status not in (200, 429, "left"))
-    size = max(1, len(held) // 10)  # means of the first and the last tenth: what is held for a moment says little
-    growth = statistics.mean(held[-size:]) - statistics.mean(held[:size]) if held else 0.0
+    size = max(1, len(memories) // 10)  # means of the first and the last tenth: single values vary
+    growth = statistics.mean(memories[-size:]) - statistics.mean(memories[:size]) if memories else 0.0
     return {
         "rate": load.tokens / took,
         "requests": load.statuses[200],
@@ -178,7 +178,7 @@ def measure(base: Path, slots: int, clients: int, seconds: float) -> dict:
         "busy": load.statuses[429],
         "errors": errors,
         "leaked slots": kept,
-        "memory": statistics.median(held) if held else None,
+        "memory": statistics.median(memories) if memories else None,
         "growth": growth,
         "health p50": waits[len(waits) // 2],
         "health p99": waits[len(waits) * 99 // 100],
@@ -187,36 +187,36 @@ def measure(base: Path, slots: int, clients: int, seconds: float) -> dict:
 
 
 def post(body: bytes, key: str = KEY, length: int = 0) -> bytes:
-    """A request as it goes over the line; length: what it claims to be."""
+    """Return the bytes of a request. length: of the body, as the header claims."""
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
     return head.encode() + f"Content-Length: {length or len(body)}\r\n\r\n".encode() + body
 
 
 def bad_requests() -> dict[bytes, bytes]:
-    """What is sent -> how the answer begins."""
+    """Return requests, with the start of the response that each must get."""
     return {
         post(b'{"messages": [{"role": "user", "content": "' + b"x" * 10_000_000 + b'"}]}'): b"HTTP/1.1 413",
         post(b"[" * 900_000): b"HTTP/1.1 400",
         post(b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}'): b"HTTP/1.1 400",
-        post(json.dumps(asked(0)).encode(), key="wrong"): b"HTTP/1.1 401",
+        post(json.dumps(chat_request(0)).encode(), key="wrong"): b"HTTP/1.1 401",
         b"\x16\x03\x01\x02\x00\x01\x00" + b"A" * 100_000: b"HTTP/1.1 4",
     }
 
 
 def abuse(base: Path, slots: int) -> dict:
-    """Of a fresh server: what /health took while it was treated badly, and whether it then was as before."""
-    bad, question = bad_requests(), json.dumps(asked(0)).encode()
-    # Megabytes for who reads nothing of them.
-    endless = asked(0) | {"n": 4, "max_tokens": 900, "logprobs": True, "stream": True}
+    """Measure /health of a new server under abuse, and check that it works afterwards."""
+    bad, question = bad_requests(), json.dumps(chat_request(0)).encode()
+    # Megabytes for a client that reads nothing.
+    endless = chat_request(0) | {"n": 4, "max_tokens": 900, "logprobs": True, "stream": True}
     endless = json.dumps(endless | {"stream_options": {}}).encode()
     with serving(base, slots, NANOCHAT_API_KEY=KEY) as (url, _), ExitStack() as kept:
         address = httpx.URL(url).host, httpx.URL(url).port
         good = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=300)
-        assert good.post("/v1/chat/completions", json=asked(0)).status_code == 200
+        assert good.post("/v1/chat/completions", json=chat_request(0)).status_code == 200
 
         def leaves(number: int) -> bool:
             dice = random.Random(number)
-            sent = post(json.dumps(asked(number)).encode())
+            sent = post(json.dumps(chat_request(number)).encode())
             with suppress(ConnectionError), socket.create_connection(address) as line:
                 line.sendall(sent[: dice.randrange(len(sent))] if number % 4 == 0 else sent)
                 time.sleep(dice.choice((0, 0, 0.01, 0.1)))
@@ -224,18 +224,18 @@ def abuse(base: Path, slots: int) -> dict:
 
         def is_refused(sent: bytes) -> bool:
             with socket.create_connection(address, timeout=60) as line:
-                with suppress(ConnectionError):  # it may stop to read, and says why
+                with suppress(ConnectionError):  # the server may stop reading before it answers
                     line.sendall(sent)
                 try:
                     return line.recv(1000).startswith(bad[sent])
                 except TimeoutError:
                     return False
                 except ConnectionError:
-                    return sent[:1] != b"P" or len(sent) > 10**6  # of these the answer may be lost with the line
+                    return sent[:1] != b"P" or len(sent) > 10**6  # this response may be lost with the connection
 
         def stays(number: int) -> bool:
             line = kept.enter_context(socket.socket())
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)  # of an answer that nobody reads
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)  # nobody reads the response
             line.connect(address)
             sent = post(question, length=2 * len(question)), post(question)[:60], post(endless)
             line.sendall(sent[number % 3])
@@ -250,7 +250,7 @@ def abuse(base: Path, slots: int) -> dict:
         end = time.monotonic() + 60
         while (leaked := at_work(url)) and time.monotonic() < end:
             time.sleep(0.1)
-        again = good.post("/v1/chat/completions", json=asked(0)).status_code
+        again = good.post("/v1/chat/completions", json=chat_request(0)).status_code
     return {
         "bad requests": len(work),
         "errors": fine.count(False) + (again != 200),
@@ -270,7 +270,7 @@ UNITS = {
 
 
 def goals(found: dict, abused: dict, ratio: float) -> dict[str, bool]:
-    """What is to hold of many clients and of bad ones, and whether it does."""
+    """Return the goals, and for each if it is reached."""
     return {
         f"{FASTER:g} times the tokens a second of one after another": ratio >= FASTER,
         "no error but 429": found["errors"] == 0,
@@ -278,7 +278,7 @@ def goals(found: dict, abused: dict, ratio: float) -> dict[str, bool]:
         f"memory grows by less than {FLAT:.0%}": found["memory"] is None or found["growth"] < FLAT * found["memory"],
         f"/health within {PROMPT:g} ms": found["health worst"] <= PROMPT,
         f"/health within {PROMPT:g} ms under abuse": abused["health worst"] <= PROMPT,
-        "what is bad is refused, the rest answered": abused["errors"] == 0,
+        "bad requests are refused, the rest answered": abused["errors"] == 0,
         "no leaked slot after abuse": abused["leaked slots"] == 0,
     }
 

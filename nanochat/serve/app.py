@@ -44,12 +44,12 @@ CLIENT_SECONDS = 30.0  # for a client to send a body, and to take a part of its 
 LAST_RESPONSES_SECONDS = 3  # for responses that a shutdown refuses
 OPEN_PATHS = ("/", "/health")  # without a key: the page asks for it, and monitors have none
 HEADERS = {  # of every response
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",  # browsers do not guess types
+    "x-frame-options": "DENY",  # no other page shows ours in a frame
+    "referrer-policy": "no-referrer",  # other sites do not learn our address
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",
+    "cache-control": "no-store",  # conversations stay out of caches
 }
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -104,6 +104,7 @@ class AccessMiddleware:
         await self.app(scope, receive, send)
 
     def _check_origin(self, origin: str | None, host: str) -> None:
+        # Programs send no origin. The origin of our own page is the host that it was loaded from.
         if origin is None or origin in self.origins or origin.partition("://")[2] == host:
             return
         sentence = f"pages of {origin[:100]!r} may not use this server: --allow-origin allows them"
@@ -111,11 +112,11 @@ class AccessMiddleware:
 
     def _check_key(self, authorization: str) -> None:
         scheme, _, key = authorization.partition(" ")
-        headers = {"www-authenticate": "Bearer"}
+        headers = {"www-authenticate": "Bearer"}  # required with status 401
         if scheme.lower() != "bearer":
             sentence = "this server needs a key: send `Authorization: Bearer KEY`"
             raise ApiError(401, sentence, code="missing_api_key", headers=headers)
-        given = key.strip(" \t").encode("latin-1")
+        given = key.strip(" \t").encode("latin-1")  # headers are bytes: a key may be UTF-8
         if not hmac.compare_digest(given, self.key):  # takes equally long for every wrong key
             raise ApiError(401, "the key is wrong", code="invalid_api_key", headers=headers)
 
@@ -136,8 +137,8 @@ class LimitMiddleware:
             await self.app(scope, receive, send)
             return
         deadline = anyio.current_time() + CLIENT_SECONDS
-        size = 0
-        is_complete = False
+        size = 0  # bytes of the body
+        is_complete = False  # the body
 
         async def limited_receive() -> Message:
             nonlocal size, is_complete
@@ -195,7 +196,7 @@ async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Resu
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
-            pass
+            pass  # the rest of an empty body
 
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(disconnected())
@@ -231,6 +232,7 @@ class Service:
         return Response(self.page_content, headers=self.page_headers)
 
     async def health(self, request: Request) -> Response:
+        # A monitor sends no more requests to a server with status 503.
         status = self.pool.closing or "ok"
         if self.pool.failures:
             status = "failed"
@@ -240,6 +242,7 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         served = self.served
+        # The fields of OpenAI, and the context as vLLM names it.
         model = {"id": served.name, "object": "model", "created": served.created, "owned_by": "nanochat"}
         model["max_model_len"] = served.context
         name = request.path_params.get("name")
@@ -254,12 +257,12 @@ class Service:
         api_request = await asyncio.to_thread(parse, body, self.served)  # encoding a long text takes a while
         generation = self.pool.submit(api_request)
         response = ApiResponse(api_request, self.served, generation)
-        if api_request.stream:
+        if api_request.fields.stream:
             return EventStream(response.stream(), generation.close)
         try:
             content = await unless_disconnected(request, response.whole())
         finally:
-            generation.close()
+            generation.close()  # frees the slots of a client that has left
         return Response(content, media_type="application/json")
 
 
@@ -293,7 +296,7 @@ async def _unknown_url(request: Request, error: HTTPException) -> Response:
 
 
 async def _client_left(request: Request, error: ClientDisconnect) -> Response:
-    return Response(status_code=499)  # which nobody receives
+    return Response(status_code=499)  # nobody receives it
 
 
 async def _broken(request: Request, error: Exception) -> Response:
@@ -303,7 +306,9 @@ async def _broken(request: Request, error: Exception) -> Response:
 def application(service: Service, access: Access, lifespan: Callable | None = None) -> Starlette:
     """Return the ASGI application. The middleware that comes first is the outermost."""
     middleware = [
+        # A foreign name that its owner lets point here must not reach us (DNS rebinding).
         Middleware(TrustedHostMiddleware, allowed_hosts=access.all_hosts(), www_redirect=False),
+        # Answers a browser that asks before it posts, so it stands before the check of the key.
         Middleware(
             CORSMiddleware,
             allow_origins=access.origins,
@@ -325,7 +330,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0: any free port. No other server gets the port while the model loads."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart need not wait
     try:
         bound.bind((host.strip("[]"), port))
         bound.listen()
@@ -345,13 +350,13 @@ def open_engines(
     devices = [runtime.device]
     if runtime.device.type == "cuda":
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    models = {}
+    models = {}  # device -> model
     workers = []
     for number in range(count or len(devices)):
         device = devices[number % len(devices)]
         if device not in models:  # engines on one device share the model that scores rows
             model = build_model(config, replace(runtime, device=device), checkpoint).eval().requires_grad_(False)
-            # A path that takes rows of any length as they come.
+            # Scoring gets rows of any length: a path that compiles nothing for each length.
             model.attention = "chunks" if device.type == "cpu" else "sdpa"
             models[device] = model
         workers.append(Worker(Engine(models[device], tokenizer, slots), models[device]))
@@ -395,11 +400,11 @@ def serve(bound: socket.socket, service: Service, access: Access, drain: float) 
     config = uvicorn.Config(
         application(service, access, lifespan),
         headers=list(HEADERS.items()),
-        http="h11",
-        lifespan="on",
+        http="h11",  # also if httptools is installed: the limits are tested with this parser
+        lifespan="on",  # an error at the start ends the server
         log_level="warning",
         access_log=False,
-        server_header=False,
+        server_header=False,  # tells nobody about versions
         timeout_graceful_shutdown=LAST_RESPONSES_SECONDS,
     )
     server = uvicorn.Server(config)

@@ -53,7 +53,7 @@ def typed_messages(history: Path) -> Iterator[str]:
     """Yield the messages that a person types, until Ctrl-D, or Ctrl-C on an empty line. `history` keeps the lines."""
     import readline  # not at the top: Windows has no readline, and pipes do not need it
 
-    history.parent.mkdir(parents=True, exist_ok=True)
+    history.parent.mkdir(parents=True, exist_ok=True)  # at the first chat
     history.touch()
     readline.set_history_length(HISTORY_LINES)
     readline.read_history_file(history)
@@ -65,6 +65,7 @@ def typed_messages(history: Path) -> Iterator[str]:
         nonlocal lines
         line = input(prompt)
         lines += 1
+        # After each line, so that a chat that is killed has its history too.
         readline.append_history_file(1, history)
         return line
 
@@ -86,6 +87,7 @@ def typed_messages(history: Path) -> Iterator[str]:
 def read_message(read_line: Callable[[str], str]) -> str:
     """Return a message, of several lines where one ends with a backslash or opens a block; a block ends at EOF too."""
     text = read_line(PROMPT)
+    # Commands have one line, and no blocks.
     if text.startswith("/"):
         return text
     in_block = text.startswith(BLOCK)
@@ -94,6 +96,7 @@ def read_message(read_line: Callable[[str], str]) -> str:
         while True:
             if in_block and text.rstrip().endswith(BLOCK):
                 return text.rstrip().removesuffix(BLOCK).strip("\n")
+            # An odd number of fences: a block of code is open.
             if in_block or text.count(CODE_FENCE) % 2:
                 text += "\n" + read_line(CONTINUED)
             elif text.endswith("\\"):
@@ -101,7 +104,7 @@ def read_message(read_line: Callable[[str], str]) -> str:
             else:
                 return text
     except EOFError:
-        return text
+        return text  # with a block that has no end
 
 
 @contextmanager
@@ -111,6 +114,7 @@ def catch_interrupts(enabled: bool) -> Iterator[list[int]]:
     if not enabled:
         yield caught
         return
+    # The handler runs between two bytecodes of the main thread, which then finishes its step.
     before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
     try:
         yield caught
@@ -122,8 +126,8 @@ def catch_interrupts(enabled: bool) -> Iterator[list[int]]:
 
 
 # Control characters, which a terminal would obey, as characters that show them: from ␀ on, and �.
-CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-CONTROL_PICTURES |= {code: 0xFFFD for code in range(127, 160)}
+CONTROL_CODES = [code for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"]
+CONTROL_PICTURES = {code: 0x2400 + code if code < 32 else 0xFFFD for code in CONTROL_CODES}
 
 
 def colored(color: str, text: str, stream: TextIO) -> str:
@@ -142,6 +146,7 @@ class AnswerPrinter:
 
     def add(self, pieces: list[Piece]) -> None:
         for kind, text in pieces:
+            # An empty text only marks the end of a call, and another part of the same call may follow.
             if kind == "text" and text:
                 self._end_call()
                 self._write(text)
@@ -172,7 +177,7 @@ class AnswerPrinter:
             self._write("]", CALL_COLOR)
 
     def _write(self, text: str, color: str = "") -> None:
-        self._last = text[-1:] or self._last
+        self._last = text[-1:] or self._last  # before control characters are replaced
         if self.is_terminal:
             text = text.translate(CONTROL_PICTURES)
         self.stream.write(colored(color, text, self.stream) if color else text)
@@ -205,10 +210,10 @@ class Chat:
         self.runtime = runtime
         self.out = out
         self.interactive = interactive
-        self.source = ""
-        self.system = ""
+        self.source = ""  # of the model: base, mid, sft or rl
+        self.system = ""  # message, empty: none
         self.messages: list[dict] = []
-        self.answers = 0
+        self.answers = 0  # so far: each has a seed of its own
         self.left_out = 0  # messages that the context has no room for
         self.load(config.source, config.tag, config.step)
 
@@ -216,9 +221,10 @@ class Chat:
         """Change the model and keep the conversation, unless one of the two is a base model. step -1: the newest."""
         source, tag = trained(source, tag)[-1]
         model, tokenizer, checkpoint = load_model(MODELS[source], tag, None if step < 0 else step, self.runtime)
+        # The texts of a base model are no conversation.
         if "base" in (self.source, source):
             self.messages = []
-        self.engine = Engine(model, tokenizer, slots=1)
+        self.engine = Engine(model, tokenizer, slots=1)  # one conversation
         self.tokenizer = tokenizer
         self.source = source
         self.tag = tag
@@ -260,10 +266,12 @@ class Chat:
                 reason = event.reason or reason
                 if interrupts:
                     reason = "interrupted"
-                    break
+                    break  # closing the events frees the engine's slot
+        # Text alone is a plain string, as in conversations of people.
         content = parts(pieces)
         if all(part["type"] == "text" for part in content):
             content = "".join(part["text"] for part in content)
+        # An answer that was stopped before its first word leaves the conversation as it was.
         if content or reason != "interrupted":
             self.messages = [*messages, {"role": "assistant", "content": content}]
         if reason == "length":
@@ -277,6 +285,7 @@ class Chat:
         context = self.engine.config.max_seq_len
         if self.source == "base":
             bos = self.tokenizer.special_tokens["<|bos|>"]
+            # The prompt leaves room for the answer, but gets at least half of the context.
             room = max(context - config.max_new_tokens, context // 2) - 1  # without <|bos|>
             text = self.tokenizer.encode(messages[-1]["content"])
             left_out = int(len(text) > room)
@@ -286,6 +295,7 @@ class Chat:
             conversation = self.conversation(messages)
             tokens, left_out = fitted_prompt(conversation, self.tokenizer, context, config.max_new_tokens)
             stop = None
+        # The number is odd if a part of the last message is left out too.
         if left_out > self.left_out:
             part = (
                 f"the {left_out} oldest messages are" if left_out % 2 == 0 else "the last message is cut, its start is"
@@ -344,14 +354,14 @@ def _system(chat: Chat, rest: str) -> None:
 
 
 def _undo(chat: Chat, rest: str) -> None:
-    chat.messages = chat.messages[:-2]
+    chat.messages = chat.messages[:-2]  # question and answer
     chat.note(f"questions left: {len(chat.messages) // 2}")
 
 
 def _again(chat: Chat, rest: str) -> None:
     if not chat.messages:
         raise ValueError("there is no question to answer again")
-    chat.answer(chat.messages[:-1])
+    chat.answer(chat.messages[:-1])  # without the last answer
 
 
 def _save(chat: Chat, rest: str) -> None:
@@ -365,7 +375,7 @@ def _save(chat: Chat, rest: str) -> None:
 
 
 def _model(chat: Chat, rest: str) -> None:
-    words = rest.split()
+    words = rest.split()  # source, tag, step: as many as given
     if len(words) > 3 or (len(words) == 3 and not words[2].isdecimal()):
         raise ValueError(f"/model {rest}: expected a source, a tag and a step's number")
     if words:

@@ -11,6 +11,7 @@ from nanochat.chat import render_prompt
 from nanochat.engine import ENDS, Request
 from nanochat.tokenizer import Tokenizer
 
+PROMPTS_PER_SAMPLE = 8  # prompts of one completion request, for each sample that --max-samples allows
 ERROR_TYPES = {  # OpenAI's names of errors, by status; all other statuses are an invalid_request_error
     401: "authentication_error",
     403: "permission_error",
@@ -48,10 +49,6 @@ class Limits:
     tokens: int = 0
     samples: int = 16
 
-    @property
-    def prompts(self) -> int:
-        return 8 * self.samples
-
 
 @dataclass(frozen=True)
 class ServedModel:
@@ -66,28 +63,21 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """A checked request of a client.
+    """A checked request of a client: its fields, and their form for the engine."""
 
-    prompts: one engine request a prompt, each with n samples. prompt_texts: the prompts as `echo` shows them.
-    added_tokens: tokens at the beginning of a prompt that the client did not send. top_logprobs: alternatives wanted
-    for each token, 0: the log-probability of the token alone, -1: none. generates: False if only the prompt is scored.
-    end_tokens: tokens that end a choice in the response and not in the engine, because their log-probability is shown.
-    """
-
+    fields: "CommonFields"
     is_chat: bool
-    prompts: list[Request]
-    prompt_texts: list[str]
-    added_tokens: int
-    stops: tuple[str, ...] = ()
-    stream: bool = False
-    include_usage: bool = False
-    top_logprobs: int = -1
+    prompts: list[Request]  # one engine request a prompt, each with n samples
+    prompt_texts: list[str]  # the prompts as `echo` shows them
+    added_tokens: int  # tokens at the beginning of each prompt that the client did not send
+    top_logprobs: int = -1  # alternatives to each token, 0: the token's own log-probability, -1: none
     echo: bool = False
-    generates: bool = True
+    generates: bool = True  # False: only the prompt is scored
+    # Tokens that end a choice in the response and not in the engine, because the client sees their log-probability.
     end_tokens: frozenset[int] = frozenset()
 
     def __post_init__(self):
-        if self.stream and self.needs_scores:
+        if self.fields.stream and self.needs_scores:
             raise ApiError(400, "log-probabilities of prompts and of alternative tokens are not streamed", "stream")
 
     @property
@@ -102,7 +92,7 @@ class ApiRequest:
 
 # ---- the fields of OpenAI's requests ----
 
-# Fields that would change the answer, and that this server does not have: null and a value without effect are accepted.
+# Fields that would change the answer and that this server does not have. Values without effect are accepted, and null.
 UNSUPPORTED = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -179,7 +169,7 @@ class Message(BaseModel):
     """A message of a conversation; nanochat.chat checks the order of roles."""
 
     role: Literal["system", "user", "assistant"]
-    content: list[ContentPart] = Field(min_length=1)
+    content: list[ContentPart] = Field(min_length=1)  # an image or a file is refused as an unknown type
 
 
 class StreamOptions(BaseModel):
@@ -189,12 +179,13 @@ class StreamOptions(BaseModel):
 class CommonFields(BaseModel):
     """Fields of chat and completion requests. Fields that are not listed are ignored."""
 
+    # strict: "1" is no number, and true is none either.
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     model: str | None = None
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(0, ge=0)  # not OpenAI's, but known from other servers
     seed: int = Field(default_factory=lambda: secrets.randbits(32), ge=-(2**63), lt=2**63)
     n: int = Field(1, ge=1)
     stop: Annotated[list[StopText], BeforeValidator(list_of_stops)] = Field([], max_length=4)
@@ -259,28 +250,26 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     """Check the body of a chat request and render the conversation as a prompt."""
     fields = _validate(ChatFields, body)
     limits = served.limits
+    # Cheap checks first: encoding is the slow part.
     if len(fields.messages) > limits.messages:
         sentence = f"the request has {len(fields.messages):,} messages, {limits.messages:,} are allowed"
         raise ApiError(400, sentence, "messages", "array_above_max_length")
     _check_characters([part.text for message in fields.messages for part in message.content], limits, "messages")
     if fields.messages[-1].role == "assistant":
         raise ApiError(400, "the last message has to be the user's", "messages")
-    conversation = {"messages": [message.model_dump(include={"role", "content"}) for message in fields.messages]}
     try:
-        tokens = render_prompt(conversation, served.tokenizer)
+        tokens = render_prompt(fields.model_dump(include={"messages"}), served.tokenizer)
     except ValueError as error:  # roles out of turn
         raise ApiError(400, str(error), "messages") from None
     if fields.top_logprobs and not fields.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    max_tokens = fields.max_completion_tokens or fields.max_tokens
+    max_tokens = fields.max_completion_tokens or fields.max_tokens  # the newer name comes first
     return ApiRequest(
+        fields=fields,
         is_chat=True,
         prompts=_engine_requests(fields, [tokens], max_tokens, served, "messages", stop=None),
         prompt_texts=[""],
         added_tokens=len(tokens),
-        stops=tuple(fields.stop),
-        stream=fields.stream,
-        include_usage=fields.stream_options.include_usage,
         top_logprobs=fields.top_logprobs if fields.logprobs else -1,
     )
 
@@ -293,8 +282,9 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
         raise ApiError(400, "max_tokens is 0 and echo is false: there is nothing to answer", "max_tokens")
     if fields.best_of not in (None, 1, fields.n):
         raise ApiError(400, "best_of other than n is not supported", "best_of")
-    if len(fields.prompt) > served.limits.prompts:
-        sentence = f"prompt has {len(fields.prompt):,} prompts, {served.limits.prompts:,} are allowed"
+    most = PROMPTS_PER_SAMPLE * served.limits.samples
+    if len(fields.prompt) > most:
+        sentence = f"prompt has {len(fields.prompt):,} prompts, {most:,} are allowed"
         raise ApiError(400, sentence, "prompt")
     _check_characters(fields.prompt, served.limits, "prompt")
     is_text = isinstance(fields.prompt[0], str)
@@ -308,17 +298,18 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
             sentence = f"prompt has ids beyond the vocabulary of {tokenizer.vocab_size:,} tokens"
             raise ApiError(400, sentence, "prompt")
         texts = [tokenizer.decode(row) for row in rows]
-    # Programs that score a prompt ask for one token and leave it out: also an end-of-text token has to be shown.
-    end_tokens = frozenset(tokenizer.special_tokens[name] for name in ENDS) if fields.logprobs >= 0 else frozenset()
-    stop = frozenset() if end_tokens else None
+    end_tokens = frozenset()
+    stop = None  # the engine's own end tokens
+    if fields.logprobs >= 0:
+        # Programs that score a prompt ask for one token more and leave it out: an end token has to be shown too.
+        end_tokens = frozenset(tokenizer.special_tokens[name] for name in ENDS)
+        stop = frozenset()
     return ApiRequest(
+        fields=fields,
         is_chat=False,
         prompts=_engine_requests(fields, rows, fields.max_tokens, served, "prompt", stop),
         prompt_texts=texts,
         added_tokens=1 if is_text else 0,
-        stops=tuple(fields.stop),
-        stream=fields.stream,
-        include_usage=fields.stream_options.include_usage,
         top_logprobs=fields.logprobs,
         echo=fields.echo,
         generates=fields.max_tokens > 0,
@@ -341,8 +332,9 @@ def _engine_requests(
         raise ApiError(404, sentence, "model", "model_not_found")
     if fields.n > limits.samples:
         raise ApiError(400, f"n: at most {limits.samples} samples of a prompt are allowed", "n")
+    generates = max_tokens is None or max_tokens > 0
     for tokens in rows:
-        generates = max_tokens is None or max_tokens > 0
+        # A prompt that is only scored may fill the context.
         if len(tokens) + generates > served.context:
             sentence = f"the prompt has {len(tokens):,} tokens, with an answer it must fit into {served.context:,}"
             raise ApiError(400, sentence, field, "context_length_exceeded")
@@ -358,7 +350,7 @@ def _engine_requests(
             temperature=fields.temperature,
             top_k=min(fields.top_k, served.tokenizer.vocab_size),
             top_p=fields.top_p,
-            seed=fields.seed % 2**64,
+            seed=fields.seed % 2**64,  # the engine takes no negative seeds
             stop=stop,
             n=fields.n,
         )

@@ -110,7 +110,7 @@ class Choice:
         self.completion_tokens = 0
         self._spelling = Spelling(tokenizer)
         self._reply = Reply(tokenizer)
-        self._stops = StopFinder(request.stops)
+        self._stops = StopFinder(request.fields.stop)
         self._received = 0  # characters from the engine
         self._shown = 0  # characters without a stop, which the client may see
         self._pieces: list[Piece] = []  # shown, but not sent
@@ -126,11 +126,12 @@ class Choice:
             return
         if event.token is not None:
             self.tokens.append(ChoiceToken(event.token, event.logprob, self._received, event.sampled))
+        # A token that ends the choice is shown in log-probabilities, and is no part of the text.
         if event.token is not None and not (event.sampled and event.token in self.request.end_tokens):
             self.completion_tokens += 1
             self._add_pieces(self._reply.add(event.token))
             return
-        self._add_pieces(self._reply.close())
+        self._add_pieces(self._reply.close())  # bytes that are no whole character
         if not self._stops.found:
             self._show("text", self._stops.close())
         self.finish_reason = self.finish_reason or event.reason or "stop"
@@ -138,6 +139,7 @@ class Choice:
     def _add_pieces(self, pieces: list[Piece]) -> None:
         for kind, text in pieces:
             self._received += len(text)
+            # In a completion the calculator's turns are text like any other.
             if kind != "text" and self.request.is_chat:
                 self._show("text", self._stops.close())  # a stop lies within one part
                 self._show(kind, text, even_empty=True)
@@ -184,6 +186,7 @@ class Choice:
             deltas.append(self._delta({"text": self.echo}))
         pieces = self._take_pieces()
         logprobs = self._logprobs(None)
+        # Tokens may have no text, such as the first byte of a character.
         if pieces or (logprobs and any(logprobs.values())):
             text = "".join(piece.text for piece in pieces if piece.kind == "text")
             content = {"text": text}
@@ -221,7 +224,7 @@ class Choice:
             is_cut = self._stops.found or not self.finish_reason  # by a stop, or perhaps by one
             if is_cut and token.start >= self._shown:
                 break
-            if token.sampled:
+            if token.sampled:  # the calculator's tokens were not the model's choice
                 own = {token.token: token.logprob}
                 tokens.append(token.token)
                 starts.append(len(self.echo) + token.start)
@@ -234,6 +237,7 @@ class Choice:
     def _chat_logprobs(self, tokens: list[int], logprobs: list[dict[int, float]]) -> Json:
         content = []
         for token, alternatives in zip(tokens, logprobs, strict=True):
+            # The likeliest come first; the token itself stands last if it is not one of them.
             top = list(alternatives.items())[: self.request.top_logprobs]
             top_logprobs = [self._spelling.chat_logprob(other, logprob) for other, logprob in top]
             own = self._spelling.chat_logprob(token, alternatives[token])
@@ -285,16 +289,16 @@ class ApiResponse:
                     yield b"".join(map(sse, chunks))
                 if all(choice.is_sent for choice in self.choices.values()):
                     break
-                events = []
+                events = []  # if the time is over
                 with anyio.move_on_after(KEEP_ALIVE):
                     events = await self.generation.next_events()
                 if not events:
                     yield b": keep-alive\n\n"
                 self.add(events)
-        except ApiError as error:
+        except ApiError as error:  # too late for a status
             yield sse(error.body)
             return
-        if self.request.include_usage:
+        if self.request.fields.stream_options.include_usage:
             yield sse({**self._body([], is_chunk=True), "usage": self._usage()})
         yield b"data: [DONE]\n\n"
 
@@ -319,9 +323,10 @@ class ApiResponse:
         kind = "text_completion"
         if self.request.is_chat:
             kind = "chat.completion.chunk" if is_chunk else "chat.completion"
+        # All chunks of a stream have the same id.
         body = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
-        if is_chunk and self.request.include_usage:
-            body["usage"] = None
+        if is_chunk and self.request.fields.stream_options.include_usage:
+            body["usage"] = None  # the last chunk has the numbers
         return body
 
     def _usage(self) -> dict[str, int]:

@@ -43,7 +43,7 @@ def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
 
 
 class Generation:
-    """The samples of one client's request, as the event loop sees them. The engine's thread fills `news`.
+    """The samples of one client's request. Its methods run in the event loop; the engine's thread sends news there.
 
     open: samples without an end. closed: the client has its response, or has left.
     """
@@ -55,7 +55,8 @@ class Generation:
             self.open.update((number, sample) for sample in range(request.n))
         self.news: asyncio.Queue[list[Event] | list[Score] | ApiError] = asyncio.Queue()
         self.closed = False
-        self.job: Job | None = None  # used by the engine's thread only
+        self.job: Job | None = None  # set and used by the engine's thread only
+        worker.load += len(self.open)
 
     async def next_events(self) -> list:
         """Return everything new, at least one item; an ApiError if nothing more will come."""
@@ -68,34 +69,53 @@ class Generation:
         return found
 
     async def score(self, rows: Sequence[Sequence[int]], top: int) -> list[Score]:
-        """Return the log-probabilities of rows, after all events; the thread scores one row between two steps."""
-        if self.worker.failure:
+        """Return the log-probabilities of rows, after all events have come."""
+        worker = self.worker
+        if worker.failure:
             raise ApiError(503, ENGINE_FAILED, code="engine_failed")
-        self.worker.load += len(rows)
+        worker.load += len(rows)
         try:
-            self.worker.order_scores(self, rows, top)
-            scores = []
+            worker.order(lambda: worker.scoring.extend((self, row, top) for row in rows))
+            scores: list[Score] = []
             while len(scores) < len(rows):
-                scores += await self.next_events()
+                scores += await self.next_events()  # scores only: no sample is open
             return scores
         finally:
-            self.worker.load -= len(rows)
+            worker.load -= len(rows)
+
+    def deliver(self, events: list[Event]) -> None:
+        """Take events from the thread, without events of samples that were cancelled meanwhile."""
+        wanted = [event for event in events if (event.request, event.sample) in self.open]
+        self._end({(event.request, event.sample) for event in wanted if event.token is None})
+        if wanted:
+            self.news.put_nowait(wanted)
+
+    def fail(self, error: ApiError) -> None:
+        """End all samples with an error, which the client gets."""
+        self.news.put_nowait(error)
+        self.cancel(self.open)
 
     def cancel(self, samples: set[Sample]) -> None:
         """End samples that are not wanted any more; samples that have ended are ignored."""
         ending = self.open & samples
         if ending:
-            self.worker.cancel(self, ending)
+            self._end(ending)
+            # The thread may not have a job yet: then this call follows the one that makes it.
+            self.worker.order(lambda: self.job and self.worker.engine.cancel(self.job, *ending))
 
     def close(self) -> None:
-        """Leave the worker; called once, whether the response was sent or the client has left."""
-        self.cancel(set(self.open))
+        """Leave the worker, whether the response was sent or the client has left."""
+        self.cancel(self.open)
         self.closed = True
         self.worker.generations.discard(self)
 
+    def _end(self, samples: set[Sample]) -> None:
+        self.open = self.open - samples
+        self.worker.load -= len(samples)
+
 
 class Worker(threading.Thread):
-    """An engine in a thread of its own. Only the thread calls `run` and the methods below it.
+    """An engine in a thread of its own.
 
     load: samples and rows to be scored that are not done. failure: the reason why the engine makes no more steps.
     """
@@ -106,11 +126,11 @@ class Worker(threading.Thread):
         self.model = model
         self.load = 0
         self.failure = ""
-        self.generations: set[Generation] = set()
+        self.generations: set[Generation] = set()  # not closed
+        self.scoring: deque[tuple[Generation, Sequence[int], int]] = deque()  # used by the thread only
+        self._active: list[Generation] = []  # generations with open samples, used by the thread only
         self._actions: list[Callable[[], object]] = []  # calls for the thread before its next step
-        self._scoring: deque[tuple[Generation, Sequence[int], int]] = deque()
-        self._active: list[Generation] = []  # generations with open samples
-        self._wake = threading.Condition()
+        self._wake = threading.Condition()  # guards `_actions` and `_stopped`
         self._stopped = False
 
     # ---- in the event loop ----
@@ -120,24 +140,23 @@ class Worker(threading.Thread):
         self.start()
 
     def submit(self, requests: Sequence[Request], logprobs: bool) -> Generation:
+        """Start the samples of requests; without requests, the generation can only score rows."""
         generation = Generation(self, requests)
         self.generations.add(generation)
         if requests:
-            self.load += len(generation.open)
-            self._order(lambda: self._start(generation, requests, logprobs))
+            self.order(lambda: self._start(generation, requests, logprobs))
         return generation
 
-    def cancel(self, generation: Generation, samples: set[Sample]) -> None:
-        self._end(generation, samples)
-        self._order(lambda: generation.job and self.engine.cancel(generation.job, *samples))
-
-    def order_scores(self, generation: Generation, rows: Sequence[Sequence[int]], top: int) -> None:
-        self._order(lambda: self._scoring.extend((generation, row, top) for row in rows))
+    def order(self, action: Callable[[], object]) -> None:
+        """Let the thread call a function between two steps."""
+        with self._wake:
+            self._actions.append(action)
+            self._wake.notify()
 
     def refuse(self, error: ApiError) -> None:
         """End all generations with an error."""
         for generation in self.generations:
-            self._fail(generation, error)
+            generation.fail(error)
 
     def stop(self) -> None:
         with self._wake:
@@ -147,33 +166,12 @@ class Worker(threading.Thread):
 
     @property
     def waiting(self) -> int:
-        """Samples without a slot, and calls that the thread has not seen."""
+        """Return the number of samples without a slot, and of calls that the thread has not seen."""
         return len(self.engine.waiting) + len(self._actions)
-
-    def _order(self, action: Callable[[], object]) -> None:
-        with self._wake:
-            self._actions.append(action)
-            self._wake.notify()
-
-    def _end(self, generation: Generation, samples: set[Sample]) -> None:
-        generation.open -= samples
-        self.load -= len(samples)
-
-    def _fail(self, generation: Generation, error: ApiError) -> None:
-        generation.news.put_nowait(error)
-        generation.cancel(set(generation.open))
 
     def _break_down(self, failure: str) -> None:
         self.failure = failure
         self.refuse(ApiError(503, ENGINE_FAILED, code="engine_failed"))
-
-    def _deliver(self, news: list[tuple[Generation, list[Event]]]) -> None:
-        for generation, events in news:
-            wanted = [event for event in events if (event.request, event.sample) in generation.open]
-            ended = {(event.request, event.sample) for event in wanted if event.token is None}
-            self._end(generation, ended)
-            if wanted:
-                generation.news.put_nowait(wanted)
 
     # ---- in the engine's thread ----
 
@@ -190,12 +188,12 @@ class Worker(threading.Thread):
                 self._step()
         except Exception as error:  # any error: clients must not wait for a thread that has ended
             say(f"engine: {traceback.format_exc()}")
-            self._call(self._break_down, f"{type(error).__name__}: {error}")
+            self._send(self._break_down, f"{type(error).__name__}: {error}")
 
     def _prepare(self) -> bool:
         """Run the calls that wait; sleep while there is nothing to do. Return False to end the thread."""
         with self._wake:
-            self._wake.wait_for(lambda: self._actions or self._active or self._scoring or self._stopped)
+            self._wake.wait_for(lambda: self._actions or self._active or self.scoring or self._stopped)
             actions = self._actions
             self._actions = []
         for action in actions:
@@ -208,10 +206,10 @@ class Worker(threading.Thread):
             generation.job = self.engine.submit(requests, logprobs)
             self._active.append(generation)
         except ValueError as error:
-            self._call(self._fail, generation, ApiError(400, str(error)))
+            self._send(generation.fail, ApiError(400, str(error)))
 
     def _step(self) -> None:
-        """Make one step of the engine and send its events to the event loop, all in one call."""
+        """Make one step of the engine and send its events."""
         if any(generation.job.open for generation in self._active):
             self.engine.step()
         news = []
@@ -221,24 +219,30 @@ class Worker(threading.Thread):
                 generation.job.events.clear()
         self._active = [generation for generation in self._active if generation.job.open]
         if news:
-            self._call(self._deliver, news)
+            self._send(_deliver, news)  # of all generations in one call, since each call wakes the event loop
 
     def _score_one(self) -> None:
-        """Score one row, if a client still waits for one."""
-        while self._scoring:
-            generation, row, top = self._scoring.popleft()
+        """Score one row, if a client still waits for one: more would delay the next step."""
+        while self.scoring:
+            generation, row, top = self.scoring.popleft()
             if generation.closed:
                 continue
             try:
-                self._call(generation.news.put_nowait, [score(self.model, row, top)])
+                self._send(generation.news.put_nowait, [score(self.model, row, top)])
             except torch.OutOfMemoryError:
                 error = ApiError(503, "not enough memory to score a text of this length", code="out_of_memory")
-                self._call(self._fail, generation, error)
+                self._send(generation.fail, error)
             return
 
-    def _call(self, function: Callable, *arguments: object) -> None:
+    def _send(self, function: Callable, *arguments: object) -> None:
+        """Call a function in the event loop."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(function, *arguments)
+
+
+def _deliver(news: list[tuple[Generation, list[Event]]]) -> None:
+    for generation, events in news:
+        generation.deliver(events)
 
 
 class Pool:
@@ -267,16 +271,18 @@ class Pool:
         return any(worker.generations for worker in self.workers)
 
     def submit(self, request: ApiRequest) -> Generation:
-        """Hand a request to the worker with the lowest load; an ApiError if the server cannot take it now."""
+        """Hand a request to a worker; an ApiError if the server cannot take it now."""
         worker = self.choose(request.samples)
         return worker.submit(request.prompts if request.generates else [], request.top_logprobs >= 0)
 
     def choose(self, samples: int) -> Worker:
+        """Return the worker with the lowest load."""
         if self.closing:
             raise ApiError(503, f"the server is {self.closing}", code="unavailable", headers={"retry-after": "5"})
         alive = [worker for worker in self.workers if not worker.failure]
         if not alive:
             raise ApiError(503, ENGINE_FAILED, code="engine_failed")
+        # A request is accepted as a whole: its samples have slots or places in the queue.
         places = sum(worker.engine.slots for worker in alive) + self.queue
         if samples > places:
             raise ApiError(400, f"the request asks for {samples:,} samples, the server has room for {places:,}", "n")

@@ -30,7 +30,8 @@ def test_settings_reach_the_engine():
     assert list(prompt.tokens) == render_prompt({"messages": HI}, TOKENIZER)
     assert (prompt.temperature, prompt.top_p, prompt.top_k, prompt.seed, prompt.n) == (0.5, 0.9, 3, 7, 2)
     assert prompt.max_new_tokens == 5
-    assert (request.stops, request.stream, request.top_logprobs, request.samples) == (("x",), True, -1, 2)
+    assert (request.fields.stop, request.fields.stream) == (["x"], True)
+    assert (request.top_logprobs, request.samples) == (-1, 2)
     assert chat(max_tokens=5, max_completion_tokens=6).prompts[0].max_new_tokens == 6
     assert chat(seed=-1).prompts[0].seed == 2**64 - 1
 

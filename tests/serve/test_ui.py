@@ -22,7 +22,7 @@ def test_an_answer_comes_piece_by_piece_and_can_be_copied(serve, visit, tmp_path
     say(page, "Tell me", wait=False)
     page.wait(f"document.querySelector('{LAST} .body').innerText.includes('Things')")
     page.js("first = document.querySelector('.live .body p'); getSelection().selectAllChildren(first)")
-    assert page.js("[document.querySelector('#send').title, document.querySelector('#said').innerText]") == [
+    assert page.js("[document.querySelector('#send').title, document.querySelector('#announcement').innerText]") == [
         "Stop",
         "Answering.",
     ]
@@ -33,7 +33,7 @@ def test_an_answer_comes_piece_by_piece_and_can_be_copied(serve, visit, tmp_path
     made = "[...document.querySelectorAll('.turn.assistant .body *')].map(e => e.localName).join(' ')"
     assert page.js(made).startswith("p strong em code h4 ul li p li p ol li p div div span button")
     assert page.text(f"{LAST} pre") == WORDS.split("```")[1].removeprefix("python\n").rstrip("\n")
-    assert page.js("document.querySelector('#said').textContent") == WORDS
+    assert page.js("document.querySelector('#announcement').textContent") == WORDS
     page.shot(tmp_path / "answer.png")
     press(page, "Copy message")
     assert clipboard(page) == WORDS
@@ -147,7 +147,7 @@ def test_what_is_said_is_text_wherever_it_is_shown(serve, visit, tmp_path):
 
 TROUBLES = {
     "busy": (429, {"Retry-After": "1"}, {}, "The server is busy with other conversations.", "Retry in 1 s"),
-    "closing": (503, {}, {}, "The server is not ready, or about to end.", "Retry"),
+    "closing": (503, {}, {}, "The server is starting or shutting down.", "Retry"),
     "odd": (400, {}, {"message": "that is odd"}, "The server refused: that is odd", "Retry"),
     "much": (400, {}, {"code": "context_length_exceeded"}, "Start a new one.", "New conversation"),
 }
@@ -195,7 +195,7 @@ def test_a_key_is_asked_for_until_it_is_the_right_one(serve, visit, tmp_path):
     page.wait("document.querySelector('#lock-note').innerText === 'This key was not accepted.'")
     page.shot(tmp_path / "key.png")
     page.press("Escape")
-    page.wait("document.querySelector('#toast').innerText.includes('asks for a key')")
+    page.wait("document.querySelector('#toast').innerText.includes('needs a key')")
     say(page, "Hello", wait=False)
     page.wait("document.querySelector('#lock').open")
     page.type("sécret—한")
@@ -226,7 +226,7 @@ def test_with_the_real_server(visit, tmp_path):
         page.type("5")
         page.press("Enter")
         say(page, "the quick brown fox")
-        assert page.text(f"{LAST} .end") == "The answer reached the limit of tokens."
+        assert page.text(f"{LAST} .end") == "The answer reached the token limit."
         one = said(page)[-1]
         press(page, "Answer again")
         idle(page)
