@@ -21,7 +21,7 @@ class Config:
     """Chat with a model; /help lists the commands. In a pipe, stdout has answers only and stderr everything else."""
 
     source: str = option(
-        "", f"stage of the model: {', '.join(MODELS)}; empty: the last stage that has one", group="model", short="-i"
+        "", f"stage of the model: {', '.join(MODELS)}; empty: the last stage with a model", group="model", short="-i"
     )
     tag: str = option("", "run of the model, empty: the newest", group="model", short="-g")
     step: Count = option(-1, "checkpoint of the model, -1: the newest", group="model", least=0, short="-s")
@@ -55,7 +55,7 @@ def main(config: Config) -> None:
     out = sys.stdout
     interactive = config.prompt is None and sys.stdin.isatty() and out.isatty()
     for stream in (sys.stdin, out):
-        stream.reconfigure(errors="replace")  # bytes and characters that the encoding does not have
+        stream.reconfigure(errors="replace")  # bytes and characters outside the encoding
     with ExitStack() as stack:
         if not interactive:
             stack.enter_context(redirect_stdout(sys.stderr))

@@ -1,4 +1,4 @@
-"""Serve a model over HTTP: a page to chat on, and OpenAI's interface for its clients.
+"""Serve a model over HTTP: a page to chat on, and OpenAI's interface.
 
 python -m scripts.chat_web --source=sft --tag=d8
 NANOCHAT_API_KEY=... python -m scripts.chat_web -i rl -g d20 --host=0.0.0.0
@@ -20,13 +20,13 @@ class Config:
     step: Count = option(-1, "checkpoint of the model, -1: the newest", group="model", least=-1, short="-s")
     host: str = option("127.0.0.1", "address to listen on; other addresses than loopback need a key", group="network")
     port: int = option(8000, "port to listen on, 0: any free port", group="network", least=0)
-    api_key: str = option("", "key that clients must send; default: NANOCHAT_API_KEY, which is safer", group="network")
-    allow_host: str = option("", "more host names that the server answers to", group="network", unit="NAMES")
+    api_key: str = option("", "key for clients; default: NANOCHAT_API_KEY, hidden from other users", group="network")
+    allow_host: str = option("", "more names of the server", group="network", unit="NAMES")
     allow_origin: str = option(
         "", "sites whose pages may use the server, such as https://example.com", group="network", unit="ORIGINS"
     )
-    slots: Count = option(0, "samples that an engine generates at once, 0: automatic", group="engine", least=0)
-    queue: Count = option(256, "samples that may wait for a slot; more get status 429", group="engine", least=0)
+    slots: Count = option(0, "samples in one batch of an engine, 0: automatic", group="engine", least=0)
+    queue: Count = option(256, "samples waiting for a slot; more get status 429", group="engine", least=0)
     engines: Count = option(0, "copies of the model, 0: one on each GPU, or one on the CPU", group="engine", least=0)
     drain: float = option(30.0, "time to finish open requests at a shutdown", group="engine", least=0, unit="SECONDS")
     max_tokens: Count = option(0, "most tokens of an answer, 0: as many as the context holds", group="limits", least=0)

@@ -1,4 +1,4 @@
-"""A headless browser, driven through a pipe in its own protocol: real keys, real clicks, pictures of what is seen."""
+"""A headless browser, driven through a pipe in its own protocol: real keys, real clicks, screenshots."""
 
 import base64
 import fcntl
@@ -45,7 +45,7 @@ class Browser:
         self._rest, self._number, self.pages = b"", 0, {}
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict:
-        """What it answers; events that come before are handed to their pages."""
+        """Return the result of a call; events that come before go to their pages."""
         self._number += 1
         asked = {
             "id": self._number,
@@ -58,7 +58,7 @@ class Browser:
             left = left[os.write(self._out, left) :]
         while (message := self._message()).get("id") != self._number:
             if message.get("sessionId") in self.pages:
-                self.pages[message["sessionId"]].happened(message["method"], message["params"])
+                self.pages[message["sessionId"]].handle_event(message["method"], message["params"])
         assert "error" not in message, (method, message)
         return message["result"]
 
@@ -83,7 +83,7 @@ class Browser:
             page.call(f"{domain}.enable")
         page.call("Emulation.setFocusEmulationEnabled", enabled=True)
         page.call("Page.addScriptToEvaluateOnNewDocument", source=before)
-        page.look(width, height, scheme)
+        page.resize(width, height, scheme)
         return page
 
     def close(self) -> None:
@@ -94,23 +94,23 @@ class Browser:
 
 
 class Page:
-    """wrongs: errors that the page has thrown, or that the browser has noted, such as a breach of its policy."""
+    """errors: exceptions of the page, and errors that the browser reports, such as a breach of its policy."""
 
     def __init__(self, browser: Browser, session: str):
-        self.browser, self.session, self.wrongs = browser, session, []
+        self.browser, self.session, self.errors = browser, session, []
 
     def call(self, method: str, **parameters: Any) -> dict:
         return self.browser.call(method, self.session, **parameters)
 
-    def happened(self, event: str, about: dict) -> None:
+    def handle_event(self, event: str, about: dict) -> None:
         if event == "Runtime.exceptionThrown":
-            self.wrongs.append(about["exceptionDetails"]["exception"].get("description", about))
+            self.errors.append(about["exceptionDetails"]["exception"].get("description", about))
         elif event == "Runtime.consoleAPICalled" and about["type"] == "error":
-            self.wrongs.append([argument.get("description", argument.get("value")) for argument in about["args"]])
+            self.errors.append([argument.get("description", argument.get("value")) for argument in about["args"]])
         elif event == "Log.entryAdded" and about["entry"]["level"] == "error" and about["entry"]["source"] != "network":
-            self.wrongs.append(about["entry"]["text"])
+            self.errors.append(about["entry"]["text"])
 
-    def look(self, width: int, height: int, scheme: str = "light", scale: int = 1) -> None:
+    def resize(self, width: int, height: int, scheme: str = "light", scale: int = 1) -> None:
         mobile = width < 600
         size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": mobile}
         self.call("Emulation.setDeviceMetricsOverride", **size)
@@ -122,14 +122,14 @@ class Page:
         self.wait(f"location.href.startsWith({json.dumps(address)}) && document.readyState === 'complete'")
 
     def js(self, expression: str) -> Any:
-        """Its value, which is JSON; a promise is waited for."""
+        """Return the JSON value of an expression, or of its promise."""
         asked = {"expression": expression, "awaitPromise": True, "returnByValue": True, "userGesture": True}
         done = self.call("Runtime.evaluate", **asked)
         assert "exceptionDetails" not in done, (expression, done["exceptionDetails"])
         return done["result"].get("value")
 
     def wait(self, expression: str) -> Any:
-        """Its value, as soon as it is true."""
+        """Return the value of an expression as soon as it is true."""
         end = time.monotonic() + PATIENCE
         while not (value := self.js(expression)):
             assert time.monotonic() < end, f"{expression} did not come true: {self.js('document.body.innerText')}"
@@ -148,12 +148,12 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **about)
 
     def click(self, selector: str) -> None:
-        """The middle of an element, which nothing may cover once the mouse is there."""
+        """Click the middle of an element, which nothing may cover once the mouse is there."""
         found = f"document.querySelector({json.dumps(selector)})"
         self.wait(f"!!{found}")
         self.js(f"{found}.scrollIntoView({{ block: 'nearest' }})")
         middle = f"(({{ x, y, width, height }}) => [x + width / 2, y + height / 2])({found}.getBoundingClientRect())"
-        self._mouse("mouseMoved", *self.js(middle), button="none")  # which may let something appear
+        self._mouse("mouseMoved", *self.js(middle), button="none")  # hovering may show a button
         x, y = self.js(middle)
         assert self.js(f"{found}.contains(document.elementFromPoint({x}, {y}))"), f"{selector} is covered"
         for kind in ("mousePressed", "mouseReleased"):
@@ -163,7 +163,7 @@ class Page:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=int(button == "left"))
 
     def shot(self, path: Path) -> bytes:
-        """A picture of what is seen, kept as a PNG file."""
+        """Save a screenshot as a PNG file."""
         picture = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
         path.write_bytes(picture)
         return picture

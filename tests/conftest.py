@@ -115,7 +115,7 @@ def visit(chromium):
     for page in pages:
         page.js("0")  # events come before its answer
         page.close()
-    assert [page.wrongs for page in pages] == [[] for _ in pages]
+    assert [page.errors for page in pages] == [[] for _ in pages]
 
 
 @pytest.fixture

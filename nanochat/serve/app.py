@@ -40,9 +40,9 @@ from nanochat.serve.responses import ApiResponse
 from nanochat.serve.worker import Pool, Worker
 from nanochat.stages import MODELS
 
-CLIENT_SECONDS = 30.0  # for a client to send a body, and to take a part of its response
-LAST_RESPONSES_SECONDS = 3  # for responses that a shutdown refuses
-OPEN_PATHS = ("/", "/health")  # without a key: the page asks for it, and monitors have none
+CLIENT_SECONDS = 30.0  # limit for a client to send a body, and to read a part of the response
+LAST_RESPONSES_SECONDS = 3  # limit for the last responses at a shutdown
+OPEN_PATHS = ("/", "/health")  # need no key: the page asks for the key, and monitors have none
 HEADERS = {  # of every response
     "x-content-type-options": "nosniff",  # browsers do not guess types
     "x-frame-options": "DENY",  # no other page shows ours in a frame
@@ -62,7 +62,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Access:
-    """Who may use the server. host: its address. hosts, origins: names and sites allowed besides its own."""
+    """Clients that may use the server. hosts, origins: names and sites besides the server's own."""
 
     host: str = "127.0.0.1"
     key: str = ""
@@ -70,9 +70,9 @@ class Access:
     origins: tuple[str, ...] = ()
 
     def all_hosts(self) -> list[str]:
-        """Return the names that the server answers to, so that a foreign name that points here does not reach it.
+        """Return the server's own names: a foreign name may point here, too (DNS rebinding).
 
-        A server on all addresses cannot know its names: the key, which it needs, protects it.
+        A server on all addresses cannot know all names. The key protects this server.
         """
         address = self.host.strip("[]").lower()
         if address in ("0.0.0.0", "::", "") and not self.hosts:
@@ -104,7 +104,7 @@ class AccessMiddleware:
         await self.app(scope, receive, send)
 
     def _check_origin(self, origin: str | None, host: str) -> None:
-        # Programs send no origin. The origin of our own page is the host that it was loaded from.
+        # Programs send no origin. Our own page sends the server's host.
         if origin is None or origin in self.origins or origin.partition("://")[2] == host:
             return
         sentence = f"pages of {origin[:100]!r} may not use this server: --allow-origin allows them"
@@ -122,11 +122,11 @@ class AccessMiddleware:
 
 
 class SlowReader(Exception):
-    """A client does not take its response."""
+    """A client does not read the response."""
 
 
 class LimitMiddleware:
-    """Limits a body in bytes and seconds, and the seconds in which a client takes a part of its response."""
+    """Limits a body in bytes and seconds, and the seconds for a client to read a part of the response."""
 
     def __init__(self, app: ASGIApp, body_bytes: int):
         self.app = app
@@ -178,7 +178,7 @@ def is_loopback(host: str) -> bool:
 
 
 class EventStream(StreamingResponse):
-    """A stream of server-sent events that calls `close` at its end, however it ends."""
+    """A stream of server-sent events. Calls `close` at the end, also after an error or without a client."""
 
     def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]):
         super().__init__(events, headers={"x-accel-buffering": "no"}, media_type="text/event-stream")
@@ -192,7 +192,7 @@ class EventStream(StreamingResponse):
 
 
 async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Result:
-    """Return the result of `work`; cancel it if the client leaves first. The body must have been read."""
+    """Return the result of `work`, or cancel `work` if the client leaves first. Needs a body that was read."""
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -211,7 +211,7 @@ async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Resu
 
 
 class Service:
-    """The routes, and the data that they share."""
+    """The routes, and their shared data."""
 
     def __init__(self, served: ServedModel, pool: Pool):
         self.served = served
@@ -232,7 +232,7 @@ class Service:
         return Response(self.page_content, headers=self.page_headers)
 
     async def health(self, request: Request) -> Response:
-        # A monitor sends no more requests to a server with status 503.
+        # Monitors take a server with status 503 out of service.
         status = self.pool.closing or "ok"
         if self.pool.failures:
             status = "failed"
@@ -242,7 +242,7 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         served = self.served
-        # The fields of OpenAI, and the context as vLLM names it.
+        # OpenAI's fields, and the context under vLLM's name.
         model = {"id": served.name, "object": "model", "created": served.created, "owned_by": "nanochat"}
         model["max_model_len"] = served.context
         name = request.path_params.get("name")
@@ -262,12 +262,12 @@ class Service:
         try:
             content = await unless_disconnected(request, response.whole())
         finally:
-            generation.close()  # frees the slots of a client that has left
+            generation.close()  # frees the slots, also if the client has left
         return Response(content, media_type="application/json")
 
 
 def chat_page() -> tuple[bytes, dict[str, str]]:
-    """Return the page and its headers, which let the browser run no script and no style but those in the page."""
+    """Return the page and headers with a policy: the browser runs the script and the style of the page only."""
     content = (files("nanochat.serve") / "ui.html").read_bytes()
     sources = {}
     for kind in ("script", "style"):
@@ -296,19 +296,18 @@ async def _unknown_url(request: Request, error: HTTPException) -> Response:
 
 
 async def _client_left(request: Request, error: ClientDisconnect) -> Response:
-    return Response(status_code=499)  # nobody receives it
+    return Response(status_code=499)  # nobody receives this response
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return error_response(ApiError(500, "the server has made a mistake, its log has the details"))
+    return error_response(ApiError(500, "internal error, see the server's log"))
 
 
 def application(service: Service, access: Access, lifespan: Callable | None = None) -> Starlette:
-    """Return the ASGI application. The middleware that comes first is the outermost."""
+    """Return the ASGI application. The first middleware is the outermost."""
     middleware = [
-        # A foreign name that its owner lets point here must not reach us (DNS rebinding).
         Middleware(TrustedHostMiddleware, allowed_hosts=access.all_hosts(), www_redirect=False),
-        # Answers a browser that asks before it posts, so it stands before the check of the key.
+        # Before the check of the key: a browser asks for permission without a key.
         Middleware(
             CORSMiddleware,
             allow_origins=access.origins,
@@ -354,9 +353,9 @@ def open_engines(
     workers = []
     for number in range(count or len(devices)):
         device = devices[number % len(devices)]
-        if device not in models:  # engines on one device share the model that scores rows
+        if device not in models:  # engines on one device share a model for scores
             model = build_model(config, replace(runtime, device=device), checkpoint).eval().requires_grad_(False)
-            # Scoring gets rows of any length: a path that compiles nothing for each length.
+            # Rows to be scored have any length: take a path without compilation.
             model.attention = "chunks" if device.type == "cpu" else "sdpa"
             models[device] = model
         workers.append(Worker(Engine(models[device], tokenizer, slots), models[device]))
@@ -390,7 +389,7 @@ def serve(bound: socket.socket, service: Service, access: Access, drain: float) 
 
         for worker in pool.workers:
             worker.begin(loop)
-        for number in SIGNALS:  # in place of uvicorn's own handlers, which would end open requests
+        for number in SIGNALS:  # replaces uvicorn's handlers: these would end open requests
             loop.add_signal_handler(number, shut_down)
         print0(_greeting(bound, service))
         yield

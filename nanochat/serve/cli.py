@@ -24,7 +24,7 @@ BLOCK = '"""'
 PROMPT = "> "
 CONTINUED = ". "  # prompt of the further lines of a message
 CALL_COLOR = "\x1b[36m"  # the calculator's turns
-NOTE_COLOR = "\x1b[2m"  # text that no model wrote
+NOTE_COLOR = "\x1b[2m"  # text from us, not from the model
 PLAIN = "\x1b[0m"
 
 
@@ -50,22 +50,22 @@ def piped_messages(stream: TextIO) -> Iterator[str]:
 
 
 def typed_messages(history: Path) -> Iterator[str]:
-    """Yield the messages that a person types, until Ctrl-D, or Ctrl-C on an empty line. `history` keeps the lines."""
-    import readline  # not at the top: Windows has no readline, and pipes do not need it
+    """Yield typed messages until Ctrl-D, or Ctrl-C on an empty line. `history` keeps the lines."""
+    import readline  # not at the top: pipes work without readline
 
     history.parent.mkdir(parents=True, exist_ok=True)  # at the first chat
     history.touch()
     readline.set_history_length(HISTORY_LINES)
     readline.read_history_file(history)
     readline.write_history_file(history)  # without the lines beyond the limit
-    history.chmod(0o600)  # only its owner reads it
-    lines = 0  # of the message that is being typed
+    history.chmod(0o600)  # readable by the owner only
+    lines = 0  # typed so far, of one message
 
     def read_line(prompt: str) -> str:
         nonlocal lines
         line = input(prompt)
         lines += 1
-        # After each line, so that a chat that is killed has its history too.
+        # After each line: a killed chat leaves a history, too.
         readline.append_history_file(1, history)
         return line
 
@@ -85,7 +85,7 @@ def typed_messages(history: Path) -> Iterator[str]:
 
 
 def read_message(read_line: Callable[[str], str]) -> str:
-    """Return a message, of several lines where one ends with a backslash or opens a block; a block ends at EOF too."""
+    """Return a message. A backslash at the end of a line, or a block, makes several lines; EOF ends a block."""
     text = read_line(PROMPT)
     # Commands have one line, and no blocks.
     if text.startswith("/"):
@@ -104,17 +104,17 @@ def read_message(read_line: Callable[[str], str]) -> str:
             else:
                 return text
     except EOFError:
-        return text  # with a block that has no end
+        return text  # the block has no end
 
 
 @contextmanager
 def catch_interrupts(enabled: bool) -> Iterator[list[int]]:
-    """Collect Ctrl-C in a list and raise nothing, so that no step of the engine is cut in the middle."""
+    """Collect Ctrl-C in a list and raise nothing: an exception could cut a step of the engine in the middle."""
     caught: list[int] = []
     if not enabled:
         yield caught
         return
-    # The handler runs between two bytecodes of the main thread, which then finishes its step.
+    # The handler runs in the main thread, then the step goes on.
     before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
     try:
         yield caught
@@ -125,13 +125,13 @@ def catch_interrupts(enabled: bool) -> Iterator[list[int]]:
 # ---- answers out ----
 
 
-# Control characters, which a terminal would obey, as characters that show them: from ␀ on, and �.
+# Control characters would be obeyed by a terminal: pictures replace them, from ␀ on, and �.
 CONTROL_CODES = [code for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"]
 CONTROL_PICTURES = {code: 0x2400 + code if code < 32 else 0xFFFD for code in CONTROL_CODES}
 
 
 def colored(color: str, text: str, stream: TextIO) -> str:
-    """Return text in a color, or as it is if the stream shows no colors."""
+    """Return text in a color, or unchanged text if the stream shows no colors."""
     return f"{color}{text}{PLAIN}" if is_terminal(stream) and not os.environ.get("NO_COLOR") else text
 
 
@@ -187,7 +187,7 @@ class AnswerPrinter:
 
 
 class ChatSettings(Protocol):
-    """Settings of scripts.chat_cli that a chat uses."""
+    """Settings of a chat; the config of scripts.chat_cli has all of them."""
 
     source: str
     tag: str
@@ -213,8 +213,8 @@ class Chat:
         self.source = ""  # of the model: base, mid, sft or rl
         self.system = ""  # message, empty: none
         self.messages: list[dict] = []
-        self.answers = 0  # so far: each has a seed of its own
-        self.left_out = 0  # messages that the context has no room for
+        self.answers = 0  # so far; the number of an answer sets the seed
+        self.left_out = 0  # messages beyond the context
         self.load(config.source, config.tag, config.step)
 
     def load(self, source: str, tag: str, step: int) -> None:
@@ -248,7 +248,7 @@ class Chat:
         self.answer([*before, {"role": "user", "content": content}])
 
     def answer(self, messages: list[dict]) -> None:
-        """Answer these messages, which become the conversation together with the answer."""
+        """Answer messages. Messages and answer become the conversation."""
         request = self._request(messages)
         reply = Reply(self.tokenizer)
         pieces: list[Piece] = []
@@ -271,7 +271,7 @@ class Chat:
         content = parts(pieces)
         if all(part["type"] == "text" for part in content):
             content = "".join(part["text"] for part in content)
-        # An answer that was stopped before its first word leaves the conversation as it was.
+        # Nothing changes if an answer is stopped before the first word.
         if content or reason != "interrupted":
             self.messages = [*messages, {"role": "assistant", "content": content}]
         if reason == "length":
@@ -280,7 +280,7 @@ class Chat:
             self.note("interrupted")
 
     def _request(self, messages: list[dict]) -> Request:
-        """Return the prompt with the sampling settings, and note messages that do not fit into the context."""
+        """Return the prompt with the sampling settings. Prints a note if messages do not fit into the context."""
         config = self.config
         context = self.engine.config.max_seq_len
         if self.source == "base":
@@ -295,11 +295,9 @@ class Chat:
             conversation = self.conversation(messages)
             tokens, left_out = fitted_prompt(conversation, self.tokenizer, context, config.max_new_tokens)
             stop = None
-        # The number is odd if a part of the last message is left out too.
+        # An odd number includes a part of the last message.
         if left_out > self.left_out:
-            part = (
-                f"the {left_out} oldest messages are" if left_out % 2 == 0 else "the last message is cut, its start is"
-            )
+            part = f"the {left_out} oldest messages are" if left_out % 2 == 0 else "the start of the last message is"
             self.note(f"the conversation is too long for {context:,} tokens: {part} left out")
         self.left_out = left_out
         return Request(
@@ -318,7 +316,7 @@ class Chat:
         return {"messages": messages}
 
     def note(self, text: str) -> None:
-        """Print text that is not the model's."""
+        """Print our own text to stderr."""
         say(colored(NOTE_COLOR, text, sys.stderr), file=sys.stderr)
 
     def run(self, messages: Iterator[str]) -> None:
@@ -393,9 +391,9 @@ def _quit(chat: Chat, rest: str) -> None:
 COMMANDS: dict[str, tuple[str, Callable[[Chat, str], None]]] = {
     "/help": ("list the commands", _help),
     "/clear": ("start a new conversation", _clear),
-    "/undo": ("remove the last question and its answer", _undo),
+    "/undo": ("remove the last question and answer", _undo),
     "/again": ("answer the last question again", _again),
-    "/system": ("TEXT: set the system message; without TEXT: remove it", _system),
+    "/system": ("TEXT: set the system message; no TEXT: no system message", _system),
     "/save": ("[FILE]: append the conversation to a file for --mixture=json:FILE", _save),
     "/model": ("[SOURCE [TAG [STEP]]]: change the model, or show the trained models", _model),
     "/quit": ("leave, like Ctrl-D", _quit),

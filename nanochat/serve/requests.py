@@ -1,4 +1,4 @@
-"""OpenAI's chat and completion requests: pydantic models check them, and the engine gets its own form of them."""
+"""OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from nanochat.chat import render_prompt
 from nanochat.engine import ENDS, Request
 from nanochat.tokenizer import Tokenizer
 
-PROMPTS_PER_SAMPLE = 8  # prompts of one completion request, for each sample that --max-samples allows
+PROMPTS_PER_SAMPLE = 8  # limits the prompts of a completion request
 ERROR_TYPES = {  # OpenAI's names of errors, by status; all other statuses are an invalid_request_error
     401: "authentication_error",
     403: "permission_error",
@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model that requests are checked against. context: tokens of a prompt and a sample together."""
+    """The model behind the server. context: tokens of a prompt and a sample together."""
 
     name: str
     tokenizer: Tokenizer
@@ -63,17 +63,17 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """A checked request of a client: its fields, and their form for the engine."""
+    """A checked request of a client: the fields, and the form for the engine."""
 
     fields: "CommonFields"
     is_chat: bool
     prompts: list[Request]  # one engine request a prompt, each with n samples
     prompt_texts: list[str]  # the prompts as `echo` shows them
-    added_tokens: int  # tokens at the beginning of each prompt that the client did not send
+    added_tokens: int  # tokens at the start of each prompt, not sent by the client
     top_logprobs: int = -1  # alternatives to each token, 0: the token's own log-probability, -1: none
     echo: bool = False
     generates: bool = True  # False: only the prompt is scored
-    # Tokens that end a choice in the response and not in the engine, because the client sees their log-probability.
+    # Tokens that end a choice here and not in the engine: the client sees their log-probability.
     end_tokens: frozenset[int] = frozenset()
 
     def __post_init__(self):
@@ -86,13 +86,13 @@ class ApiRequest:
 
     @property
     def needs_scores(self) -> bool:
-        """Return True if the response has log-probabilities that only a forward pass over the whole row gives."""
+        """Return True if log-probabilities need a forward pass over the whole row."""
         return self.top_logprobs > 0 or (self.echo and self.top_logprobs == 0)
 
 
 # ---- the fields of OpenAI's requests ----
 
-# Fields that would change the answer and that this server does not have. Values without effect are accepted, and null.
+# Fields with an effect on the answer, but not on this server. Null and values without effect are accepted.
 UNSUPPORTED = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -117,7 +117,7 @@ UNSUPPORTED_IN_MESSAGES = {"tool_calls": ([],), "function_call": ({},), "audio":
 
 
 def unsupported_field(fields: dict, table: dict[str, tuple]) -> str | None:
-    """Return the first field of a table that has an effect."""
+    """Return the first field from a table with another value than a harmless one."""
     for name, harmless in table.items():
         if fields.get(name) is not None and fields[name] not in harmless:
             return name
@@ -125,9 +125,9 @@ def unsupported_field(fields: dict, table: dict[str, tuple]) -> str | None:
 
 
 def normal_message(message: dict) -> dict:
-    """Accept plain text as content, the role developer, and our own answers, which come back with `parts`."""
+    """Accept plain text as content, the role developer, and answers of ours with `parts`."""
     if not isinstance(message, dict):
-        return message  # pydantic says what is wrong
+        return message  # refused by pydantic, with a message
     name = unsupported_field(message, UNSUPPORTED_IN_MESSAGES)
     if name:
         raise ValueError(f"{name} is not supported by this server, leave it out")
@@ -177,7 +177,7 @@ class StreamOptions(BaseModel):
 
 
 class CommonFields(BaseModel):
-    """Fields of chat and completion requests. Fields that are not listed are ignored."""
+    """Fields of chat and completion requests. Other fields are ignored."""
 
     # strict: "1" is no number, and true is none either.
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -216,11 +216,11 @@ Fields = TypeVar("Fields", bound=CommonFields)
 
 
 def _validate(model: type[Fields], body: bytes) -> Fields:
-    """Return the fields of a JSON body; an ApiError names the first field that is wrong. Null counts as absent."""
+    """Return the fields of a JSON body; an ApiError names the first wrong field. Null counts as absent."""
     try:
         found = JSON_OBJECT.validate_json(body)
         fields = model.model_validate({name: value for name, value in found.items() if value is not None})
-    except ValidationError as error:  # for a body that is no JSON too: wrong UTF-8, too deep, half a surrogate pair
+    except ValidationError as error:  # also for a body without JSON, in wrong UTF-8, or nested too deeply
         raise _field_error(error) from None
     name = unsupported_field(found, UNSUPPORTED)
     if name:
@@ -301,7 +301,7 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
     end_tokens = frozenset()
     stop = None  # the engine's own end tokens
     if fields.logprobs >= 0:
-        # Programs that score a prompt ask for one token more and leave it out: an end token has to be shown too.
+        # Programs score a prompt by asking for one token more, and drop this token: show end tokens, too.
         end_tokens = frozenset(tokenizer.special_tokens[name] for name in ENDS)
         stop = frozenset()
     return ApiRequest(
@@ -334,9 +334,9 @@ def _engine_requests(
         raise ApiError(400, f"n: at most {limits.samples} samples of a prompt are allowed", "n")
     generates = max_tokens is None or max_tokens > 0
     for tokens in rows:
-        # A prompt that is only scored may fill the context.
+        # Without generation, a prompt may fill the context.
         if len(tokens) + generates > served.context:
-            sentence = f"the prompt has {len(tokens):,} tokens, with an answer it must fit into {served.context:,}"
+            sentence = f"the prompt has {len(tokens):,} tokens, prompt and answer must fit into {served.context:,}"
             raise ApiError(400, sentence, field, "context_length_exceeded")
     if limits.tokens and (max_tokens or 0) > limits.tokens:
         raise ApiError(400, f"max_tokens: at most {limits.tokens:,} tokens of an answer are allowed", "max_tokens")
@@ -346,7 +346,7 @@ def _engine_requests(
     for tokens in rows:
         request = Request(
             tokens,
-            max(max_tokens, 1),  # a row that is only scored does not reach the engine
+            max(max_tokens, 1),  # 0 means: only scored, without the engine
             temperature=fields.temperature,
             top_k=min(fields.top_k, served.tokenizer.vocab_size),
             top_p=fields.top_p,

@@ -16,21 +16,21 @@ from nanochat.serve.requests import ApiError, ApiRequest, ServedModel
 from nanochat.serve.worker import Generation, Sample, Score
 from nanochat.tokenizer import Tokenizer
 
-KEEP_ALIVE = 15.0  # seconds of silence in a stream before a comment shows that it is alive
+KEEP_ALIVE = 15.0  # seconds of silence in a stream before a comment keeps the connection open
 
 Json = dict[str, Any]
 
 
 class StopFinder:
-    """Text up to the first stop in it, independent of how the text is cut into pieces."""
+    """Finds the first stop in a text that comes in pieces."""
 
     def __init__(self, stops: Sequence[str]):
         self.stops = stops
-        self.held = ""  # text at the end that may be the beginning of a stop
+        self.held = ""  # end of the text: perhaps the start of a stop
         self.found = False
 
     def add(self, text: str) -> str:
-        """Return the text that can be shown now: no stop begins in it."""
+        """Return text to show now: no stop begins there."""
         text = self.held + text
         self.held = ""
         begins = {}
@@ -51,14 +51,14 @@ class StopFinder:
         return text
 
     def close(self) -> str:
-        """Return the text that was held back and is not a stop."""
+        """Return the text that was held back."""
         text = self.held
         self.held = ""
         return text
 
 
 class ChoiceToken(NamedTuple):
-    """A token of a choice. start: characters before it. sampled: False for the calculator's answer."""
+    """A token of a choice. start: number of characters before. sampled: False for the calculator's answer."""
 
     token: int
     logprob: float
@@ -78,7 +78,7 @@ class Spelling:
         return self.tokenizer.core.token_bytes(token) if name is None else name.encode()
 
     def text(self, token: int) -> str:
-        """Return the text of a token; bytes that are no text alone are spelled out, as OpenAI does."""
+        """Return the text of a token; a part of a character is spelled as bytes, in OpenAI's form."""
         content = self.bytes(token)
         try:
             return content.decode()
@@ -98,7 +98,7 @@ class Spelling:
 
 
 class Choice:
-    """A sample as OpenAI's interface has it. index: its number for the client. finish_reason: empty until it ends."""
+    """A sample in OpenAI's form. index: number for the client. finish_reason: empty until the end."""
 
     def __init__(self, index: int, request: ApiRequest, prompt: int, tokenizer: Tokenizer):
         self.index = index
@@ -106,13 +106,13 @@ class Choice:
         self.prompt = request.prompts[prompt].tokens
         self.echo = request.prompt_texts[prompt] if request.echo else ""
         self.finish_reason = "" if request.generates else "length"
-        self.tokens: list[ChoiceToken] = []  # the token that ended the choice too, if its log-probability is shown
+        self.tokens: list[ChoiceToken] = []  # with the end token, if log-probabilities are shown
         self.completion_tokens = 0
         self._spelling = Spelling(tokenizer)
         self._reply = Reply(tokenizer)
         self._stops = StopFinder(request.fields.stop)
         self._received = 0  # characters from the engine
-        self._shown = 0  # characters without a stop, which the client may see
+        self._shown = 0  # characters for the client, without stops
         self._pieces: list[Piece] = []  # shown, but not sent
         self._tokens_sent = 0
         self._deltas_sent = 0
@@ -126,12 +126,12 @@ class Choice:
             return
         if event.token is not None:
             self.tokens.append(ChoiceToken(event.token, event.logprob, self._received, event.sampled))
-        # A token that ends the choice is shown in log-probabilities, and is no part of the text.
+        # An end token has a log-probability, but no text.
         if event.token is not None and not (event.sampled and event.token in self.request.end_tokens):
             self.completion_tokens += 1
             self._add_pieces(self._reply.add(event.token))
             return
-        self._add_pieces(self._reply.close())  # bytes that are no whole character
+        self._add_pieces(self._reply.close())  # the bytes of a broken character
         if not self._stops.found:
             self._show("text", self._stops.close())
         self.finish_reason = self.finish_reason or event.reason or "stop"
@@ -211,7 +211,7 @@ class Choice:
         return pieces
 
     def _logprobs(self, score: Score | None) -> Json | None:
-        """Return log-probabilities of the tokens that were not sent, and with `echo` and a score of the prompt."""
+        """Return log-probabilities of new tokens, with `echo` and a score also of the prompt."""
         if self.request.top_logprobs < 0:
             return None
         tokens, starts, logprobs = [], [], []
@@ -237,7 +237,7 @@ class Choice:
     def _chat_logprobs(self, tokens: list[int], logprobs: list[dict[int, float]]) -> Json:
         content = []
         for token, alternatives in zip(tokens, logprobs, strict=True):
-            # The likeliest come first; the token itself stands last if it is not one of them.
+            # The likeliest tokens come first; the token itself may be one more.
             top = list(alternatives.items())[: self.request.top_logprobs]
             top_logprobs = [self._spelling.chat_logprob(other, logprob) for other, logprob in top]
             own = self._spelling.chat_logprob(token, alternatives[token])
@@ -256,7 +256,7 @@ class Choice:
 
 
 class ApiResponse:
-    """The response to one request: `whole` is its JSON, `stream` its server-sent events."""
+    """The response to one request: JSON (`whole`) or server-sent events (`stream`)."""
 
     def __init__(self, request: ApiRequest, served: ServedModel, generation: Generation):
         self.request = request

@@ -43,9 +43,9 @@ def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
 
 
 class Generation:
-    """The samples of one client's request. Its methods run in the event loop; the engine's thread sends news there.
+    """The samples of one client's request. Methods run in the event loop, where the engine's thread sends news.
 
-    open: samples without an end. closed: the client has its response, or has left.
+    open: samples without an end. closed: the client has the response, or has left.
     """
 
     def __init__(self, worker: "Worker", requests: Sequence[Request]):
@@ -84,27 +84,27 @@ class Generation:
             worker.load -= len(rows)
 
     def deliver(self, events: list[Event]) -> None:
-        """Take events from the thread, without events of samples that were cancelled meanwhile."""
+        """Take events from the thread. Events of cancelled samples are dropped."""
         wanted = [event for event in events if (event.request, event.sample) in self.open]
         self._end({(event.request, event.sample) for event in wanted if event.token is None})
         if wanted:
             self.news.put_nowait(wanted)
 
     def fail(self, error: ApiError) -> None:
-        """End all samples with an error, which the client gets."""
+        """End all samples, and send an error to the client."""
         self.news.put_nowait(error)
         self.cancel(self.open)
 
     def cancel(self, samples: set[Sample]) -> None:
-        """End samples that are not wanted any more; samples that have ended are ignored."""
+        """End samples before their end; ended samples are ignored."""
         ending = self.open & samples
         if ending:
             self._end(ending)
-            # The thread may not have a job yet: then this call follows the one that makes it.
+            # Calls keep their order: the job is submitted before.
             self.worker.order(lambda: self.job and self.worker.engine.cancel(self.job, *ending))
 
     def close(self) -> None:
-        """Leave the worker, whether the response was sent or the client has left."""
+        """Leave the worker: the response was sent, or the client has left."""
         self.cancel(self.open)
         self.closed = True
         self.worker.generations.discard(self)
@@ -117,7 +117,7 @@ class Generation:
 class Worker(threading.Thread):
     """An engine in a thread of its own.
 
-    load: samples and rows to be scored that are not done. failure: the reason why the engine makes no more steps.
+    load: number of open samples and of rows to be scored. failure: the error of an engine that has stopped.
     """
 
     def __init__(self, engine: Engine, model: GPT):
@@ -129,7 +129,7 @@ class Worker(threading.Thread):
         self.generations: set[Generation] = set()  # not closed
         self.scoring: deque[tuple[Generation, Sequence[int], int]] = deque()  # used by the thread only
         self._active: list[Generation] = []  # generations with open samples, used by the thread only
-        self._actions: list[Callable[[], object]] = []  # calls for the thread before its next step
+        self._actions: list[Callable[[], object]] = []  # calls for the thread before the next step
         self._wake = threading.Condition()  # guards `_actions` and `_stopped`
         self._stopped = False
 
@@ -166,7 +166,7 @@ class Worker(threading.Thread):
 
     @property
     def waiting(self) -> int:
-        """Return the number of samples without a slot, and of calls that the thread has not seen."""
+        """Return the number of samples without a slot, with calls that wait for the thread."""
         return len(self.engine.waiting) + len(self._actions)
 
     def _break_down(self, failure: str) -> None:
@@ -181,17 +181,17 @@ class Worker(threading.Thread):
             if engine.decoder.on_cuda:
                 torch.cuda.set_device(engine.decoder.device)
             with torch.inference_mode():
-                # The cache gets its final size now; with less memory than that there are fewer slots.
+                # Give the cache the final size; with too little memory there are fewer slots.
                 engine.longest = engine.config.max_seq_len
                 engine.slots = engine.decoder.make_room(engine.slots, engine.longest)
             while self._prepare():
                 self._step()
-        except Exception as error:  # any error: clients must not wait for a thread that has ended
+        except Exception as error:  # any error: clients must not wait for ever
             say(f"engine: {traceback.format_exc()}")
             self._send(self._break_down, f"{type(error).__name__}: {error}")
 
     def _prepare(self) -> bool:
-        """Run the calls that wait; sleep while there is nothing to do. Return False to end the thread."""
+        """Run waiting calls; sleep while there is nothing to do. Return False to end the thread."""
         with self._wake:
             self._wake.wait_for(lambda: self._actions or self._active or self.scoring or self._stopped)
             actions = self._actions
@@ -209,7 +209,7 @@ class Worker(threading.Thread):
             self._send(generation.fail, ApiError(400, str(error)))
 
     def _step(self) -> None:
-        """Make one step of the engine and send its events."""
+        """Make one step of the engine and send the events."""
         if any(generation.job.open for generation in self._active):
             self.engine.step()
         news = []
@@ -246,7 +246,7 @@ def _deliver(news: list[tuple[Generation, list[Event]]]) -> None:
 
 
 class Pool:
-    """All workers. queue: samples that may wait for a slot. closing: the reason why no request is accepted."""
+    """All workers. queue: limit of samples without a slot. closing: the reason to refuse all requests."""
 
     def __init__(self, workers: Sequence[Worker], queue: int):
         self.workers = workers
@@ -267,11 +267,11 @@ class Pool:
 
     @property
     def is_busy(self) -> bool:
-        """Return True while a client waits for its response."""
+        """Return True while a client waits for a response."""
         return any(worker.generations for worker in self.workers)
 
     def submit(self, request: ApiRequest) -> Generation:
-        """Hand a request to a worker; an ApiError if the server cannot take it now."""
+        """Hand a request to a worker; an ApiError if there is no room."""
         worker = self.choose(request.samples)
         return worker.submit(request.prompts if request.generates else [], request.top_logprobs >= 0)
 
@@ -282,7 +282,7 @@ class Pool:
         alive = [worker for worker in self.workers if not worker.failure]
         if not alive:
             raise ApiError(503, ENGINE_FAILED, code="engine_failed")
-        # A request is accepted as a whole: its samples have slots or places in the queue.
+        # A request is accepted whole: with slots or places in the queue for all samples.
         places = sum(worker.engine.slots for worker in alive) + self.queue
         if samples > places:
             raise ApiError(400, f"the request asks for {samples:,} samples, the server has room for {places:,}", "n")

@@ -179,7 +179,7 @@ def test_an_answer_is_the_engines_to_the_whole_conversation(new_chat, engine, ca
     assert new_output(chat) == answer_to(engine, prompt_of(*messages[:5], system="간단히")) == messages[5]
     assert "too long for 96 tokens: the 2 oldest messages are left out" in capsys.readouterr().err
     chat.ask("x" * CONTEXT)
-    assert "the last message is cut, its start is left out" in capsys.readouterr().err
+    assert "the start of the last message is left out" in capsys.readouterr().err
     assert len(chat.messages) == 8  # all the same
     check_conversation(chat.conversation(chat.messages))
 
@@ -204,7 +204,7 @@ def test_a_base_model_continues_a_text(new_chat, engine, capsys):
         prompt = [bos, *TOKENIZER.encode(start)[-(CONTEXT - TOKENS - 1) :]]
         assert new_output(chat) == answer_to(engine, prompt, stop=frozenset([bos]))
         assert len(chat.messages) == 2
-    assert "the last message is cut" in capsys.readouterr().err
+    assert "the start of the last message" in capsys.readouterr().err
     with pytest.raises(ValueError, match="no conversation to save"):
         chat.handle("/save")
 

@@ -1,10 +1,11 @@
-"""The chat page in a real browser: what is said there, what becomes of it, and what goes wrong."""
+"""The chat page in a real browser: answers, branches, errors, keys, storage, small screens, keyboard."""
 
 import threading
 
+import pytest
 from scripted import CUT
 from served import serving, write_model
-from talks import LAST, SUM, WORDS, clipboard, idle, press, said, say
+from talks import CALCULATION, LAST_TURN, MARKDOWN, clipboard, press, send, settle, texts
 
 EVIL = '<img src=x onerror="harmed = 1"><script>harmed = 1</script></textarea><svg onload=harmed=1>&lt;b&gt;'
 LINKS = (
@@ -12,15 +13,15 @@ LINKS = (
 )
 
 
-def test_an_answer_comes_piece_by_piece_and_can_be_copied(serve, visit, tmp_path):
+def test_an_answer_is_streamed_and_can_be_copied(serve, visit, tmp_path):
     more = threading.Event()
-    server = serve({"Tell me": [WORDS[:90], more, WORDS[90:]]}, models=["small", "large"])
+    server = serve({"Tell me": [MARKDOWN[:90], more, MARKDOWN[90:]]}, models=["small", "large"])
     page = visit(server.address)
     page.wait("document.querySelector('.hello h2').innerText === 'Talk to small'")
     page.shot(tmp_path / "hello.png")
     page.js("document.querySelector('#model').value = 'large'; document.querySelector('#model').onchange()")
-    say(page, "Tell me", wait=False)
-    page.wait(f"document.querySelector('{LAST} .body').innerText.includes('Things')")
+    send(page, "Tell me", wait=False)
+    page.wait(f"document.querySelector('{LAST_TURN} .body').innerText.includes('Things')")
     page.js("first = document.querySelector('.live .body p'); getSelection().selectAllChildren(first)")
     assert page.js("[document.querySelector('#send').title, document.querySelector('#announcement').innerText]") == [
         "Stop",
@@ -28,15 +29,15 @@ def test_an_answer_comes_piece_by_piece_and_can_be_copied(serve, visit, tmp_path
     ]
     page.shot(tmp_path / "streaming.png")
     more.set()
-    idle(page)
+    settle(page)
     assert "2*3*4 and snake_case_name stay." in page.js("getSelection().toString()")  # a reader's selection stays
     made = "[...document.querySelectorAll('.turn.assistant .body *')].map(e => e.localName).join(' ')"
     assert page.js(made).startswith("p strong em code h4 ul li p li p ol li p div div span button")
-    assert page.text(f"{LAST} pre") == WORDS.split("```")[1].removeprefix("python\n").rstrip("\n")
-    assert page.js("document.querySelector('#announcement').textContent") == WORDS
+    assert page.text(f"{LAST_TURN} pre") == MARKDOWN.split("```")[1].removeprefix("python\n").rstrip("\n")
+    assert page.js("document.querySelector('#announcement').textContent") == MARKDOWN
     page.shot(tmp_path / "answer.png")
     press(page, "Copy message")
-    assert clipboard(page) == WORDS
+    assert clipboard(page) == MARKDOWN
     press(page, "Copy code")
     page.wait("navigator.clipboard.readText().then(text => text.startsWith('def answer()'))")
     assert server.asked == [
@@ -51,68 +52,68 @@ def test_an_answer_comes_piece_by_piece_and_can_be_copied(serve, visit, tmp_path
     ]
 
 
-def test_a_stop_ends_it_at_the_server_and_keeps_what_came(serve, visit):
+def test_stopping_ends_the_request_and_keeps_the_beginning(serve, visit):
     never = threading.Event()
     server = serve({"Go": ["One two", never], "Wait": [never]})
     page = visit(server.address)
     for stop in (lambda: page.press("Escape"), lambda: page.click("#send")):
-        say(page, "Go", wait=False)
+        send(page, "Go", wait=False)
         page.wait("document.querySelector('.live .body')?.innerText === 'One two'")
         stop()
-        idle(page)
+        settle(page)
         assert server.gone.wait(10)
         server.gone.clear()
-        assert page.text(f"{LAST} .end") == "Stopped."
-    say(page, "Wait", wait=False)
+        assert page.text(f"{LAST_TURN} .end") == "Stopped."
+    send(page, "Wait", wait=False)
     page.press("Escape")
-    idle(page)
-    assert said(page) == ["Go", "One two", "Go", "One two", "Wait"]
+    settle(page)
+    assert texts(page) == ["Go", "One two", "Go", "One two", "Wait"]
     assert page.text(".trouble") == "Stopped.\nRetry"
-    say(page, "Else")  # takes the place of a question that has no answer
-    assert said(page)[4:] == ["Else", "You said: Else"]
+    send(page, "Else")  # takes the place of a question that has no answer
+    assert texts(page)[4:] == ["Else", "You said: Else"]
 
 
 def test_other_answers_and_edits_are_branches(serve, visit, tmp_path):
     server = serve({"Name one": [["Apple"], ["Pear"]], "And?": ["More"]})
     page = visit(server.address)
-    say(page, "Name one")
-    say(page, "And?")
+    send(page, "Name one")
+    send(page, "And?")
     press(page, "Answer again", ".turn:nth-of-type(2)")
-    idle(page)
-    assert said(page) == ["Name one", "Pear"]
+    settle(page)
+    assert texts(page) == ["Name one", "Pear"]
     press(page, "Version before")
-    assert said(page) == ["Name one", "Apple", "And?", "More"]
+    assert texts(page) == ["Name one", "Apple", "And?", "More"]
     press(page, "Edit message", ".turn:nth-of-type(3)")
     page.shot(tmp_path / "edit.png")
     page.type(" Really")
     page.press("Escape")
-    assert said(page)[2] == "And?"
+    assert texts(page)[2] == "And?"
     press(page, "Edit message", ".turn:nth-of-type(3)")
     page.type(" Really")
     page.press("Enter")
-    idle(page)
-    assert said(page) == ["Name one", "Apple", "And? Really", "You said: And? Really"]
+    settle(page)
+    assert texts(page) == ["Name one", "Apple", "And? Really", "You said: And? Really"]
     assert [message["content"] for message in server.asked[-1]["messages"]] == ["Name one", "Apple", "And? Really"]
     press(page, "Version before", ".turn:nth-of-type(3)")
-    assert said(page)[2:] == ["And?", "More"]
+    assert texts(page)[2:] == ["And?", "More"]
 
 
-def test_what_the_calculator_did_stands_in_its_place_and_goes_back(serve, visit, tmp_path):
-    server = serve({"How much?": SUM})
+def test_the_calculators_work_is_shown_and_sent_back(serve, visit, tmp_path):
+    server = serve({"How much?": CALCULATION})
     page = visit(server.address)
-    say(page, "How much?")
-    assert said(page)[1] == "It costs 12*(3+4) = 84 coins."
+    send(page, "How much?")
+    assert texts(page)[1] == "It costs 12*(3+4) = 84 coins."
     assert page.js("document.querySelectorAll('.turn p').length") == 1
     page.shot(tmp_path / "tool.png")
     press(page, "Copy message")
     assert clipboard(page) == "It costs 12*(3+4) = 84 coins."
-    say(page, "And?")
+    send(page, "And?")
     parts = [("text", "It costs "), ("python", "12*(3+4)"), ("python_output", "84"), ("text", " coins.")]
     sent = [{"type": kind, "text": text} for kind, text in parts]
     assert server.asked[-1]["messages"][1] == {"role": "assistant", "content": sent}
 
 
-def test_what_is_said_is_text_wherever_it_is_shown(serve, visit, tmp_path):
+def test_nothing_becomes_html(serve, visit, tmp_path):
     flood = "*[`_" * 2000 + "\n" + "- " * 2000
     page = visit(serve({EVIL: [f"# {EVIL}\n\n- {EVIL}\n\n{LINKS}\n\n`{EVIL}`\n\n```{EVIL}\n{EVIL}\n```"]} | {
         "tool": [{"parts": [{"type": "python", "text": EVIL}, {"type": "python_output", "text": EVIL}]}],
@@ -125,22 +126,22 @@ def test_what_is_said_is_text_wherever_it_is_shown(serve, visit, tmp_path):
     page.click("#settings textarea")
     page.type(EVIL)
     page.click("#settings .main")
-    say(page, EVIL)
+    send(page, EVIL)
     assert page.text(".system") == f"System: {EVIL}"
     assert page.text("#list .open") == page.js("document.title").removesuffix(" · nanochat") == EVIL[:80]
-    assert said(page)[0] == EVIL
-    assert said(page)[1].count(EVIL) == 4
+    assert texts(page)[0] == EVIL
+    assert texts(page)[1].count(EVIL) == 4
     links = "[...document.querySelectorAll('.body a')].map(a => [a.innerText, a.href, a.rel, a.target])"
     assert page.js(links) == [["two", "https://example.org/?a=1&b=2", "noopener noreferrer", "_blank"]]
-    say(page, "tool")
+    send(page, "tool")
     assert EVIL in page.text(".tool")
-    say(page, "flood")
-    assert len(page.js(f"document.querySelector('{LAST} .body').textContent")) > 9000
-    say(page, "error")
+    send(page, "flood")
+    assert len(page.js(f"document.querySelector('{LAST_TURN} .body').textContent")) > 9000
+    send(page, "error")
     assert EVIL in page.text(".trouble")
     page.shot(tmp_path / "evil.png")
     page.goto(page.js("location.href"))  # from what the browser keeps
-    assert said(page)[0] == EVIL
+    assert texts(page)[0] == EVIL
     assert page.js("typeof harmed") == "undefined"
     assert page.js("document.querySelectorAll('script, img, iframe, svg[onload]').length") == 1
 
@@ -153,41 +154,41 @@ TROUBLES = {
 }
 
 
-def test_what_goes_wrong_is_said_and_can_be_tried_again(serve, visit, tmp_path):
+def test_errors_are_shown_and_can_be_retried(serve, visit, tmp_path):
     refused = {name: [[about[:3]], ["Now it works."]] for name, about in TROUBLES.items()}
     page = visit(serve({**refused, "broken": [["This much came", CUT], ["All of it came."]]}).address)
     for name, (*_, sentence, act) in TROUBLES.items():
-        say(page, name)
+        send(page, name)
         assert page.text(".trouble span").endswith(sentence)
         assert page.text(".trouble button") == act
         assert page.js("document.querySelector('.trouble span').role") == "alert"
         page.shot(tmp_path / f"trouble-{name}.png")
         page.wait("!document.querySelector('.trouble button').disabled")
         page.click(".trouble button")
-        idle(page)
-        assert said(page)[-1:] == (["Now it works."] if act.startswith("Retry") else [])
-    say(page, "broken")
-    assert said(page)[-1] == "This much came"
-    assert page.text(f"{LAST} .end") == "The connection broke before the answer was complete."
-    page.click(f"{LAST} .acts .button")
-    idle(page)
-    assert said(page)[-1] == "All of it came."
+        settle(page)
+        assert texts(page)[-1:] == (["Now it works."] if act.startswith("Retry") else [])
+    send(page, "broken")
+    assert texts(page)[-1] == "This much came"
+    assert page.text(f"{LAST_TURN} .end") == "The connection broke before the answer was complete."
+    page.click(f"{LAST_TURN} .acts .button")
+    settle(page)
+    assert texts(page)[-1] == "All of it came."
 
 
-def test_a_server_that_is_gone_comes_back(serve, visit):
+def test_a_server_may_come_back(serve, visit):
     server = serve()
     page = visit(server.address)
     page.wait("document.querySelector('#model').value")
     server.close()
-    say(page, "There?")
+    send(page, "There?")
     assert "cannot be reached" in page.text(".trouble")
     serve(port=server.server.server_port)
     page.click(".trouble button")
-    idle(page)
-    assert said(page) == ["There?", "You said: There?"]
+    settle(page)
+    assert texts(page) == ["There?", "You said: There?"]
 
 
-def test_a_key_is_asked_for_until_it_is_the_right_one(serve, visit, tmp_path):
+def test_a_key_is_requested_until_it_is_right(serve, visit, tmp_path):
     page = visit(serve(key="sécret—한").address)
     page.wait("document.querySelector('#lock').open")
     page.type("wrong")
@@ -196,12 +197,12 @@ def test_a_key_is_asked_for_until_it_is_the_right_one(serve, visit, tmp_path):
     page.shot(tmp_path / "key.png")
     page.press("Escape")
     page.wait("document.querySelector('#toast').innerText.includes('needs a key')")
-    say(page, "Hello", wait=False)
+    send(page, "Hello", wait=False)
     page.wait("document.querySelector('#lock').open")
     page.type("sécret—한")
     page.press("Enter")
-    idle(page)
-    assert said(page) == ["Hello", "You said: Hello"]
+    settle(page)
+    assert texts(page) == ["Hello", "You said: Hello"]
     assert page.js("[...Object.values(localStorage)].join().includes('cret—')") is False
 
 
@@ -214,27 +215,172 @@ def test_with_the_real_server(visit, tmp_path):
         page.click("#settings [type=range]")
         page.press("Home")  # the likeliest tokens: what it says is known
         page.press("Escape")
-        say(page, "Hello", wait=False)
+        send(page, "Hello", wait=False)
         page.wait("document.querySelector('.live .body')?.innerText.length > 20")
         page.shot(tmp_path / "streaming.png")
         page.press("Escape")
-        idle(page)
-        assert page.text(f"{LAST} .end") == "Stopped."
+        settle(page)
+        assert page.text(f"{LAST_TURN} .end") == "Stopped."
         assert server.becomes_idle()
         page.click("#tune")
         page.click("#settings [name=max_tokens]")
         page.type("5")
         page.press("Enter")
-        say(page, "the quick brown fox")
-        assert page.text(f"{LAST} .end") == "The answer reached the token limit."
-        one = said(page)[-1]
+        send(page, "the quick brown fox")
+        assert page.text(f"{LAST_TURN} .end") == "The answer reached the token limit."
+        one = texts(page)[-1]
         press(page, "Answer again")
-        idle(page)
-        assert page.text(f"{LAST} .acts").startswith("2 / 2")
-        assert said(page)[-1] == one
+        settle(page)
+        assert page.text(f"{LAST_TURN} .acts").startswith("2 / 2")
+        assert texts(page)[-1] == one
         press(page, "Version before")
-        assert page.text(f"{LAST} .acts").startswith("1 / 2")
-        say(page, "dog " * 4500)
+        assert page.text(f"{LAST_TURN} .acts").startswith("1 / 2")
+        send(page, "dog " * 4500)
         assert page.text(".trouble").endswith("Start a new one.\nNew conversation")
         page.click(".trouble button")
         assert page.text(".hello h2") == "Talk to nanochat-mine-base"
+
+
+def test_conversations_are_stored_renamed_and_deleted(serve, visit):
+    page = visit(serve().address)
+    titles = "[...document.querySelectorAll('#list .open')].map(row => row.innerText)"
+    send(page, "First")
+    page.click("#side .new")
+    send(page, "Second")
+    page.goto(page.js("location.href"))
+    assert texts(page) == ["Second", "You said: Second"]
+    assert page.js(titles) == ["Second", "First"]
+    press(page, "Rename conversation", "#list .now")
+    page.type("Renamed")
+    page.press("Enter")
+    page.click('#list [title="First"]')
+    assert texts(page) == ["First", "You said: First"]
+    page.js("history.back()")
+    page.wait("document.title.startsWith('Renamed')")
+    assert texts(page) == ["Second", "You said: Second"]
+    press(page, "Delete conversation", "#list .now")
+    assert page.js(titles) == ["First"]
+    page.click("#toast button")
+    assert page.js(titles) == ["Renamed", "First"]
+    press(page, "Delete conversation", "#list .now")
+    page.goto(page.js("location.href"))
+    assert page.js(titles) == ["First"]
+
+
+FORBID = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError'); } });"
+FILL = "for (let n = 1 << 23; n; n >>= 1) try { localStorage['x' + n] = 'x'.repeat(n); } catch {}"
+
+
+@pytest.mark.parametrize("before", [FORBID, FILL])
+def test_the_page_works_without_storage(serve, visit, before):
+    page = visit(serve().address, before=before)
+    send(page, "Hello")
+    assert "storage is full or forbidden" in page.text("#toast")
+    send(page, "Again")
+    page.click("#theme")
+    assert texts(page) == ["Hello", "You said: Hello", "Again", "You said: Again"]
+    page.click("#side .new")
+    page.click('#list [title="Hello"]')
+    assert len(texts(page)) == 4
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(320, "light"), (390, "dark")])
+def test_on_a_phone_nothing_is_wider_than_the_screen(serve, visit, tmp_path, width, scheme):
+    server = serve(
+        {"Tell me": [MARKDOWN], "sum": [*CALCULATION, "x" * 300], "busy": [(429, {"Retry-After": "9"}, {})]},
+        models=["m" * 60, "b"],
+    )
+    page = visit(server.address, width, 700, scheme)
+    page.wait("document.querySelector('#model').value")
+    page.shot(tmp_path / "hello.png")
+    for text in ("Tell me", "sum", "x" * 200, "busy"):
+        send(page, text)
+        page.shot(tmp_path / f"{text[:7]}.png")
+        out = f"e => e.getBoundingClientRect().right > {width} + .5 && !e.closest('pre, .unseen')"
+        assert page.js(f"[...document.querySelectorAll('#page *')].filter({out}).map(e => e.outerHTML)") == []
+        scrolls = (
+            "[document.documentElement, document.querySelector('#scroll')].map(e => e.scrollWidth - e.clientWidth)"
+        )
+        assert page.js(scrolls) == [0, 0]
+    assert page.js("document.querySelector('pre').scrollWidth > document.querySelector('pre').clientWidth")
+    page.click("#menu")
+    page.shot(tmp_path / "list.png")
+    page.click("#close")
+    page.click("#tune")
+    page.shot(tmp_path / "settings.png")
+    assert page.js("document.querySelector('dialog[open]').getBoundingClientRect().right") <= width
+    page.press("Escape")
+    page.click("#bar .new")
+    assert texts(page) == []
+
+
+def test_light_and_dark(serve, visit, tmp_path):
+    page = visit(serve({"Tell me": [MARKDOWN], "sum": CALCULATION}).address, 1200, 800, "dark")
+    shade = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+    send(page, "Tell me")
+    assert page.js(shade) < 50
+    send(page, "sum")
+    page.shot(tmp_path / "dark.png")
+    page.resize(1200, 800, "light")
+    assert page.js(shade) > 200
+    page.shot(tmp_path / "light.png")
+    page.click("#theme")
+    assert page.js(shade) < 50
+    page.goto(page.js("location.href"))
+    assert page.js(shade) < 50
+    page.click("#theme")  # as the system has it again
+    page.resize(1200, 800, "dark")
+    page.wait(f"{shade} < 50")
+
+
+def test_the_keyboard_is_enough(serve, visit):
+    server = serve({"Hi\nyou": [["Yes"], ["No"]]})
+    page = visit(server.address)
+    page.wait("document.querySelector('#model').value")
+    page.type("Hi")
+    page.press("Enter", shift=True)
+    page.type("you")
+    page.press("Enter")
+    settle(page)
+    assert texts(page) == ["Hi\nyou", "Yes"]
+    names, here = [], "document.activeElement"
+    for _ in range(16):
+        page.press("Tab")
+        names.append(page.js(f"{here}.title || {here}.getAttribute('aria-label') || {here}.id"))
+        if names[-1]:  # not the document, between its end and its beginning
+            assert (
+                page.js(f"getComputedStyle({here}.id === 'text' ? {here}.form : {here}).outlineStyle") != "none"
+                or names[-1] == "Message"
+            )
+    order = "New conversation|Hi|Rename conversation|Delete conversation|Conversations|Light or dark|Settings|scroll"
+    order += "|Copy message|Edit message|Copy message|Answer again|Message"
+    assert "|".join(filter(None, names)).startswith(order), names
+    while page.js(f"{here}.title") != "Answer again":
+        page.press("Tab")
+    page.press("Enter")
+    settle(page)
+    assert texts(page) == ["Hi\nyou", "No"]
+    tree = page.call("Accessibility.getFullAXTree")["nodes"]
+    roles = [(node["role"]["value"], node.get("name", {}).get("value")) for node in tree if not node["ignored"]]
+    assert ("log", "Hi") in roles
+    assert [name for role, name in roles if role in ("button", "textbox", "combobox") and not name] == []
+
+
+def test_the_page_scrolls_only_if_the_reader_is_at_the_end(serve, visit):
+    steps = [threading.Event() for _ in range(3)]
+    lines = "\n\n".join(f"Line {n}" for n in range(60))
+    page = visit(serve({"Go": [lines, steps[0], lines, steps[1], lines, steps[2]]}).address)
+    send(page, "Go", wait=False)
+    scroll = "document.querySelector('#scroll')"
+    left = f"({scroll}.scrollHeight - {scroll}.scrollTop - {scroll}.clientHeight)"
+    page.wait(f"document.querySelectorAll('.body p').length === 60 && {left} < 2")
+    page.js(f"{scroll}.scrollTop = 100")
+    page.wait("!document.querySelector('#down').hidden")
+    steps[0].set()
+    page.wait("document.querySelectorAll('.body p').length > 100")
+    assert page.js(f"{scroll}.scrollTop") == 100
+    page.click("#down")
+    steps[1].set()
+    page.wait(f"document.querySelectorAll('.body p').length > 160 && {left} < 2")
+    steps[2].set()
+    settle(page)
