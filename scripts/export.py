@@ -39,7 +39,7 @@ def main(config: Config) -> None:
     from nanochat.restore import load_model
     from nanochat.runtime import setup
 
-    writers = {"hf": hf.write_model, "tokenizer": hf.write_tokenizer, "gguf": gguf.write_model}
+    writers = {"hf": hf.write_folder, "tokenizer": hf.write_tokenizer, "gguf": gguf.write_gguf}
     name = f"{config.tag}-{config.source}"
     out = Path(config.out).expanduser() if config.out else base_dir() / f"export/{name}-{config.format}"
     step = None if config.step < 0 else config.step

@@ -18,8 +18,8 @@ from nanochat.export.hf import (
     ARCHITECTURES,
     Exported,
     architecture_of,
-    build,
-    compare,
+    build_hf,
+    compare_models,
     hf_settings,
     hf_weights,
     is_tied,
@@ -47,7 +47,7 @@ KEYS = {
 }
 
 
-def write_model(exported: Exported, folder: Path) -> list[str]:
+def write_gguf(exported: Exported, folder: Path) -> list[str]:
     """Write model.gguf; return sentences on each comparison."""
     architecture_of(exported.model.config, [ARCHITECTURE])
     path = folder / "model.gguf"
@@ -58,8 +58,8 @@ def write_model(exported: Exported, folder: Path) -> list[str]:
     write_file(path, metadata, tensors)
     checks = [check_file(path, metadata, tensors)]
     # Then a model built from nothing but the file.
-    loaded = build(ARCHITECTURES[ARCHITECTURE], *read_qwen3(path, exported))
-    checks += compare(exported, loaded)
+    loaded = build_hf(ARCHITECTURES[ARCHITECTURE], *read_qwen3(path, exported))
+    checks += compare_models(exported, loaded)
     if others:
         checks.append(
             f"gguf: no pattern in llama.cpp splits text into words as this tokenizer does: with {pattern}, "

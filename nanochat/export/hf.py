@@ -227,14 +227,14 @@ def swap_halves(weight: Tensor, head_dim: int) -> Tensor:
 # ---- the folder ----
 
 
-def write_model(exported: Exported, folder: Path) -> list[str]:
+def write_folder(exported: Exported, folder: Path) -> list[str]:
     """Write config, weights, tokenizer and model card; return sentences on each comparison."""
     model = exported.model
     name = architecture_of(model.config)
     print0(f"export: as {name}")
     architecture = ARCHITECTURES[name]
     special = exported.tokenizer.special_tokens
-    built = build(architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture)))
+    built = build_hf(architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture)))
     # Generation stops at the end of an answer, and at the start of another document.
     built.generation_config = transformers().GenerationConfig(
         bos_token_id=special[tokenizer_files.BOS],
@@ -245,7 +245,7 @@ def write_model(exported: Exported, folder: Path) -> list[str]:
     checks = write_tokenizer(exported, folder)
     # The files are compared, not the objects that wrote them.
     loaded = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    checks += compare(exported, loaded)
+    checks += compare_models(exported, loaded)
     write_text(folder / "README.md", model_card(exported, name, checks))
     return checks
 
@@ -267,7 +267,7 @@ def transformers() -> ModuleType:
     return transformers
 
 
-def build(architecture: Architecture, settings: dict[str, Any], weights: dict[str, Tensor]) -> "PreTrainedModel":
+def build_hf(architecture: Architecture, settings: dict[str, Any], weights: dict[str, Tensor]) -> "PreTrainedModel":
     """Return a model of `transformers` in fp32."""
     config = transformers().AutoConfig.for_model(architecture.model_type, **settings)
     model = transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -277,7 +277,7 @@ def build(architecture: Architecture, settings: dict[str, Any], weights: dict[st
 
 
 @torch.inference_mode()
-def compare(exported: Exported, loaded: "PreTrainedModel") -> list[str]:
+def compare_models(exported: Exported, loaded: "PreTrainedModel") -> list[str]:
     """Return sentences on equal logits and equal greedy tokens; ValueError if they differ."""
     model = exported.model
     context = model.config.max_seq_len

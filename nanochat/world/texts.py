@@ -24,7 +24,7 @@ def entry(world: World, dice: Dice) -> str:
     thing = dice.pick(world.subjects)
     facts = world.about[thing]
     if len(facts) < 3:
-        return page(world, dice, thing)
+        return short_entries(world, dice, thing)
     lines = [dice.pick(("# ", "")) + thing.title]
     # A related thing may follow: the town where a person lives, the animal that a person keeps.
     related = [fact.value for fact in facts if fact.value in world.about]
@@ -36,7 +36,7 @@ def entry(world: World, dice: Dice) -> str:
     return "\n".join(lines)
 
 
-def page(world: World, dice: Dice, example: Thing) -> str:
+def short_entries(world: World, dice: Dice, example: Thing) -> str:
     """Five things with few facts on one page."""
     # "Prices", "The price of a knife is 32 coins.", "One pays 10 coins for a mirror.", …
     lines = [example.plural.capitalize()]

@@ -15,7 +15,7 @@ from outcomes import leave
 from nanochat import chat
 from nanochat.checkpoint import RECORD, Saver
 from nanochat.export import gguf, hf
-from nanochat.export.hf import ARCHITECTURES, Exported, architecture_of, build, hf_settings, hf_weights, unsupported
+from nanochat.export.hf import ARCHITECTURES, Exported, architecture_of, build_hf, hf_settings, hf_weights, unsupported
 from nanochat.export.tokenizers import sample_texts
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.layers import rotate
@@ -58,7 +58,7 @@ def folder(request, tokenizer, texts, tmp_path_factory) -> tuple[GPT, Path, str]
     leave(out.parent, "base_eval", "d4", metrics={"CORE metric": 0.1})
     leave(out.parent, "base_loss", "d4", metrics={"val bpb": 1.6, "Step": 3})  # of another checkpoint
     leave(out.parent, "chat_sft", "d4", metrics={"Validation loss": 1.0})  # of another model
-    return exported(hf.write_model, request.param, tokenizer, texts, out)
+    return exported(hf.write_folder, request.param, tokenizer, texts, out)
 
 
 # ---- settings ----
@@ -91,7 +91,7 @@ def test_every_setting_is_exported_or_refused_by_name(preset, name):
         return
     model = lively(dataclasses.asdict(config)).requires_grad_(False)
     special = dict.fromkeys(("<|bos|>", "<|assistant_end|>"), 3)
-    theirs = build(architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture)))
+    theirs = build_hf(architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture)))
     ids = torch.randint(config.vocab_size, (1, 200), generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(theirs(ids).logits, model(ids), atol=2e-5, rtol=1e-5)
 
@@ -248,13 +248,13 @@ def test_text_is_encoded_the_same(folder, tokenizer, texts):
 
 
 def test_gguf_is_compared_too(tokenizer, texts, tmp_path):
-    _, out, output = exported(gguf.write_model, "qwen3", tokenizer, texts, tmp_path / "out")
+    _, out, output = exported(gguf.write_gguf, "qwen3", tokenizer, texts, tmp_path / "out")
     assert [path.name for path in out.iterdir()] == ["model.gguf"]
     assert "logits: the largest difference in fp32 is " in output
     assert "greedy: the same 64 tokens\n" in output
     assert "with llama-bpe, the nearest, " in output
     with pytest.raises(ValueError, match=r"Qwen3ForCausalLM does not support mlp=relu2, softcap=15.0"):
-        exported(gguf.write_model, "nanochat", tokenizer, texts, tmp_path / "other")
+        exported(gguf.write_gguf, "nanochat", tokenizer, texts, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -286,7 +286,7 @@ def test_the_script_exports_a_checkpoint(tokenizer, tmp_path, monkeypatch, capsy
 def test_another_model_is_noticed_and_not_kept(tokenizer, texts, tmp_path, monkeypatch):
     monkeypatch.setattr(hf, "swap_halves", lambda weight, head_dim: weight)
     with pytest.raises(ValueError, match=r"^the export computes something else: logits differ by \d"):
-        exported(hf.write_model, "nanochat", tokenizer, texts, tmp_path / "out")
+        exported(hf.write_folder, "nanochat", tokenizer, texts, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
