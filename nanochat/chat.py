@@ -17,27 +17,28 @@ from typing import NamedTuple
 from nanochat.tokenizer import Tokenizer
 
 ROLES = ("user", "assistant")
-# Part type -> (name in the special tokens around the part, True if the model learns to write it).
-# The calculator writes its output, not the model.
+# Part type -> (name in the special tokens around the part, True if the model learns to write the part).
+# The calculator writes the output, so the model does not learn that.
 PARTS = {"text": ("", True), "python": ("python", True), "python_output": ("output", False)}
 
 
 def check_conversation(conversation: dict) -> None:
-    """Raise a ValueError that names the first malformed message; messages are numbered from 1."""
+    """Raise a ValueError that names the first malformed message, numbered from 1."""
     messages = conversation.get("messages") if isinstance(conversation, dict) else None
     if not isinstance(messages, list) or not messages:
         raise ValueError("a conversation has a list `messages` with at least one message")
-    system = int(_has_system(messages))
+    system = int(_has_system(messages))  # number of system messages
     if len(messages) == system:
         raise ValueError("the system message needs a user message after it")
     for number, message in enumerate(messages, 1):
+        # User and assistant take turns after the system message.
         role = "system" if number <= system else ROLES[(number - system - 1) % 2]
         if problem := _find_problem(message, role):
             raise ValueError(f"message {number}: {problem}")
 
 
 def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return (ids, mask) of a conversation; the mask is 1 on the tokens that the assistant writes, else 0."""
+    """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes, else 0."""
     check_conversation(conversation)
     special = tokenizer.special_tokens
     ids: list[int] = []
@@ -53,37 +54,45 @@ def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[list[
         is_assistant = role == "assistant"
         add([special[f"<|{role}_start|>"]], learned=False)
         for part in _parts_of(message):
+            # Each part is tokenized alone: no token spans two parts.
             marker, learned = PARTS[part["type"]]
             tokens = tokenizer.encode(part["text"])
             if marker:
                 tokens = [special[f"<|{marker}_start|>"], *tokens, special[f"<|{marker}_end|>"]]
             add(tokens, is_assistant and learned)
-        # The model has to learn where its answer ends.
+        # The model has to learn to end an answer.
         add([special[f"<|{role}_end|>"]], is_assistant)
     return ids, mask
 
 
 def render_prompt(conversation: dict, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids up to and including `<|assistant_start|>`; a final assistant message is left out."""
+    """Return the ids up to `<|assistant_start|>`, included; a final assistant message is left out."""
     check_conversation(conversation)
     messages = conversation["messages"]
+    # Evaluations pass the reference answer along.
     if messages[-1]["role"] == "assistant":
         messages = messages[:-1]
     ids, _ = render_conversation({"messages": messages}, tokenizer)
     return [*ids, tokenizer.special_tokens["<|assistant_start|>"]]
 
 
-def fitted_prompt(conversation: dict, tokenizer: Tokenizer, context: int, answer: int) -> tuple[list[int], int]:
-    """Return (ids of the prompt, number of dropped messages) with room for `answer` tokens in `context`.
+def fitted_prompt(
+    conversation: dict,
+    tokenizer: Tokenizer,
+    context: int,
+    answer: int,
+) -> tuple[list[int], int]:
+    """Return (prompt ids, number of dropped messages) with room for `answer` tokens in `context`.
 
-    The prompt may always take half of the context. The oldest messages are dropped first, in pairs; the system message
-    stays. If the last question alone is too long, its beginning is cut off, which counts as one dropped message.
+    The prompt may always take half the context. The oldest messages are dropped first, in pairs; the system message
+    stays. If the last question alone is too long, the beginning is cut off, counted as one dropped message.
     """
     room = max(context - answer, context // 2)
     ids = render_prompt(conversation, tokenizer)
     system = int(_has_system(conversation["messages"]))
     head, turns = conversation["messages"][:system], conversation["messages"][system:]
     dropped = 0
+    # A question goes together with the answer.
     while len(ids) > room and len(turns) > 2:
         turns = turns[2:]
         dropped += 2
@@ -111,18 +120,19 @@ def _parts_of(message: dict) -> list[dict[str, str]]:
 
 
 def _merge_system(messages: list[dict]) -> list[dict]:
-    """Return the messages with the system message put in front of the first user message."""
+    """Return the messages with the system text in front of the first user text."""
     if not _has_system(messages):
         return messages
     system, user, *rest = messages
     instructions = "".join(part["text"] for part in _parts_of(system))
     first, *others = _parts_of(user)
+    # Users have text only, so the first part is text.
     first = {"type": "text", "text": f"{instructions}\n\n{first['text']}"}
     return [{"role": "user", "content": [first, *others]}, *rest]
 
 
 def _find_problem(message: dict, role: str) -> str:
-    """Return the problem of a message that should have this role, or an empty string."""
+    """Return the problem with a message that should have this role, or an empty string."""
     if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
         return "it needs a `role` and a `content`"
     if message["role"] != role:
@@ -130,12 +140,13 @@ def _find_problem(message: dict, role: str) -> str:
     parts = _parts_of(message)
     if not isinstance(parts, list) or not parts:
         return "its content is neither a string nor a list of parts"
+    # Only the assistant calls tools.
     allowed = tuple(PARTS) if role == "assistant" else ("text",)
     for part in parts:
         if not isinstance(part, dict) or not isinstance(part.get("text"), str):
             return "a part of its content has no `text`"
         if part.get("type") not in allowed:
-            return f"a part of its content is of type {part.get('type')!r}, {role} may have {', '.join(allowed)}"
+            return f"a part of its content has type {part.get('type')!r}, {role} may have {', '.join(allowed)}"
     return ""
 
 
@@ -143,25 +154,26 @@ def _find_problem(message: dict, role: str) -> str:
 
 
 class Piece(NamedTuple):
-    """Streamed text of a part; `kind` is a key of PARTS, `text` is empty where a part begins."""
+    """Text streamed from a part; kind: a key in PARTS, text: empty at the start of a part."""
 
     kind: str
     text: str
 
 
 class Reply:
-    """Parser from the tokens of one reply to pieces of text, token by token.
+    """Parser for a reply, from tokens to pieces of text, token by token.
 
-    Joined by `parts`, the pieces equal each part decoded at once. The bytes of an incomplete character are held back.
+    Joined by `parts`, the pieces equal each part decoded at once. Bytes from an incomplete character are held back.
     Special tokens open and close parts and are not shown.
     """
 
     def __init__(self, tokenizer: Tokenizer):
         self._bytes = tokenizer.core.token_bytes
         self._kind = "text"
+        # Characters may be split over tokens.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         special = tokenizer.special_tokens
-        # Special token -> kind of the part it begins; empty where it means nothing inside a reply.
+        # Special token -> kind of part it begins; empty for tokens without meaning inside a reply.
         self._begins = dict.fromkeys(special.values(), "")
         for kind, (marker, _) in PARTS.items():
             if marker:
@@ -169,18 +181,19 @@ class Reply:
                 self._begins[special[f"<|{marker}_end|>"]] = "text"
 
     def add(self, token: int) -> list[Piece]:
-        """Return the pieces that are complete once this token has arrived, maybe none."""
+        """Return the pieces completed by this token, maybe none."""
         kind = self._begins.get(token)
         if kind is None:
             return self._pieces(self._utf8.decode(self._bytes(token)))
         if not kind:
             return []
+        # A special token ends the part before.
         held_back = self.close()
         self._kind = kind
         return [*held_back, Piece(kind, "")]
 
     def close(self) -> list[Piece]:
-        """Return the text held back, with U+FFFD for bytes that form no character."""
+        """Return text held back, with U+FFFD for bytes that form no character."""
         return self._pieces(self._utf8.decode(b"", final=True))
 
     def _pieces(self, text: str) -> list[Piece]:
@@ -188,9 +201,9 @@ class Reply:
 
 
 def parts(pieces: Iterable[Piece], ends: bool = False) -> list[dict[str, str]]:
-    """Return the pieces as the content of a message: neighbours of the same kind become one part.
+    """Return the pieces as message content: neighbours with the same kind become one part.
 
-    ends: keep the empty text after a call, for a message that is still being streamed: another call may follow.
+    ends: keep empty text after a call, for a message still being streamed: another call may follow.
     """
     found = []
     for kind, run in groupby(pieces, lambda piece: piece.kind):

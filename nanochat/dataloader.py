@@ -1,9 +1,9 @@
 """Batches of token ids for pretraining, made in the background, in an order free of the number of ranks.
 
-`Loader` is the base of all batch sources that read data: prefetch, upload, the wait it causes. `TextLoader` reads a
-corpus. Its stream is a sequence of rows: row i comes from lane i % lanes (see `nanochat/data/lanes.py`), a batch is the
-next rows of the stream, and rank r of n makes the rows with i % n == r, which are those of its lanes r, r + n, … So the
-batch size and the number of ranks only decide how the stream is cut.
+`Loader` is the base class for batch sources that read data: prefetch, upload, waiting time. `TextLoader` reads a
+corpus: a stream of rows, where row i comes from lane i % lanes (see `nanochat/data/lanes.py`), and a batch is the next
+rows in the stream. Rank r of n makes the rows with i % n == r, from the lanes r, r + n, … So batch size and number of
+ranks only decide how the stream is cut.
 """
 
 import time
@@ -24,7 +24,7 @@ from nanochat.tokenizer import Tokenizer
 
 BATCHES_AHEAD = 4
 
-# (inputs and targets, the event after which they are on the device, the marks of their rows)
+# (inputs and targets, the event after their copy to the device, the marks of their rows)
 Prepared = tuple[torch.Tensor, "torch.cuda.Event | None", list]
 
 
@@ -32,34 +32,35 @@ Prepared = tuple[torch.Tensor, "torch.cuda.Event | None", list]
 
 
 class Background:
-    """Iterator over items made ahead in a thread; an exception of the thread is raised when its turn comes."""
+    """Iterator over items made ahead in a thread; an exception in the thread is raised in order, like an item."""
 
     def __init__(self, items: Iterator[Prepared], depth: int):
         self._items = items
+        # One thread, so the items are made one after the other.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nanochat-data")
         self._ahead = deque(self._pool.submit(next, items) for _ in range(depth))
 
     def __next__(self) -> Prepared:
-        # A failure stays in front, and is raised again if the consumer tries again.
+        # A failure stays in front, to be raised again on the next call.
         item = self._ahead[0].result()
         self._ahead.popleft()
         self._ahead.append(self._pool.submit(next, self._items))
         return item
 
     def close(self) -> None:
-        """End the thread as soon as it has finished its current item."""
+        """End the thread after the current item."""
         self._pool.shutdown(cancel_futures=True)
 
 
 class Loader(Iterator, AbstractContextManager):
     """Endless source of (inputs, targets), each (batch_size / world_size, seq_len) int64 on `device`.
 
-    batch_size: rows of all ranks together. setting: everything that decides the order of the rows; a saved state is
-    valid for this setting only. A subclass implements `_rows`, which yields the (inputs, targets, mark) of this rank's
-    rows from the position of the consumer, and `_consumed`, which gets the marks of each batch taken.
+    batch_size: rows for all ranks together. setting: everything that decides the row order; a saved state is valid for
+    the same setting only. A subclass implements `_rows`, which yields (inputs, targets, mark) for the rows of this rank
+    from the position of the consumer, and `_consumed`, which receives the marks when a batch is taken.
     """
 
-    # A source that knows that no rank learns from its last batch sets this, without waiting for the device.
+    # True: no rank can learn from the last batch. Known without waiting for the device.
     idle = False
 
     def __init__(
@@ -79,9 +80,9 @@ class Loader(Iterator, AbstractContextManager):
         self.world_size = world_size
         self.device = torch.device(device)
         if self.device.type == "cuda" and self.device.index is None:
-            # The current device of the background thread is another one.
+            # The background thread has its own current device.
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self.wait_seconds = 0.0  # time spent in `next`
+        self.wait_seconds = 0.0  # spent in `next`, while the device may be idle
         self._setting = setting
         self._ahead: Background | None = None
 
@@ -96,11 +97,13 @@ class Loader(Iterator, AbstractContextManager):
         if self._ahead is None:
             self._ahead = Background(self._batches(), BATCHES_AHEAD)
         batch, copied, marks = next(self._ahead)
+        # The computation, not this thread, waits for the copy.
         if copied is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(copied)
-            batch.record_stream(stream)
+            batch.record_stream(stream)  # keeps the memory until the computation has finished
         batch = batch.to(self.device)
+        # Only now is the batch part of a saved state: batches made ahead are not.
         self._consumed(marks)
         self.wait_seconds += time.perf_counter() - start
         return batch[0], batch[1]
@@ -109,11 +112,11 @@ class Loader(Iterator, AbstractContextManager):
         """Yield batches; runs in the background thread."""
         shape = (2, self.batch_size // self.world_size, self.seq_len)
         is_cuda = self.device.type == "cuda"
-        # Copies on a stream of their own do not wait for the computation, nor delay it.
+        # A separate stream, so that copies run beside the computation.
         stream = torch.cuda.Stream(self.device) if is_cuda else None
         rows = self._rows()
         while True:
-            # torch reuses pinned memory only after its copy has finished.
+            # torch reuses pinned memory only after the copy has finished.
             batch = torch.empty(shape, dtype=torch.int64, pin_memory=is_cuda)
             marks = []
             for inputs, targets in zip(*batch.numpy(), strict=True):
@@ -127,7 +130,7 @@ class Loader(Iterator, AbstractContextManager):
             yield batch, copied, marks
 
     def close(self) -> None:
-        """End the background thread; the next batch starts it again at the position of the consumer."""
+        """End the background thread; the next batch starts a new one at the position of the consumer."""
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
@@ -136,9 +139,10 @@ class Loader(Iterator, AbstractContextManager):
         self.close()
 
     def check_setting(self, state: dict[str, Any]) -> None:
-        """Raise a ValueError if a saved state is of other data or another order."""
+        """Raise a ValueError if a saved state is for other data or another order."""
         saved = state["setting"]
         changes = []
+        # All differences in one message, as one cause often changes several.
         for name, value in self._setting.items():
             if saved.get(name) != value:
                 changes.append(f"{name}={saved.get(name)!r} and not {value!r}")
@@ -151,6 +155,7 @@ class Loader(Iterator, AbstractContextManager):
 def require_multiple(name: str, count: int, ranks: int) -> None:
     """Raise a ValueError if the ranks cannot have the same number each."""
     if count < 1 or count % ranks:
+        # The nearest numbers that work, at least one for each rank.
         below = max(1, count // ranks) * ranks
         raise ValueError(f"{count} {name} cannot be shared by {ranks} ranks: use {below} or {below + ranks}")
 
@@ -163,8 +168,8 @@ Place = tuple[int, int]  # (lane, number of the source)
 class TextLoader(Loader):
     """Batches of a corpus; nothing is read before the first batch.
 
-    overflow: a document that is too long for the rest of a row is cut there, and the remainder goes into another row
-    ("carry") or is dropped ("crop"). threads: for tokenizing, 0 for at most 4. Damage is added to `corpus.problems`.
+    overflow: a document too long for the rest of a row is cut there, and the remainder goes into another row ("carry")
+    or is dropped ("crop"). threads: for tokenizing, 0 for at most 4. Damage is added to `corpus.problems`.
     """
 
     def __init__(
@@ -188,6 +193,7 @@ class TextLoader(Loader):
         if seed < 0 or seq_len < 1:
             raise ValueError(f"seed={seed} and seq_len={seq_len}: the seed has to be 0 or more, the length 1 or more")
         require_multiple("lanes", lanes, world_size)
+        # Saved in checkpoints: names and values must not change.
         setting = {
             "data": corpus.describe()["fingerprint"],
             "tokenizer": tokenizer.content_hash,
@@ -203,20 +209,25 @@ class TextLoader(Loader):
         self._bos = tokenizer.special_tokens["<|bos|>"]
         self._carry = overflow == "carry"
         self._mix = Mix([source.share for source in corpus.sources], lanes)
-        self._deals = []  # of each source
+        self._deals = []  # one for each source
         for number, source in enumerate(corpus.sources):
-            groups = RowGroups(source.shards(split), tokenizer, threads, corpus.problems)
+            groups = RowGroups(
+                source.shards(split),
+                tokenizer,
+                threads,
+                corpus.problems,
+            )
             if not groups.documents:
                 raise ValueError(f"{source.name} has no document for {split}: add text")
             self._deals.append(Deal(groups, lanes, (seed, number)))
-        # The position of the consumer: rows of the stream that all ranks have taken, and the chunk of each of this
-        # rank's lanes that its last row came from.
+        # The position of the consumer: rows taken by all ranks, and for each lane of this rank the chunk with the last
+        # row taken.
         self._row = 0
         self._chunks: dict[Place, Chunk] = {}
         for lane in self._my_lanes:
             for number in range(len(self._deals)):
                 self._chunks[lane, number] = Chunk()
-        self._last: dict[Place, Chunk] = {}  # chunks of the last batch
+        self._last: dict[Place, Chunk] = {}  # in the last batch
 
     def _consumed(self, marks: list[tuple[Place, Chunk]]) -> None:
         self._last = dict(marks)
@@ -224,17 +235,24 @@ class TextLoader(Loader):
         self._row += self.batch_size
 
     def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, tuple[Place, Chunk]]]:
-        """Yield the rows of this rank, each marked with its place and chunk."""
+        """Yield the rows for this rank, each marked with place and chunk."""
         lanes = {}
         for (number, source), chunk in self._chunks.items():
-            lane = Lane(self._deals[source], number, self.seq_len + 1, self._bos, self._carry)
+            lane = Lane(
+                self._deals[source],
+                number,
+                self.seq_len + 1,
+                self._bos,
+                self._carry,
+            )
             lanes[number, source] = lane.rows(chunk, self._rows_taken(number)[source])
-        # The first row that this rank makes, as the stream may have been cut by another number of ranks.
+        # The first row for this rank: another number of ranks may have stopped anywhere.
         row = self._row + (self.rank - self._row) % self.world_size
         while True:
             turn, number = divmod(row, self.lanes)
             place = number, self._mix.source(number, turn)
             ids, chunk = next(lanes[place])
+            # A row has one token more than inputs: targets are the inputs shifted by one.
             yield ids[:-1], ids[1:], (place, chunk)
             row += self.world_size
 
@@ -242,7 +260,7 @@ class TextLoader(Loader):
 
     @property
     def tokens_seen(self) -> int:
-        """Inputs that all ranks have taken since the start of the stream."""
+        """Input tokens taken by all ranks since the start."""
         return self._row * self.seq_len
 
     @property
@@ -250,8 +268,10 @@ class TextLoader(Loader):
         """Passes over each source, by name, measured on the lanes of this rank."""
         units = [0.0] * len(self._deals)
         for (lane, source), chunk in self._chunks.items():
+            # Rows taken from the current chunk; all its rows together are its units.
             rows = self._rows_taken(lane)[source] - chunk.row
             units[source] += chunk.unit + chunk.units * rows / max(chunk.rows, 1)
+        # This rank has 1 / world_size of the lanes.
         passes = {}
         for name, count, deal in zip(self._names, units, self._deals, strict=True):
             passes[name] = count * self.world_size / deal.units
@@ -259,21 +279,23 @@ class TextLoader(Loader):
 
     @property
     def epoch(self) -> float:
-        """Passes over the source that has been read most often."""
+        """Passes over the source read most often."""
         return max(self.epochs.values())
 
     @property
     def dropped_share(self) -> float:
-        """Share of the packed tokens of this rank's lanes that were dropped."""
+        """Dropped tokens as a share of all tokens packed on this rank."""
+        # Whole chunks, also rows not yet taken: good enough for a share.
         dropped = sum(chunk.dropped + chunk.lost for chunk in self._chunks.values())
         packed = sum(chunk.row + chunk.rows for chunk in self._chunks.values()) * (self.seq_len + 1)
         return dropped / max(dropped + packed, 1)
 
     def place(self) -> list[str]:
-        """Return the shards and row groups of this rank's last batch, to report a loss that is not finite."""
+        """Return shards and row groups in the last batch of this rank, to report a loss that is not finite."""
         groups: dict[Path, set[int]] = {}
         for (lane, source), chunk in self._last.items():
             deal = self._deals[source]
+            # Pieces left over by the chunk before may come from earlier units.
             units = {*range(chunk.unit, chunk.unit + chunk.units), *(unit for unit, _, _, _ in chunk.left)}
             for unit in units:
                 _, number, _ = deal.place(lane, unit)
@@ -282,14 +304,14 @@ class TextLoader(Loader):
         return [f"{path}, row groups {', '.join(map(str, sorted(groups[path])))}" for path in sorted(groups)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as small JSON, with this rank's lanes only: see `merge_states`."""
+        """Return the position as small JSON, only for the lanes of this rank: see `merge_states`."""
         lanes = {}
         for lane in self._my_lanes:
             lanes[str(lane)] = [asdict(self._chunks[lane, source]) for source in range(len(self._deals))]
         return {"setting": dict(self._setting), "rows": self._row, "lanes": lanes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at the position of a loader of the same setting, with any number of ranks and any batch size."""
+        """Continue at the position of a loader with the same setting; ranks and batch size may differ."""
         self.check_setting(state)
         if missing := [lane for lane in self._my_lanes if str(lane) not in state["lanes"]]:
             raise ValueError(f"the saved state lacks lanes {missing}: join the states of all ranks with merge_states")
@@ -298,6 +320,7 @@ class TextLoader(Loader):
         self._last = {}
         for lane, source in self._chunks:
             saved = state["lanes"][str(lane)][source]
+            # JSON has lists for tuples.
             left = tuple(tuple(piece) for piece in saved["left"])
             self._chunks[lane, source] = Chunk(**{**saved, "left": left})
 
@@ -306,12 +329,13 @@ class TextLoader(Loader):
         return range(self.rank, self.lanes, self.world_size)
 
     def _rows_taken(self, lane: int) -> list[int]:
-        """Return the number of rows of each source that the consumer has taken from a lane."""
+        """Return row counts per source taken from a lane."""
+        # Rows lane, lane + lanes, lane + 2 * lanes, … below self._row.
         return self._mix.rows_before(lane, (self._row - lane - 1) // self.lanes + 1)
 
 
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join the states of the loaders of all ranks into one that any number of ranks can load."""
+    """Join the states from the loaders on all ranks; any number of ranks can load the result."""
     first = states[0]
     lanes = {}
     for state in states:

@@ -1,9 +1,9 @@
 """Batches of whole conversations for fine-tuning, in an order that does not depend on the number of ranks.
 
-Each epoch has its own random order, divided into windows of 512 conversations. The conversations of a window are packed
-together: the longest first, each into the row with the least room that still holds it. So the position in the stream is
-three numbers: epoch, window, row. A conversation too long for a row loses its last turns, or is left out if not even
-the first ones fit; both are counted.
+Each epoch has a new random order, divided into windows with 512 conversations. A window is packed at once: the longest
+conversation first, each into the fullest row with enough room. So the position in the stream is three numbers: epoch,
+window, row. A conversation too long for a row loses the last turns, or is left out if not even the first turn fits;
+both are counted.
 """
 
 from bisect import bisect_left, insort
@@ -19,18 +19,25 @@ from nanochat.log import print0
 from nanochat.tokenizer import Tokenizer
 
 WINDOW = 512  # conversations
-COUNTS = ("conversations", "shortened", "left out", "padding", "slots")  # of the finished windows; slots: tokens
-WARN_SHARE = 0.1  # of conversations that are too long
+COUNTS = (
+    "conversations",
+    "shortened",
+    "left out",
+    "padding",
+    "slots",
+)  # in finished windows; padding and slots in tokens
+WARN_SHARE = 0.1  # conversations too long for a row
 SUPERVISED = ("assistant", "all")
 
-Rendered = tuple[list[int], list[int]]  # ids and mask of a conversation
+Rendered = tuple[list[int], list[int]]  # ids and loss mask
 
 
 class ChatLoader(Loader):
-    """Batches of conversations; targets are -1 where nothing is to be learned.
+    """Batches of conversations; a target of -1 has no loss.
 
-    conversations: a malformed one raises a ValueError with its number. supervise: learn what the assistant writes, or
-    everything ("all"). No target belongs to another conversation than its input. epochs: progress is 1 after so many.
+    conversations: a malformed one raises a ValueError with the number. supervise: learn the tokens the assistant
+    writes, or all tokens ("all"). Input and target always belong to the same conversation. epochs: progress reaches 1
+    after so many.
     """
 
     def __init__(
@@ -64,7 +71,7 @@ class ChatLoader(Loader):
         self._seed = seed
         self._learn_all = supervise == "all"
         self._warned = False
-        # The position of the next row, and the counts of all windows before its window. rows: of the last window.
+        # The position of the next row, and counts for all windows before. rows: in the window of the last row.
         self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, **dict.fromkeys(COUNTS, 0)}
 
     # ---- rows ----
@@ -73,22 +80,24 @@ class ChatLoader(Loader):
         self._place = places[-1]
 
     def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, int]]]:
-        """Yield the rows of this rank, each with the position after the rows that all ranks take with it."""
+        """Yield the rows for this rank, each with the position after the rows all ranks take together."""
         stream = self._stream()
         while True:
+            # Every rank packs all rows, which is cheap, and keeps one.
             rows = [next(stream) for _ in range(self.world_size)]
             (inputs, targets), _ = rows[self.rank]
             _, place = rows[-1]
             yield inputs, targets, place
 
     def _stream(self) -> Iterator[tuple[np.ndarray, dict[str, int]]]:
-        """Yield the rows of all ranks, (2, seq_len) inputs and targets, each with the position after it."""
+        """Yield the rows for all ranks, (2, seq_len) inputs and targets, each with the position after the row."""
         place = dict(self._place)
         while True:
             rows, counts = self._pack_window(place)
             for number in range(place["row"], len(rows) - 1):
                 place = {**place, "row": number + 1, "rows": len(rows)}
                 yield rows[number], place
+            # The last row ends the window, and maybe the epoch.
             place = {**place, **counts, "row": 0, "rows": len(rows), "window": place["window"] + 1}
             if place["window"] * WINDOW >= len(self._conversations):
                 place["window"] = 0
@@ -98,30 +107,36 @@ class ChatLoader(Loader):
             yield rows[-1], place
 
     def _pack_window(self, place: dict[str, int]) -> tuple[list[np.ndarray], dict[str, int]]:
-        """Return the rows of the window at a position, in random order, and the counts with this window."""
+        """Return the rows for the window at a position, in random order, and the counts including this window."""
         epoch, window = place["epoch"], place["window"]
         counts = {name: place[name] for name in COUNTS}
+        # The same for every rank and every resumed run.
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self._conversations))
         chosen = order[window * WINDOW : (window + 1) * WINDOW]
         rendered = [self._render(int(number), counts) for number in chosen]
         pieces = [piece for piece in rendered if piece is not None]
         self._warn_if_too_long(counts)
         size = self.seq_len + 1
-        # If nothing fits, the window still has one row: it has no targets.
+        # If nothing fits, the window still gets one row, without targets.
         packed = best_fit([len(ids) for ids, _ in pieces], size) or [[]]
         counts["slots"] += len(packed) * size
         counts["padding"] += len(packed) * size - sum(len(ids) for ids, _ in pieces)
-        # Packing goes from long conversations to short ones, so the rows are shuffled.
+        # Packing goes from long conversations to short ones, so shuffle the rows.
         shuffled = np.random.default_rng((self._seed, epoch, window)).permutation(len(packed))
         return [self._row([pieces[number] for number in packed[row]]) for row in shuffled], counts
 
     def _render(self, number: int, counts: dict[str, int]) -> Rendered | None:
-        """Return ids and mask of a conversation, None if it does not fit; adds it to the counts."""
+        """Return ids and mask for a conversation and count it; None if too long."""
         try:
-            piece, shortened = fit_conversation(self._conversations[number], self._tokenizer, self.seq_len + 1)
+            piece, shortened = fit_conversation(
+                self._conversations[number],
+                self._tokenizer,
+                self.seq_len + 1,
+            )
         except ValueError as error:
             raise ValueError(f"conversation {number} of the mixture: {error}") from None
         counts["conversations"] += 1
+        # Counted here, and saved with the position when the window is finished.
         if piece is None:
             counts["left out"] += 1
         elif shortened:
@@ -129,6 +144,7 @@ class ChatLoader(Loader):
         return piece
 
     def _warn_if_too_long(self, counts: dict[str, int]) -> None:
+        # Once: each window would repeat the warning.
         long = counts["shortened"] + counts["left out"]
         if long > WARN_SHARE * counts["conversations"] and not self._warned:
             self._warned = True
@@ -138,8 +154,9 @@ class ChatLoader(Loader):
             )
 
     def _row(self, pieces: list[Rendered]) -> np.ndarray:
-        """Return (2, seq_len) inputs and targets of a row, padded with bos."""
+        """Return (2, seq_len) inputs and targets for a row, padded with bos."""
         bos = self._tokenizer.special_tokens["<|bos|>"]
+        # One token more than inputs, as targets are shifted by one.
         ids = np.full(self.seq_len + 1, bos)
         learned = np.zeros(self.seq_len + 1, dtype=bool)
         start = 0
@@ -147,7 +164,7 @@ class ChatLoader(Loader):
             end = start + len(tokens)
             ids[start:end] = tokens
             learned[start:end] = True if self._learn_all else mask
-            # The bos would be the target of the last token of another conversation.
+            # The token before the bos belongs to another conversation.
             learned[start] = False
             start = end
         return np.stack([ids[:-1], np.where(learned[1:], ids[1:], -1)])
@@ -159,7 +176,7 @@ class ChatLoader(Loader):
         """Passes over the conversations."""
         place, total = self._place, len(self._conversations)
         start = place["window"] * WINDOW
-        size = min(WINDOW, total - start)  # of the current window
+        size = min(WINDOW, total - start)  # the last window may be smaller
         return place["epoch"] + (start + size * place["row"] / place["rows"]) / total
 
     @property
@@ -167,7 +184,7 @@ class ChatLoader(Loader):
         return self.epoch / self.total_epochs
 
     def describe(self) -> dict[str, int | float]:
-        """Return the counts of the finished windows, and the share of their slots that is padding."""
+        """Return the counts for finished windows, and padding as a share of the slots."""
         described: dict[str, int | float] = {}
         for name in ("conversations", "shortened", "left out"):
             described[name] = self._place[name]
@@ -183,22 +200,26 @@ class ChatLoader(Loader):
         return {"setting": dict(self._setting), "place": dict(self._place)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at the position of a loader of the same setting, with any number of ranks and any batch size."""
+        """Continue at the position of a loader with the same setting; ranks and batch size may differ."""
         self.check_setting(state)
         self.close()
         self._place = dict(state["place"])
 
 
-def fit_conversation(conversation: dict, tokenizer: Tokenizer, room: int) -> tuple[Rendered | None, bool]:
-    """Return (ids and mask of as many turns as fit into `room` tokens, True if turns were cut off).
+def fit_conversation(
+    conversation: dict,
+    tokenizer: Tokenizer,
+    room: int,
+) -> tuple[Rendered | None, bool]:
+    """Return (ids and mask for as many turns as fit into `room` tokens, True if turns were cut off).
 
-    None if not even the first turn fits.
+    None instead of ids and mask if not even the first turn fits.
     """
     messages = conversation["messages"]
     rendered = render_conversation(conversation, tokenizer)
     if len(rendered[0]) <= room:
         return rendered, False
-    # Drop turns from the end, so that the last message is always the assistant's.
+    # Drop turns from the end: the last message is always from the assistant.
     for end in range(len(messages) - 1, 1, -1):
         if messages[end - 1]["role"] == "assistant":
             rendered = render_conversation({**conversation, "messages": messages[:end]}, tokenizer)
@@ -208,11 +229,12 @@ def fit_conversation(conversation: dict, tokenizer: Tokenizer, room: int) -> tup
 
 
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Return the numbers of the pieces in each row: longest first, each into the fullest row that has room for it."""
+    """Return the piece numbers in each row: longest piece first, each into the fullest row with enough room."""
     rows: list[list[int]] = []
-    free: list[tuple[int, int]] = []  # (room left, row), sorted
+    free: list[tuple[int, int]] = []  # (room left, row), sorted, so that bisect finds the fullest row
     for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
         index = bisect_left(free, (lengths[number], -1))
+        # No row has room: start one.
         if index == len(free):
             rows.append([])
             left, row = room, len(rows) - 1

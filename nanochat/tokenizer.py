@@ -1,4 +1,4 @@
-"""Text to token ids and back: byte pair encoding in Rust (`rustbpe`), and the nine special tokens of a conversation.
+"""Text to token ids and back: byte pair encoding in Rust (`rustbpe`), and nine special tokens for conversations.
 
 The ids are 256 bytes, then merges, then special tokens. A tokenizer is saved as one JSON file, and checked by a hash
 when it is loaded. Text never becomes a special token: `encode` treats "<|bos|>" as seven ordinary characters.
@@ -36,7 +36,7 @@ FORMAT = "nanochat-tokenizer-1"
 
 
 class ArtifactError(ValueError):
-    """A tokenizer file that is missing, damaged, or of another format."""
+    """A tokenizer file is missing, damaged, or has another format."""
 
 
 class Tokenizer:
@@ -59,13 +59,14 @@ class Tokenizer:
         threads: int = 0,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> Tokenizer:
-        """Return a tokenizer of `vocab_size` ids, or of fewer if the text has no more pairs to merge.
+        """Return a tokenizer with `vocab_size` ids, or fewer if the text has no more pairs to merge.
 
-        source: strings or Arrow string arrays. max_chars, doc_cap: characters to read in total, and of each document.
+        source: strings or Arrow string arrays. max_chars, doc_cap: characters to read in total, and from each document.
         """
         smallest = 256 + len(SPECIAL_TOKENS)
         if vocab_size < smallest:
             raise ValueError(f"vocab_size is {vocab_size}: it must be at least {smallest}, bytes and special tokens")
+        # Special tokens are not learned, so they take ids after the merges.
         merges = rustbpe.train(
             source,
             vocab_size - len(SPECIAL_TOKENS),
@@ -82,7 +83,7 @@ class Tokenizer:
     def encode_arrow(
         self, array: pa.Array, prepend: int | None = None, threads: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return (ids, offsets) of an Arrow string array: text i is ids[offsets[i]:offsets[i + 1]].
+        """Return (ids, offsets) for an Arrow string array: text i is ids[offsets[i]:offsets[i + 1]].
 
         prepend: an id to put before each text. threads: 0 for all cores.
         """
@@ -93,12 +94,12 @@ class Tokenizer:
         return self.core.decode(ids)
 
     def token_lengths(self) -> np.ndarray:
-        """Return the bytes of text of each id, uint32; 0 for special tokens."""
+        """Return the number of text bytes for each id, uint32; 0 for special tokens."""
         return self.core.token_lengths()
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 of everything that decides the ids: tokenizers with the same hash agree on every text."""
+        """SHA-256 over everything that decides the ids: tokenizers with the same hash agree on every text."""
         return _digest(self._definition())
 
     def _definition(self) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Return the tokenizer in a file written by `save`; ArtifactError if it is missing, or was changed or cut."""
+        """Return the tokenizer from a file written by `save`; ArtifactError if missing, changed or cut."""
         try:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -134,17 +135,26 @@ class Tokenizer:
         except (OSError, ValueError) as error:
             raise ArtifactError(f"{path} is damaged ({error}); train it again or restore it from a copy") from None
         if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise ArtifactError(f"{path} is not a tokenizer file of the format {FORMAT}; use scripts.tok_train")
+            raise ArtifactError(f"{path} is not a tokenizer file with format {FORMAT}; use scripts.tok_train")
         if record.pop("file_hash", None) != _digest(record):
             raise ArtifactError(f"{path} is damaged (its hash differs); train it again or restore it from a copy")
+        # JSON keeps the order, but the ids decide.
         special = record["special_tokens"]
         names = sorted(special, key=special.get)
-        return cls(rustbpe.Tokenizer(record["merges"], names, record["pattern"]), record["training"])
+        return cls(
+            rustbpe.Tokenizer(
+                record["merges"],
+                names,
+                record["pattern"],
+            ),
+            record["training"],
+        )
 
     def to_tiktoken(self) -> tiktoken.Encoding:
         """Return the same tokenizer for `tiktoken`."""
         import tiktoken
 
+        # tiktoken wants ranks without the special tokens.
         count = self.vocab_size - len(self.special_tokens)
         return tiktoken.Encoding(
             name=f"nanochat-{self.content_hash[:12]}",
@@ -155,5 +165,11 @@ class Tokenizer:
 
 
 def _digest(record: dict[str, Any]) -> str:
-    canonical = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    # One spelling for equal records.
+    canonical = json.dumps(
+        record,
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=True,
+    )
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -50,6 +50,7 @@ def check_text(config: Config) -> int:
             print0(message)
         rows.append([name, len(files), *counts.values()])
         problems += counts["Problems"]
+    # A column for each count, after name and number of files.
     columns = [["Source", ""], ["Files", ",d"], *([name, ",d"] for name in counts)]
     print0(terminal_table({"title": "", "columns": columns, "rows": rows}))
     print0(f"check: {problems:,} problems")
@@ -58,6 +59,7 @@ def check_text(config: Config) -> int:
 
 def fetch_all(wanted: list[HubFile], offline: bool) -> dict[HubFile, Found]:
     """Download files, and the files that the list of CORE tasks names if it is one of them."""
+    # The list names further files, known only after the download.
     found = dict(zip(wanted, fetch(wanted, offline), strict=True))
     if BUNDLE[0] in found:
         named = data_files(found[BUNDLE[0]].path)

@@ -58,6 +58,7 @@ def load_references(patience: float) -> dict[str, Encoding | str]:
     loaders = [threading.Thread(target=load, args=item, daemon=True) for item in REFERENCES.items()]
     for loader in loaders:
         loader.start()
+    # One deadline for both downloads, which run at the same time.
     deadline = time.monotonic() + patience
     for loader in loaders:
         loader.join(max(0, deadline - time.monotonic()))
@@ -94,6 +95,7 @@ def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]
     ]
     rows: list[list] = []
     for name, documents in texts.items():
+        # Bytes, because characters need one byte in English and three in Korean.
         size = byte_count(documents)
         tokens = ratio = saved = None
         if not isinstance(reference, str):
@@ -121,6 +123,7 @@ def main(config: Config) -> None:
     for name in SAMPLES:
         sample = Path(__file__).parent / f"samples/{name}.txt"
         texts[name] = [sample.read_text(encoding="utf-8")]
+    # The training split shows fit, the validation split shows generalization.
     for split in ("train", "val"):
         texts[f"{corpus.name}-{split}"] = first_texts(corpus.batches(split))
 

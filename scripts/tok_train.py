@@ -40,6 +40,7 @@ def main(config: Config) -> None:
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
     path.parent.mkdir(parents=True, exist_ok=True)  # a folder that cannot be written fails before the work
     corpus = open_corpus(config.data, skip_bad=config.skip_bad)
+    # Fails early if there is no validation text.
     unseen = next(corpus.batches("val")).to_pylist()
     print0(f"tok_train: {config.vocab_size:,} tokens from up to {config.max_chars:,} characters of {corpus.name}")
 

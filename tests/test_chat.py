@@ -132,9 +132,9 @@ MALFORMED = [
     (talk(5), f"message 1: {NO_CONTENT}"),
     (talk("a", ["b"]), "message 2: a part of its content has no `text`"),
     (talk("a", [{"type": "text", "text": None}]), "message 2: a part of its content has no `text`"),
-    (talk("a", [{"type": "image", "text": "b"}]), "of type 'image', assistant may have text, python, python_output"),
-    (talk(CALCULATION), "message 1: a part of its content is of type 'python', user may have text"),
-    (talk("a", system=CALCULATION), "message 1: a part of its content is of type 'python', system may have text"),
+    (talk("a", [{"type": "image", "text": "b"}]), "has type 'image', assistant may have text, python, python_output"),
+    (talk(CALCULATION), "message 1: a part of its content has type 'python', user may have text"),
+    (talk("a", system=CALCULATION), "message 1: a part of its content has type 'python', system may have text"),
 ]
 
 

@@ -1,12 +1,12 @@
 """Text corpora: data sets by name, folders of text, and mixes, as parquet shards with some text held out.
 
 `--data` is one of
-  climbmix, fineweb-edu, …    a data set of the hub, see CORPORA; its shards are downloaded
-  world                       the embedded world, which this repository writes itself
-  python                      the standard library of the running Python
-  my-text, folder:my-text     a folder of text; its files are converted to shards once
-  auto                        the first data set of AUTO that is on this machine, else world
-  climbmix:0.7,my-text:0.3    a mix by shares of tokens
+  climbmix, fineweb-edu, …    a data set on the hub, see CORPORA; shards are downloaded
+  world                       the embedded world, written by this repository
+  python                      the standard library for the running Python
+  my-text, folder:my-text     a folder with text files, converted to shards once
+  auto                        the first data set in AUTO already on this machine, else world
+  climbmix:0.7,my-text:0.3    a mix by token shares
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from nanochat.paths import read_sha256
 
 @dataclass(frozen=True)
 class HubCorpus:
-    """A data set of the hub: `count` shards for training, `default` of them by default, and one for validation."""
+    """A data set on the hub: `count` training shards, `default` used unless asked for more, and a validation shard."""
 
     repo: str
     count: int
@@ -38,7 +38,7 @@ class HubCorpus:
     path: Callable[[int], str] = "shard_{:05d}.parquet".format
 
     def files(self, num_shards: int = 0) -> list[HubFile]:
-        """Return the files of a run, the validation shard last; num_shards: 0 for the default."""
+        """Return the files for a run, the validation shard last; num_shards: 0 for the default."""
         if not 0 <= num_shards <= self.count:
             raise ValueError(f"--num-shards={num_shards} is out of range, {self.repo} has {self.count:,}")
         paths = [self.path(number) for number in range(num_shards or self.default)]
@@ -46,22 +46,39 @@ class HubCorpus:
 
 
 def _korean_path(number: int) -> str:
+    # Upstream splits each of five files into five parts.
     return f"data/kor_Hang/train/{number // 5:03d}_{number % 5:05d}.parquet"
 
 
 CORPORA = {
-    # 400 B tokens of web text, code and mathematics, shuffled; a shard has 250 M characters.
-    "climbmix": HubCorpus("karpathy/climbmix-400b-shuffle", 6542, 8, "shard_06542.parquet"),
-    # 100 B tokens of educational web pages, shuffled; shards of the same size.
-    "fineweb-edu": HubCorpus("karpathy/fineweb-edu-100b-shuffle", 1822, 8, "shard_01822.parquet"),
-    # Korean web pages; shards of about 4 GB.
-    "fineweb2-ko": HubCorpus("HuggingFaceFW/fineweb-2", 25, 1, "data/kor_Hang/test/000_00000.parquet", _korean_path),
-    # 125 MB of books, documentation, Korean and code; only a mirror has it.
+    # 400 B tokens: web text, code and mathematics, shuffled; a shard has 250 M characters.
+    "climbmix": HubCorpus(
+        "karpathy/climbmix-400b-shuffle",
+        6542,
+        8,
+        "shard_06542.parquet",
+    ),
+    # 100 B tokens: educational web pages, shuffled; same shard size.
+    "fineweb-edu": HubCorpus(
+        "karpathy/fineweb-edu-100b-shuffle",
+        1822,
+        8,
+        "shard_01822.parquet",
+    ),
+    # Korean web pages; a shard has about 4 GB.
+    "fineweb2-ko": HubCorpus(
+        "HuggingFaceFW/fineweb-2",
+        25,
+        1,
+        "data/kor_Hang/test/000_00000.parquet",
+        _korean_path,
+    ),
+    # 125 MB: books, documentation, Korean and code; only in a mirror.
     "mixed-text": HubCorpus("local/mixed-text", 7, 7, "shard_00007.parquet"),
 }
-LOCAL = ("world", "python")  # made on this machine
+LOCAL = ("world", "python")  # sources made on this machine
 AUTO = ("climbmix", "mixed-text")
-BYTES_PER_TOKEN = 5  # of text, at most: used to choose the number of shards
+BYTES_PER_TOKEN = 5  # upper estimate, to choose the number of shards
 
 
 # ---- a corpus ----
@@ -69,10 +86,10 @@ BYTES_PER_TOKEN = 5  # of text, at most: used to choose the number of shards
 
 @dataclass(frozen=True)
 class Shard:
-    """A parquet file of documents as it was when it was opened.
+    """A parquet file with documents, as found when opened.
 
-    hash: SHA-256 of the file. size: bytes of text before compression; a dictionary holds repeated texts once.
-    stamp: size and modification time of the file.
+    hash: SHA-256 of the file. size: text bytes before compression; a dictionary holds repeated texts once.
+    stamp: file size and modification time.
     """
 
     path: Path
@@ -83,8 +100,8 @@ class Shard:
     stamp: tuple[int, int]
 
     def read(self, group: int) -> pa.Array:
-        """Return the documents of one row group; Damaged if the file has changed."""
-        # A file that was only touched has the same content.
+        """Return the documents in one row group; Damaged if the file has changed."""
+        # Hashing again is slow, but a file that was only touched is still good.
         if _stamp(self.path) != self.stamp and read_sha256(self.path) != self.hash:
             raise Damaged(f"{self.path} has changed since this run began, restore it or start a new run")
         with open_parquet(self.path) as parquet:
@@ -99,6 +116,7 @@ def open_shards(paths: Sequence[Path], problems: Problems) -> tuple[Shard, ...]:
     with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
         opened = [pool.submit(_open_shard, path) for path in paths]
     shards = []
+    # In the order of the paths, so that the corpus is the same every time.
     for shard in opened:
         with problems.caught():
             shards.append(shard.result())
@@ -112,12 +130,20 @@ def _open_shard(path: Path) -> Shard:
     if not metadata.num_rows:
         raise Damaged(f"{path} holds no document")
     size = 0
+    # Other columns are not read, and do not count.
     for group in range(metadata.num_row_groups):
         for number in range(metadata.num_columns):
             column = metadata.row_group(group).column(number)
             if column.path_in_schema == TEXT:
                 size += column.total_uncompressed_size
-    return Shard(path, metadata.num_row_groups, metadata.num_rows, hub.sha256(path), size, stamp)
+    return Shard(
+        path,
+        metadata.num_row_groups,
+        metadata.num_rows,
+        hub.sha256(path),
+        size,
+        stamp,
+    )
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -127,7 +153,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Source:
-    """One part of a corpus: its share of the tokens, and its shards for training and validation, in order."""
+    """One part of a corpus: a share of the tokens, and ordered shards for training and validation."""
 
     name: str
     share: float
@@ -135,12 +161,13 @@ class Source:
     val: tuple[Shard, ...]
 
     def shards(self, split: str) -> tuple[Shard, ...]:
+        # Any other split is a mistake in the program: KeyError.
         return {"train": self.train, "val": self.val}[split]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sources of text, whose shares sum to 1. problems: collects damage met while reading."""
+    """Text sources with shares that sum to 1. problems: collects damage found while reading."""
 
     sources: tuple[Source, ...]
     problems: Problems = field(default_factory=Problems, compare=False)
@@ -153,16 +180,16 @@ class Corpus:
 
     @property
     def size(self) -> int:
-        """Bytes of text, approximately: a shard counts repeated texts once."""
+        """Text bytes, approximately: a shard counts repeated texts once."""
         return sum(shard.size for _, _, shard in self._shards())
 
     def batches(self, split: str) -> Iterator[pa.Array]:
-        """Yield Arrow string arrays of the documents of "train" or "val", one for each row group.
+        """Yield the documents in "train" or "val" as Arrow string arrays, one for each row group.
 
-        In a mix the next row group is from the source that is furthest behind its share of bytes, until all have ended.
+        In a mix the source furthest behind its share comes next, by bytes, until all have ended.
         """
         streams = [self._row_groups(source.shards(split)) for source in self.sources]
-        progress = dict.fromkeys(range(len(streams)), 0.0)  # bytes of each source so far, divided by its share
+        progress = dict.fromkeys(range(len(streams)), 0.0)  # bytes so far, divided by the share
         while progress:
             behind = min(progress, key=progress.__getitem__)
             batch = next(streams[behind], None)
@@ -175,13 +202,15 @@ class Corpus:
     def _row_groups(self, shards: Sequence[Shard]) -> Iterator[pa.Array]:
         for shard in shards:
             for group in range(shard.row_groups):
+                # Damage skips this row group only.
                 with self.problems.caught():
                     yield shard.read(group)
 
     def describe(self) -> dict[str, str | int]:
-        """Return name, counts and content hashes for records; no path of this machine is in it."""
+        """Return name, counts and content hashes for records, without any path on this machine."""
         shards = self._shards()
         contents = [f"{split} {source.share:.6f} {shard.hash}" for source, split, shard in shards]
+        # Validation alone too: losses on the same validation text can be compared.
         held_out = [shard.hash for _, split, shard in shards if split == "val"]
         return {
             "name": self.name,
@@ -208,7 +237,7 @@ class Corpus:
         ]
 
     def _shards(self) -> list[tuple[Source, str, Shard]]:
-        """Return (source, split, shard) of every shard in order."""
+        """Return every shard with source and split, in order."""
         shards = []
         for source in self.sources:
             for split in ("train", "val"):
@@ -216,11 +245,16 @@ class Corpus:
         return shards
 
 
-def open_corpus(data: str, num_shards: int = 0, offline: bool = False, skip_bad: bool = False) -> Corpus:
-    """Return the corpus that `--data` names; downloads or converts missing files, and opens all of them.
+def open_corpus(
+    data: str,
+    num_shards: int = 0,
+    offline: bool = False,
+    skip_bad: bool = False,
+) -> Corpus:
+    """Return the corpus for `--data`; downloads or converts missing files, and opens all shards.
 
-    num_shards: shards of each data set of the hub for training, 0 for its default. skip_bad: leave out damaged files
-    and rows instead of raising a ValueError.
+    num_shards: training shards for each data set on the hub, 0 for the default. skip_bad: leave out damaged files and
+    rows instead of raising a ValueError.
     """
     problems = Problems(skip_bad, log=True)
     parts = parse_data(data)
@@ -229,6 +263,7 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False, skip_bad:
     sources = []
     for source, share in parts:
         paths = shard_files(source, num_shards, offline, skip_bad)
+        # The last shard is always for validation.
         train = open_shards(paths[:-1], problems)
         val = open_shards(paths[-1:], problems)
         name = source_name(source)
@@ -248,8 +283,8 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False, skip_bad:
 
 
 def parse_data(data: str) -> list[tuple[str, float]]:
-    """Return (source, share of the tokens) of each part of `--data`; the shares sum to 1."""
-    # The name of a folder may hold commas and colons.
+    """Return (source, token share) for each part of `--data`; the shares sum to 1."""
+    # A folder name may hold commas and colons.
     if Path(data.removeprefix("folder:")).expanduser().is_dir():
         return [(data, 1.0)]
     parts = []
@@ -257,10 +292,13 @@ def parse_data(data: str) -> list[tuple[str, float]]:
         source, _, share = word.strip().rpartition(":")
         try:
             parts.append((source, float(share)))
+        # No number after the last colon: the colon belongs to the name.
         except ValueError:
             parts.append((word.strip(), math.nan))
+    # A single source has everything, with or without a share.
     if len(parts) == 1:
         parts = [(parts[0][0], 1.0)]
+    # The comparison is False for nan too.
     for source, share in parts:
         if not 0 < share < math.inf:
             raise ValueError(f"--data={data}: {source} needs its share of the tokens, like climbmix:0.7,my-text:0.3")
@@ -271,16 +309,18 @@ def parse_data(data: str) -> list[tuple[str, float]]:
 
 
 def _auto() -> str:
+    # Never a download: data that a person did not ask for may be large.
     return next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "world")
 
 
 def source_files(source: str, num_shards: int = 0, offline: bool = False) -> list[Path]:
-    """Return the files of one source before any conversion; missing ones are downloaded, or written (world)."""
+    """Return the files of a source before conversion; missing files are downloaded, or written (world)."""
     if source in CORPORA:
         return [found.path for found in hub.fetch(CORPORA[source].files(num_shards), offline)]
     if source == "world":
         return text_files(_world_shards(), (".parquet",))
     root = _folder(source)
+    # Installed packages differ from machine to machine.
     if source == "python":
         return [file for file in text_files(root, (".py",)) if "site-packages" not in file.parts]
     files = text_files(root)
@@ -289,34 +329,50 @@ def source_files(source: str, num_shards: int = 0, offline: bool = False) -> lis
     return files
 
 
-def shard_files(source: str, num_shards: int = 0, offline: bool = False, skip_bad: bool = False) -> list[Path]:
-    """Return the parquet shards of one source, the validation shard last; a folder is converted once."""
+def shard_files(
+    source: str,
+    num_shards: int = 0,
+    offline: bool = False,
+    skip_bad: bool = False,
+) -> list[Path]:
+    """Return the parquet shards of a source, the validation shard last; a folder is converted once."""
     files = source_files(source, num_shards, offline)
     if source in CORPORA or source == "world":
         return files
     root = _folder(source)
-    skip = skip_bad or source == "python"  # some of its tests are not UTF-8 on purpose
-    # One process of each node converts. The answer travels to the others as JSON.
-    home = once_a_node(f"the conversion of {root}", lambda: str(convert_folder(source_name(source), root, files, skip)))
+    skip = skip_bad or source == "python"  # a few test files there are not UTF-8 on purpose
+    # One process on each node converts. The answer travels to the others as JSON.
+    home = once_a_node(
+        f"the conversion of {root}",
+        lambda: str(
+            convert_folder(
+                source_name(source),
+                root,
+                files,
+                skip,
+            )
+        ),
+    )
     return sorted(Path(home).glob("*.parquet"))
 
 
 def hub_files(data: str, num_shards: int = 0) -> list[HubFile]:
-    """Return the files on the hub that `--data` names, downloaded or not."""
+    """Return the hub files for `--data`, downloaded or not."""
     named = [CORPORA[source] for source, _ in parse_data(data) if source in CORPORA]
     return [file for corpus in named for file in corpus.files(num_shards)]
 
 
 def shards_for(data: str, tokens: float) -> int:
-    """Return the number of shards with text for `tokens` tokens of training; 0 if `--data` names no data set.
+    """Return how many shards have text for `tokens` training tokens; 0 if `--data` names no data set on the hub.
 
-    The size of a shard is read from the first shard of each data set.
+    The first shard in each data set gives the shard size, and is downloaded if missing.
     """
     most = 0
     for source, share in parse_data(data):
         if source in CORPORA:
             named = CORPORA[source]
             first = hub.fetch(named.files(1)[:1])
+            # All shards of a data set have about the same size.
             [shard] = open_shards([found.path for found in first], Problems())
             wanted = math.ceil(BYTES_PER_TOKEN * tokens * share / shard.size)
             most = max(most, min(named.count, wanted))
@@ -324,19 +380,19 @@ def shards_for(data: str, tokens: float) -> int:
 
 
 def check_data(data: str) -> None:
-    """Raise a ValueError if `--data` names something that does not exist; nothing is downloaded or converted."""
+    """Raise a ValueError if `--data` names a missing folder; nothing is downloaded or converted."""
     for source, _ in parse_data(data):
         if source not in CORPORA and source not in LOCAL:
             source_files(source)
 
 
 def source_name(source: str) -> str:
-    """Return the short name of a source: for a folder, the last part of its path."""
+    """Return the short name of a source: for a folder, the last part of the path."""
     return source if source in CORPORA or source in LOCAL else _folder(source).resolve().name
 
 
 def _folder(source: str) -> Path:
-    """Return the folder of a source that is no data set of the hub."""
+    """Return the folder for a source that is not on the hub."""
     if source == "python":
         return Path(sysconfig.get_path("stdlib"))
     root = Path(source.removeprefix("folder:")).expanduser()
@@ -349,10 +405,11 @@ def _folder(source: str) -> Path:
 
 
 def _world_shards() -> Path:
-    """Return the folder of the world's shards: of the mirror if it has one, else written on this machine."""
+    """Return the folder with the shards of the world: from the mirror, else written on this machine."""
     path = "datasets/local/world"
     root = hub.mirror()
     if root is None or not (root / path).is_dir():
+        # A slow import that few runs need.
         from nanochat.world.writer import write_world
 
         root = hub.world_dir()

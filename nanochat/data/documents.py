@@ -1,7 +1,7 @@
-"""Documents in files of text: read, checked, and converted to shuffled parquet shards.
+"""Documents in text files: read, checked, and converted to shuffled parquet shards.
 
 A file is .parquet or .jsonl with the text in the column or key `text`, or .txt or .md, cut at line ends into documents.
-All but .parquet may be compressed as .gz or .zst. Damage is reported with its file and line or row.
+All but .parquet may be compressed as .gz or .zst. Damage is reported with file and line or row.
 """
 
 import codecs
@@ -25,8 +25,8 @@ from nanochat.log import Progress, print0, say
 from nanochat.paths import base_dir, publish_folder, read_sha256
 from nanochat.tokenizer import Tokenizer
 
-TEXT = "text"  # name of the column or key
-DOCUMENT_CHARS = 8192  # a text file is cut at line ends into documents of at least this size
+TEXT = "text"  # column in parquet, key in JSON
+DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
 COMPRESSED = (".gz", ".zst")
 
 
@@ -34,14 +34,14 @@ COMPRESSED = (".gz", ".zst")
 
 
 class Damaged(ValueError):
-    """A file, or a part of one, that cannot be read as text."""
+    """A file, row group or row cannot be read as text."""
 
 
 @dataclass
 class Problems:
-    """Damage found in text: an error, or counted and skipped.
+    """Damage found in text: an error, or skipped and counted.
 
-    log: print each problem that is skipped, once; later epochs meet the same damage again. first: the first messages.
+    log: print each skipped problem once, as later epochs meet the same damage again. first: the first messages.
     """
 
     skip: bool = False
@@ -59,6 +59,7 @@ class Problems:
             self._logged.add(message)
             say(f"data: left out: {message}")
         self.count += 1
+        # A few are enough to print, and bound the memory.
         if len(self.first) < 20:
             self.first.append(message)
 
@@ -75,18 +76,18 @@ class Problems:
 
 
 def text_files(folder: Path, kinds: Sequence[str] = (".parquet", ".jsonl", ".txt", ".md")) -> list[Path]:
-    """Return the files of these kinds below a folder, in an order that does not depend on the machine."""
+    """Return the files with these suffixes below a folder, in the same order on every machine."""
     files = [file for file in folder.rglob("*") if _kind(file) in kinds and file.is_file()]
     return sorted(files, key=lambda file: file.relative_to(folder).as_posix())
 
 
 def documents(file: Path, problems: Problems) -> Iterator[str]:
-    """Yield the documents of one file in order."""
+    """Yield the documents in one file in order; damage is added to the problems."""
     yield from READERS[_kind(file)](file, problems)
 
 
 def by_size(texts: Iterable[str], chars: int) -> Iterator[list[str]]:
-    """Yield lists of consecutive texts with at least `chars` characters together; the last may have fewer."""
+    """Yield lists of consecutive texts, at least `chars` characters each; the last list may have fewer."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -101,26 +102,27 @@ def by_size(texts: Iterable[str], chars: int) -> Iterator[list[str]]:
 
 
 def _kind(file: Path) -> str:
-    """Return the suffix of the uncompressed file."""
+    """Return the suffix without compression, in lower case."""
     if file.suffix.lower() in COMPRESSED:
         file = file.with_suffix("")
-        # A parquet file is compressed inside; its table of contents at the end cannot be read from a stream.
+        # A parquet file is compressed inside, and cannot be read from a stream: the table of contents is at the end.
         return "" if file.suffix.lower() == ".parquet" else file.suffix.lower()
     return file.suffix.lower()
 
 
 def _lines(file: Path, problems: Problems) -> Iterator[tuple[int, str]]:
-    """Yield (number, line with its end); a damaged file yields the lines before the damage."""
+    """Yield (number, line with line end); a damaged file yields the lines before the damage."""
     number = 0
     try:
         with io.BufferedReader(pa.input_stream(str(file), compression="detect"), 1 << 20) as stream:
             for number, line in enumerate(stream, 1):
+                # Some editors put a byte order mark at the start.
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 try:
                     yield number, line.decode("utf-8")
                 except UnicodeDecodeError as error:
-                    problems.add(f"{file}:{number}: not UTF-8 (byte {error.start + 1} of the line)")
+                    problems.add(f"{file}:{number}: not UTF-8 (byte {error.start + 1} in the line)")
     except (pa.ArrowException, OSError) as error:
         problems.add(f"{file} is damaged after line {number} ({error})")
 
@@ -137,7 +139,7 @@ def _read_jsonl(file: Path, problems: Problems) -> Iterator[str]:
             continue
         try:
             text = json.loads(line)[TEXT]
-            text.encode()  # an error for anything but a string, and for half of a surrogate pair
+            text.encode()  # fails for anything but a string, and for half a surrogate pair
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             problems.add(f'{file}:{number}: not a JSON object like {{"{TEXT}": "…"}} ({error!r})')
         else:
@@ -146,12 +148,13 @@ def _read_jsonl(file: Path, problems: Problems) -> Iterator[str]:
 
 def _read_parquet(file: Path, problems: Problems) -> Iterator[str]:
     with problems.caught(), open_parquet(file) as parquet:
-        row = 0
+        row = 0  # rows are numbered through all row groups, from 1
         for group in range(parquet.num_row_groups):
             next_row = row + parquet.metadata.row_group(group).num_rows
             with problems.caught():
                 texts = read_row_group(parquet, group, file)
-                for row, text in enumerate(texts, row + 1):  # noqa: B020 - rows are numbered on
+                # One value at a time: a row group may hold much more text than fits into memory twice.
+                for row, text in enumerate(texts, row + 1):  # noqa: B020
                     if text.is_valid:
                         yield text.as_py()
                     else:
@@ -170,25 +173,31 @@ READERS: dict[str, Callable[[Path, Problems], Iterator[str]]] = {
 
 @contextlib.contextmanager
 def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
-    """Open a parquet file that has a column of text; Damaged if it cannot be one."""
+    """Open a parquet file with a text column; Damaged if the file is anything else."""
     try:
         parquet = pq.ParquetFile(file, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise Damaged(f"{file} is no complete parquet file ({error}), fetch or write it again") from error
     with parquet:
-        columns = dict(zip(parquet.schema_arrow.names, parquet.schema_arrow.types, strict=True))
+        columns = dict(
+            zip(
+                parquet.schema_arrow.names,
+                parquet.schema_arrow.types,
+                strict=True,
+            )
+        )
         if TEXT not in columns:
-            raise Damaged(f"{file} has no column `{TEXT}`, only {', '.join(columns)}: rename the one with the text")
+            raise Damaged(f"{file} has no column `{TEXT}`, only {', '.join(columns)}: rename the column with the text")
         if columns[TEXT] not in (pa.string(), pa.large_string()):
-            raise Damaged(f"{file} has a column `{TEXT}` of type {columns[TEXT]}, it has to be string")
+            raise Damaged(f"{file} has a column `{TEXT}` with type {columns[TEXT]}, expected string")
         yield parquet
 
 
 def read_row_group(parquet: pq.ParquetFile, group: int, file: Path) -> pa.Array:
-    """Return the column of text of one row group, valid UTF-8, maybe with nulls."""
+    """Return the text column for one row group, valid UTF-8, maybe with nulls."""
     try:
         texts = pa.concat_arrays(parquet.read_row_group(group, columns=[TEXT]).column(0).chunks)
-        texts.validate(full=True)  # reading does not check the UTF-8
+        texts.validate(full=True)  # parquet files may hold anything, only this checks for UTF-8
     except (pa.ArrowException, OSError) as error:
         raise Damaged(f"{file}: row group {group} cannot be read ({error}), fetch or write it again") from error
     return texts
@@ -196,10 +205,14 @@ def read_row_group(parquet: pq.ParquetFile, group: int, file: Path) -> pa.Array:
 
 # ---- check ----
 
-MAX_CHARS = 1_000_000  # a book: a longer document is often a file that should have been cut
+MAX_CHARS = 1_000_000  # a book; longer documents are often files that should have been cut
 
 
-def check_documents(name: str, files: Sequence[Path], tokenizer: Tokenizer | None) -> tuple[dict[str, int], list[str]]:
+def check_documents(
+    name: str,
+    files: Sequence[Path],
+    tokenizer: Tokenizer | None,
+) -> tuple[dict[str, int], list[str]]:
     """Read all files; return counts, and messages about the first problems. No tokenizer: tokens are not counted."""
     problems = Problems(skip=True)
     counts = {"Documents": 0, "Characters": 0, "Tokens": 0}
@@ -208,6 +221,7 @@ def check_documents(name: str, files: Sequence[Path], tokenizer: Tokenizer | Non
         for number, text in enumerate(documents(file, problems), 1):
             counts["Documents"] += 1
             counts["Characters"] += len(text)
+            # The core returns an array, which is cheaper than a list.
             if tokenizer:
                 counts["Tokens"] += len(tokenizer.core.encode(text))
             if not text.strip():
@@ -220,32 +234,38 @@ def check_documents(name: str, files: Sequence[Path], tokenizer: Tokenizer | Non
 
 # ---- convert ----
 
-SHARD_BYTES = 128 << 20  # text of a shard, about
+SHARD_BYTES = 128 << 20  # text in a shard, about
 MAX_SHARDS = 256  # all are open while documents are dealt out
 DEALT_CHARS = 1 << 24  # dealt out together
 ROW_GROUP = 1024  # documents
-MIN_ROW_GROUPS = 64  # with few documents row groups are smaller, as each lane of the loader wants its own
+MIN_ROW_GROUPS = 64  # few documents make smaller row groups, because each lane needs some
 VALIDATION_BELOW = 2**64 // 100  # documents with a smaller hash are held out, one in a hundred
 SEED = 0
 
 
-def convert_folder(name: str, root: Path, files: Sequence[Path], skip_bad: bool = False) -> Path:
-    """Convert files below `root` to shuffled shards, once; return the folder of train-*.parquet and val.parquet.
+def convert_folder(
+    name: str,
+    root: Path,
+    files: Sequence[Path],
+    skip_bad: bool = False,
+) -> Path:
+    """Convert files below `root` to shuffled shards, once; return the folder with train-*.parquet and val.parquet.
 
-    The folder is found again by the content of the files. Blank documents are left out. Documents with a small hash are
-    for validation: the hash depends on the text alone, so no document moves into training when files are added.
-    Holds one shard in memory.
+    Later calls find the folder by the content of the files. Blank documents are left out. Documents with a small hash
+    are for validation: the hash depends on the text alone, so no document moves into training when files are added.
+    Memory holds one shard.
     """
     content = _hash_content(root, files, skip_bad)
     home = base_dir() / "corpora" / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{content[:16]}"
     home.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{home}.lock", "w") as lock:
-        # One process at a time converts; the system frees the lock of a process that dies.
+        # One process at a time; the system frees the lock if the process dies.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not home.is_dir():
             part = home.with_name(f"{home.name}.tmp")
             shutil.rmtree(part, ignore_errors=True)  # left by a process that died
             part.mkdir()
+            # The folder gets the final name only when complete.
             try:
                 _write_shards(name, files, part, Problems(skip_bad))
                 publish_folder(part, home)
@@ -255,7 +275,7 @@ def convert_folder(name: str, root: Path, files: Sequence[Path], skip_bad: bool 
 
 
 def _hash_content(root: Path, files: Sequence[Path], skip_bad: bool) -> str:
-    """Return a hash of everything that decides the shards: names and content of the files, and the constants."""
+    """Return a hash for everything that decides the shards: file names, file contents, constants."""
     constants = (DOCUMENT_CHARS, SHARD_BYTES, MAX_SHARDS, ROW_GROUP, MIN_ROW_GROUPS, VALIDATION_BELOW, SEED, skip_bad)
     lines = [repr(constants)]
     total = sum(file.stat().st_size for file in files)
@@ -268,25 +288,40 @@ def _hash_content(root: Path, files: Sequence[Path], skip_bad: bool) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _write_shards(name: str, files: Sequence[Path], out: Path, problems: Problems) -> None:
+def _write_shards(
+    name: str,
+    files: Sequence[Path],
+    out: Path,
+    problems: Problems,
+) -> None:
     """Write train-*.parquet and val.parquet, and print the counts."""
-    # Compressed text is a few times longer than its file. A wrong guess only makes shards of another size.
+    # Compressed text is a few times longer than the file. A wrong guess only changes the shard size.
     size = 0
     for file in files:
         is_compressed = file.suffix.lower() in (*COMPRESSED, ".parquet")
         size += file.stat().st_size * (4 if is_compressed else 1)
     dealt = [out / f"dealt-{number}" for number in range(min(MAX_SHARDS, size // SHARD_BYTES + 1))]
-    random = np.random.RandomState(SEED)  # its stream is the same in all versions of numpy
-    smallest, count, blank = _deal_out(_all_documents(name, files, problems), dealt, random)
-    # With few documents none may have a small hash: then the one with the smallest hash is held out.
+    random = np.random.RandomState(SEED)  # the old generator, because numpy promises never to change the stream
+    smallest, count, blank = _deal_out(
+        _all_documents(name, files, problems),
+        dealt,
+        random,
+    )
+    # Among few documents maybe none has a small hash: then hold out the smallest one.
     cutoff = pa.scalar(max(VALIDATION_BELOW, smallest), pa.uint64())
     row_group = max(1, min(ROW_GROUP, count // MIN_ROW_GROUPS))
+    # Text seldom repeats, so a dictionary would only cost time. Checksums find damage on disk.
     options = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
     rows = {"train": 0, "val": 0}
-    with pq.ParquetWriter(out / "val.parquet", pa.schema([(TEXT, pa.large_string())]), **options) as validation:
+    with pq.ParquetWriter(
+        out / "val.parquet",
+        pa.schema([(TEXT, pa.large_string())]),
+        **options,
+    ) as validation:
         for number, path in enumerate(dealt):
             table = pa.ipc.open_file(str(path)).read_all()
             path.unlink()
+            # Dealing chose the shard at random, this chooses the place within the shard.
             table = table.take(random.permutation(len(table)))
             held_out = pc.less_equal(table["key"], cutoff)
             train = table.filter(pc.invert(held_out)).select([TEXT])
@@ -294,7 +329,12 @@ def _write_shards(name: str, files: Sequence[Path], out: Path, problems: Problem
             if len(val):
                 validation.write_table(val, row_group)
             if len(train):
-                pq.write_table(train, out / f"train-{number:05d}.parquet", row_group, **options)
+                pq.write_table(
+                    train,
+                    out / f"train-{number:05d}.parquet",
+                    row_group,
+                    **options,
+                )
             rows["train"] += len(train)
             rows["val"] += len(val)
     if not rows["train"]:
@@ -315,10 +355,14 @@ def _all_documents(name: str, files: Sequence[Path], problems: Problems) -> Iter
             yield text
 
 
-def _deal_out(texts: Iterable[str], paths: list[Path], random: np.random.RandomState) -> tuple[int, int, int]:
-    """Deal documents out at random to temporary files, each with a hash of its text as its key.
+def _deal_out(
+    texts: Iterable[str],
+    paths: list[Path],
+    random: np.random.RandomState,
+) -> tuple[int, int, int]:
+    """Deal documents out at random to temporary files, each with a text hash as key.
 
-    Returns (smallest key, number of documents, number of blank ones left out).
+    Returns (smallest key, number of documents, number of blank documents left out).
     """
     schema = pa.schema([(TEXT, pa.large_string()), ("key", pa.uint64())])
     smallest = 2**64 - 1
@@ -333,6 +377,7 @@ def _deal_out(texts: Iterable[str], paths: list[Path], random: np.random.RandomS
             count += len(full)
             blank += len(batch) - len(full)
             table = pa.table({TEXT: full, "key": keys}, schema)
+            # The file for each document.
             places = random.randint(len(paths), size=len(full))
             for place, writer in enumerate(writers):
                 writer.write(table.filter(pa.array(places == place)))

@@ -1,9 +1,9 @@
-"""Files of data sets: from a mirror directory, or through `huggingface_hub`.
+"""Data set files: from a mirror directory, or through `huggingface_hub`.
 
 The mirror is the directory in NANOCHAT_HUB; if it is set, no other place is searched. Else `huggingface_hub` supplies
 the cache, locks, retries, resumed downloads, HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE. If a run has written
 the embedded world for lack of other data, the world stands for files that are not in the cache. A cached file is used
-without asking the hub again; pin a revision to be sure of its version.
+without asking the hub again; pin a revision to be sure about the version.
 """
 
 import hashlib
@@ -21,16 +21,17 @@ from nanochat.nodes import once_a_node
 from nanochat.paths import base_dir, read_sha256
 
 PARALLEL_DOWNLOADS = 8
+# HTTP status -> the usual reason.
 HINTS = {401: ": it does not exist or needs HF_TOKEN", 403: ": HF_TOKEN may not read it", 404: ": it does not exist"}
 
 
 class HubError(ValueError):
-    """Files that cannot be found or fetched; the message names each of them."""
+    """Files cannot be found or downloaded; the message lists them all."""
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file `path` of the data set `repo` ("owner/name"); without a repo, a file in the root of a mirror."""
+    """A file `path` in the data set `repo` ("owner/name"); without a repo, in the root of a mirror."""
 
     path: str
     repo: str = ""
@@ -41,12 +42,12 @@ class HubFile:
 
     @property
     def on_hub(self) -> bool:
-        """False for files that only a mirror or the embedded world can have."""
+        """False for files found only in a mirror or the embedded world."""
         return bool(self.repo) and not self.repo.startswith("local/")
 
 
 class Found(NamedTuple):
-    """A local file, where it comes from ("mirror", "cache", "world" or "hub"), and the seconds of its download."""
+    """A local file, its origin ("mirror", "cache", "world" or "hub"), and the download time in seconds."""
 
     path: Path
     origin: str
@@ -54,7 +55,7 @@ class Found(NamedTuple):
 
 
 def fetch(files: Sequence[HubFile], offline: bool = False) -> list[Found]:
-    """Return all files in order; one process of each node downloads the missing ones. HubError names all failures."""
+    """Return all files in order; one process on each node downloads missing files. HubError lists all failures."""
     key = hashlib.sha256(repr((files, offline)).encode()).hexdigest()[:16]
     # The answer travels to the other processes as JSON.
     answers = once_a_node(
@@ -70,18 +71,20 @@ def is_here(files: Sequence[HubFile]) -> bool:
 
 
 def revision(path: Path) -> str | None:
-    """Return the commit of a file in the cache of the hub."""
+    """Return the commit for a file in the cache of the hub."""
+    # The cache has a folder for each commit.
     commit = re.search(r"/snapshots/([0-9a-f]{40})/", path.as_posix())
     return commit[1] if commit else None
 
 
 def sha256(path: Path) -> str:
-    """Return the hash of a file; a file in the cache was checked when it was downloaded, and is not read again."""
+    """Return the hash of a file; a cached file was checked after the download, and is not read again."""
     return _cached_sha256(path) or read_sha256(path)
 
 
 def mirror() -> Path | None:
     """Return the directory in NANOCHAT_HUB, if that is set."""
+    # Read at every call: tests and notebooks change it.
     name = os.environ.get("NANOCHAT_HUB")
     if not name:
         return None
@@ -92,15 +95,15 @@ def mirror() -> Path | None:
 
 
 def world_dir() -> Path:
-    """Return the folder of the embedded world, which later stages read until it is removed."""
+    """Return the folder for the embedded world; later stages read from there until someone removes the folder."""
     return base_dir() / "world"
 
 
 def _world() -> Path | None:
-    """Return the embedded world if it replaces the hub.
+    """Return the embedded world if one replaces the hub.
 
-    Files that it lacks are not downloaded either, or one run would mix real files with invented ones. The main job on
-    real text sets NANOCHAT_WORLD=off, as an earlier job may have left a world.
+    Other files are not downloaded either, or a run would mix real and invented files. The main job on real text sets
+    NANOCHAT_WORLD=off, because an earlier job may have left a world.
     """
     if os.environ.get("NANOCHAT_WORLD") == "off" or mirror():
         return None
@@ -108,14 +111,20 @@ def _world() -> Path | None:
 
 
 def _places(file: HubFile) -> Iterator[Found]:
-    """Yield the places on this machine where a file may be, first choice first."""
+    """Yield possible places for a file on this machine, first choice first."""
     if root := mirror():
         yield Found(root / str(file), "mirror")
         return
     if file.on_hub:
         from huggingface_hub import try_to_load_from_cache
 
-        cached = try_to_load_from_cache(file.repo, file.path, revision=file.revision, repo_type="dataset")
+        # A path, or None, or a marker for a file known to be missing.
+        cached = try_to_load_from_cache(
+            file.repo,
+            file.path,
+            revision=file.revision,
+            repo_type="dataset",
+        )
         if isinstance(cached, str):
             yield Found(Path(cached), "cache")
     if world := _world():
@@ -127,8 +136,8 @@ def _find(file: HubFile) -> Found | None:
 
 
 def _obstacle(file: HubFile, offline: bool) -> str:
-    """Return the reason why a missing file cannot be downloaded, or an empty string."""
-    from huggingface_hub import constants  # reads HF_HUB_OFFLINE
+    """Return the reason not to download a missing file, or an empty string."""
+    from huggingface_hub import constants  # the import reads HF_HUB_OFFLINE from the environment
 
     if mirror():
         return "not in the mirror that NANOCHAT_HUB names"
@@ -141,12 +150,14 @@ def _obstacle(file: HubFile, offline: bool) -> str:
 
 def _fetch_here(files: Sequence[HubFile], offline: bool) -> list[Found]:
     found = {file: _find(file) for file in files}
+    # Files that appear twice are downloaded once.
     missing = [file for file, place in found.items() if place is None]
+    # Known before any download starts.
     failures = {file: reason for file in missing if (reason := _obstacle(file, offline))}
     if missing and not failures:
         say(f"hub: downloading {len(missing):,} of {len(found):,} files")
         with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
-            # All are tried: a file that came is in the cache when the command is run again.
+            # Try all: a file downloaded now is in the cache when the command is run again.
             for file, result in zip(missing, pool.map(_download, missing), strict=True):
                 if isinstance(result, Found):
                     found[file] = result
@@ -161,26 +172,33 @@ def _fetch_here(files: Sequence[HubFile], offline: bool) -> list[Found]:
 
 
 def _download(file: HubFile) -> Found | str:
-    """Return the downloaded file, or the reason why the download failed."""
+    """Return the downloaded file, or the reason for the failure."""
     from huggingface_hub import hf_hub_download
 
     start = time.monotonic()
     try:
-        path = Path(hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision))
-    except Exception as error:  # of httpx, xet or the system, as the library passes them on
+        path = Path(
+            hf_hub_download(
+                file.repo,
+                file.path,
+                repo_type="dataset",
+                revision=file.revision,
+            )
+        )
+    except Exception as error:  # from httpx, xet or the system: the library has no common base class
         return _failure(error)
     # The library checks the size of a plain download, but not its hash.
     expected = _cached_sha256(path)
     if expected and read_sha256(path) != expected:
-        path.resolve().unlink()  # or the cache would supply it the next time
+        path.resolve().unlink()  # or the cache would supply the damaged file next time
         path.unlink()
-        return f"its content does not have the SHA-256 {expected[:12]}… of the hub, run the command again"
+        return f"the content does not have the SHA-256 {expected[:12]}… from the hub, run the command again"
     return Found(path, "hub", time.monotonic() - start)
 
 
 def _failure(error: Exception) -> str:
-    """Return the reason of a failed download in one line."""
-    # A failed question for the metadata comes wrapped in another error.
+    """Return the reason for a failed download in one line."""
+    # The library wraps errors from the request for metadata.
     cause = error.__cause__ or error
     response = getattr(cause, "response", None)
     if response is not None:
@@ -189,6 +207,6 @@ def _failure(error: Exception) -> str:
 
 
 def _cached_sha256(path: Path) -> str | None:
-    """Return the SHA-256 in the name of a large file in the cache of the hub."""
+    """Return the SHA-256 of a large file in the cache of the hub, which is the file name there."""
     blob = path.resolve()
     return blob.name if blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", blob.name) else None

@@ -110,10 +110,10 @@ def test_bad_lines_are_named_and_the_others_read(tmp_path):
     numbers = [int(message.removeprefix(f"{path}:").partition(":")[0]) for message in messages]
     assert numbers == [2, 4, 5, 6, 7, 8, 9]
     assert all('not a JSON object like {"text": "…"}' in message for message in messages[:5])
-    assert "not UTF-8 (byte 11 of the line)" in messages[5]
+    assert "not UTF-8 (byte 11 in the line)" in messages[5]
     assert f"{path}:2: not a JSON object" in refusal(path)
     path = write(tmp_path / "bad.txt", "good\nañb\nend".encode("latin-1"))
-    assert skipped(path) == (["good\nend"], [f"{path}:2: not UTF-8 (byte 2 of the line)"])
+    assert skipped(path) == (["good\nend"], [f"{path}:2: not UTF-8 (byte 2 in the line)"])
 
 
 def test_columns_that_are_no_text(tmp_path):
@@ -121,7 +121,7 @@ def test_columns_that_are_no_text(tmp_path):
     assert f"{path} has no column `text`, only id, content" in refusal(path)
     assert skipped(path)[0] == []
     write_shard(path, [1, 2], pa.int64())
-    assert "of type int64, it has to be string" in refusal(path)
+    assert "with type int64, expected string" in refusal(path)
 
 
 def test_cut_files_are_named(tmp_path):

@@ -163,7 +163,7 @@ def test_failed_downloads_are_listed_and_the_others_kept(server, start, tmp_path
     assert message.startswith("4 of 5 files are not available:")
     assert "datasets/some/set/gone.bin: HTTP 404: it does not exist\n" in message
     assert "datasets/some/set/b.bin: HTTP 401: it does not exist or needs HF_TOKEN\n" in message
-    assert re.search(r"deep/c\.bin: its content does not have the SHA-256 [0-9a-f]{12}… of the hub", message)
+    assert re.search(r"deep/c\.bin: the content does not have the SHA-256 [0-9a-f]{12}… from the hub", message)
     assert re.search(r"short\.bin: OSError: .*size", message)
     # Whatever has its final name in the cache is whole.
     kept = [file for file in (tmp_path / "cache").rglob("snapshots/*/**/*") if file.is_file()]
