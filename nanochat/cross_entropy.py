@@ -1,7 +1,8 @@
 """Cross-entropy of a linear head, a chunk of tokens at a time: the logits of a whole batch never exist at once.
 
-The logits of a chunk are turned into its losses and, where the loss is to be differentiated, into their own gradient at
-once, so that the backward pass only multiplies what is there by one number.
+A chunk's logits become losses and, if the loss is to be differentiated, their own gradient at once: the backward pass
+only multiplies by one number. The Triton kernel is in cross_entropy_triton.py, because torch.compile traces only
+kernels of a module, and triton is imported only where it is used.
 """
 
 import functools
@@ -13,12 +14,16 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 IGNORED = -1  # the target of a token that is not learned
-SAFE_EXPONENT = 60.0  # of which the exponential, summed over any vocabulary or row, is far from fp32's limit
+SAFE_EXPONENT = 60.0  # exponentials of less, summed over any vocabulary or row, stay far from fp32's limit
 
-# Logits per chunk, by device type. A CPU wants them in its caches; for a GPU a chunk must still be a large matmul.
+# Bytes of logits per chunk. A CPU needs them in the caches; for a GPU a chunk must still be a large matrix product.
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
-# However large the vocabulary: each chunk reads the whole weight, and if it is differentiated adds to all its gradient.
+# Least tokens of a chunk without and with gradients: each chunk reads the whole weight, and adds to its whole gradient.
 LEAST_TOKENS = {False: 64, True: 512}
+
+# (logits (n, V), targets (n,), softcap, vocab_size, with_gradient) → losses (n,), and the gradient of the logits in
+# their dtype or None. A form may overwrite the logits.
+Form = Callable[[Tensor, Tensor, float, int, bool], tuple[Tensor, Tensor | None]]
 
 
 def cross_entropy(
@@ -32,46 +37,59 @@ def cross_entropy(
     chunk: int = 0,
     form: str | None = None,
 ) -> Tensor:
-    """Losses of softcap·tanh(z / softcap) for z = hidden @ weightᵀ, where targets are not -1; a softcap of 0 is none.
+    """Return the losses of logits softcap·tanh(z / softcap), z = hidden @ weightᵀ, of all targets that are not -1.
 
-    hidden (N, D); weight (V, D) in any dtype, of which rows from vocab_size on are padding; targets (N,). "sum": a
-    scalar, "none": (N,), both in fp32 (fp64 for fp64). chunk: tokens at a time, 0 = chosen; form: a key of FORMS.
+    hidden (N, D); weight (V, D) in any dtype, padding from row vocab_size on; targets (N,). reduction: "sum", a scalar,
+    or "none", (N,); in fp32 (fp64 for fp64). softcap: 0 for none. chunk: tokens, 0: chosen. form: a key of FORMS.
     """
     assert reduction in ("sum", "none"), reduction
     assert hidden.shape == (len(targets), weight.shape[1]), (hidden.shape, weight.shape, targets.shape)
-    chunk_losses = FORMS[form or choose(hidden.device)[0]]
+    chunk_losses = FORMS[form or choose_form(hidden.device)[0]]
     vocab_size = vocab_size or len(weight)
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    fit = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
-    chunk = chunk or max(LEAST_TOKENS[recorded], fit)
+    fitting = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
+    chunk = chunk or max(LEAST_TOKENS[recorded], fitting)
     chunks = max(1, -(-len(targets) // chunk))
-    chunk = -(-len(targets) // chunks)  # as long as each other, so that few shapes occur
+    chunk = -(-len(targets) // chunks)  # equal lengths: few shapes to compile for
     if recorded and reduction == "sum":
         return _SumOfLosses.apply(hidden, weight, targets, chunk, chunk_losses, softcap, vocab_size)
-    head = weight if recorded else weight.to(hidden.dtype)  # cast once, unless chunks' gradients add up in it
+    head = weight if recorded else weight.to(hidden.dtype)  # cast once, unless gradients of chunks add up in it
 
     def losses(hidden: Tensor, targets: Tensor) -> Tensor:
         logits = hidden @ head.to(hidden.dtype).t()
-        return (torch_form if recorded else chunk_losses)(logits, targets, softcap, vocab_size, False)[0]
+        form = torch_form if recorded else chunk_losses
+        return form(logits, targets, softcap, vocab_size, False)[0]
 
-    if recorded:  # per-token losses are differentiated by autograd, which computes a chunk's logits once more
+    if recorded:  # autograd differentiates losses of single tokens, and computes the logits of a chunk again for that
         losses = functools.partial(checkpoint, losses, use_reentrant=False)
-    each = torch.cat(list(map(losses, hidden.split(chunk), targets.split(chunk))))
+    parts = map(losses, hidden.split(chunk), targets.split(chunk))
+    each = torch.cat(list(parts))
     return each if reduction == "none" else each.sum()
 
 
 class _SumOfLosses(torch.autograd.Function):
-    """The gradient for a loss of 1 is made in the forward pass, while a chunk's logits are there."""
+    """The sum of losses; the forward computes the gradient for a loss of 1, while a chunk's logits exist."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets, chunk, chunk_losses, softcap, vocab_size):
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        chunk: int,
+        chunk_losses: Form,
+        softcap: float,
+        vocab_size: int,
+    ) -> Tensor:
         head = weight.to(hidden.dtype)
+        # Sums are kept in fp32 at least.
         total = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-        chunks = (tensor.split(chunk) for tensor in (hidden, targets, hidden_gradient))
-        for rows, labels, rows_gradient in zip(*chunks, strict=True):
-            losses, gradient = chunk_losses(rows @ head.t(), labels, softcap, vocab_size, True)
+        chunks = zip(hidden.split(chunk), targets.split(chunk), hidden_gradient.split(chunk), strict=True)
+        for rows, labels, rows_gradient in chunks:
+            logits = rows @ head.t()
+            losses, gradient = chunk_losses(logits, labels, softcap, vocab_size, True)
             total += losses.sum()
             rows_gradient.copy_(gradient @ head)
             weight_gradient += gradient.t() @ rows
@@ -80,25 +98,27 @@ class _SumOfLosses(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, outer):
+    def backward(ctx: torch.autograd.function.FunctionCtx, outer: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
         return hidden_gradient * outer, weight_gradient * outer, None, None, None, None, None
 
 
-# ---- forms: (n, V) logits of a chunk → losses (n,), and the logits' gradient in their dtype, None unless asked for.
-# ---- The logits are consumed: a form may write over them.
+# ---- forms ----
 
 
-def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool):
-    """The softmax is computed in fp32 at least, in as few passes as can be: a CPU spends its time on them."""
+def torch_form(
+    logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the softmax in fp32 at least, in few passes over memory: a CPU spends its time on them."""
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if softcap:
         bent = 1 - 2 / (1 + torch.exp(z * (2 / softcap)))  # tanh, which takes three times as long
         z = bent * softcap
     if vocab_size < z.shape[1]:
         z[:, vocab_size:] = -torch.inf
-    kept, index = (targets != IGNORED).unsqueeze(1), targets.clamp(min=0).unsqueeze(1)
-    # What a softcap bounds needs no shift to be kept from overflowing.
+    kept = (targets != IGNORED).unsqueeze(1)
+    index = targets.clamp(min=0).unsqueeze(1)
+    # A softcap bounds the logits: no shift is needed against overflow.
     peak = 0.0 if 0 < softcap <= SAFE_EXPONENT else z.detach().amax(1, keepdim=True)
     exponentials = torch.exp(z - peak)
     total = exponentials.sum(1, keepdim=True)
@@ -108,31 +128,39 @@ def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int,
     hit = torch.arange(z.shape[1], device=z.device) == index
     gradient = exponentials * (kept / total) - (hit & kept).to(z.dtype)
     if softcap:
-        gradient = gradient * (1 - bent * bent)
+        gradient = gradient * (1 - bent * bent)  # the slope of tanh
     return losses, gradient.to(logits.dtype)
 
 
 @functools.cache
-def _compiled() -> Callable:
+def _compiled() -> Form:
     return torch.compile(torch_form, dynamic=True)
 
 
-def compiled_form(*chunk):
-    return (torch_form if torch.compiler.is_compiling() else _compiled())(*chunk)
+def compiled_form(
+    logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    form = torch_form if torch.compiler.is_compiling() else _compiled()
+    return form(logits, targets, softcap, vocab_size, with_gradient)
 
 
-def triton_form(*chunk):
-    from nanochat import cross_entropy_triton  # it imports triton, which not every machine has
+def triton_form(
+    logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    from nanochat import cross_entropy_triton  # imports triton, which some platforms lack
 
-    return cross_entropy_triton.triton_form(*chunk, ignored=IGNORED)
+    return cross_entropy_triton.triton_form(logits, targets, softcap, vocab_size, with_gradient, ignored=IGNORED)
 
 
-FORMS = {"torch": torch_form, "compiled": compiled_form, "triton": triton_form}
+FORMS: dict[str, Form] = {"torch": torch_form, "compiled": compiled_form, "triton": triton_form}
 
 
-def choose(device: torch.device, compiling: bool = False) -> tuple[str, str]:
-    """(key of FORMS, reason) of the fastest form for a device; compiling: time may be spent on the compiler."""
+def choose_form(device: torch.device, compiling: bool = False) -> tuple[str, str]:
+    """Return the fastest form for a device and the reason; compiling: time may be spent on the compiler."""
     if device.type == "cuda" and importlib.util.find_spec("triton"):
         return "triton", "one kernel turns the logits into their gradient in place"
-    why_not = "triton is not installed" if device.type == "cuda" else f"no kernel for {device.type}"
-    return ("compiled" if compiling else "torch"), why_not
+    reason = "triton is not installed" if device.type == "cuda" else f"no kernel for {device.type}"
+    return ("compiled" if compiling else "torch"), reason
+
+
+choose = choose_form  # the name of before, until gpt.py is moved

@@ -1,6 +1,6 @@
-"""The Triton form of a chunk's cross-entropy: logits in, their gradient out in the same memory, no fp32 copy.
+"""The Triton form of a chunk's cross-entropy: logits in, their gradient out in the same memory, no copy in fp32.
 
-Imported only where triton is installed (see FORMS in cross_entropy.py).
+Imported only where triton is installed and used: see FORMS in cross_entropy.py.
 """
 
 import torch
@@ -12,16 +12,32 @@ LONGEST_BLOCK = 4096  # columns of a row that a program handles at a time
 
 
 def triton_form(
-    logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool, *, ignored: int
+    logits: Tensor,
+    targets: Tensor,
+    softcap: float,
+    vocab_size: int,
+    with_gradient: bool,
+    *,
+    ignored: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses (n,) in fp32 of (n, V) logits, and the logits overwritten by their gradient, or None and left alone."""
+    """Return losses (n,) in fp32 of logits (n, V), and the logits overwritten by their gradient, or None."""
     assert logits.stride(1) == targets.stride(0) == 1, (logits.stride(), targets.stride())
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     width = logits.shape[1]
-    if len(logits):
-        sizes = {"BLOCK": min(LONGEST_BLOCK, triton.next_power_of_2(width)), "num_warps": 8}
-        rows = logits, targets, losses, logits.stride(0), vocab_size, width
-        _row_kernel[(len(logits),)](*rows, SOFTCAP=softcap, WITH_GRADIENT=with_gradient, IGNORED=ignored, **sizes)
+    if len(logits):  # a grid of no programs is an error
+        _row_kernel[(len(logits),)](
+            logits,
+            targets,
+            losses,
+            logits.stride(0),
+            vocab_size,
+            width,
+            SOFTCAP=softcap,
+            WITH_GRADIENT=with_gradient,
+            IGNORED=ignored,
+            BLOCK=min(LONGEST_BLOCK, triton.next_power_of_2(width)),
+            num_warps=8,
+        )
     return losses, logits if with_gradient else None
 
 
@@ -38,20 +54,20 @@ def _row_kernel(
     IGNORED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per row: a pass for the softmax's denominator, kept online, and a pass that writes the gradient."""
-    row = tl.program_id(0).to(tl.int64)  # row · stride passes 2³¹
+    """Handle one row per program: a pass for the softmax's denominator, kept online, and a pass for the gradient."""
+    row = tl.program_id(0).to(tl.int64)  # row · stride exceeds 2³¹
     logits += row * stride
     target = tl.load(targets + row)
     peak = float("-inf")
-    total = 0.0
-    chosen = 0.0
+    total = 0.0  # of exponentials, relative to the peak so far
+    chosen = 0.0  # the target's logit
     for start in range(0, vocab_size, BLOCK):
         column = start + tl.arange(0, BLOCK)
         z, _ = _capped(logits, column, vocab_size, SOFTCAP)
         new_peak = tl.maximum(peak, tl.max(z, 0))
         total = total * tl.exp(peak - new_peak) + tl.sum(tl.exp(z - new_peak), 0)
         peak = new_peak
-        # Picked up on the way: a load of its own could come after another warp's write of the gradient.
+        # Picked up here: a separate load could come after another warp's write of the gradient.
         chosen += tl.sum(tl.where(column == target, z, 0.0), 0)
     log_total = peak + tl.log(total)
     tl.store(losses + row, tl.where(target == IGNORED, 0.0, log_total - chosen))
@@ -60,17 +76,19 @@ def _row_kernel(
         for start in range(0, width, BLOCK):
             column = start + tl.arange(0, BLOCK)
             z, slope = _capped(logits, column, vocab_size, SOFTCAP)
-            gradient = (tl.exp(z - log_total) - tl.where(column == target, 1.0, 0.0)) * slope
+            hit = tl.where(column == target, 1.0, 0.0)
+            gradient = (tl.exp(z - log_total) - hit) * slope
             gradient = tl.where(target == IGNORED, 0.0, gradient).to(logits.dtype.element_ty)
             tl.store(logits + column, gradient, mask=column < width)
 
 
 @triton.jit
 def _capped(logits, column, vocab_size, SOFTCAP: tl.constexpr):
-    """Logits under the softcap in fp32, -inf for what is no word, and how steep the softcap is there."""
+    """Return logits under the softcap in fp32, -inf in the padding, and the slope of the softcap there."""
     z = tl.load(logits + column, mask=column < vocab_size, other=0.0).to(tl.float32)
     slope = tl.full(z.shape, 1.0, tl.float32)
     if SOFTCAP > 0:
         bent = 2.0 * tl.sigmoid(2.0 * z / SOFTCAP) - 1.0  # tanh
-        z, slope = SOFTCAP * bent, 1.0 - bent * bent
+        z = SOFTCAP * bent
+        slope = 1.0 - bent * bent
     return tl.where(column < vocab_size, z, float("-inf")), slope

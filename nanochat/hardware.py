@@ -1,4 +1,4 @@
-"""What accelerators can do at best, from their makers' data sheets, and what an hour of one costs."""
+"""Accelerators: peak rates from their makers' data sheets, memory, and the price of an hour."""
 
 import re
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Accelerator:
-    """name: what people type. devices: a pattern of the names that drivers give it, without the maker's. memory: in GB.
+    """An accelerator; None for a figure that is unknown, or a precision that it lacks.
 
-    bf16, fp16, fp8, fp32: TFLOP/s of dense products of such matrices, summed in fp32 (fp32 means TF32 where there is
-    that). dollars: of an hour, rented on demand, about, in 2026: providers differ by a factor of two and more.
-    None: it cannot, or we do not know.
+    name: as people type it. devices: a pattern of the names that drivers report, without the maker's. bf16, fp16, fp8,
+    fp32: TFLOP/s of dense matrix products, summed in fp32; fp32 means TF32 where there is TF32. memory: GB. dollars: of
+    an hour, rented on demand, in 2026; providers differ by a factor of two and more.
     """
 
     name: str
@@ -24,16 +24,16 @@ class Accelerator:
 
     @property
     def precision(self) -> str:
-        """What training computes in where nobody asks for another: fp32 on what has no bf16."""
+        """Return the precision to train in by default: bf16, or fp32 without bf16."""
         return "fp32" if self.fp32 and not self.bf16 else "bf16"
 
     def peak(self, dtype: str) -> float | None:
-        """FLOP/s."""
+        """Return the peak FLOP/s in a precision."""
         rate = getattr(self, dtype)
         return rate and rate * 1e12
 
 
-# Whole names are compared: laptop models, slices of a GPU and later variants are slower than what they are named after.
+# Names have to match as a whole: laptop models, slices of a GPU and later variants are slower than their namesakes.
 ACCELERATORS = (
     Accelerator("B200", "B200", 2250, 2250, 4500, None, 180),
     Accelerator("H200", "H200", 989.4, 989.4, 1978.9, 494.7, 141, dollars=3.5),
@@ -54,7 +54,7 @@ ACCELERATORS = (
 
 
 def find_accelerator(name: str) -> Accelerator | None:
-    """The accelerator that a driver, or a person, calls so; case and what parts words do not count for a person."""
+    """Return the accelerator that a driver or a person names; a person's case and separators do not count."""
     device = re.sub("^(NVIDIA|AMD) ", "", name)
     for accelerator in ACCELERATORS:
         if re.fullmatch(accelerator.devices, device) or _plain(name) == _plain(accelerator.name):
@@ -63,15 +63,19 @@ def find_accelerator(name: str) -> Accelerator | None:
 
 
 def hourly_rate(gpus: str) -> float | None:
-    """Dollars of an hour of "8x NVIDIA H100 80GB HBM3", as a record of a run names them; None if a price is unknown."""
-    parts = [re.fullmatch(r"(\d+)x (.+)", part) for part in gpus.split(", ")]
-    found = [(int(part[1]), find_accelerator(part[2])) for part in parts if part]
-    known = len(found) == len(parts) and all(one and one.dollars for _, one in found)
-    return sum(count * one.dollars for count, one in found) if known else None
+    """Return dollars per hour of "8x NVIDIA H100 80GB HBM3", as an outcome names GPUs; None without a known price."""
+    total = 0.0
+    for part in gpus.split(", "):
+        match = re.fullmatch(r"(\d+)x (.+)", part)
+        accelerator = find_accelerator(match[2]) if match else None
+        if accelerator is None or accelerator.dollars is None:
+            return None
+        total += int(match[1]) * accelerator.dollars
+    return total
 
 
 def parse_hardware(text: str) -> tuple[int, Accelerator]:
-    """8xH100 -> (8, the H100); of one that is not in the table nothing is known but its name."""
+    """Return number and kind of accelerators for text like 8xH100; an unknown kind has nothing but the name."""
     match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})", text.strip())
     if not match:
         raise ValueError(f"--on={text} is no hardware, write it like 8xH100 or {ACCELERATORS[0].name}")

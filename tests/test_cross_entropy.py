@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanochat.cross_entropy import FORMS, choose, cross_entropy
+from nanochat.cross_entropy import FORMS, choose_form, cross_entropy
 
 # Greatest difference from the plain loss computed in fp64, relative to the greatest value. In both, the weight is
 # rounded to the dtype of the hidden states first.
@@ -166,7 +166,7 @@ def test_it_may_stand_inside_a_compiled_graph(form):
 
 
 def test_the_choice_of_a_form():
-    assert choose(torch.device("cpu")) == ("torch", "no kernel for cpu")
-    assert choose(torch.device("cpu"), compiling=True)[0] == "compiled"
-    assert choose(torch.device("cuda"))[0] in ("torch", "triton")
+    assert choose_form(torch.device("cpu")) == ("torch", "no kernel for cpu")
+    assert choose_form(torch.device("cpu"), compiling=True)[0] == "compiled"
+    assert choose_form(torch.device("cuda"))[0] in ("torch", "triton")
     assert FORMS.keys() == {"torch", "compiled", "triton"}

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from nanochat.optim import POLAR_EXPRESS, Group, Optimizer, polar_express
+from nanochat import schedules
+from nanochat.optim import KINDS, POLAR_EXPRESS, Group, Optimizer, polar_express
 
 SEED = random.SystemRandom().randrange(2**32)
 
@@ -204,6 +205,47 @@ def test_compiled_equals_eager_and_is_compiled_once():
 def test_half_precision_is_refused():
     with pytest.raises(AssertionError, match=r"p is torch\.bfloat16: master weights are float32"):
         Optimizer([Group("m", "muon", [("p", Parameter(torch.zeros(2, 2, dtype=torch.bfloat16)))], 0.1, 0.9, 0.9)])
+
+
+# ---- every kind ----
+
+
+def optimizer_of(kind: str) -> tuple[list[tuple[str, Parameter]], Optimizer]:
+    params = parameters((64, 64), (64, 64), (64, 32))
+    return params, Optimizer([Group("weights", kind, params, 0.1, 0.9, 0.9)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_complete(kind):
+    """Its schedules, states and their size; and a step changes the parameters."""
+    stack = KINDS[kind]
+    assert stack.kind == kind
+    for table, moved in [
+        (schedules.pretraining(1, 0.5, 0.0), stack.pretraining),
+        (schedules.finetuning(1, 0.5, 0.0), stack.finetuning),
+    ]:
+        assert tuple(table[kind]) == moved
+        assert set(moved) <= {"lr", "momentum", "weight_decay"}
+    params, optimizer = optimizer_of(kind)
+    before = [parameter.detach().clone() for _, parameter in params]
+    give_gradients(params)
+    optimizer.step()
+    assert not any(torch.equal(old, parameter) for old, (_, parameter) in zip(before, params, strict=True))
+    states = dict(optimizer.state_tensors())
+    size = 0
+    for name, parameter in params:
+        assert states[name].keys() - {"step"} == set(stack.states_of)
+        size += stack.state_bytes * parameter.numel()
+    assert size == pytest.approx(sum(state.nbytes for saved in states.values() for state in saved.values()), rel=0.05)
+    optimizer_of(kind)[1].load_state_tensors(states.__getitem__)
+
+
+def test_states_of_another_kind_are_refused():
+    states = {kind: dict(optimizer_of(kind)[1].state_tensors()) for kind in KINDS}
+    for kind in KINDS:
+        for other in set(KINDS) - {kind}:
+            with pytest.raises(ValueError, match=rf"^the checkpoint has .* of p0, {kind} needs .* --no-warm-start"):
+                optimizer_of(kind)[1].load_state_tensors(states[other].__getitem__)
 
 
 # ---- on an accelerator ----
