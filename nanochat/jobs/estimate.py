@@ -50,23 +50,23 @@ FINISHED = "finished"  # the basis of a step that will be skipped
 
 @dataclass(frozen=True)
 class BaseRun:
-    """Figures of base training. tokens: 0 if a clock ends it. flops: of a trained token. notes: lines about memory."""
+    """Figures of base training before it starts."""
 
     parameters: int
-    tokens: int
-    batch: int
-    flops: float
-    notes: list[str]
+    tokens: int  # 0 if a clock ends the run
+    batch: int  # tokens of a step
+    flops: float  # of a token, forward and backward
+    notes: list[str]  # lines about memory
 
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens that a step trains on, scores or generates; seconds: of work without the model."""
+    """The work of a step, in tokens."""
 
-    trained: float = 0.0
-    scored: float = 0.0
-    generated: float = 0.0
-    seconds: float = 0.0
+    trained: float = 0.0  # forward and backward
+    scored: float = 0.0  # forward only
+    generated: float = 0.0  # a token at a time
+    seconds: float = 0.0  # of work without the model
 
     @property
     def tokens(self) -> float:
@@ -75,11 +75,11 @@ class Work:
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """Seconds of a step (0: not known), its tokens (0: none, or not known), and the basis."""
+    """The estimate of a step."""
 
-    seconds: float
-    tokens: float
-    basis: str
+    seconds: float  # 0: not known
+    tokens: float  # 0: none, or not known
+    basis: str  # measured, as asked, or assumed, in words
 
 
 # ---- base training on paper ----

@@ -59,23 +59,19 @@ class Request(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """Choices that follow from a command line and the machine.
+    """Choices that follow from a command line and the machine."""
 
-    gpus: at work, a power of two, as the rows of a batch are; idle: the others. own_world: the job writes its world and
-    reads text and tasks from that. planned: for hardware that is not here.
-    """
-
-    name: str
-    reason: str
+    name: str  # key of SCALES
+    reason: str  # for that scale, in words
     scale: Scale
     depth: int
-    gpus: int
-    idle: int
-    accelerator: Accelerator | None
-    data: str
-    own_world: bool
+    gpus: int  # at work: a power of two, because the rows of a batch are one
+    idle: int  # other GPUs
+    accelerator: Accelerator | None  # kind of the GPUs; None: CPU only
+    data: str  # with absolute folders
+    own_world: bool  # the job writes an embedded world, and reads text and tasks there
     world: Path
-    planned: bool
+    planned: bool  # for hardware that is not here: nothing is checked or run
 
     @property
     def hardware(self) -> str:
@@ -84,6 +80,7 @@ class Setting:
 
     def has_files(self, files: Sequence[HubFile]) -> bool:
         """Return True if the files are here, will be written with the world, or can be downloaded."""
+        # Data sets of a repository named local/ exist in mirrors only.
         on_hub = all(file.repo and not file.repo.startswith("local/") for file in files)
         return self.own_world or hub.is_here(files) or (on_hub and has_network(self.planned))
 
@@ -176,7 +173,7 @@ def choose_setting(request: Request) -> Setting:
         raise ValueError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
 
     earlier_depth = earlier.get("depth", 0) if earlier.get("scale") == name else 0
-    # The steps of a world are small: one GPU is faster than several.
+    # Batches of a world are small: one GPU is faster than several. The other runs take the largest power of two.
     gpus = min(count, 1) if scale.world else 1 << count.bit_length() >> 1
     mirror, world = hub.mirror(), hub.world_dir()
     mirror_has_world = mirror and (mirror / "datasets/local/world").is_dir()

@@ -39,25 +39,18 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class Step:
-    """A command of a job. Paths of stages are written STAGE/TAG, below the base folder.
-
-    command: the module and the flags that decide its result; a change repeats the step.
-    launch: words before the module (torchrun); options: flags that change no result. A change of either is no reason to
-    repeat the step. output: the stage that it writes, with an outcome.json; empty: none, so the step always runs.
-    parents: stages whose artifacts it reads. data: the --data whose files it reads. files: further files of a hub,
-    as [path, repo, revision]. skip: why the job leaves the step out; empty: it does not. quiet: log only.
-    """
+    """A command of a job. A stage is named STAGE/TAG, its folder below the base folder."""
 
     name: str
-    command: list[str]
-    output: str = ""
-    parents: list[str] = field(default_factory=list)
-    data: str = ""
-    files: list[list] = field(default_factory=list)
-    launch: list[str] = field(default_factory=list)
-    options: list[str] = field(default_factory=list)
-    skip: str = ""
-    quiet: bool = False
+    command: list[str]  # module and flags that decide the result; a change repeats the step
+    output: str = ""  # the stage it writes, with an outcome.json; empty: none, and the step always runs
+    parents: list[str] = field(default_factory=list)  # stages whose artifacts it reads
+    data: str = ""  # a --data whose files it reads
+    files: list[list] = field(default_factory=list)  # further inputs on the hub: [path, repo, revision]
+    launch: list[str] = field(default_factory=list)  # words before the module (torchrun); a change repeats nothing
+    options: list[str] = field(default_factory=list)  # flags without influence on the result
+    skip: str = ""  # why the job leaves the step out; empty: it runs
+    quiet: bool = False  # output goes to the log alone
 
     @property
     def words(self) -> list[str]:
@@ -76,19 +69,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Job:
-    """Steps in order, in a folder of their own.
+    """Steps in order, a step after its parents, with a folder for plan, logs and records."""
 
-    kind, tag: name the folder and the messages. environment: variables for all steps. resume: the command that resumes
-    the job. closing: lines to print after the last step. settings: the planner's choices, which a later plan keeps.
-    """
-
-    kind: str
+    kind: str  # with the tag, names the folder and the messages
     tag: str
     steps: list[Step]
-    environment: dict[str, str] = field(default_factory=dict)
-    resume: str = ""
-    closing: list[str] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)  # variables for all steps
+    resume: str = ""  # the command that resumes the job
+    closing: list[str] = field(default_factory=list)  # lines to print after the last step
+    settings: dict[str, Any] = field(default_factory=dict)  # choices of the planner, which a later plan keeps
 
     @property
     def folder(self) -> Path:
@@ -147,7 +136,7 @@ def take_lock(lock: int, job: Job) -> None:
             f"{job.kind}: another process runs --tag={job.tag}: wait until it ends, or take another --tag"
         ) from None
     except OSError as error:
-        # Some shared file systems have no locks.
+        # Some shared file systems cannot lock: warn and continue.
         print0(f"{job.kind}: cannot lock {job.folder} ({error}): make sure that nothing else runs --tag={job.tag}")
 
 
@@ -251,6 +240,7 @@ def difference(record: dict[str, Any], step: Step, inputs: dict[str, str]) -> st
     """Return the reason why a step does not match its record; empty if it does. New and missing inputs do not count."""
     before = recorded_command(record)
     if before != step.command:
+        # Name only the flags that differ.
         gone = [word for word in before if word not in step.command]
         new = [word for word in step.command if word not in before]
         return f"{' '.join(gone) or 'nothing'} is now {' '.join(new) or 'gone'}"
@@ -321,6 +311,7 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
 
     start = time.monotonic()
     status = execute(step.words, log, lock, stop, echo=not step.quiet, script=script)
+    # A stop request may have come just before a normal end: training has saved, and exits with 0.
     entry["seconds"] += time.monotonic() - start
     finished = not status and not stop and (step.is_done or not step.output)
     if finished:
@@ -335,6 +326,7 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
 
 def _lost_seconds(record: dict[str, Any], log: Path) -> float:
     """Return the length of an attempt that was killed: until the last line in its log."""
+    # Only an attempt that was killed leaves its start in the record.
     if "began" not in record or not log.exists():
         return 0.0
     return max(0.0, log.stat().st_mtime - record["began"])
@@ -376,6 +368,7 @@ def execute(words: Sequence[str], log: Path, lock: int, stop: list[int], echo: b
         file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(words)}\n".encode())
         child = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=(lock,))
         line = b""
+        # A part may end within a line: the log gets complete lines, the terminal gets everything at once.
         for part in read_output(child, stop, script):
             if echo:
                 echo = _write_out(part)
@@ -385,6 +378,7 @@ def execute(words: Sequence[str], log: Path, lock: int, stop: list[int], echo: b
             file.write(plain_line(line))
         child.stdout.close()
         status = child.wait()
+    # Popen returns the negative number of a signal, a shell 128 + the number.
     return 128 - status if status < 0 else status
 
 
@@ -403,6 +397,7 @@ def read_output(child: subprocess.Popen, stop: list[int], script: int) -> Iterat
     asked = False
     while True:
         ended = child.poll() is not None  # checked before reading: an ended child has written everything
+        # The kernel gives us another parent when the script is killed.
         if script and not stop and os.getppid() != script:
             stop.append(signal.SIGTERM)
         if signal.SIGTERM in stop and not asked:

@@ -32,20 +32,15 @@ GPU_TUNING = {
 
 @dataclass(frozen=True)
 class Scale:
-    """Settings of all stages for machines of a size.
-
-    world: the text is the embedded world unless --data names another. depth: layers; 0: chosen by GPU memory.
-    flags: script -> its flags. seconds: step -> time measured on two cores; steps without one are estimated from FLOPs.
-    memory, disk: GB as measured; 0: estimated.
-    """
+    """Settings of all stages for machines of a size."""
 
     description: str
-    world: bool
-    depth: int
-    flags: Mapping[str, str]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    memory: float = 0
-    disk: float = 0
+    world: bool  # the embedded world is the text, unless --data names another
+    depth: int  # layers of the model; 0: chosen by GPU memory
+    flags: Mapping[str, str]  # script -> flags
+    seconds: Mapping[str, float] = field(default_factory=dict)  # step -> time on two cores; others are estimated
+    memory: float = 0  # GB, as measured; 0: not known
+    disk: float = 0  # GB, as measured; 0: estimated from the number of parameters
 
 
 SCALES = {

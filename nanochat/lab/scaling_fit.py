@@ -19,35 +19,35 @@ LEAST_POINTS = 3  # for a parabola, and for the error of a power law
 
 
 class ScalingRun(NamedTuple):
-    """A finished base model. budget: FLOPs of --target-flops; -1 if the run had another horizon."""
+    """A finished base model."""
 
     tag: str
     depth: int
-    n: int
+    n: int  # parameters of matrices and head
     tokens: int
-    flops: float
-    budget: float
-    bpb: float
-    stderr: float
-    core: float | None
+    flops: float  # counted during training
+    budget: float  # FLOPs of --target-flops; -1 for another horizon
+    bpb: float  # bits per byte of the validation text
+    stderr: float  # standard error of bpb
+    core: float | None  # CORE metric; None if it was not measured
 
 
 class Optimum(NamedTuple):
-    """The best size of a budget, with tokens and bits per byte at that size."""
+    """The best size of a budget."""
 
-    flops: float
+    flops: float  # the budget
     n: float
     tokens: float
-    bpb: float
+    bpb: float  # bits per byte at that size
 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """y = e^height x^exponent. stderr: of the exponent; NaN for two points."""
+    """y = e^height x^exponent."""
 
     height: float
     exponent: float
-    stderr: float
+    stderr: float  # standard error of the exponent; NaN for two points
 
     def __call__(self, x: float) -> float:
         return math.exp(self.height + self.exponent * math.log(x))

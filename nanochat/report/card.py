@@ -26,40 +26,40 @@ METRIC_WIDTHS = (15, 8)  # least widths of the first and the other columns of th
 
 @dataclass(frozen=True)
 class Section:
-    """A stage. settings: of its config. results: its metrics. plots: file name -> SVG element."""
+    """A stage, as text."""
 
     title: str
-    moment: str = ""
-    remark: str = ""
-    settings: Facts = field(default_factory=dict)
-    results: Facts = field(default_factory=dict)
+    moment: str = ""  # end of the stage; empty for a damaged record
+    remark: str = ""  # damage, or another machine than the header's
+    settings: Facts = field(default_factory=dict)  # fields of the config
+    results: Facts = field(default_factory=dict)  # metrics
     tables: list[Table] = field(default_factory=list)
-    plots: dict[str, str] = field(default_factory=dict)
+    plots: dict[str, str] = field(default_factory=dict)  # file name -> SVG element
 
 
 @dataclass(frozen=True)
 class Share:
-    """Seconds of wall clock of a stage, their part of the run, and dollars; None for a stage that did not run."""
+    """Time and cost of a stage; None for a stage that did not run."""
 
     title: str
-    seconds: float | None = None
-    part: float | None = None
-    dollars: float | None = None
+    seconds: float | None = None  # wall clock
+    part: float | None = None  # of the time of all stages
+    dollars: float | None = None  # None too if a price is not known
 
 
 @dataclass(frozen=True)
 class Card:
-    """A run, ready to be written. environment: of the machine that ran it. headlines: metric -> column -> value."""
+    """A run, ready to be written as Markdown, HTML or JSON."""
 
-    generated: str
-    started: str
-    environment: dict[str, Facts]
+    generated: str  # date of rendering
+    started: str  # date of the first stage; empty without a readable record
+    environment: dict[str, Facts]  # group -> facts about the machine of the run, which may be another one
     sections: list[Section]
-    headlines: dict[str, dict[str, Any]]
+    headlines: dict[str, dict[str, Any]]  # metric -> column of the summary -> value
     shares: list[Share]
-    timeline: dict[str, str]
+    timeline: dict[str, str]  # file name -> SVG element, none or one
     outcomes: list[Outcome]
-    damaged: dict[str, str]
+    damaged: dict[str, str]  # path of a record -> why it cannot be read
 
     @property
     def bloat(self) -> Facts:

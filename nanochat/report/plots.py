@@ -20,23 +20,23 @@ MOST_MARKS = 40  # a longer series has no marks
 COLORS = 6
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 STYLE = """
-.plot { --s0: #2a6fdb; --s1: #d1495b; --s2: #2e8b57; --s3: #8a5fbf; --s4: #b7791f; --s5: #64748b; color: #4b5563;
-  font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; font-variant-numeric: tabular-nums; }
-@media (prefers-color-scheme: dark) { .plot { --s0: #6aa5ff; --s1: #f08390; --s2: #5cc48d; --s3: #b792ea;
-  --s4: #e0ac55; --s5: #94a3b8; color: #a3adba; } }
+.plot { color: #4b5563; font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
+  font-variant-numeric: tabular-nums; }
+.plot .s0 { --color: #2a6fdb; } .plot .s1 { --color: #d1495b; } .plot .s2 { --color: #2e8b57; }
+.plot .s3 { --color: #8a5fbf; } .plot .s4 { --color: #b7791f; } .plot .s5 { --color: #64748b; }
+@media (prefers-color-scheme: dark) { .plot { color: #a3adba; }
+  .plot .s0 { --color: #6aa5ff; } .plot .s1 { --color: #f08390; } .plot .s2 { --color: #5cc48d; }
+  .plot .s3 { --color: #b792ea; } .plot .s4 { --color: #e0ac55; } .plot .s5 { --color: #94a3b8; } }
 .plot text { fill: currentColor; }
 .plot .title { font-size: 13px; font-weight: 600; }
 .plot .end { text-anchor: end; }
 .plot .middle { text-anchor: middle; }
 .plot .grid { stroke: currentColor; opacity: .2; }
-.plot .track { fill: currentColor; opacity: .12; }
+.plot rect, .plot circle { fill: var(--color, currentColor); }
+.plot .track { opacity: .12; }
 .plot .whisker { stroke: currentColor; stroke-width: 1.5; }
-.plot .line { stroke-width: 1.5; stroke-linejoin: round; }
+.plot .line { fill: none; stroke: var(--color); stroke-width: 1.5; stroke-linejoin: round; }
 """
-for _number in range(COLORS):
-    STYLE += f".plot .s{_number} {{ fill: var(--s{_number}); }}\n"
-    STYLE += f".plot .line.s{_number} {{ stroke: var(--s{_number}); }}\n"
-STYLE += ".plot .line { fill: none; }\n"  # after the fills, which it overrides
 
 Plot = Mapping[str, Any]
 Points = list[tuple[float, float]]
