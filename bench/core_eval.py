@@ -30,10 +30,10 @@ FIGURES = [Figure("rate", "items/s", less_is_better=False), Figure("memory", "MB
 def ours(folder: str, depth: int, items: int) -> tuple[Callable, Callable]:
     import torch
 
+    from nanochat.checkpoint import build_model
     from nanochat.evals.core import evaluate
     from nanochat.evals.core_tasks import prepare
     from nanochat.gpt import GPTConfig
-    from nanochat.restore import build_model
     from nanochat.runtime import Runtime
     from nanochat.tokenizer import Tokenizer
 

@@ -32,9 +32,9 @@ def ours(depth: int, count: int, samples: int) -> tuple[Callable, Callable]:
 
     import torch
 
+    from nanochat.checkpoint import build_model
     from nanochat.engine import Engine, Request
     from nanochat.gpt import GPTConfig
-    from nanochat.restore import build_model
     from nanochat.runtime import Runtime
 
     gpu = torch.cuda.is_available()

@@ -7,19 +7,12 @@ from typing import Any
 
 import torch
 
-from nanochat import fp8
-from nanochat.checkpoint import Checkpoint
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import GPT, GPTConfig, config_fields, new_model
 from nanochat.hardware import Accelerator, find_accelerator
-from nanochat.log import print0
-from nanochat.objectives import next_token
-from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome, environment, read_outcomes
-from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.paths import base_dir
-from nanochat.restore import build_model
-from nanochat.runtime import COMPILING_SECONDS, asked_precision
+from nanochat.runtime import asked_precision
 from nanochat.scaling import (
     HORIZONS,
     REFERENCE_DEPTH,
@@ -29,12 +22,11 @@ from nanochat.scaling import (
     legal_rows,
     memory,
     price,
-    rate_scale,
+    read_rows,
     scale,
     shape,
 )
 from nanochat.tokenizer import Tokenizer
-from nanochat.train import largest_device_batch
 
 ASSUMED_VOCABULARY = 2**16
 
@@ -63,12 +55,6 @@ class Blueprint:
             facts["Tokens : Params ratio"] = {"value": self.tokens / self.scaled, "format": ".2f"}
         return facts
 
-    def build(self, config: Any, weights: Checkpoint | int, runtime: Any) -> tuple[GPT, Optimizer, int]:
-        """The model (weights: a checkpoint's, or new ones from a seed), its optimizer, and rows of a micro-batch."""
-        decay = config.weight_decay * self.scale.weight_decay
-        steps, batch = self.scale.steps, self.scale.total_batch_size
-        return build(self.model, config, batch, steps, decay, weights, runtime, in_fp8=config.fp8)
-
     @property
     def rows(self) -> int:
         """Of a step, of all ranks."""
@@ -78,68 +64,6 @@ class Blueprint:
     def tokens(self) -> int | None:
         """Of the whole run; None if a clock ends it."""
         return None if self.scale.steps is None else self.scale.steps * self.scale.total_batch_size
-
-
-def build(
-    shape: GPTConfig,
-    config: Any,
-    batch: int,
-    steps: int | None,
-    weight_decay: float,
-    weights: Checkpoint | int,
-    runtime: Any,
-    in_fp8: bool = False,
-) -> tuple[GPT, Optimizer, int]:
-    """A model, its optimizer, and rows of a micro-batch; config: of a training stage.
-
-    batch: tokens of a step. steps: in all, None where that is not known.
-    """
-    model = build_model(shape, runtime, weights, shape.attention_needs, checkpointing=config.checkpointing)
-    before = weights.manifest["loop"]["device_batch"] if isinstance(weights, Checkpoint) else None
-    rows = _device_rows(config.device_batch_size, before, batch, config.max_seq_len, model, runtime)
-    if in_fp8:
-        print0(fp8.describe(*fp8.convert(model)))
-    if config.compile:
-        if _long_enough(config.target_seconds, steps and model.flops_per_token() * batch * steps, runtime):
-            model.compile_parts()
-        else:
-            print0("not compiled: what so short a run computes is done before the compiler is")
-    groups = build_groups(
-        model.named_parameters(),
-        learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
-        batch_scale=rate_scale(batch),
-        width=shape.width,
-        matrix_weight_decay=weight_decay,
-    )
-    return model, Optimizer(groups, runtime.rank, runtime.world_size, **runtime.optimizer_options), rows
-
-
-def _device_rows(asked: str, before: int | None, batch: int, length: int, model: GPT, runtime: Any) -> int:
-    rows = legal_rows(batch, length, runtime.world_size)
-    if asked == "auto" and before in rows:
-        size, how = before, "as before"  # free memory may differ by now, and with the size the rounding
-    elif asked == "auto":
-        ids = torch.zeros(rows[-1], length, dtype=torch.int64, device=runtime.device)
-        states = 8 * sum(parameter.numel() for parameter in model.parameters()) // runtime.world_size
-        size, how = largest_device_batch(model, next_token, (ids, ids), runtime, states), "the most that fit"
-    else:
-        size, how = _whole(asked), "as asked"
-    steps = accumulation_steps(batch, size, length, runtime.world_size)
-    print0(f"device batch: {size} rows of {length:,} tokens, {how}; {steps} of them make a step on each rank")
-    return size
-
-
-def _long_enough(seconds: float, flops: float | None, runtime: Any) -> bool:
-    """For a compiler to pay; of a run of so many seconds, or FLOPs, neither where both are unknown."""
-    if seconds > 0:
-        return seconds > COMPILING_SECONDS or runtime.device.type != "cpu"
-    return flops is None or runtime.compiling_pays(flops)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise ValueError(f"--device-batch-size={text} is no number of rows, take auto or a whole number")
-    return int(text)
 
 
 def draw(config: Any, tokenizer: Tokenizer | None) -> Blueprint:
@@ -196,7 +120,7 @@ def estimate(plan: Blueprint, config: Any, ranks: int, accelerator: Accelerator)
     dtype = accelerator.precision if dtype == "auto" else dtype
     rows = legal_rows(plan.scale.total_batch_size, config.max_seq_len, ranks)
     asked = config.device_batch_size
-    sizes = rows if asked == "auto" else [_whole(asked)]
+    sizes = rows if asked == "auto" else [read_rows(asked)]
     accumulation_steps(plan.scale.total_batch_size, sizes[0], config.max_seq_len, ranks)  # or it says what is possible
     options = {"logits": CHUNK_BYTES["cuda"], "checkpointing": config.checkpointing}
     needs = {size: memory(plan.counts, plan.model, size, config.max_seq_len, ranks, **options) for size in sizes}

@@ -24,10 +24,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from nanochat.attention import find_path
+from nanochat.gpt import GPT, GPTConfig, config_of, new_model
 from nanochat.log import print0
 from nanochat.outcome import versions
-from nanochat.paths import publish_folder, read_sha256, sync, write_json
-from nanochat.runtime import post_result, wait_result
+from nanochat.paths import base_dir, publish_folder, read_sha256, stage_dir, sync, write_json
+from nanochat.runtime import Runtime, post_result, wait_result
+from nanochat.stages import MODELS
+from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -386,3 +390,83 @@ def set_rng_state(texts: Mapping[str, str]) -> None:
     torch.set_rng_state(torch.tensor(state["cpu"], dtype=torch.uint8))
     if "cuda" in state and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(torch.tensor(state["cuda"], dtype=torch.uint8))
+
+
+# ---- trained models ----
+
+
+def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
+    """Return (source, tag) of each trained model, or of those named; ValueError if there is none.
+
+    The last stage comes last, and of one stage the run that was trained last.
+    """
+    if source and source not in MODELS:
+        raise ValueError(f"the source {source} is not one of {', '.join(MODELS)}")
+    found = []
+    for name in [source] if source else MODELS:
+        folders = [stage_dir(MODELS[name], tag)] if tag else (base_dir() / MODELS[name]).glob("*")
+        with_checkpoints = [folder for folder in folders if steps(folder)]
+        with_checkpoints.sort(key=lambda folder: folder.stat().st_mtime)
+        found += [(name, folder.name) for folder in with_checkpoints]
+    if not found:
+        wanted = f"{source} model" if source else "model"
+        if tag:
+            wanted += f" of --tag={tag}"
+        command = f"python -m scripts.{MODELS[source]} trains one" if source else "bash speedrun.sh trains one"
+        raise ValueError(f"there is no {wanted} below {base_dir()}: {command}")
+    return found
+
+
+def load_model(stage: str, tag: str, step: int | None, runtime: Runtime) -> tuple[GPT, Tokenizer, Checkpoint]:
+    """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
+
+    step: None for the newest checkpoint.
+    """
+    checkpoint = find_model(stage, tag, step, runtime)
+    model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
+    return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
+
+
+def find_model(stage: str, tag: str, step: int | None, runtime: Runtime) -> Checkpoint:
+    """Return the checkpoint of a trained model, the same on all ranks; step: None for the newest that is intact."""
+    folder = stage_dir(stage, tag)
+
+    def choose() -> int:
+        found = newest(folder) if step is None else load(folder, step)
+        if found is None:
+            raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
+        return found.step
+
+    checkpoint = load(folder, runtime.broadcast(choose), hashes=False)
+    print0(f"model: {stage} {tag}, step {checkpoint.step:,}")
+    return checkpoint
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """Return the tokenizer that a model was trained with."""
+    record = checkpoint.manifest["tokenizer"]
+    tokenizer = Tokenizer.load(stage_dir("tok_train", record["tag"]) / "tokenizer.json")
+    if tokenizer.content_hash != record["hash"]:
+        raise ValueError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
+    return tokenizer
+
+
+def build_model(
+    config: GPTConfig,
+    runtime: Runtime,
+    weights: Checkpoint | int,
+    checkpointing: bool = False,
+) -> GPT:
+    """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
+    path, reason = find_path(runtime.attention, runtime.device, runtime.dtype, config.attention_needs)
+    print0(f"attention: {reason}")
+    with torch.device("meta"):
+        model = new_model(config, path, checkpointing)
+    model.to_empty(device=runtime.device)
+    model.compute_dtype = runtime.dtype
+    if isinstance(weights, Checkpoint):
+        model.init_buffers()
+        model.load_state_dict(weights.model_tensors())
+    else:
+        model.init_weights(weights)
+    return model

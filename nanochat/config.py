@@ -1,4 +1,4 @@
-"""One frozen dataclass per script is its command line, its record and its lines in the report card."""
+"""One frozen dataclass per script is the command line, the record of the run, and lines of the report card."""
 
 import contextlib
 import dataclasses
@@ -19,111 +19,174 @@ Config = TypeVar("Config")
 
 
 def _parse_count(words: list[str]) -> int:
-    """A whole number as people write it: 2e9, 2_000_000, 2,000,000."""
+    """Return a whole number from one of the ways people write it: 2e9, 2_000_000, 2,000,000."""
     text = words[0]
+    # Any other comma is a decimal comma: it stays, and Decimal refuses it.
+    has_thousands = re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", text)
     try:
-        # A comma that does not part thousands is somebody's decimal comma: left in, Decimal refuses it.
-        number = Decimal(text.replace(",", "") if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", text) else text)
+        number = Decimal(text.replace(",", "") if has_thousands else text)
         if abs(number) < 2**63 and number == int(number):
             return int(number)
-    except (ArithmeticError, ValueError):  # not a number, out of any range; NaN
+    except (ArithmeticError, ValueError):  # not a number, out of range, or NaN
         pass
     raise ValueError(f"{text} is not a whole number, write it like 20000 or 2e4")
 
 
 _COUNT = tyro.constructors.PrimitiveConstructorSpec(
-    1, "COUNT", _parse_count, lambda value: isinstance(value, int), lambda value: [f"{value:,}"]
+    nargs=1,
+    metavar="COUNT",
+    instance_from_str=_parse_count,
+    is_instance=lambda value: isinstance(value, int),
+    str_from_instance=lambda value: [f"{value:,}"],
 )
 Count = Annotated[int, _COUNT]
 
 
-def option(default, text: str, *, group: str, unit=None, in_card=True, may_change=False, least=None, short=None) -> Any:
-    """A field of a config: its default, its help, and whether it is a line of the report card.
+def option(
+    default: Any,
+    text: str,
+    *,
+    group: str,
+    unit: str | None = None,
+    in_card: bool = True,
+    may_change: bool = False,
+    least: float | None = None,
+    short: str | None = None,
+) -> Any:
+    """Return a field of a config: its default, its help, and how it is shown.
 
-    group: the box of `--help` it stands in, one word. unit: what `--help` shows in place of the value, in capitals.
-    may_change: a run that was begun may go on with another value. least: the smallest value that makes sense,
-    beside the default. short: another name of its flag, like -i.
+    group: title of its box in `--help`, one word. unit: stands for the value in `--help`, in capitals. in_card: in the
+    report card. may_change: a run may resume with another value. least: the smallest value, besides the default.
+    short: a second name of the flag, like -i.
     """
-    about = {"text": text, "group": group, "unit": unit, "in_card": in_card, "may_change": may_change, "least": least}
-    about["short"] = [short] if short else None
-    return dataclasses.field(default=default, metadata=about)
+    metadata = {
+        "text": text,
+        "group": group,
+        "unit": unit,
+        "in_card": in_card,
+        "may_change": may_change,
+        "least": least,
+        "short": short,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def changed(config_class: type, name: str, default: Any, **metadata: Any) -> Any:
+    """Return the field of a shared option with another default, and perhaps another help `text`."""
+    shared = config_class.__dataclass_fields__[name]
+    return dataclasses.field(default=default, metadata=shared.metadata | metadata)
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a field: max_seq_len -> --max-seq-len."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _grouped(config_class: type) -> type:
-    """The same fields nested by group: nesting is how tyro is told of groups; the flags' names stay flat."""
+    """Return a dataclass with the same fields nested by group: tyro draws a box for each. Flags stay flat."""
     hints = get_type_hints(config_class, include_extras=True)
-    groups: dict[str, list] = {}
+    groups: dict[str, list[tuple[str, Any, dataclasses.Field]]] = {}
     for field in dataclasses.fields(config_class):
-        about = field.metadata
-        names = {"prefix_name": False, "aliases": about["short"]}
-        flag = tyro.conf.arg(**names, help=about["text"], metavar=about["unit"])
-        groups.setdefault(about["group"], []).append((field.name, Annotated[hints[field.name], flag], field.default))
-    boxes = [(name, dataclasses.make_dataclass(name, fields, frozen=True)) for name, fields in groups.items()]
-    return dataclasses.make_dataclass("Flags", [(name, box, box()) for name, box in boxes])
+        short = field.metadata["short"]
+        flag = tyro.conf.arg(
+            help=field.metadata["text"],
+            metavar=field.metadata["unit"],
+            aliases=[short] if short else None,
+            prefix_name=False,
+        )
+        entry = (field.name, Annotated[hints[field.name], flag], dataclasses.field(default=field.default))
+        groups.setdefault(field.metadata["group"], []).append(entry)
+    boxes = []
+    for name, entries in groups.items():
+        box = dataclasses.make_dataclass(name, entries, frozen=True)
+        boxes.append((name, box, dataclasses.field(default=box())))
+    return dataclasses.make_dataclass("Flags", boxes)
 
 
-def _first_sentence(complaint: str) -> str:
-    """What tyro's drawn box says is wrong: its lines between the title and the first rule, where help begins."""
-    lines = [line.strip("│| ") for line in complaint.splitlines()[1:]]
-    end = next((i for i, line in enumerate(lines) if line.startswith(("─", "-----", "╰"))), len(lines))
-    return " ".join(lines[:end]).removeprefix("Error parsing ")
+def _first_sentence(drawn: str) -> str:
+    """Return the complaint in tyro's drawn box: the lines between its title and the first rule."""
+    sentence = []
+    for line in drawn.splitlines()[1:]:
+        text = line.strip("│| ")
+        if text.startswith(("─", "-----", "╰")):
+            break
+        sentence.append(text)
+    return " ".join(sentence).removeprefix("Error parsing ")
 
 
-def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Config:
-    """The config that a command line describes; ValueError with one sentence where it describes none."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` hands the dashes on
-        words = words[1:]
+def _read_flags(config_class: type[Config], words: list[str]) -> Config:
+    """Return the config that tyro reads from a command line; ValueError for unknown flags and unreadable values."""
     module = sys.modules[config_class.__module__].__spec__
-    about = {
-        "prog": module and f"python -m {module.name.removesuffix('.__main__')}",
-        "description": config_class.__doc__,
-    }
+    program = f"python -m {module.name.removesuffix('.__main__')}" if module else None
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            flags, unknown = tyro.cli(_grouped(config_class), args=words, return_unknown_args=True, **about)
+            flags, unknown = tyro.cli(
+                _grouped(config_class),
+                args=words,
+                prog=program,
+                description=config_class.__doc__,
+                return_unknown_args=True,
+            )
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
         raise ValueError(_first_sentence(complaint.getvalue())) from None
     if unknown:
-        known = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(config_class)]
         flag = unknown[0].split("=")[0]
+        known = [flag_of(field.name) for field in dataclasses.fields(config_class)]
         near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)
-        raise ValueError(f"unknown argument {flag}, " + (f"did you mean {near[0]}?" if near else "see --help."))
-    config = config_class(**{name: value for box in vars(flags).values() for name, value in vars(box).items()})
+        hint = f"did you mean {near[0]}?" if near else "see --help."
+        raise ValueError(f"unknown argument {flag}, {hint}")
+    values = {}
+    for box in vars(flags).values():
+        values.update(vars(box))
+    return config_class(**values)
+
+
+def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Config:
+    """Return the config that a command line describes; ValueError with one sentence if it describes none."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` passes the dashes on
+        words = words[1:]
+    config = _read_flags(config_class, words)
     for field in dataclasses.fields(config):
-        value, least = getattr(config, field.name), field.metadata["least"]
-        if None not in (least, value) and value != field.default and value < least:
-            raise ValueError(f"--{field.name.replace('_', '-')} has to be {least} or more, not {value}")
+        value = getattr(config, field.name)
+        least = field.metadata["least"]
+        if least is None or value is None or value == field.default:
+            continue
+        if value < least:
+            raise ValueError(f"{flag_of(field.name)} has to be {least} or more, not {value}")
     return config
 
 
 def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
-    """A script's last line: `main` of the parsed config; what a user can mend ends it with one sentence, no traceback.
+    """Run a script: `main` with the parsed config. An error that a user can fix ends it with one sentence.
 
-    Exit code 2: a setting that cannot be. 1: a file or folder that fails, a loss that is not finite. 130: Ctrl-C.
+    Exit code 2: a setting that is not possible. 1: a file or folder that fails, a loss that is not finite. 130: Ctrl-C.
     """
     try:
         with contextlib.ExitStack() as stack:
-            stack.callback(end_live)  # whatever ends it speaks on a line of its own
+            stack.callback(end_live)  # the last message starts on a line of its own
             main(parse(config_class))
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         if sys.flags.dev_mode:  # python -X dev shows the traceback
             raise
-        sentence, code = _last_words(error)
+        sentence, code = _last_message(error)
         say(sentence, file=sys.stderr)
         raise SystemExit(code) from None
 
 
-def _last_words(error: BaseException) -> tuple[str, int]:
+def _last_message(error: BaseException) -> tuple[str, int]:
+    """Return the sentence that ends a script, and its exit code."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130
+    if isinstance(error, OSError) and error.filename:
+        return f"error: {error.filename}: {error.strerror}", 1
     if isinstance(error, OSError | FloatingPointError):
-        named = getattr(error, "filename", None)
-        return f"error: {error.filename}: {error.strerror}" if named else f"error: {error}", 1
-    # Who wrote a `raise` wrote a sentence for the user; any other ValueError is a defect: say where.
+        return f"error: {error}", 1
+    # A `raise` carries a sentence written for the user. Any other ValueError is a defect: show its place.
     where = traceback.extract_tb(error.__traceback__)[-1]
-    place = "" if (where.line or "").startswith("raise") else f" ({where.filename}:{where.lineno})"
+    is_ours = (where.line or "").startswith("raise")
+    place = "" if is_ours else f" ({where.filename}:{where.lineno})"
     return f"error: {error}{place}", 2

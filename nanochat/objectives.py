@@ -1,4 +1,4 @@
-"""What training minimises: (model, batch) -> (sum of losses, how many), which the loop divides over the whole step.
+"""Objectives: (model, batch) -> (sum of losses, count, metrics); the loop divides the sums of the whole step.
 
 Reinforcement learning takes log-probabilities, the model's as the sampler's, of the distribution at temperature 1 over
 all tokens. What draws at another temperature, or from the likeliest tokens alone, draws from another distribution; that
@@ -9,17 +9,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanochat.kvcache import Beginnings
 
+Metrics = dict[str, tuple[Tensor, Tensor]]  # name -> sum and count, over a micro-batch
 CLIP = 0.2  # of the ratio between the model's chance of a token and the sampler's, to either side of 1
 
 
-def next_token(model: Any, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of each next token. batch: inputs and targets, (rows, seq_len) both; target -1 is not learned."""
+def next_token(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Metrics]:
+    """Return the cross-entropy of each next token, summed. batch: inputs and targets, (rows, seq_len) each.
+
+    A target of -1 does not count.
+    """
     inputs, targets = batch
-    return model(inputs, targets), (targets >= 0).sum()
+    return model(inputs, targets), (targets >= 0).sum(), {}
 
 
 def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:
@@ -56,9 +60,8 @@ class PolicyGradient:
         if loss not in POLICY_LOSSES:
             raise ValueError(f"--policy-loss={loss} is not known, take one of {', '.join(POLICY_LOSSES)}")
         self._loss, self._kl, self._reference = POLICY_LOSSES[loss], kl, reference
-        self._gap: Tensor | float = 0.0  # sum, and number of tokens
 
-    def __call__(self, model: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def __call__(self, model: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Metrics]:
         *columns, prompts, sizes = batch
         lengths, given, questions = sizes.T
         inputs, targets, advantages, sampled = (column[:, : int(lengths.max())] for column in columns)
@@ -77,11 +80,6 @@ class PolicyGradient:
                 before = logprobs(self._reference)
             apart = before - chosen
             losses = losses + self._kl * (apart.exp() - apart - 1)  # never negative; on average KL if drawn at T = 1
-        self._gap += torch.stack([((chosen.detach() - sampled).abs() * kept).sum(), kept.sum()])
-        return (losses * kept).sum(), kept.sum()
-
-    def take_gap(self, runtime: Any) -> float:
-        """How far the model's log-probabilities were from the sampler's since it was last asked, on all ranks."""
-        gap, self._gap = torch.zeros(2, device=runtime.device) + self._gap, 0.0  # it may have had nothing to do
-        total, tokens = runtime.all_reduce(gap).tolist()
-        return total / max(tokens, 1)
+        # The gap between the model's log-probabilities and the sampler's.
+        gap = ((chosen.detach() - sampled).abs() * kept).sum()
+        return (losses * kept).sum(), kept.sum(), {"rl/logprob_gap": (gap, kept.sum())}

@@ -1,4 +1,7 @@
-"""What a stage did and where it ran: the record `outcome.json` that the report card is rendered from."""
+"""The record of a stage, `outcome.json`: what the report card shows, and how numbers are shown.
+
+A training stage's metrics are put together here too. Reports read these records; training imports no report.
+"""
 
 import contextlib
 import dataclasses
@@ -16,67 +19,81 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nanochat.log import duration, metric_curve, read_metrics
 from nanochat.paths import read_sha256, stage_dir, write_json
+
+if TYPE_CHECKING:
+    from nanochat.config import Config
+    from nanochat.data.corpus import Corpus
+    from nanochat.dataloader import TextLoader
+    from nanochat.packing import ChatLoader
+    from nanochat.runtime import Runtime
+    from nanochat.train import State
 
 ROOT = Path(__file__).parent.parent
 LOCK = "requirements.lock"
 SOURCE_SUFFIXES = (".py", ".md", ".rs", ".html", ".toml", ".sh")
 VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
+NOT_KNOWN = "n/a"
+
+Metrics = dict[str, Any]  # name -> a number, a text, or {"value", "stderr", "format", "unit"}
 
 
 @dataclasses.dataclass(kw_only=True)
 class Outcome:
-    """What a stage did, as `outcome.json` in its folder.
-
-    config: every field; card: those of its fields that the report card shows. metrics: name -> a number, a text, or
-    {"value", "stderr", "format", "unit"} of which the last three may be absent. tables: {"title", "columns", "rows"}; a
-    column is [name, format spec], rows hold raw values, None where there is none. curves: {"title", "x", "y", "series"}
-    of which the last maps a name to two lists, of x and of y. artifacts: file name -> SHA-256.
-    seconds: of wall clock, from start to end.
-    """
+    """The record of a stage of a run, `outcome.json` in the stage's folder."""
 
     stage: str
     tag: str
     started: str
-    timestamp: str = ""
+    timestamp: str = ""  # end of the stage
     command: str
-    config: dict
-    card: list
-    metrics: dict = dataclasses.field(default_factory=dict)
+    config: dict  # every field
+    card: list  # fields of the config that the report card shows
+    metrics: dict = dataclasses.field(default_factory=dict)  # as in Metrics; stderr, format, unit may be absent
+    # {"title", "columns", "rows"}: a column is [name, format spec], rows hold raw values, None for an empty cell
     tables: list = dataclasses.field(default_factory=list)
-    seconds: float = 0.0
-    artifacts: dict = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0  # of wall clock, from start to end
+    artifacts: dict = dataclasses.field(default_factory=dict)  # file name -> SHA-256
     versions: dict
     environment: dict
-    curves: list = dataclasses.field(default_factory=list)
+    curves: list = dataclasses.field(default_factory=list)  # {"title", "x", "y", "series"}: name -> [xs, ys]
 
     @classmethod
-    def begin(cls, stage: str, tag: str, config: Any) -> "Outcome":
-        """The record of a stage that starts now."""
-        about = {"config": dataclasses.asdict(config), "command": shlex.join(["python", *sys.orig_argv[1:]])}
-        card = [field.name for field in dataclasses.fields(config) if field.metadata["in_card"]]
-        about |= {"card": card, "versions": versions(), "environment": environment() | {"Bloat": bloat()}}
-        return cls(stage=stage, tag=tag, started=_now(), **about)
+    def begin(cls, stage: str, tag: str, config: "Config") -> "Outcome":
+        """Return the record of a stage that starts now."""
+        return cls(
+            stage=stage,
+            tag=tag,
+            started=_now(),
+            command=shlex.join(["python", *sys.orig_argv[1:]]),
+            config=dataclasses.asdict(config),
+            card=[field.name for field in dataclasses.fields(config) if field.metadata["in_card"]],
+            versions=versions(),
+            environment=environment() | {"Bloat": bloat()},
+        )
 
     def add_artifact(self, path: Path) -> None:
         self.artifacts[path.name] = read_sha256(path)
 
     def write(self) -> Path:
-        """Stop the clock and leave the record in the stage's folder: the last thing a stage does."""
+        """Stop the clock and write the record to the stage's folder: the last act of a stage."""
         self.timestamp = _now()
-        ended, started = datetime.fromisoformat(self.timestamp), datetime.fromisoformat(self.started)
-        self.seconds = (ended - started).total_seconds()
+        passed = datetime.fromisoformat(self.timestamp) - datetime.fromisoformat(self.started)
+        self.seconds = passed.total_seconds()
         path = stage_dir(self.stage, self.tag) / "outcome.json"
         write_json(path, dataclasses.asdict(self))
         return path
 
     @classmethod
     def load(cls, path: Path) -> "Outcome":
-        """The record in `path`; ValueError or OSError with what is wrong with it."""
+        """Return the record in `path`; ValueError or OSError if there is none that is sound."""
         record = json.loads(path.read_text(encoding="utf-8"))
-        record = {"curves": [], **record} if isinstance(record, dict) else {}
+        if not isinstance(record, dict):
+            raise ValueError("it is no JSON object")
+        record.setdefault("curves", [])  # older records have none
         for field in dataclasses.fields(cls):
             if not isinstance(record.get(field.name), field.type):
                 raise ValueError(f"it has no `{field.name}` of type {field.type.__name__}")
@@ -90,7 +107,7 @@ def _now() -> str:
 
 
 def versions() -> dict[str, str]:
-    """What of VERSIONED is installed, by its metadata: importing torch takes seconds."""
+    """Return the installed versions of VERSIONED, from their metadata: importing torch takes seconds."""
     found = {}
     for name in VERSIONED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -99,7 +116,7 @@ def versions() -> dict[str, str]:
 
 
 def output_of(*command: str) -> str:
-    """What a program prints, or nothing where it is absent or fails."""
+    """Return the text that a program prints; nothing if the program is absent or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -111,38 +128,46 @@ def git(root: Path, *words: str) -> str:
 
 
 def environment(root: Path = ROOT) -> dict[str, dict[str, str]]:
-    """Where a stage runs, as the header of the card shows it."""
+    """Return checkout, hardware and software, as the header of the report card shows them."""
     software = {"Python": platform.python_version(), "PyTorch": versions().get("torch", "not installed")}
     return {"Git Information": _checkout(root), "Hardware": _hardware(), "Software": software}
 
 
 def bloat(root: Path = ROOT) -> dict[str, dict]:
-    """The size of the source: what git tracks, or outside a checkout whatever lies there, build folders apart."""
+    """Return the size of the source: the files that git tracks, or outside a checkout all but hidden and built ones."""
     files = [root / name for name in git(root, "ls-files", "-z").split("\0") if name]
     if not files:
         for folder, below, names in os.walk(root):
+            # os.walk descends into the folders that stay in the list.
             below[:] = [name for name in below if not name.startswith(".") and name not in ("target", "out", "wandb")]
             files += [Path(folder, name) for name in names]
     sources = [file for file in files if file.suffix in SOURCE_SUFFIXES and file.is_file()]
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in sources]
-    characters = sum(map(len, texts))
-    parts = {"Characters": characters, "Lines": sum(len(text.splitlines()) for text in texts), "Files": len(texts)}
-    parts["Tokens (approx)"] = characters // 4
-    if (root / LOCK).exists():
-        parts[f"Dependencies ({LOCK} lines)"] = len((root / LOCK).read_text(encoding="utf-8").splitlines())
-    return {label: {"value": count, "format": ",d"} for label, count in parts.items()}
+    characters = sum(len(text) for text in texts)
+    counts = {
+        "Characters": characters,
+        "Lines": sum(len(text.splitlines()) for text in texts),
+        "Files": len(texts),
+        "Tokens (approx)": characters // 4,
+    }
+    lock = root / LOCK
+    if lock.exists():
+        counts[f"Dependencies ({LOCK} lines)"] = len(lock.read_text(encoding="utf-8").splitlines())
+    return {label: {"value": count, "format": ",d"} for label, count in counts.items()}
 
 
 def _checkout(root: Path) -> dict[str, str]:
     commit = git(root, "rev-parse", "--short", "HEAD")
     if not commit:
         return {"Commit": "unknown (not a git checkout)"}
-    # The card itself is rewritten by every run: that alone makes no tree dirty.
+    # Every run rewrites the report card: a new card alone does not make the tree dirty.
     card = [":!report.md", ":!report"]
     changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *card)
-    commit += " (dirty)" if changes else " (clean)"
-    branch, message = git(root, "rev-parse", "--abbrev-ref", "HEAD"), git(root, "log", "-1", "--format=%s")
-    return {"Branch": branch, "Commit": commit, "Message": message}
+    return {
+        "Branch": git(root, "rev-parse", "--abbrev-ref", "HEAD"),
+        "Commit": f"{commit} ({'dirty' if changes else 'clean'})",
+        "Message": git(root, "log", "-1", "--format=%s"),
+    }
 
 
 def _hardware() -> dict[str, str]:
@@ -151,18 +176,40 @@ def _hardware() -> dict[str, str]:
     text = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
     # A core is a (package, core) pair; logical processors share it.
     cores = len(set(re.findall(r"physical id\s*: (\d+)(?:\n.+)*?\ncore id\s*: (\d+)", text)))
-    parts["CPUs"] = f"{cores} cores ({os.cpu_count()} logical)" if cores else f"{os.cpu_count()} logical"
+    logical = f"{os.cpu_count()} logical"
+    parts["CPUs"] = f"{cores} cores ({logical})" if cores else logical
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        parts["Memory"] = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GB"
-    found = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-    gpus = [line.rsplit(", ", 1) for line in found.splitlines() if ", " in line]
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        parts["Memory"] = f"{memory / 2**30:.1f} GB"
+    listed = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    gpus = [line.rsplit(", ", 1) for line in listed.splitlines() if ", " in line]
     names = [name for name, _ in gpus]
-    parts["GPUs"] = ", ".join(f"{names.count(name)}x {name}" for name in dict.fromkeys(names)) or "none"
+    counted = [f"{names.count(name)}x {name}" for name in dict.fromkeys(names)]
+    parts["GPUs"] = ", ".join(counted) or "none"
     if gpus and all(memory.isdigit() for _, memory in gpus):
         parts["GPU Memory"] = f"{sum(int(memory) for _, memory in gpus) / 1024:.1f} GB total"
     if "torch" in sys.modules and sys.modules["torch"].version.cuda:
         parts["CUDA Version"] = sys.modules["torch"].version.cuda
     return parts
+
+
+def read_outcomes(base: Path, tag: str = "") -> list[tuple[Path, Outcome | str]]:
+    """Return the path and the record of each stage below `base`, of all tags or one.
+
+    A damaged record is a sentence instead.
+    """
+    found = []
+    for path in sorted(base.glob(f"*/{glob.escape(tag) or '*'}/outcome.json")):
+        try:
+            found.append((path, Outcome.load(path)))
+        except OSError as error:
+            found.append((path, error.strerror or str(error)))  # the full text has a path of this machine
+        except ValueError as error:
+            found.append((path, str(error)))
+    return found
+
+
+# ---- estimates ----
 
 
 class Estimate(NamedTuple):
@@ -194,14 +241,119 @@ def average(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(value, math.hypot(*(one.stderr for one in estimates)) / count)
 
 
-def read_outcomes(base: Path, tag: str = "") -> list[tuple[Path, Outcome | str]]:
-    """Return the path and the record of each stage below `base`, of all tags or one; a sentence if it is damaged."""
-    found = []
-    for path in sorted(base.glob(f"*/{glob.escape(tag) or '*'}/outcome.json")):
-        try:
-            found.append((path, Outcome.load(path)))
-        except OSError as error:
-            found.append((path, error.strerror or str(error)))
-        except ValueError as error:
-            found.append((path, str(error)))
-    return found
+# ---- metrics of a training stage; n/a for a figure that is not known ----
+
+
+def measured(value: float | None, stderr: float | None = None, spec: str = ".4f", unit: str = "") -> Metrics | str:
+    """Return a metric of an outcome."""
+    if value is None:
+        return NOT_KNOWN
+    metric = {"value": value, "format": spec}
+    if stderr is not None:
+        metric["stderr"] = stderr
+    if unit:
+        metric["unit"] = unit
+    return metric
+
+
+def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
+    """Return the metrics of any training run."""
+    speed = mfu = None
+    if state.steady_seconds:
+        # Without the first steps, which compile; all tokens cost the same FLOPs.
+        flops_per_second = state.steady_flops / state.steady_seconds
+        speed = flops_per_second / state.flops * state.tokens
+        if runtime.peak_flops:
+            mfu = 100 * flops_per_second / (runtime.peak_flops * runtime.world_size)
+    waited = 100 * state.waited / max(state.seconds, 1e-9)
+    return {
+        "Device batch size": state.device_batch,
+        "DDP world size": runtime.world_size,
+        "Precision": runtime.dtype_name,
+        "Tokens per second": measured(speed, spec=",.0f"),
+        "MFU %": measured(mfu, spec=".2f", unit="%"),
+        "Total training flops": measured(state.flops, spec=".4e"),
+        "Total training time": duration(state.seconds),
+        "Peak memory usage": measured(runtime.peak_memory() / 2**20, spec=".2f", unit="MiB"),
+        "Tokens seen": state.tokens,
+        "Waited for data": measured(waited, spec=".2f", unit="%"),
+    }
+
+
+def pretraining_metrics(state: "State", source: "TextLoader", corpus: "Corpus") -> Metrics:
+    """Return the metrics of a base model: validation, and the text that was read."""
+    data = corpus.describe()
+    epochs = [f"{name} {epoch:.2f}" for name, epoch in source.epochs.items()]
+    return {
+        **validation_metrics(state.notes, "bpb", "Final validation bpb"),
+        "CORE metric estimate": measured(state.notes.get("CORE metric"), state.notes.get("CORE metric stderr")),
+        "Data": f"{data['name']} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})",
+        "Validation text": data["validation"][:12],
+        "Epochs": ", ".join(epochs),
+        "Share of tokens dropped": measured(100 * source.dropped_share, spec=".2f", unit="%"),
+    }
+
+
+def chat_tuning_metrics(state: "State", source: "ChatLoader") -> Metrics:
+    """Return the metrics of training on conversations: validation, scores of tasks, and the conversations read."""
+    counts = source.describe()
+    scores = state.notes.get("scores", {})
+    return {
+        "Number of iterations": state.step,
+        "Training loss": measured(state.loss),
+        **validation_metrics(state.notes, "loss", "Validation loss"),
+        **validation_metrics(state.notes, "bpb", "Final validation bpb"),
+        **{name: measured(value, stderr) for name, (value, stderr) in scores.items()},
+        "Epochs": measured(source.epoch, spec=".2f"),
+        "Conversations read": counts["conversations"],
+        "Shortened, being too long": counts["shortened"],
+        "Left out, being too long": counts["left out"],
+        "Padding": measured(100 * counts["padding"], spec=".2f", unit="%"),
+    }
+
+
+def validation_metrics(notes: dict[str, Any], figure: str, name: str) -> Metrics:
+    """Return the lowest and the last value of a validation figure; `name` is the title of the last."""
+    lowest, last = f"lowest val {figure}", f"val {figure}"  # keys in the notes of the state
+    return {
+        f"Minimum validation {figure}": measured(notes.get(lowest), notes.get(f"{lowest} stderr")),
+        name: measured(notes.get(last), notes.get(f"{last} stderr")),
+    }
+
+
+def task_table(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return a table of an outcome with the rows and the files of each task."""
+    rows = []
+    for name, task in tasks.items():
+        for file, content_hash in task["files"].items():
+            rows.append([name, task["rows"], file, content_hash])
+    columns = [["Task", ""], ["Rows", ",d"], ["File", ""], ["SHA-256", ""]]
+    return {"title": "Learned from", "columns": columns, "rows": rows}
+
+
+TOKENS = ("tokens", "total_training_tokens")  # title of an x axis, and its figure in the metric log
+STEPS = ("step", "step")
+# Title, x axis, y axis, and the series: name in the picture -> figure in the metric log.
+CURVES = (
+    ("Loss", TOKENS, "nats per token", {"train": "train/loss", "validation": "val/loss"}),
+    ("Validation", TOKENS, "bits per byte", {"validation": "val/bpb"}),
+    ("CORE metric, an estimate", TOKENS, "0: guessing, 1: perfect", {"CORE": "core_metric"}),
+    ("Reward", STEPS, "per answer", {"train": "rl/reward", "test, pass@1": "eval/pass@1"}),
+    ("Learning rate", TOKENS, "fraction of the initial one", {"rate": "train/lrm"}),
+    ("Throughput", TOKENS, "tokens per second", {"rate": "train/tok_per_sec"}),
+)
+
+
+def training_curves(path: Path) -> list[dict[str, Any]]:
+    """Return the curves of an outcome from a metric log; only figures that were measured."""
+    records = read_metrics(path)
+    curves = []
+    for title, (x_title, x_figure), y_title, figures in CURVES:
+        series = {}
+        for name, figure in figures.items():
+            xs, ys = metric_curve(records, figure, over=x_figure)
+            if xs:
+                series[name] = [xs, ys]
+        if series:
+            curves.append({"title": title, "x": x_title, "y": y_title, "series": series})
+    return curves

@@ -1,10 +1,14 @@
 """The runtime of a process: ranks, device, precision, collectives, and results that ranks share through a store."""
 
+import gc
 import json
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
-from nanochat.log import print0, print_line
+from nanochat.log import CLEAR, is_main_rank, is_terminal, print0, print_line
 from nanochat.paths import base_dir
 
 if TYPE_CHECKING:
@@ -330,3 +334,72 @@ def wait_result(
     if "error" in answer:
         raise refusal(answer["error"])
     return answer["value"]
+
+
+# ---- interruptions of a training step: signals, and the garbage collector ----
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+ECHO_SECONDS = 3.0  # torchrun passes a terminal's Ctrl-C on to ranks that have had it already
+
+
+@contextmanager
+def stop_requests() -> Iterator[list[str]]:
+    """Yield a list that gets the name of the first signal that asks to stop; a second one ends the process at once.
+
+    A thread reads the signals: Python's own handlers wait while the main thread waits for a device or another rank.
+    """
+    requests: list[str] = []
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    threading.Thread(target=_read_signals, args=(read_fd, requests), name="nanochat-signals", daemon=True).start()
+    old_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    old_handlers = {number: signal.signal(number, lambda *_: None) for number in STOPPING}
+    try:
+        yield requests
+    finally:
+        for number, handler in old_handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(old_fd)
+        os.close(write_fd)  # ends the thread
+
+
+def _read_signals(read_fd: int, requests: list[str]) -> None:
+    """Read signal numbers, a byte each, until the pipe is closed."""
+    first = 0.0
+    while received := os.read(read_fd, 1):
+        number = received[0]
+        if number not in STOPPING:
+            continue
+        if requests and time.monotonic() - first > ECHO_SECONDS:
+            os._exit(128 + number)
+        if not requests:
+            first = time.monotonic()
+            requests.append(signal.Signals(number).name)
+            _announce_stop(requests[0])
+    os.close(read_fd)
+
+
+def _announce_stop(name: str) -> None:
+    """Print without `print`, whose lock this thread must not hold when the process ends."""
+    if not is_main_rank():
+        return
+    clear = CLEAR if is_terminal(sys.stdout) else ""
+    sentence = f"{clear}{name}: stopping at the end of this step, a second signal ends at once\n"
+    with suppress(OSError):
+        os.write(1, sentence.encode())
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[Callable[[], None]]:
+    """Switch the collector off, which would stall a step for up to half a second; yields a call that collects."""
+
+    def collect() -> None:
+        gc.collect()
+        gc.freeze()  # objects alive now live for the whole run: never scan them again
+        gc.disable()
+
+    try:
+        yield collect
+    finally:
+        gc.enable()
+        gc.unfreeze()

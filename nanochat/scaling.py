@@ -137,6 +137,13 @@ def legal_rows(total_batch_size: int, seq_len: int, ranks: int) -> list[int]:
     return _divisors(total_batch_size // row)
 
 
+def read_rows(text: str) -> int:
+    """Return the number of rows in --device-batch-size."""
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f"--device-batch-size={text} is no number of rows, take auto or a whole number")
+    return int(text)
+
+
 def _around(number: int, step: int) -> list[int]:
     """The multiples of a step on both sides of a number."""
     return [max(1, number // step) * step, (number // step + 1) * step]

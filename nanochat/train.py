@@ -1,352 +1,505 @@
-"""The training loop, the only one: `train(model, source, objective, optimizer, plan, hooks, …)`.
+"""The training loop: next batch, gradients, update, figures, evaluations, checkpoints.
 
-source: an iterator of batches (tuples of tensors whose first axis is this rank's rows of the step) with `progress`,
-`wait_seconds`, `place()`, its own state, and `idle`: whether it knows that no rank's part of the step teaches anything.
-objective: (model, batch) -> (sum of losses, count), both tensors; the loop divides by the count of all micro-batches
-and ranks, so that the mathematics do not depend on how a batch is cut. Hooks are made by `every(n, fn)`. On a GPU a
-step's figures are read while the next one computes: the host waits for nothing inside a step.
+`TrainingLoop` is the only place that trains. Beside it stand loss scaling for fp16, the search for the largest device
+batch, and the wording of failures. On a GPU the figures of a step are read while the next one computes: the host waits
+inside no step.
 """
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor, nn
 
 from nanochat import schedules
-from nanochat.interrupt import signals, without_garbage_collection
-from nanochat.log import StepProgress, print0, print_line
+from nanochat.log import MetricLog, StepProgress, print0, print_line
+from nanochat.objectives import Metrics
+from nanochat.optim import Optimizer
+from nanochat.runtime import Runtime, without_garbage_collection
 
-Batch = tuple[torch.Tensor, ...]
-Objective = Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]
+if TYPE_CHECKING:
+    from nanochat.schedules import Schedule
 
-SMOOTHING = 0.9  # of the loss on the console
-CPU_TOKENS = 16_384  # of a micro-batch on a CPU, where larger ones are no faster
-STEADY_AFTER = 10  # steps of this process
-COLLECT_EVERY = 5_000  # steps
-MAX_LOSS_SCALE, MIN_LOSS_SCALE, GROW_LOSS_SCALE_EVERY = 2.0**10, 2.0**-30, 1_000  # fp16 alone
+Batch = tuple[Tensor, ...]  # the first axis of each tensor: rows of this rank
+# Returns the sum of losses, the count that divides the sum of all micro-batches and ranks, and further metrics.
+Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Metrics]]
+
+SMOOTHING = 0.9  # share of the old value in the moving average of the loss
+CPU_TOKENS = 16_384  # tokens of a micro-batch on a CPU: larger ones are no faster
+STEADY_AFTER = 10  # steps of this process before its speed is measured
+COLLECT_EVERY = 5_000  # steps between garbage collections
+MAX_LOSS_SCALE = 2.0**10
+MIN_LOSS_SCALE = 2.0**-30
+GROW_LOSS_SCALE_EVERY = 1_000  # steps without overflow
+
+
+class BatchSource(Protocol):
+    """An iterator of batches that knows its place."""
+
+    wait_seconds: float  # spent in `next`
+    idle: bool  # the last batch teaches nothing, on any rank: no update is made
+    progress: float  # 0..1, may go beyond 1
+
+    def __next__(self) -> Batch: ...
+
+    def place(self) -> list[str]:
+        """Return where the last batch was read, for the message about a loss that is not finite."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def is_multiple(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
 def by_rows(batch: Batch, rows: int) -> list[Batch]:
-    """Its micro-batches."""
-    return list(zip(*(part.split(rows) for part in batch), strict=True))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long to train, and how a step is cut.
-
-    Horizon: `steps`, or `seconds` of training, or with neither of them the source's own progress. device_batch: rows of
-    a micro-batch, if `split` goes by them. schedules: as `schedules.apply` takes them. after_step: called when the
-    weights have changed. clip: largest norm of the gradient, 0: any. shown: what a live line has in place of the loss.
-    """
-
-    device_batch: int
-    flops_per_token: float
-    schedules: Mapping[str, Any]
-    after_step: Callable[[], None] | None = None
-    steps: int | None = None
-    seconds: float | None = None
-    clip: float = 0.0
-    split: Callable[[Batch, int], list[Batch]] = by_rows
-    shown: Callable[["State"], str] = lambda state: ""
-
-    def progress(self, state: "State", source: Any) -> float:
-        if self.steps is not None:
-            return state.step / max(self.steps, 1)
-        return state.seconds / self.seconds if self.seconds is not None else source.progress
+    """Return the micro-batches of a batch, `rows` rows each."""
+    columns = [tensor.split(rows) for tensor in batch]
+    return list(zip(*columns, strict=True))
 
 
 @dataclass
 class State:
-    """Where the loop is, JSON-able: saved with a checkpoint, and gone on from.
-
-    seconds: of training steps alone; waited: of these, for data. device_batch: of this rank, smaller than the plan's
-    once memory ran out. notes: what hooks keep, like the best evaluation. stop: what ended it early.
-    """
+    """The progress of a run: JSON-able, saved in the manifest of a checkpoint, restored on resume."""
 
     step: int = 0
+    progress: float = 0.0  # 0..1
     tokens: int = 0
-    seconds: float = 0.0
-    waited: float = 0.0
+    seconds: float = 0.0  # of training steps: no evaluations, no checkpoints
+    waited: float = 0.0  # seconds of these spent on waiting for data
     flops: float = 0.0
     loss: float = math.nan  # of the last step
-    smooth_loss: float = 0.0  # a moving average, still to be divided by 1 - SMOOTHING ** step
-    device_batch: int = 0
+    smooth_loss: float = 0.0  # a moving average, to be divided by 1 - SMOOTHING ** step
+    device_batch: int = 0  # rows of a micro-batch of this rank; smaller than asked once memory ran out
     loss_scale: float = 1.0
-    loss_scale_step: int = 0  # at which it was last changed
-    steady_seconds: float = 0.0  # and the FLOPs in them: without the first steps, which compile and warm up
+    loss_scale_step: int = 0  # the step of its last change
+    steady_seconds: float = 0.0  # without the first steps, which compile and warm up
     steady_flops: float = 0.0
-    hooked: int = -1  # the last step whose hooks have all been seen to
-    notes: dict[str, Any] = field(default_factory=dict)
-    stop: str = ""
+    evaluated: int = -1  # the last step whose evaluations are complete
+    notes: dict[str, Any] = field(default_factory=dict)  # results of evaluations, for the outcome
+    stop: str = ""  # the reason of an early end
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "State":
+        """Return the state in a manifest, also one of an earlier version."""
+        names = [known.name for known in fields(cls)]
+        known = {name: record[name] for name in names if name in record}
+        # Until November 2026 `evaluated` was called `hooked`.
+        return cls(**{"evaluated": record.get("hooked", -1), **known})
 
 
 @dataclass(frozen=True)
-class every:
-    """A hook: `act(state)` after each n-th step (0: none), before the first, after the last, before a signal's stop."""
+class Evaluation:
+    """Runs `evaluate(state)` every `every` steps and after the last one (0: only then; -1: never).
 
-    n: int
-    act: Callable[[State], None]
-    at_start: bool = False
-    at_end: bool = True
-    at_stop: bool = False
+    All ranks run it between two steps, with the model in evaluation mode.
+    """
+
+    every: int
+    evaluate: Callable[[State], None]
+    at_start: bool = False  # also before the first step
 
     def is_due(self, state: State, finished: bool) -> bool:
+        if self.every < 0:
+            return False
         if finished:
-            return self.at_end
-        if state.stop:
-            return self.at_stop
+            return True
         if state.step == 0:
             return self.at_start
-        return self.n > 0 and state.step % self.n == 0
+        return is_multiple(state.step, self.every)
 
 
-def train(
-    model, source, objective: Objective, optimizer, plan: Plan, hooks: Sequence[every], runtime, log, state: State
-) -> None:
-    """Train to the plan's horizon, or until a signal asks to stop, from wherever `state` is.
+@dataclass(frozen=True)
+class LoopOptions:
+    """The length of training, and the parts of a step.
 
-    Hooks that are due run in their order between two steps; where a saved run goes on they have run before. One that
-    fails ends the run, but what comes after it and is there for stops, saving, has its turn first. A loss or gradient
-    that is not finite on one rank is a FloatingPointError on all of them, before any hook sees that step.
+    The horizon is `steps`, `seconds`, or else the progress of the source.
     """
-    loop = _Loop(model, source, objective, optimizer, plan, runtime, log, state)
-    start = state.step
-    with signals() as asked, without_garbage_collection() as collect, loop.console:
-        while True:
-            finished = plan.progress(state, source) >= 1
-            if finished or state.stop or any(hook.is_due(state, finished) for hook in hooks):
-                loop.settle()  # it may ask to stop
-            if finished:
-                state.stop = ""
-            if finished or state.stop:
-                loop.console.close()
-            done = 0 < start == state.step == state.hooked  # before the run was left
-            due = [hook for hook in hooks if hook.is_due(state, finished) and not done]
-            hooked, state.hooked = state.hooked, state.hooked if state.stop else state.step
-            if due or finished or state.stop:
-                loop.agree_on_time()
-            for hook in due:
-                model.eval()
-                try:
-                    hook.act(state)
-                except Exception:  # whatever it was, the steps before it are not to be lost
-                    state.hooked = hooked  # who goes on looks again
-                    loop.leave([later for later in hooks[hooks.index(hook) + 1 :] if later.at_stop])
-                    raise
-                model.train()
-            if finished or state.stop:
-                return
-            loop.launch(asked)
-            loop.settle(but=int(runtime.device.type == "cuda"))  # elsewhere nothing runs ahead of the host
-            if state.step == start + 1 or state.step % COLLECT_EVERY == 0:
-                collect()
+
+    device_batch: int  # rows of a micro-batch, as `split` takes them
+    flops_per_token: float
+    schedules: Mapping[str, Mapping[str, "Schedule"]]  # kind of group -> field -> schedule
+    steps: int | None = None
+    seconds: float | None = None
+    untimed_steps: int = 0  # first steps of this process that do not count toward `seconds`
+    clip: float = 0.0  # largest norm of the gradient, 0: any
+    save_every: int = 0  # steps; besides, a checkpoint is saved at the end and before a stop
+    after_step: Sequence[Callable[[State], None]] = ()  # called in order when the weights have changed
+    split: Callable[[Batch, int], list[Batch]] = by_rows  # a batch into micro-batches
+    note: Callable[[State], str] = lambda state: ""  # on a terminal in place of the loss
 
 
 @dataclass
-class _Step:
-    """A step that was handed to the device. figures: of all ranks, own: of this one, once `ready` has come."""
+class _LaunchedStep:
+    """A step that was handed to the device."""
 
     number: int
     start: float
-    figures: torch.Tensor  # loss sum, count, ranks that were asked to stop, rank 0's clock; the gradient's norm
-    own: torch.Tensor
-    ready: torch.cuda.Event | None
+    figures: Tensor  # of all ranks: loss sum, count, stop requests, rank 0's clock, metrics as pairs; gradient norm
+    own: Tensor  # of this rank, the same without the norm
+    ready: torch.cuda.Event | None  # when `figures` have arrived on the host
+    metrics: list[str]
+    source_metrics: dict[str, float]
     lr_multiplier: float
     tokens: int
     wait: float
     place: str  # in the data
 
 
-class _Loop:
-    def __init__(self, model, source, objective, optimizer, plan, runtime, log, state):
-        self.model, self.source, self.objective, self.optimizer = model, source, objective, optimizer
-        self.plan, self.runtime, self.log, self.state = plan, runtime, log, state
-        state.device_batch, state.stop = plan.device_batch, ""
-        self._half, self._start = runtime.dtype == torch.float16, state.step
-        self._trained = state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
-        self.console, self._settled = StepProgress(plan.steps), 0.0
-        self._pending: list[_Step] = []
+@dataclass
+class TrainingLoop:
+    """Trains a model from `state` to the horizon, or until a signal asks to stop."""
+
+    model: nn.Module
+    source: BatchSource
+    objective: Objective
+    optimizer: Optimizer
+    options: LoopOptions
+    runtime: Runtime
+    log: MetricLog
+    state: State
+
+    def __post_init__(self):
+        self.state.device_batch = self.options.device_batch
+        self.state.stop = ""
+        self._first_step = self.state.step
+        self._progress_line = StepProgress(self.options.steps)
+        self._loss_scale = LossScale(self.runtime, self.state)
+        self._seconds = self.state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
+        self._settled_at = 0.0
+        self._launched: list[_LaunchedStep] = []
+
+    def run(self, evaluations: Sequence[Evaluation], save: Callable[[State], None], requests: Sequence[str]) -> None:
+        """Train. Evaluations run between two steps, then the checkpoint is saved.
+
+        requests: gets an entry when this process is asked to stop. A stop postpones evaluations to the resumed run. A
+        loss or gradient that is not finite on one rank is a FloatingPointError on all, before the step is saved.
+        """
+        state = self.state
+        with without_garbage_collection() as collect, self._progress_line:
+            while True:
+                finished = self._progress() >= 1
+                due = [evaluation for evaluation in evaluations if evaluation.is_due(state, finished)]
+                saves = finished or (state.step > 0 and is_multiple(state.step, self.options.save_every))
+                if due or saves or state.stop:
+                    self._settle()  # figures of steps under way; they may bring a request to stop
+                if finished:
+                    state.stop = ""
+                if finished or state.stop:
+                    self._progress_line.close()
+                if (due or saves or state.stop) and not self._is_as_resumed():
+                    self._agree_on_time()
+                    if not state.stop:
+                        self._evaluate(due, save)
+                    if saves or state.stop:
+                        save(state)
+                if finished or state.stop:
+                    return
+                self._launch(requests)
+                # On a GPU the host reads the figures of a step while the device computes the next.
+                self._settle(keep=1 if self.runtime.device.type == "cuda" else 0)
+                if state.step == self._first_step + 1 or state.step % COLLECT_EVERY == 0:
+                    collect()
+
+    def _progress(self) -> float:
+        """Return the share of the run that is done, at the last launched step; above 1 beyond the horizon."""
+        if self.options.steps is not None:
+            return self.state.step / max(self.options.steps, 1)
+        if self.options.seconds is not None:
+            return self.state.seconds / self.options.seconds
+        return self.source.progress
+
+    def _is_as_resumed(self) -> bool:
+        """Return True right after a checkpoint was restored whose evaluations were complete: nothing is new."""
+        return 0 < self.state.step == self._first_step == self.state.evaluated
 
     # ---- a step ----
 
-    def launch(self, asked: list[str]) -> None:
-        """Hand a step to the device: forward, backward, update. Only fp16 waits for anything.
+    def _launch(self, requests: list[str]) -> None:
+        """Hand a step to the device: forward, backward, update. Only fp16 waits for a result.
 
-        A step that teaches nothing leaves the weights alone: momentum would make a whole update of a gradient of zeros.
+        An idle step leaves the weights alone: with momentum, a gradient of zeros would still be an update.
         """
-        state, start, waited = self.state, time.perf_counter(), self.source.wait_seconds
-        progress = min(self.plan.progress(state, self.source), 1.0)
-        schedules.apply(self.optimizer.groups, self.plan.schedules, progress, state.step)
-        multiplier = next((group.lr / group.initial_lr for group in self.optimizer.groups if group.initial_lr), 0.0)
+        state = self.state
+        start = time.perf_counter()
+        waited = self.source.wait_seconds
+        groups = self.optimizer.groups
+        schedules.apply(groups, self.options.schedules, min(self._progress(), 1.0), state.step)
+        lr_multiplier = next((group.lr / group.initial_lr for group in groups if group.initial_lr), 0.0)
         batch = next(self.source)
         wait = self.source.wait_seconds - waited
+
         idle = self.source.idle
-        totals = torch.zeros(2, device=batch[0].device) if idle else self._gradients(batch)
-        precise = torch.float32 if totals.device.type == "mps" else torch.float64
-        told = torch.tensor([len(asked), self._trained if self.runtime.rank == 0 else 0.0], dtype=precise)
-        own = torch.cat([totals.to(precise), told.to(totals.device, non_blocking=True)])
+        totals, metrics = torch.zeros(2, device=batch[0].device), {}
+        if not idle:
+            totals, metrics = self._gradients(batch)
+        own = self._own_figures(totals, metrics, requests)
         if not idle:
             self.optimizer.finish_reducing()
         figures = self.runtime.all_reduce(own.clone())
         norm = figures.new_zeros(()) if idle else self._update(figures[1])
-        figures, ready = torch.cat([figures, norm.to(precise).view(1)]), None
+        state.step += 1
+        state.progress = min(self._progress(), 1.0)
+        for act in self.options.after_step:
+            act(state)
+
+        figures = torch.cat([figures, norm.to(figures.dtype).view(1)])
+        ready = None
         if figures.device.type == "cuda":
             figures = figures.to("cpu", non_blocking=True)
             ready = torch.cuda.current_stream().record_event()
-        state.step += 1
-        tokens = batch[0].numel() * self.runtime.world_size
-        place = f"rank {self.runtime.rank}, reading {', '.join(self.source.place())}"
-        self._pending.append(_Step(state.step, start, figures, own, ready, multiplier, tokens, wait, place))
+        launched = _LaunchedStep(
+            number=state.step,
+            start=start,
+            figures=figures,
+            own=own,
+            ready=ready,
+            metrics=list(metrics),
+            source_metrics=dict(getattr(self.source, "metrics", {})),
+            lr_multiplier=lr_multiplier,
+            tokens=batch[0].numel() * self.runtime.world_size,
+            wait=wait,
+            place=f"rank {self.runtime.rank}, reading {', '.join(self.source.place())}",
+        )
+        self._launched.append(launched)
 
-    def _update(self, count: torch.Tensor) -> torch.Tensor:
-        """Of the weights; the gradient's norm."""
-        norm = self.optimizer.step(1 / (count.float().clamp(min=1) * self.state.loss_scale), self.plan.clip)
+    def _own_figures(self, totals: Tensor, metrics: dict[str, Tensor], requests: list[str]) -> Tensor:
+        """Return this rank's figures, which are summed over ranks: the clock is rank 0's because others add 0."""
+        precise = torch.float32 if totals.device.type == "mps" else torch.float64
+        clock = self._seconds if self.runtime.rank == 0 else 0.0
+        from_host = torch.tensor([len(requests), clock], dtype=precise)
+        parts = [totals.to(precise), from_host.to(totals.device, non_blocking=True)]
+        parts += [pair.to(precise) for pair in metrics.values()]
+        return torch.cat(parts)
+
+    def _update(self, count: Tensor) -> Tensor:
+        """Update the weights by the mean gradient; returns its norm."""
+        scale = 1 / (count.float().clamp(min=1) * self.state.loss_scale)
+        norm = self.optimizer.step(scale, self.options.clip)
         self.optimizer.zero_grad()
-        if self.plan.after_step:
-            self.plan.after_step()
         return norm
 
-    def _gradients(self, batch: Batch) -> torch.Tensor:
-        """Gradients of the sum of this rank's losses; that sum, and the count.
+    def _gradients(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the gradients of the sum of this rank's losses; returns that sum with its count, and the metrics.
 
-        Out of memory: the same step again in smaller parts. fp16 that overflows: again with half the scale.
+        Out of memory, the step starts again in smaller parts; an overflow of fp16, with half the scale.
         """
-        state = self.state
-        if self._half and state.step - state.loss_scale_step >= GROW_LOSS_SCALE_EVERY:
-            state.loss_scale, state.loss_scale_step = min(2 * state.loss_scale, MAX_LOSS_SCALE), state.step
+        self._loss_scale.grow()
         while True:
             try:
-                totals = self._accumulate(batch)
+                sums = self._accumulate(batch)
             except torch.OutOfMemoryError:
-                self._take_smaller_parts(len(batch[0]))
+                self.state.device_batch = smaller_device_batch(self.state, len(batch[0]), self.runtime.rank)
             else:
-                if not self._half or state.loss_scale <= MIN_LOSS_SCALE or self._all_finite():
-                    return totals
-                state.loss_scale, state.loss_scale_step = state.loss_scale / 2, state.step
+                if self._loss_scale.fits(self.optimizer):
+                    return sums
             self.optimizer.restart()
             if self.runtime.device.type == "cuda":
-                torch.cuda.empty_cache()  # now that no traceback holds what the step had made
+                torch.cuda.empty_cache()  # by now no traceback holds tensors of the failed step
 
-    def _take_smaller_parts(self, rows: int) -> None:
-        state, where = self.state, f"step {self.state.step + 1}, rank {self.runtime.rank}: out of memory"
-        size = min(state.device_batch, rows)
-        if size == 1:
-            raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
-        state.device_batch = _largest_divisor(rows, size // 2)
-        print_line(f"{where}, the step starts again with --device-batch-size={state.device_batch}")
-
-    def _accumulate(self, batch: Batch) -> torch.Tensor:
+    def _accumulate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         totals = torch.zeros(2, device=batch[0].device)
-        micro_batches = self.plan.split(batch, self.state.device_batch)
+        metrics: dict[str, Tensor] = {}
+        micro_batches = self.options.split(batch, self.state.device_batch)
         for number, micro_batch in enumerate(micro_batches, 1):
-            last = number == len(micro_batches) and not self._half  # fp16 looks at the gradients before it gives them
-            with self.optimizer.reduce_in_backward() if last else nullcontext():
-                loss, count = self.objective(self.model, micro_batch)
+            # The last backward sends the gradients, layer by layer. fp16 has to check them before.
+            sends = number == len(micro_batches) and not self._loss_scale.is_used
+            with self.optimizer.reduce_in_backward() if sends else nullcontext():
+                loss, count, measured = self.objective(self.model, micro_batch)
                 (loss * self.state.loss_scale).backward()
             totals += torch.stack([loss.detach().float(), count.float()])
-        return totals
+            for name, (total, number_of) in measured.items():
+                pair = torch.stack([total.detach().float(), number_of.float()])
+                metrics[name] = metrics[name] + pair if name in metrics else pair
+        return totals, metrics
 
-    def _all_finite(self) -> bool:
-        grads = [p.grad for group in self.optimizer.groups for _, p in group.params if p.grad is not None]
-        bad = sum((~grad.isfinite()).any().float() for grad in grads)
-        return not self.runtime.all_reduce(bad)
+    # ---- the figures of a step ----
 
-    # ---- its figures ----
+    def _settle(self, keep: int = 0) -> None:
+        """Read and log the figures of launched steps, except for the last `keep`."""
+        while len(self._launched) > keep:
+            self._settle_step(self._launched.pop(0))
 
-    def settle(self, but: int = 0) -> None:
-        """See to the steps that were launched, but the last few."""
-        while len(self._pending) > but:
-            self._settle(self._pending.pop(0))
-
-    def _settle(self, step: _Step) -> None:
-        """Wait for a step's figures, check them, and write them down."""
+    def _settle_step(self, step: _LaunchedStep) -> None:
         if step.ready is not None:
             step.ready.synchronize()
-        loss_sum, count, stop, clock, norm = step.figures.tolist()
-        loss, state, world_size = loss_sum / max(count, 1), self.state, self.runtime.world_size
+        loss_sum, count, stop, clock, *pairs, norm = step.figures.tolist()
+        loss = loss_sum / max(count, 1)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise FloatingPointError(self._not_finite(step, loss, norm))
+            raise FloatingPointError(not_finite(step, loss, norm, self.runtime))
+        seconds = self._count(step, loss, clock)
+        self.state.stop = "a signal" if stop else ""
+        figures = self._figures(step, norm, seconds)
+        for name, total, number_of in zip(step.metrics, pairs[::2], pairs[1::2], strict=True):
+            figures[name] = total / max(number_of, 1)
+        figures |= step.source_metrics
+        self.log.write("train", step.number, **figures)
+        smooth = self.state.smooth_loss / (1 - SMOOTHING**step.number)
+        figures["step"] = step.number
+        self._progress_line.update(figures, smooth, self.state.tokens, self.options.note(self.state))
+
+    def _count(self, step: _LaunchedStep, loss: float, clock: float) -> float:
+        """Add a step to the clocks and totals of the state; returns its seconds."""
+        state = self.state
         now = time.perf_counter()
-        seconds = now - max(self._settled, step.start)
-        self._settled, self._trained = now, self._trained + seconds
-        state.seconds = clock if world_size > 1 else self._trained
-        if step.number - self._start > STEADY_AFTER:
+        seconds = now - max(self._settled_at, step.start)  # steps overlap on a GPU
+        self._settled_at = now
+        number = step.number - self._first_step  # in this process
+        if number > self.options.untimed_steps:
+            self._seconds += seconds
+        state.seconds = clock if self.runtime.world_size > 1 else self._seconds
+        flops = step.tokens * self.options.flops_per_token
+        if number > STEADY_AFTER:
             state.steady_seconds += seconds
-            state.steady_flops += step.tokens * self.plan.flops_per_token
+            state.steady_flops += flops
         state.waited += step.wait
         state.tokens += step.tokens
-        state.flops += step.tokens * self.plan.flops_per_token
-        state.loss, state.smooth_loss = loss, SMOOTHING * state.smooth_loss + (1 - SMOOTHING) * loss
-        state.stop = "a signal" if stop else ""
-        peak = self.runtime.peak_flops
-        mfu = step.tokens * self.plan.flops_per_token / seconds / (peak * world_size) if peak else None
-        progress = self.plan.progress(replace(state, step=step.number), self.source)
-        figures = {
-            "step": step.number,
+        state.flops += flops
+        state.loss = loss
+        state.smooth_loss = SMOOTHING * state.smooth_loss + (1 - SMOOTHING) * loss
+        return seconds
+
+    def _figures(self, step: _LaunchedStep, norm: float, seconds: float) -> dict[str, Any]:
+        """Return the record of a step for the log."""
+        progress = self._progress()
+        if self.options.steps is not None:
+            progress = step.number / max(self.options.steps, 1)  # of this step, a later one may be launched
+        mfu = None
+        if self.runtime.peak_flops:
+            flops_per_second = step.tokens * self.options.flops_per_token / seconds
+            mfu = flops_per_second / (self.runtime.peak_flops * self.runtime.world_size)
+        return {
             "progress": min(progress, 1.0),
-            "train/loss": loss,
+            "train/loss": self.state.loss,
             "train/grad_norm": norm,
             "train/lrm": step.lr_multiplier,
             "train/dt": seconds,
             "train/tok_per_sec": step.tokens / seconds,
             "train/mfu": mfu,
             "train/wait": step.wait / seconds,
-            "total_training_tokens": state.tokens,
-            "total_training_flops": state.flops,
-            "total_training_time": self._trained,
+            "total_training_tokens": self.state.tokens,
+            "total_training_flops": self.state.flops,
+            "total_training_time": self._seconds,
         }
-        self.log.write("train", **figures)
-        smooth = state.smooth_loss / (1 - SMOOTHING**step.number)
-        self.console.update(figures, smooth, state.tokens, self.plan.shown(state))
 
-    def agree_on_time(self) -> None:
-        """All ranks take rank 0's clock: a collective."""
-        self._trained = self.state.seconds = self.runtime.all_gather(self._trained)[0]
+    def _agree_on_time(self) -> None:
+        """Set every rank's clock to rank 0's: a collective."""
+        seconds = self.runtime.all_gather(self._seconds)[0]
+        self._seconds = seconds
+        self.state.seconds = seconds
 
-    def leave(self, hooks: Sequence[every]) -> None:
-        """Do what is to be done before a run that fails ends: on all ranks, or, where only some fail, on none."""
+    # ---- between steps ----
+
+    def _evaluate(self, due: Sequence[Evaluation], save: Callable[[State], None]) -> None:
+        """Run evaluations. If one fails, the trained steps are saved before the error ends the run."""
+        for evaluation in due:
+            self.model.eval()
+            try:
+                evaluation.evaluate(self.state)
+            except Exception:
+                self._save_before_error(save)
+                raise
+            self.model.train()
+        self.state.evaluated = self.state.step
+
+    def _save_before_error(self, save: Callable[[State], None]) -> None:
+        """Save if all ranks have failed; where only some have, a collective would wait for ever."""
         state = self.state
-        if state.step > self._start and hooks and self.runtime.barrier(f"failed, step {state.step}"):
-            for hook in hooks:
-                hook.act(state)
-            print0(f"a look failed after step {state.step:,}: the same command goes on from there, and looks again")
-
-    def _not_finite(self, step: _Step, loss: float, norm: float) -> str:
-        """A sentence for every rank; a collective that all of them enter at the same step."""
-        ranks = self.runtime.all_gather([bool(step.own.isfinite().all()), step.place])
-        # Of the gradients only their sum over ranks is known: any may be at fault.
-        culprits = [place for fine, place in ranks if not fine] or [place for _, place in ranks]
-        what = f"the gradient's norm is {norm}, all losses are finite" if math.isfinite(loss) else f"the loss is {loss}"
-        return f"step {step.number}: {what} ({'; '.join(culprits)})"
+        if state.step > self._first_step and self.runtime.barrier(f"failed, step {state.step}"):
+            save(state)
+            print0(f"evaluation failed after step {state.step:,}: run the same command again to resume")
 
 
-def largest_device_batch(model: Any, objective: Objective, batch: Batch, runtime: Any, reserve: int = 0) -> int:
-    """The most rows of a step's batch that fit through forward and backward at once, the same on all ranks.
+# ---- beside the loop: fp16, memory, failures ----
 
-    reserve: bytes that the optimizer will take, not taken yet. On a GPU it is tried; elsewhere what one row saves for
-    its backward is counted, and half of the free memory is given to it. The model is not compiled yet.
+
+class LossScale:
+    """The factor of the loss that keeps small gradients of fp16 from vanishing: halved on overflow, doubled in time."""
+
+    def __init__(self, runtime: Runtime, state: State):
+        self.is_used = runtime.dtype == torch.float16
+        self._runtime = runtime
+        self._state = state
+
+    def grow(self) -> None:
+        """Double the scale if it has not changed for long; called before a step."""
+        state = self._state
+        if self.is_used and state.step - state.loss_scale_step >= GROW_LOSS_SCALE_EVERY:
+            self._set(min(2 * state.loss_scale, MAX_LOSS_SCALE))
+
+    def fits(self, optimizer: Optimizer) -> bool:
+        """Return False if gradients of some rank overflowed; the scale is halved for another try of the step."""
+        if not self.is_used or self._state.loss_scale <= MIN_LOSS_SCALE or self._all_finite(optimizer):
+            return True
+        self._set(self._state.loss_scale / 2)
+        return False
+
+    def _set(self, scale: float) -> None:
+        self._state.loss_scale = scale
+        self._state.loss_scale_step = self._state.step
+
+    def _all_finite(self, optimizer: Optimizer) -> bool:
+        parameters = [parameter for group in optimizer.groups for _, parameter in group.params]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        overflowed = sum((~gradient.isfinite()).any().float() for gradient in gradients)
+        return not self._runtime.all_reduce(overflowed)
+
+
+def not_finite(step: _LaunchedStep, loss: float, norm: float, runtime: Runtime) -> str:
+    """Return the sentence about a step without finite figures: a collective, all ranks come to the same step."""
+    is_finite = bool(step.own.isfinite().all())
+    ranks = runtime.all_gather([is_finite, step.place])
+    culprits = [place for fine, place in ranks if not fine]
+    if not culprits:  # only the sum of the gradients over ranks is known: any rank may be at fault
+        culprits = [place for _, place in ranks]
+    found = f"the loss is {loss}"
+    if math.isfinite(loss):
+        found = f"the gradient's norm is {norm}, all losses are finite"
+    return f"step {step.number}: {found} ({'; '.join(culprits)})"
+
+
+def smaller_device_batch(state: State, rows: int, rank: int) -> int:
+    """Return about half of the rows of a micro-batch, a divisor of this rank's `rows`; ValueError if it was one row."""
+    where = f"step {state.step + 1}, rank {rank}: out of memory"
+    size = min(state.device_batch, rows)
+    if size == 1:
+        raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
+    smaller = _largest_divisor(rows, size // 2)
+    print_line(f"{where}, the step starts again with --device-batch-size={smaller}")
+    return smaller
+
+
+def largest_device_batch(
+    model: nn.Module, objective: Objective, batch: Batch, runtime: Runtime, reserve: int = 0
+) -> int:
+    """Return the most rows of a step's batch that fit through forward and backward at once, the same on all ranks.
+
+    reserve: bytes that the optimizer will take later. A GPU tries; elsewhere the bytes that one row saves for its
+    backward are counted, and half of the free memory is given to them. The model is not compiled yet.
     """
-    size = rows = len(batch[0])
+    rows = len(batch[0])
+    size = rows
     if runtime.device.type == "cuda":
         while size > 1 and not _fits(model, objective, batch, size, reserve):
             size = _largest_divisor(rows, size - 1)
     else:
-        fit = runtime.free_memory() // 2 // max(1, _saved_bytes(model, objective, batch))
-        size = min(fit, CPU_TOKENS // batch[0][0].numel())
+        bytes_per_row = max(1, _saved_bytes(model, objective, batch))
+        size = min(runtime.free_memory() // 2 // bytes_per_row, CPU_TOKENS // batch[0][0].numel())
     return _largest_divisor(rows, min(runtime.all_gather(size)))
 
 
-def _fits(model: Any, objective: Objective, batch: Batch, size: int, reserve: int) -> bool:
+def _fits(model: nn.Module, objective: Objective, batch: Batch, rows: int, reserve: int) -> bool:
     try:
-        room = torch.empty(reserve, dtype=torch.uint8, device=batch[0].device)
-        loss, _ = objective(model, tuple(part[:size] for part in batch))
+        reserved = torch.empty(reserve, dtype=torch.uint8, device=batch[0].device)
+        loss, *_ = objective(model, tuple(part[:rows] for part in batch))
         loss.backward()
-        del room, loss
+        del reserved, loss
         return True
     except torch.OutOfMemoryError:
         return False
@@ -355,18 +508,22 @@ def _fits(model: Any, objective: Objective, batch: Batch, size: int, reserve: in
         torch.cuda.empty_cache()
 
 
-def _saved_bytes(model: Any, objective: Objective, batch: Batch) -> int:
-    storages: dict[int, int] = {}
+def _saved_bytes(model: nn.Module, objective: Objective, batch: Batch) -> int:
+    """Return the bytes that the first row of a batch saves for its backward, without weights and the batch itself."""
+    sizes: dict[int, int] = {}  # address of a storage -> bytes: tensors may share one
 
-    def saved(tensor: torch.Tensor) -> torch.Tensor:
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         objective(model, tuple(part[:1] for part in batch))
-    there = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *batch)}
-    return sum(size for pointer, size in storages.items() if pointer not in there)
+    for tensor in (*model.parameters(), *batch):
+        sizes.pop(tensor.untyped_storage().data_ptr(), None)
+    return sum(sizes.values())
 
 
 def _largest_divisor(number: int, limit: int) -> int:
+    """Return the largest divisor of a number that is at most `limit`, and at least 1."""
     return next(size for size in range(max(1, min(number, limit)), 0, -1) if number % size == 0)

@@ -27,10 +27,9 @@ class Config:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.checkpoint import MODEL
+    from nanochat.checkpoint import MODEL, load_model
     from nanochat.evals.core import core_metric, evaluate, identity
     from nanochat.evals.core_tasks import prepare
-    from nanochat.restore import load_model
     from nanochat.runtime import setup
 
     outcome = Outcome.begin("base_eval", config.tag, config)

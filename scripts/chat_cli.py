@@ -47,7 +47,7 @@ class Config:
 
 def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
-    from nanochat.restore import trained
+    from nanochat.checkpoint import trained
     from nanochat.runtime import setup
     from nanochat.serve.cli import Chat, piped_messages, typed_messages
 

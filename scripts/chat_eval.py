@@ -47,9 +47,9 @@ class Config:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
+    from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
     from nanochat.evals.chat import Options, core_of, evaluate
-    from nanochat.restore import load_model
     from nanochat.runtime import setup
 
     stage = SOURCES[config.source]

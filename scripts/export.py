@@ -34,9 +34,9 @@ class Config:
 
 def main(config: Config) -> None:
     # Imported here because --help must be fast.
+    from nanochat.checkpoint import load_model
     from nanochat.export import gguf, hf
     from nanochat.export.tokenizers import sample_texts
-    from nanochat.restore import load_model
     from nanochat.runtime import setup
 
     writers = {"hf": hf.write_folder, "tokenizer": hf.write_tokenizer, "gguf": gguf.write_gguf}

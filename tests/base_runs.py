@@ -146,9 +146,9 @@ class InFp8:
 
 def impatient() -> None:
     """A second signal counts as one soon."""
-    from nanochat import interrupt
+    from nanochat import runtime
 
-    interrupt.ECHO_SECONDS = 0.2
+    runtime.ECHO_SECONDS = 0.2
 
 
 class Room:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PRELOADED = "torch._dynamo nanochat.finetune nanochat.data.corpus".split()
+PRELOADED = "torch._dynamo nanochat.run nanochat.evals.bpb nanochat.evals.chat nanochat.data.corpus".split()
 LIFETIME = 150  # seconds, after which a process tells where it hangs, and ends
 SETTINGS = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_", "GROUP_")
 

@@ -1,6 +1,5 @@
 """A small model, made-up rows, faults to plant, and training with them: what the tests of the loop run on any ranks."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,15 +9,15 @@ import torch
 from torch import Tensor
 
 from nanochat import schedules
-from nanochat import train as loop
 from nanochat.attention import choose
+from nanochat.checkpoint import build_model
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.log import MetricLog
+from nanochat.log import MetricLog, read_metrics
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
-from nanochat.restore import build_model
-from nanochat.runtime import Runtime
+from nanochat.runtime import Runtime, stop_requests
+from nanochat.train import Evaluation, LoopOptions, State, TrainingLoop
 
 CPU = torch.device("cpu")
 ALONE = Runtime(CPU, torch.float32, choose(CPU, torch.float32)[0])
@@ -91,14 +90,16 @@ def every_other(row: int) -> int:
     return LENGTH * (row % 2)
 
 
-def skipping(model: GPT, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """An objective that leaves the model alone where there is nothing to learn: its gradients do not arrive."""
-    return next_token(model, batch) if (batch[1] >= 0).any() else (0 * model.head.weight.sum(), torch.tensor(0))
+def skipping(model: GPT, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, dict]:
+    """An objective that uses only the head where no target is: the other gradients do not arrive."""
+    if (batch[1] >= 0).any():
+        return next_token(model, batch)
+    return 0 * model.head.weight.sum(), torch.tensor(0), {}
 
 
 @dataclass
 class Trained:
-    state: loop.State
+    state: State
     parameters: dict[str, Tensor]
     records: list[dict[str, Any]]  # of metrics.jsonl
     source: Any
@@ -114,25 +115,32 @@ def train(
     *,
     device_batch: int = ROWS,
     objective: Callable = next_token,
-    hooks: Sequence[loop.every] = (),
-    state: loop.State | None = None,
+    evaluations: Sequence[Evaluation] = (),
+    save: Callable[[State], None] = lambda state: None,
+    state: State | None = None,
     source: Any = None,
     model: GPT | None = None,
-    **plan: Any,
+    **options: Any,
 ) -> Trained:
-    """The loop on a new model, for 3 steps where `plan` says nothing else."""
-    model, source, state = model or small_model(), source or Rows(runtime), state or loop.State()
-    rates = {"unembedding_lr": 0.008, "embedding_lr": 0.3, "scalar_lr": 0.5, "matrix_lr": 0.02}
-    scales = {"batch_scale": (ROWS * LENGTH / 2**19) ** 0.5, "width": 64, "matrix_weight_decay": 0.1}
-    groups = build_groups(model.named_parameters(), learning_rates=rates, **scales)
+    """Run the loop on a new model, for 3 steps unless `options` has another horizon."""
+    model = model or small_model()
+    source = source or Rows(runtime)
+    state = state or State()
+    groups = build_groups(
+        model.named_parameters(),
+        learning_rates={"unembedding_lr": 0.008, "embedding_lr": 0.3, "scalar_lr": 0.5, "matrix_lr": 0.02},
+        batch_scale=(ROWS * LENGTH / 2**19) ** 0.5,
+        width=64,
+        matrix_weight_decay=0.1,
+    )
     optimizer = Optimizer(groups, runtime.rank, runtime.world_size, chunk_bytes=2**17)
-    plan = {"steps": None if "seconds" in plan else 3, "schedules": WARM} | plan
-    with MetricLog(folder) as log:
-        arguments = (optimizer, loop.Plan(device_batch, 1e6, **plan), hooks, runtime, log, state)
-        loop.train(model, source, objective, *arguments)
+    options = {"steps": None if "seconds" in options else 3, "schedules": WARM} | options
+    options = LoopOptions(device_batch, 1e6, **options)
+    with MetricLog(folder) as log, stop_requests() as requests:
+        loop = TrainingLoop(model, source, objective, optimizer, options, runtime, log, state)
+        loop.run(evaluations, save, requests)
     parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
-    records = [json.loads(line) for line in log.path.read_text().splitlines()] if log.path.exists() else []
-    return Trained(state, parameters, records, source)
+    return Trained(state, parameters, read_metrics(log.path), source)
 
 
 def furthest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

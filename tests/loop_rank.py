@@ -49,26 +49,30 @@ class Cases:
         self.train("skipping", objective=skipping, source=Rows(self.runtime, every_other))
 
         model, kept = small_model(), []
-        keep = loop.every(1, lambda state: kept.append([p.detach().clone() for p in model.parameters()]), at_start=True)
-        self.train("idle", model=model, source=Rows(self.runtime, idle=[1, 3]), hooks=[keep], steps=4)
+
+        def keep(state: loop.State) -> None:
+            kept.append([p.detach().clone() for p in model.parameters()])
+
+        keeps = [loop.Evaluation(1, keep, at_start=True)]
+        self.train("idle", model=model, source=Rows(self.runtime, idle=[1, 3]), evaluations=keeps, steps=4)
         alike = [all(map(torch.equal, one, other)) for one, other in itertools.pairwise(kept)]
         self.seen["idle"]["unchanged"] = alike
 
     def not_finite(self, case: str, **options: Any) -> None:
         """All ranks have to find out, at the same step and soon."""
         start, steps = time.perf_counter(), []
-        hooks = [loop.every(1, lambda state: steps.append(state.step), at_start=True)]
+        evaluations = [loop.Evaluation(1, lambda state: steps.append(state.step), at_start=True)]
         try:
-            train(self.folder / case, self.runtime, hooks=hooks, **options)
+            train(self.folder / case, self.runtime, evaluations=evaluations, **options)
         except FloatingPointError as error:
             self.seen[case] = {"error": str(error), "seconds": time.perf_counter() - start, "steps": steps}
 
     def faults(self) -> None:
         source = Rows(self.runtime)
 
-        def spoilt(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
-            loss, count = next_token(model, batch)
-            return loss * (float("nan") if self.last and source.taken == 2 else 1.0), count
+        def spoilt(model: Any, batch: Any) -> tuple[Tensor, Tensor, dict]:
+            loss, count, metrics = next_token(model, batch)
+            return loss * (float("nan") if self.last and source.taken == 2 else 1.0), count, metrics
 
         self.not_finite("nan loss", objective=spoilt, source=source)
         source = Rows(self.runtime)
@@ -116,15 +120,14 @@ class Cases:
             if self.last and state.step == 2:
                 os.kill(os.getpid(), signal.SIGUSR1)
 
-        hooks = [
-            loop.every(1, ask, at_start=True),
-            loop.every(0, lambda s: acts.append(("saved", s.step)), at_stop=True),
-        ]
-        self.train("stop", steps=10, hooks=hooks)
+        def save(state: loop.State) -> None:
+            acts.append(("saved", state.step))
+
+        self.train("stop", steps=10, evaluations=[loop.Evaluation(1, ask, at_start=True)], save=save)
         self.seen["stop"]["acts"] = acts
 
     def failing(self, case: str, ranks: int, at: int) -> None:
-        """A look fails on so many ranks, elsewhere only once they have lost patience."""
+        """An evaluation fails on so many ranks, on the others only after they waited in vain."""
         acts: list[tuple[str, int]] = []
 
         def fail(state: loop.State) -> None:
@@ -133,13 +136,13 @@ class Cases:
             raise KeyError("planted")
 
         runtime_module.BARRIER_SECONDS = 30.0 if ranks == self.runtime.world_size else 0.3
-        # A collective, as saving is.
-        save = loop.every(
-            0, lambda state: acts.append(("saved", sum(self.runtime.all_gather(state.step)))), at_stop=True
-        )
+
+        def save(state: loop.State) -> None:
+            acts.append(("saved", sum(self.runtime.all_gather(state.step))))  # a collective, as saving is
+
         start = time.perf_counter()
         try:
-            train(self.folder / case, self.runtime, hooks=[loop.every(at, fail), save])
+            train(self.folder / case, self.runtime, evaluations=[loop.Evaluation(at, fail)], save=save)
         except KeyError:
             self.seen[case] = {"acts": acts, "seconds": time.perf_counter() - start}
 

@@ -6,22 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from loop_parts import ALONE
 
-from nanochat import runtime
 from nanochat.blueprint import draw, estimate
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import duration
-from nanochat.objectives import next_token
 from nanochat.outcome import Outcome
-from nanochat.runtime import COMPILING_SECONDS
 from scripts.base_train import Config, main
 
 TOKENIZER = SimpleNamespace(vocab_size=32768, special_tokens={"<|bos|>": 32759})
 D24 = Config(depth=24, target_param_data_ratio=8.0)
-TINY = Config(
-    depth=2, aspect_ratio=32, head_dim=32, max_seq_len=32, total_batch_size=256, num_iterations=4, compile=False
-)
 
 
 def test_depth_24_at_ratio_8_is_the_reference():
@@ -44,20 +37,6 @@ def test_depth_24_at_ratio_8_is_the_reference():
         *("Number of training tokens", "Tokens : Params ratio"),
     ]
     assert plan.summary["Tokens : Params ratio"]["value"] == pytest.approx(8, rel=1e-4)
-
-
-def test_the_learning_rates_of_a_batch_of_two_to_the_20_are_the_reference():
-    small = replace(TINY, total_batch_size=2**20, device_batch_size="1")
-    plan = draw(small, TOKENIZER)
-    _, optimizer, _ = plan.build(small, 1, ALONE)
-    rates = {group.name: group.lr for group in optimizer.groups}
-    beta, s = 2**0.5, (64 / 768) ** -0.5
-    assert rates["matrices"] == pytest.approx(0.02 * beta)
-    assert rates["unembedding"] == pytest.approx(0.008 * beta * s)
-    assert rates["embedding"] == pytest.approx(0.3 * beta * s)
-    assert rates["value_embeds"] == pytest.approx(0.15 * beta * s)
-    decay = next(group.weight_decay for group in optimizer.groups if group.name == "matrices")
-    assert decay == pytest.approx(0.28 * plan.scale.weight_decay)
 
 
 def test_every_derived_value_is_told_and_its_flag_overrides_it():
@@ -215,47 +194,3 @@ def test_a_dry_run(has_tokenizer, tmp_path, monkeypatch, capsys):
     main(replace(D24, depth=4, dry_run=True))  # for this machine
     if not torch.cuda.is_available():
         assert "time n/a, dollars n/a: no bf16 peak rate is known of 1xCPU" in capsys.readouterr().out
-
-
-# ---- built ----
-
-
-def test_the_device_batch(capsys):
-    plan = draw(TINY, TOKENIZER)
-    for asked, rows, how in (("auto", 8, "the most that fit; 1 of them"), ("2", 2, "as asked; 4 of them")):
-        assert plan.build(replace(TINY, device_batch_size=asked), 1, ALONE)[2] == rows
-        assert f"device batch: {rows} rows of 32 tokens, {how} make a step on each rank" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"--device-batch-size=3 .* take --device-batch-size=1, 2 or 4, or"):
-        plan.build(replace(TINY, device_batch_size="3"), 1, ALONE)
-    with pytest.raises(ValueError, match=r"--total-batch-size=256 is no multiple of a row on every rank"):
-        plan.build(TINY, 1, replace(ALONE, world_size=3))
-
-
-def test_the_model_is_that_of_the_seed_and_can_be_trained():
-    plan = draw(TINY, TOKENIZER)
-    model, optimizer, rows = plan.build(TINY, 1, ALONE)
-    again, other = (plan.build(TINY, seed, ALONE)[0] for seed in (1, 2))
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
-    assert not torch.equal(model.embed.weight, other.embed.weight)
-    assert model.parameter_counts() == plan.counts
-    ids = torch.zeros(rows, 32, dtype=torch.int64)
-    next_token(model, (ids, ids))[0].backward()
-    assert optimizer.step(1 / 256) > 0
-
-
-@pytest.mark.parametrize(
-    ("horizon", "flops", "is_compiled"),
-    [
-        ({"num_iterations": 4}, 1e12, False),
-        ({"num_iterations": 4}, 0.0, True),
-        ({"target_seconds": COMPILING_SECONDS}, 0.0, False),
-        ({"target_seconds": COMPILING_SECONDS + 1}, 1e12, True),
-    ],
-)
-def test_a_run_is_compiled_where_that_pays(horizon, flops, is_compiled, monkeypatch, capsys):
-    monkeypatch.setattr(runtime, "COMPILING_PAYS", flops)
-    config = replace(TINY, **{"num_iterations": -1, "compile": True} | horizon)
-    assert draw(config, TOKENIZER).build(config, 1, ALONE)[0].compiled is is_compiled
-    assert ("not compiled: " in capsys.readouterr().out) is not is_compiled
-    config = replace(config, compile=False)
-    assert not draw(config, TOKENIZER).build(config, 1, ALONE)[0].compiled

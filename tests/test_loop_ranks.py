@@ -21,6 +21,8 @@ from loop_parts import (
 from loop_rank import main as all_cases
 from safetensors.torch import load_file
 
+from nanochat.log import read_metrics
+
 COUNTS = pytest.mark.parametrize("count", [2, 4])
 
 
@@ -58,8 +60,8 @@ def test_the_number_of_ranks_does_not_matter(count, ranks, plain, tmp_path):
     for case in seen:
         twin = twins[case.split()[0]]
         assert furthest(load_file(ranks[count].folder / f"{case}.safetensors"), twin.parameters) < EXACT, case
-        lines = (ranks[count].folder / case / "metrics.jsonl").read_text().splitlines()
-        for record, alone in zip(map(json.loads, lines), twin.records, strict=True):
+        records = read_metrics(ranks[count].folder / case / "metrics.jsonl")
+        for record, alone in zip(records, twin.records, strict=True):
             for name in ("train/loss", "train/grad_norm"):
                 assert record[name] == pytest.approx(alone[name], rel=1e-5)
         assert {seen[case]["tokens"] for seen in ranks[count].seen} == {3 * ROWS * LENGTH}

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from loop_parts import ALONE, Rows, small_model, uneven
+from loop_parts import Rows, small_model, uneven
 from models import CONFIGS, lively
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ from nanochat.rollouts import assemble, columns
 
 def test_the_sum_and_the_count_of_the_targets_that_there_are():
     model, (inputs, targets) = small_model(), next(Rows(targets=uneven))
-    loss, count = next_token(model, (inputs, targets))
+    loss, count, _ = next_token(model, (inputs, targets))
     assert int(count) == int((targets >= 0).sum()) < targets.numel()
     plain = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
     assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
@@ -28,7 +28,7 @@ def test_the_sum_and_the_count_of_the_targets_that_there_are():
 
 def test_rows_without_a_target_teach_nothing():
     model, (inputs, targets) = small_model(), next(Rows())
-    loss, count = next_token(model, (inputs, torch.full_like(targets, -1)))
+    loss, count, _ = next_token(model, (inputs, torch.full_like(targets, -1)))
     loss.backward()
     assert (loss.item(), int(count)) == (0, 0)
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
@@ -68,7 +68,7 @@ def step(targets: list, advantages: list, sampled: list | None = None) -> tuple[
 
 def gradient(objective: PolicyGradient, batch: tuple[Tensor, ...]) -> tuple[float, int, list[float]]:
     model = TwoWords()
-    loss, count = objective(model, batch)
+    loss, count, _ = objective(model, batch)
     loss.backward()
     return loss.item(), int(count), model.logits.grad.tolist()
 
@@ -148,7 +148,7 @@ def test_a_model_against_plain_rows_and_in_parts(name):
         total, objective, split = 0, PolicyGradient(), by_tokens(context=210)(batch, full_rows)
         assert len(split) == parts
         for part in split:
-            loss, count = objective(model, part)
+            loss, count, _ = objective(model, part)
             loss.backward()
             total += int(count)
         assert total == int((batch[1] >= 0).sum())
@@ -156,13 +156,13 @@ def test_a_model_against_plain_rows_and_in_parts(name):
             assert torch.allclose(plain.get(name, torch.zeros_like(p)), p.grad, atol=1e-4), name
 
 
-def test_the_gap_is_of_all_tokens_since_it_was_last_asked():
+def test_the_gap_to_the_sampler_is_a_metric():
     objective, true = PolicyGradient(), math.log(0.75)
-    objective(TwoWords(), step([[1, -1]], [[1.0, 1.0]], sampled=[[true + 0.25, 0.0]]))
-    objective(TwoWords(), step([[1, 1]], [[1.0, 1.0]], sampled=[[true - 0.5, true]]))
-    assert objective.take_gap(ALONE) == pytest.approx(0.25)
-    objective(TwoWords(), step([[1]], [[1.0]]))
-    assert objective.take_gap(ALONE) == pytest.approx(0, abs=1e-6)
+    _, _, metrics = objective(
+        TwoWords(), step([[1, -1], [1, 1]], [[1.0, 1.0]] * 2, [[true + 0.25, 0], [true - 0.5, true]])
+    )
+    total, tokens = metrics["rl/logprob_gap"]
+    assert (float(total), int(tokens)) == (pytest.approx(0.75), 3)
 
 
 def test_a_loss_that_is_not_known():

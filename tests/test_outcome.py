@@ -2,12 +2,17 @@ import hashlib
 import json
 import platform
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
+from loop_parts import ALONE, train
 
 from nanochat.config import option
-from nanochat.outcome import Outcome, bloat, environment
+from nanochat.hardware import find_accelerator
+from nanochat.log import MetricLog, format_value, read_metrics
+from nanochat.outcome import Outcome, bloat, environment, pretraining_metrics, run_metrics, training_curves
+from nanochat.train import State
 
 
 @dataclass(frozen=True)
@@ -120,3 +125,69 @@ def test_gpus(tmp_path, monkeypatch, smi, names, memory):
     assert hardware["Platform"] == platform.system()
     assert hardware["GPUs"] == names
     assert hardware.get("GPU Memory") == memory
+
+
+# ---- metrics of a training stage ----
+
+CORPUS = SimpleNamespace(
+    describe=lambda: {"name": "letters", "files": 3, "bytes": 12345, "fingerprint": "f" * 64, "validation": "e" * 64}
+)
+SOURCE = SimpleNamespace(epochs={"letters": 1.5}, dropped_share=0.25)
+
+
+def facts(state: State, runtime=ALONE) -> dict[str, str]:
+    return {
+        name: format_value(value)
+        for name, value in (pretraining_metrics(state, SOURCE, CORPUS) | run_metrics(state, runtime)).items()
+    }
+
+
+def test_the_fields_of_the_reference_and_where_the_text_came_from():
+    notes = {"val bpb": 0.7654, "val bpb stderr": 0.0012, "lowest val bpb": 0.75, "lowest val bpb stderr": 0.002}
+    told = facts(State(step=4, tokens=4000, seconds=100.0, waited=1.0, flops=2e15, notes=notes))
+    assert told["DDP world size"] == "1"
+    assert told["Final validation bpb"].startswith("0.7654")
+    assert told["Minimum validation bpb"] == "0.7500 ± 0.0020"
+    assert told["Total training flops"] == "2.0000e+15"
+    assert told["Total training time"] == "1m40s"
+    assert float(told["Peak memory usage"].removesuffix("MiB")) > 50
+    assert told["Data"] == "letters (3 files, 12,345 bytes, ffffffffffff)"
+    assert (told["Tokens seen"], told["Epochs"]) in {("4000", "letters 1.50"), ("4,000", "letters 1.50")}
+    assert told["Waited for data"].startswith("1.00")
+    assert told["Share of tokens dropped"].startswith("25.00")
+
+
+def test_mfu_is_never_wrong():
+    state = State(step=40, seconds=150.0, flops=1.2e15, steady_seconds=100.0, steady_flops=1e15)
+    assert facts(state)["MFU %"] == "n/a"
+    assert facts(replace(state, tokens=600))["Tokens per second"] == "5"  # of 500 in the steady 100 seconds
+    ranks = replace(ALONE, accelerator=find_accelerator("H100"), world_size=2)
+    assert float(facts(state, ranks)["MFU %"].rstrip("%")) == pytest.approx(1e15 / 100 / (2 * 494.7e12) * 100, abs=0.01)
+    warming = facts(State(step=4, seconds=150.0, tokens=600, flops=1e15), ranks)
+    assert (warming["MFU %"], warming["Tokens per second"]) == ("n/a", "n/a")
+
+
+def test_without_validation_there_is_no_figure_of_it():
+    told = facts(State(step=4, seconds=1.0))
+    assert (told["Minimum validation bpb"], told["Final validation bpb"]) == ("n/a", "n/a")
+
+
+def test_curves_are_of_what_was_measured(tmp_path):
+    train(tmp_path, steps=4)
+    with MetricLog(tmp_path) as log:
+        tokens = [record["total_training_tokens"] for record in read_metrics(log.path)]
+        assert len(set(tokens)) == 4
+        assert [(curve["title"], curve["x"]) for curve in training_curves(log.path)] == [
+            ("Loss", "tokens"),
+            ("Learning rate", "tokens"),
+            ("Throughput", "tokens"),
+        ]
+        for curve in training_curves(log.path):
+            [[xs, ys]] = curve["series"].values()
+            assert xs == tokens
+            assert len(ys) == 4
+        log.write("validation", 4, **{"val/bpb": 0.5, "rl/reward": 0.25})
+        found = {curve["title"]: curve for curve in training_curves(log.path)}
+        assert found["Validation"]["series"] == {"validation": [[tokens[-1]], [0.5]]}
+        assert found["Reward"]["x"] == "step"
+        assert found["Reward"]["series"] == {"train": [[4], [0.25]]}

@@ -65,8 +65,8 @@ MIN_COMMENTS = 0.12  # useful comment lines per code line
 
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
 PURE_CALLS = set(
-    "dataclass field option arg compile frozenset set dict tuple list range len sorted sum min max zip enumerate chr "
-    "ord int float str bytes split join format strip replace lru_cache wraps no_grad inference_mode "
+    "dataclass field option changed arg compile frozenset set dict tuple list range len sorted sum min max zip "
+    "enumerate chr ord int float str bytes split join format strip replace lru_cache wraps no_grad inference_mode "
     "contextmanager".split()
 )
 WITHOUT_TORCH = re.compile(r"scripts\.|nanochat\.(jobs|settings|config|stages|outcome)\b")  # and so their imports

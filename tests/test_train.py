@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -65,8 +64,8 @@ def test_the_size_of_micro_batches_does_not_matter(clip, tmp_path):
         assert furthest(model(size), whole) < EXACT
 
     def mean(net, batch):
-        loss, count = next_token(net, batch)
-        return loss / count.clamp(min=1), torch.tensor(1)
+        loss, count, _ = next_token(net, batch)
+        return loss / count.clamp(min=1), torch.tensor(1), {}
 
     assert furthest(model(1, objective=mean), model(8, objective=mean)) > 10 * EXACT  # what a usual mistake would do
 
@@ -79,12 +78,12 @@ def test_what_is_not_finite_is_told_with_its_own_step_and_place(runtime, tmp_pat
     source, steps = Rows(), []
 
     def spoilt(model, batch):
-        loss, count = next_token(model, batch)
-        return loss * (math.inf if source.taken == 2 else 1.0), count
+        loss, count, metrics = next_token(model, batch)
+        return loss * (math.inf if source.taken == 2 else 1.0), count, metrics
 
-    hooks = [loop.every(3, lambda state: steps.append(state.step))]
+    evaluations = [loop.Evaluation(3, lambda state: steps.append(state.step))]
     with pytest.raises(FloatingPointError, match=r"^step 2: the loss is inf \(rank 0, reading rows-2\.parquet\)$"):
-        train(tmp_path, runtime, objective=spoilt, source=source, hooks=hooks)
+        train(tmp_path, runtime, objective=spoilt, source=source, evaluations=evaluations)
     assert steps == []
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1]
 
@@ -124,8 +123,8 @@ def test_the_loss_scale_falls_and_grows(runtime, tmp_path, plain, monkeypatch):
     def overflow(gradient):
         return gradient * (math.inf if state.loss_scale > (1 / 4 if state.step < 3 else 2) else 1.0)
 
-    hooks = [loop.every(1, lambda state: scales.append(state.loss_scale))]
-    options = {"model": plant(small_model(), overflow), "source": source, "state": state, "hooks": hooks}
+    evaluations = [loop.Evaluation(1, lambda state: scales.append(state.loss_scale))]
+    options = {"model": plant(small_model(), overflow), "source": source, "state": state, "evaluations": evaluations}
     trained = train(tmp_path / "half", replace(runtime, dtype=torch.float16), steps=18, **options)
     assert scales == [1 / 4] * 4 + [1 / 2] * 4 + [1.0] * 4 + [2.0] * 6
     assert source.taken == 18
@@ -145,108 +144,144 @@ def test_horizons(runtime, tmp_path, plain):
     by_source = train(tmp_path / "source", runtime, steps=None, source=Rows(batches=5))
     assert (by_source.state.step, by_source.source.taken) == (5, 5)
     slept = []
-    hooks = [loop.every(1, lambda state: slept.append(time.sleep(0.1)), at_start=True)]
-    by_time = train(tmp_path / "time", runtime, seconds=0.12, hooks=hooks)
+    evaluations = [loop.Evaluation(1, lambda state: slept.append(time.sleep(0.1)), at_start=True)]
+    by_time = train(tmp_path / "time", runtime, seconds=0.12, evaluations=evaluations)
     overshot = sum(record["train/dt"] for record in by_time.records[-2:])  # a step may be under way already
     assert by_time.state.seconds - overshot < 0.12 <= by_time.state.seconds  # of training alone
     assert sum(record["train/dt"] for record in by_time.records) == pytest.approx(by_time.state.seconds)
     assert len(slept) == by_time.state.step + 1
 
 
-# ---- hooks ----
+def test_untimed_steps_do_not_count_toward_the_seconds(tmp_path):
+    """Every step takes 0.05 s at least: the first 4 take as long as the whole horizon."""
+
+    def slow(model, batch):
+        time.sleep(0.05)
+        return next_token(model, batch)
+
+    trained = train(tmp_path, seconds=0.2, untimed_steps=4, objective=slow)
+    timed = trained.records[4:]
+    assert len(timed) >= 1
+    assert trained.state.seconds == pytest.approx(sum(record["train/dt"] for record in timed))
+    assert [record["total_training_time"] for record in trained.records[:4]] == [0.0] * 4
 
 
-def noted(**cadences) -> tuple[list, list[loop.every]]:
-    """Hooks that write down (their name, step), and where to."""
-    acts: list[tuple[str, int]] = []
+# ---- evaluations and checkpoints ----
 
-    def hook(name: str, n: int, options: dict) -> loop.every:
-        return loop.every(n, lambda state: acts.append((name, state.step)), **options)
 
-    return acts, [hook(name, *cadence) for name, cadence in cadences.items()]
+class Acts(list):
+    """Evaluations and a save that note (name, step)."""
+
+    def note(self, name):
+        return lambda state: self.append((name, state.step))
+
+    def evaluation(self, name, every, at_start=False):
+        return loop.Evaluation(every, self.note(name), at_start)
+
+    def save(self, state):
+        self.append(("save", state.step))
 
 
 @BOTH
-def test_hooks_come_when_they_are_due_and_in_order(runtime, tmp_path):
-    look, save, never = (2, {"at_start": True}), (3, {}), (0, {"at_end": False})
-    acts, hooks = noted(look=look, save=save, never=never)
-    trained = train(tmp_path, runtime, steps=7, hooks=hooks)
-    due = [("look", 0), ("look", 2), ("save", 3), ("look", 4), ("look", 6), ("save", 6), ("look", 7), ("save", 7)]
+def test_evaluations_run_when_due_and_the_checkpoint_is_saved_last(runtime, tmp_path):
+    acts = Acts()
+    evaluations = [acts.evaluation("text", 2, at_start=True), acts.evaluation("end", 0), acts.evaluation("never", -1)]
+    trained = train(tmp_path, runtime, steps=7, evaluations=evaluations, save=acts.save, save_every=3)
+    at_the_end = [("text", 7), ("end", 7), ("save", 7)]
+    due = [("text", 0), ("text", 2), ("save", 3), ("text", 4), ("text", 6), ("save", 6), *at_the_end]
     assert acts == due
-    # A run that goes on from a checkpoint, one that was stopped before hooks were due, and one that had ended: what had
-    # run does not run again, what had not does.
-    for step, hooked, again in ((6, 6, due[-2:]), (6, 5, due[-4:]), (7, 7, [])):
-        acts, hooks = noted(look=look, save=save, never=never)
-        state = replace(trained.state, step=step, hooked=hooked)
-        on = train(tmp_path / f"{step} {hooked}", runtime, steps=7, hooks=hooks, state=state)
-        assert (acts, on.source.taken, len(on.records)) == (again, 7 - step, 7 - step)
+    assert trained.state.progress == 1
+    # A run that resumes: evaluations that were complete do not run again, postponed ones do.
+    for step, evaluated, again in ((6, 6, at_the_end), (6, 5, due[-5:]), (7, 7, [])):
+        acts.clear()
+        state = replace(trained.state, step=step, evaluated=evaluated)
+        folder = tmp_path / f"{step} {evaluated}"
+        resumed = train(folder, runtime, steps=7, evaluations=evaluations, save=acts.save, save_every=3, state=state)
+        assert (acts, resumed.source.taken, len(resumed.records)) == (again, 7 - step, 7 - step)
 
 
 @BOTH
-@pytest.mark.parametrize("looks_every", [1, 5])
-def test_a_signal_stops_after_the_step_and_saves(runtime, looks_every, tmp_path):
-    source = Rows()
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_signal_stops_after_the_step_and_saves(runtime, every, tmp_path):
+    source, acts = Rows(), Acts()
 
     def ask(model, batch):
         if source.taken == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return next_token(model, batch)
 
-    acts, hooks = noted(look=(looks_every, {}), save=(0, {"at_stop": True}))
-    state = train(tmp_path, runtime, steps=9, objective=ask, source=source, hooks=hooks).state
+    evaluations = [acts.evaluation("text", every)]
+    state = train(tmp_path, runtime, steps=9, objective=ask, source=source, evaluations=evaluations, save=acts.save)
+    state = state.state
     assert state.stop == "a signal"
-    assert state.step == source.taken == (4 if runtime is AHEAD and looks_every == 5 else 3)
+    assert state.step == source.taken == (4 if runtime is AHEAD and every == 5 else 3)
     assert acts[-1] == ("save", state.step)
     assert acts.count(acts[-1]) == 1
+    assert ("text", state.step) not in acts  # postponed to the resumed run
+    assert state.evaluated < state.step
 
 
 @BOTH
 def test_a_signal_within_the_last_steps_lets_the_run_end(runtime, tmp_path):
-    def ask(state):
-        os.kill(os.getpid(), signal.SIGTERM)
+    acts = Acts()
 
-    acts, hooks = noted(save=(0, {"at_stop": True}))
-    state = train(tmp_path, runtime, steps=3, hooks=[loop.every(2, ask, at_end=False), *hooks]).state
+    def ask(state):
+        if state.step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    state = train(tmp_path, runtime, steps=3, evaluations=[loop.Evaluation(2, ask)], save=acts.save).state
     assert (state.step, state.stop, acts) == (3, "", [("save", 3)])
 
 
 @BOTH
 @pytest.mark.parametrize("step", [2, 7], ids=["midway", "at the end"])
-def test_a_hook_that_fails_ends_the_run_but_it_is_saved_before(runtime, step, tmp_path, capsys):
-    acts, (tell, look, after, save) = noted(tell=(1, {}), look=(2, {}), after=(1, {}), save=(4, {"at_stop": True}))
+def test_an_evaluation_that_fails_ends_the_run_after_a_save(runtime, step, tmp_path, capsys):
+    acts, states = Acts(), []
 
     def fail(state):
         acts.append(("fail", state.step))
         if state.step == step:
             raise KeyError("planted")
 
-    saved = replace(save, act=lambda state: (save.act(state), states.append(replace(state))))
-    states, hooks = [], [tell, look, replace(look, act=fail), after, saved]
+    def save(state):
+        acts.save(state)
+        states.append(replace(state))
+
+    first, last = acts.evaluation("first", 2), acts.evaluation("last", 1)
+    failing = [first, loop.Evaluation(2, fail), last]
     with pytest.raises(KeyError, match="planted"):
-        train(tmp_path / "fails", runtime, steps=7, hooks=hooks)
-    assert acts[-4:] == [("tell", step), ("look", step), ("fail", step), ("save", step)]
-    assert f"a look failed after step {step}: the same command goes on from there" in capsys.readouterr().out
-    # Who goes on looks again; where nothing was trained since, there is nothing to save.
-    for fails in (True, False):
-        del acts[:]
-        hooks[2] = replace(look, act=fail) if fails else look
-        with pytest.raises(KeyError) if fails else nullcontext():
-            train(tmp_path / f"again {fails}", runtime, steps=7, hooks=hooks, state=replace(states[-1]))
-        assert acts[:2] == [("tell", step), ("look", step)]
-        assert (("save", step) in acts) is (not fails and step == 7)
+        train(tmp_path / "fails", runtime, steps=7, evaluations=failing, save=save)
+    assert acts[-3:] == [("first", step), ("fail", step), ("save", step)]
+    sentence = f"evaluation failed after step {step}: run the same command again to resume"
+    assert sentence in capsys.readouterr().out
+    # The resumed run evaluates again; a failure right at its start has nothing to save.
+    acts.clear()
+    with pytest.raises(KeyError):
+        train(tmp_path / "again", runtime, steps=7, evaluations=failing, save=save, state=replace(states[-1]))
+    assert acts == [("first", step), ("fail", step)]
+    acts.clear()
+    train(tmp_path / "mended", runtime, steps=7, evaluations=[first, last], save=save, state=replace(states[-1]))
+    assert acts[:2] == [("first", step), ("last", step)]
+    assert acts[-1] == ("save", 7)
 
 
-def test_hooks_find_the_model_in_its_evaluation_mode_and_steps_do_not(tmp_path):
+def test_evaluations_find_the_model_in_evaluation_mode_and_steps_do_not(tmp_path):
     model, modes = small_model(), []
 
     def objective(net, batch):
         modes.append(("step", net.training))
         return next_token(net, batch)
 
-    hooks = [loop.every(2, lambda state: modes.append(("hook", model.training)), at_start=True)]
-    train(tmp_path, model=model, objective=objective, hooks=hooks, steps=2)
-    assert modes == [("hook", False), ("step", True), ("step", True), ("hook", False)]
+    evaluations = [loop.Evaluation(2, lambda state: modes.append(("evaluation", model.training)), at_start=True)]
+    train(tmp_path, model=model, objective=objective, evaluations=evaluations, steps=2)
+    assert modes == [("evaluation", False), ("step", True), ("step", True), ("evaluation", False)]
     assert model.training
+
+
+def test_the_state_of_an_earlier_version_is_read():
+    old = {"step": 6, "tokens": 60, "hooked": 5, "records": 12, "loss": 1.5, "notes": {"a": 1}}
+    state = loop.State.from_record(old)
+    assert (state.step, state.tokens, state.evaluated, state.loss, state.notes) == (6, 60, 5, 1.5, {"a": 1})
 
 
 def test_copies_in_fp8_follow_the_weights(tmp_path):
@@ -255,8 +290,8 @@ def test_copies_in_fp8_follow_the_weights(tmp_path):
         model = small_model()
         assert len(convert(model, min_dim=32, emulated=True)[0]) > 4
         layers = [module for module in model.modules() if isinstance(module, Float8Linear)]
-        after = {"after_step": lambda model=model: refresh(model)} if follow else {}
-        train(tmp_path / f"{follow}", model=model, device_batch=4, steps=2, **after)
+        actions = [lambda state, model=model: refresh(model)] if follow else []
+        train(tmp_path / f"{follow}", model=model, device_batch=4, steps=2, after_step=actions)
         for layer in layers:
             pairs = zip(layer.quantized, layer._copies(), strict=True)  # numbers in fp8 cannot be compared
             assert all(torch.equal(copy.float(), fresh.float()) for copy, fresh in pairs) is follow
@@ -343,13 +378,13 @@ def test_nothing_is_compiled_again_after_step_3(tmp_path):
     for block in model.blocks:
         block.compile(backend="eager")  # guards, and what breaks them, are the same for each
 
-    def look(state):
+    def evaluate(state):
         model(*next(Rows()), reduction="none")
         compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
     torch._dynamo.reset()
-    hooks = [loop.every(2, torch.no_grad()(look), at_start=True)]
-    train(tmp_path, model=model, device_batch=4, hooks=hooks, steps=8)
+    evaluations = [loop.Evaluation(2, torch.no_grad()(evaluate), at_start=True)]
+    train(tmp_path, model=model, device_batch=4, evaluations=evaluations, steps=8)
     assert compiled[0] > 0
     assert compiled[2:] == [compiled[2]] * 3
 
@@ -373,10 +408,14 @@ def test_a_step_never_waits_for_the_gpu_nor_is_compiled_again(tmp_path):
     with setup("cuda") as runtime:
         model = small_model(runtime)
         model.compile_parts()
-        strict = loop.every(3, lambda state: torch.cuda.set_sync_debug_mode("error"), at_end=False)
-        fixed = loop.every(3, lambda state: torch.compiler.set_stance("fail_on_recompile"), at_end=False)
+
+        def forbid(state):
+            torch.cuda.set_sync_debug_mode("error")
+            torch.compiler.set_stance("fail_on_recompile")
+
+        forbids = [loop.Evaluation(3, forbid)]
         try:
-            train(tmp_path, runtime, model=model, source=Prepared(runtime.device), hooks=[strict, fixed], steps=8)
+            train(tmp_path, runtime, model=model, source=Prepared(runtime.device), evaluations=forbids, steps=8)
         finally:
             torch.cuda.set_sync_debug_mode("default")
             torch.compiler.set_stance("default")

@@ -6,12 +6,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from base_runs import Base
 from forks import Forked
 
-from nanochat.inherit import ChatTraining
+from nanochat.settings import ChatTuneSettings
 from nanochat.world.writer import write_world
 
 STEPS = 12
@@ -22,7 +21,7 @@ WORDS = "the quick brown fox of letter and".split()
 
 
 @dataclass(frozen=True)
-class Config(ChatTraining):
+class Config(ChatTuneSettings):
     """Fine-tune for a test."""
 
 
@@ -62,24 +61,39 @@ def command_line(module: str, flags: list[str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def tune(before: Callable | None, flags: list[str], supervise: str, look: Callable | None) -> None:
-    """What a script does, on these conversations; look: is given the run before it begins."""
+def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Callable | None) -> None:
+    """Fine-tune as a script does, on these conversations; inspect: gets the trainer before the first step."""
     from nanochat.config import run
-    from nanochat.finetune import fine_tuning
+    from nanochat.evals.bpb import chat_validation
+    from nanochat.evals.chat import task_scores
     from nanochat.objectives import next_token
+    from nanochat.outcome import chat_tuning_metrics
+    from nanochat.packing import ChatLoader
+    from nanochat.run import training
 
     if before:
         before()
 
-    def main(config: Any) -> None:
-        with fine_tuning("chat_sft", "base_train", config) as under_way:
-            if look:
-                look(under_way)
+    def main(config: Config) -> None:
+        with training("chat_sft", config) as trainer:
+            if inspect:
+                inspect(trainer)
             chats = sums(90)
-            source = under_way.chats(chats, supervise)
-            hooks = under_way.validating(sums(30, 100), supervise) + under_way.scoring({"Letters": Letters()})
-            state = under_way.train(source, next_token, hooks)
-            under_way.finish(state, {"Training rows": len(chats)} | under_way.told(state, source))
+            source = ChatLoader(
+                chats,
+                trainer.tokenizer,
+                trainer.rows,
+                trainer.config.max_seq_len,
+                supervise=supervise,
+                epochs=config.epochs,
+                seed=config.seed,
+                rank=trainer.runtime.rank,
+                world_size=trainer.runtime.world_size,
+            )
+            evaluations = chat_validation(trainer, sums(30, 100), supervise)
+            evaluations += task_scores(trainer, {"Letters": Letters()})
+            state = trainer.fit(source, next_token, evaluations)
+            trainer.finish(state, {"Training rows": len(chats)} | chat_tuning_metrics(state, source))
 
     sys.argv = ["tune", *flags]
     run(main, Config)
@@ -99,14 +113,14 @@ class Tunes(Base):
         ranks: int = 1,
         before: Callable | None = None,
         supervise: str = "assistant",
-        look: Callable | None = None,
+        inspect: Callable | None = None,
         **variables: str,
     ) -> Forked:
         self.jobs += 1
         variables |= {"NANOCHAT_BASE_DIR": str(self.folder)}
         words = [*FLAGS, f"--tag={tag}", "--model-tag=parent", *flags]
         job = self.folder / f"job-{self.jobs}"
-        return Forked(job, tune, before, words, supervise, look, ranks=ranks, **variables)
+        return Forked(job, tune, before, words, supervise, inspect, ranks=ranks, **variables)
 
     def of(self, tag: str) -> Path:
         return self.folder / ("base_train" if tag == "parent" else "chat_sft") / tag

@@ -1,83 +1,125 @@
-"""Bits per byte: how well a model predicts a fixed text, on a scale that no tokenizer changes.
+"""Bits per byte: how well a model predicts a fixed text, on a scale that no tokenizer changes; and samples of a model.
 
-The text is the first so many bytes of a split. Its documents, each behind <|bos|>, make one long row of tokens that is
-cut every `seq_len`; each token is predicted once. So the figure depends on text, model and length of context alone: not
-on batch size, ranks or padding. A special token stands for no bytes and is not counted. With a stride the rows begin
-every so many tokens and overlap: no token is then predicted from little but those that stand in the first row.
+The text is the first bytes of a split. Its documents, each after <|bos|>, make one long row of tokens, cut every
+`seq_len`; each token is predicted once. So the figure depends on text, model and context length alone: not on batch
+size, ranks or padding. Special tokens stand for no bytes and do not count. With a stride, rows start every `stride`
+tokens and overlap: then no token is predicted from a short context, except in the first row.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from nanochat.engine import Engine, Request
+from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
+from nanochat.packing import ChatLoader
+from nanochat.runtime import Runtime
 from nanochat.tokenizer import Tokenizer
+from nanochat.train import Evaluation, State
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from nanochat.data.corpus import Corpus
+    from nanochat.run import Trainer
+
+BYTES_PER_TOKEN = 4  # about: validation on conversations costs as much as validation on text
+SAMPLE_TOKENS = 16  # written after each prompt during training
+# The public reference has the same prompts, so samples can be compared.
+PROMPTS = (
+    "The capital of France is",
+    "The chemical symbol of gold is",
+    "If yesterday was Friday, then tomorrow will be",
+    "The opposite of hot is",
+    "The planets of the solar system are:",
+    "My favorite color is",
+    "If 5*x + 3 = 13, then x is",
+)
+Rows = Callable[[Tensor], tuple[Tensor, Tensor]]  # numbers of rows -> inputs and targets, (rows, seq_len) each
 
 
 @dataclass(frozen=True)
 class EvalText:
-    """ids: all tokens in order. lengths: bytes of each id of the vocabulary, 0 for special ones. bytes: of the text."""
+    """A text to evaluate on."""
 
-    ids: torch.Tensor
-    lengths: torch.Tensor
+    ids: Tensor  # all tokens in order
+    lengths: Tensor  # bytes of each token of the vocabulary, 0 for special ones
     bytes: int
 
 
 class Bpb(NamedTuple):
-    """value: bits per byte of the text. stderr: of the value, taking its rows as a sample of more such text."""
+    """Bits per byte of a text."""
 
     value: float
-    stderr: float
+    stderr: float  # if the rows of the text are a random sample
     bytes: int
 
 
-def read_text(batches: Iterable[Any], tokenizer: Tokenizer, max_bytes: int) -> EvalText:
-    """The first `max_bytes` of documents that come in Arrow arrays of texts; the last one is cut at a character."""
-    ids, size = [], 0
-    for text in _until(batches, max_bytes):
-        ids += [tokenizer.special_tokens["<|bos|>"], *tokenizer.encode(text)]
+def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_bytes: int) -> EvalText:
+    """Return the first `max_bytes` of the documents in Arrow arrays of texts; the last one is cut at a character."""
+    bos = tokenizer.special_tokens["<|bos|>"]
+    ids: list[int] = []
+    size = 0
+    for text in _first_texts(batches, max_bytes):
+        ids.append(bos)
+        ids.extend(tokenizer.encode(text))
         size += len(text.encode())
     if not size:
         raise ValueError("there is no text to evaluate on, take a corpus with a validation split that is not empty")
-    return EvalText(torch.tensor(ids), torch.from_numpy(tokenizer.token_lengths().astype(np.int64)), size)
+    lengths = torch.from_numpy(tokenizer.token_lengths().astype(np.int64))
+    return EvalText(torch.tensor(ids), lengths, size)
 
 
-def _until(batches: Iterable[Any], most: int) -> Iterator[str]:
+def _first_texts(batches: Iterable["pyarrow.Array"], max_bytes: int) -> Iterator[str]:
+    room = max_bytes
     for batch in batches:
         for text in batch.to_pylist():
-            kept = text.encode()[:most].decode(errors="ignore")
-            most -= len(kept.encode())
+            kept = text.encode()[:room].decode(errors="ignore")  # without a character that was cut in two
+            room -= len(kept.encode())
             if kept:
                 yield kept
-            if len(kept) < len(text) or most == 0:
+            if len(kept) < len(text) or room == 0:
                 return
 
 
-def bits_per_byte(model: Any, text: EvalText, seq_len: int, batch_size: int, runtime: Any, stride: int = 0) -> Bpb:
-    """`model(ids, targets, reduction="none")` gives the loss of each target in nats; -1 is none.
+# ---- sums over rows ----
 
-    All ranks call it and get the same figure. batch_size: rows at once on a rank, all of them of `seq_len`, the last
-    ones padded, so that compiled code meets one shape. stride: tokens from row to row, 0: seq_len.
+
+def bits_per_byte(
+    model: GPT,
+    text: EvalText,
+    seq_len: int,
+    batch_size: int,
+    runtime: Runtime,
+    stride: int = 0,
+) -> Bpb:
+    """Return the bits per byte of a text: a collective, the same figure on all ranks.
+
+    `model(ids, targets, reduction="none")` gives the loss of each target in nats; target -1 is none. batch_size: rows
+    at once on a rank; all rows have `seq_len` tokens, so compiled code meets one shape. stride: tokens from row to
+    row, 0: seq_len.
     """
     stride = stride or seq_len
     if not 1 <= stride <= seq_len:
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {seq_len}, the context's length")
-    rows = 1 + max(0, -(-(len(text.ids) - 1 - seq_len) // stride))
+    rows = 1 + max(0, math.ceil((len(text.ids) - 1 - seq_len) / stride))
     padded = torch.full(((rows - 1) * stride + seq_len + 1,), -1)
     padded[: len(text.ids)] = text.ids
 
-    def row(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def read_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
         at = numbers[:, None] * stride + torch.arange(seq_len)
-        # The first row that a target is in gives it the longest context; later ones have it as context alone.
-        first_in = (numbers[:, None] == 0) | (torch.arange(seq_len) >= seq_len - stride)
-        return padded[at], padded[at + 1].where(first_in, -1)
+        # The first row that has a token as target gives it the longest context; later rows have it as context only.
+        is_new = (numbers[:, None] == 0) | (torch.arange(seq_len) >= seq_len - stride)
+        return padded[at], padded[at + 1].where(is_new, -1)
 
-    [sums] = sums_of_rows(model, row, rows, seq_len, text.lengths[None], batch_size, runtime)
+    [sums] = sum_rows(model, read_rows, rows, seq_len, text.lengths[None], batch_size, runtime)
     value, stderr = ratio(sums)
     size = int(sums[:, 1].sum())
     assert size == text.bytes, (size, text.bytes)
@@ -85,60 +127,184 @@ def bits_per_byte(model: Any, text: EvalText, seq_len: int, batch_size: int, run
 
 
 @torch.no_grad()
-def sums_of_rows(
-    model: Any, rows: Callable, count: int, seq_len: int, weights: torch.Tensor, batch_size: int, runtime: Any
-) -> torch.Tensor:
-    """(kinds, count, 2): of each row the nats of its targets and the sum of their weights, on all ranks.
+def sum_rows(
+    model: GPT,
+    rows: Rows,
+    count: int,
+    seq_len: int,
+    weights: Tensor,
+    batch_size: int,
+    runtime: Runtime,
+) -> Tensor:
+    """Return (kinds, count, 2) in fp64, for each row the sum of losses and the sum of weights: a collective.
 
-    rows: numbers (n,) -> inputs and targets (n, seq_len), -1: padding, and no target. weights (kinds, vocabulary): of
-    each kind of sum; what weighs 0 is not counted.
+    weights: (kinds, vocabulary), the weight of each token in each kind of sum; a loss counts if the weight is above 0.
     """
     weights = weights.to(runtime.device)
     sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)
-    mine, progress = range(runtime.rank, count, runtime.world_size), Progress("evaluate", "rows")
+    mine = range(runtime.rank, count, runtime.world_size)
+    progress = Progress("evaluate", "rows")
     for first in range(0, len(mine), batch_size):
         numbers = torch.tensor(mine[first : first + batch_size])
-        inputs, targets = torch.full((2, batch_size, seq_len), -1)
+        # The last batch is padded with rows without targets.
+        inputs = torch.full((batch_size, seq_len), -1)
+        targets = torch.full((batch_size, seq_len), -1)
         inputs[: len(numbers)], targets[: len(numbers)] = rows(numbers)
         targets = targets.to(runtime.device)
-        losses = model(inputs.clamp(min=0).to(runtime.device), targets, reduction="none").view(targets.shape).float()
-        sizes = torch.where(targets >= 0, weights[:, targets.clamp(min=0)], 0)
+        losses = model(inputs.clamp(min=0).to(runtime.device), targets, reduction="none")
+        losses = losses.view(targets.shape).float()
+        sizes = torch.where(targets >= 0, weights[:, targets.clamp(min=0)], 0)  # (kinds, batch_size, seq_len)
         pairs = torch.stack([(losses * (sizes > 0)).sum(2), sizes.sum(2).float()], dim=2)
         sums[:, numbers] = pairs[:, : len(numbers)].cpu().double()
         progress.update(min(count, (first + batch_size) * runtime.world_size), count)
     progress.clear()
-    return runtime.all_reduce(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
+    if runtime.world_size == 1:
+        return sums
+    return runtime.all_reduce(sums.to(runtime.device)).cpu()
 
 
-def ratio(sums: torch.Tensor) -> tuple[float, float]:
-    """What stands first over what stands second in the sum of all rows (n, 2), and its error, rows being a sample."""
+def ratio(sums: Tensor) -> tuple[float, float]:
+    """Return the sum of column 0 over the sum of column 1 of (rows, 2), and the standard error over rows."""
     above, below = sums.sum(0).tolist()
-    value, rows = above / below, len(sums)
-    # Of a ratio of sums: the spread of what each row adds beyond its share.
+    value = above / below
+    rows = len(sums)
+    if rows == 1:
+        return value, math.nan
+    # The spread of the losses that each row has beyond its share (a ratio of sums is no mean).
     excess = sums[:, 0] - value * sums[:, 1]
-    spread = rows / max(rows - 1, 1) * float((excess**2).sum())
-    return value, math.sqrt(spread) / below if rows > 1 else math.nan
+    spread = rows / (rows - 1) * float((excess**2).sum())
+    return value, math.sqrt(spread) / below
 
 
-def validation(
-    measure: Callable[[], dict[str, tuple[float, float]]], tokens: int, often: int, model: Any, runtime: Any, log: Any
-) -> Callable:
-    """A hook of the training loop; measure: figures with their errors, which the state notes, and the lowest ones.
+# ---- evaluations during training ----
 
-    It computes as the model is written until, with `tokens` every `often` steps, compiling that too has paid.
+
+def text_validation(trainer: "Trainer", corpus: "Corpus", every: int, max_bytes: int) -> list[Evaluation]:
+    """Return the evaluation of bits per byte on the validation text of a corpus; none for every=-1.
+
+    max_bytes: -1 for as much as costs little beside training.
     """
-    flops = model.flops_per_token() // 3 * tokens
+    if every < 0:
+        return []
+    size = trainer.runtime.validation_bytes if max_bytes < 0 else max_bytes
+    text = read_text(corpus.batches("val"), trainer.tokenizer, size)
+    length = trainer.config.max_seq_len
 
-    def validate(state: Any) -> None:
-        before = state.step // often if often else int(state.step > 0)
-        pays = runtime.compiling_pays(flops * (1 + before))
-        with nullcontext() if pays else model.as_written():
+    def measure() -> dict[str, tuple[float, float]]:
+        found = bits_per_byte(trainer.model, text, length, trainer.device_rows, trainer.runtime)
+        return {"bpb": (found.value, found.stderr)}
+
+    return [_validation(trainer, every, len(text.ids), measure)]
+
+
+def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise: str) -> list[Evaluation]:
+    """Return the evaluation of the loss per supervised token, and bits per byte, on conversations.
+
+    The rows are the same for any number of ranks. The config is ChatTuneSettings.
+    """
+    config = trainer.config
+    if config.eval_every < 0:
+        return []
+    tokens = config.eval_tokens
+    if tokens < 0:
+        tokens = trainer.runtime.validation_bytes // BYTES_PER_TOKEN
+    length = config.max_seq_len
+    most = max(1, tokens // length)
+    inputs, targets = first_rows(conversations, trainer.tokenizer, supervise, length, most)
+    lengths = torch.from_numpy(trainer.tokenizer.token_lengths()).to(torch.int64)
+    weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
+
+    def read_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs[numbers], targets[numbers]
+
+    def measure() -> dict[str, tuple[float, float]]:
+        rows = trainer.device_rows
+        losses, bits = sum_rows(trainer.model, read_rows, len(inputs), length, weights, rows, trainer.runtime)
+        bits = bits / torch.tensor([math.log(2), 1])
+        return {"loss": ratio(losses), "bpb": ratio(bits)}
+
+    return [_validation(trainer, config.eval_every, inputs.numel(), measure)]
+
+
+def first_rows(
+    conversations: Sequence[dict],
+    tokenizer: Tokenizer,
+    supervise: str,
+    length: int,
+    most: int,
+) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets, (rows, length) each, of the first rows of one epoch, at most `most`."""
+    inputs: list[Tensor] = []
+    targets: list[Tensor] = []
+    with ChatLoader(conversations, tokenizer, 1, length, supervise=supervise) as source:
+        while len(inputs) < most and source.epoch < 1:
+            row = next(source)
+            inputs.append(row[0])
+            targets.append(row[1])
+    if not any((row >= 0).any() for row in targets):
+        raise ValueError(f"the first conversations to validate on do not fit into {length} tokens: take more")
+    return torch.cat(inputs), torch.cat(targets)
+
+
+def _validation(
+    trainer: "Trainer",
+    every: int,
+    tokens: int,
+    measure: Callable[[], dict[str, tuple[float, float]]],
+) -> Evaluation:
+    """Return the evaluation that logs the figures of `measure`, name -> value and standard error, and keeps the lowest.
+
+    The model runs eagerly until so many validations of `tokens` have run that compiling them pays.
+    """
+    flops = trainer.model.flops_per_token() // 3 * tokens  # the forward pass is a third
+
+    def validate(state: State) -> None:
+        earlier = state.step // every if every else int(state.step > 0)
+        pays = trainer.runtime.compiling_pays(flops * (1 + earlier))
+        with nullcontext() if pays else trainer.model.as_written():
             found = measure()
+        notes = state.notes
+        figures = {}
         for name, (value, stderr) in found.items():
-            state.notes |= {f"val {name}": value, f"val {name} stderr": stderr}
-            if value <= state.notes.get(f"lowest val {name}", math.inf):
-                state.notes |= {f"lowest val {name}": value, f"lowest val {name} stderr": stderr}
+            notes[f"val {name}"] = value
+            notes[f"val {name} stderr"] = stderr
+            if value <= notes.get(f"lowest val {name}", math.inf):
+                notes[f"lowest val {name}"] = value
+                notes[f"lowest val {name} stderr"] = stderr
             print0(f"step {state.step:05d} | validation {name}: {value:.4f} ± {stderr:.4f}")
-            log.write("validation", state.step, **{f"val/{name}": value, f"val/{name}_stderr": stderr})
+            figures[f"val/{name}"] = value
+            figures[f"val/{name}_stderr"] = stderr
+        trainer.log.write("validation", state.step, **figures)
 
-    return validate
+    return Evaluation(every, validate, at_start=True)
+
+
+# ---- samples ----
+
+
+def write_samples(model: GPT, tokenizer: Tokenizer, count: int) -> list[list[str]]:
+    """Return [prompt, continuation] for each of PROMPTS, and print them: `count` likeliest tokens."""
+    bos = tokenizer.special_tokens["<|bos|>"]
+    room = model.config.max_seq_len - 1
+    requests = []
+    for prompt in PROMPTS:
+        ids = [bos, *tokenizer.encode(prompt)]
+        requests.append(Request(ids[-room:], count, stop=frozenset([bos])))
+    rows = []
+    for prompt, [completion] in zip(PROMPTS, Engine(model, tokenizer).generate(requests), strict=True):
+        text = " ".join(tokenizer.decode(completion.tokens).split())
+        print0(f"sample: {prompt} ... {text}")
+        rows.append([prompt, text])
+    return rows
+
+
+def sample_writing(trainer: "Trainer", every: int) -> list[Evaluation]:
+    """Return the evaluation that prints samples, on rank 0; none for every=-1."""
+    if every < 0:
+        return []
+
+    def write(state: State) -> None:
+        if trainer.runtime.rank == 0:
+            write_samples(trainer.model, trainer.tokenizer, SAMPLE_TOKENS)
+
+    return [Evaluation(every, write)]

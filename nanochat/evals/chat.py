@@ -7,11 +7,11 @@ batches that are the same for any number of ranks, and each written answer has i
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -25,6 +25,10 @@ from nanochat.paths import write_text
 from nanochat.runtime import Runtime
 from nanochat.stages import CHAT, core_name
 from nanochat.tokenizer import Tokenizer
+from nanochat.train import Evaluation, State
+
+if TYPE_CHECKING:
+    from nanochat.run import Trainer
 
 JUDGED_AT_ONCE = 20  # problems whose answers are judged together; programs run side by side
 
@@ -257,3 +261,47 @@ def _write_answers(
         completions[event.sample] = {"text": text, "reason": event.reason}
         if len(completions) == options.num_samples:
             yield own[event.request], [completions[sample] for sample in range(options.num_samples)]
+
+
+# ---- evaluation during training ----
+
+
+def task_scores(trainer: "Trainer", tasks: Mapping[str, ChatTask]) -> list[Evaluation]:
+    """Return the evaluation that scores tasks during fine-tuning; the config is ChatTuneSettings.
+
+    If the config names no tasks, only those answered by a letter are scored: they cost one forward pass a problem.
+    """
+    config = trainer.config
+    scored = {}
+    for name, task in tasks.items():
+        if config.eval_metrics_tasks or task.kind == "categorical":
+            scored[name] = task
+    if config.eval_metrics_every < 0 or not scored:
+        return []
+    options = Options(max_problems=config.eval_metrics_max_problems)
+    writes = any(task.kind != "categorical" for task in scored.values())
+    model = trainer.model
+
+    def score(state: State) -> None:
+        # Made for each evaluation: between them, its memory is for training.
+        engine = Engine(model, trainer.tokenizer) if writes else None
+        scores = {}
+        with model.as_written():
+            for name, task in scored.items():
+                scores[name] = evaluate(
+                    task,
+                    model,
+                    engine,
+                    trainer.tokenizer,
+                    trainer.runtime,
+                    options,
+                    label=name,
+                )
+        found = {name: score.accuracy for name, score in scores.items()} | core_of(scores)
+        state.notes["scores"] = {name: list(estimate) for name, estimate in found.items()}
+        shown = [f"{name} {estimate.value:.4f}" for name, estimate in found.items()]
+        print0(f"step {state.step:05d} | {', '.join(shown)}")
+        figures = {f"chat/{name}": estimate.value for name, estimate in found.items()}
+        trainer.log.write("tasks", state.step, **figures)
+
+    return [Evaluation(config.eval_metrics_every, score)]

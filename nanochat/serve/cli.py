@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from nanochat.chat import Piece, Reply, fitted_prompt, parts
+from nanochat.checkpoint import load_model, trained
 from nanochat.engine import Engine, Request
 from nanochat.log import is_terminal, say
 from nanochat.paths import base_dir
-from nanochat.restore import load_model, trained
 from nanochat.runtime import Runtime
 from nanochat.stages import MODELS
 

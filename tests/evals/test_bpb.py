@@ -14,7 +14,7 @@ import torch
 from forks import Forked
 from models import SMALL, lively
 
-from nanochat.evals.bpb import bits_per_byte, read_text, validation
+from nanochat.evals.bpb import PROMPTS, _validation, bits_per_byte, read_text, sample_writing, write_samples
 from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
 
@@ -212,11 +212,11 @@ def test_validation_is_compiled_once_that_has_paid(capsys):
 
     model = SimpleNamespace(flops_per_token=lambda: 30, as_written=as_written)
     runtime = SimpleNamespace(compiling_pays=lambda flops: flops > 25_000)
-    log = SimpleNamespace(write=lambda **found: written.append(found))
+    log = SimpleNamespace(write=lambda kind, step, **found: written.append(found))
+    trainer = SimpleNamespace(model=model, runtime=runtime, log=log)
     values = iter([2.0, 1.0, 1.5])
-    validate = validation(
-        lambda: {"bpb": (ways.append("measured") or next(values), 0.1)}, 1000, 10, model, runtime, log
-    )
+    measure = lambda: {"bpb": (ways.append("measured") or next(values), 0.1)}  # noqa: E731
+    validate = _validation(trainer, 10, 1000, measure).evaluate
     notes = {}
     for step in (0, 10, 20):
         validate(SimpleNamespace(step=step, notes=notes))
@@ -226,6 +226,43 @@ def test_validation_is_compiled_once_that_has_paid(capsys):
     assert [found["val/bpb"] for found in written] == [2.0, 1.0, 1.5]
 
     ways.clear()  # at the ends alone: the second time is the last
-    validate = validation(lambda: {"bpb": (ways.append("measured") or 1.0, 0.1)}, 400, 0, model, runtime, log)
-    validate(SimpleNamespace(step=640, notes=notes))
+    measure = lambda: {"bpb": (ways.append("measured") or 1.0, 0.1)}  # noqa: E731
+    _validation(trainer, 0, 400, measure).evaluate(SimpleNamespace(step=640, notes=notes))
     assert ways == ["as written", "measured", "over"]
+
+
+# ---- samples ----
+
+
+def plain_continuation(model, tokenizer, prompt, count):
+    bos = tokenizer.special_tokens["<|bos|>"]
+    ids = [bos, *tokenizer.encode(prompt)]
+    ids = ids[-(model.config.max_seq_len - 1) :]
+    written = []
+    for _ in range(min(count, model.config.max_seq_len - len(ids))):
+        with torch.no_grad():
+            token = int(model(torch.tensor([ids + written]))[0, -1].argmax())
+        if token == bos:
+            break
+        written.append(token)
+    return " ".join(tokenizer.decode(written).split())
+
+
+def test_they_are_the_plain_ones_and_are_shown(capsys):
+    tokenizer = Tokenizer.train([*PROMPTS] * 3, 300)
+    shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"]}
+    for longest in (64, 20):  # of which the second is shorter than prompts are
+        model = lively({"depth": 2, "width": 64, "heads": 2, "max_seq_len": longest} | shape).eval()
+        rows = write_samples(model, tokenizer, 9)
+        assert rows == [[prompt, plain_continuation(model, tokenizer, prompt, 9)] for prompt in PROMPTS]
+        assert all(f"sample: {prompt} ... {text}" in capsys.readouterr().out for prompt, text in rows[:1])
+
+
+def test_one_rank_writes(capsys):
+    tokenizer = Tokenizer.train([*PROMPTS], 300)
+    model = lively({"depth": 1, "width": 64, "heads": 2, "max_seq_len": 64, "vocab_size": tokenizer.vocab_size}).eval()
+    for rank in (0, 1):
+        trainer = SimpleNamespace(model=model, tokenizer=tokenizer, runtime=SimpleNamespace(rank=rank))
+        [evaluation] = sample_writing(trainer, 0)
+        evaluation.evaluate(None)
+        assert capsys.readouterr().out.count("sample: ") == (7 if rank == 0 else 0)

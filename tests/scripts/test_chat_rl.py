@@ -14,7 +14,7 @@ from forks import Forked
 
 from nanochat.checkpoint import load, steps
 from nanochat.log import read_metrics
-from nanochat.report.__main__ import render
+from nanochat.report.card import markdown, read_card
 from nanochat.world.writer import write_world
 
 STEPS = 4
@@ -106,7 +106,7 @@ def test_a_run_and_its_record(runs, whole):
         "Learning rate",
         "Throughput",
     ]
-    section = render(runs.folder).partition("## Chat RL\n")[2]
+    section = markdown(read_card(runs.folder), "report").partition("## Chat RL\n")[2]
     assert re.search(r"^- Task: GSM8K$", section, re.MULTILINE), section
     assert re.search(r"^- GSM8K pass@1 after: 0\.\d{4} ± \S+$", section, re.MULTILINE), section
     [table] = record["tables"]

@@ -7,7 +7,7 @@ import pytest
 from tune_runs import Stages
 
 from nanochat.log import read_metrics
-from nanochat.report.__main__ import render
+from nanochat.report.card import markdown, read_card
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,8 @@ def test_the_section_has_the_fields_of_the_reference(base):
     assert {"Training rows", "Number of iterations", "Training loss", "Validation loss"} <= metrics.keys()
     assert (metrics["aqua_train_examples"], metrics["aqua_val_examples"]) == (100, 20)  # all that the world has
     assert "GSM8K" in metrics
-    assert "\n## Chat SFT\n" in render(base.folder)
-    assert "| Validation loss |" in render(base.folder)  # of the summary
+    assert "\n## Chat SFT\n" in markdown(read_card(base.folder), "report")
+    assert "| Validation loss |" in markdown(read_card(base.folder), "report")  # of the summary
 
 
 def test_conversations_of_ones_own_are_learned(base, own):
@@ -64,7 +64,10 @@ def test_it_is_recorded_what_was_learned_from(base):
     path.write_text(path.read_text(encoding="utf-8").replace("fox", "cow"), encoding="utf-8")
     job = base.stage("chat_sft", *flags)
     assert job.codes() == [2]
-    assert "chat_sft/record: the data of json:changing.jsonl has changed since it was begun. Put it back" in job.err()
+    assert (
+        "chat_sft/record: the data of json:changing.jsonl has changed since the run was started. Put the old data back"
+        in job.err()
+    )
 
 
 def test_without_a_mid_trained_model_it_says_how_to_make_one(base, own):

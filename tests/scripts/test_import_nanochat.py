@@ -8,7 +8,7 @@ import transformers
 from exports import tokenizer_of
 from old_models import SHAPE, forward_of_october, leave, october, since_march
 
-from nanochat.restore import load_model
+from nanochat.checkpoint import load_model
 from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
 from scripts.chat_sft import Config as TeachConfig

@@ -5,7 +5,7 @@ import json
 import pytest
 from tune_runs import Stages
 
-from nanochat.report.__main__ import render
+from nanochat.report.card import markdown, read_card
 from nanochat.stages import STAGES
 
 
@@ -45,7 +45,7 @@ def test_the_section_has_the_fields_of_the_reference(base, said):
     assert "ChatCORE" not in record["metrics"]
     assert "GSM8K" not in record["metrics"]  # it is not answered by a letter
     [stage] = [stage for stage in STAGES if stage.name == "mid_train"]
-    assert f"\n## {stage.section}\n" in render(base.folder)
+    assert f"\n## {stage.section}\n" in markdown(read_card(base.folder), "report")
 
 
 def test_all_tokens_are_learned(base, said):

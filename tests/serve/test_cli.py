@@ -12,8 +12,8 @@ from engines import ID, TOKENIZER
 from models import leave_model
 
 from nanochat.chat import Piece, Reply, check_conversation, fitted_prompt
+from nanochat.checkpoint import trained
 from nanochat.engine import Engine, Request
-from nanochat.restore import trained
 from nanochat.runtime import Runtime
 from nanochat.serve.cli import (
     COMMANDS,

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from nanochat.config import parse
-from nanochat.inherit import ChatTraining, FineTune, inherit
+from nanochat.settings import ChatTuneSettings, FineTuneSettings, inherit
 
 RATES = {"embedding_lr": 0.3, "unembedding_lr": 0.008, "matrix_lr": 0.02, "scalar_lr": 0.5}
 BASE = {
@@ -16,7 +16,7 @@ BASE = {
 
 
 def test_what_is_not_given_is_the_parents(capsys):
-    asked = parse(ChatTraining, ["--matrix-lr=0.1", "--max-seq-len=32"])
+    asked = parse(ChatTuneSettings, ["--matrix-lr=0.1", "--max-seq-len=32"])
     given = inherit(asked, BASE)
     assert (given.matrix_lr, given.max_seq_len) == (0.1, 32)
     assert (given.embedding_lr, given.grad_clip) == (0.3, 1.0)
@@ -27,19 +27,19 @@ def test_what_is_not_given_is_the_parents(capsys):
 
 
 def test_what_was_inherited_is_inherited_again():
-    child = BASE | {"config": dataclasses.asdict(inherit(parse(ChatTraining, ["--total-batch-size=128"]), BASE))}
-    assert inherit(ChatTraining(), child).total_batch_size == 128
-    assert inherit(ChatTraining(matrix_lr=1.0), child).matrix_lr == 1.0
+    child = BASE | {"config": dataclasses.asdict(inherit(parse(ChatTuneSettings, ["--total-batch-size=128"]), BASE))}
+    assert inherit(ChatTuneSettings(), child).total_batch_size == 128
+    assert inherit(ChatTuneSettings(matrix_lr=1.0), child).matrix_lr == 1.0
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--num-iterations=0"], "--num-iterations=0 is no horizon: it has to be more than 0"),
-        (["--num-iterations=-2"], "--num-iterations=-2 is no horizon: it has to be more than 0"),
-        (["--target-seconds=0"], "--target-seconds=0 is no horizon: it has to be more than 0"),
-        (["--num-epochs=0"], "--num-epochs=0 is no horizon: it has to be more than 0"),
-        (["--num-epochs=nan"], "--num-epochs=nan is no horizon: it has to be more than 0"),
+        (["--num-iterations=0"], "--num-iterations=0 is no horizon: the value has to be more than 0"),
+        (["--num-iterations=-2"], "--num-iterations=-2 is no horizon: the value has to be more than 0"),
+        (["--target-seconds=0"], "--target-seconds=0 is no horizon: the value has to be more than 0"),
+        (["--num-epochs=0"], "--num-epochs=0 is no horizon: the value has to be more than 0"),
+        (["--num-epochs=nan"], "--num-epochs=nan is no horizon: the value has to be more than 0"),
         (
             ["--num-iterations=5", "--target-seconds=60"],
             "--num-iterations=5 and --target-seconds=60 are 2 horizons: keep one of them",
@@ -48,19 +48,19 @@ def test_what_was_inherited_is_inherited_again():
     ],
 )
 def test_there_is_one_horizon(flags, sentence):
-    for config in (ChatTraining, FineTune):
+    for config in (ChatTuneSettings, FineTuneSettings):
         with pytest.raises(ValueError, match=sentence):
             parse(config, flags)
 
 
 def test_unasked_it_is_one_epoch():
-    assert (parse(FineTune, []).epochs, parse(FineTune, ["--num-epochs=2.5"]).epochs) == (1.0, 2.5)
+    assert (parse(FineTuneSettings, []).epochs, parse(FineTuneSettings, ["--num-epochs=2.5"]).epochs) == (1.0, 2.5)
 
 
 def test_what_cannot_be_is_one_sentence():
     with pytest.raises(ValueError, match="--max-seq-len=65 is longer than the model's context, take at most 64"):
-        inherit(ChatTraining(max_seq_len=65), BASE)
+        inherit(ChatTuneSettings(max_seq_len=65), BASE)
     with pytest.raises(ValueError, match="--source=many is not one of base, mid, sft, rl"):
-        parse(ChatTraining, ["--source=many"])
+        parse(ChatTuneSettings, ["--source=many"])
     with pytest.raises(ValueError, match="--total-batch-size has to be 1 or more, not 0"):
-        parse(ChatTraining, ["--total-batch-size=0"])
+        parse(ChatTuneSettings, ["--total-batch-size=0"])

@@ -10,16 +10,26 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from base_runs import STEPS, After, Base, FileLimit, InFp8, Room, SignalAfter, files_of, impatient
 from bundles import world_tasks, write_bundle
 from conftest import ROOT
+from loop_parts import ALONE
 from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import get_args_parser
 
+from nanochat import runtime
+from nanochat.blueprint import Blueprint, draw
 from nanochat.checkpoint import hold, load, steps
+from nanochat.objectives import next_token
+from nanochat.run import build
+from nanochat.runtime import COMPILING_SECONDS, Runtime
+from scripts.base_train import Config
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +81,7 @@ def test_seven_and_six_and_seven_steps_are_twenty(base):
     for number, last in ((signal.SIGTERM, 7), (signal.SIGINT, 13)):
         said = base.run("parts", before=SignalAfter(last - 1, number))
         assert f"{signal.Signals(number).name}: stopping at the end of this step" in said
-        assert said.splitlines()[-1] == f"stopped by a signal after step {last}: the same command goes on from there"
+        assert said.splitlines()[-1] == f"stopped by a signal after step {last}: run the same command again to resume"
         assert steps(base.of("parts"))[-1] == last
         assert not (base.of("parts") / "outcome.json").exists()
     base.run("parts", before=SignalAfter(STEPS, signal.SIGUSR1))  # too late to stop anything
@@ -235,7 +245,7 @@ def test_another_configuration_is_refused_and_what_may_change_is_not(base):
     said = base.refused("other", "--matrix-lr=0.01", "--seed=7", "--save-every=5")
     assert said == (
         f"{base.of('other')} holds another run: --seed was 42 and is 7; --matrix-lr was 0.02 and is 0.01. "
-        "Take another --tag, or start anew: --resume=never"
+        "Take another --tag, or start again: --resume=never"
     )
     base.run("other", "--resume=18", "--save-every=5", "--device-batch-size=8", "--attention=twin", "--checkpointing")
     assert base.losses("other") == pytest.approx(base.losses("straight"), abs=1e-4)
@@ -255,14 +265,14 @@ def test_a_flipped_byte_is_found_and_the_checkpoint_before_is_taken(base):
     assert_as_straight(base, "flipped")
     for manifest in folder.glob("step_*/manifest.json"):
         manifest.write_text(manifest.read_text().replace("base_train", "base_brain"))
-    assert base.refused("flipped") == f"{folder} has checkpoints, but none that is whole: --resume=never starts anew"
+    assert base.refused("flipped") == f"{folder} has checkpoints, but none is intact: --resume=never starts again"
 
 
 def test_a_run_that_has_ended_is_left_as_it_is(base):
     folder = base.copy("straight", "ended")
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     said = base.run("ended")
-    assert said.splitlines()[-1] == "the run had ended with step 20: nothing is left to train"
+    assert said.splitlines()[-1] == "the run ended at step 20: nothing is left to train"
     assert "| loss:" not in said
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == kept
     (folder / "outcome.json").unlink()  # killed before it was written
@@ -320,3 +330,72 @@ def test_room_is_looked_for_before_the_first_step(base):
     said = base.run("roomy", "--resume=15", "--keep-last=2", "--keep-every=10", before=room)
     assert "checkpoints: there is room for 1; what --keep-every=10 keeps besides is not counted\n" in said
     assert steps(base.of("roomy")) == [18, 20]
+
+
+# ---- model and optimizer ----
+
+TOKENIZER = SimpleNamespace(vocab_size=32768, special_tokens={"<|bos|>": 32759})
+TINY = Config(
+    depth=2, aspect_ratio=32, head_dim=32, max_seq_len=32, total_batch_size=256, num_iterations=4, compile=False
+)
+
+
+def build_plan(plan: Blueprint, config: Config, seed: int = 1, runtime: Runtime = ALONE):
+    decay = config.weight_decay * plan.scale.weight_decay
+    batch = plan.scale.total_batch_size
+    return build(plan.model, config, seed, runtime, batch=batch, steps=plan.scale.steps, weight_decay=decay)
+
+
+def test_the_learning_rates_of_a_batch_of_two_to_the_20_are_the_reference():
+    small = replace(TINY, total_batch_size=2**20, device_batch_size="1")
+    plan = draw(small, TOKENIZER)
+    _, optimizer, _ = build_plan(plan, small)
+    rates = {group.name: group.lr for group in optimizer.groups}
+    beta, s = 2**0.5, (64 / 768) ** -0.5
+    assert rates["matrices"] == pytest.approx(0.02 * beta)
+    assert rates["unembedding"] == pytest.approx(0.008 * beta * s)
+    assert rates["embedding"] == pytest.approx(0.3 * beta * s)
+    assert rates["value_embeds"] == pytest.approx(0.15 * beta * s)
+    decay = next(group.weight_decay for group in optimizer.groups if group.name == "matrices")
+    assert decay == pytest.approx(0.28 * plan.scale.weight_decay)
+
+
+def test_the_device_batch(capsys):
+    plan = draw(TINY, TOKENIZER)
+    for asked, rows, how in (("auto", 8, "the most that fit; 1 of them"), ("2", 2, "as asked; 4 of them")):
+        assert build_plan(plan, replace(TINY, device_batch_size=asked))[2] == rows
+        assert f"device batch: {rows} rows of 32 tokens, {how} make a step on each rank" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"--device-batch-size=3 .* take --device-batch-size=1, 2 or 4, or"):
+        build_plan(plan, replace(TINY, device_batch_size="3"))
+    with pytest.raises(ValueError, match=r"--total-batch-size=256 is no multiple of a row on every rank"):
+        build_plan(plan, TINY, runtime=replace(ALONE, world_size=3))
+
+
+def test_the_model_is_that_of_the_seed_and_can_be_trained():
+    plan = draw(TINY, TOKENIZER)
+    model, optimizer, rows = build_plan(plan, TINY)
+    again, other = (build_plan(plan, TINY, seed)[0] for seed in (1, 2))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(model.embed.weight, other.embed.weight)
+    assert model.parameter_counts() == plan.counts
+    ids = torch.zeros(rows, 32, dtype=torch.int64)
+    next_token(model, (ids, ids))[0].backward()
+    assert optimizer.step(1 / 256) > 0
+
+
+@pytest.mark.parametrize(
+    ("horizon", "flops", "pays"),
+    [
+        ({"num_iterations": 4}, 1e12, False),
+        ({"num_iterations": 4}, 0.0, True),
+        ({"target_seconds": COMPILING_SECONDS}, 0.0, False),
+        ({"target_seconds": COMPILING_SECONDS + 1}, 1e12, True),
+    ],
+)
+def test_a_run_is_compiled_where_that_pays(horizon, flops, pays, monkeypatch, capsys):
+    monkeypatch.setattr(runtime, "COMPILING_PAYS", flops)
+    config = replace(TINY, **{"num_iterations": -1, "compile": True} | horizon)
+    assert build_plan(draw(config, TOKENIZER), config)[0].compiled is pays
+    assert ("not compiled: " in capsys.readouterr().out) is not pays
+    config = replace(config, compile=False)
+    assert not build_plan(draw(config, TOKENIZER), config)[0].compiled

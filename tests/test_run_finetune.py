@@ -12,10 +12,9 @@ from loop_parts import ALONE
 from tune_runs import STEPS, Tunes, sums
 
 from nanochat import packing
-from nanochat.checkpoint import load, steps
-from nanochat.finetune import first_rows
+from nanochat.checkpoint import load, load_model, steps
+from nanochat.evals.bpb import first_rows
 from nanochat.objectives import next_token
-from nanochat.restore import load_model
 from nanochat.tokenizer import Tokenizer
 
 
@@ -42,7 +41,7 @@ def found(base: Tunes, tag: str, name: str) -> dict[int, float]:
 
 def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight):
     said = base.tune("parts", before=SignalAfter(4, signal.SIGTERM)).done()
-    assert said.splitlines()[-1] == "stopped by a signal after step 5: the same command goes on from there"
+    assert said.splitlines()[-1] == "stopped by a signal after step 5: run the same command again to resume"
     assert steps(base.of("parts")) == [5]
     assert not (base.of("parts") / "outcome.json").exists()
     base.of("parent").rename(base.folder / "elsewhere")  # a run that was begun needs its parent no more
@@ -54,13 +53,13 @@ def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight):
     assert manifests[0]["source"] == manifests[1]["source"]
     assert manifests[0]["parent"] == manifests[1]["parent"] == {"stage": "base_train", "tag": "parent", "step": 6}
     said = base.tune("parts").done()
-    assert said.splitlines()[-1] == f"the run had ended with step {STEPS}: nothing is left to train"
+    assert said.splitlines()[-1] == f"the run ended at step {STEPS}: nothing is left to train"
 
 
 def test_another_setting_is_another_run(base, straight):
     job = base.tune("straight", "--matrix-lr=0.1")
     assert job.codes() == [2]
-    assert "holds another run: --matrix-lr was 0.03 and is 0.1. Take another --tag, or start anew" in job.err()
+    assert "holds another run: --matrix-lr was 0.03 and is 0.1. Take another --tag, or start again" in job.err()
 
 
 def test_ranks_and_micro_batches_find_the_same(base, straight):
@@ -128,7 +127,7 @@ class Compare:
 def test_weights_and_momenta_are_the_parents(base):
     few = ("--num-iterations=1", "--eval-every=-1", "--eval-metrics-every=-1")
     jobs = [
-        base.tune(tag, *few, *flags, look=Compare()) for tag, flags in (("warm", ()), ("cold", ("--no-warm-start",)))
+        base.tune(tag, *few, *flags, inspect=Compare()) for tag, flags in (("warm", ()), ("cold", ("--no-warm-start",)))
     ]
     warm, cold = (job.done() for job in jobs)
     assert "weights True momenta True True" in warm
@@ -184,7 +183,7 @@ def test_a_micro_batch_without_supervised_tokens_is_harmless(base, monkeypatch):
         model.zero_grad()
         counts = 0
         for part in parts:
-            loss, count = next_token(model, (inputs, part))
+            loss, count, _ = next_token(model, (inputs, part))
             loss.backward()
             counts += int(count)
         assert counts == (targets >= 0).sum()

@@ -1,0 +1,525 @@
+"""The one trainer: opens a run, finds its checkpoint, builds model and optimizer, trains, saves, writes the outcome.
+
+with training("chat_sft", config) as trainer:
+    source = ChatLoader(conversations, trainer.tokenizer, …)
+    state = trainer.fit(source, next_token, evaluations, data=…)
+    trainer.finish(state, {"Training rows": len(conversations)})
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nanochat import fp8, schedules
+from nanochat.checkpoint import (
+    MANIFEST,
+    Checkpoint,
+    Saver,
+    build_model,
+    check_free_space,
+    find_model,
+    hold,
+    load,
+    newest,
+    rng_state,
+    set_rng_state,
+    steps,
+    tokenizer_of,
+)
+from nanochat.config import flag_of
+from nanochat.gpt import GPT, GPTConfig, config_of, describe_config
+from nanochat.log import MetricLog, print0
+from nanochat.objectives import next_token
+from nanochat.optim import Optimizer
+from nanochat.outcome import Outcome, run_metrics, task_table, training_curves
+from nanochat.param_groups import LEARNING_RATES, build_groups
+from nanochat.paths import stage_dir
+from nanochat.runtime import COMPILING_SECONDS, Runtime, setup, stop_requests
+from nanochat.scaling import accumulation_steps, legal_rows, rate_scale, read_rows
+from nanochat.settings import FineTuneSettings, TrainingSettings, inherit
+from nanochat.stages import MODELS
+from nanochat.tokenizer import Tokenizer
+from nanochat.train import (
+    Batch,
+    BatchSource,
+    Evaluation,
+    LoopOptions,
+    Objective,
+    State,
+    TrainingLoop,
+    by_rows,
+    largest_device_batch,
+)
+
+if TYPE_CHECKING:
+    from nanochat.blueprint import Blueprint
+    from nanochat.schedules import Schedule
+
+# Bytes of a checkpoint for each parameter: the fp32 weight, and at most two fp32 states of the optimizer.
+CHECKPOINT_BYTES = 12
+OPTIMIZER_BYTES = 8  # of a parameter, shared by the ranks
+NEVER = "--resume=never"
+
+# ---- model and optimizer of a run ----
+
+
+def build(
+    shape: GPTConfig,
+    config: TrainingSettings,
+    weights: Checkpoint | int,
+    runtime: Runtime,
+    *,
+    batch: int,
+    steps: int | None,
+    weight_decay: float,
+    in_fp8: bool = False,
+) -> tuple[GPT, Optimizer, int]:
+    """Return a model, its optimizer, and the rows of a micro-batch.
+
+    weights: a checkpoint's, or the seed of new ones. batch: tokens of a step. steps: of the whole run, None if unknown.
+    """
+    model = build_model(shape, runtime, weights, config.checkpointing)
+    rows = _device_rows(config, weights, batch, model, runtime)
+    if in_fp8:
+        print0(fp8.describe(*fp8.convert(model)))
+    if config.compile:
+        flops = None if steps is None else model.flops_per_token() * batch * steps
+        if _is_long_enough(config.target_seconds, flops, runtime):
+            model.compile_parts()
+        else:
+            print0("not compiled: the run ends before the compiler would")
+    groups = build_groups(
+        model.named_parameters(),
+        learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
+        batch_scale=rate_scale(batch),
+        width=shape.width,
+        matrix_weight_decay=weight_decay,
+    )
+    return model, Optimizer(groups, runtime.rank, runtime.world_size, **runtime.optimizer_options), rows
+
+
+def _device_rows(
+    config: TrainingSettings,
+    weights: Checkpoint | int,
+    batch: int,
+    model: GPT,
+    runtime: Runtime,
+) -> int:
+    """Return the rows of a micro-batch, of `batch` tokens a step, and print how they were chosen."""
+    length = config.max_seq_len
+    legal = legal_rows(batch, length, runtime.world_size)
+    before = weights.manifest["loop"]["device_batch"] if isinstance(weights, Checkpoint) else None
+    if config.device_batch_size != "auto":
+        size, reason = read_rows(config.device_batch_size), "as asked"
+    elif before in legal:
+        # Free memory may differ by now, and another size would change the rounding.
+        size, reason = before, "as before"
+    else:
+        ids = torch.zeros(legal[-1], length, dtype=torch.int64, device=runtime.device)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        reserve = OPTIMIZER_BYTES * parameters // runtime.world_size
+        size, reason = largest_device_batch(model, next_token, (ids, ids), runtime, reserve), "the most that fit"
+    parts = accumulation_steps(batch, size, length, runtime.world_size)
+    print0(f"device batch: {size} rows of {length:,} tokens, {reason}; {parts} of them make a step on each rank")
+    return size
+
+
+def _is_long_enough(seconds: float, flops: float | None, runtime: Runtime) -> bool:
+    """Return True if a compiler pays in a run of so many seconds, or FLOPs; unknown length is long enough."""
+    if seconds > 0:
+        return seconds > COMPILING_SECONDS or runtime.device.type != "cpu"
+    return flops is None or runtime.compiling_pays(flops)
+
+
+# ---- resuming ----
+
+
+def fixed_settings(config: TrainingSettings) -> dict[str, Any]:
+    """Return the fields of a config that a run keeps from its first step to its last."""
+    fixed = [one.name for one in fields(config) if not one.metadata["may_change"]]
+    return {name: getattr(config, name) for name in fixed}
+
+
+@contextmanager
+def lock_folder(folder: Path, runtime: Runtime) -> Iterator[None]:
+    """Keep other runs out of a run's folder, for all of its ranks."""
+    with ExitStack() as stack:
+        runtime.broadcast(lambda: stack.enter_context(hold(folder)))
+        yield
+
+
+def checkpoint_to_resume(
+    folder: Path,
+    config: TrainingSettings,
+    tokenizer: Tokenizer | None,
+    runtime: Runtime,
+) -> Checkpoint | None:
+    """Return the checkpoint that a run resumes from, the same on all ranks; None for a new run.
+
+    config.resume: auto (the newest that is intact, if its settings are the same), a step, or never. Later checkpoints
+    are set aside. A setting that is None stays as it was, and so does a tokenizer that is None.
+    """
+    step = runtime.broadcast(lambda: _step_to_resume(folder, config, tokenizer))
+    return None if step is None else load(folder, step, hashes=False)
+
+
+def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None) -> int | None:
+    resume = config.resume
+    saved = steps(folder)
+    if resume == "never":
+        _set_aside(folder, saved)
+        return None
+    if resume != "auto" and not resume.isdecimal():
+        raise ValueError(f"--resume={resume} is not known, take auto, never or a step's number")
+    if resume != "auto" and int(resume) not in saved:
+        raise ValueError(f"--resume={resume}: {folder} has {', '.join(map(str, saved)) or 'no checkpoints'}")
+    checkpoint = newest(folder) if resume == "auto" else load(folder, int(resume))
+    if checkpoint is None:
+        if saved:
+            raise ValueError(f"{folder} has checkpoints, but none is intact: {NEVER} starts again")
+        return None
+    if differences := _differences(checkpoint, config, tokenizer):
+        differences = "; ".join(differences)
+        raise ValueError(f"{folder} holds another run: {differences}. Take another --tag, or start again: {NEVER}")
+    if resume != "auto":
+        _set_aside(folder, [step for step in saved if step > checkpoint.step])
+    return checkpoint.step
+
+
+def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: Tokenizer | None) -> list[str]:
+    """Return a phrase for each fixed setting that the run did not have when it was saved."""
+    saved = checkpoint.manifest["config"]
+    defaults = {one.name: one.default for one in fields(config)}
+    differences = []
+    for name, value in fixed_settings(config).items():
+        before = saved.get(name, defaults[name])  # a flag that did not exist then had the effect of its default
+        if value is not None and value != before:
+            differences.append(f"{flag_of(name)} was {before} and is {value}")
+    if tokenizer and checkpoint.manifest["tokenizer"]["hash"] != tokenizer.content_hash:
+        differences.append(f"the tokenizer {checkpoint.manifest['tokenizer']['tag']} was trained again")
+    return differences
+
+
+def _set_aside(folder: Path, abandoned: list[int]) -> None:
+    """Rename checkpoints, so that a later resume does not choose them; the next time they are replaced."""
+    if abandoned:
+        (folder / "outcome.json").unlink(missing_ok=True)
+    for step in abandoned:
+        kept = folder / f"given_up_step_{step:06d}"
+        shutil.rmtree(kept, ignore_errors=True)
+        (folder / f"step_{step:06d}").rename(kept)
+        print0(f"checkpoint: step {step:,} is given up, the folder is now {kept.name}")
+
+
+# ---- the start of a run ----
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Everything that training needs to know about a model before it is built."""
+
+    config: TrainingSettings  # without None
+    shape: GPTConfig
+    weights: Checkpoint | int  # a checkpoint's, or the seed of new ones
+    tokenizer: Tokenizer
+    record: dict[str, Any]  # for manifests: parent and tokenizer
+    batch: int  # tokens of a step
+    steps: int | None
+    seconds: float | None
+    weight_decay: float
+    schedules: Mapping[str, Mapping[str, "Schedule"]]
+    first_rate: float = 1.0  # factor of all learning rates
+    optimizer_from: Checkpoint | None = None  # parent whose optimizer state is taken over
+
+
+def _start_new(
+    config: TrainingSettings,
+    plan: "Blueprint",
+    tokenizer: Tokenizer,
+    resumed: Checkpoint | None,
+) -> _Start:
+    """Return the start of a run with a new model."""
+    return _Start(
+        config=config,
+        shape=plan.model,
+        weights=resumed or config.seed,
+        tokenizer=tokenizer,
+        record={"parent": None, "tokenizer": {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash}},
+        batch=plan.scale.total_batch_size,
+        steps=plan.scale.steps,
+        seconds=plan.scale.seconds,
+        weight_decay=config.weight_decay * plan.scale.weight_decay,
+        schedules=schedules.pretraining(config.warmup_steps, config.warmdown_ratio, config.final_lr_frac),
+    )
+
+
+def _start_from_parent(
+    config: FineTuneSettings,
+    rows: int,
+    resumed: Checkpoint | None,
+    runtime: Runtime,
+) -> _Start:
+    """Return the start of a run with the model of another stage; a run that resumes needs its parent no more."""
+    parent = {"stage": MODELS[config.source], "tag": config.parent_tag}
+    origin = resumed
+    if origin is None:
+        step = None if config.model_step < 0 else config.model_step
+        origin = find_model(parent["stage"], parent["tag"], step, runtime)
+    manifest = origin.manifest
+    takes_states = config.warm_start and not resumed
+    if takes_states and not manifest["optimizer"]:
+        raise ValueError(f"{origin.path} has no optimizer's state to begin with, give --no-warm-start")
+    config = inherit(config, manifest)
+    batch = rows * config.max_seq_len if rows else config.total_batch_size
+    return _Start(
+        config=replace(config, total_batch_size=batch),
+        shape=config_of(manifest),
+        weights=origin,
+        tokenizer=tokenizer_of(origin),
+        record={
+            "parent": manifest["parent"] if resumed else parent | {"step": origin.step},
+            "tokenizer": manifest["tokenizer"],
+        },
+        batch=batch,
+        steps=None if config.num_iterations < 0 else config.num_iterations,
+        seconds=None if config.target_seconds < 0 else config.target_seconds,
+        weight_decay=config.weight_decay,
+        schedules=schedules.finetuning(config.warmup_steps, config.warmdown_ratio, config.final_lr_frac),
+        first_rate=config.init_lr_frac,
+        optimizer_from=origin if takes_states else None,
+    )
+
+
+# ---- the trainer ----
+
+
+@contextmanager
+def training(
+    stage: str,
+    config: TrainingSettings,
+    plan: "Blueprint | None" = None,
+    tokenizer: Tokenizer | None = None,
+    rows: int = 0,
+    in_fp8: bool = False,
+) -> Iterator["Trainer"]:
+    """Open a run of a stage: lock its folder, find its checkpoint or its parent's, build model and optimizer.
+
+    plan, tokenizer: of a new model; without them `config` is FineTuneSettings and names a parent. rows: of a step, for
+    a batch that is not counted in tokens.
+    """
+    folder = stage_dir(stage, config.tag)
+    outcome = Outcome.begin(stage, config.tag, config)
+    with (
+        setup(config.device_type, config.dtype, config.attention) as runtime,
+        lock_folder(folder, runtime),
+    ):
+        resumed = checkpoint_to_resume(folder, config, tokenizer, runtime)
+        if plan:
+            start = _start_new(config, plan, tokenizer, resumed)
+        else:
+            start = _start_from_parent(config, rows, resumed, runtime)
+        if resumed:
+            runtime = runtime.with_dtype(resumed.manifest["dtype"])  # `auto` may choose another on another day
+        model, optimizer, device_rows = build(
+            start.shape,
+            start.config,
+            start.weights,
+            runtime,
+            batch=start.batch,
+            steps=start.steps,
+            weight_decay=start.weight_decay,
+            in_fp8=in_fp8,
+        )
+        for group in optimizer.groups:
+            group.initial_lr *= start.first_rate
+        if start.optimizer_from:
+            optimizer.load_state_tensors(start.optimizer_from.optimizer_state)
+        with MetricLog(folder, config.run, asdict(start.config)) as log:
+            yield Trainer(stage, folder, start, outcome, runtime, log, resumed, model, optimizer, device_rows)
+
+
+@dataclass
+class Trainer:
+    """An open run: its folder is locked, model and optimizer are built."""
+
+    stage: str
+    folder: Path
+    start: _Start
+    outcome: Outcome
+    runtime: Runtime
+    log: MetricLog
+    resumed: Checkpoint | None
+    model: GPT
+    optimizer: Optimizer
+    device_rows: int  # rows of a micro-batch
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # rows and file hashes of each task to learn from
+
+    @property
+    def config(self) -> TrainingSettings:
+        """The settings, with the values inherited from the parent."""
+        return self.start.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.start.tokenizer
+
+    @property
+    def tokenizer_tag(self) -> str:
+        return self.start.record["tokenizer"]["tag"]
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step, over all ranks."""
+        return self.start.batch // self.config.max_seq_len
+
+    def fit(
+        self,
+        source: BatchSource,
+        objective: Objective,
+        evaluations: Sequence[Evaluation] = (),
+        *,
+        data: list[dict[str, Any]] | None = None,
+        tasks: Callable[[], dict[str, dict[str, Any]]] = dict,
+        merge: Callable[[list[dict]], dict] = lambda states: states[0],
+        split: Callable[[Batch, int], list[Batch]] = by_rows,
+        after_step: Sequence[Callable[[State], None]] = (),
+        note: Callable[[State], str] = lambda state: "",
+    ) -> State:
+        """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
+
+        source: a context manager too. data: describes it in the manifest, or else `tasks`, which returns rows and file
+        hashes of each task; they must not change before a resume. merge: joins the source states of all ranks. split,
+        after_step, note: as in LoopOptions.
+        """
+        self.tasks = self.runtime.broadcast(tasks)
+        self._check_tasks()
+        if data is None:
+            data = source.state_dict()["setting"] | {"tasks": self.tasks}
+        config = self.config
+        refresh = [lambda state: fp8.refresh(self.model)]  # 8-bit copies follow the weights
+        options = LoopOptions(
+            device_batch=self.device_rows,
+            flops_per_token=self.model.flops_per_token(),
+            schedules=self.start.schedules,
+            steps=self.start.steps,
+            seconds=self.start.seconds,
+            untimed_steps=config.untimed_steps,
+            clip=config.grad_clip,
+            save_every=config.save_every,
+            after_step=[*refresh, *after_step],
+            split=split,
+            note=note,
+        )
+        with stop_requests() as requests, source, self._saving(source, merge, data) as save:
+            state = self._restore(source)
+            loop = TrainingLoop(
+                self.model,
+                source,
+                objective,
+                self.optimizer,
+                options,
+                self.runtime,
+                self.log,
+                state,
+            )
+            loop.run(evaluations, save, requests)
+        return state
+
+    def finish(self, state: State, metrics: Mapping[str, Any]) -> None:
+        """Write the outcome of a run that has ended; print why there is none otherwise."""
+        if state.stop:
+            print0(f"stopped by {state.stop} after step {state.step:,}: run the same command again to resume")
+            return
+        is_old = self.resumed is not None and self.resumed.step == state.step
+        if is_old and (self.folder / "outcome.json").exists():
+            print0(f"the run ended at step {state.step:,}: nothing is left to train")
+            return
+        if self.runtime.rank > 0:
+            return
+        self.outcome.config = asdict(self.config)
+        self.outcome.metrics = {**metrics, **run_metrics(state, self.runtime)}
+        self.outcome.curves = training_curves(self.log.path)
+        if self.tasks:
+            self.outcome.tables.append(task_table(self.tasks))
+        self.outcome.add_artifact(self.folder / "latest" / MANIFEST)
+        self.outcome.write()
+
+    def _check_tasks(self) -> None:
+        """Refuse to resume on other tasks than the run was started with."""
+        if not (self.resumed and self.tasks):
+            return
+        now = self.tasks
+        before = self.resumed.manifest["data"].get("tasks", {})
+        changed = [name for name in before | now if before.get(name) != now.get(name)]
+        if changed:
+            raise ValueError(
+                f"{self.folder}: the data of {', '.join(changed)} has changed since the run was started. Put the old "
+                f"data back, take another --tag, or start again: {NEVER}"
+            )
+
+    def _restore(self, source: BatchSource) -> State:
+        """Return the state to train from; optimizer, source and random generators are as they were saved."""
+        if self.resumed is None:
+            self.log.resume(-1)
+            return State()
+        manifest = self.resumed.manifest
+        self.optimizer.load_state_tensors(self.resumed.optimizer_state)
+        source.load_state_dict(manifest["source"])
+        set_rng_state(manifest["rng"])
+        self.log.resume(self.resumed.step)
+        return State.from_record(manifest["loop"])
+
+    @contextmanager
+    def _saving(
+        self,
+        source: BatchSource,
+        merge: Callable[[list[dict]], dict],
+        data: list[dict[str, Any]] | dict[str, Any],
+    ) -> Iterator[Callable[[State], None]]:
+        """Yield a function that saves a checkpoint: a collective. The last one is on disk when the block ends."""
+        self._check_room()
+        record = self.start.record | {
+            "stage": self.stage,
+            "data": data,
+            "config": fixed_settings(self.config),
+            "dtype": self.runtime.dtype_name,
+            "model": describe_config(self.model.config),
+        }
+        saver = Saver(
+            self.folder,
+            self.runtime.rank,
+            self.runtime.world_size,
+            self.config.keep_last,
+            self.config.keep_every,
+            self.runtime.store,
+        )
+
+        def save(state: State) -> None:
+            merged = merge(self.runtime.all_gather(source.state_dict()))
+            progress = {"loop": asdict(state), "source": merged, "rng": rng_state()}
+            saver.save(state.step, self.model.state_dict(), self.optimizer.state_tensors(), record | progress)
+
+        with saver:
+            try:
+                yield save
+            except FloatingPointError as error:
+                with suppress(OSError):  # printed when it happened; it does not end this run
+                    saver.wait()
+                saved = steps(self.folder)
+                kept = f"the checkpoint of step {saved[-1]:,} is kept" if saved else "no checkpoint was saved before"
+                raise FloatingPointError(f"{error}; {kept} in {self.folder}") from None
+
+    def _check_room(self) -> None:
+        """Refuse to start if the disk has no room for the checkpoints that will exist at the same time."""
+        config = self.config
+        copies = max(1, config.keep_last + 1 - len(steps(self.folder)))  # one is written before an old one goes
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        check_free_space(self.folder, copies * CHECKPOINT_BYTES * parameters, "the checkpoints of this run")
+        if config.keep_every or not config.keep_last:
+            flag = f"--keep-every={config.keep_every}" if config.keep_last else "--keep-last=0"
+            print0(f"checkpoints: there is room for {copies}; the ones that {flag} keeps besides are not counted")

@@ -1,0 +1,372 @@
+"""The option groups that scripts share, each flag defined once.
+
+A script's Config inherits the groups it needs (`--help` shows the last base first) and adds its own flags. `changed`
+gives a shared flag another default in one script.
+"""
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
+
+from nanochat.config import Count, changed, option
+from nanochat.log import print0
+from nanochat.stages import MODELS
+
+Settings = TypeVar("Settings", bound="FineTuneSettings")
+
+# ---- groups for any script ----
+
+
+@dataclass(frozen=True)
+class TagSettings:
+    """The name of a run."""
+
+    tag: str = option(
+        "d12",
+        "name of the run, and of its folders",
+        group="run",
+        may_change=True,
+        in_card=False,
+        short="-g",
+    )
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """The mirror of the metrics."""
+
+    run: str = option("dummy", "name of the run in W&B (dummy: no W&B)", group="run", may_change=True)
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """The device and the precision of its activations."""
+
+    device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", may_change=True)
+    dtype: str = option("auto", "precision: auto, bf16, fp16 or fp32 (auto on a CPU: the faster one)", group="device")
+
+
+@dataclass(frozen=True)
+class CheckpointChoice(TagSettings):
+    """A checkpoint of the run `tag`."""
+
+    step: Count = option(
+        -1,
+        "step of the checkpoint (-1: the newest)",
+        group="model",
+        least=-1,
+        in_card=False,
+        short="-s",
+    )
+
+
+@dataclass(frozen=True)
+class ModelChoice(CheckpointChoice):
+    """A trained model: stage, run and checkpoint."""
+
+    source: str = option("sft", f"stage of the model: {', '.join(MODELS)}", group="model", short="-i")
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """Text for training a tokenizer or a model, and for evaluation."""
+
+    data: str = option("auto", "folder of text, name of a corpus, or a mix of them", group="data")
+    num_shards: Count = option(0, "shards of a named corpus (0: its default)", group="data", least=0, in_card=False)
+    skip_bad: bool = option(
+        False,
+        "leave out damaged files and rows instead of stopping",
+        group="data",
+        may_change=True,
+        in_card=False,
+    )
+
+
+# ---- groups for training ----
+
+
+@dataclass(frozen=True)
+class RunSettings(TagSettings, LogSettings):
+    """A training run: its name, its seed, and how it resumes."""
+
+    seed: Count = option(42, "seed of new weights and of the data order", group="run", least=0)
+    resume: str = option(
+        "auto",
+        "auto: resume from the newest checkpoint; STEP: from that one; never: start again",
+        group="run",
+        may_change=True,
+        in_card=False,
+    )
+
+
+@dataclass(frozen=True)
+class TrainingDeviceSettings(DeviceSettings):
+    """Computation of a training step."""
+
+    attention: str = option(
+        "auto",
+        "attention kernel: auto, or a name in nanochat/attention.py",
+        group="device",
+        may_change=True,
+        in_card=False,
+    )
+    compile: bool = option(
+        True,
+        "compile the blocks if the run is long enough to gain from it",
+        group="device",
+        may_change=True,
+        in_card=False,
+    )
+    checkpointing: bool = option(
+        False,
+        "recompute activations in the backward pass to save memory",
+        group="device",
+        may_change=True,
+    )
+
+
+@dataclass(frozen=True)
+class HorizonSettings:
+    """The length of a run: at most one of the flags that end a run is given."""
+
+    num_iterations: Count = option(-1, "steps to train", group="horizon", unit="STEPS")
+    target_seconds: float = option(-1.0, "seconds to train", group="horizon", unit="SECONDS")
+    untimed_steps: Count = option(
+        0,
+        "first steps of each process that do not count toward --target-seconds (compilation)",
+        group="horizon",
+        unit="STEPS",
+        least=0,
+        may_change=True,
+        in_card=False,
+    )
+
+    def __post_init__(self):
+        given = self.given_horizon()
+        flags = [f"--{name.replace('_', '-')}={value:g}" for name, value in given.items()]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(flags)} are {len(given)} horizons: keep one of them")
+        if given and not min(given.values()) > 0:  # NaN is not above 0 either
+            raise ValueError(f"{flags[0]} is no horizon: the value has to be more than 0")
+
+    def given_horizon(self) -> dict[str, float]:
+        """Return the flag that ends the run and its value; nothing for the script's default."""
+        names = [field.name for field in fields(self) if field.metadata["group"] == "horizon"]
+        names.remove("untimed_steps")
+        return {name: getattr(self, name) for name in names if getattr(self, name) != -1}
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """The size of a step. Gradients are summed over micro-batches and ranks, so only the total changes the training."""
+
+    max_seq_len: Count | None = option(2048, "length of a row", group="batch", least=1, unit="TOKENS")
+    device_batch_size: str = option(
+        "auto",
+        "rows of a micro-batch on one device (auto: as many as fit)",
+        group="batch",
+        may_change=True,
+    )
+    total_batch_size: Count | None = option(
+        -1,
+        "tokens of a step (-1: chosen for the horizon)",
+        group="batch",
+        least=1,
+        unit="TOKENS",
+    )
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Learning rates for a batch of 2^19 tokens (AdamW's for width 768), and their schedule."""
+
+    embedding_lr: float | None = option(0.3, "learning rate of embeddings (AdamW)", group="optimizer", least=0)
+    unembedding_lr: float | None = option(0.008, "learning rate of the head (AdamW)", group="optimizer", least=0)
+    matrix_lr: float | None = option(0.02, "learning rate of matrices (Muon)", group="optimizer", least=0)
+    scalar_lr: float | None = option(0.5, "learning rate of scalars (AdamW)", group="optimizer", least=0)
+    weight_decay: float = option(
+        0.28,
+        "weight decay of matrices, scaled with batch and horizon",
+        group="optimizer",
+        least=0,
+    )
+    warmup_steps: Count = option(
+        40,
+        "steps of learning rate warmup",
+        group="optimizer",
+        least=0,
+        unit="STEPS",
+    )
+    warmdown_ratio: float = option(
+        0.65,
+        "share of the run in which the learning rate falls",
+        group="optimizer",
+        least=0,
+    )
+    final_lr_frac: float = option(
+        0.05,
+        "final learning rate, as a fraction of the full one",
+        group="optimizer",
+        least=0,
+    )
+    grad_clip: float | None = option(0.0, "largest norm of the gradient (0: no clipping)", group="optimizer", least=0)
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """The checkpoints of a run: how often, and how many stay."""
+
+    save_every: Count = option(
+        1000,
+        "save a checkpoint every N steps (-1: only at the end)",
+        group="checkpoints",
+        unit="N",
+        least=-1,
+        may_change=True,
+        in_card=False,
+    )
+    keep_last: Count = option(
+        2,
+        "newest checkpoints to keep (0: all)",
+        group="checkpoints",
+        least=0,
+        may_change=True,
+        in_card=False,
+    )
+    keep_every: Count = option(
+        0,
+        "also keep the checkpoints of every N-th step (0: none)",
+        group="checkpoints",
+        unit="N",
+        least=0,
+        may_change=True,
+        in_card=False,
+    )
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """Evaluation during training."""
+
+    eval_every: Count = option(
+        250,
+        "validate every N steps (0: only before and after training; -1: never)",
+        group="evaluation",
+        unit="N",
+        least=-1,
+    )
+
+
+@dataclass(frozen=True)
+class TrainingSettings(
+    CheckpointSettings,
+    EvaluationSettings,
+    OptimizerSettings,
+    BatchSettings,
+    HorizonSettings,
+    TrainingDeviceSettings,
+    RunSettings,
+):
+    """Every training script has these."""
+
+
+# ---- fine-tuning ----
+
+
+@dataclass(frozen=True)
+class FineTuneSettings(TrainingSettings):
+    """Training from the checkpoint of another stage. A setting that is None is the parent's (see `inherit`)."""
+
+    source: str = changed(ModelChoice, "source", "base", text=f"stage to start from: {', '.join(MODELS)}", short=None)
+    model_tag: str = option("", "run to start from (default: the run of the same tag)", group="model")
+    model_step: Count = option(
+        -1,
+        "step of the checkpoint to start from (-1: the newest)",
+        group="model",
+        least=-1,
+        in_card=False,
+    )
+    num_epochs: float = option(
+        -1.0,
+        "passes over the data (1 if no horizon is given)",
+        group="horizon",
+        unit="EPOCHS",
+    )
+
+    max_seq_len: Count | None = changed(BatchSettings, "max_seq_len", None)
+    total_batch_size: Count | None = changed(BatchSettings, "total_batch_size", None)
+    embedding_lr: float | None = changed(OptimizerSettings, "embedding_lr", None)
+    unembedding_lr: float | None = changed(OptimizerSettings, "unembedding_lr", None)
+    matrix_lr: float | None = changed(OptimizerSettings, "matrix_lr", None)
+    scalar_lr: float | None = changed(OptimizerSettings, "scalar_lr", None)
+    grad_clip: float | None = changed(OptimizerSettings, "grad_clip", None)
+
+    weight_decay: float = changed(OptimizerSettings, "weight_decay", 0.0, text="weight decay of matrices")
+    warmup_steps: Count = changed(OptimizerSettings, "warmup_steps", 0)
+    warmdown_ratio: float = changed(OptimizerSettings, "warmdown_ratio", 0.5)
+    final_lr_frac: float = changed(OptimizerSettings, "final_lr_frac", 0.0)
+    init_lr_frac: float = option(
+        0.8,
+        "initial learning rate, as a fraction of the parent's",
+        group="optimizer",
+        least=0,
+    )
+    warm_start: bool = option(True, "start with the optimizer state of the parent", group="optimizer")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.source not in MODELS:
+            raise ValueError(f"--source={self.source} is not one of {', '.join(MODELS)}")
+
+    @property
+    def parent_tag(self) -> str:
+        return self.model_tag or self.tag
+
+    @property
+    def epochs(self) -> float:
+        return 1.0 if self.num_epochs == -1 else self.num_epochs
+
+
+@dataclass(frozen=True)
+class ChatTuneSettings(FineTuneSettings):
+    """Fine-tuning on a mixture of conversations."""
+
+    mixture: str = option(
+        "",
+        "tasks and their epochs, like smoltalk,gsm8k:2 (default: the tasks that are available)",
+        group="data",
+    )
+    eval_every: Count = changed(EvaluationSettings, "eval_every", 200)
+    eval_tokens: Count = option(
+        -1,
+        "tokens of the validation rows (-1: 5e6, on a CPU 125,000)",
+        group="evaluation",
+        unit="TOKENS",
+    )
+    eval_metrics_every: Count = option(
+        200,
+        "score the tasks every N steps (0: only after training; -1: never)",
+        group="evaluation",
+        unit="N",
+        least=-1,
+    )
+    eval_metrics_max_problems: Count = option(1024, "problems of each task (0: all)", group="evaluation", least=0)
+    eval_metrics_tasks: str = option(
+        "",
+        "tasks to score, separated by | (default: the tasks answered by a letter)",
+        group="evaluation",
+    )
+
+
+def inherit(config: Settings, manifest: dict[str, Any]) -> Settings:
+    """Return the config with every None replaced by the value in a checkpoint's manifest; prints the values found."""
+    parent, loop = manifest["config"], manifest["loop"]
+    if parent["total_batch_size"] == -1:  # the parent chose the batch for its horizon
+        parent = parent | {"total_batch_size": loop["tokens"] // loop["step"]}
+    found = {name: parent[name] for name, value in asdict(config).items() if value is None}
+    limit = manifest["model"]["max_seq_len"]
+    if config.max_seq_len is not None and config.max_seq_len > limit:
+        raise ValueError(f"--max-seq-len={config.max_seq_len} is longer than the model's context, take at most {limit}")
+    if found:
+        shown = ", ".join(f"{name} {value:,}" for name, value in found.items())
+        print0(f"inherited: {shown}")
+    return replace(config, **found)
