@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = "torch._dynamo nanochat.run nanochat.evals.bpb nanochat.evals.chat nanochat.data.corpus".split()
-LIFETIME = 150  # seconds, after which a process tells where it hangs, and ends
+LIFETIME = 300  # seconds, after which a process tells where it hangs, and ends
 SETTINGS = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_", "GROUP_")
 
 
@@ -49,7 +49,7 @@ class Forked:
         for process in self.processes:
             process.kill()
 
-    def codes(self, timeout: float = 60) -> list[int]:
+    def codes(self, timeout: float = 180) -> list[int]:
         """The exit codes of all ranks; whoever is not done in time is killed, and that fails."""
         end = time.monotonic() + timeout
         for process in self.processes:
@@ -59,7 +59,7 @@ class Forked:
         assert not late, f"ranks {late} were still at work after {timeout} seconds: {self.out()}{self.err()}"
         return [process.exitcode for process in self.processes]
 
-    def done(self, timeout: float = 60) -> str:
+    def done(self, timeout: float = 180) -> str:
         """What rank 0 printed, once all ranks have ended well."""
         assert set(self.codes(timeout)) == {0}, "".join(self.err(rank) for rank in range(len(self.processes)))
         return self.out()

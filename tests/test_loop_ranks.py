@@ -35,7 +35,7 @@ def ranks(tmp_path_factory):
         jobs[count] = Forked(folder / "out", all_cases, folder, ranks=count)
     found = {}
     for count, job in jobs.items():
-        job.done(120)
+        job.done(240)
         folder = job.folder.parent
         seen = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
         found[count] = SimpleNamespace(folder=folder, seen=seen, job=job)
