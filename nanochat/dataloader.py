@@ -8,7 +8,7 @@ ranks only decide how the stream is cut.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -62,6 +62,7 @@ class Loader(Iterator, AbstractContextManager):
 
     # True: no rank can learn from the last batch. Known without waiting for the device.
     idle = False
+    metrics: Mapping[str, float] = {}  # figures of the last batch, for the log
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
-from nanochat.log import CLEAR, is_main_rank, is_terminal, print0, print_line
+from nanochat.log import ERASE, is_main_rank, is_terminal, print0, print_line
 from nanochat.paths import base_dir
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ def _announce_stop(name: str) -> None:
     """Print without `print`, whose lock this thread must not hold when the process ends."""
     if not is_main_rank():
         return
-    clear = CLEAR if is_terminal(sys.stdout) else ""
+    clear = ERASE if is_terminal(sys.stdout) else ""
     sentence = f"{clear}{name}: stopping at the end of this step, a second signal ends at once\n"
     with suppress(OSError):
         os.write(1, sentence.encode())

@@ -43,6 +43,7 @@ class BatchSource(Protocol):
     wait_seconds: float  # spent in `next`
     idle: bool  # the last batch teaches nothing, on any rank: no update is made
     progress: float  # 0..1, may go beyond 1
+    metrics: Mapping[str, float]  # figures of the last batch, for the log
 
     def __next__(self) -> Batch: ...
 
@@ -261,7 +262,7 @@ class TrainingLoop:
             own=own,
             ready=ready,
             metrics=list(metrics),
-            source_metrics=dict(getattr(self.source, "metrics", {})),
+            source_metrics=dict(self.source.metrics),
             lr_multiplier=lr_multiplier,
             tokens=batch[0].numel() * self.runtime.world_size,
             wait=wait,

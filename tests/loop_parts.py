@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ class Rows:
     """The same stream of made-up rows on any number of ranks, of which row i has `targets(i)` targets."""
 
     wait_seconds = 0.0
+    metrics: ClassVar[dict[str, float]] = {}
 
     def __init__(
         self,

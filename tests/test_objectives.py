@@ -22,8 +22,8 @@ def test_the_sum_and_the_count_of_the_targets_that_there_are():
     plain = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
     assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
     parts = [next_token(model, (inputs[i : i + 1], targets[i : i + 1])) for i in range(len(inputs))]
-    assert sum(loss.item() for loss, _ in parts) == pytest.approx(loss.item(), rel=1e-5)
-    assert sum(int(count) for _, count in parts) == int(count)
+    assert sum(loss.item() for loss, *_ in parts) == pytest.approx(loss.item(), rel=1e-5)
+    assert sum(int(count) for _, count, _ in parts) == int(count)
 
 
 def test_rows_without_a_target_teach_nothing():
