@@ -1,4 +1,4 @@
-"""Evaluate a base model on the CORE metric: 22 tasks of an eval_bundle, above guessing, averaged.
+"""Evaluate a base model on the CORE metric: 22 tasks from an eval_bundle, above guessing, averaged.
 
 python -m scripts.base_eval --tag=d12
 torchrun --standalone --nproc_per_node=8 -m scripts.base_eval -- --tag=d24 --max-per-task=500
@@ -16,13 +16,13 @@ from nanochat.paths import stage_dir
 class Config:
     """Evaluate a base model on the CORE metric. A stopped evaluation resumes with the unfinished task."""
 
-    tag: str = option("d12", "tag of the run to evaluate", group="model", in_card=False)
-    step: Count = option(-1, "step of the checkpoint, -1: newest", group="model", least=-1, in_card=False)
+    tag: str = option("d12", "run to evaluate", group="model", in_card=False)
+    step: Count = option(-1, "checkpoint step, -1: newest", group="model", least=-1, in_card=False)
     max_per_task: Count = option(-1, "items per task, -1: all", group="tasks", least=-1)
     batch_tokens: Count = option(0, "tokens per batch, 0: device default", group="device", least=0, in_card=False)
     device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", in_card=False)
     dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device", in_card=False)
-    run: str = option("dummy", "name of the run in W&B, dummy: no W&B", group="run", in_card=False)
+    run: str = option("dummy", "run name in W&B, dummy: no W&B", group="run", in_card=False)
 
 
 def main(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Evaluate a chat model: the share of each task's problems that the model solves.
+"""Evaluate a chat model on tasks: accuracy, pass@k and ChatCORE.
 
 python -m scripts.chat_eval --source=sft --tag=d8 --tasks="ARC-Easy|GSM8K"
 python -m scripts.chat_eval -i sft -a "GSM8K|AQUA"
@@ -20,7 +20,7 @@ SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 class Config:
     """Evaluate a model on tasks."""
 
-    source: str = option("sft", f"stage of the model: {', '.join(SOURCES)}", group="model", short="-i")
+    source: str = option("sft", f"model's stage: {', '.join(SOURCES)}", group="model", short="-i")
     tasks: str = option("", f"tasks, joined by |: {', '.join(JUDGED)}; empty: ChatCORE", group="tasks", short="-a")
     dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device")
     temperature: float = option(0.0, "sampling temperature, 0: the likeliest token", group="samples", least=0)
@@ -29,13 +29,13 @@ class Config:
     top_k: Count = option(50, "sample from the k likeliest tokens, 0: from all", group="samples", least=0)
     batch_size: Count = option(64, "prompts per batch where letters are chosen", group="device", least=1)
     slots: Count = option(0, "rows generated at once, 0: device default", group="device", least=0, in_card=False)
-    tag: str = option("d12", "tag of the run to evaluate", group="model", in_card=False)
-    step: Count = option(-1, "step of the checkpoint, -1: newest", group="model", least=-1)
+    tag: str = option("d12", "run to evaluate", group="model", in_card=False)
+    step: Count = option(-1, "checkpoint step, -1: newest", group="model", least=-1)
     max_problems: Count = option(0, "problems per task, 0: all", group="tasks", least=0)
     unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them", group="tasks")
     device_type: str = option("auto", "auto, cuda, mps or cpu", group="device")
-    seed: Count = option(0, "seed of sampled answers", group="samples", least=0, in_card=False)
-    run: str = option("dummy", "name of the run in W&B, dummy: no W&B", group="run", in_card=False)
+    seed: Count = option(0, "seed for sampled answers", group="samples", least=0, in_card=False)
+    run: str = option("dummy", "run name in W&B, dummy: no W&B", group="run", in_card=False)
 
     def __post_init__(self):
         if self.source not in SOURCES:
@@ -71,6 +71,7 @@ def main(config: Config) -> None:
         if not tasks:
             missing = "no task has its files here"
             raise ValueError(f"{missing}, see `python -m scripts.prepare --tasks=…` or set NANOCHAT_HUB")
+        # One engine answers all tasks: its KV cache is allocated once.
         engine = Engine(model, tokenizer, config.slots)
         scores = {}
         for name, task in tasks.items():

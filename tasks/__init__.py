@@ -1,7 +1,7 @@
-"""The table of all tasks, and functions that open the tasks a user names.
+"""The table with all tasks, and functions that open tasks by name.
 
-Others import from here: TASKS, JUDGED, CHAT_CORE, pick, mixture, open_tasks. A new task is a row in the table SETS of a
-module, or a module of its own and a line in TASKS; docs/tasks.md has a row for each.
+Others import from here: TASKS, JUDGED, CHAT_CORE, pick, mixture, open_tasks. A new task is a row in a module's table
+SETS, or a new module and a line in TASKS; docs/tasks.md has a row for each task.
 """
 
 from nanochat.data.hub import is_here
@@ -27,7 +27,7 @@ WORLD_TASKS = ("ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # evaluate
 def mixture(
     spec: str, split: str = "train", seed: int = 0, default: str = "", tokenizer: str = "default"
 ) -> mixing.Mixture:
-    """Return a mixture of tasks, as `tasks.mixing` describes them, to learn from or to validate with.
+    """Return a mixture to learn from or to validate with; `tasks.mixing` describes specifications.
 
     default: taken where the specification is empty, without the tasks that have no files on this machine.
     tokenizer: see `Task`.
@@ -39,8 +39,8 @@ def mixture(
 def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:
     """Return the test splits of the named tasks.
 
-    Without names: the tasks of ChatCORE, and those of an embedded world where the hub is one; tasks without files are
-    left out with a printed line.
+    Without names: ChatCORE's tasks, and WORLD_TASKS if the hub is an embedded world; tasks without files are left out
+    with a printed line.
     """
     if names:
         chosen = pick(names, JUDGED)

@@ -1,4 +1,4 @@
-"""Conversations without a verdict: data sets of chats and of instructions, and users' own files."""
+"""Conversations without a verdict: chats, instructions, and users' own files."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from nanochat.chat import check_conversation
 from nanochat.data.hub import fetch, sha256
 from tasks.common import CONVERTED, FILE, DataSet, ListRows, Task, TaskError, exchange
 
-MAX_FAULTS = 5  # faults of a file that an error message lists
+MAX_FAULTS = 5  # listed in an error message
 
 
 class Chat(Task):
@@ -20,7 +20,7 @@ class Chat(Task):
 
 
 class JsonLines(Chat):
-    """A file with one conversation per line: {"messages": […]}, or the list of messages alone."""
+    """A file with one conversation per line: {"messages": […]}, or only the message list."""
 
     def open_rows(self) -> ListRows:
         path = Path(self.data.path)
@@ -43,14 +43,14 @@ class JsonLines(Chat):
 
 
 def json_lines(path: str) -> DataSet:
-    """Return the data set of a file on this machine."""
+    """Return a file on this machine as a data set."""
     return DataSet(task=JsonLines, path=str(Path(path).expanduser().resolve()), splits="train")
 
 
 def _parse_line(line: bytes) -> list[dict]:
-    """Return the messages of a line; ValueError names the fault."""
+    """Return a line's messages; ValueError names the fault."""
     value = json.loads(line)
-    json.dumps(value, ensure_ascii=False).encode()  # fails for half of a surrogate pair, which is no character
+    json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair, which is no character
     conversation = {"messages": value} if isinstance(value, list) else value
     return _checked(conversation)["messages"]
 
@@ -64,14 +64,15 @@ def _checked(conversation: dict) -> dict:
 
 
 def instruction(*cells: str) -> tuple[list[dict]]:
-    """Convert columns of instructions: the last is the answer; the others, of which some may be empty, the question."""
+    """Convert instructions in columns: the last is the answer; the others, perhaps empty, make up the question."""
     *parts, answer = cells
     question = "\n\n".join(part for part in parts if part)
     return (exchange(question, answer)["messages"],)
 
 
-# Data sets without a repository, and those of `local`, exist only in a mirror.
+# Data sets without a repository, or from `local`, exist only in a mirror.
 SETS = {
+    # Chats written by a larger model, selected for small models: 460,000 conversations.
     "SmolTalk": DataSet(
         task=Chat,
         repo="HuggingFaceTB/smol-smoltalk",
@@ -79,6 +80,7 @@ SETS = {
         splits="train*4 test",
         columns="messages",
     ),
+    # The whole collection: about a million conversations, many too long for a small context.
     "SmolTalk-Large": DataSet(
         task=Chat,
         repo="HuggingFaceTB/smoltalk",
@@ -86,6 +88,7 @@ SETS = {
         splits="train*9 test",
         columns="messages",
     ),
+    # The model's own name, maker and purpose.
     "Identity": DataSet(task=JsonLines, path="identity_conversations.jsonl", splits="train"),
     "Multi-Turn": DataSet(
         task=Chat,
@@ -94,6 +97,7 @@ SETS = {
         splits="train test",
         columns="messages",
     ),
+    # Korean questions from a forum, answered by a larger model.
     "KoAlpaca": DataSet(
         task=Chat,
         repo="beomi/KoAlpaca-v1.1a",

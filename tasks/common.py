@@ -1,6 +1,6 @@
-"""The base of all tasks: a data set read as conversations, and a verdict on each answer.
+"""The base for all tasks: a data set read as conversations, and a verdict on each answer.
 
-A row of a table of tasks is a `DataSet`. Calling it with a split opens a `Task`, which reads the rows of that split.
+A table of tasks has a `DataSet` in each row. Calling it with a split opens a `Task`, which reads the split's rows.
 """
 
 import difflib
@@ -17,15 +17,14 @@ from nanochat.data.hub import HubFile, fetch, sha256
 if TYPE_CHECKING:
     import pyarrow
 
-# Paths of a split's files as the hub names them: as uploaded, and as the hub itself converts CSV or JSON. The converted
-# files are in a git revision of their own.
+# A split's files as the hub names them: as uploaded, and as the hub converts CSV or JSON, in another git revision.
 FILE = "{split}-{file:05d}-of-{files:05d}.parquet"
 CONVERTED = "{part}/{split}/0000.parquet"
 REVISION = "refs/convert/parquet"
 
 EVALUATION_SPLIT = "test"  # the split that every evaluation asks for
 SPLIT = re.compile(r"(?:(\w+)=)?(\w+)(?:\*(\d+))?")  # train=auxiliary_train*4
-SHUFFLE_SEED = 42  # that of the public nanochat: the first problems of a task are the same there
+SHUFFLE_SEED = 42  # the same as in the public nanochat, so that the first problems are the same too
 
 
 class TaskError(ValueError):
@@ -34,7 +33,7 @@ class TaskError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """A row of a table of tasks: the location of the rows on the hub, and the class and function that use them.
+    """One data set: the rows' location on the hub, and the class and function that use them.
 
     splits: a task needs `test` to be evaluated and `train` to be learned from. `test=train` means that our split `test`
     is the data set's split `train`, and `train*4` that it has four files.
@@ -43,15 +42,15 @@ class DataSet:
     task: "type[Task]"
     splits: str  # names, separated by spaces
     repo: str = ""  # empty for files that are on no hub
-    path: str = ""  # with the placeholders of FILE or CONVERTED; empty where no file is read
-    columns: str = ""  # names of the columns to read, separated by spaces
-    convert: Callable[..., tuple] = lambda *cells: cells  # from a row's cells to the arguments of task.conversation
-    baseline: float = 0.0  # score of guessing
-    parts: str = "default"  # values of {part} in the path, separated by spaces
+    path: str = ""  # with placeholders as in FILE or CONVERTED; empty where no file is read
+    columns: str = ""  # names, separated by spaces
+    convert: Callable[..., tuple] = lambda *cells: cells  # a row's cells -> arguments for task.conversation
+    baseline: float = 0.0  # score when guessing
+    parts: str = "default"  # values for {part} in the path, separated by spaces
     reward: Callable[[bool, str], float] = lambda right, answer: float(right)  # for reinforcement learning
 
     def __call__(self, split: str = EVALUATION_SPLIT, tokenizer: str = "default", unsafe_exec: bool = False) -> "Task":
-        """Open a split; the other arguments are those of `Task`."""
+        """Open a split; `Task` describes the other arguments."""
         if split not in self.split_names:
             name = self.repo or self.path or self.task.__name__
             raise TaskError(f"{name} has no split {split}, only {', '.join(self.split_names)}")
@@ -59,7 +58,7 @@ class DataSet:
 
     @property
     def split_names(self) -> dict[str, tuple[str, int]]:
-        """Our name of each split -> its name in the data set, and the number of its files."""
+        """Our split names -> the data set's name for the split, and its file count."""
         found = {}
         for word in self.splits.split():
             ours, own, count = SPLIT.fullmatch(word).groups()
@@ -67,7 +66,7 @@ class DataSet:
         return found
 
     def files(self, *splits: str) -> list[HubFile]:
-        """Return the files of some splits, by default of all."""
+        """Return the files for some splits, by default for all."""
         if not self.path:
             return []
         revision = REVISION if self.path == CONVERTED else None
@@ -86,11 +85,11 @@ class DataSet:
 
 @dataclass(frozen=True)
 class ListRows:
-    """Rows held in memory. source: the place named in error messages. digests: source -> SHA-256 of its content."""
+    """Rows held in memory."""
 
-    source: str
-    cells: list[list]
-    digests: dict[str, str]
+    source: str  # for error messages
+    cells: list[list]  # one list per row
+    digests: dict[str, str]  # source -> SHA-256
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -103,13 +102,13 @@ class ListRows:
 
 
 class ParquetRows:
-    """Rows of Parquet files on the hub, one file after the other; each row is the list of its cells."""
+    """Rows in Parquet files on the hub, one file after the other; a row is a list with its cells."""
 
     def __init__(self, files: list[HubFile], columns: list[str]):
         paths = [found.path for found in fetch(files)]
         self._files = files
         self._tables = [_read_table(file, path, columns) for file, path in zip(files, paths, strict=True)]
-        self._ends = np.cumsum([table.num_rows for table in self._tables])  # rows up to the end of each file
+        self._ends = np.cumsum([table.num_rows for table in self._tables])  # for each file: rows up to its end
         self._paths = paths
         self.source = str(files[0])
 
@@ -133,7 +132,7 @@ class ParquetRows:
         return f"{self._files[file]}, row {row}"
 
     def _find(self, number: int) -> tuple[int, int]:
-        """Return the number of the file that has a row, and the row's number in that file."""
+        """Return the file that has a row, and the row's number in that file."""
         file = int(np.searchsorted(self._ends, number, side="right"))
         before = int(self._ends[file - 1]) if file else 0
         return file, number - before
@@ -154,11 +153,11 @@ def _read_table(file: HubFile, path: Path, columns: list[str]) -> "pyarrow.Table
 
 
 class Task:
-    """The conversations of one split in a fixed random order; `task[n]` is a conversation.
+    """One split's conversations in a fixed random order; `task[n]` is a conversation.
 
     kind: `categorical`: answered with one of the conversation's "letters"; `generative`: with a text that `evaluate`
     reads; `program`: with a program that `evaluate_all` runs; `chat`: no right answer, only text to learn.
-    tokenizer: tag of the run whose training text gives the words of spelling tasks.
+    tokenizer: tag of the tokenizer whose training text gives the words to spell.
     unsafe_exec: run programs even where the sandbox cannot contain them.
     """
 
@@ -176,7 +175,7 @@ class Task:
         self._order = np.random.default_rng(SHUFFLE_SEED).permutation(len(self.rows))
 
     def open_rows(self) -> ListRows | ParquetRows:
-        """Read the rows of the split; tasks without Parquet files override this."""
+        """Read the split's rows; tasks without Parquet files override this."""
         return ParquetRows(self.data.files(self.split), self.data.columns.split())
 
     def __len__(self) -> int:
@@ -185,12 +184,13 @@ class Task:
     def __getitem__(self, index: int) -> dict:
         number = int(self._order[index])
         try:
+            # Rows become conversations when they are used: most data sets are much larger than a run needs.
             return self.conversation(*self.data.convert(*self.rows[number]))
         except ValueError as error:
             raise TaskError(f"{self.rows.location(number)}: {error}") from None
 
     def hashes(self) -> dict[str, str]:
-        """Return the SHA-256 of each file that the rows come from."""
+        """Return the files that the rows come from, with their SHA-256."""
         return self.rows.digests
 
     def conversation(self, *parts: Any) -> dict:
@@ -198,7 +198,7 @@ class Task:
         raise NotImplementedError
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
-        """Return True if a completion, written by a model in place of the last message, is right."""
+        """Return True if a model's completion, in place of the last message, is right."""
         raise NotImplementedError
 
     def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
@@ -206,12 +206,12 @@ class Task:
         return [self.evaluate(conversation, completion) for conversation, completion in answers]
 
     def reward(self, conversation: dict, completion: str) -> float:
-        """Return the reward of a completion in reinforcement learning."""
+        """Return a completion's reward for reinforcement learning."""
         return self.data.reward(self.evaluate(conversation, completion), completion)
 
 
 def exchange(question: str, answer: str | list[dict]) -> dict:
-    """Return a conversation of one question and one answer; the answer may be a list of parts."""
+    """Return a conversation with one question and one answer; the answer may be a list of parts."""
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
@@ -219,13 +219,13 @@ def exchange(question: str, answer: str | list[dict]) -> dict:
 
 
 def pick(names: str, known: Iterable[str]) -> list[str]:
-    """Return the tasks that --tasks names, separated by | or commas, in any case of letters, each once."""
+    """Return the tasks that --tasks names, separated by | or commas, in upper or lower case, each once."""
     words = [word for word in re.split(r"[|,\s]+", names) if word]
     return list(dict.fromkeys(find_task(word, known, f"--tasks={names}") for word in words))
 
 
 def find_task(word: str, known: Iterable[str], source: str) -> str:
-    """Return the known name that a user's word means. source: start of the error message."""
+    """Return the known name that a user's word means. source: how the error message starts."""
     names = {name.lower(): name for name in known}
     if word.lower() in names:
         return names[word.lower()]

@@ -1,11 +1,11 @@
-"""GSM8K: grade school mathematics, solved in words with calls of the calculator."""
+"""GSM8K: grade school mathematics, solved in words and with the calculator."""
 
 import re
 
 from tasks.common import FILE, DataSet, Task, TaskError, exchange
 
-CALL = re.compile(r"<<([^<>=]*)=([^<>]*)>>")  # a call of the calculator with its result: <<16-3-4=9>>
-ANSWER = re.compile(r"#### (-?[0-9.,]+)")  # the rule of the data set's authors
+CALL = re.compile(r"<<([^<>=]*)=([^<>]*)>>")  # the calculator's input and output: <<16-3-4=9>>
+ANSWER = re.compile(r"#### (-?[0-9.,]+)")  # the authors' rule
 
 
 def extract_answer(text: str) -> str | None:
@@ -15,7 +15,7 @@ def extract_answer(text: str) -> str | None:
 
 
 class GSM8K(Task):
-    """Problems with a solution as a list of parts: text, a call of the calculator, the result, text, …"""
+    """Word problems; a solution is a list of parts: text, a calculation, the result, text, …"""
 
     def conversation(self, question: str, answer: str) -> dict:
         if extract_answer(answer) is None:

@@ -1,7 +1,7 @@
-"""Mixtures: several tasks as one shuffled sequence of conversations.
+"""Mixtures: several tasks as one shuffled sequence.
 
 A specification names tasks, separated by commas: `smoltalk,mmlu:3,gsm8k:2,aqua@20000,json:my.jsonl`. A name may be
-followed by `@` and the number of rows to sample, and by `:` and the number of epochs (1 by default).
+followed by `@` and a sample size in rows, and by `:` and the epochs (1 by default).
 """
 
 import re
@@ -21,17 +21,17 @@ HELD_OUT = 20  # a data set with a train split alone keeps one row in this many 
 
 @dataclass(frozen=True)
 class Member:
-    """A task of a specification. word: its name as the user wrote it. rows: to sample, None: all."""
+    """A task in a specification."""
 
-    word: str
+    word: str  # the name as the user wrote it
     name: str
     data: DataSet
-    rows: int | None
+    rows: int | None  # sample size, None: all
     epochs: float
 
 
 class Mixture:
-    """Conversations of several tasks in the random order of a seed. parts: name -> (task, numbers of its rows)."""
+    """Several tasks' conversations in a seed's random order. parts: name -> (task, row numbers)."""
 
     def __init__(self, parts: dict[str, tuple[Task, np.ndarray]], seed: int):
         self._tasks = {name: task for name, (task, _) in parts.items()}
@@ -40,7 +40,7 @@ class Mixture:
         self.examples = {name: len(np.unique(numbers)) for name, (_, numbers) in parts.items()}
         tasks = np.repeat(np.arange(len(parts)), list(self.rows.values()))
         numbers = np.concatenate([numbers for _, numbers in parts.values()])
-        self._order = np.stack([tasks, numbers], axis=1)  # (rows, 2): number of the task, number of the row in the task
+        self._order = np.stack([tasks, numbers], axis=1)  # (rows, 2): task number, row number in the task
         np.random.default_rng(seed).shuffle(self._order)
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class Mixture:
         return list(self._tasks.values())[task][int(number)]
 
     def origin(self) -> dict[str, dict]:
-        """Return the number of rows of each task, and the hash of each file that the rows come from."""
+        """Return for each task the row count, and the source files with their hashes."""
         return {name: {"rows": self.rows[name], "files": task.hashes()} for name, task in self._tasks.items()}
 
 
@@ -60,7 +60,7 @@ def mix(
 ) -> Mixture:
     """Open the mixture that a specification names; epochs and samples apply to the split train alone.
 
-    available_only: leave out tasks without files on this machine, with a printed line, and take all rows of a task that
+    available_only: leave out tasks without files on this machine, with a printed line, and take all rows where a task
     has fewer than the specification asks for.
     """
     parts: dict[str, tuple[Task, np.ndarray]] = {}
@@ -78,7 +78,7 @@ def mix(
             if available_only:
                 count = min(count, len(rows))
             rows = _sample(member, rows, count, (seed, number))
-        # Two files of the same name are told apart by their whole paths.
+        # A second file with the same name goes by its whole path.
         parts[member.word if member.name in parts else member.name] = task, rows
     if missing and not parts:
         raise ValueError(f"of {', '.join(missing)} none is here: set NANOCHAT_HUB, or name others with --mixture")
@@ -88,7 +88,7 @@ def mix(
 
 
 def _parse(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
-    """Return the tasks of a specification; ValueError names the word that is wrong."""
+    """Return the tasks in a specification; ValueError names the wrong word."""
     members: list[Member] = []
     for word in filter(None, map(str.strip, spec.split(","))):
         match = MEMBER.fullmatch(word)
@@ -110,10 +110,9 @@ def _parse(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
 
 
 def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.ndarray]:
-    """Return a task and the numbers of its rows for a split.
+    """Return a task and its row numbers for a split.
 
-    Validation takes the validation split, or else the test split, or else a part of the train split that training
-    leaves out.
+    Validation takes the validation split, or else the test split, or else a part that training leaves out.
     """
     names = list(member.data.split_names)
     if split == "validation" and split not in names and "test" in names:
@@ -134,7 +133,7 @@ def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.nd
 
 
 def _sample(member: Member, rows: np.ndarray, count: int, seed: tuple[int, int]) -> np.ndarray:
-    """Return `count` random rows, repeated for the epochs; part of an epoch takes the first rows of the sample."""
+    """Return `count` random rows, repeated for the epochs; a part epoch takes the first rows in the sample."""
     if not 0 < count <= len(rows):
         few = f"{member.name} has {len(rows):,} rows to train on"
         raise TaskError(f"{few}, {count:,} cannot be sampled: ask for fewer")

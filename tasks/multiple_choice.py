@@ -1,4 +1,4 @@
-"""Data sets of multiple-choice questions. A new data set is one row of SETS."""
+"""Multiple-choice data sets. A new data set is one row in SETS."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from string import ascii_uppercase as LETTERS
 
 from tasks.common import CONVERTED, FILE, DataSet, Task, TaskError, exchange
 
-_LETTER = r"(?:\(([a-z])\)|([A-Z])(?![A-Za-z0-9]))"  # a letter of a choice: (b) or B
+_LETTER = r"(?:\(([a-z])\)|([A-Z])(?![A-Za-z0-9]))"  # a choice's letter: (b) or B
 # An announced letter: "The answer is (b).", "Correct option - C", "\boxed{D}".
 ANNOUNCED = re.compile(
     r"(?i:answer|correct (?:option|choice)|boxed)(?i: is| was| (?:will|should|must) be)?[^A-Za-z0-9?\n]*"
@@ -40,10 +40,10 @@ class MultipleChoice(Task):
     closing = "Reply with nothing but the letter of the right choice."
 
     def conversation(self, question: str, choices: Sequence[str], right: int | None, rationale: str = "") -> dict:
-        """right: index of the right choice, from 0; None if the data set's answer is none of the choices."""
+        """right: the right choice's index, from 0; None if the data set's answer is no choice."""
         if right not in range(len(choices)):
             raise TaskError(f"the right answer is none of its {len(choices)} choices")
-        # The letter follows the text of its choice: small models bind the two better this way.
+        # The letter follows its choice: small models bind the two better this way.
         listed = [f"- {text}={letter}" for text, letter in zip(choices, LETTERS, strict=False)]
         prompt = "\n".join([question, "", *listed, "", self.closing])
         answer = self.answer(LETTERS[right], choices[right], rationale)
@@ -79,7 +79,7 @@ class NamedChoice(MultipleChoice):
     closing = "Name the right choice, then its letter, like this: It is choice=X."
 
     def answer(self, letter: str, choice: str, rationale: str) -> str:
-        # After a space the choice has the same tokens as in the list of choices.
+        # After a space the choice has the same tokens as in the question.
         return f"It is {choice}={letter}."
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
@@ -88,7 +88,7 @@ class NamedChoice(MultipleChoice):
         return completion.strip()[-3:] == right[-3:]  # "=X."
 
 
-# ---- layouts of columns: cells of a row -> (question, choices, index of the right choice or None, [rationale]) ----
+# ---- column layouts: a row's cells -> (question, choices, index of the right choice or None, [rationale]) ----
 
 
 def _index(answer: str, labels: Sequence[str]) -> int | None:
@@ -96,7 +96,7 @@ def _index(answer: str, labels: Sequence[str]) -> int | None:
 
 
 def answer_number(question: str, choices: list[str], answer: int) -> tuple:
-    """The answer is the index of the right choice, from 0: ["salt", "tea"], 1."""
+    """The answer is the right choice's index, from 0: ["salt", "tea"], 1."""
     return question, choices, answer
 
 
@@ -112,12 +112,12 @@ def answer_letter(question: str, choices: list[str], answer: str, *rationale: st
 
 
 def answer_text(question: str, passage: str, choices: list[str], answer: str) -> tuple:
-    """The answer is the text of the right choice: ["salt", "tea"], "tea". The passage may be empty."""
+    """The answer is the right choice's text: ["salt", "tea"], "tea". The passage may be empty."""
     return f"{passage}\n\n{question}".strip(), choices, _index(answer, choices)
 
 
 def choice_columns(question: str, *cells: str | int) -> tuple:
-    """Each choice has a column; the last column is the number of the right one, from 1: "salt", "tea", 2."""
+    """Each choice has a column; the last column is the right choice's number, from 1: "salt", "tea", 2."""
     *choices, answer = cells
     return question, choices, answer - 1
 
@@ -125,7 +125,7 @@ def choice_columns(question: str, *cells: str | int) -> tuple:
 def choices_in_query(query: str, options: str, answer: str) -> tuple:
     """The choices are a Python list as text, or joined by |; the answer is "(B)".
 
-    The parts of the query are separated by ###; the last but one repeats the choices, and the last asks for the answer.
+    The query's parts are separated by ###; the last but one repeats the choices, and the last asks for the answer.
     """
     question, *parts = re.split(r"\s*###", query)
     question = "\n".join([question, *parts[:-2]])
@@ -144,7 +144,7 @@ Marketing Materials-Engineering Math Mechanical-Engineering Nondestructive-Testi
 Political-Science-and-Sociology Psychology Public-Safety Railway-and-Automotive-Engineering Real-Estate
 Refrigerating-Machinery Social-Welfare Taxation Telecommunications-and-Wireless-Technology"""
 
-# Questions of school science; a few have three or five choices.
+# School science; a few have three or five choices.
 _ARC = DataSet(
     task=MultipleChoice,
     repo="allenai/ai2_arc",
@@ -154,7 +154,7 @@ _ARC = DataSet(
     convert=answer_label,
     baseline=0.25,
 )
-# Questions from the exams of 57 subjects; the questions to train on come from other data sets.
+# Exams in 57 subjects; the train split comes from other data sets.
 _MMLU = DataSet(
     task=MultipleChoice,
     repo="cais/mmlu",
@@ -164,7 +164,7 @@ _MMLU = DataSet(
     convert=answer_number,
     baseline=0.25,
 )
-# Word problems with five choices, and a rationale for each answer.
+# Algebra word problems with five choices, and a rationale for each answer.
 _AQUA = DataSet(
     task=MultipleChoice,
     repo="deepmind/aqua_rat",

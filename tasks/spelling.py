@@ -1,6 +1,6 @@
 """Spelling words and counting letters in words: knowledge that tokens hide from a model. No file is fetched.
 
-The words are the frequent words of the text that the tokenizer was trained on; a word is always in the same split.
+The words are frequent in the tokenizer's training text; a word is always in the same split.
 """
 
 import json
@@ -22,8 +22,8 @@ from tasks.gsm8k import GSM8K
 WORD = re.compile(r"[^\W\d_]{2,15}")
 MAX_WORDS = 50_000  # the most frequent ones
 HELD_OUT = 10  # one word in this many belongs to the test split
-MAX_TESTS = 256  # words of the test split that are asked
-DOCUMENTS = 5_000  # documents read from each source of text
+MAX_TESTS = 256  # words in the test split
+DOCUMENTS = 5_000  # read from each source
 QUESTIONS = (
     "How many {letter} are in {word}?",
     "How often does the letter {letter} occur in the word {word}?",
@@ -51,7 +51,7 @@ def _text_source(tokenizer: str) -> tuple[str, bool]:
 
 
 def frequent_words(tokenizer: str = "default") -> list[str]:
-    """Return the lower-case words of a tokenizer's training text, the most frequent first."""
+    """Return the lower-case words in a tokenizer's training text, the most frequent first."""
     data, skip_bad = _text_source(tokenizer)
     counts: Counter[str] = Counter()
     for source, _ in parse_data(data):
@@ -59,7 +59,7 @@ def frequent_words(tokenizer: str = "default") -> list[str]:
         texts = documents(first_shard, Problems(skip=True))
         for text in islice(texts, DOCUMENTS):
             counts.update(WORD.findall(text.lower()))
-    # Words of the same count are in alphabetical order: the list does not depend on the order of the text.
+    # Equally frequent words are in alphabetical order: the list does not depend on the text's order.
     return sorted(counts, key=lambda word: (-counts[word], word))[:MAX_WORDS]
 
 
@@ -84,12 +84,12 @@ def _is_held_out(word: str) -> bool:
 
 
 class SpellingBee(SimpleSpelling):
-    """Letters counted by hand, then by the calculator; the answer has the form of GSM8K."""
+    """Letters counted by hand, then by the calculator; the answer looks like GSM8K's."""
 
     evaluate = GSM8K.evaluate
 
     def conversation(self, word: str) -> dict:
-        # The hash of the word is the seed, so that a word has the same question in every run.
+        # The word's hash is the seed, so that a word has the same question in every run.
         random = Random(crc32(word.encode()))
         letter = random.choice(word if random.random() < 0.9 else ascii_lowercase)
         positions = [str(position) for position, other in enumerate(word, 1) if other == letter]

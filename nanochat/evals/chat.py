@@ -1,7 +1,7 @@
-"""Chat evaluation: the share of a task's problems that a model solves, by choosing a letter or by writing an answer.
+"""Chat evaluation: a model solves a task's problems by choosing a letter or by writing an answer.
 
-The answer to a problem depends neither on the number of ranks nor on the order of the problems: letters are chosen in
-batches that are the same for any number of ranks, and each written answer has its own seed.
+Answers depend neither on the rank count nor on the problems' order: letters are chosen in batches that are the same for
+any rank count, and each written answer has a seed.
 """
 
 import json
@@ -34,7 +34,7 @@ JUDGED_AT_ONCE = 20  # problems whose answers are judged together; programs run 
 
 
 class ChatTask(Protocol):
-    """A task as this evaluation uses it: a sequence of conversations with verdicts; see tasks.common.Task."""
+    """The part of tasks.common.Task that this evaluation uses: a sequence with verdicts."""
 
     kind: str
     baseline: float
@@ -48,15 +48,15 @@ class ChatTask(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """Settings of an evaluation; all but the last three concern written answers alone."""
+    """Evaluation settings."""
 
     temperature: float = 0.0  # 0: always the likeliest token
     top_k: int = 0  # sample from the k likeliest tokens, 0: from all
     num_samples: int = 1  # answers per problem
-    max_new_tokens: int = 512
+    max_new_tokens: int = 512  # per answer
     batch_size: int = 64  # prompts per forward pass where letters are chosen
-    max_problems: int = 0  # of the task, 0: all
-    seed: int = 0
+    max_problems: int = 0  # 0: all
+    seed: int = 0  # for sampled answers
 
 
 class Problem(NamedTuple):
@@ -68,16 +68,16 @@ class Problem(NamedTuple):
     dropped: int  # messages left out because the prompt would not fit into the context
 
 
-Answers = Iterator[tuple[Problem, list[dict]]]  # problems of this rank with their completions
+Answers = Iterator[tuple[Problem, list[dict]]]  # this rank's problems with their completions
 
 
 @dataclass(frozen=True)
 class ChatScore:
-    """The result of one task."""
+    """One task's result."""
 
-    pass_at: dict[int, Estimate]  # k -> probability that one of k answers is right, for k up to the number of samples
-    baseline: float  # accuracy of guessing
-    records: list[dict]  # of each problem: the prompt, the right answer, and all completions with their verdicts
+    pass_at: dict[int, Estimate]  # k -> probability that one in k answers is right, for k up to the samples
+    baseline: float  # accuracy when guessing
+    records: list[dict]  # for each problem: the prompt, the right answer, and all completions with verdicts
 
     @property
     def accuracy(self) -> Estimate:
@@ -94,10 +94,10 @@ def evaluate(
     label: str = "chat",
     path: Path | None = None,
 ) -> ChatScore:
-    """Return the score of a task. All ranks call this; each answers a part of the problems, all get the same score.
+    """Return a task's score. All ranks call this; each answers a part, and all get the same score.
 
-    engine: None is enough for a task of letters. path: file for the records. Until it is complete, a file per rank
-    beside it has the records so far: they outlive a killed evaluation.
+    engine: may be None where letters are chosen. path: file for the records. A file per rank has the records so far, so
+    that they survive a killed evaluation.
     """
     problems = _prepare_problems(task, model.config.max_seq_len, tokenizer, options, label)
     if task.kind == "categorical":
@@ -108,6 +108,7 @@ def evaluate(
     if part:
         part.parent.mkdir(parents=True, exist_ok=True)
         part.unlink(missing_ok=True)
+    # Problems per rank, rounded up.
     own_total = -(-len(problems) // runtime.world_size)
     records: list[dict] = []
     progress = Progress(label, "problems")
@@ -128,13 +129,13 @@ def evaluate(
 
 
 def core_of(scores: dict[str, ChatScore]) -> dict[str, Estimate]:
-    """Return ChatCORE, the mean of centered accuracies, by its display name; empty if no task counts for ChatCORE."""
+    """Return ChatCORE, the mean centered accuracy, by display name; empty if no task counts for ChatCORE."""
     counted = [score.accuracy.centered(score.baseline) for name, score in scores.items() if name in CHAT]
     return {core_name(scores): average(counted)} if counted else {}
 
 
 def pass_probability(samples: int, right: int, k: int) -> float:
-    """Return the unbiased estimate of pass@k (Chen et al. 2021) from the number of right answers among the samples."""
+    """Return the unbiased pass@k (Chen et al. 2021) for so many right answers among the samples."""
     return 1 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
@@ -150,6 +151,7 @@ def _pass_at(records: list[dict]) -> dict[int, Estimate]:
 def _prepare_problems(
     task: ChatTask, context: int, tokenizer: Tokenizer, options: Options, label: str
 ) -> list[Problem]:
+    """Return the problems with prompts that leave room for an answer, but take at least half of the context."""
     total = min(len(task), options.max_problems or len(task))
     answer_tokens = 0 if task.kind == "categorical" else options.max_new_tokens
     problems = []
@@ -165,7 +167,7 @@ def _prepare_problems(
 
 
 def _judge(answered: list[tuple[Problem, list[dict]]], task: ChatTask, tokenizer: Tokenizer) -> list[dict]:
-    """Return the records of some problems, with a verdict in each completion."""
+    """Return one record per problem, with a verdict in each completion."""
     texts = []
     for problem, completions in answered:
         texts += [(problem.conversation, completion["text"]) for completion in completions]
@@ -194,8 +196,8 @@ def _to_lines(records: list[dict]) -> str:
 def _choose_letters(
     problems: list[Problem], model: GPT, tokenizer: Tokenizer, runtime: Runtime, options: Options
 ) -> Answers:
-    """Answer problems of about the same length in one forward pass; ranks take batches in turn."""
-    # The longest first: a batch that does not fit into memory fails at once.
+    """Answer problems in batches, one forward pass each; ranks take batches in turn."""
+    # Sorted, so that prompts in a batch need little padding; the longest first, so that lack of memory shows at once.
     problems = sorted(problems, key=lambda problem: len(problem.prompt), reverse=True)
     starts = range(0, len(problems), options.batch_size)
     for start in starts[runtime.rank :: runtime.world_size]:
@@ -212,19 +214,20 @@ def _choose_letters(
 def likeliest_letters(
     model: GPT, prompts: list[list[int]], letters: list[list[int]], device: torch.device
 ) -> list[int]:
-    """Return the index of each prompt's likeliest letter. letters: token of each allowed letter."""
+    """Return the index of each prompt's likeliest letter. letters: per prompt the allowed tokens."""
     # Padding is on the right, where no token before it attends to it.
     ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True).to(device)
     allowed = pad_sequence([torch.tensor(row) for row in letters], batch_first=True, padding_value=-1).to(device)
     rows = torch.arange(len(prompts), device=device)
     last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
     logits = model.logits(model.hidden(ids)[rows, last])  # (prompts, vocabulary)
+    # Prompts with fewer letters are padded with -1, which no choice may take.
     scores = logits.gather(1, allowed.clamp(min=0)).masked_fill(allowed < 0, -math.inf)
     return scores.argmax(1).tolist()
 
 
 def letter_tokens(letters: Iterable[str], tokenizer: Tokenizer) -> list[int]:
-    """Return the token of each letter; ValueError if a letter is several tokens."""
+    """Return one token per letter; ValueError if a letter needs several tokens."""
     tokens = [tokenizer.encode(letter) for letter in letters]
     if any(len(ids) != 1 for ids in tokens):
         raise ValueError(f"{' '.join(letters)} are not single tokens, name the choices by letters that are")
@@ -245,6 +248,7 @@ def _write_answers(
             options.max_new_tokens,
             temperature=options.temperature,
             top_k=options.top_k,
+            # Each problem has its own seed, whatever runs beside it.
             seed=(options.seed << 32) + problem.number,
             n=options.num_samples,
         )

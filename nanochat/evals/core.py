@@ -1,12 +1,12 @@
-"""The CORE metric: accuracy of a base model on the tasks of an eval_bundle, above guessing, averaged.
+"""The CORE metric: the centered accuracies of a base model on an eval_bundle's tasks, averaged.
 
-Each task is evaluated in four steps. Plan: an item becomes one row of tokens, whose branches (the options) share a
-prefix that is computed once. Pack: rows, the longest first, fill batches of a fixed number of tokens. Score: the model
-predicts the scored tokens of each option; the host waits for the device once per task. Decide: the option with the
-lowest mean loss is chosen; a completion is right if each of its tokens was the likeliest.
+Each task is evaluated in four steps. Plan: an item becomes one row of tokens: a prefix, computed once, and a branch for
+each option. Pack: rows, the longest first, fill batches with a fixed token count. Score: the model predicts each
+option's scored tokens; the host waits for the device once per task. Decide: the option with the lowest mean loss is
+chosen; a completion is right if all tokens were the likeliest.
 
-In fp32 the decisions are those of one prompt at a time. In half precision rounding depends on the shape of a batch, and
-near ties may change.
+In fp32 the decisions are the same as for one prompt at a time. In half precision near ties may change, because rounding
+depends on the shapes of batches.
 """
 
 import hashlib
@@ -35,10 +35,10 @@ from nanochat.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from nanochat.train import State
 
-# Tokens per batch, by type of device. On a CPU larger batches do not fit into its caches, and are slower.
+# Tokens per batch, by device type. On a CPU larger batches do not fit into the caches, and are slower.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 65_536, "mps": 16_384}
-VERSION = 1  # of decisions; raise it with every change to them, so that decisions on disk are not used again
-QUICK_ITEMS = 500  # items per task of an evaluation during training
+VERSION = 1  # raise this with every change to decisions, so that decisions on disk are not used again
+QUICK_ITEMS = 500  # items per task during training
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Result:
 
     label: str
     items: int
-    baseline: float  # accuracy of guessing
+    baseline: float  # accuracy when guessing
     accuracy: Estimate
 
     @property
@@ -56,12 +56,12 @@ class Result:
 
 
 def core_metric(results: Sequence[Result]) -> Estimate:
-    """Return the mean of the centered accuracies."""
+    """Return the mean centered accuracy."""
     return average([result.centered for result in results])
 
 
 def identity(prepared: Sequence[Prepared], *facts: str) -> str:
-    """Return a hash of the bundle, the tokenizer, and other facts that decide the decisions."""
+    """Return a hash for everything that determines the decisions: bundle, tokenizer, and other facts."""
     keys = [one.key for one in prepared]
     return hashlib.sha256(json.dumps([VERSION, keys, facts]).encode()).hexdigest()
 
@@ -73,9 +73,9 @@ def evaluate(
     batch_tokens: int = 0,
     folder: Path | None = None,
 ) -> list[Result]:
-    """Return the result of each task. All ranks call this and get the same results.
+    """Return one result per task. All ranks call this and get the same results.
 
-    batch_tokens: 0 for the default of the device. folder: for the files LABEL.jsonl with the decision on each item.
+    batch_tokens: 0 for the device's default. folder: for the files LABEL.jsonl with the decision on each item.
     Tasks with a complete file are not evaluated again, so the folder has to belong to this model and these tasks.
     """
     batch_tokens = batch_tokens or BATCH_TOKENS[runtime.device.type]
@@ -127,11 +127,11 @@ def estimate(
 
 
 def _report_progress(progress: Progress, before: int, total: int, ranks: int, tokens: int) -> None:
-    progress.update(before + ranks * tokens, total)  # all ranks have about the same number of tokens
+    progress.update(before + ranks * tokens, total)  # all ranks have about equally many tokens
 
 
 def _read_decisions(path: Path) -> list[bool] | None:
-    """Return the verdict on each item, from the file of an earlier run; a file is there once its task is complete."""
+    """Return the verdicts that an earlier run saved; the file exists once the task is complete."""
     if not path.exists():
         return None
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -140,8 +140,10 @@ def _read_decisions(path: Path) -> list[bool] | None:
 
 @contextmanager
 def _inference(model: GPT, device: torch.device) -> Iterator[None]:
-    """Run a model uncompiled, as each batch has another shape, and with an attention path that has branches."""
+    """Prepare a model for inference on batches with branches, and restore it afterwards."""
     before = model.attention
+    # Batches differ in shape, so that compiled blocks would be compiled again and again; and not every attention path
+    # supports branches.
     model.attention = "chunks" if device.type == "cpu" else "sdpa"
     try:
         with torch.no_grad(), model.as_written():
@@ -157,13 +159,14 @@ def _evaluate_task(
     batch_tokens: int,
     report_progress: Callable[[int], None],
 ) -> list[dict]:
-    """Return the decision on each item of a task."""
+    """Return the decisions on a task's items."""
     prompts = one.load()
     context = model.config.max_seq_len
     too_long = _too_long(prompts, context)
     if too_long:
         share = f"{len(too_long):,} of {len(prompts.gold):,} items"
         print0(f"core: {one.task.label}, {share}: the answers do not fit into the context and count as wrong")
+    # Strided shares of sorted rows give all ranks about the same work.
     rows = sorted(_plan(prompts, context, too_long), key=lambda row: len(row.ids), reverse=True)
     own_rows = rows[runtime.rank :: runtime.world_size]
     score = _score_exact_match if one.task.kind == COMPLETION else _score_loss
@@ -171,7 +174,7 @@ def _evaluate_task(
     sums = _option_sums(model, batches, score, len(prompts.scored), report_progress)
     if runtime.world_size > 1:
         sums = runtime.all_reduce(sums.to(runtime.device)).cpu()
-    means = sums / torch.from_numpy(prompts.scored)  # nan for an option without scored tokens
+    means = sums / torch.from_numpy(prompts.scored)  # 0 / 0 is nan: an option without scored tokens
     return _decide(prompts, means.tolist(), one.task.kind, too_long)
 
 
@@ -179,20 +182,20 @@ def _evaluate_task(
 
 
 class Row(NamedTuple):
-    """Tokens of one item: a prefix, and one branch after the other."""
+    """One item's tokens: a prefix, and one branch after the other."""
 
     ids: np.ndarray  # (tokens,)
     starts: np.ndarray  # (tokens,): position where the token's branch begins, 0 in the prefix
-    prefix: int  # tokens of the prefix
-    targets: np.ndarray  # (scored tokens, 3): position whose output predicts the token, the token, number of its option
+    prefix: int  # tokens in the prefix
+    targets: np.ndarray  # (scored tokens, 3): position that predicts the token, the token, its option's number
 
 
 class Option(NamedTuple):
-    """An option with scored tokens. number: among all options of the task."""
+    """An option with scored tokens."""
 
-    number: int
-    ids: np.ndarray
-    scored: int
+    number: int  # among all options in the task
+    ids: np.ndarray  # tokens after the prefix
+    scored: int  # tokens at the end that count
 
 
 def _too_long(prompts: Prompts, context: int) -> set[int]:
@@ -202,9 +205,9 @@ def _too_long(prompts: Prompts, context: int) -> set[int]:
 
 
 def _plan(prompts: Prompts, context: int, too_long: set[int]) -> list[Row]:
-    """Return the rows of all items but those that are too long."""
+    """Return rows for all items that are not too long."""
     rows = []
-    first = 0  # number of the item's first option
+    first = 0  # the item's first option among all options
     for item, (prefix, texts, scored) in enumerate(prompts):
         options = [Option(first + number, ids, scored[number]) for number, ids in enumerate(texts) if scored[number]]
         first += len(texts)
@@ -213,7 +216,7 @@ def _plan(prompts: Prompts, context: int, too_long: set[int]) -> list[Row]:
         if len(prefix) + max(len(ids) for ids in texts) <= context:
             rows.append(_row(prefix, options))
             continue
-        # Prompts are cut from the left; options of different lengths then have different prefixes.
+        # Prompts are cut from the left, so that options with different lengths have different prefixes.
         for option in options:
             ids = np.concatenate([prefix, option.ids])[-context:]
             cut = option._replace(ids=ids[-option.scored :])
@@ -235,7 +238,7 @@ def _row(prefix: np.ndarray, options: list[Option]) -> Row:
             end += len(branch)
         begin = begins[branch.tobytes()]
         scored = np.arange(len(option.ids) - option.scored, len(option.ids))
-        # The first token of an option is predicted by the last one of the prefix.
+        # The prefix's last position predicts the first token in every option.
         positions = np.where(scored > 0, begin + scored - 1, len(prefix) - 1)
         numbers = np.full(option.scored, option.number)
         targets.append(np.stack([positions, option.ids[scored], numbers], axis=1))
@@ -250,7 +253,7 @@ def _row(prefix: np.ndarray, options: list[Option]) -> Row:
 
 
 def _pack(rows: list[Row], batch_tokens: int) -> Iterator[list[Row]]:
-    """Yield batches of at most `batch_tokens` tokens, padding included, but at least one row."""
+    """Yield batches with at most `batch_tokens` tokens, padding included, but at least one row."""
     first = 0
     while first < len(rows):
         longest = len(rows[first].ids)
@@ -266,7 +269,7 @@ def _option_sums(
     options: int,
     report_progress: Callable[[int], None],
 ) -> Tensor:
-    """Return the sum of each option's token scores, (options,) in fp64 on the host; 0 without a row in the batches."""
+    """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no batch."""
     sums = torch.zeros(options, dtype=torch.float64)
     scores, numbers = [], []
     tokens = 0
@@ -284,8 +287,9 @@ def _option_sums(
 
 
 def _forward(model: GPT, batch: list[Row]) -> tuple[Tensor, np.ndarray]:
-    """Return the hidden states of a batch, (rows * width, channels), and the targets with positions in them."""
+    """Return a batch's hidden states, (rows * width, channels), and the targets with positions in these."""
     width = len(batch[0].ids)
+    # Padding is on the right, where no scored token attends to it.
     ids = np.zeros((len(batch), width), np.int64)
     starts = np.zeros((len(batch), width), np.int64)
     targets = []
@@ -305,12 +309,13 @@ def _forward(model: GPT, batch: list[Row]) -> tuple[Tensor, np.ndarray]:
 def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cuda":
+        # Pinned memory lets the copy overlap with the GPU's work.
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 def _score_loss(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each token."""
+    """Return one loss per token."""
     config = model.config
     return cross_entropy(
         hidden,
@@ -324,7 +329,7 @@ def _score_loss(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
 
 def _score_exact_match(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
     """Return 0 for each token that was the likeliest, else 1."""
-    # Logits are made in chunks of limited memory.
+    # Logits take much memory: they are made in chunks.
     rows = max(1, CHUNK_BYTES[hidden.device.type] // (4 * model.config.padded_vocab))
     chunks = zip(hidden.split(rows), targets.split(rows), strict=True)
     return torch.cat([(model.logits(states).argmax(-1) != ids).float() for states, ids in chunks])
@@ -334,7 +339,7 @@ def _score_exact_match(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
 
 
 def _decide(prompts: Prompts, means: list[float], kind: str, too_long: set[int]) -> list[dict]:
-    """Return the decision on each item. means: mean score of each option, nan for an option without scored tokens."""
+    """Return the decisions on all items. means: mean score per option, nan for an option without scored tokens."""
     decisions = []
     first = 0
     items = zip(prompts.options.tolist(), prompts.gold.tolist(), prompts.questions.tolist(), strict=True)
@@ -348,7 +353,7 @@ def _decide(prompts: Prompts, means: list[float], kind: str, too_long: set[int])
         elif kind == COMPLETION:
             decision |= {"correct": own[0] == 0, "missed": shown[0]}
         else:
-            # The first of equal options. As in the public nanochat, an option without tokens is chosen only if first.
+            # Ties go to the first option. As in the public nanochat, nan is chosen only where it comes first.
             chosen = own.index(min(own))
             decision |= {"correct": chosen == gold, "chosen": chosen, "gold": gold, "losses": shown}
         decisions.append(decision)

@@ -1,13 +1,12 @@
-"""The tasks of the CORE metric: the list in an eval_bundle, the items, and their prompts as tokens, rendered once.
+"""The CORE tasks: the task list in an eval_bundle, the items, and the prompts as tokens, rendered once.
 
-The order of items, the examples shown, and the text of prompts decide the score: they are those of the public nanochat.
+Item order, examples and prompt texts determine the score: all are equal to the public nanochat's.
 """
 
 import csv
 import hashlib
 import json
 import random
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +24,12 @@ if TYPE_CHECKING:
     from nanochat.tokenizer import Tokenizer
 
 BUNDLE = (HubFile("eval_bundle/core.yaml"), HubFile("eval_bundle/eval_meta_data.csv"))
-VERSION = 2  # of cached prompts; raise it with every change to prompts or their layout
+VERSION = 2  # raise this with every change to prompts or to the layout in the cache
 CHUNK = 256  # items tokenized at once
+# Seeds for the item order and for the examples, the same as in the public nanochat.
 SHUFFLE_SEED, EXAMPLES_SEED = 1337, 1234
-# The kinds of tasks, as the bundle calls them. A choice has one context and several continuations; a schema several
-# contexts and one continuation; a completion one of each, and the model has to predict the continuation exactly.
+# Kinds of tasks, as the bundle calls them. A choice has one context and several continuations. A schema has several
+# contexts and one continuation. A completion has one of each, and the model has to predict the continuation exactly.
 CHOICE, SCHEMA, COMPLETION = "multiple_choice", "schema", "language_modeling"
 
 
@@ -41,11 +41,11 @@ class BundleTask:
     kind: str
     shots: int  # examples shown before the question
     delimiter: str  # between a context and its continuation
-    baseline: float  # accuracy of guessing
-    path: Path
+    baseline: float  # accuracy when guessing
+    path: Path  # items, one JSON object per line
 
     def texts(self, item: dict) -> list[str]:
-        """Return a text for each option; for a completion the text without and the text with the continuation."""
+        """Return one text per option; for a completion the text without and the text with the continuation."""
         if self.kind == CHOICE:
             return [item["query"] + self.delimiter + choice for choice in item["choices"]]
         if self.kind == SCHEMA:
@@ -55,11 +55,11 @@ class BundleTask:
         return [context, context + item["continuation"]]
 
     def right(self, item: dict) -> int:
-        """Return the number of the right text."""
+        """Return the right text's number."""
         return 1 if self.kind == COMPLETION else item["gold"]
 
     def items(self, most: int) -> list[dict]:
-        """Return the first `most` of the shuffled items (0: all)."""
+        """Return the first `most` shuffled items (0: all)."""
         items = []
         with open(self.path, "rb") as file:
             for number, line in enumerate(file, 1):
@@ -78,18 +78,18 @@ class BundleTask:
 
     def _parse(self, line: bytes) -> dict:
         item = json.loads(line)
-        self.texts(item)[self.right(item)]  # fails if the item lacks the fields of its kind
+        self.texts(item)[self.right(item)]  # fails if the item lacks a field
         return item
 
     def prompts(self, items: Sequence[dict], index: int) -> list[str]:
-        """Return the texts of an item, after examples drawn from all other items."""
+        """Return an item's texts, after examples drawn from all other items."""
         drawn = random.Random(EXAMPLES_SEED + index).sample(range(len(items) - 1), self.shots)
         # Numbers from the index on skip the item itself.
         examples = [items[other + (other >= index)] for other in drawn]
         head = "".join(f"{self.texts(item)[self.right(item)]}\n\n" for item in examples)
         prompts = [head + text for text in self.texts(items[index])]
         if self.kind == COMPLETION:
-            # A space at the end would be a token of its own, but belongs to the first token of the continuation.
+            # A space at the end would be a token by itself, but belongs to the continuation's first token.
             prompts[0] = prompts[0].strip()
         return prompts
 
@@ -104,7 +104,7 @@ def task_entries(path: Path) -> list[dict[str, Any]]:
     except (yaml.YAMLError, KeyError, TypeError):
         entries = None
     if not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"{path} has no list of tasks below icl_tasks, restore the bundle from a copy")
+        raise ValueError(f"{path} has no task list below icl_tasks, restore the bundle from a copy")
     return entries
 
 
@@ -115,7 +115,7 @@ def data_files(path: Path) -> list[HubFile]:
 
 
 def read_bundle() -> list[BundleTask]:
-    """Return all tasks of the hub's bundle; ValueError if the bundle is missing or damaged."""
+    """Return all tasks in the hub's bundle; ValueError if the bundle is missing or damaged."""
     core, meta = (found.path for found in fetch(BUNDLE))
     files = data_files(core)
     paths = [found.path for found in fetch(files)]
@@ -140,23 +140,23 @@ def read_bundle() -> list[BundleTask]:
 
 
 class ItemTokens(NamedTuple):
-    """The tokens of one item: all options begin with the prefix and end with scored tokens."""
+    """One item as tokens: a prefix that all prompts begin with, and the rest for each option."""
 
     prefix: np.ndarray
     options: list[np.ndarray]
-    scored: list[int]  # tokens at the end of each option that count for its score
+    scored: list[int]  # for each option: tokens at the end that count for the score
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """The items of a task as tokens, in flat arrays."""
+    """A task's items as tokens, in flat arrays."""
 
-    ids: np.ndarray  # the prefix and the options of each item in turn
-    lengths: np.ndarray  # tokens of each prefix and option
-    options: np.ndarray  # (items,): number of options
-    scored: np.ndarray  # (all options,): scored tokens of each
-    gold: np.ndarray  # (items,): number of the right option
-    questions: np.ndarray  # (items,): hash of the texts, the same for any tokenizer
+    ids: np.ndarray  # for each item in turn the prefix and the options
+    lengths: np.ndarray  # tokens in each prefix and option
+    options: np.ndarray  # (items,): options per item
+    scored: np.ndarray  # (all options,): scored tokens per option
+    gold: np.ndarray  # (items,): the right option's number
+    questions: np.ndarray  # (items,): hash over the texts, the same for any tokenizer
 
     def __iter__(self) -> Iterator[ItemTokens]:
         parts = iter(np.split(self.ids, np.cumsum(self.lengths)[:-1]))
@@ -172,7 +172,7 @@ class Prepared:
 
     task: BundleTask
     path: Path
-    key: str  # hash of everything that decides the prompts
+    key: str  # hash over everything that determines the prompts
     tokens: int  # in the whole file
 
     def load(self) -> Prompts:
@@ -191,10 +191,10 @@ def prepare(tokenizer: "Tokenizer", max_per_task: int = 0) -> list[Prepared]:
             facts = [VERSION, sha256(task.path), task.kind, task.shots, task.delimiter, max_per_task]
             key = hashlib.sha256(json.dumps([*facts, tokenizer.content_hash]).encode()).hexdigest()
             path = base_dir() / "core_prompts" / f"{task.label}-{key[:16]}.npz"
-            tokens = _count_cached(path)
-            if not tokens:
-                items = task.items(max_per_task)
-                tokens = _render(task, items, tokenizer, path)
+            if not path.exists():
+                _render(task, task.items(max_per_task), tokenizer, path)
+            with np.load(path) as arrays:
+                tokens = len(arrays["ids"])
             found.append((str(path), key, tokens))
             progress.update(len(found), len(tasks), task.label)
         return found
@@ -204,17 +204,8 @@ def prepare(tokenizer: "Tokenizer", max_per_task: int = 0) -> list[Prepared]:
     return [Prepared(task, Path(path), key, tokens) for task, (path, key, tokens) in zip(tasks, found, strict=True)]
 
 
-def _count_cached(path: Path) -> int:
-    """Return the number of tokens in a file of prompts; 0 if the file is absent or damaged."""
-    try:
-        with np.load(path) as arrays:
-            return len(arrays["ids"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return 0
-
-
-def _render(task: BundleTask, items: list[dict], tokenizer: "Tokenizer", path: Path) -> int:
-    """Write the prompts of a task as tokens; return the number of tokens."""
+def _render(task: BundleTask, items: list[dict], tokenizer: "Tokenizer", path: Path) -> None:
+    """Write a task's prompts as tokens."""
     rendered: list[ItemTokens] = []
     questions: list[str] = []
     for start in range(0, len(items), CHUNK):
@@ -228,11 +219,11 @@ def _render(task: BundleTask, items: list[dict], tokenizer: "Tokenizer", path: P
             rendered.append(_split(task.kind, rows))
             questions.append(hashlib.sha256("\0".join(group).encode()).hexdigest()[:16])
     parts = [part for item in rendered for part in (item.prefix, *item.options)]
-    ids = np.concatenate(parts)
+    # The file appears under its name when it is complete.
     with whole_file(path) as unfinished, open(unfinished, "wb") as file:
         np.savez(
             file,
-            ids=ids,
+            ids=np.concatenate(parts),
             lengths=[len(part) for part in parts],
             options=[len(item.options) for item in rendered],
             scored=[count for item in rendered for count in item.scored],
@@ -240,11 +231,10 @@ def _render(task: BundleTask, items: list[dict], tokenizer: "Tokenizer", path: P
             gold=[0 if task.kind == COMPLETION else item["gold"] for item in items],
             questions=questions,
         )
-    return len(ids)
 
 
 def _tokenize(texts: list[list[str]], tokenizer: "Tokenizer") -> list[list[np.ndarray]]:
-    """Return the tokens of each text, after <|bos|>, in the same groups."""
+    """Return each text as tokens, after <|bos|>, in the same groups."""
     import pyarrow as pa  # slow to import, and not needed where all prompts are cached
 
     flat = pa.array([text for group in texts for text in group], pa.large_string())
@@ -254,14 +244,14 @@ def _tokenize(texts: list[list[str]], tokenizer: "Tokenizer") -> list[list[np.nd
 
 
 def _split(kind: str, rows: list[np.ndarray]) -> ItemTokens:
-    """Split the prompts of an item into the prefix that all share, and the options."""
+    """Split an item's prompts into the shared prefix and the options."""
     prefix = _common_length(rows)
     scored = [len(row) - prefix for row in rows]
     if kind == COMPLETION:
-        # The prompt without the continuation only marks the start of the scored tokens.
+        # The prompt without the continuation only marks where the scored tokens begin.
         rows, scored = rows[1:], scored[1:]
     elif kind == SCHEMA:
-        # The contexts differ and the continuation, which all prompts end with, is scored; never <|bos|>.
+        # The contexts differ; the continuation at the end is scored. <|bos|> is never scored.
         shortest = min(len(row) for row in rows)
         suffix = min(_common_length([row[::-1] for row in rows]), shortest - 1)
         prefix = min(prefix, shortest - suffix)
@@ -270,7 +260,7 @@ def _split(kind: str, rows: list[np.ndarray]) -> ItemTokens:
 
 
 def _common_length(rows: list[np.ndarray]) -> int:
-    """Return the number of tokens that all rows begin with."""
+    """Return how many tokens all rows begin with."""
     shortest = min(len(row) for row in rows)
     differs = np.any([row[:shortest] != rows[0][:shortest] for row in rows], axis=0)
     return int(differs.argmax()) if differs.any() else shortest

@@ -1,10 +1,10 @@
 """Run a program that a model wrote, contained: `run(program)` returns a verdict, true if the program reached its end.
 
-A contained program sees a read-only copy of the system's libraries and of Python, and an empty /tmp; no network, no
-other process, nothing from the caller's environment or home. Linux namespaces give this; a filter of system calls and
-limits on time, memory, files, processes and output come on top. To refuse one more call, add a row to CALLS.
+A contained program sees the system's libraries and Python read-only, and an empty /tmp; no network, no other process,
+nothing from the caller's environment or home. Linux namespaces do this; a system call filter and limits on time,
+memory, files, processes and output come on top. To refuse one more call, add a row to CALLS.
 
-This file also runs inside the sandbox (`_inside`), so its imports are from the standard library alone.
+This file also runs inside the sandbox (`_inside`), so it imports only the standard library.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ from functools import lru_cache
 from pathlib import Path
 
 REFUSED = "--unsafe-exec runs it all the same, with limits alone"
-SETUP_FAILED = 125  # exit status of the process that prepares the sandbox
-POLL_SECONDS = 0.02  # between checks of the output
-MEMORY_SECONDS = 0.05  # between checks of the memory
+SETUP_FAILED = 125  # exit status if the sandbox cannot be prepared
+POLL_SECONDS = 0.02  # between checks for output
+MEMORY_SECONDS = 0.05  # between memory checks
 MAX_AT_ONCE = 20  # programs side by side
-NOBODY = 65534  # user and group of a program where the caller is not root
-OWN_USERS = 2**30  # first of the user numbers, one per sandbox, where the caller is root
+NOBODY = 65534  # the program's user and group where the caller is not root
+OWN_USERS = 2**30  # first user number, one per sandbox, where the caller is root
 MAX_OPEN_FILES = 64
 
 
@@ -42,11 +42,11 @@ class Limits:
     """Limits on a program; sizes in bytes."""
 
     seconds: float = 60.0  # wall time; generous, as other work on the machine slows the program down
-    cpu_seconds: int = 10  # of each process
-    memory: int = 2**30  # address space of each process, and memory in use by all together
-    file_bytes: int = 2**24  # of one file, and of all files together
+    cpu_seconds: int = 10  # per process
+    memory: int = 2**30  # address space per process, and memory in use by all together
+    file_bytes: int = 2**24  # per file, and for all files together
     processes: int = 16
-    output: int = 2**16
+    output: int = 2**16  # a program that prints more is killed
 
 
 LIMITS = Limits()
@@ -54,14 +54,14 @@ LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of a program. passed: it ran to its last line. reason: if not, the cause in a few words.
+    """The result of running a program.
 
-    A program proves its end by printing a secret word that is neither in the program nor in its file, arguments or
-    environment. A program that searches the memory of its own interpreter for the word could still print it early.
+    A secret word, printed after the last line, proves that the program reached its end. The word is neither in the
+    program nor in its file, arguments or environment; a program that searches the interpreter's memory could find it.
     """
 
-    passed: bool
-    reason: str
+    passed: bool  # the program ran to its last line
+    reason: str  # if not: the cause in a few words
     output: str
     seconds: float
 
@@ -75,7 +75,7 @@ def run(program: str, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
 
 
 def run_all(programs: Iterable[str], limits: Limits = LIMITS, unsafe: bool = False, at_once: int = 0) -> list[Verdict]:
-    """Run programs side by side. at_once: 0 for the number of CPUs of this rank."""
+    """Run programs side by side. at_once: 0 for one per CPU of this rank."""
     cpus = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     with ThreadPoolExecutor(at_once or min(max(cpus, 1), MAX_AT_ONCE)) as pool:
         return list(pool.map(lambda program: run(program, limits, unsafe), programs))
@@ -84,12 +84,11 @@ def run_all(programs: Iterable[str], limits: Limits = LIMITS, unsafe: bool = Fal
 @lru_cache(maxsize=1)
 def missing() -> str:
     """Return the protection that this system cannot give, found by a trial run; empty if it gives all."""
-    if sys.platform != "linux":
-        return f"{platform.system()} has no namespaces, no filter of system calls, and perhaps no limit on memory"
-    if platform.machine() not in AUDIT:
-        return f"no filter of system calls is written for {platform.machine()}"
-    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
-        return "the kernel does not list the children of a process, so their memory cannot be limited"
+    # Without the kernel's list of child processes their memory cannot be limited.
+    if platform.machine() not in AUDIT or not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        return (
+            f"{platform.system()} on {platform.machine()} has no namespaces, or no system call filter is written for it"
+        )
     verdict = _run("", Limits(cpu_seconds=30), contained=True)
     return "" if verdict.passed else f"{verdict.reason} ({verdict.output.strip()[-300:]})"
 
@@ -123,10 +122,12 @@ def _run(program: str, limits: Limits, contained: bool) -> Verdict:
                 pipe.write(json.dumps(task).encode())
             output, reason = _watch(child, start + limits.seconds, limits)
         finally:
+            # The whole process group, so that the program does not outlive its helper.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
             child.stdout.close()
+    # Everything before the word is the program's output.
     text = output.decode(errors="replace")
     before, found, _ = text.rpartition(f"\n{word}\n")
     reason = reason or _failure(child.returncode) or ("" if found else "it ended early")
@@ -134,7 +135,7 @@ def _run(program: str, limits: Limits, contained: bool) -> Verdict:
 
 
 def _failure(status: int) -> str:
-    """Return the cause of an exit status other than 0; signals are negative, or 128 more than their number."""
+    """Explain an exit status other than 0; signals are negative, or 128 more than their number."""
     number = status - 128 if status > 128 else -status
     names = {one.value: one.name for one in signal.Signals}
     if number in names:
@@ -145,7 +146,7 @@ def _failure(status: int) -> str:
 
 
 def _watch(child: subprocess.Popen, deadline: float, limits: Limits) -> tuple[bytes, str]:
-    """Return the output of a process, and the reason if the process has to be killed."""
+    """Return a process's output, and a reason if the process has to be killed."""
     output = b""
     is_open = True
     next_check = 0.0
@@ -172,7 +173,7 @@ def _watch(child: subprocess.Popen, deadline: float, limits: Limits) -> tuple[by
 def _memory(process: int) -> int:
     """Return the bytes in use by a process and all its descendants.
 
-    A process whose parent has ended becomes a child of the first process of its namespace.
+    When a parent ends, its children become children of the namespace's first process, so that none is lost.
     """
     pages = 0
     left = [process]
@@ -190,8 +191,8 @@ def _memory(process: int) -> int:
 READABLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
-AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # the kernel's numbers of the architectures
-# Numbers of system calls on x86_64 and on aarch64. All of them fail, but for clone without flags of namespaces.
+AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # the kernel's numbers for architectures
+# System calls that fail, with their numbers on x86_64 and on aarch64. Only clone is allowed, without new namespaces.
 CALLS = """
     clone               56  220
     clone3             435  435
@@ -239,7 +240,7 @@ CALLS = """
     acct               163   89
 """
 
-# Constants of the kernel: linux/sched.h, sys/mount.h, linux/prctl.h, linux/filter.h, linux/seccomp.h.
+# The kernel's constants, from linux/sched.h, sys/mount.h, linux/prctl.h, linux/filter.h, linux/seccomp.h.
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWTIME = 0x80
@@ -259,7 +260,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_SECCOMP = 22
 PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_MODE_FILTER = 2
-# Instructions of a filter, its results, and offsets in the data that it reads.
+# A filter's instructions, its results, and offsets in the data that it reads.
 LOAD = 0x20
 IF_EQUAL = 0x15
 IF_AT_LEAST = 0x35
@@ -267,11 +268,11 @@ IF_ANY_BIT = 0x45
 RETURN = 0x06
 KILL_PROCESS = 0x80000000
 ALLOW = 0x7FFF0000
-FAIL_WITH = 0x00050000  # plus the number of an error
+FAIL_WITH = 0x00050000  # plus an error number
 CALL_NUMBER = 0
 ARCHITECTURE = 4
 FIRST_ARGUMENT = 16
-X32_CALLS = 0x40000000  # the second set of call numbers of x86_64 begins here
+X32_CALLS = 0x40000000  # on x86_64 a second set of call numbers begins here
 
 
 def _python() -> str:
@@ -314,7 +315,8 @@ def _inside() -> None:
     if contained:
         is_root = os.geteuid() == 0
         _enter_namespaces(libc)
-        # The next child is the first process of the new namespace; when it ends, the kernel kills all others in there.
+        # Two processes stay outside of the program: one to wait for the namespace's end, one as its first process.
+        # The next child is the new namespace's first process; when it ends, the kernel kills all others in there.
         if first := os.fork():
             _exit_like(first)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -325,7 +327,7 @@ def _inside() -> None:
             _give_up_root()
     home = os.getcwd()
     Path(home, "program.py").write_text(task["program"], encoding="utf-8")
-    # The word is all of the standard input, so that the program finds an empty one.
+    # The standard input has only the word, so that the program finds it empty.
     source, sink = os.pipe()
     os.write(sink, task["word"].encode())
     os.close(sink)
@@ -337,7 +339,7 @@ def _inside() -> None:
 
 
 def _check(step: str, result: int) -> None:
-    """Raise OSError with the step's name if a call of the C library failed."""
+    """Raise OSError with the step's name if a call to the C library failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{step}: {os.strerror(number)}")
@@ -365,7 +367,8 @@ def _enter_namespaces(libc: ctypes.CDLL) -> None:
 
 
 def _change_root(libc: ctypes.CDLL, root: str, size: int) -> None:
-    """Change to a read-only file system of the readable paths, with an empty /tmp of `size` bytes."""
+    """Change to a read-only file system with the readable paths and an empty /tmp for `size` bytes."""
+    # Private: mounts in the sandbox do not show outside.
     _mount(libc, "none", "/", None, MS_REC | MS_PRIVATE)
     _mount(libc, "tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=65536")
     for path in _readable():
@@ -374,7 +377,7 @@ def _change_root(libc: ctypes.CDLL, root: str, size: int) -> None:
         _bind(libc, path, root, MOUNT_ATTR_NOSUID)
     Path(root, "tmp").mkdir()
     _mount(libc, "tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={size}")
-    # The old root is mounted on top of the new one, and then detached.
+    # The old root is stacked on the new one, and then detached.
     os.chdir(root)
     _check("pivot_root", libc.syscall(_call_numbers()["pivot_root"], b".", b"."))
     _check("old root", libc.umount2(b".", MNT_DETACH))
@@ -394,11 +397,11 @@ def _mount(libc: ctypes.CDLL, source: str, target: str, kind: str | None, flags:
 
 
 def _bind(libc: ctypes.CDLL, path: str, root: str, attributes: int) -> None:
-    """Show a path of the system at the same place below the new root."""
+    """Show a system path at the same place below the new root."""
     target = Path(root + path)
     target.parent.mkdir(parents=True, exist_ok=True)
     if os.path.islink(path):
-        target.symlink_to(os.readlink(path))
+        target.symlink_to(os.readlink(path))  # such as /lib -> usr/lib
         return
     if os.path.isdir(path):
         target.mkdir()
@@ -413,7 +416,7 @@ def _bind(libc: ctypes.CDLL, path: str, root: str, attributes: int) -> None:
 
 
 def _give_up_root() -> None:
-    """Become a user of this sandbox alone: the kernel counts processes by user."""
+    """Become a user that no other sandbox has: the kernel counts processes by user."""
     number = OWN_USERS + secrets.randbelow(2**24)
     os.setgroups([])
     os.setresgid(number, number, number)
@@ -421,7 +424,7 @@ def _give_up_root() -> None:
 
 
 def _set_limits(limits: Limits, strict: bool) -> None:
-    """Set the limits of each process. strict: OSError if the system lacks one (macOS: of memory)."""
+    """Limit this process and its children. strict: OSError if the system lacks a limit (macOS: memory)."""
     import resource
 
     bounds = {
@@ -444,7 +447,7 @@ def _set_limits(limits: Limits, strict: bool) -> None:
 
 
 def _filter_calls(libc: ctypes.CDLL) -> None:
-    """Let the calls of CALLS fail from now on, in this process and its children."""
+    """Let the calls in CALLS fail from now on, in this process and its children."""
     numbers = _call_numbers()
     clone = numbers.pop("clone")
     # An instruction is (operation, jump if true, jump if false, operand); a jump skips so many instructions.
@@ -461,6 +464,7 @@ def _filter_calls(libc: ctypes.CDLL) -> None:
         error = errno.ENOSYS if name == "clone3" else errno.EPERM
         code.append((IF_EQUAL, 0, 1, number))
         code.append((RETURN, 0, 0, FAIL_WITH | error))
+    # Threads and processes need clone: it fails only with flags for namespaces.
     code += [
         (IF_EQUAL, 0, 3, clone),
         (LOAD, 0, 0, FIRST_ARGUMENT),
@@ -471,6 +475,7 @@ def _filter_calls(libc: ctypes.CDLL) -> None:
     packed = b"".join(struct.pack("HBBI", *instruction) for instruction in code)
     instructions = ctypes.create_string_buffer(packed)
     program = struct.pack("HxxxxxxP", len(code), ctypes.addressof(instructions))
+    # Without new privileges no program, such as sudo, can leave the filter.
     _check("no_new_privs", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     _check("filter of system calls", libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0))
 
