@@ -90,6 +90,7 @@ def fitted_prompt(
     room = max(context - answer, context // 2)
     ids = render_prompt(conversation, tokenizer)
     system = int(_has_system(conversation["messages"]))
+    # All messages after the system message, a user message first.
     head, turns = conversation["messages"][:system], conversation["messages"][system:]
     dropped = 0
     # A question goes together with the answer.
@@ -111,6 +112,7 @@ def fitted_prompt(
 
 
 def _has_system(messages: list) -> bool:
+    # Also called with messages not checked yet.
     return isinstance(messages[0], dict) and messages[0].get("role") == "system"
 
 
@@ -183,6 +185,7 @@ class Reply:
     def add(self, token: int) -> list[Piece]:
         """Return the pieces completed by this token, maybe none."""
         kind = self._begins.get(token)
+        # An ordinary token.
         if kind is None:
             return self._pieces(self._utf8.decode(self._bytes(token)))
         if not kind:
@@ -206,6 +209,7 @@ def parts(pieces: Iterable[Piece], ends: bool = False) -> list[dict[str, str]]:
     ends: keep empty text after a call, for a message still being streamed: another call may follow.
     """
     found = []
+    # An empty piece marks the start of a part, so calls without text stay visible.
     for kind, run in groupby(pieces, lambda piece: piece.kind):
         text = "".join(piece.text for piece in run)
         if ends or text or kind != "text":

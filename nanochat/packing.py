@@ -57,6 +57,7 @@ class ChatLoader(Loader):
         assert supervise in SUPERVISED, supervise
         if not len(conversations):
             raise ValueError("there is no conversation to train on: give the mixture at least one task with rows")
+        # Saved in checkpoints: names and values must not change.
         setting = {
             "seed": seed,
             "seq_len": seq_len,
@@ -94,6 +95,7 @@ class ChatLoader(Loader):
         place = dict(self._place)
         while True:
             rows, counts = self._pack_window(place)
+            # A resumed run starts in the middle of a window.
             for number in range(place["row"], len(rows) - 1):
                 place = {**place, "row": number + 1, "rows": len(rows)}
                 yield rows[number], place
@@ -133,6 +135,7 @@ class ChatLoader(Loader):
                 self._tokenizer,
                 self.seq_len + 1,
             )
+        # The task knows its own row numbers, the mixture knows the order of tasks.
         except ValueError as error:
             raise ValueError(f"conversation {number} of the mixture: {error}") from None
         counts["conversations"] += 1

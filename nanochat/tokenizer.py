@@ -32,7 +32,7 @@ SPECIAL_TOKENS = (
     "<|output_start|>",  # the calculator answers
     "<|output_end|>",
 )
-FORMAT = "nanochat-tokenizer-1"
+FORMAT = "nanochat-tokenizer-1"  # changes when older code could no longer read the file
 
 
 class ArtifactError(ValueError):
@@ -77,6 +77,7 @@ class Tokenizer:
         )
         return cls(rustbpe.Tokenizer(merges, SPECIAL_TOKENS))
 
+    # For short texts; many texts go through encode_arrow, which returns arrays and uses several threads.
     def encode(self, text: str) -> list[int]:
         return self.core.encode(text).tolist()
 
@@ -112,6 +113,7 @@ class Tokenizer:
     def save(self, path: Path, training: dict[str, Any] | None = None) -> str:
         """Write the file, whole or not at all; return the content hash."""
         self.training = training or self.training
+        # token_bytes follows from the merges: other programs need the lengths for bits per byte.
         record = {
             "format": FORMAT,
             "content_hash": self.content_hash,
@@ -134,6 +136,7 @@ class Tokenizer:
             raise ArtifactError(f"no tokenizer is at {path}; train one with `python -m scripts.tok_train`") from None
         except (OSError, ValueError) as error:
             raise ArtifactError(f"{path} is damaged ({error}); train it again or restore it from a copy") from None
+        # Tokenizers of other programs are JSON files too.
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise ArtifactError(f"{path} is not a tokenizer file with format {FORMAT}; use scripts.tok_train")
         if record.pop("file_hash", None) != _digest(record):

@@ -71,6 +71,7 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.data.corpus import CORPORA, hub_files, open_corpus, parse_data, shards_for, source_files
 
+    # --check only reads, and converts nothing.
     if config.check:
         raise SystemExit(1 if check_text(config) else 0)
 
@@ -87,6 +88,7 @@ def main(config: Config) -> None:
     for name in pick(config.tasks, [CORE, *TASKS]):
         wanted += BUNDLE if name == CORE else TASKS[name].files()
     found = fetch_all(wanted, config.offline)
+    # The table of files: name, bytes, origin, seconds.
     rows = [[str(file), place.path.stat().st_size, place.origin, place.seconds] for file, place in found.items()]
 
     # Folders are converted here. All shards are opened, so that damage is found now and not during the run.
@@ -95,6 +97,7 @@ def main(config: Config) -> None:
         corpus = open_corpus(config.data, num_shards, config.offline, config.skip_bad)
         seconds = time.monotonic() - opened
         about = corpus.describe()
+        # Files from the hub are in the table already.
         for entry in corpus.manifest():
             if entry["source"] not in CORPORA:
                 rows.append([f"{entry['source']}/{entry['file']}", entry["size"], "this machine", seconds])

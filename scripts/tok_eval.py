@@ -93,6 +93,7 @@ def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]
         ["Ours Ratio", ".2f"],
         ["Relative Diff %", "+.1%"],
     ]
+    # None in a cell is printed as a dash.
     rows: list[list] = []
     for name, documents in texts.items():
         # Bytes, because characters need one byte in English and three in Korean.
@@ -130,6 +131,7 @@ def main(config: Config) -> None:
     ours: dict[str, int] = {}  # tokens of each text
     densities: dict[str, float] = {}
     for name, documents in texts.items():
+        # Documents are encoded one by one, without bos, like the references do.
         ids, _ = tokenizer.encode_arrow(pa.array(documents, pa.string()), threads=config.threads)
         ours[name] = len(ids)
         densities[f"bytes_per_token/{name}"] = byte_count(documents) / len(ids)

@@ -57,6 +57,7 @@ def main(config: Config) -> None:
             progress=progress,
         )
     train_time = time.monotonic() - start
+    # No error: a small folder is enough to try the pipeline.
     if tokenizer.vocab_size < config.vocab_size:
         print0(f"tok_train: the text yields {tokenizer.vocab_size:,} tokens, not the {config.vocab_size:,} asked for")
 

@@ -53,28 +53,33 @@ def _korean_path(number: int) -> str:
 CORPORA = {
     # 400 B tokens: web text, code and mathematics, shuffled; a shard has 250 M characters.
     "climbmix": HubCorpus(
-        "karpathy/climbmix-400b-shuffle",
-        6542,
-        8,
-        "shard_06542.parquet",
+        repo="karpathy/climbmix-400b-shuffle",
+        count=6542,
+        default=8,
+        validation="shard_06542.parquet",
     ),
     # 100 B tokens: educational web pages, shuffled; same shard size.
     "fineweb-edu": HubCorpus(
-        "karpathy/fineweb-edu-100b-shuffle",
-        1822,
-        8,
-        "shard_01822.parquet",
+        repo="karpathy/fineweb-edu-100b-shuffle",
+        count=1822,
+        default=8,
+        validation="shard_01822.parquet",
     ),
     # Korean web pages; a shard has about 4 GB.
     "fineweb2-ko": HubCorpus(
-        "HuggingFaceFW/fineweb-2",
-        25,
-        1,
-        "data/kor_Hang/test/000_00000.parquet",
-        _korean_path,
+        repo="HuggingFaceFW/fineweb-2",
+        count=25,
+        default=1,
+        validation="data/kor_Hang/test/000_00000.parquet",
+        path=_korean_path,
     ),
     # 125 MB: books, documentation, Korean and code; only in a mirror.
-    "mixed-text": HubCorpus("local/mixed-text", 7, 7, "shard_00007.parquet"),
+    "mixed-text": HubCorpus(
+        repo="local/mixed-text",
+        count=7,
+        default=7,
+        validation="shard_00007.parquet",
+    ),
 }
 LOCAL = ("world", "python")  # sources made on this machine
 AUTO = ("climbmix", "mixed-text")
@@ -137,12 +142,12 @@ def _open_shard(path: Path) -> Shard:
             if column.path_in_schema == TEXT:
                 size += column.total_uncompressed_size
     return Shard(
-        path,
-        metadata.num_row_groups,
-        metadata.num_rows,
-        hub.sha256(path),
-        size,
-        stamp,
+        path=path,
+        row_groups=metadata.num_row_groups,
+        rows=metadata.num_rows,
+        hash=hub.sha256(path),
+        size=size,
+        stamp=stamp,
     )
 
 

@@ -53,6 +53,7 @@ class Problems:
     def add(self, message: str) -> None:
         if not self.skip:
             raise ValueError(f"{message}; repair it, or skip it with --skip-bad")
+        # Each epoch of training meets the same damage.
         if self.log:
             if message in self._logged:
                 return
@@ -123,6 +124,7 @@ def _lines(file: Path, problems: Problems) -> Iterator[tuple[int, str]]:
                     yield number, line.decode("utf-8")
                 except UnicodeDecodeError as error:
                     problems.add(f"{file}:{number}: not UTF-8 (byte {error.start + 1} in the line)")
+    # A compressed file that was cut, or bad blocks on the disk.
     except (pa.ArrowException, OSError) as error:
         problems.add(f"{file} is damaged after line {number} ({error})")
 
@@ -135,6 +137,7 @@ def _read_text(file: Path, problems: Problems) -> Iterator[str]:
 
 def _read_jsonl(file: Path, problems: Problems) -> Iterator[str]:
     for number, line in _lines(file, problems):
+        # An empty last line is common.
         if not line.strip():
             continue
         try:
@@ -167,7 +170,7 @@ READERS: dict[str, Callable[[Path, Problems], Iterator[str]]] = {
     ".jsonl": _read_jsonl,
     ".txt": _read_text,
     ".md": _read_text,
-    ".py": _read_text,
+    ".py": _read_text,  # only for --data=python
 }
 
 
@@ -179,15 +182,10 @@ def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
     except (pa.ArrowException, OSError) as error:
         raise Damaged(f"{file} is no complete parquet file ({error}), fetch or write it again") from error
     with parquet:
-        columns = dict(
-            zip(
-                parquet.schema_arrow.names,
-                parquet.schema_arrow.types,
-                strict=True,
-            )
-        )
+        columns = {column.name: column.type for column in parquet.schema_arrow}
         if TEXT not in columns:
             raise Damaged(f"{file} has no column `{TEXT}`, only {', '.join(columns)}: rename the column with the text")
+        # The loader hands Arrow buffers to Rust, which reads these two types.
         if columns[TEXT] not in (pa.string(), pa.large_string()):
             raise Damaged(f"{file} has a column `{TEXT}` with type {columns[TEXT]}, expected string")
         yield parquet
@@ -256,6 +254,7 @@ def convert_folder(
     Memory holds one shard.
     """
     content = _hash_content(root, files, skip_bad)
+    # The name is for people, the hash identifies the content.
     home = base_dir() / "corpora" / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{content[:16]}"
     home.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{home}.lock", "w") as lock:
@@ -277,15 +276,9 @@ def convert_folder(
 def _hash_content(root: Path, files: Sequence[Path], skip_bad: bool) -> str:
     """Return a hash for everything that decides the shards: file names, file contents, constants."""
     constants = (DOCUMENT_CHARS, SHARD_BYTES, MAX_SHARDS, ROW_GROUP, MIN_ROW_GROUPS, VALIDATION_BELOW, SEED, skip_bad)
-    lines = [repr(constants)]
-    total = sum(file.stat().st_size for file in files)
-    progress = Progress("data: hash", "bytes")
-    done = 0
-    for file in files:
-        lines.append(f"{read_sha256(file)} {file.relative_to(root).as_posix()}")
-        done += file.stat().st_size
-        progress.update(done, total)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    # The path of the folder is left out, so that a moved folder is found again.
+    lines = [f"{read_sha256(file)} {file.relative_to(root).as_posix()}" for file in files]
+    return hashlib.sha256("\n".join([repr(constants), *lines]).encode()).hexdigest()
 
 
 def _write_shards(
@@ -302,22 +295,17 @@ def _write_shards(
         size += file.stat().st_size * (4 if is_compressed else 1)
     dealt = [out / f"dealt-{number}" for number in range(min(MAX_SHARDS, size // SHARD_BYTES + 1))]
     random = np.random.RandomState(SEED)  # the old generator, because numpy promises never to change the stream
-    smallest, count, blank = _deal_out(
-        _all_documents(name, files, problems),
-        dealt,
-        random,
-    )
+    texts = _all_documents(name, files, problems)
+    smallest, count, blank = _deal_out(texts, dealt, random)
     # Among few documents maybe none has a small hash: then hold out the smallest one.
     cutoff = pa.scalar(max(VALIDATION_BELOW, smallest), pa.uint64())
+    # Lanes share row groups, so each lane should find some of its own.
     row_group = max(1, min(ROW_GROUP, count // MIN_ROW_GROUPS))
     # Text seldom repeats, so a dictionary would only cost time. Checksums find damage on disk.
     options = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
     rows = {"train": 0, "val": 0}
-    with pq.ParquetWriter(
-        out / "val.parquet",
-        pa.schema([(TEXT, pa.large_string())]),
-        **options,
-    ) as validation:
+    schema = pa.schema([(TEXT, pa.large_string())])
+    with pq.ParquetWriter(out / "val.parquet", schema, **options) as validation:
         for number, path in enumerate(dealt):
             table = pa.ipc.open_file(str(path)).read_all()
             path.unlink()
@@ -329,14 +317,10 @@ def _write_shards(
             if len(val):
                 validation.write_table(val, row_group)
             if len(train):
-                pq.write_table(
-                    train,
-                    out / f"train-{number:05d}.parquet",
-                    row_group,
-                    **options,
-                )
+                pq.write_table(train, out / f"train-{number:05d}.parquet", row_group, **options)
             rows["train"] += len(train)
             rows["val"] += len(val)
+    # Equal documents have equal hashes, and all go into validation.
     if not rows["train"]:
         raise ValueError(f"--data: {name} needs two different documents, one for training and one for validation")
     summary = f"{rows['train']:,} documents for training, {rows['val']:,} for validation, {blank:,} blank left out"
@@ -370,6 +354,7 @@ def _deal_out(
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(pa.ipc.new_file(str(path), schema)) for path in paths]
         for batch in by_size(texts, DEALT_CHARS):
+            # Blank documents teach nothing.
             full = [text for text in batch if text.strip()]
             hashes = [hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest() for text in full]
             keys = [int.from_bytes(digest, "little") for digest in hashes]

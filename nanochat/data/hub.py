@@ -163,6 +163,7 @@ def _fetch_here(files: Sequence[HubFile], offline: bool) -> list[Found]:
                     found[file] = result
                 else:
                     failures[file] = result
+    # One error for all files, so that nobody fixes them one by one.
     if failures:
         lines = [f"{file}: {reason}" for file, reason in failures.items()]
         raise HubError("\n  ".join([f"{len(failures)} of {len(found)} files are not available:", *lines]))
@@ -200,6 +201,7 @@ def _failure(error: Exception) -> str:
     """Return the reason for a failed download in one line."""
     # The library wraps errors from the request for metadata.
     cause = error.__cause__ or error
+    # Answers from a server have a status, network errors have none.
     response = getattr(cause, "response", None)
     if response is not None:
         return f"HTTP {response.status_code}{HINTS.get(response.status_code, ', run the command again')}"
@@ -208,5 +210,6 @@ def _failure(error: Exception) -> str:
 
 def _cached_sha256(path: Path) -> str | None:
     """Return the SHA-256 of a large file in the cache of the hub, which is the file name there."""
+    # snapshots/COMMIT/NAME is a link to blobs/HASH; small files have a shorter hash from git.
     blob = path.resolve()
     return blob.name if blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", blob.name) else None

@@ -22,7 +22,7 @@ A row group is read as `(ids, offsets)`: document i is ids[offsets[i]:offsets[i 
 import os
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -350,15 +350,7 @@ class Lane:
             # Copied, to free the whole row group.
             remaining.append(arrays[array][head + begin : head + end + 1].copy())
             left.append((unit, document, offset + begin, offset + end))
-        packed = Chunk(
-            chunk.unit,
-            units,
-            chunk.row,
-            len(rows),
-            chunk.dropped,
-            packing.dropped,
-            chunk.left,
-        )
+        packed = replace(chunk, units=units, rows=len(rows), lost=packing.dropped)
         following = Chunk(
             unit=chunk.unit + units,
             row=chunk.row + len(rows),
