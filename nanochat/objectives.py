@@ -5,16 +5,38 @@ all tokens. What draws at another temperature, or from the likeliest tokens alon
 difference is left uncorrected, as is usual.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from nanochat.kvcache import Beginnings
 
+Batch = tuple[Tensor, ...]  # the first axis of each tensor: rows of this rank
 Metrics = dict[str, tuple[Tensor, Tensor]]  # name -> sum and count, over a micro-batch
+# Returns the sum of losses, the count that divides the sum of all micro-batches and ranks, and further metrics.
+Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Metrics]]
+
 CLIP = 0.2  # of the ratio between the model's chance of a token and the sampler's, to either side of 1
+
+
+class BatchSource(Protocol):
+    """An iterator of batches that knows its place."""
+
+    wait_seconds: float  # spent in `next`
+    idle: bool  # the last batch teaches nothing, on any rank: no update is made
+    progress: float  # 0..1, may go beyond 1
+    metrics: Mapping[str, float]  # figures of the last batch, for the log
+
+    def __next__(self) -> Batch: ...
+
+    def place(self) -> list[str]:
+        """Return where the last batch was read, for the message about a loss that is not finite."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def next_token(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Metrics]:

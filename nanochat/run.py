@@ -2,7 +2,7 @@
 
 with training("chat_sft", config) as trainer:
     source = ChatLoader(conversations, trainer.tokenizer, …)
-    state = trainer.fit(source, next_token, evaluations, data=…)
+    state = trainer.fit(source, next_token, evaluations)
     trainer.finish(state, {"Training rows": len(conversations)})
 """
 
@@ -34,7 +34,7 @@ from nanochat.checkpoint import (
 from nanochat.config import flag_of
 from nanochat.gpt import GPT, GPTConfig, config_of, describe_config
 from nanochat.log import MetricLog, print0
-from nanochat.objectives import next_token
+from nanochat.objectives import Batch, BatchSource, Objective, next_token
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome, run_metrics, task_table, training_curves
 from nanochat.param_groups import LEARNING_RATES, build_groups
@@ -44,26 +44,14 @@ from nanochat.scaling import accumulation_steps, legal_rows, rate_scale, read_ro
 from nanochat.settings import FineTuneSettings, TrainingSettings, inherit
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
-from nanochat.train import (
-    Batch,
-    BatchSource,
-    Evaluation,
-    LoopOptions,
-    Objective,
-    State,
-    TrainingLoop,
-    by_rows,
-    largest_device_batch,
-)
+from nanochat.train import Evaluation, LoopOptions, State, TrainingLoop, by_rows, largest_device_batch
 
 if TYPE_CHECKING:
     from nanochat.blueprint import Blueprint
-    from nanochat.schedules import Schedule
 
 # Bytes of a checkpoint for each parameter: the fp32 weight, and at most two fp32 states of the optimizer.
 CHECKPOINT_BYTES = 12
 OPTIMIZER_BYTES = 8  # of a parameter, shared by the ranks
-NEVER = "--resume=never"
 
 # ---- model and optimizer of a run ----
 
@@ -145,14 +133,6 @@ def fixed_settings(config: TrainingSettings) -> dict[str, Any]:
     return {name: getattr(config, name) for name in fixed}
 
 
-@contextmanager
-def lock_folder(folder: Path, runtime: Runtime) -> Iterator[None]:
-    """Keep other runs out of a run's folder, for all of its ranks."""
-    with ExitStack() as stack:
-        runtime.broadcast(lambda: stack.enter_context(hold(folder)))
-        yield
-
-
 def checkpoint_to_resume(
     folder: Path,
     config: TrainingSettings,
@@ -169,8 +149,7 @@ def checkpoint_to_resume(
 
 
 def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None) -> int | None:
-    resume = config.resume
-    saved = steps(folder)
+    resume, saved = config.resume, steps(folder)
     if resume == "never":
         _set_aside(folder, saved)
         return None
@@ -181,11 +160,13 @@ def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer
     checkpoint = newest(folder) if resume == "auto" else load(folder, int(resume))
     if checkpoint is None:
         if saved:
-            raise ValueError(f"{folder} has checkpoints, but none is intact: {NEVER} starts again")
+            raise ValueError(f"{folder} has checkpoints, but none is intact: --resume=never starts again")
         return None
     if differences := _differences(checkpoint, config, tokenizer):
         differences = "; ".join(differences)
-        raise ValueError(f"{folder} holds another run: {differences}. Take another --tag, or start again: {NEVER}")
+        raise ValueError(
+            f"{folder} holds another run: {differences}. Take another --tag, or start again: --resume=never"
+        )
     if resume != "auto":
         _set_aside(folder, [step for step in saved if step > checkpoint.step])
     return checkpoint.step
@@ -232,7 +213,7 @@ class _Start:
     steps: int | None
     seconds: float | None
     weight_decay: float
-    schedules: Mapping[str, Mapping[str, "Schedule"]]
+    schedules: schedules.Table
     first_rate: float = 1.0  # factor of all learning rates
     optimizer_from: Checkpoint | None = None  # parent whose optimizer state is taken over
 
@@ -258,12 +239,7 @@ def _start_new(
     )
 
 
-def _start_from_parent(
-    config: FineTuneSettings,
-    rows: int,
-    resumed: Checkpoint | None,
-    runtime: Runtime,
-) -> _Start:
+def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint | None, runtime: Runtime) -> _Start:
     """Return the start of a run with the model of another stage; a run that resumes needs its parent no more."""
     parent = {"stage": MODELS[config.source], "tag": config.parent_tag}
     origin = resumed
@@ -272,7 +248,7 @@ def _start_from_parent(
         origin = find_model(parent["stage"], parent["tag"], step, runtime)
     manifest = origin.manifest
     takes_states = config.warm_start and not resumed
-    if takes_states and not manifest["optimizer"]:
+    if takes_states and not manifest["optimizer"]:  # an imported model
         raise ValueError(f"{origin.path} has no optimizer's state to begin with, give --no-warm-start")
     config = inherit(config, manifest)
     batch = rows * config.max_seq_len if rows else config.total_batch_size
@@ -314,10 +290,8 @@ def training(
     """
     folder = stage_dir(stage, config.tag)
     outcome = Outcome.begin(stage, config.tag, config)
-    with (
-        setup(config.device_type, config.dtype, config.attention) as runtime,
-        lock_folder(folder, runtime),
-    ):
+    with setup(config.device_type, config.dtype, config.attention) as runtime, ExitStack() as stack:
+        runtime.broadcast(lambda: stack.enter_context(hold(folder)))  # no other run may use the folder
         resumed = checkpoint_to_resume(folder, config, tokenizer, runtime)
         if plan:
             start = _start_new(config, plan, tokenizer, resumed)
@@ -339,8 +313,8 @@ def training(
             group.initial_lr *= start.first_rate
         if start.optimizer_from:
             optimizer.load_state_tensors(start.optimizer_from.optimizer_state)
-        with MetricLog(folder, config.run, asdict(start.config)) as log:
-            yield Trainer(stage, folder, start, outcome, runtime, log, resumed, model, optimizer, device_rows)
+        log = stack.enter_context(MetricLog(folder, config.run, asdict(start.config)))
+        yield Trainer(stage, folder, start, outcome, runtime, log, resumed, model, optimizer, device_rows)
 
 
 @dataclass
@@ -459,7 +433,7 @@ class Trainer:
         if changed:
             raise ValueError(
                 f"{self.folder}: the data of {', '.join(changed)} has changed since the run was started. Put the old "
-                f"data back, take another --tag, or start again: {NEVER}"
+                f"data back, take another --tag, or start again: --resume=never"
             )
 
     def _restore(self, source: BatchSource) -> State:

@@ -1,32 +1,24 @@
 """The training loop: next batch, gradients, update, figures, evaluations, checkpoints.
 
-`TrainingLoop` is the only place that trains. Beside it stand loss scaling for fp16, the search for the largest device
-batch, and the wording of failures. On a GPU the figures of a step are read while the next one computes: the host waits
-inside no step.
+Beside the loop stand loss scaling for fp16, the search for the largest device batch, and the wording of failures. On a
+GPU the figures of a step are read while the next one computes: the host waits inside no step.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nanochat import schedules
 from nanochat.log import MetricLog, StepProgress, print0, print_line
-from nanochat.objectives import Metrics
+from nanochat.objectives import Batch, BatchSource, Objective
 from nanochat.optim import Optimizer
 from nanochat.runtime import Runtime, without_garbage_collection
-
-if TYPE_CHECKING:
-    from nanochat.schedules import Schedule
-
-Batch = tuple[Tensor, ...]  # the first axis of each tensor: rows of this rank
-# Returns the sum of losses, the count that divides the sum of all micro-batches and ranks, and further metrics.
-Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Metrics]]
 
 SMOOTHING = 0.9  # share of the old value in the moving average of the loss
 CPU_TOKENS = 16_384  # tokens of a micro-batch on a CPU: larger ones are no faster
@@ -37,26 +29,9 @@ MIN_LOSS_SCALE = 2.0**-30
 GROW_LOSS_SCALE_EVERY = 1_000  # steps without overflow
 
 
-class BatchSource(Protocol):
-    """An iterator of batches that knows its place."""
-
-    wait_seconds: float  # spent in `next`
-    idle: bool  # the last batch teaches nothing, on any rank: no update is made
-    progress: float  # 0..1, may go beyond 1
-    metrics: Mapping[str, float]  # figures of the last batch, for the log
-
-    def __next__(self) -> Batch: ...
-
-    def place(self) -> list[str]:
-        """Return where the last batch was read, for the message about a loss that is not finite."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 def is_multiple(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
+    """Return True for step `every`, twice `every` …; never for 0 or -1."""
+    return step > 0 and every > 0 and step % every == 0
 
 
 def by_rows(batch: Batch, rows: int) -> list[Batch]:
@@ -125,7 +100,7 @@ class LoopOptions:
 
     device_batch: int  # rows of a micro-batch, as `split` takes them
     flops_per_token: float
-    schedules: Mapping[str, Mapping[str, "Schedule"]]  # kind of group -> field -> schedule
+    schedules: schedules.Table  # kind of group -> field -> schedule
     steps: int | None = None
     seconds: float | None = None
     untimed_steps: int = 0  # first steps of this process that do not count toward `seconds`
@@ -187,7 +162,7 @@ class TrainingLoop:
             while True:
                 finished = self._progress() >= 1
                 due = [evaluation for evaluation in evaluations if evaluation.is_due(state, finished)]
-                saves = finished or (state.step > 0 and is_multiple(state.step, self.options.save_every))
+                saves = finished or is_multiple(state.step, self.options.save_every)
                 if due or saves or state.stop:
                     self._settle()  # figures of steps under way; they may bring a request to stop
                 if finished:
@@ -195,7 +170,7 @@ class TrainingLoop:
                 if finished or state.stop:
                     self._progress_line.close()
                 if (due or saves or state.stop) and not self._is_as_resumed():
-                    self._agree_on_time()
+                    self._seconds = state.seconds = self.runtime.all_gather(self._seconds)[0]  # rank 0's clock
                     if not state.stop:
                         self._evaluate(due, save)
                     if saves or state.stop:
@@ -240,9 +215,8 @@ class TrainingLoop:
         totals, metrics = torch.zeros(2, device=batch[0].device), {}
         if not idle:
             totals, metrics = self._gradients(batch)
-        own = self._own_figures(totals, metrics, requests)
-        if not idle:
             self.optimizer.finish_reducing()
+        own = self._own_figures(totals, metrics, requests)
         figures = self.runtime.all_reduce(own.clone())
         norm = figures.new_zeros(()) if idle else self._update(figures[1])
         state.step += 1
@@ -389,12 +363,6 @@ class TrainingLoop:
             "total_training_time": self._seconds,
         }
 
-    def _agree_on_time(self) -> None:
-        """Set every rank's clock to rank 0's: a collective."""
-        seconds = self.runtime.all_gather(self._seconds)[0]
-        self._seconds = seconds
-        self.state.seconds = seconds
-
     # ---- between steps ----
 
     def _evaluate(self, due: Sequence[Evaluation], save: Callable[[State], None]) -> None:
@@ -432,18 +400,17 @@ class LossScale:
         """Double the scale if it has not changed for long; called before a step."""
         state = self._state
         if self.is_used and state.step - state.loss_scale_step >= GROW_LOSS_SCALE_EVERY:
-            self._set(min(2 * state.loss_scale, MAX_LOSS_SCALE))
+            state.loss_scale = min(2 * state.loss_scale, MAX_LOSS_SCALE)
+            state.loss_scale_step = state.step
 
     def fits(self, optimizer: Optimizer) -> bool:
         """Return False if gradients of some rank overflowed; the scale is halved for another try of the step."""
-        if not self.is_used or self._state.loss_scale <= MIN_LOSS_SCALE or self._all_finite(optimizer):
+        state = self._state
+        if not self.is_used or state.loss_scale <= MIN_LOSS_SCALE or self._all_finite(optimizer):
             return True
-        self._set(self._state.loss_scale / 2)
+        state.loss_scale /= 2
+        state.loss_scale_step = state.step
         return False
-
-    def _set(self, scale: float) -> None:
-        self._state.loss_scale = scale
-        self._state.loss_scale_step = self._state.step
 
     def _all_finite(self, optimizer: Optimizer) -> bool:
         parameters = [parameter for group in optimizer.groups for _, parameter in group.params]
