@@ -51,13 +51,14 @@ def main(config: Config) -> None:
     from nanochat.serve.requests import Limits, ServedModel
     from nanochat.serve.worker import Pool
 
+    # The environment is safer: all users of a machine see command lines.
     key = config.api_key or os.environ.get("NANOCHAT_API_KEY", "")
     key = key.strip()  # a mounted secret ends with a newline
     if not key and not is_loopback(config.host):
         raise ValueError(f"--host={config.host} is open to other machines: set NANOCHAT_API_KEY or --api-key")
-    bound = listen(config.host, config.port)
+    bound = listen(config.host, config.port)  # before the model is loaded: a mistake shows at once
     with setup(config.device_type, config.dtype) as runtime:
-        step = None if config.step < 0 else config.step
+        step = None if config.step < 0 else config.step  # None: the newest
         workers, checkpoint = open_engines(config.source, config.tag, step, runtime, config.engines, config.slots)
         engine = workers[0].engine
         served = ServedModel(
@@ -71,6 +72,7 @@ def main(config: Config) -> None:
                 tokens=config.max_tokens,
                 samples=config.max_samples,
             ),
+            # OpenAI's clients show the age of a model.
             created=int(checkpoint.path.stat().st_mtime),
         )
         service = Service(served, Pool(workers, config.queue))

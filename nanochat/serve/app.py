@@ -39,16 +39,16 @@ from nanochat.serve.responses import ApiResponse
 from nanochat.serve.worker import Pool, Worker
 from nanochat.stages import MODELS
 
-CLIENT_SECONDS = 30.0  # limit for a client to send a body, and to read a part of the response
+CLIENT_SECONDS = 30.0  # limit for a client to send a body, and to read a piece from the response
 LAST_RESPONSES_SECONDS = 3  # limit for the last responses at a shutdown
 OPEN_PATHS = ("/", "/health")  # need no key: the page asks for the key, and monitors have none
-HEADERS = {  # of every response
+HEADERS = {  # for every response
     "x-content-type-options": "nosniff",  # browsers do not guess types
     "x-frame-options": "DENY",  # no other page shows ours in a frame
     "referrer-policy": "no-referrer",  # other sites do not learn our address
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",  # conversations stay out of caches
+    "cache-control": "no-store",  # caches keep no conversations
 }
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -125,7 +125,7 @@ class SlowReader(Exception):
 
 
 class LimitMiddleware:
-    """Limits a body in bytes and seconds, and the seconds for a client to read a part of the response."""
+    """Limits a body in bytes and seconds, and the seconds for a client to read a piece."""
 
     def __init__(self, app: ASGIApp, body_bytes: int):
         self.app = app
@@ -136,7 +136,7 @@ class LimitMiddleware:
             await self.app(scope, receive, send)
             return
         deadline = anyio.current_time() + CLIENT_SECONDS
-        size = 0  # bytes of the body
+        size = 0  # body bytes
         is_complete = False  # the body
 
         async def limited_receive() -> Message:
@@ -197,6 +197,7 @@ async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Resu
         while (await request.receive())["type"] != "http.disconnect":
             pass  # the rest of an empty body
 
+    # Both wait at once; the one that is late is cancelled.
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(disconnected())
     try:
@@ -231,11 +232,12 @@ class Service:
         return Response(self.page_content, headers=self.page_headers)
 
     async def health(self, request: Request) -> Response:
-        # Monitors take a server with status 503 out of service.
+        # Monitors send no more clients to a server with status 503.
         status = self.pool.closing or "ok"
         if self.pool.failures:
             status = "failed"
         about = {"status": status, "model": self.served.name}
+        # Samples in slots, and samples without one.
         about |= {"running": self.pool.running, "waiting": self.pool.waiting}
         return JSONResponse(about, 200 if status == "ok" else 503)
 
@@ -266,9 +268,9 @@ class Service:
 
 
 def chat_page() -> tuple[bytes, dict[str, str]]:
-    """Return the page and headers with a policy: the browser runs the script and the style of the page only."""
+    """Return the page and headers with a policy: the browser runs only the page's script and style."""
     content = (files("nanochat.serve") / "ui.html").read_bytes()
-    sources = {}
+    sources = {}  # kind -> hashes of the parts in the page
     for kind in ("script", "style"):
         texts = re.findall(rf"<{kind}>(.*?)</{kind}>".encode(), content, re.DOTALL)
         digests = [base64.b64encode(hashlib.sha256(text).digest()).decode() for text in texts]

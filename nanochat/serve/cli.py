@@ -1,4 +1,4 @@
-"""The chat in a terminal or a pipe: messages of one or several lines, streamed answers, and commands."""
+"""The chat in a terminal or a pipe: messages in one or several lines, streamed answers, and commands."""
 
 import json
 import os
@@ -22,7 +22,7 @@ HISTORY_LINES = 1000
 CODE_FENCE = "```"
 BLOCK = '"""'
 PROMPT = "> "
-CONTINUED = ". "  # prompt of the further lines of a message
+CONTINUED = ". "  # prompt for further lines
 CALL_COLOR = "\x1b[36m"  # the calculator's turns
 NOTE_COLOR = "\x1b[2m"  # text from us, not from the model
 PLAIN = "\x1b[0m"
@@ -32,7 +32,7 @@ PLAIN = "\x1b[0m"
 
 
 def piped_messages(stream: TextIO) -> Iterator[str]:
-    """Yield the messages of a text, until the text ends or a command leaves."""
+    """Yield messages from a stream until the end."""
 
     def read_line(prompt: str) -> str:
         line = stream.readline()
@@ -59,7 +59,7 @@ def typed_messages(history: Path) -> Iterator[str]:
     readline.read_history_file(history)
     readline.write_history_file(history)  # without the lines beyond the limit
     history.chmod(0o600)  # readable by the owner only
-    lines = 0  # typed so far, of one message
+    lines = 0  # typed so far, in one message
 
     def read_line(prompt: str) -> str:
         nonlocal lines
@@ -109,7 +109,7 @@ def read_message(read_line: Callable[[str], str]) -> str:
 
 @contextmanager
 def catch_interrupts(enabled: bool) -> Iterator[list[int]]:
-    """Collect Ctrl-C in a list and raise nothing: an exception could cut a step of the engine in the middle."""
+    """Collect Ctrl-C in a list and raise nothing: an exception could cut an engine's step in the middle."""
     caught: list[int] = []
     if not enabled:
         yield caught
@@ -146,7 +146,7 @@ class AnswerPrinter:
 
     def add(self, pieces: list[Piece]) -> None:
         for kind, text in pieces:
-            # An empty text only marks the end of a call, and another part of the same call may follow.
+            # An empty text only marks the end, and the calculator's answer may follow.
             if kind == "text" and text:
                 self._end_call()
                 self._write(text)
@@ -187,7 +187,7 @@ class AnswerPrinter:
 
 
 class ChatSettings(Protocol):
-    """Settings of a chat; the config of scripts.chat_cli has all of them."""
+    """Settings of a chat; the config in scripts.chat_cli has them all."""
 
     source: str
     tag: str
@@ -200,7 +200,7 @@ class ChatSettings(Protocol):
 
 
 class Chat:
-    """A conversation with a model. out: the stream of answers. interactive: Ctrl-C ends an answer, not the process.
+    """A conversation with a model. out: the stream for answers. interactive: Ctrl-C ends an answer, not the process.
 
     A base model does not know conversations: each message is the beginning of a text, and the answer continues it.
     """
@@ -210,10 +210,10 @@ class Chat:
         self.runtime = runtime
         self.out = out
         self.interactive = interactive
-        self.source = ""  # of the model: base, mid, sft or rl
+        self.source = ""  # the model's stage: base, mid, sft or rl
         self.system = ""  # message, empty: none
         self.messages: list[dict] = []
-        self.answers = 0  # so far; the number of an answer sets the seed
+        self.answers = 0  # so far; the number sets the seed
         self.left_out = 0  # messages beyond the context
         self.load(config.source, config.tag, config.step)
 
@@ -267,7 +267,7 @@ class Chat:
                 if interrupts:
                     reason = "interrupted"
                     break  # closing the events frees the engine's slot
-        # Text alone is a plain string, as in conversations of people.
+        # Text alone is a plain string, as in other data.
         content = parts(pieces)
         if all(part["type"] == "text" for part in content):
             content = "".join(part["text"] for part in content)
@@ -285,7 +285,7 @@ class Chat:
         context = self.engine.config.max_seq_len
         if self.source == "base":
             bos = self.tokenizer.special_tokens["<|bos|>"]
-            # The prompt leaves room for the answer, but gets at least half of the context.
+            # The prompt leaves room for the answer, but gets at least half the context.
             room = max(context - config.max_new_tokens, context // 2) - 1  # without <|bos|>
             text = self.tokenizer.encode(messages[-1]["content"])
             left_out = int(len(text) > room)
@@ -295,7 +295,7 @@ class Chat:
             conversation = self.conversation(messages)
             tokens, left_out = fitted_prompt(conversation, self.tokenizer, context, config.max_new_tokens)
             stop = None
-        # An odd number includes a part of the last message.
+        # An odd number includes the start of the last message.
         if left_out > self.left_out:
             part = f"the {left_out} oldest messages are" if left_out % 2 == 0 else "the start of the last message is"
             self.note(f"the conversation is too long for {context:,} tokens: {part} left out")
@@ -331,7 +331,7 @@ class Chat:
                 self.note("interrupted")
 
 
-# ---- commands: functions of the chat and the text after the command ----
+# ---- commands: functions with the chat and the text after the command ----
 
 
 def _help(chat: Chat, rest: str) -> None:

@@ -12,7 +12,7 @@ from nanochat.engine import ENDS, Request
 from nanochat.tokenizer import Tokenizer
 
 PROMPTS_PER_SAMPLE = 8  # limits the prompts of a completion request
-ERROR_TYPES = {  # OpenAI's names of errors, by status; all other statuses are an invalid_request_error
+ERROR_TYPES = {  # OpenAI's error names, by status; all other statuses are an invalid_request_error
     401: "authentication_error",
     403: "permission_error",
     429: "rate_limit_error",
@@ -34,36 +34,36 @@ class ApiError(Exception):
     ):
         super().__init__(message)
         self.status = status
-        self.headers = headers or {}
+        self.headers = headers or {}  # such as retry-after
         kind = ERROR_TYPES.get(status, "invalid_request_error")
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one request. tokens: generated for one sample, 0: as many as the context holds."""
+    """Limits for one request. tokens: generated for one sample, 0: as many as the context holds."""
 
     body_bytes: int = 1 << 20
     messages: int = 200
-    characters: int = 200_000
+    characters: int = 200_000  # in all texts together
     tokens: int = 0
-    samples: int = 16
+    samples: int = 16  # for one prompt
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model behind the server. context: tokens of a prompt and a sample together."""
+    """The model behind the server. context: tokens in a prompt and a sample together."""
 
     name: str
     tokenizer: Tokenizer
     context: int
     limits: Limits
-    created: int = 0
+    created: int = 0  # seconds since 1970
 
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """A checked request of a client: the fields, and the form for the engine."""
+    """A checked request: the fields, and the form for the engine."""
 
     fields: "CommonFields"
     is_chat: bool
@@ -133,6 +133,7 @@ def normal_message(message: dict) -> dict:
         raise ValueError(f"{name} is not supported by this server, leave it out")
     role = message.get("role")
     content = message.get("content")
+    # `content` alone would lose the calculator's work.
     if role == "assistant" and message.get("parts"):
         content = message["parts"]
     if isinstance(content, str):
@@ -145,7 +146,8 @@ def list_of_stops(stop: str | list) -> list:
 
 
 def list_of_prompts(prompt: str | list) -> list:
-    """Turn one text, or one list of token ids, into a list of one prompt."""
+    """Put a single prompt, a text or a list with token ids, into a list."""
+    # A list without token ids is no prompt: even an empty text has <|bos|>.
     prompts = [prompt] if isinstance(prompt, str) or is_token_row(prompt) else prompt
     is_list = isinstance(prompts, list) and len(prompts) > 0
     if is_list and (all(isinstance(one, str) for one in prompts) or all(map(is_token_row, prompts))):
@@ -154,6 +156,7 @@ def list_of_prompts(prompt: str | list) -> list:
 
 
 def is_token_row(value: str | list) -> bool:
+    # type, not isinstance: true is no token id
     return isinstance(value, list) and len(value) > 0 and all(type(token) is int for token in value)
 
 
@@ -166,7 +169,7 @@ class ContentPart(BaseModel):
 
 
 class Message(BaseModel):
-    """A message of a conversation; nanochat.chat checks the order of roles."""
+    """A message in a conversation; nanochat.chat checks the order."""
 
     role: Literal["system", "user", "assistant"]
     content: list[ContentPart] = Field(min_length=1)  # an image or a file is refused as an unknown type
@@ -186,6 +189,7 @@ class CommonFields(BaseModel):
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)  # not OpenAI's, but known from other servers
+    # The engine has seeds without a sign; clients send any 64 bits.
     seed: int = Field(default_factory=lambda: secrets.randbits(32), ge=-(2**63), lt=2**63)
     n: int = Field(1, ge=1)
     stop: Annotated[list[StopText], BeforeValidator(list_of_stops)] = Field([], max_length=4)
@@ -195,6 +199,7 @@ class CommonFields(BaseModel):
 
 class ChatFields(CommonFields):
     messages: list[Annotated[Message, BeforeValidator(normal_message)]] = Field(min_length=1)
+    # Two names for one limit; None: as many as the context holds.
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
@@ -205,6 +210,7 @@ class CompletionFields(CommonFields):
     prompt: Annotated[list[str] | list[list[int]], BeforeValidator(list_of_prompts)] = [""]
     max_tokens: int = Field(16, ge=0)
     echo: bool = False
+    # The number alone; a chat has a flag and a number.
     logprobs: int = Field(-1, ge=0, le=5)
     best_of: int | None = None
 
@@ -230,6 +236,7 @@ def _validate(model: type[Fields], body: bytes) -> Fields:
 
 
 def _field_error(error: ValidationError) -> ApiError:
+    # One sentence about one field is enough to act.
     first = error.errors(include_url=False, include_input=False)[0]
     name = ""
     for part in first["loc"]:  # ("messages", 0, "role") -> messages[0].role
@@ -240,7 +247,7 @@ def _field_error(error: ValidationError) -> ApiError:
 
 
 def _check_characters(texts: Sequence[str], limits: Limits, field: str) -> None:
-    count = sum(map(len, texts))
+    count = sum(map(len, texts))  # token ids count one each
     if count > limits.characters:
         sentence = f"the request has {count:,} characters, {limits.characters:,} are allowed"
         raise ApiError(400, sentence, field, "string_above_max_length")
@@ -259,7 +266,7 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
         raise ApiError(400, "the last message has to be the user's", "messages")
     try:
         tokens = render_prompt(fields.model_dump(include={"messages"}), served.tokenizer)
-    except ValueError as error:  # roles out of turn
+    except ValueError as error:  # user and assistant must take turns
         raise ApiError(400, str(error), "messages") from None
     if fields.top_logprobs and not fields.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
@@ -269,7 +276,7 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
         is_chat=True,
         prompts=_engine_requests(fields, [tokens], max_tokens, served, "messages", stop=None),
         prompt_texts=[""],
-        added_tokens=len(tokens),
+        added_tokens=len(tokens),  # a chat shows no prompt
         top_logprobs=fields.top_logprobs if fields.logprobs else -1,
     )
 
@@ -338,6 +345,7 @@ def _engine_requests(
         if len(tokens) + generates > served.context:
             sentence = f"the prompt has {len(tokens):,} tokens, prompt and answer must fit into {served.context:,}"
             raise ApiError(400, sentence, field, "context_length_exceeded")
+    # A limit that was asked for is refused, not lowered in silence.
     if limits.tokens and (max_tokens or 0) > limits.tokens:
         raise ApiError(400, f"max_tokens: at most {limits.tokens:,} tokens of an answer are allowed", "max_tokens")
     if max_tokens is None:

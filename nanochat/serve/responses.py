@@ -16,7 +16,7 @@ from nanochat.serve.requests import ApiError, ApiRequest, ServedModel
 from nanochat.serve.worker import Generation, Sample, Score
 from nanochat.tokenizer import Tokenizer
 
-KEEP_ALIVE = 15.0  # seconds of silence in a stream before a comment keeps the connection open
+KEEP_ALIVE = 15.0  # seconds without text before a comment keeps the connection open
 
 Json = dict[str, Any]
 
@@ -26,7 +26,7 @@ class StopFinder:
 
     def __init__(self, stops: Sequence[str]):
         self.stops = stops
-        self.held = ""  # end of the text: perhaps the start of a stop
+        self.held = ""  # perhaps a stop begins here
         self.found = False
 
     def add(self, text: str) -> str:
@@ -40,9 +40,10 @@ class StopFinder:
                 begins[stop] = begin
         if begins:
             self.found = True
-            # The stop that ends first counts; of several with one end, the longest.
+            # The stop with the first end counts, then the longest stop.
             first = min(begins, key=lambda stop: (begins[stop] + len(stop), begins[stop]))
             return text[: begins[first]]
+        # The next text may complete a stop: hold back the longest possible start.
         longest = max(map(len, self.stops), default=0)
         for begin in range(max(0, len(text) - longest + 1), len(text)):
             if any(stop.startswith(text[begin:]) for stop in self.stops):
@@ -58,7 +59,7 @@ class StopFinder:
 
 
 class ChoiceToken(NamedTuple):
-    """A token of a choice. start: number of characters before. sampled: False for the calculator's answer."""
+    """A token in a choice. start: number of characters before. sampled: False for the calculator's answer."""
 
     token: int
     logprob: float
@@ -67,7 +68,7 @@ class ChoiceToken(NamedTuple):
 
 
 class Spelling:
-    """Tokens as text. Names of special tokens are text too."""
+    """Tokens as text. Special tokens have their names."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
@@ -78,7 +79,7 @@ class Spelling:
         return self.tokenizer.core.token_bytes(token) if name is None else name.encode()
 
     def text(self, token: int) -> str:
-        """Return the text of a token; a part of a character is spelled as bytes, in OpenAI's form."""
+        """Return the text of a token; pieces of a character are spelled as bytes, in OpenAI's form."""
         content = self.bytes(token)
         try:
             return content.decode()
@@ -87,6 +88,7 @@ class Spelling:
 
     def starts(self, tokens: Sequence[int]) -> list[int]:
         """Return the number of characters before each token."""
+        # A character may be spread over several tokens.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         starts = [0]
         for token in tokens:
@@ -121,7 +123,7 @@ class Choice:
     # ---- from the engine ----
 
     def add(self, event: Event) -> None:
-        """Take the next event of the engine; events after the end are dropped."""
+        """Take the engine's next event; events after the end are dropped."""
         if self.finish_reason:
             return
         if event.token is not None:
@@ -131,8 +133,8 @@ class Choice:
             self.completion_tokens += 1
             self._add_pieces(self._reply.add(event.token))
             return
-        self._add_pieces(self._reply.close())  # the bytes of a broken character
-        if not self._stops.found:
+        self._add_pieces(self._reply.close())  # bytes without a character
+        if not self._stops.found:  # text held back was no stop
             self._show("text", self._stops.close())
         self.finish_reason = self.finish_reason or event.reason or "stop"
 
@@ -186,7 +188,7 @@ class Choice:
             deltas.append(self._delta({"text": self.echo}))
         pieces = self._take_pieces()
         logprobs = self._logprobs(None)
-        # Tokens may have no text, such as the first byte of a character.
+        # Tokens may have no text, such as a character's first byte.
         if pieces or (logprobs and any(logprobs.values())):
             text = "".join(piece.text for piece in pieces if piece.kind == "text")
             content = {"text": text}
@@ -195,6 +197,7 @@ class Choice:
                 if any(piece.kind != "text" or not piece.text for piece in pieces):
                     content["delta"]["parts"] = parts(pieces, ends=True)
             deltas.append(self._delta(content, logprobs))
+        # The reason has a chunk of its own.
         if self.finish_reason:
             content = {"delta": {}} if is_chat else {"text": ""}
             deltas.append(self._delta(content, reason=self.finish_reason))
@@ -211,10 +214,10 @@ class Choice:
         return pieces
 
     def _logprobs(self, score: Score | None) -> Json | None:
-        """Return log-probabilities of new tokens, with `echo` and a score also of the prompt."""
+        """Return log-probabilities of new tokens, with `echo` and a score also the prompt's."""
         if self.request.top_logprobs < 0:
             return None
-        tokens, starts, logprobs = [], [], []
+        tokens, starts, logprobs = [], [], []  # parallel
         if score is not None and self.request.echo:
             tokens = list(self.prompt[self.request.added_tokens :])
             starts = self._spelling.starts(tokens)
@@ -278,7 +281,7 @@ class ApiResponse:
             rows = list(dict.fromkeys(choice.row() for choice in self.choices.values()))  # without generation all alike
             found = await self.generation.score(rows, self.request.top_logprobs)
             scores = dict(zip(rows, found, strict=True))
-        return await asyncio.to_thread(self._to_json, scores)  # log-probabilities of many tokens are long
+        return await asyncio.to_thread(self._to_json, scores)  # many log-probabilities take a while
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events as text arrives. An error within the stream is an event too."""
@@ -337,4 +340,4 @@ class ApiResponse:
 
 def sse(body: Json) -> bytes:
     """Return a server-sent event."""
-    return f"data: {json.dumps(body)}\n\n".encode()  # ASCII: no client sees the end of a line in a character
+    return f"data: {json.dumps(body)}\n\n".encode()  # ASCII: no character looks like a line's end

@@ -17,19 +17,21 @@ SCORED_AT_ONCE = 256  # positions whose logits are computed together
 JOIN_SECONDS = 5.0  # for a thread's last step
 ENGINE_FAILED = "the engine has failed, restart the server"
 
-Sample = tuple[int, int]  # number of the prompt in its request, number of the sample of this prompt
-Score = list[dict[int, float]]  # for each token but the first: log-probabilities of the token and of likely others
+Sample = tuple[int, int]  # the prompt's number in the request, the sample's number
+Score = list[dict[int, float]]  # for each token but the first: log-probabilities of this token and likely others
 
 
 @torch.inference_mode()
 def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
-    """Return log-probabilities of the tokens of a row and of the `top` likeliest, by a plain forward pass."""
+    """Return log-probabilities of a row's tokens and the `top` likeliest, by a plain forward pass."""
     found: Score = []
+    # The first token has no score: nothing stands before.
     if len(tokens) < 2:
         return found
     ids = torch.tensor(tokens, device=model.rope_cos.device)
+    # Hidden states (positions, width); position i predicts token i + 1.
     hidden = model.hidden(ids[None, :-1])[0]
-    # Logits of a whole context may take gigabytes.
+    # Logits for a whole context may take gigabytes.
     for some, targets in zip(hidden.split(SCORED_AT_ONCE), ids[1:].split(SCORED_AT_ONCE), strict=True):
         logprobs = model.logits(some).log_softmax(-1)
         chosen = logprobs.gather(1, targets[:, None])
@@ -61,6 +63,7 @@ class Generation:
     async def next_events(self) -> list:
         """Return everything new, at least one item; an ApiError if nothing more will come."""
         found = []
+        # Several steps may have passed: take all events, for fewer and larger chunks.
         while not found or not self.news.empty():
             items = await self.news.get()
             if isinstance(items, ApiError):
@@ -73,7 +76,7 @@ class Generation:
         worker = self.worker
         if worker.failure:
             raise ApiError(503, ENGINE_FAILED, code="engine_failed")
-        worker.load += len(rows)
+        worker.load += len(rows)  # a row counts like a sample
         try:
             worker.order(lambda: worker.scoring.extend((self, row, top) for row in rows))
             scores: list[Score] = []
@@ -85,6 +88,7 @@ class Generation:
 
     def deliver(self, events: list[Event]) -> None:
         """Take events from the thread. Events of cancelled samples are dropped."""
+        # The thread may have sent events before it saw the cancellation.
         wanted = [event for event in events if (event.request, event.sample) in self.open]
         self._end({(event.request, event.sample) for event in wanted if event.token is None})
         if wanted:
@@ -115,15 +119,15 @@ class Generation:
 
 
 class Worker(threading.Thread):
-    """An engine in a thread of its own.
+    """A thread with an engine.
 
     load: number of open samples and of rows to be scored. failure: the error of an engine that has stopped.
     """
 
     def __init__(self, engine: Engine, model: GPT):
-        super().__init__(name="nanochat-engine", daemon=True)
+        super().__init__(name="nanochat-engine", daemon=True)  # a second signal ends the process at once
         self.engine = engine
-        self.model = model
+        self.model = model  # for scores: the engine has packed weights
         self.load = 0
         self.failure = ""
         self.generations: set[Generation] = set()  # not closed
@@ -140,7 +144,7 @@ class Worker(threading.Thread):
         self.start()
 
     def submit(self, requests: Sequence[Request], logprobs: bool) -> Generation:
-        """Start the samples of requests; without requests, the generation can only score rows."""
+        """Start to generate; without requests, the generation can only score rows."""
         generation = Generation(self, requests)
         self.generations.add(generation)
         if requests:
@@ -197,7 +201,7 @@ class Worker(threading.Thread):
             actions = self._actions
             self._actions = []
         for action in actions:
-            action()
+            action()  # without the lock: new calls may come meanwhile
         self._score_one()
         return not self._stopped
 
@@ -205,13 +209,14 @@ class Worker(threading.Thread):
         try:
             generation.job = self.engine.submit(requests, logprobs)
             self._active.append(generation)
-        except ValueError as error:
+        except ValueError as error:  # the engine refuses these requests, and works on
             self._send(generation.fail, ApiError(400, str(error)))
 
     def _step(self) -> None:
         """Make one step of the engine and send the events."""
         if any(generation.job.open for generation in self._active):
             self.engine.step()
+        # On a GPU the events belong to the step before.
         news = []
         for generation in self._active:
             if generation.job.events:
@@ -219,13 +224,13 @@ class Worker(threading.Thread):
                 generation.job.events.clear()
         self._active = [generation for generation in self._active if generation.job.open]
         if news:
-            self._send(_deliver, news)  # of all generations in one call, since each call wakes the event loop
+            self._send(_deliver, news)  # in one call, since each call wakes the event loop
 
     def _score_one(self) -> None:
         """Score one row, if a client still waits for one: more would delay the next step."""
         while self.scoring:
             generation, row, top = self.scoring.popleft()
-            if generation.closed:
+            if generation.closed:  # the client has left
                 continue
             try:
                 self._send(generation.news.put_nowait, [score(self.model, row, top)])
@@ -236,7 +241,7 @@ class Worker(threading.Thread):
 
     def _send(self, function: Callable, *arguments: object) -> None:
         """Call a function in the event loop."""
-        if not self.loop.is_closed():
+        if not self.loop.is_closed():  # the process ends
             self.loop.call_soon_threadsafe(function, *arguments)
 
 
@@ -246,7 +251,7 @@ def _deliver(news: list[tuple[Generation, list[Event]]]) -> None:
 
 
 class Pool:
-    """All workers. queue: limit of samples without a slot. closing: the reason to refuse all requests."""
+    """All workers. queue: limit for samples without a slot. closing: the reason to refuse all requests."""
 
     def __init__(self, workers: Sequence[Worker], queue: int):
         self.workers = workers
@@ -279,6 +284,7 @@ class Pool:
         """Return the worker with the lowest load."""
         if self.closing:
             raise ApiError(503, f"the server is {self.closing}", code="unavailable", headers={"retry-after": "5"})
+        # Without a failed engine the others go on.
         alive = [worker for worker in self.workers if not worker.failure]
         if not alive:
             raise ApiError(503, ENGINE_FAILED, code="engine_failed")

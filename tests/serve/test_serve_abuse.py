@@ -81,26 +81,12 @@ def test_a_body_of_ten_megabytes(server, chunked):
     assert found.json()["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"[" * 90_000,
-        b'{"messages":' + b"[" * 40_000 + b"]" * 40_000 + b"}",
-        b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}',
-        rb'{"messages": [{"role": "user", "content": "\ud800"}], "prompt": "\ud800"}',
-        b'{"messages": [{"role": "user", "content": "hi"}], "temperature": NaN}',
-        b'{"messages": [{"role": "user", "content": "hi"}], "temperature": 1e999}',
-        b'{"messages": [{"role": "user", "content": "hi"}], "seed": ' + b"9" * 5000 + b"}",
-        b'{"messages": [{"role": "user", "content": [{"type": [], "text": "x"}]}], "prompt": [{}]}',
-        b"\x00" * 1000,
-        b"",
-    ],
-)
-def test_bodies_that_are_not_requests(server, content):
-    for path in (CHAT, "/v1/completions"):
-        found = server.http.post(path, content=content)
-        assert found.status_code == 400, found.text
-        assert found.json()["error"]["message"]
+def test_bodies_that_are_not_requests(server):
+    """tests/serve/test_requests.py has more of them: here the server goes on."""
+    for content in (b"[" * 90_000, b'{"messages": "\xff\xfe"}', rb'{"prompt": "\ud800"}', b"\x00" * 1000, b""):
+        for path in (CHAT, "/v1/completions"):
+            found = server.http.post(path, content=content)
+            assert (found.status_code, found.json()["error"]["param"]) == (400, None), found.text
 
 
 def test_bytes_that_are_not_http(server):
