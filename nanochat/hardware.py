@@ -9,8 +9,8 @@ class Accelerator:
     """An accelerator; None for a figure that is unknown, or a precision that it lacks.
 
     name: as people type it. devices: a pattern of the names that drivers report, without the maker's. bf16, fp16, fp8,
-    fp32: TFLOP/s of dense matrix products, summed in fp32; fp32 means TF32 where there is TF32. memory: GB. dollars: of
-    an hour, rented on demand, in 2026; providers differ by a factor of two and more.
+    fp32: TFLOP/s in dense matrix products, summed in fp32; fp32 means TF32 where there is TF32. memory: GB. dollars: per
+    hour, rented on demand, in 2026; providers differ by a factor of two and more.
     """
 
     name: str
@@ -55,7 +55,7 @@ ACCELERATORS = (
 
 def find_accelerator(name: str) -> Accelerator | None:
     """Return the accelerator that a driver or a person names; a person's case and separators do not count."""
-    device = re.sub("^(NVIDIA|AMD) ", "", name)
+    device = re.sub("^(NVIDIA|AMD) ", "", name)  # drivers put the maker first
     for accelerator in ACCELERATORS:
         if re.fullmatch(accelerator.devices, device) or _plain(name) == _plain(accelerator.name):
             return accelerator
@@ -65,7 +65,7 @@ def find_accelerator(name: str) -> Accelerator | None:
 def hourly_rate(gpus: str) -> float | None:
     """Return dollars per hour of "8x NVIDIA H100 80GB HBM3", as an outcome names GPUs; None without a known price."""
     total = 0.0
-    for part in gpus.split(", "):
+    for part in gpus.split(", "):  # kinds of GPU
         match = re.fullmatch(r"(\d+)x (.+)", part)
         accelerator = find_accelerator(match[2]) if match else None
         if accelerator is None or accelerator.dollars is None:
@@ -75,7 +75,7 @@ def hourly_rate(gpus: str) -> float | None:
 
 
 def parse_hardware(text: str) -> tuple[int, Accelerator]:
-    """Return number and kind of accelerators for text like 8xH100; an unknown kind has nothing but the name."""
+    """Return (number, accelerator) for text like 8xH100; an unknown accelerator has nothing but a name."""
     match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})", text.strip())
     if not match:
         raise ValueError(f"--on={text} is no hardware, write it like 8xH100 or {ACCELERATORS[0].name}")

@@ -1,4 +1,4 @@
-"""Output of a run: printed lines, progress, text tables, and the log of metrics with its mirror in W&B.
+"""Output: printed lines, progress, text tables, and the metric log with a mirror in W&B.
 
 Rank 0 speaks for all ranks, apart from `print_line`. On a terminal, a status line changes in place below the other
 lines; in a file, progress is a plain line now and then.
@@ -14,21 +14,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, TextIO
 
 Record = dict[str, Any]  # JSON
 Figures = Mapping[str, float | None]
 
 WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends; W&B adds some of its own
-RESUMED = "resumed"  # kind of the marker in a metric log where a run resumes
+RESUMED = "resumed"  # kind of marker records, written where a run resumes
 
 ERASE = "\r\x1b[K"  # go to the first column and clear the line
 CLEAR = ERASE  # the name of before, until all callers are moved
 STATUS_SECONDS = 0.1  # between two states of the status line
-PLAIN_SECONDS = 5.0  # between the plain lines of a long job
-STEP_SECONDS = 0.5, 10.0  # between the plain lines of training steps: at first, and at most
-STEP_SHARE = 0.02  # in between, this share of the time since training began
+PLAIN_SECONDS = 5.0  # between plain lines about a long job
+STEP_SECONDS = 0.5, 10.0  # between plain lines about training steps: at first, and at most
+STEP_SHARE = 0.02  # in between: this share of the time since training began
 
 # ---- printing ----
 
@@ -43,7 +42,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 class StatusLine:
-    """The last line of a terminal, which changes in place; there is one in a process, STATUS."""
+    """The last line on a terminal, which changes in place; a process has one, STATUS."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -69,7 +68,7 @@ def print_line(*values: Any, sep: str = " ", end: str = "\n", file: TextIO | Non
             STATUS.erase()
         elif not is_main_rank() and is_terminal(stream):  # rank 0 may have a status line there
             text = ERASE + text
-        print(end=text, file=stream, flush=True)  # in one piece: lines of threads and ranks must not mix
+        print(end=text, file=stream, flush=True)  # in one piece: lines from threads and ranks must not mix
         if STATUS.stream and is_terminal(stream):  # through a pipe, the text may arrive later: the next state draws
             STATUS.draw()
 
@@ -82,7 +81,7 @@ def print0(*values: Any, sep: str = " ", end: str = "\n", file: TextIO | None = 
 
 def show_status(label: str, share: float | None, text: str, stream: TextIO) -> None:
     """Draw the status line: `label: [###....] text`. The bar shows a share 0..1 in the room there is; None: no bar."""
-    width = shutil.get_terminal_size().columns - 1
+    width = shutil.get_terminal_size().columns - 1  # a full line would wrap
     bar = ""
     if share is not None:
         size = min(20, max(5, width - len(f"{label}: [] {text}")))
@@ -110,7 +109,7 @@ end_live = clear_status
 
 def duration(seconds: float) -> str:
     """Return 4.2s, 12m05s or 3h25m."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, rest = divmod(round(seconds), 60)  # rounded first: 59.9 seconds are 1m00s
     if minutes >= 60:
         return f"{minutes // 60}h{minutes % 60:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{seconds:.1f}s"
@@ -125,8 +124,8 @@ def short(number: float) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a value of an outcome as text: 0.1234, 2048, 65,536, 0.0155 ± 0.0021, 21.07%."""
-    if isinstance(value, dict):
+    """Return a metric as text: 0.1234, 2048, 65,536, 0.0155 ± 0.0021, 21.07%."""
+    if isinstance(value, dict):  # {"value", "stderr", "format", "unit"}
         spec = value.get("format", "")
         text = format_cell(value["value"], spec)
         if is_known(value.get("stderr")):
@@ -140,12 +139,12 @@ def format_value(value: Any) -> str:
 
 
 def is_known(error: float | None) -> bool:
-    """Return False for a missing standard error, and for that of a single item, which is NaN."""
+    """Return False for a missing standard error, and for NaN, which a single item has."""
     return error is not None and not math.isnan(error)
 
 
 def format_cell(value: float | str | None, spec: str = "") -> str:
-    """Return a cell of a table; texts and NaN ignore the format of their column, and None is a dash."""
+    """Return a table's cell; texts and NaN ignore the column's format, and None is a dash."""
     if value is None:
         return "-"
     if isinstance(value, str) or value != value:
@@ -177,10 +176,10 @@ def terminal_table(table: Record) -> str:
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """Return the records of a metric log that count: the last one for each (kind, step), in the order of the run.
+    """Return a metric log's valid records: the last one for each (kind, step), in training order.
 
-    A marker that a run resumed at step N drops the records before it with a later step. Records of an older format have
-    no kind; all of them count. A line that a killed process left half written is skipped.
+    A marker that a run resumed at step N drops earlier records with a later step. Records in an older format have no
+    kind, and stay. A line that a killed process left half written is skipped.
     """
     if not path.exists():
         return []
@@ -200,12 +199,12 @@ def read_metrics(path: Path) -> list[Record]:
 
 
 def metric_curve(records: Sequence[Record], name: str, most: int = 300, over: str = "step") -> list[list[float]]:
-    """Return the x and y values of a metric, averaged over groups of records so that at most `most` points remain.
+    """Return the x and y values for a metric, averaged over groups so that at most `most` points remain.
 
     over: the figure on the x axis. A record without it (a validation, which counts no tokens) has the x of the record
     before: the training step after which it came.
     """
-    x, points = 0, []
+    x, points = 0, []  # validation before the first step stands at 0
     for record in records:
         x = record.get(over, x)
         if record.get(name) is not None:
@@ -221,7 +220,7 @@ class MetricLog:
     """Appends JSON records to `metrics.jsonl` (or `name`.jsonl) on rank 0, mirrored to W&B when `run` names a run.
 
     The file is the record. W&B may be absent, offline or broken: one line says so, and the run continues. W&B has a
-    thread of its own, so that only the end of a run waits for the W&B server. Readers use `read_metrics`.
+    thread, so that training never waits for the W&B server; only the end does. Readers use `read_metrics`.
     """
 
     def __init__(self, folder: Path, run: str = "", config: Record | None = None, name: str = "metrics"):
@@ -236,7 +235,7 @@ class MetricLog:
                 self._mirror(lambda: self._start_wandb(run, config))
 
     def write(self, kind: str, step: int, **figures: Any) -> None:
-        """Append the record of a kind at a step; it replaces an earlier one of the same kind and step.
+        """Append a record; it replaces an earlier one with the same kind and step.
 
         The operating system has the record when this returns; it is not fsynced.
         """
@@ -244,18 +243,16 @@ class MetricLog:
         self._mirror(lambda: self._wandb.log({"step": step, **figures}))
 
     def resume(self, step: int) -> None:
-        """Continue from a step: records of later steps, written before, do not count once the next one is written.
+        """Continue from a step: earlier records with later steps are dropped once the next one is written.
 
-        Step -1 is a run from its beginning in a folder that may hold the log of another one.
+        Step -1 starts again in a folder that may hold another run's log.
         """
         self._marker = {"kind": RESUMED, "step": step} if self.path.exists() else None
 
     def __enter__(self) -> "MetricLog":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         thread = self._thread
         if thread is not None:
             self._mirror(lambda: self._wandb.finish())
@@ -276,7 +273,7 @@ class MetricLog:
                 file.write(json.dumps(each, ensure_ascii=False).encode() + b"\n")
 
     def _mirror(self, act: Callable[[], None]) -> None:
-        """Queue a call of W&B's library."""
+        """Queue a call to the W&B library."""
         if self._thread is not None:
             self._thread.submit(self._call, act)
 
@@ -286,7 +283,7 @@ class MetricLog:
                 act()
         except Exception as error:  # training goes on, whatever a service does
             print0(f"W&B is off for the rest of this run ({type(error).__name__}: {error}); see {self.path}")
-            self._thread = None
+            self._thread = None  # no further calls
 
     def _start_wandb(self, run: str, config: Record | None) -> None:
         import wandb  # slow, and not needed by a run without a name
@@ -299,9 +296,9 @@ class MetricLog:
 
 
 class Progress:
-    """The progress of a long job: a status line with a bar on a terminal, else a plain line every few seconds.
+    """Shows the progress in a long job: a status line with a bar on a terminal, else a plain line every few seconds.
 
-    unit: of `done` and `total`. Rate and time left come from the whole job.
+    unit: counted by `done` and `total`. Rate and time left are averages since the start.
     """
 
     def __init__(self, label: str, unit: str, stream: TextIO | None = None, plain_every: float = PLAIN_SECONDS):
@@ -314,10 +311,10 @@ class Progress:
 
     def update(self, done: int, total: int = 0, note: str = "") -> None:
         """Show the state if it is time to; cheap enough to call at every step. total: 0 if it is not known."""
-        self._done = done
+        self._done = done  # for the closing line
         now = time.monotonic()
         if now - self._shown < self._interval or not is_main_rank():
-            return
+            return  # too soon, or not the rank that prints
         self._shown = now
         rate = done / (now - self._start)
         if total:
@@ -341,7 +338,7 @@ class Progress:
         print0(f"{self.label}: {self._done:,} {self.unit} in {duration(seconds)} | {rate}/s", file=self._stream)
 
     def clear(self) -> None:
-        """Leave nothing: the result of the job is printed by the caller."""
+        """Leave no line: the caller prints a result."""
         if self._live and is_main_rank():
             clear_status()
 
@@ -367,14 +364,12 @@ class PhaseProgress:
     def __enter__(self) -> "PhaseProgress":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 class _Mark(NamedTuple):
-    """The state of training at the end of a step. wall: of the clock; seconds: of training alone."""
+    """Training after a step. wall: wall-clock time in seconds; seconds: spent in training alone."""
 
     wall: float
     progress: float
@@ -383,9 +378,9 @@ class _Mark(NamedTuple):
 
 
 class StepProgress:
-    """The progress of training steps on stdout: a status line on a terminal, else a plain line now and then.
+    """Shows training steps on stdout: a status line on a terminal, else a plain line now and then.
 
-    steps: of the whole run; None where a clock or the data ends it. The time left follows the wall clock, so that
+    steps: in the whole run; None where a clock or the data ends training. The time left follows the wall clock, so that
     evaluations and checkpoints count; the first step of this process, which compiles, and the work after the last one
     do not.
     """
@@ -399,14 +394,14 @@ class StepProgress:
         self._pending = False  # the last step has no plain line yet
 
     def update(self, figures: Figures, loss: float, tokens: int, note: str = "") -> None:
-        """Take the figures of a step, and show them if it is time to.
+        """Take a step's figures, and show them if the last line is old enough.
 
-        figures: the step's record in the metric log. loss: smoothed. tokens: of all steps. note: replaces the loss in
+        figures: the step's record in the metric log. loss: smoothed. tokens: so far. note: replaces the loss in
         the status line.
         """
         now = time.monotonic()
         self._last = _Mark(now, figures["progress"], tokens, figures["total_training_time"])
-        self._first = self._first or self._last
+        self._first = self._first or self._last  # the first step compiles: no rate includes it
         self._figures, self._loss = figures, loss
         self._pending = True
         first_pause, longest_pause = STEP_SECONDS
@@ -423,7 +418,7 @@ class StepProgress:
             self._print()
 
     def close(self) -> None:
-        """Leave the plain line of the last step."""
+        """Leave a plain line about the last step."""
         if self._live:
             clear_status()
         if self._pending:
@@ -432,13 +427,11 @@ class StepProgress:
     def __enter__(self) -> "StepProgress":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _rate(self) -> float:
-        """Return tokens per second of training since the first step."""
+        """Return training tokens per second since the first step."""
         seconds = self._last.seconds - self._first.seconds
         return (self._last.tokens - self._first.tokens) / seconds if seconds else self._figures["train/tok_per_sec"]
 
@@ -473,7 +466,7 @@ class StepProgress:
 
 
 def print_figures(step: int, figures: Mapping[str, float]) -> None:
-    """Print more figures of a step; into a file alone, for a terminal has the status line."""
+    """Print further figures about a step, but not on a terminal, which has the status line."""
     if not is_terminal(sys.stdout):
         text = " | ".join(f"{name} {value:.3g}" for name, value in figures.items())
         print0(f"step {step:05d} | {text}")

@@ -1,4 +1,4 @@
-"""Folders of artifacts, files that are written whole or not at all, and file hashes."""
+"""Artifact folders, files that are written whole or not at all, and file hashes."""
 
 import hashlib
 import json
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def base_dir() -> Path:
-    """Return the folder of all artifacts of all runs: NANOCHAT_BASE_DIR, read at each call."""
+    """Return the folder for all artifacts: NANOCHAT_BASE_DIR, read at each call, so that tests can change it."""
     return Path(os.environ.get("NANOCHAT_BASE_DIR") or "~/.cache/nanochat").expanduser()
 
 
 def stage_dir(stage: str, tag: str, base: Path | None = None) -> Path:
-    """Return the folder of one stage of one run, which may not exist yet."""
+    """Return a stage's folder for a tag, which may not exist yet."""
     if not re.fullmatch(r"[\w][\w.+-]*", tag):
         raise ValueError(f"--tag={tag} cannot name a folder, use letters, digits, '-', '_' and '.'")
     return (base or base_dir()) / stage / tag
@@ -36,7 +36,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         yield part
         sync(part)
-        os.replace(part, path)
+        os.replace(part, path)  # atomic
     finally:
         part.unlink(missing_ok=True)
     sync(path.parent)
@@ -54,15 +54,15 @@ def write_json(path: Path, value: "Any") -> None:
 
 
 def publish_folder(part: Path, home: Path) -> None:
-    """Give a folder of files its final name: after a crash it has all of them in full, or does not exist."""
-    for path in (*part.iterdir(), part):
+    """Rename a folder to its final name: after a crash it has all files in full, or does not exist."""
+    for path in (*part.iterdir(), part):  # content first: the name must not survive without it
         sync(path)
-    os.rename(part, home)
+    os.rename(part, home)  # atomic
     sync(home.parent)
 
 
 def read_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal."""
+    """Return a file's SHA-256 in hexadecimal."""
     digest = hashlib.sha256()
     block = memoryview(bytearray(1 << 20))
     with open(path, "rb", buffering=0) as file:
