@@ -9,8 +9,8 @@ class Accelerator:
     """An accelerator; None for a figure that is unknown, or a precision that it lacks.
 
     name: as people type it. devices: a pattern of the names that drivers report, without the maker's. bf16, fp16, fp8,
-    fp32: TFLOP/s in dense matrix products, summed in fp32; fp32 means TF32 where there is TF32. memory: GB. dollars: per
-    hour, rented on demand, in 2026; providers differ by a factor of two and more.
+    fp32: TFLOP/s in dense matrix products, summed in fp32; fp32 means TF32 where there is TF32. memory: GB. dollars:
+    an hour, rented on demand, in 2026; providers differ by a factor of two and more.
     """
 
     name: str

@@ -47,7 +47,7 @@ from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, LoopOptions, State, TrainingLoop, by_rows, largest_device_batch
 
 if TYPE_CHECKING:
-    from nanochat.blueprint import Blueprint
+    from nanochat.scaling import RunPlan
 
 # Bytes of a checkpoint for each parameter: the fp32 weight, and at most two fp32 states of the optimizer.
 CHECKPOINT_BYTES = 12
@@ -220,7 +220,7 @@ class _Start:
 
 def _start_new(
     config: TrainingSettings,
-    plan: "Blueprint",
+    plan: "RunPlan",
     tokenizer: Tokenizer,
     resumed: Checkpoint | None,
 ) -> _Start:
@@ -231,10 +231,10 @@ def _start_new(
         weights=resumed or config.seed,
         tokenizer=tokenizer,
         record={"parent": None, "tokenizer": {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash}},
-        batch=plan.scale.total_batch_size,
-        steps=plan.scale.steps,
-        seconds=plan.scale.seconds,
-        weight_decay=config.weight_decay * plan.scale.weight_decay,
+        batch=plan.total_batch_size,
+        steps=plan.steps,
+        seconds=plan.seconds,
+        weight_decay=config.weight_decay * plan.decay_scale,
         schedules=schedules.pretraining(config.warmup_steps, config.warmdown_ratio, config.final_lr_frac),
     )
 
@@ -278,7 +278,7 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
 def training(
     stage: str,
     config: TrainingSettings,
-    plan: "Blueprint | None" = None,
+    plan: "RunPlan | None" = None,
     tokenizer: Tokenizer | None = None,
     rows: int = 0,
     in_fp8: bool = False,

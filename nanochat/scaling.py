@@ -1,132 +1,253 @@
-"""The one dial: from `--depth` follow width, batch, horizon and the scales of rates; and what such a run would take.
+"""From the flags of base training to a run plan, and the plan's cost; --depth is the dial that sets the rest.
 
-N is the number of parameters by which models are compared: matrices and head. What was found best for a model of depth
-12, the reference, is carried to others: the batch grows with tokens^0.383 (arXiv 2505.13738), rates with the root of
-the batch, and weight decay so that batch / (rate x decay x tokens) stays (arXiv 2405.13698). `note` is told each value.
+N is the number of parameters that models are compared by: matrices and head. Values that were found best for a model of
+depth 12, the reference, are carried over: the batch grows with tokens^0.383 (arXiv 2505.13738), learning rates with the
+root of the batch, and weight decay so that batch / (rate × decay × tokens) stays constant (arXiv 2405.13698).
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
-from nanochat.hardware import Accelerator
+import torch
+
+from nanochat.cross_entropy import CHUNK_BYTES
+from nanochat.gpt import GPT, GPTConfig, config_fields, new_model
+from nanochat.hardware import Accelerator, find_accelerator
 from nanochat.log import duration
+from nanochat.optim import KINDS
+from nanochat.outcome import Outcome, environment, read_outcomes
+from nanochat.param_groups import LEARNING_RATES, build_groups
+from nanochat.paths import base_dir
+from nanochat.runtime import asked_precision
 
 REFERENCE_DEPTH = 12
 REFERENCE_BATCH = 2**19  # tokens, best for the reference
 BATCH_EXPONENT = 0.383
-TOKENS_PER_PARAMETER = 12.0  # where no horizon is given
-ASSUMED_MFU = 0.4  # where none was measured
-# What a block keeps for the backward pass, in widths a token: counted, uncompiled, MLP ratio 4 (compiled it is 21).
+TOKENS_PER_PARAMETER = 12.0  # the horizon where no flag gives one
+ASSUMED_VOCABULARY = 2**16  # where no tokenizer is trained yet
+ASSUMED_MFU = 0.4  # where no run was measured
+FIT_SHARE = 0.9  # of an accelerator's memory that a plan may fill
+# Values per token and unit of width that a block keeps for the backward: counted for MLP ratio 4, not compiled
+# (compiled: 21).
 BLOCK_KEEPS = 24
+HORIZONS = ("num_iterations", "target_flops", "target_param_data_ratio", "target_seconds")
 
-# Flag -> steps from (its value, N, FLOPs of a token, tokens of a batch; None: not known before), and how to say it.
-HORIZONS = {
-    "num_iterations": (lambda value, n, flops, batch: value, "given"),
-    "target_flops": (lambda value, n, flops, batch: value / (flops * batch), "{:g} FLOPs / those of a step"),
-    "target_param_data_ratio": (lambda value, n, flops, batch: value * n // batch, "{:g} x N / total_batch_size"),
-    "target_seconds": (lambda value, n, flops, batch: None, "as many as {:g} seconds allow"),
-}
 
-Note = Callable[[str], None]
+class PlanSettings(Protocol):
+    """The fields of base training's config that a plan and its cost depend on."""
+
+    model: str
+    depth: int
+    aspect_ratio: int
+    width: int
+    head_dim: int
+    kv_heads: int
+    max_seq_len: int
+    window_pattern: str
+    num_iterations: int
+    target_flops: float
+    target_seconds: float
+    target_param_data_ratio: float
+    total_batch_size: int
+    device_batch_size: str
+    checkpointing: bool
+    device_type: str
+    dtype: str
+    fp8: bool
+    on: str
+
+
+# ---- the plan ----
 
 
 @dataclass(frozen=True)
-class Scale:
-    """total_batch_size: tokens. rates, weight_decay: as multiples of the reference's. steps is None: until seconds."""
+class RunPlan:
+    """A run of base training before it begins.
 
-    total_batch_size: int
-    rates: float
-    weight_decay: float
+    counts: parameters by kind. scaled: N. state_bytes: of the optimizer. rate_scale, decay_scale: multiples of the
+    flags' learning rates and weight decay. steps: None if a clock ends the run, after `seconds`. notes: a line about
+    each value that was chosen.
+    """
+
+    model: GPTConfig
+    counts: dict[str, int]
+    scaled: int
+    state_bytes: int
+    flops_per_token: int
+    total_batch_size: int  # tokens
+    rate_scale: float
+    decay_scale: float
     steps: int | None
     seconds: float | None
+    notes: list[str]
+
+    @property
+    def rows(self) -> int:
+        """Return the rows of a step, over all ranks."""
+        return self.total_batch_size // self.model.max_seq_len
+
+    @property
+    def tokens(self) -> int | None:
+        """Return the tokens of the whole run; None if a clock ends it."""
+        return None if self.steps is None else self.steps * self.total_batch_size
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Return the plan's figures as the report card names them, without those that a clock decides."""
+        facts: dict[str, Any] = {"Number of parameters": self.counts["total"]}
+        for kind, count in self.counts.items():
+            if kind != "total":
+                facts[f"Number of parameters, {kind}"] = count
+        facts["Total batch size"] = self.total_batch_size
+        facts["Number of FLOPs per token"] = {"value": self.flops_per_token, "format": ".4e"}
+        if self.tokens is not None:
+            facts["Calculated number of iterations"] = self.steps
+            facts["Number of training tokens"] = self.tokens
+            facts["Tokens : Params ratio"] = {"value": self.tokens / self.scaled, "format": ".2f"}
+        return facts
 
 
-def shape(
-    depth: int,
-    *,
-    aspect_ratio: int = 64,
-    head_dim: int = 128,
-    width: int | None = None,
-    kv_heads: int | None = None,
-    note: Note = lambda line: None,
-) -> dict[str, int]:
-    """The sizes of the model of a depth, fields of its config; what is given is not derived."""
-    if min(depth, aspect_ratio, head_dim) < 1:
-        raise ValueError(f"depth {depth}, aspect ratio {aspect_ratio} and head dim {head_dim} have to be 1 or more")
-    rounded = math.ceil(depth * aspect_ratio / head_dim) * head_dim
-    how = f"depth {depth} x aspect_ratio {aspect_ratio}, up to a multiple of head_dim {head_dim}"
-    width = _derived("width", width, rounded, how, note)
-    if width < 1 or width % head_dim:
+def plan_run(config: PlanSettings, vocab_size: int | None, bos_id: int = 0) -> RunPlan:
+    """Return the plan that follows from the flags; vocab_size None: no tokenizer is trained yet."""
+    notes: list[str] = []
+    if vocab_size is None:
+        vocab_size = ASSUMED_VOCABULARY
+        notes.append(f"vocabulary {vocab_size:,} = assumed, no tokenizer is trained yet")
+    sizes, size_notes = _sizes(config, config.depth, config.width, config.kv_heads)
+    notes += size_notes
+    # The reference has its own width and heads, which --kv-heads need not divide.
+    reference_sizes, _ = _sizes(config, REFERENCE_DEPTH, width=0, kv_heads=0)
+    with torch.device("meta"):
+        model = new_model(_model_config(config, sizes, vocab_size, bos_id))
+        reference = new_model(_model_config(config, reference_sizes, vocab_size, bos_id))
+    counts = model.parameter_counts()
+    n = _scaled(counts)
+    reference_n = _scaled(reference.parameter_counts())
+    flops = model.flops_per_token()
+
+    size = n / reference_n  # and that of the horizons in tokens, at one ratio
+    batch, note = config.total_batch_size, "given"
+    if batch < 1:
+        batch = 2 ** round(math.log2(REFERENCE_BATCH * size**BATCH_EXPONENT))
+        note = f"2^19 x (N {n:,} / {reference_n:,})^{BATCH_EXPONENT}, to a power of 2"
+    notes.append(f"total_batch_size {batch:,} = {note}")
+    rates = rate_scale(batch)
+    notes.append(f"learning rates x {rates:.4g} = (total_batch_size / 2^19)^0.5")
+    decay = rates / size
+    notes.append(f"weight decay x {decay:.4g} = that / (N / {reference_n:,})")
+    steps, seconds, note = _horizon(config, n, flops, batch)
+    notes.append(f"num_iterations {'?' if steps is None else f'{steps:,}'} = {note}")
+
+    return RunPlan(
+        model=model.config,
+        counts=counts,
+        scaled=n,
+        state_bytes=_state_bytes(model),
+        flops_per_token=flops,
+        total_batch_size=batch,
+        rate_scale=rates,
+        decay_scale=decay,
+        steps=steps,
+        seconds=seconds,
+        notes=notes,
+    )
+
+
+def _sizes(config: PlanSettings, depth: int, width: int, kv_heads: int) -> tuple[dict[str, int], list[str]]:
+    """Return the sizes of a model as fields of GPTConfig, and their notes; a width or kv_heads of 0 is derived."""
+    head_dim, aspect_ratio = config.head_dim, config.aspect_ratio
+    note = "given"
+    if not width:
+        width = math.ceil(depth * aspect_ratio / head_dim) * head_dim
+        note = f"depth {depth} x aspect_ratio {aspect_ratio}, up to a multiple of head_dim {head_dim}"
+    notes = [f"width {width:,} = {note}"]
+    if width % head_dim:
         near = max(1, round(width / head_dim)) * head_dim
         raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}: take {near}")
-    heads = _derived("heads", None, width // head_dim, f"width / head_dim {head_dim}", note)
-    kv_heads = _derived("kv_heads", kv_heads, heads, "heads", note)
-    if kv_heads not in (legal := _divisors(heads)):
+    heads = width // head_dim
+    notes.append(f"heads {heads:,} = width / head_dim {head_dim}")
+    notes.append(f"kv_heads {kv_heads or heads:,} = {'given' if kv_heads else 'heads'}")
+    kv_heads = kv_heads or heads
+    legal = _divisors(heads)
+    if kv_heads not in legal:
         raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take {_near(kv_heads, legal)}")
-    return {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}
+    return {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}, notes
 
 
-def scale(
-    n: int, reference_n: int, flops_per_token: float, horizon: Mapping, *, total_batch_size: int | None, note: Note
-) -> Scale:
-    """Batch, horizon and scales. n, reference_n: N of the model, and of that of REFERENCE_DEPTH.
+def _model_config(config: PlanSettings, sizes: dict[str, int], vocab_size: int, bos_id: int) -> GPTConfig:
+    fields = config_fields(config.model) | sizes
+    if config.window_pattern:
+        fields["window_pattern"] = config.window_pattern
+    return GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields)
 
-    horizon: flag of HORIZONS -> its value; one is given, or none: then it is TOKENS_PER_PARAMETER.
-    """
-    given = {name: value for name, value in horizon.items() if value is not None}
+
+def _scaled(counts: dict[str, int]) -> int:
+    return counts["matrices"] + (counts["head"] or counts["embed"])  # an embedding may be the head as well
+
+
+def _state_bytes(model: GPT) -> int:
+    """Return the bytes of the optimizer's states, over all ranks."""
+    groups = build_groups(
+        model.named_parameters(),
+        learning_rates=dict.fromkeys(LEARNING_RATES, 0.0),  # only the kinds of the groups count here
+        batch_scale=1.0,
+        width=model.config.width,
+        matrix_weight_decay=0.0,
+    )
+    size = 0
+    for group in groups:
+        elements = sum(parameter.numel() for _, parameter in group.params)
+        size += KINDS[group.kind].state_bytes * elements
+    return size
+
+
+def _horizon(config: PlanSettings, n: int, flops: float, batch: int) -> tuple[int | None, float | None, str]:
+    """Return steps and seconds, one of which is None, and the note about the steps. flops: of a token."""
+    given = {name: getattr(config, name) for name in HORIZONS if getattr(config, name) != -1}
     flags = [f"--{name.replace('_', '-')}={value:g}" for name, value in given.items()]
     if len(given) > 1:
         raise ValueError(f"{' and '.join(flags)} are {len(given)} horizons: keep one of them")
     name, value = next(iter(given.items()), ("target_param_data_ratio", TOKENS_PER_PARAMETER))
     if value <= 0:
         raise ValueError(f"{flags[0]} is no horizon: it has to be more than 0")
-    size = n / reference_n  # and that of their tokens, at one ratio
-    best = 2 ** round(math.log2(REFERENCE_BATCH * size**BATCH_EXPONENT))
-    how = f"2^19 x (N {n:,} / {reference_n:,})^{BATCH_EXPONENT}, to a power of 2"
-    batch = _derived("total_batch_size", total_batch_size, best, how, note)
-    rates = _derived("learning rates x", None, rate_scale(batch), "(total_batch_size / 2^19)^0.5", note)
-    decay = _derived("weight decay x", None, rates / size, f"that / (N / {reference_n:,})", note)
-    steps_of, how = HORIZONS[name]
-    steps = steps_of(value, n, flops_per_token, batch)
-    steps = None if steps is None else max(1, round(steps))
-    steps = _derived("num_iterations", None, steps, how.format(value), note)
-    return Scale(batch, rates, decay, steps, value if name == "target_seconds" else None)
+    if name == "target_seconds":
+        return None, value, f"as many as {value:g} seconds allow"
+    if name == "num_iterations":
+        return value, None, "given"
+    if name == "target_flops":
+        steps, note = value / (flops * batch), f"{value:g} FLOPs / those of a step"
+    else:
+        steps, note = value * n // batch, f"{value:g} x N / total_batch_size"
+    return max(1, round(steps)), None, note
 
 
 def rate_scale(total_batch_size: int) -> float:
-    """What learning rates are multiplied by: they were found for the reference's batch."""
+    """Return the factor of learning rates, which were found for the reference's batch."""
     return (total_batch_size / REFERENCE_BATCH) ** 0.5
-
-
-def _derived(name: str, given, value, how: str, note: Note):
-    """What is given, or else the derived value; told either way."""
-    chosen = value if given is None else given
-    shown = "?" if chosen is None else f"{chosen:,}" if isinstance(chosen, int) else f"{chosen:.4g}"
-    note(f"{name} {shown} = {how if given is None else 'given'}")
-    return chosen
 
 
 # ---- batches ----
 
 
 def accumulation_steps(total_batch_size: int, device_batch_size: int, seq_len: int, ranks: int) -> int:
-    """Micro-batches of a step; ValueError with the nearest legal values where there is no whole number of them."""
-    legal, micro = legal_rows(total_batch_size, seq_len, ranks), device_batch_size * seq_len * ranks
+    """Return the micro-batches of a step; a ValueError names the nearest legal values if that is no whole number."""
+    legal = legal_rows(total_batch_size, seq_len, ranks)
+    micro_batch = device_batch_size * seq_len * ranks  # tokens
     if device_batch_size in legal:
-        return total_batch_size // micro
+        return total_batch_size // micro_batch
     sentence = (
         f"--device-batch-size={device_batch_size} (x {seq_len} tokens x {ranks} ranks) does not divide "
         f"--total-batch-size={total_batch_size}: take --device-batch-size={_near(device_batch_size, legal)}"
     )
-    if micro > 0:
-        sentence += f", or --total-batch-size={_near(total_batch_size, _around(total_batch_size, micro))}"
+    if micro_batch > 0:
+        sentence += f", or --total-batch-size={_near(total_batch_size, _around(total_batch_size, micro_batch))}"
     raise ValueError(sentence)
 
 
 def legal_rows(total_batch_size: int, seq_len: int, ranks: int) -> list[int]:
-    """The device batch sizes, in rows, that a total batch of tokens can be cut into, in order."""
+    """Return the device batch sizes, in rows, that divide a total batch of tokens, in order."""
     row = seq_len * ranks
     if total_batch_size < row or total_batch_size % row:
         near = _near(total_batch_size, _around(total_batch_size, row))
@@ -145,8 +266,9 @@ def read_rows(text: str) -> int:
 
 
 def _around(number: int, step: int) -> list[int]:
-    """The multiples of a step on both sides of a number."""
-    return [max(1, number // step) * step, (number // step + 1) * step]
+    """Return the multiples of a step on both sides of a number."""
+    below = number // step
+    return [max(1, below) * step, (below + 1) * step]
 
 
 def _divisors(number: int) -> list[int]:
@@ -154,47 +276,148 @@ def _divisors(number: int) -> list[int]:
 
 
 def _near(wanted: int, legal: list[int]) -> str:
-    """The up to three nearest: 4, 8 or 16."""
-    *first, last = sorted(sorted(set(legal), key=lambda value: abs(value - wanted))[:3])
+    """Return up to three legal values nearest to the wanted one: "4, 8 or 16"."""
+    by_distance = sorted(set(legal), key=lambda value: abs(value - wanted))
+    *first, last = sorted(by_distance[:3])
     return f"{', '.join(map(str, first))} or {last}" if first else f"{last}"
 
 
-# ---- what it would take ----
+# ---- the cost ----
 
 
-def memory(
-    counts: Mapping[str, int], model: Any, rows: int, seq_len: int, ranks: int, *, logits: int, checkpointing=False
-) -> dict[str, float]:
-    """Bytes of a rank by what they are for, an estimate: neither fragmentation nor what the framework takes is in it.
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of a run on some hardware; None where a figure is not known.
 
-    counts: `GPT.parameter_counts()`. model: its config. rows: of a micro-batch. logits: bytes of a chunk of them.
-    Computed in 2 bytes a number, without the caches of evaluation and sampling.
+    device_batch_size: rows. memory: bytes of a rank, by part. memory_limit: GB of an accelerator. rate: FLOP/s of a
+    rank, peak: its limit. source: of the rate, "measured: run TAG" or "assumed". hourly: dollars of an accelerator.
     """
-    adam = counts["total"] - counts["matrices"]
+
+    ranks: int
+    hardware: str
+    dtype: str
+    device_batch_size: int
+    memory: dict[str, float]
+    memory_limit: float | None
+    fits: bool
+    seconds: float | None
+    dollars: float | None
+    hourly: float | None
+    rate: float | None
+    peak: float | None
+    source: str
+
+    def lines(self) -> list[str]:
+        """Return the estimate as text for people."""
+        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in self.memory.items())
+        total = sum(self.memory.values()) / 1e9
+        lines = [f"memory of a rank, GB: {total:.2f} with {self.device_batch_size} rows at once ({parts})"]
+        if not self.fits:
+            lines.append(f"that is more than {self.memory_limit} GB: take --checkpointing, or more ranks")
+        name = f"{self.ranks}x{self.hardware}"
+        if self.seconds is None:
+            return [*lines, f"time n/a, dollars n/a: no {self.dtype} peak rate is known of {name}"]
+        time = duration(self.seconds)
+        if self.rate is None:  # a clock ends the run
+            time, speed = f"{self.seconds:g} s", self.source
+        elif self.peak is None:
+            speed = f"{self.rate / 1e9:,.0f} GFLOP/s each ({self.source}), MFU n/a"
+        else:
+            mfu = 100 * self.rate / self.peak
+            speed = f"{mfu:.3g}% MFU ({self.source}) of {self.peak / 1e12:,.0f} TFLOP/s each"
+        price = "n/a" if self.dollars is None else f"{self.dollars:,.2f} at {self.hourly:.2f} an hour each"
+        return [*lines, f"time {time} on {name}, {speed}; dollars {price}"]
+
+
+def estimate(plan: RunPlan, config: PlanSettings, ranks: int, accelerator: Accelerator) -> Estimate:
+    """Return the cost of a plan on a number of accelerators."""
+    dtype = asked_precision(config.dtype)
+    if dtype == "auto":
+        dtype = accelerator.precision
+    sizes = legal_rows(plan.total_batch_size, config.max_seq_len, ranks)
+    if config.device_batch_size != "auto":
+        asked = read_rows(config.device_batch_size)
+        accumulation_steps(plan.total_batch_size, asked, config.max_seq_len, ranks)  # refuses an impossible size
+        sizes = [asked]
+    needed = {rows: memory(plan, rows, ranks, config.checkpointing) for rows in sizes}
+    limit = FIT_SHARE * 1e9 * accelerator.memory if accelerator.memory else math.inf
+    fitting = [rows for rows in sizes if sum(needed[rows].values()) < limit]
+    rows = max(fitting, default=sizes[0])
+
+    peak = accelerator.peak(dtype)
+    rate, seconds, source = None, plan.seconds, "as asked"
+    if plan.tokens is not None:
+        assumed = ASSUMED_MFU * peak if peak else None
+        rate, source = measured(config, accelerator) or (assumed, "assumed")
+        seconds = plan.flops_per_token * plan.tokens / (rate * ranks) if rate else None
+    hourly = accelerator.dollars
+    dollars = None
+    if hourly and seconds is not None:
+        dollars = hourly * ranks * seconds / 3600
+    return Estimate(
+        ranks=ranks,
+        hardware=accelerator.name,
+        dtype=dtype,
+        device_batch_size=rows,
+        memory=needed[rows],
+        memory_limit=accelerator.memory,
+        fits=bool(fitting),
+        seconds=seconds,
+        dollars=dollars,
+        hourly=hourly,
+        rate=rate,
+        peak=peak,
+        source=source,
+    )
+
+
+def memory(plan: RunPlan, rows: int, ranks: int, checkpointing: bool = False) -> dict[str, float]:
+    """Return the estimated bytes of a rank by part, for micro-batches of so many rows on a GPU.
+
+    Activations have 2 bytes. Fragmentation, the framework, and the caches of evaluation and sampling are left out.
+    """
+    counts, model = plan.counts, plan.model
+    # With checkpointing, each block keeps its input, and one block at a time all of its activations.
     kept = model.depth + BLOCK_KEEPS if checkpointing else model.depth * BLOCK_KEEPS
     return {
         "weights": 4 * counts["total"],
         "weights in the compute dtype": 2 * (counts["matrices"] + counts["head"]),
         "gradients": 4 * counts["total"],
-        "optimizer": (4 * counts["matrices"] + 8 * adam) / ranks,  # Muon keeps one fp32 tensor a weight, AdamW two
-        "activations": 2 * rows * seq_len * model.width * kept,
-        "logits": 2 * logits,  # and their gradient
+        "optimizer": plan.state_bytes / ranks,
+        "activations": 2 * rows * model.max_seq_len * model.width * kept,
+        "logits": 2 * CHUNK_BYTES["cuda"],  # and their gradient
     }
 
 
-def cost(flops: float, ranks: int, accelerator: Accelerator, dtype: str, measured: tuple | None = None) -> str:
-    """Time and dollars; n/a where a rate or price is not known. measured: FLOP/s of a rank, and of which run."""
-    name, peak = f"{ranks}x{accelerator.name}", accelerator.peak(dtype)
-    if not peak and not measured:
-        return f"time n/a, dollars n/a: no {dtype} peak rate is known of {name}"
-    rate, source = (measured[0], f"measured: run {measured[1]}") if measured else (peak * ASSUMED_MFU, "assumed")
-    seconds = flops / (rate * ranks)
-    how = f"{rate / 1e9:,.0f} GFLOP/s each ({source}), MFU n/a"
-    if peak:
-        how = f"{100 * rate / peak:.3g}% MFU ({source}) of {peak / 1e12:,.0f} TFLOP/s each"
-    return f"time {duration(seconds)} on {name}, {how}; {price(seconds, ranks, accelerator)}"
+def measured(config: PlanSettings, accelerator: Accelerator) -> tuple[float, str] | None:
+    """Return FLOP/s of a rank, and "measured: run TAG", from the finished run nearest in depth on such hardware.
+
+    None if there is none. Hardware that is not in the table of accelerators is the same only if it is this machine.
+    """
+    here = environment()["Hardware"]
+    found = []
+    for _, run in read_outcomes(base_dir()):
+        if not isinstance(run, Outcome) or run.stage != "base_train":
+            continue
+        there = run.environment["Hardware"]
+        device = re.sub(r"^\d+x ", "", there["GPUs"])  # "8x NVIDIA H200"
+        same_hardware = find_accelerator(device) == accelerator or (not config.on and there == here)
+        same_settings = all(run.config.get(name) == getattr(config, name) for name in ("device_type", "dtype", "fp8"))
+        speed = run.metrics.get("Tokens per second", "n/a")
+        if speed != "n/a" and same_hardware and same_settings:
+            flops = run.metrics["Number of FLOPs per token"]["value"]
+            rate = speed["value"] * flops / run.metrics["DDP world size"]
+            found.append((abs(run.config["depth"] - config.depth), rate, f"measured: run {run.tag}"))
+    if not found:
+        return None
+    _, rate, source = min(found)
+    return rate, source
 
 
-def price(seconds: float, ranks: int, accelerator: Accelerator) -> str:
-    rate = accelerator.dollars
-    return f"dollars {rate * ranks * seconds / 3600:,.2f} at {rate:.2f} an hour each" if rate else "dollars n/a"
+def dry_run_record(plan: RunPlan, found: Estimate) -> dict[str, Any]:
+    """Return plan, estimate and the lines about its cost as JSON, for programs that read a dry run."""
+    return {
+        "plan": asdict(plan) | {"tokens": plan.tokens},
+        "estimate": asdict(found),
+        "lines": found.lines(),
+    }

@@ -4,6 +4,7 @@ python -m scripts.base_train --depth=8
 torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=24 --fp8
 """
 
+import json
 from dataclasses import dataclass, replace
 
 from nanochat.config import Count, changed, option, run
@@ -104,7 +105,6 @@ class Config(TextSettings, TrainingSettings):
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.blueprint import draw, estimate
     from nanochat.data.corpus import open_corpus, shards_for
     from nanochat.dataloader import TextLoader, merge_states
     from nanochat.evals import core
@@ -112,6 +112,7 @@ def main(config: Config) -> None:
     from nanochat.objectives import next_token
     from nanochat.run import training
     from nanochat.runtime import planned_hardware
+    from nanochat.scaling import dry_run_record, estimate, plan_run
     from nanochat.tokenizer import Tokenizer
     from nanochat.train import Evaluation
 
@@ -119,10 +120,18 @@ def main(config: Config) -> None:
     vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
     is_trained = vocabulary.exists()
     tokenizer = Tokenizer.load(vocabulary) if is_trained or not config.dry_run else None
-    plan = draw(config, tokenizer)
-    print0(*plan.notes, *(f"{name}: {format_value(value)}" for name, value in plan.summary.items()), sep="\n")
+    vocab_size = tokenizer.vocab_size if tokenizer else None
+    bos_id = tokenizer.special_tokens["<|bos|>"] if tokenizer else 0
+    plan = plan_run(config, vocab_size, bos_id)
+    if config.dry_run and config.json:
+        ranks, accelerator = planned_hardware(config.on)
+        print0(json.dumps(dry_run_record(plan, estimate(plan, config, ranks, accelerator))))
+        return
+    summary = [f"{name}: {format_value(value)}" for name, value in plan.summary.items()]
+    print0(*plan.notes, *summary, sep="\n")
     if config.dry_run:
-        print0(*estimate(plan, config, *planned_hardware(config.on)), sep="\n")
+        ranks, accelerator = planned_hardware(config.on)
+        print0(*estimate(plan, config, ranks, accelerator).lines(), sep="\n")
         return
 
     with training("base_train", config, plan, tokenizer, in_fp8=config.fp8) as trainer:

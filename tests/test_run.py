@@ -12,7 +12,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,11 +23,11 @@ from torch.distributed.launcher.api import LaunchConfig
 from torch.distributed.run import get_args_parser
 
 from nanochat import runtime
-from nanochat.blueprint import Blueprint, draw
 from nanochat.checkpoint import hold, load, steps
 from nanochat.objectives import next_token
 from nanochat.run import build
 from nanochat.runtime import COMPILING_SECONDS, Runtime
+from nanochat.scaling import RunPlan, plan_run
 from scripts.base_train import Config
 
 
@@ -334,21 +333,20 @@ def test_room_is_looked_for_before_the_first_step(base):
 
 # ---- model and optimizer ----
 
-TOKENIZER = SimpleNamespace(vocab_size=32768, special_tokens={"<|bos|>": 32759})
 TINY = Config(
     depth=2, aspect_ratio=32, head_dim=32, max_seq_len=32, total_batch_size=256, num_iterations=4, compile=False
 )
 
 
-def build_plan(plan: Blueprint, config: Config, seed: int = 1, runtime: Runtime = ALONE):
-    decay = config.weight_decay * plan.scale.weight_decay
-    batch = plan.scale.total_batch_size
-    return build(plan.model, config, seed, runtime, batch=batch, steps=plan.scale.steps, weight_decay=decay)
+def build_plan(plan: RunPlan, config: Config, seed: int = 1, runtime: Runtime = ALONE):
+    decay = config.weight_decay * plan.decay_scale
+    batch = plan.total_batch_size
+    return build(plan.model, config, seed, runtime, batch=batch, steps=plan.steps, weight_decay=decay)
 
 
 def test_the_learning_rates_of_a_batch_of_two_to_the_20_are_the_reference():
     small = replace(TINY, total_batch_size=2**20, device_batch_size="1")
-    plan = draw(small, TOKENIZER)
+    plan = plan_run(small, 32768, 32759)
     _, optimizer, _ = build_plan(plan, small)
     rates = {group.name: group.lr for group in optimizer.groups}
     beta, s = 2**0.5, (64 / 768) ** -0.5
@@ -357,11 +355,11 @@ def test_the_learning_rates_of_a_batch_of_two_to_the_20_are_the_reference():
     assert rates["embedding"] == pytest.approx(0.3 * beta * s)
     assert rates["value_embeds"] == pytest.approx(0.15 * beta * s)
     decay = next(group.weight_decay for group in optimizer.groups if group.name == "matrices")
-    assert decay == pytest.approx(0.28 * plan.scale.weight_decay)
+    assert decay == pytest.approx(0.28 * plan.decay_scale)
 
 
 def test_the_device_batch(capsys):
-    plan = draw(TINY, TOKENIZER)
+    plan = plan_run(TINY, 32768, 32759)
     for asked, rows, how in (("auto", 8, "the most that fit; 1 of them"), ("2", 2, "as asked; 4 of them")):
         assert build_plan(plan, replace(TINY, device_batch_size=asked))[2] == rows
         assert f"device batch: {rows} rows of 32 tokens, {how} make a step on each rank" in capsys.readouterr().out
@@ -372,7 +370,7 @@ def test_the_device_batch(capsys):
 
 
 def test_the_model_is_that_of_the_seed_and_can_be_trained():
-    plan = draw(TINY, TOKENIZER)
+    plan = plan_run(TINY, 32768, 32759)
     model, optimizer, rows = build_plan(plan, TINY)
     again, other = (build_plan(plan, TINY, seed)[0] for seed in (1, 2))
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
@@ -395,7 +393,7 @@ def test_the_model_is_that_of_the_seed_and_can_be_trained():
 def test_a_run_is_compiled_where_that_pays(horizon, flops, pays, monkeypatch, capsys):
     monkeypatch.setattr(runtime, "COMPILING_PAYS", flops)
     config = replace(TINY, **{"num_iterations": -1, "compile": True} | horizon)
-    assert build_plan(draw(config, TOKENIZER), config)[0].compiled is pays
+    assert build_plan(plan_run(config, 32768, 32759), config)[0].compiled is pays
     assert ("not compiled: " in capsys.readouterr().out) is not pays
     config = replace(config, compile=False)
-    assert not build_plan(draw(config, TOKENIZER), config)[0].compiled
+    assert not build_plan(plan_run(config, 32768, 32759), config)[0].compiled

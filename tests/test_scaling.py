@@ -1,116 +1,147 @@
+"""From flags to a run plan: the reference's figures, flags that override them, and the cost on paper."""
+
+import json
 import random
 import re
-from types import SimpleNamespace
+from dataclasses import asdict, replace
 
 import pytest
+import torch
 
-from nanochat.hardware import Accelerator, find_accelerator
+from nanochat.gpt import GPT, GPTConfig
+from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import duration
+from nanochat.optim import KINDS, Optimizer
+from nanochat.outcome import Outcome
+from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.scaling import (
     ASSUMED_MFU,
     BLOCK_KEEPS,
     HORIZONS,
+    RunPlan,
     accumulation_steps,
-    cost,
+    estimate,
     legal_rows,
     memory,
-    scale,
-    shape,
+    plan_run,
 )
+from scripts.base_train import Config, main
+
+D24 = Config(depth=24, target_param_data_ratio=8.0)
+H100 = find_accelerator("H100")
 
 
-def n_of(depth: int, vocab: int = 32768, **options) -> int:
-    """Matrices and head of the plain block: 4 of width² for attention, 8 for the MLP."""
-    width = shape(depth, **options)["width"]
-    return 12 * depth * width**2 + width * vocab
+def plan_of(config: Config = D24, vocab_size: int = 32768, **flags) -> RunPlan:
+    return plan_run(replace(config, **flags), vocab_size, 32759)
 
 
-def scaled(depth: int, vocab: int = 32768, batch: int | None = None, note=lambda line: None, head_dim=128, **horizon):
-    n, reference = n_of(depth, vocab, head_dim=head_dim), n_of(12, vocab, head_dim=head_dim)
-    return scale(n, reference, 6 * n, horizon, total_batch_size=batch, note=note)
+# ---- the plan ----
 
 
-@pytest.mark.parametrize(("depth", "width"), [(1, 128), (4, 256), (5, 384), (12, 768), (20, 1280), (24, 1536)])
-def test_width_and_heads_follow_from_depth(depth, width):
-    made = shape(depth)
-    assert made == {"depth": depth, "width": width, "heads": width // 128, "kv_heads": width // 128}
+def test_depth_24_at_ratio_8_is_the_reference():
+    plan = plan_of()
+    counts = plan.counts
+    assert counts["matrices"] == pytest.approx(679.5e6, abs=5e4)
+    assert counts["head"] == counts["embed"] == 32768 * 1536
+    assert counts["value_embeds"] == 12 * 32768 * 1536
+    assert plan.scaled == counts["matrices"] + counts["head"] == pytest.approx(729.8e6, abs=5e4)
+    assert counts["total"] == pytest.approx(1.38e9, rel=5e-3)
+    assert (plan.total_batch_size, plan.steps, plan.seconds) == (2**20, 5568, None)
+    assert plan.tokens == 2**20 * 5568 == pytest.approx(5.84e9, rel=1e-3)
+    assert 0.02 * plan.rate_scale == pytest.approx(0.0283, abs=5e-5)
+    assert 0.28 * plan.decay_scale == pytest.approx(0.060, abs=5e-4)
+    assert plan.rows == 512
+    assert plan.model.bos_id == 32759
+    assert list(plan.summary) == [
+        *("Number of parameters", *(f"Number of parameters, {kind}" for kind in counts if kind != "total")),
+        *("Total batch size", "Number of FLOPs per token", "Calculated number of iterations"),
+        *("Number of training tokens", "Tokens : Params ratio"),
+    ]
+    assert plan.summary["Tokens : Params ratio"]["value"] == pytest.approx(8, rel=1e-4)
 
 
-def test_all_of_a_shape_can_be_given():
-    made = shape(4, head_dim=64, aspect_ratio=48, kv_heads=1)
-    assert made == {"depth": 4, "width": 192, "heads": 3, "kv_heads": 1}
-    assert shape(4, head_dim=64, width=320)["width"] == 320
-    with pytest.raises(ValueError, match=r"--width=300 .* take 320"):
-        shape(4, head_dim=64, width=300)
-    with pytest.raises(ValueError, match=r"--kv-heads=5 does not divide 12 heads: take 3, 4 or 6"):
-        shape(24, kv_heads=5)
-    for wrong in ({"depth": 0}, {"depth": 4, "head_dim": 0}, {"depth": 4, "width": 0}, {"depth": 4, "kv_heads": 0}):
-        with pytest.raises(ValueError):
-            shape(**wrong)
+def test_the_reference_itself_is_left_as_it_is():
+    plan = plan_of(depth=12)
+    assert (plan.total_batch_size, plan.rate_scale, plan.decay_scale) == (2**19, 1, 1)
 
 
-@pytest.mark.parametrize(
-    ("depth", "power"),
-    [(8, 18), (10, 19), (12, 19), (16, 19), (18, 20), (24, 20), (26, 20), (32, 21)],
-)
-def test_batch_grows_with_depth(depth, power):
-    assert scaled(depth).total_batch_size == 2**power
+def test_sizes_and_batch_follow_from_depth():
+    for depth, width, power in [
+        (1, 128, 16),
+        (5, 384, 18),
+        (8, 512, 18),
+        (10, 640, 19),
+        (16, 1024, 19),
+        (18, 1152, 20),
+        (26, 1664, 20),
+        (32, 2048, 21),
+    ]:
+        plan = plan_of(depth=depth)
+        assert (plan.model.width, plan.model.heads, plan.model.kv_heads) == (width, width // 128, width // 128)
+        assert plan.total_batch_size == 2**power or depth < 8, depth
 
 
-def test_depth_24_at_ratio_8():
-    lines = []
-    made = scaled(24, target_param_data_ratio=8, note=lines.append)
-    assert (made.total_batch_size, made.steps, made.seconds) == (2**20, 5568, None)
-    assert made.total_batch_size * made.steps == pytest.approx(5.84e9, rel=1e-3)
-    assert 0.02 * made.rates == pytest.approx(0.0283, abs=5e-5)
-    assert 0.28 * made.weight_decay == pytest.approx(0.060, abs=5e-4)
-    assert lines[0].startswith("total_batch_size 1,048,576 = 2^19 x ")
-    assert lines[-1] == "num_iterations 5,568 = 8 x N / total_batch_size"
+def test_every_derived_value_has_a_note_and_a_flag_overrides_it():
+    notes = {note.split()[0]: note for note in plan_of().notes}
+    assert notes["width"] == "width 1,536 = depth 24 x aspect_ratio 64, up to a multiple of head_dim 128"
+    assert notes["num_iterations"] == "num_iterations 5,568 = 8 x N / total_batch_size"
+    assert notes.keys() == {"width", "heads", "kv_heads", "total_batch_size", "learning", "weight", "num_iterations"}
+    other = plan_of(aspect_ratio=48, kv_heads=3, total_batch_size=2**19, model="october-2025")
+    assert (other.model.width, other.model.kv_heads, other.total_batch_size) == (1152, 3, 2**19)
+    assert not other.model.smear
+    assert other.counts["value_embeds"] == 0
+    assert {"kv_heads 3 = given", "total_batch_size 524,288 = given"} <= set(other.notes)
+    assert plan_of(depth=4, head_dim=64, width=320).model.heads == 5
+    assert plan_of(window_pattern="L").flops_per_token > plan_of().flops_per_token
+    for flags, sentence in [
+        ({"model": "gpt"}, r"--model=gpt is not known, take one of reference, .*induction, portable"),
+        ({"depth": 4, "head_dim": 64, "width": 300}, r"--width=300 .* take 320"),
+        ({"kv_heads": 5}, r"--kv-heads=5 does not divide 12 heads: take 3, 4 or 6"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            plan_of(**flags)
 
 
-def test_the_reference_is_left_as_it_is():
-    made = scaled(12)
-    assert (made.total_batch_size, made.rates, made.weight_decay) == (2**19, 1, 1)
+def test_without_a_tokenizer_the_vocabulary_is_assumed():
+    plan = plan_of(vocab_size=None)
+    assert plan.notes[0] == "vocabulary 65,536 = assumed, no tokenizer is trained yet"
+    assert plan.counts["head"] == 65536 * 1536
 
 
-def test_the_scale_of_a_cpu():
-    made = scaled(4, vocab=4096, batch=4096, head_dim=64, num_iterations=20)
-    assert (made.total_batch_size, made.steps) == (4096, 20)
-    assert made.rates == (4096 / 2**19) ** 0.5
-    assert accumulation_steps(4096, 8, 512, 1) == 1
+def test_a_plan_counts_the_real_model():
+    plan = plan_of(depth=2, max_seq_len=256)
+    model = GPT(plan.model)
+    assert plan.counts == model.parameter_counts()
+    assert plan.counts["total"] == sum(parameter.numel() for parameter in model.parameters())
+    rates = dict.fromkeys(LEARNING_RATES, 0.0)
+    groups = build_groups(
+        model.named_parameters(), learning_rates=rates, batch_scale=1.0, width=1, matrix_weight_decay=0
+    )
+    states = [state for _, saved in Optimizer(groups).state_tensors() for state in saved.values()]
+    assert plan.state_bytes == pytest.approx(sum(state.nbytes for state in states), rel=0.01)
+    assert {group.kind for group in groups} == set(KINDS)
 
 
 def test_horizons():
-    n = n_of(8)
-    assert scaled(8).steps == 12 * n // 2**18
-    assert scaled(8, num_iterations=7).steps == 7
-    assert scaled(8, target_flops=6 * n * 2**18 * 100.4).steps == 100
-    assert scaled(8, target_param_data_ratio=1e-9).steps == 1
-    made = scaled(8, target_seconds=60)
-    assert (made.steps, made.seconds) == (None, 60)
-    with pytest.raises(ValueError, match="--num-iterations=7 and --target-seconds=60 are 2 horizons"):
-        scaled(8, num_iterations=7, target_seconds=60, target_flops=None)
+    config = replace(D24, depth=8, target_param_data_ratio=-1.0)
+    plan = plan_of(config)
+    assert plan.steps == 12 * plan.scaled // plan.total_batch_size
+    assert plan_of(config, num_iterations=7).steps == 7
+    step = plan.flops_per_token * plan.total_batch_size
+    assert plan_of(config, target_flops=step * 100.4).steps == 100
+    assert plan_of(config, target_param_data_ratio=1e-9).steps == 1
+    timed = plan_of(config, target_seconds=60.0)
+    assert (timed.steps, timed.seconds, timed.tokens) == (None, 60, None)
+    assert timed.notes[-1] == "num_iterations ? = as many as 60 seconds allow"
+    assert "Number of training tokens" not in timed.summary
+    with pytest.raises(ValueError, match="--num-iterations=7 and --target-seconds=60 are 2 horizons: keep one"):
+        plan_of(config, num_iterations=7, target_seconds=60.0)
     for name in HORIZONS:
         with pytest.raises(ValueError, match="more than 0"):
-            scaled(8, **{name: 0})
+            plan_of(config, **{name: 0})
 
 
-def test_every_value_is_told_with_where_it_comes_from():
-    lines = []
-    shape(4, kv_heads=1, note=lines.append)
-    assert lines == [
-        "width 256 = depth 4 x aspect_ratio 64, up to a multiple of head_dim 128",
-        "heads 2 = width / head_dim 128",
-        "kv_heads 1 = given",
-    ]
-    lines.clear()
-    scaled(4, batch=4096, target_seconds=60, note=lines.append)
-    assert [line.split(" = ")[0] for line in lines] == [
-        "total_batch_size 4,096",
-        "learning rates x 0.08839",
-        f"weight decay x {0.08839 * n_of(12) / n_of(4):.4g}",
-        "num_iterations ?",
-    ]
+# ---- batches ----
 
 
 def test_legal_batches_against_a_plain_search():
@@ -142,33 +173,42 @@ def test_an_impossible_batch_names_the_nearest_possible():
     assert legal_rows(12 * 512, 512, 1) == [1, 2, 3, 4, 6, 12]
 
 
-D24 = SimpleNamespace(**shape(24))
-COUNTS = {"matrices": 679_478_976, "head": 50_331_648, "total": 1_384_000_000}
+# ---- the cost ----
+
+
+@pytest.fixture(autouse=True)
+def no_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    monkeypatch.delenv("NANOCHAT_DTYPE", raising=False)
+
+
+def last_line(accelerator: Accelerator, ranks: int = 8, config: Config = D24, **flags) -> str:
+    config = replace(config, **flags)
+    return estimate(plan_of(config), config, ranks, accelerator).lines()[-1]
 
 
 def test_memory():
-    plain = memory(COUNTS, D24, 16, 2048, 8, logits=512 << 20)
-    alone = memory(COUNTS, D24, 16, 2048, 1, logits=512 << 20)
+    plan = plan_of()
+    plain, alone = memory(plan, 16, 8), memory(plan, 16, 1)
     assert alone["optimizer"] == 8 * plain["optimizer"]
+    matrices = plan.counts["matrices"]
+    assert alone["optimizer"] == 4 * matrices + 8 * (plan.counts["total"] - matrices)  # Muon, AdamW
     assert plain["activations"] == 16 * 2048 * 1536 * 24 * BLOCK_KEEPS * 2
-    again = memory(COUNTS, D24, 16, 2048, 8, logits=512 << 20, checkpointing=True)
-    assert again["activations"] * 11 < plain["activations"]
+    assert memory(plan, 16, 8, checkpointing=True)["activations"] * 11 < plain["activations"]
     assert 40e9 < sum(plain.values()) < 80e9  # the public reference runs this on 80 GB
 
 
-def test_a_block_keeps_what_the_estimate_says():
-    torch, gpt = pytest.importorskip("torch"), pytest.importorskip("nanochat.gpt")
-
+def test_a_block_keeps_as_much_as_the_estimate_assumes():
     def kept(depth: int) -> int:
-        config = gpt.GPTConfig(vocab_size=512, depth=depth, width=256, heads=4, max_seq_len=256, window_pattern="L")
-        model = gpt.GPT(config)
+        config = GPTConfig(vocab_size=512, depth=depth, width=256, heads=4, max_seq_len=256, window_pattern="L")
+        model = GPT(config)
         model.init_weights(0)
         model.compute_dtype = torch.bfloat16
         own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
         seen = {}
 
         def pack(tensor):
-            seen[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no other takes its place
+            seen[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no other takes the address
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -179,20 +219,117 @@ def test_a_block_keeps_what_the_estimate_says():
     assert ((kept(8) - kept(4)) / 4 - casts) / (2 * 256 * 256 * 2) == pytest.approx(BLOCK_KEEPS, rel=0.05)
 
 
-def test_time_and_dollars():
-    sentence = cost(5.84e9 * 4.77e9, 8, find_accelerator("H100"), "bf16", (0.59 * 989.4e12, "d24"))
-    seconds = 5.84e9 * 4.77e9 / (8 * 989.4e12 * 0.59)
-    assert seconds / 60 == pytest.approx(99.4, rel=0.01)  # what the public reference took, at the MFU it had
+def test_an_estimate_for_people_and_for_programs():
+    plan, (ranks, h100) = plan_of(), parse_hardware("8xH100")
+    found = estimate(plan, D24, ranks, h100)
+    needs, time = found.lines()
+    seconds = plan.flops_per_token * plan.tokens / (8 * 989.4e12 * ASSUMED_MFU)
+    assert found.seconds == pytest.approx(seconds)
+    assert found.dollars == pytest.approx(24 * seconds / 3600)
     price = f"dollars {24 * seconds / 3600:.2f} at 3.00 an hour each"
-    assert sentence == f"time 1h39m on 8xH100, 59% MFU (measured: run d24) of 989 TFLOP/s each; {price}"
-    slower = cost(5.84e9 * 4.77e9, 8, find_accelerator("H100"), "bf16")
-    assert slower.startswith(f"time {duration(seconds * 0.59 / ASSUMED_MFU)} on 8xH100, 40% MFU (assumed)")
+    assert time == f"time {duration(seconds)} on 8xH100, 40% MFU (assumed) of 989 TFLOP/s each; {price}"
+    assert json.loads(json.dumps(asdict(found))) == asdict(found)
+    total, rows = re.match(r"memory of a rank, GB: ([\d.]+) with (\d+) rows at once \(weights", needs).groups()
+    assert float(total) == pytest.approx(sum(found.memory.values()) / 1e9, abs=0.01)
+    assert float(total) < 0.9 * h100.memory
+    assert int(rows) == found.device_batch_size
+    assert estimate(plan, replace(D24, checkpointing=True), ranks, h100).device_batch_size > found.device_batch_size
+    assert estimate(plan, replace(D24, device_batch_size="2"), ranks, h100).device_batch_size == 2
 
 
-def test_unknown_hardware_is_not_available():
-    assert cost(1e15, 1, Accelerator("Q9"), "bf16") == "time n/a, dollars n/a: no bf16 peak rate is known of 1xQ9"
-    timed = cost(1e15, 2, Accelerator("Q9"), "bf16", (1e12, "d4"))
-    assert timed == "time 8m20s on 2xQ9, 1,000 GFLOP/s each (measured: run d4), MFU n/a; dollars n/a"
-    sentence = cost(1e15, 2, find_accelerator("L4"), "bf16")
-    assert re.match(r"time \d", sentence)
-    assert sentence.endswith("dollars n/a")
+def test_unknown_figures_are_not_available():
+    unknown = Accelerator("Q9000")
+    assert last_line(unknown) == "time n/a, dollars n/a: no bf16 peak rate is known of 8xQ9000"
+    assert last_line(find_accelerator("L40S")).endswith("; dollars n/a")
+    small = estimate(plan_of(), D24, 1, Accelerator("small", memory=4))
+    assert small.lines()[1] == "that is more than 4 GB: take --checkpointing, or more ranks"
+
+
+def test_a_run_that_a_clock_ends_has_a_price():
+    timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=90.0)
+    price = f"dollars {8 * 3 * 90 / 3600:.2f} at 3.00 an hour each"
+    assert last_line(H100, 8, timed) == f"time 90 s on 8xH100, as asked; {price}"
+    assert last_line(find_accelerator("T4"), 1, timed) == "time 90 s on 1xT4, as asked; dollars n/a"
+
+
+def test_the_precision_of_a_plan_is_that_of_the_run(monkeypatch):
+    t4 = find_accelerator("T4")
+    assert "(assumed) of 989 TFLOP/s each" in last_line(H100)
+    assert last_line(H100, dtype="bfloat16") == last_line(H100, dtype="bf16") == last_line(H100)
+    assert "(assumed) of 495 TFLOP/s each" in last_line(H100, dtype="float32")
+    assert "(assumed) of 8 TFLOP/s each" in last_line(t4)  # without bf16 it trains in fp32
+    assert "(assumed) of 65 TFLOP/s each" in last_line(t4, dtype="fp16")
+    assert "no bf16 peak rate is known of 8xT4" in last_line(t4, dtype="bf16")
+    for wrong in ("fp12", "memory", "dollars"):
+        with pytest.raises(ValueError, match=rf"^precision {wrong} is not known, take one of auto, bf16, fp16, fp32$"):
+            last_line(H100, dtype=wrong)
+    monkeypatch.setenv("NANOCHAT_DTYPE", "float16")
+    assert last_line(t4) == last_line(t4, dtype="fp16")
+    assert last_line(t4, dtype="fp32") != last_line(t4)
+
+
+def leave_a_run(tag: str, depth: int, gpus: str, speed: float | str, **config) -> None:
+    """Write the outcome of a run on 8 ranks, whose tokens cost 1e9 FLOPs each."""
+    run = Outcome.begin("base_train", tag, replace(Config(), depth=depth, **config))
+    if gpus:
+        run.environment["Hardware"]["GPUs"] = gpus
+    run.metrics = {"Number of FLOPs per token": {"value": 1e9, "format": ".4e"}, "DDP world size": 8}
+    run.metrics["Tokens per second"] = speed if isinstance(speed, str) else {"value": speed, "format": ",.0f"}
+    run.write()
+
+
+def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware():
+    leave_a_run("d8", 8, "8x NVIDIA H100 80GB HBM3", 3e6)  # 3e6 x 1e9 / 8 = 375 TFLOP/s of a rank
+    leave_a_run("d26", 26, "8x NVIDIA H200", 4e6)
+    leave_a_run("d25", 25, "8x NVIDIA H100 80GB HBM3", "n/a")
+    leave_a_run("d24", 24, "8x NVIDIA H100 80GB HBM3", 5e6, fp8=True)
+    leave_a_run("d4", 4, "1x NVIDIA H100 80GB HBM3", 9e6)
+    plan = plan_of()
+    found = estimate(plan, D24, 8, H100)
+    assert (found.source, found.rate) == ("measured: run d8", 375e12)
+    seconds = plan.flops_per_token * plan.tokens / (8 * 375e12)
+    assert f"time {duration(seconds)} on 8xH100, 37.9% MFU (measured: run d8) of 989 TFLOP/s" in found.lines()[-1]
+    assert "(measured: run d24)" in last_line(H100, fp8=True)
+    assert "(assumed)" in last_line(find_accelerator("A100"))
+
+
+def test_unknown_hardware_has_a_time_if_it_is_this_machine():
+    unknown = Accelerator("CPU")
+    leave_a_run("d2", 2, "", 8.0)
+    assert "1 GFLOP/s each (measured: run d2), MFU n/a; dollars n/a" in last_line(unknown, 1)
+    assert last_line(unknown, 1, on="CPU").startswith("time n/a")
+    leave_a_run("d2", 2, "1x Q9000", 8.0)
+    assert last_line(unknown, 1).startswith("time n/a")
+
+
+def test_impossible_batches_are_refused_on_paper_too():
+    for ranks, flags, sentence in [
+        (8, {"device_batch_size": "3"}, r"--device-batch-size=3 .* take --device-batch-size=1, 2 or 4, or --total"),
+        (8, {"device_batch_size": "some"}, r"--device-batch-size=some is no number of rows, take auto or a whole"),
+        (7, {}, r"--total-batch-size=1048576 is no multiple of a row on every rank"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            last_line(H100, ranks, **flags)
+
+
+@pytest.mark.parametrize("has_tokenizer", [False, True])
+def test_a_dry_run(has_tokenizer, tmp_path, capsys):
+    from nanochat.tokenizer import Tokenizer
+
+    if has_tokenizer:
+        (tmp_path / "tok_train/default").mkdir(parents=True)
+        Tokenizer.train(["some text"], 300).save(tmp_path / "tok_train/default/tokenizer.json")
+    main(replace(D24, dry_run=True, on="8xH100"))
+    text = capsys.readouterr().out
+    assert ("vocabulary 65,536 = assumed" in text) is not has_tokenizer
+    for part in ("width 1,536 = depth 24", "Number of parameters: ", "FLOPs per token: ", "memory of a rank, GB"):
+        assert part in text
+    assert re.search(r"^time \d+h\d\dm on 8xH100, .*; dollars [\d.]+ at 3\.00 an hour each$", text, re.M)
+    main(replace(D24, dry_run=True, on="8xH100", json=True))
+    record = json.loads(capsys.readouterr().out)
+    assert record["plan"]["tokens"] == record["plan"]["steps"] * record["plan"]["total_batch_size"]
+    assert record["estimate"]["source"] == "assumed"
+    assert not (tmp_path / "base_train").exists()
+    main(replace(D24, depth=4, dry_run=True))  # for this machine
+    if not torch.cuda.is_available():
+        assert "time n/a, dollars n/a: no bf16 peak rate is known of 1xCPU" in capsys.readouterr().out

@@ -4,8 +4,8 @@ The time of a step is, in this order: the measured time in this job; the time gi
 scale; or work divided by speed. Work is counted in tokens: trained, scored, generated. Each estimate names its basis.
 """
 
+import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -90,22 +90,18 @@ def dry_run(flags: Flags, hardware_name: str) -> BaseRun:
     words = flag_words(flags)
     if hardware_name:
         words.append(f"--on={hardware_name}")
-    command = [sys.executable, "-m", "scripts.base_train", "--dry-run", *words]
+    command = [sys.executable, "-m", "scripts.base_train", "--dry-run", "--json", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
-
-    # Until base_train prints JSON.
-    def number(label: str) -> float:
-        found = re.search(rf"^{label}: ([\d,.e+]+)$", done.stdout, re.MULTILINE)
-        return float(found[1].replace(",", "")) if found else 0.0
-
+    record = json.loads(done.stdout)
+    plan = record["plan"]
     return BaseRun(
-        parameters=int(number("Number of parameters")),
-        tokens=int(number("Number of training tokens")),
-        batch=int(number("Total batch size")),
-        flops=number("Number of FLOPs per token"),
-        notes=re.findall(r"^(?:memory of a rank|that is more).*", done.stdout, re.MULTILINE),
+        parameters=plan["counts"]["total"],
+        tokens=plan["tokens"] or 0,
+        batch=plan["total_batch_size"],
+        flops=plan["flops_per_token"],
+        notes=record["lines"][:-1],  # the last line is the time, which is estimated here
     )
 
 
