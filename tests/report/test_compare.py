@@ -1,4 +1,4 @@
-"""Two runs side by side: the statistics against plain twins, which questions count as the same, what is told."""
+"""Runs side by side: statistics against plain twins, equal questions, notes."""
 
 import itertools
 import json
@@ -130,15 +130,15 @@ def test_what_only_one_has_and_what_differs(tmp_path):
     assert "doc_cap" not in rows
 
 
-def test_the_command_takes_folders_and_records(tmp_path, python):
+def test_the_command_takes_folders_and_records(tmp_path, here):
     a, b = evaluated(tmp_path / "a", "1100"), evaluated(tmp_path / "b", "1111")
-    assert python("-m", "nanochat.report", f"--base-dir={b}", f"--out={tmp_path}/b.md").returncode == 0
-    said = [python("-m", "nanochat.report", "--compare", str(a), str(other)) for other in (b, tmp_path / "b.json")]
-    assert [done.returncode for done in said] == [0, 0], said
-    texts = [done.stdout.partition("\nB: ")[2].partition("\n")[2] for done in said]
+    assert here("nanochat.report", f"--base-dir={b}", f"--out={tmp_path}/b.md").returncode == 0
+    outputs = [here("nanochat.report", "--compare", str(a), str(other)) for other in (b, tmp_path / "b.json")]
+    assert [done.returncode for done in outputs] == [0, 0], outputs
+    texts = [done.stdout.partition("\nB: ")[2].partition("\n")[2] for done in outputs]
     assert texts[0] == texts[1] != ""
     assert "+0.5000  0.2887       0       2  0.5\n" in texts[0]
-    done = python("-m", "nanochat.report", "--compare", str(a), str(tmp_path / "none.json"))
+    done = here("nanochat.report", "--compare", str(a), str(tmp_path / "none.json"))
     assert (done.returncode, done.stderr) == (1, f"error: {tmp_path}/none.json: No such file or directory\n")
 
 
@@ -146,3 +146,11 @@ def test_what_is_no_number_is_a_dash(tmp_path):
     loss = {"value": math.nan, "stderr": math.nan, "format": ".4f"}
     a, b = (evaluated(tmp_path / name, "10", Loss=loss | more) for name, more in [("a", {}), ("b", {"value": 0.5})])
     assert row(a, b, "Loss ") == "Loss - 0.5000 - -".split()
+
+
+def test_three_runs_are_compared_with_the_first(tmp_path):
+    runs = [evaluated(tmp_path / name, right) for name, right in [("a", "1100"), ("b", "1110"), ("c", "1111")]]
+    text = compare([read_record(run) for run in runs], "abc")
+    [metric] = [line.split() for line in text.splitlines() if line.startswith("CORE metric")]
+    assert metric[-4:] == ["+0.2500", "0.0424", "+0.5000", "0.0424"]
+    assert [line.split()[4] for line in text.splitlines() if line.startswith("task ")] == ["+0.2500", "+0.5000"]

@@ -92,10 +92,10 @@ def test_no_price_no_cost(tmp_path):
     assert "| Tokenizer training | 2h53m | 100.0% |\n" in card
 
 
-def test_the_command(tmp_path, base, python):
+def test_the_command(tmp_path, base, here):
     leave(base)
     out = tmp_path / "cards" / "card.md"
-    done = python("-m", "nanochat.report", "--out", str(out))
+    done = here("nanochat.report", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Total wall clock time: ")
     assert done.stdout.endswith(f"\nreport card: {out}\n")
@@ -104,12 +104,12 @@ def test_the_command(tmp_path, base, python):
     assert (out.parent / picture).read_text(encoding="utf-8").startswith("<svg ")
     elsewhere = tmp_path / "elsewhere"
     shutil.move(base, elsewhere)
-    done = python("-m", "nanochat.report", f"--out={out}")
+    done = here("nanochat.report", f"--out={out}")
     assert done.returncode == 2
     assert (
         done.stderr == f"error: no stage has left an outcome below {base}, run one first or name another --base-dir\n"
     )
-    assert python("-m", "nanochat.report", f"--out={out}", f"--base_dir={elsewhere}").returncode == 0
+    assert here("nanochat.report", f"--out={out}", f"--base_dir={elsewhere}").returncode == 0
 
 
 def test_links_are_whole_and_an_older_cards_pictures_go(tmp_path):
@@ -125,7 +125,7 @@ def test_links_are_whole_and_an_older_cards_pictures_go(tmp_path):
 
 
 def test_every_form_is_of_the_machine_of_the_run(tmp_path, base):
-    """Rendered where it lies now, by two copies of the program in unlike places, it is the same but for its date."""
+    """Two copies of the program, outside a checkout and in unlike environments, write the same except for the date."""
     curve = {"title": "Loss", "x": "tokens", "y": "nats", "series": {"train": [[0, 1, 2], [3.0, 2.0, float("nan")]]}}
     leave(base, curves=[curve])
     scores = {"CORE metric": {"value": 0.5, "stderr": 0.1}, "piqa": {"value": 0.5, "stderr": float("nan")}}
@@ -156,11 +156,11 @@ def test_every_form_is_of_the_machine_of_the_run(tmp_path, base):
     assert {path.suffix for path in cards[0]} == {".md", ".html", ".json", ".svg"}
 
 
-def test_the_record_has_everything(tmp_path, base, python):
+def test_the_record_has_everything(tmp_path, base, here):
     leave(base, artifacts={"tokenizer.json": "e" * 64})
     leave(base, "zebra", metrics={"stripes": {"value": 0.5, "stderr": float("nan")}})
     leave(base, "ant").write_text("{")
-    assert python("-m", "nanochat.report", f"--out={tmp_path / 'card.md'}").returncode == 0
+    assert here("nanochat.report", f"--out={tmp_path / 'card.md'}").returncode == 0
     refuse = lambda word: pytest.fail(f"{word} is no JSON")  # noqa: E731
     found = json.loads((tmp_path / "card.json").read_text(encoding="utf-8"), parse_constant=refuse)
     documented = (ROOT / "docs/report.md").read_text(encoding="utf-8")
@@ -181,23 +181,14 @@ def test_the_record_has_everything(tmp_path, base, python):
             read_record(tmp_path / "card.json")
 
 
-def test_the_names_of_its_files(tmp_path, base, python):
+def test_the_names_of_its_files(tmp_path, base, here):
     leave(base)
     (tmp_path / "card.md").mkdir()
     for out, why in [
         ("card.html", "is no Markdown file, name it like card.md"),
         ("card.md", "is a folder, name a file"),
     ]:
-        done = python("-m", "nanochat.report", f"--out={tmp_path}/{out}")
+        done = here("nanochat.report", f"--out={tmp_path}/{out}")
         assert (done.returncode, done.stderr) == (2, f"error: --out={tmp_path}/{out} {why}\n")
-    done = python("-m", "nanochat.report", "--compare", "a")
+    done = here("nanochat.report", "--compare", "a")
     assert (done.returncode, done.stderr) == (2, "error: --compare takes two runs or more, A B, not 1\n")
-
-
-def test_it_works_outside_a_checkout(tmp_path, base, python):
-    leave(base, environment={})
-    copy = tmp_path / "unpacked"
-    shutil.copytree(ROOT / "nanochat", copy / "nanochat", ignore=shutil.ignore_patterns("__pycache__"))
-    done = python("-m", "nanochat.report", cwd=copy)
-    assert done.returncode == 0, done.stderr
-    assert "## Tokenizer training" in (copy / "report.md").read_text(encoding="utf-8")
