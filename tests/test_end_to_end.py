@@ -17,6 +17,7 @@ def steps_with(text: str, message: str) -> list[str]:
     return re.findall(rf"^== (\w+): {message}", text, re.MULTILINE)
 
 
+@pytest.mark.timeout(900)
 def test_the_main_job(speedrun, base, text_folder, python, here, tmp_path):
     """All stages from another folder, then everything that uses the models and the card."""
     flags = ["--data=letters", "--depth", "1", "--seconds=2"]

@@ -85,6 +85,7 @@ def test_the_commands_in_the_docs_can_be_planned(command, here, text_folder, tmp
     assert (f"text: folder:{tmp_path}/my-text" in done.stdout) == ("--data=my-text" in flags)
 
 
+@pytest.mark.timeout(900)
 def test_killed_started_twice_and_changed(speedrun, base):
     run, stage = base / "speedrun/default", base / "base_train/default"
     killed = speedrun.start(*LONG)
@@ -143,6 +144,7 @@ def test_a_failed_stage_is_named_with_its_log_and_the_command_that_resumes(speed
     assert again.returncode == 0, again.stderr
 
 
+@pytest.mark.timeout(900)
 def test_text_of_the_hub_comes_beside_the_tokenizer(speedrun, base, tmp_path):
     files = {}
     for number, file in enumerate(CORPORA["climbmix"].files()):
