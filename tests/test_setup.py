@@ -1,9 +1,8 @@
-"""runs/setup.sh and runs/test.sh as a stranger meets them: another directory, a path with spaces, no Rust."""
+"""runs/setup.sh in a copy of the repository: another folder, a path with spaces, no Rust."""
 
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ NEEDED = (
 
 @pytest.fixture
 def checkout(tmp_path):
-    """What setup needs of this repository, copied to a path with spaces."""
+    """A copy of the files that setup needs, on a path with spaces."""
     copy = tmp_path / "a path with spaces" / "nanochat"
     copy.mkdir(parents=True)
     for name in NEEDED:
@@ -63,9 +62,7 @@ def test_setup_is_idempotent_and_recovers(checkout, tmp_path):
     where = subprocess.run(works, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert where.startswith(str(checkout))
 
-    started = time.monotonic()
     assert run(setup, tmp_path).stdout == "setup: nothing changed\n"
-    assert time.monotonic() - started < 3
 
     source = checkout / "rustbpe" / "src" / "lib.rs"
     sound = source.read_text()
@@ -73,12 +70,12 @@ def test_setup_is_idempotent_and_recovers(checkout, tmp_path):
     broken = run(setup, tmp_path)
     assert broken.returncode == 1
     assert "error: expected" in broken.stderr
-    source.write_text(sound + "\n// mended\n")
-    mended = run(setup, tmp_path)
-    assert mended.returncode == 0
-    assert "made .venv" not in mended.stdout  # updated in place
+    source.write_text(sound + "\n// fixed\n")
+    fixed = run(setup, tmp_path)
+    assert fixed.returncode == 0
+    assert "made .venv" not in fixed.stdout  # updated in place
 
-    # What a setup killed among its packages leaves: no mark of being ready, and half a package.
+    # A setup that was killed while it installed packages: no mark of completion, and half a package.
     (checkout / ".venv" / "ready").unlink()
     shutil.rmtree(next((checkout / ".venv").glob("lib/python*/site-packages/numpy")))
     assert "made .venv" in run(setup, tmp_path).stdout

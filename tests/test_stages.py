@@ -23,7 +23,7 @@ def test_the_card_sums_up_every_task():
     assert (*CHAT_CORE, "ChatCORE") == CHAT
 
 
-def test_a_mean_over_other_tasks_is_called_something_else():
+def test_a_mean_over_other_tasks_has_another_name():
     *core, name = CHAT
     assert core_name(core) == core_name(reversed(core)) == name
     assert core_name(core[1:]) == "ChatCORE (5 of 6 tasks)"
@@ -32,7 +32,7 @@ def test_a_mean_over_other_tasks_is_called_something_else():
     assert core_name(["KMMLU"]) == ""
 
 
-def test_what_scripts_chat_eval_takes_a_model_from():
+def test_the_sources_of_chat_eval():
     found = {stage.source: stage for stage in STAGES if stage.source}
     assert {source: (stage.name, stage.parent, stage.column) for source, stage in found.items()} == {
         "base": ("chat_eval_base", "base_train", "BASE"),
