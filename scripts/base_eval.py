@@ -28,7 +28,7 @@ class Config:
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import MODEL, load_model
-    from nanochat.evals.core import core_metric, evaluate, identity
+    from nanochat.evals.core import core_metric, evaluate_core, identity
     from nanochat.evals.core_tasks import prepare
     from nanochat.runtime import setup
 
@@ -42,7 +42,7 @@ def main(config: Config) -> None:
         home = stage_dir("base_eval", config.tag)
         folder = home / f"step_{checkpoint.step:06d}-{key[:12]}"
         print0(f"base_eval: decisions on items are in {folder}; tasks with a file there are not evaluated again")
-        results = evaluate(model, prepared, runtime, config.batch_tokens, folder)
+        results = evaluate_core(model, prepared, runtime, config.batch_tokens, folder)
         metric = core_metric(results)
         print0(f"base_eval: CORE metric {metric.value:.4f} ± {metric.stderr:.4f}, over {len(results)} tasks")
         if runtime.rank != 0:

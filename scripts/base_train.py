@@ -107,14 +107,13 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus, shards_for
     from nanochat.dataloader import TextLoader, merge_states
-    from nanochat.evals import core
     from nanochat.evals.bpb import sample_writing, text_validation
+    from nanochat.evals.core import core_scores
     from nanochat.objectives import next_token
     from nanochat.run import training
     from nanochat.runtime import planned_hardware
     from nanochat.scaling import dry_run_record, estimate, plan_run
     from nanochat.tokenizer import Tokenizer
-    from nanochat.train import Evaluation
 
     config = replace(config, tag=config.tag or f"d{config.depth}")
     vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
@@ -150,18 +149,7 @@ def main(config: Config) -> None:
             device=trainer.runtime.device,
         )
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
-        if config.core_metric_every >= 0:
-            # On a GPU a batch may take as much memory as one of training.
-            on_cpu = trainer.runtime.device.type == "cpu"
-            evaluate_core = core.estimate(
-                trainer.model,
-                tokenizer,
-                trainer.runtime,
-                0 if on_cpu else trainer.device_rows * config.max_seq_len,
-                trainer.log,
-                config.core_metric_max_per_task,
-            )
-            evaluations.append(Evaluation(config.core_metric_every, evaluate_core))
+        evaluations += core_scores(trainer, config.core_metric_every, config.core_metric_max_per_task)
         evaluations += sample_writing(trainer, config.sample_every)
         state = trainer.fit(source, next_token, evaluations, data=corpus.manifest(), merge=merge_states)
         trainer.finish(state, plan.summary | pretraining_metrics(state, source, corpus))

@@ -49,7 +49,7 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
-    from nanochat.evals.chat import Options, core_of, evaluate
+    from nanochat.evals.chat import Options, core_of, evaluate_task
     from nanochat.runtime import setup
 
     stage = SOURCES[config.source]
@@ -76,7 +76,7 @@ def main(config: Config) -> None:
         scores = {}
         for name, task in tasks.items():
             path = folder / f"{name}.jsonl"
-            score = evaluate(task, model, engine, tokenizer, runtime, options, name, path)
+            score = evaluate_task(task, model, engine, tokenizer, runtime, options, name, path)
             value, stderr = score.accuracy
             print0(f"{name}: {value:.4f} ± {stderr:.4f}, guessing {score.baseline:.2f}")
             scores[name] = score

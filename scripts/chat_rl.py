@@ -55,7 +55,7 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
-    from nanochat.evals.chat import Options, evaluate
+    from nanochat.evals.chat import Options, evaluate_task
     from nanochat.objectives import PolicyGradient, by_tokens
     from nanochat.rollouts import Rollouts, Sampling
     from nanochat.run import training
@@ -92,7 +92,7 @@ def main(config: Config) -> None:
 
         def score(state) -> None:
             engine.refresh()
-            found = evaluate(test, model, engine, *loaded, options, label=name).pass_at
+            found = evaluate_task(test, model, engine, *loaded, options, label=name).pass_at
             state.notes["after"] = {f"pass@{k}": list(one) for k, one in found.items()}
             state.notes.setdefault("before", state.notes["after"])
             print0(f"step {state.step:05d} | " + " | ".join(f"pass@{k} {one.value:.4f}" for k, one in found.items()))

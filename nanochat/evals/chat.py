@@ -84,7 +84,7 @@ class ChatScore:
         return self.pass_at[1]
 
 
-def evaluate(
+def evaluate_task(
     task: ChatTask,
     model: GPT,
     engine: Engine | None,
@@ -292,7 +292,7 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, ChatTask]) -> list[Evalu
         scores = {}
         with model.as_written():
             for name, task in scored.items():
-                scores[name] = evaluate(
+                scores[name] = evaluate_task(
                     task,
                     model,
                     engine,

@@ -26,19 +26,18 @@ from torch import Tensor
 from nanochat.cross_entropy import CHUNK_BYTES, cross_entropy
 from nanochat.evals.core_tasks import COMPLETION, Prepared, Prompts, prepare
 from nanochat.gpt import GPT
-from nanochat.log import MetricLog, Progress, print0
+from nanochat.log import Progress, print0
 from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.paths import write_text
 from nanochat.runtime import Runtime
-from nanochat.tokenizer import Tokenizer
+from nanochat.train import Evaluation, State
 
 if TYPE_CHECKING:
-    from nanochat.train import State
+    from nanochat.run import Trainer
 
 # Tokens per batch, by device type. On a CPU larger batches do not fit into the caches, and are slower.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 65_536, "mps": 16_384}
 VERSION = 1  # raise this with every change to decisions, so that decisions on disk are not used again
-QUICK_ITEMS = 500  # items per task during training
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def identity(prepared: Sequence[Prepared], *facts: str) -> str:
     return hashlib.sha256(json.dumps([VERSION, keys, facts]).encode()).hexdigest()
 
 
-def evaluate(
+def evaluate_core(
     model: GPT,
     prepared: Sequence[Prepared],
     runtime: Runtime,
@@ -108,22 +107,25 @@ def evaluate(
     return results
 
 
-def estimate(
-    model: GPT, tokenizer: Tokenizer, runtime: Runtime, batch_tokens: int, log: MetricLog, most: int = QUICK_ITEMS
-) -> Callable[["State"], None]:
-    """Return an evaluation for the training loop: CORE over at most `most` items per task, to the log and the notes."""
-    prepared = prepare(tokenizer, most)
+def core_scores(trainer: "Trainer", every: int, max_per_task: int) -> list[Evaluation]:
+    """Return the evaluation that scores CORE during training; none for every=-1."""
+    if every < 0:
+        return []
+    prepared = prepare(trainer.tokenizer, max_per_task)
+    # On a GPU a batch may take as much memory as in training.
+    on_cpu = trainer.runtime.device.type == "cpu"
+    batch_tokens = 0 if on_cpu else trainer.device_rows * trainer.config.max_seq_len
 
-    def measure(state: "State") -> None:
-        results = evaluate(model, prepared, runtime, batch_tokens)
+    def score(state: State) -> None:
+        results = evaluate_core(trainer.model, prepared, trainer.runtime, batch_tokens)
         value, stderr = core_metric(results)
         state.notes["CORE metric"] = value
         state.notes["CORE metric stderr"] = stderr
         print0(f"step {state.step:05d} | CORE metric: {value:.4f} ± {stderr:.4f}")
         each = {f"core/{result.label}": result.centered.value for result in results}
-        log.write("core", state.step, core_metric=value, core_metric_stderr=stderr, **each)
+        trainer.log.write("core", state.step, core_metric=value, core_metric_stderr=stderr, **each)
 
-    return measure
+    return [Evaluation(every, score)]
 
 
 def _report_progress(progress: Progress, before: int, total: int, ranks: int, tokens: int) -> None:

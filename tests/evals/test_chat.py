@@ -15,7 +15,7 @@ from models import CONFIGS, lively
 
 from nanochat.chat import render_prompt
 from nanochat.engine import Engine, Event
-from nanochat.evals.chat import ChatScore, Options, core_of, evaluate, likeliest_letters, pass_probability
+from nanochat.evals.chat import ChatScore, Options, core_of, evaluate_task, likeliest_letters, pass_probability
 from nanochat.outcome import Estimate, mean_estimate
 from nanochat.tokenizer import Tokenizer
 from tasks import TASKS
@@ -122,7 +122,7 @@ def test_a_task_of_letters(batch_size, hub):
     model, tokenizer = make_model()
     task = TASKS["ARC-Easy"]()
     options = Options(batch_size=batch_size, max_problems=40)
-    score = evaluate(task, model, None, tokenizer, OneProcess(), options)
+    score = evaluate_task(task, model, None, tokenizer, OneProcess(), options)
     verdicts = []
     for record, conversation in zip(score.records, task, strict=False):
         ids = [tokenizer.encode(letter)[0] for letter in conversation["letters"]]
@@ -150,7 +150,7 @@ def test_a_letter_of_several_tokens_is_refused(hub):
 
     said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "가"}]
     with pytest.raises(ValueError, match="가 나 are not single tokens"):
-        evaluate(Korean([{"messages": said, "letters": "가나"}]), model, None, tokenizer, OneProcess(), Options())
+        evaluate_task(Korean([{"messages": said, "letters": "가나"}]), model, None, tokenizer, OneProcess(), Options())
 
 
 @pytest.mark.parametrize(("name", "context", "room"), [("ARC-Easy", 96, 96), ("GSM8K", 128, 98), ("GSM8K", 50, 25)])
@@ -159,7 +159,9 @@ def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, roo
     task = TASKS[name]()
     prompts = [render_prompt(task[number], tokenizer) for number in range(20)]
     engine = Scripted(tokenizer, lambda request: [""])
-    score = evaluate(task, model, engine, tokenizer, OneProcess(), Options(max_new_tokens=30, max_problems=20), name)
+    score = evaluate_task(
+        task, model, engine, tokenizer, OneProcess(), Options(max_new_tokens=30, max_problems=20), name
+    )
     cut = [len(prompt) > room for prompt in prompts]
     assert any(cut)
     assert [record["cut"] for record in score.records] == cut
@@ -185,7 +187,7 @@ def test_what_is_written_is_judged_and_kept(hub):
     prompts = [render_prompt(conversation, tokenizer) for conversation in conversations]
     engine = Scripted(tokenizer, lambda request: texts[prompts.index(list(request.tokens))])
     options = Options(temperature=0.7, top_k=9, num_samples=3, max_new_tokens=50, max_problems=9, seed=4)
-    score = evaluate(task, model, engine, tokenizer, OneProcess(), options)
+    score = evaluate_task(task, model, engine, tokenizer, OneProcess(), options)
     assert score.pass_at.keys() == {1, 2, 3}
     for k in (1, 2, 3):
         per_problem = [1 - math.comb(3 - count, k) / math.comb(3, k) for count in right]
@@ -201,7 +203,7 @@ def test_what_is_written_is_judged_and_kept(hub):
     assert len({request.seed for request in engine.requests}) == 9
     json.dumps(score.records)
     again = Scripted(tokenizer, lambda request: ["#### 0"])
-    evaluate(task, model, again, tokenizer, OneProcess(), Options(seed=5, max_problems=4))
+    evaluate_task(task, model, again, tokenizer, OneProcess(), Options(seed=5, max_problems=4))
     assert len(again.requests) == 4
     assert not {request.seed for request in again.requests} & {request.seed for request in engine.requests}
 
@@ -218,7 +220,7 @@ def test_the_engine_writes_what_is_likeliest(hub):
     model, tokenizer = make_model()
     task = TASKS["GSM8K"]()
     options = Options(max_new_tokens=8, max_problems=6)
-    score = evaluate(task, model, Engine(model, tokenizer, slots=4), tokenizer, OneProcess(), options)
+    score = evaluate_task(task, model, Engine(model, tokenizer, slots=4), tokenizer, OneProcess(), options)
     stop = {tokenizer.special_tokens[name] for name in ("<|assistant_end|>", "<|bos|>")}
     for record, conversation in zip(score.records, task, strict=False):
         ids = written_plainly(model, render_prompt(conversation, tokenizer), 8, stop)
@@ -242,7 +244,7 @@ def test_judged_answers_outlive_a_failure(hub, tmp_path, monkeypatch):
 
     def run():
         options = Options(batch_size=7, max_problems=30)
-        return evaluate(task, model, None, tokenizer, OneProcess(), options, "ARC-Easy", path)
+        return evaluate_task(task, model, None, tokenizer, OneProcess(), options, "ARC-Easy", path)
 
     monkeypatch.setattr(task, "evaluate_all", fail_at_the_second)
     with pytest.raises(KeyboardInterrupt):
@@ -271,9 +273,9 @@ def ask(out: Path) -> None:
         options = Options(temperature=1.0, top_k=20, num_samples=2, max_new_tokens=5, batch_size=5, max_problems=19)
         for name in ("ARC-Challenge", "GSM8K"):
             few = replace(options, max_problems=2)
-            evaluate(TASKS[name](), model, engine, tokenizer, runtime, few)  # some ranks have nothing to do
+            evaluate_task(TASKS[name](), model, engine, tokenizer, runtime, few)  # some ranks have nothing to do
             written = out.with_name(f"{out.name}-{name}.jsonl")
-            score = evaluate(TASKS[name](), model, engine, tokenizer, runtime, options, name, written)
+            score = evaluate_task(TASKS[name](), model, engine, tokenizer, runtime, options, name, written)
             path = out.with_name(f"{out.name}-{name}-{runtime.rank}.json")
             path.write_text(json.dumps([score.records, list(score.pass_at.items())]))
 

@@ -5,6 +5,7 @@ import math
 import random
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from models import CONFIGS, lively
 from plain_core import decide
 
 from nanochat.evals import core
-from nanochat.evals.core import Result, core_metric, estimate, evaluate, identity
+from nanochat.evals.core import Result, core_metric, core_scores, evaluate_core, identity
 from nanochat.evals.core_tasks import prepare
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, read_metrics
@@ -105,7 +106,7 @@ def assert_plain(model, tokenizer, prepared, folder: Path) -> list[bool]:
 
 def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, prepared, tmp_path):
     """Long prompts are cut at 256 tokens; the short window is 128."""
-    results = evaluate(model, prepared, one_process(), folder=tmp_path)
+    results = evaluate_core(model, prepared, one_process(), folder=tmp_path)
     correct = assert_plain(model, tokenizer, prepared, tmp_path)
     assert 10 < sum(correct) < len(correct) - 10
     lengths = [len(prefix) + max(map(len, options)) for one in prepared for prefix, options, _ in one.load()]
@@ -123,7 +124,7 @@ def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, prepared,
 def test_every_configuration_decides_like_the_plain_twin(name, tokenizer, prepared, tmp_path):
     few = [one for one in prepared if one.task.label.startswith("hard") or one.task.label == "world_schema"]
     model = untrained(tokenizer, name, max_seq_len=144)
-    evaluate(model, few, one_process(), folder=tmp_path)
+    evaluate_core(model, few, one_process(), folder=tmp_path)
     assert_plain(model, tokenizer, few, tmp_path)
 
 
@@ -137,7 +138,7 @@ def test_rows_longer_than_the_context_share_a_batch_with_shorter_ones(tokenizer,
     few = prepare(tokenizer)
     for context in (100, 171, 299):
         model = untrained(tokenizer, max_seq_len=context)
-        evaluate(model, few, one_process(), 10**6, tmp_path / str(context))
+        evaluate_core(model, few, one_process(), 10**6, tmp_path / str(context))
         assert_plain(model, tokenizer, few, tmp_path / str(context))
 
 
@@ -146,7 +147,7 @@ def test_ties_go_to_the_first_option(prepared, tokenizer, tmp_path):
     model = untrained(tokenizer)
     with torch.no_grad():
         model.head.weight.zero_()
-    evaluate(model, prepared, one_process(), folder=tmp_path)
+    evaluate_core(model, prepared, one_process(), folder=tmp_path)
     found = [decision for one in prepared for decision in decisions(tmp_path, one) if "chosen" in decision]
     without_tokens = [decision for decision in found if decision["losses"][0] is None]
     assert len(without_tokens) == 3  # three equal options, a single option, and one that others begin with
@@ -174,7 +175,7 @@ def test_batches_do_not_matter_and_prefixes_are_computed_once(model, prepared, t
     for batch_tokens in (1, 700, 10**6):
         shapes.clear()
         scored.clear()
-        evaluate(model, [one], one_process(), batch_tokens, tmp_path / str(batch_tokens))
+        evaluate_core(model, [one], one_process(), batch_tokens, tmp_path / str(batch_tokens))
         found.append(decisions(tmp_path / str(batch_tokens), one))
         assert all(rows == 1 or rows * width <= batch_tokens for rows, width in shapes)
         assert sum(scored) == prompts.scored.sum()
@@ -189,7 +190,7 @@ def test_batches_do_not_matter_and_prefixes_are_computed_once(model, prepared, t
 
 def test_answers_that_do_not_fit_are_wrong(tokenizer, prepared, tmp_path, capsys):
     model = untrained(tokenizer, max_seq_len=16)
-    results = evaluate(model, prepared, one_process(), folder=tmp_path)
+    results = evaluate_core(model, prepared, one_process(), folder=tmp_path)
     output = capsys.readouterr().out
     many = 0
     for one, result in zip(prepared, results, strict=True):
@@ -214,8 +215,8 @@ def on_ranks(folder: Path) -> None:
         tokenizer = vocabulary()
         model = untrained(tokenizer, **MODEL)
         prepared = prepare(tokenizer, 6)
-        results = evaluate(model, prepared, runtime, 1, folder / "ranks")
-        assert evaluate(model, prepared, runtime, 1, folder / "ranks") == results  # from the files
+        results = evaluate_core(model, prepared, runtime, 1, folder / "ranks")
+        assert evaluate_core(model, prepared, runtime, 1, folder / "ranks") == results  # from the files
         (folder / f"{runtime.rank}.json").write_text(json.dumps(core_metric(results)))
 
 
@@ -223,7 +224,7 @@ def test_ranks_agree_with_one_process(tokenizer, hub, tmp_path):
     variables = {"NANOCHAT_HUB": str(hub / "mirror"), "NANOCHAT_BASE_DIR": str(tmp_path / "base")}
     job = Forked(tmp_path / "out", on_ranks, tmp_path, ranks=2, **variables)
     prepared = prepare(tokenizer, 6)
-    alone = core_metric(evaluate(untrained(tokenizer, **MODEL), prepared, one_process(), 1, tmp_path / "alone"))
+    alone = core_metric(evaluate_core(untrained(tokenizer, **MODEL), prepared, one_process(), 1, tmp_path / "alone"))
     job.done(120)
     for rank in range(2):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == list(alone)
@@ -240,9 +241,9 @@ def test_more_ranks_than_rows(model, prepared):
         return sum(parts)
 
     for rank in range(6):
-        results = evaluate(model, [one], one_process(rank=rank, world_size=6, all_reduce=all_reduce))
+        results = evaluate_core(model, [one], one_process(rank=rank, world_size=6, all_reduce=all_reduce))
     assert sum(bool(part.any()) for part in parts) <= len(one.load().gold) < 6
-    assert results == evaluate(model, [one], one_process())
+    assert results == evaluate_core(model, [one], one_process())
 
 
 # ---- files ----
@@ -258,18 +259,18 @@ def test_a_stopped_evaluation_resumes_with_the_unfinished_task(model, prepared, 
 
     monkeypatch.setattr(core, "write_text", stop_at_the_fourth)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(model, prepared, one_process(), folder=tmp_path / "a")
+        evaluate_core(model, prepared, one_process(), folder=tmp_path / "a")
     assert {path.stem for path in tmp_path.glob("a/*")} == {one.task.label for one in prepared[:3]}
     monkeypatch.setattr(core, "write_text", write)
     decided = []
     decide_all = core._decide
     monkeypatch.setattr(core, "_decide", lambda *given: decided.append(given) or decide_all(*given))
     capsys.readouterr()
-    results = evaluate(model, prepared, one_process(), folder=tmp_path / "a")
+    results = evaluate_core(model, prepared, one_process(), folder=tmp_path / "a")
     assert len(decided) == len(prepared) - 3
     left = sum(one.tokens for one in prepared[3:])
     assert f"CORE: {left:,} tokens in " in capsys.readouterr().err  # the rate is that of the remaining tasks
-    assert results == evaluate(model, prepared, one_process(), folder=tmp_path / "b")
+    assert results == evaluate_core(model, prepared, one_process(), folder=tmp_path / "b")
     for one in prepared:
         assert decisions(tmp_path / "a", one) == decisions(tmp_path / "b", one)
 
@@ -319,7 +320,10 @@ def test_the_evaluation_of_the_training_loop(model, tokenizer, prepared, tmp_pat
     model.attention = "flash3"  # a path that this machine has not
     state = State(step=7)
     with MetricLog(tmp_path) as log:
-        estimate(model, tokenizer, one_process(), 2048, log, 8)(state)
+        trainer = SimpleNamespace(model=model, tokenizer=tokenizer, runtime=one_process(), log=log)
+        assert core_scores(trainer, -1, 8) == []
+        [evaluation] = core_scores(trainer, 5, 8)
+        evaluation.evaluate(state)
         [record] = read_metrics(log.path)
     assert model.attention == "flash3"
     assert record["step"] == 7
