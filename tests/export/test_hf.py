@@ -13,14 +13,12 @@ from models import CONFIGS, lively
 from outcomes import leave
 
 from nanochat import chat
-from nanochat.checkpoint import RECORD, Saver
 from nanochat.export import gguf, hf
 from nanochat.export.hf import ARCHITECTURES, Exported, architecture_of, build_hf, hf_settings, hf_weights, unsupported
 from nanochat.export.tokenizers import sample_texts
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.layers import rotate
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
-from scripts.export import Config, main
 
 NANOCHAT, QWEN3 = ARCHITECTURES.values()
 MODELS = {
@@ -244,7 +242,7 @@ def test_text_is_encoded_the_same(folder, tokenizer, texts):
     assert (words.bos_token, words.eos_token, words.pad_token) == ("<|bos|>", "<|assistant_end|>", "<|output_end|>")
 
 
-# ---- other formats, and the script ----
+# ---- other formats ----
 
 
 def test_gguf_is_compared_too(tokenizer, texts, tmp_path):
@@ -256,28 +254,6 @@ def test_gguf_is_compared_too(tokenizer, texts, tmp_path):
     with pytest.raises(ValueError, match=r"Qwen3ForCausalLM does not support mlp=relu2, softcap=15.0"):
         exported(gguf.write_gguf, "nanochat", tokenizer, texts, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_the_script_exports_a_checkpoint(tokenizer, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    tokenizer.save(tmp_path / "tok_train/default/tokenizer.json")
-    model = trained("portable", tokenizer)
-    record = dict.fromkeys(RECORD) | {"dtype": "fp32", "stage": "chat_sft", "model": vars(model.config)}
-    record["tokenizer"] = {"tag": "default", "hash": tokenizer.content_hash}
-    with Saver(tmp_path / "chat_sft/mine") as saver:
-        saver.save(4, model.state_dict(), [], record)
-    monkeypatch.setattr(hf, "SHARD_BYTES", 400_000)
-    main(Config(tag="mine"))
-    output = capsys.readouterr().out
-    assert output.endswith(f"export: {tmp_path / 'export/mine-sft-hf'}\n")
-    assert "the same ids for 5,000 texts" in output
-    names = {path.name for path in (tmp_path / "export/mine-sft-hf").iterdir()}
-    assert "model.safetensors.index.json" in names
-    assert len({name for name in names if name.endswith(".safetensors")}) > 1
-    main(Config(format="tokenizer", tag="mine", out=str(tmp_path / "words")))
-    assert {path.name for path in (tmp_path / "words").iterdir()} >= {"tokenizer.json", "tokenizer_config.json"}
-    with pytest.raises(ValueError, match="--format=onnx is not one of hf, tokenizer, gguf"):
-        Config(format="onnx")
 
 
 # ---- a failure leaves nothing ----
