@@ -25,8 +25,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanochat.attention import find_path
-from nanochat.gpt import GPT, GPTConfig, config_of, new_model
+from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import print0
+from nanochat.models import config_of, new_model
 from nanochat.outcome import versions
 from nanochat.paths import base_dir, publish_folder, read_sha256, stage_dir, sync, write_json
 from nanochat.runtime import Runtime, post_result, wait_result

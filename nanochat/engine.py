@@ -1,127 +1,131 @@
-"""Generation: many requests at once through fixed slots, each row as if it were alone, with the calculator's turns.
+"""Generation: many requests at once in fixed slots, each row as if it were alone, with the calculator's turns.
 
-A step of the decoder gives each row a token; a row that has ended makes room for the next one at once. What the tokens
-mean is followed here, on a GPU one step late, so that no step waits for it.
+`Engine.step` is schedule → run → follow: free slots take waiting sequences, the decoder gives each row a token, and
+tokens become events. A sequence that ends makes room for the next one at once. On a GPU tokens are followed one step
+late, so that no step waits for the host.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from nanochat.calculator import Refused, calculate
-from nanochat.decoder import Decoder
-from nanochat.fused import Fused
+from nanochat.decoder import Decoder, RowStart, StepKind
+from nanochat.fused import pack, refresh
 from nanochat.gpt import GPT
+
+if TYPE_CHECKING:
+    from nanochat.tokenizer import Tokenizer
+
+ENDS = ("<|assistant_end|>", "<|bos|>")  # the tokens that end a turn
+SLOTS = {"cuda": 256, "cpu": 64}  # rows that a kind of device runs at once
 
 
 @dataclass(frozen=True)
 class Request:
-    """tokens: the prompt. temperature 0: greedy. top_k 0, top_p 1: off. stop: ids that end a row and are left out,
-    None: those that end a turn. n: samples, of which each draws from a generator of its own, from seed and number."""
+    """A prompt and how to continue it, n times."""
 
     tokens: Sequence[int]
     max_new_tokens: int
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    stop: frozenset[int] | None = None
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    seed: int = 0  # each sample has a random generator of its own, from the seed and its number
+    stop: frozenset[int] | None = None  # ids that end a sample and are left out; None: those that end a turn
     n: int = 1
 
 
 class Event(NamedTuple):
-    """A token of a sample, or its end: then token is None and reason stop or length. sampled: not forced by a tool.
-
-    logprob: where asked for, the model's own log-probability of what it chose, the end too; 0 for what was forced.
-    """
+    """A token of a sample, or its end: then token is None, and reason is stop or length."""
 
     request: int
     sample: int
     token: int | None
-    sampled: bool = True
+    sampled: bool = True  # chosen by the model, not put in by the calculator
     reason: str = ""
+    # The model's own log-probability of its choice, the end too, if the job asks for it; 0 for tokens that were put in.
     logprob: float = 0.0
 
 
 @dataclass
 class Completion:
-    """mask: 1 where the model chose the token, 0 where the calculator's answer was put in.
-
-    logprobs: as events have them, where asked for; one more than tokens if the model chose to stop.
-    """
+    """The events of one sample, together."""
 
     tokens: list[int] = field(default_factory=list)
-    mask: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)  # 1: chosen by the model, 0: put in by the calculator
     reason: str = ""
+    # One per token if asked for, and one more if the model chose to stop.
     logprobs: list[float] = field(default_factory=list)
+
+    def add(self, event: Event, logprobs: bool) -> None:
+        if logprobs and event.reason != "length":
+            self.logprobs.append(event.logprob)
+        if event.token is None:
+            self.reason = event.reason
+        else:
+            self.tokens.append(event.token)
+            self.mask.append(int(event.sampled))
 
 
 @dataclass(eq=False)
 class Job:
-    """Requests handed in together. events: what has come of them, to be taken out; open: samples without an end yet."""
+    """Requests submitted together. The owner takes the events out."""
 
     logprobs: bool
-    open: int = 0
+    open: int = 0  # samples that have not ended
     events: deque[Event] = field(default_factory=deque)
 
 
-@dataclass
-class _Row:
-    """A sample under way. most: tokens it may have, prompt included. forced: how many of those put in are to come."""
+@dataclass(eq=False)
+class _Sequence:
+    """A sample that waits, or runs in a slot."""
 
     job: Job
     request: Request
-    where: tuple[int, int]
+    number: int  # of the request in its job
+    sample: int
     stop: frozenset[int]
-    most: int
-    length: int
-    slot: int = -1
-    forced: int = 0
-    expression: list[int] | None = None
-
-
-ENDS = ("<|assistant_end|>", "<|bos|>")  # of a turn
-SLOTS = {"cuda": 256, "cpu": 64}  # how many rows a kind of device runs at once
+    most: int  # tokens that it may have, prompt included
+    length: int  # tokens that it has
+    slot: int = -1  # -1: none
+    forced: int = 0  # tokens of the calculator's answer that are still to come
+    expression: list[int] | None = None  # tokens since <|python_start|>
 
 
 class Engine:
-    """Its weights are a copy in the model's compute_dtype, laid out for generation, as of its making or `refresh`.
+    """Runs jobs on a copy of the model's weights, packed for inference; `refresh` takes the present weights.
 
-    slots: how many rows run at once; 0: as many as pay on the device. Jobs, and streams, may come and go while others
-    run, in one thread.
+    slots: rows at once; 0: as many as pay on the device. Jobs may come and go while others run, in one thread.
     """
 
-    def __init__(self, model: GPT, tokenizer: Any, slots: int = 0):
-        self.decoder, self.config = Decoder(Fused(model)), model.config
-        self.refresh = self.decoder.model.refresh  # in place: takes the weights that the model has now
+    def __init__(self, model: GPT, tokenizer: "Tokenizer", slots: int = 0):
+        packed = pack(model)
+        self.decoder = Decoder(packed)
+        self.config = model.config
+        self.refresh: Callable[[], None] = partial(refresh, packed, model)
         self.slots = slots or SLOTS.get(self.decoder.device.type, SLOTS["cpu"])
-        self.tokenizer, self.special = tokenizer, tokenizer.special_tokens
+        self.tokenizer = tokenizer
+        self.special = tokenizer.special_tokens
         self.ends = frozenset(self.special[name] for name in ENDS)
-        self.rows: list[_Row] = []  # in the order of their slots
-        self.waiting: deque[_Row] = deque()
-        self.longest = 0  # tokens that a row may have
-        self.before: tuple | None = None  # the step whose tokens are not looked at yet
+        self.rows: list[_Sequence] = []  # in the order of their slots
+        self.waiting: deque[_Sequence] = deque()
+        self.longest = 0  # tokens that a sequence may have
+        self.unread: _Step | None = None  # on CUDA: the step whose tokens have not been followed
 
     def generate(self, requests: Sequence[Request], logprobs: bool = False) -> list[list[Completion]]:
-        """The n completions of each request."""
-        found = [[Completion() for _ in range(request.n)] for request in requests]
-        for number, sample, token, sampled, reason, logprob in self.stream(requests, logprobs):
-            completion = found[number][sample]
-            if logprobs and reason != "length":
-                completion.logprobs.append(logprob)
-            if token is None:
-                completion.reason = reason
-            else:
-                completion.tokens.append(token)
-                completion.mask.append(int(sampled))
-        return found
+        """Return the n completions of each request."""
+        completions = [[Completion() for _ in range(request.n)] for request in requests]
+        for event in self.stream(requests, logprobs):
+            completions[event.request][event.sample].add(event, logprobs)
+        return completions
 
     def stream(self, requests: Sequence[Request], logprobs: bool = False) -> Iterator[Event]:
-        """Events of all samples as they come, those of each in order; who leaves it, cancels them."""
+        """Yield the events of all samples as they come, each sample's in order; closing it cancels the samples."""
         job = self.submit(requests, logprobs)
         try:
             while job.open:
@@ -132,146 +136,186 @@ class Engine:
             self.cancel(job)
 
     def submit(self, requests: Sequence[Request], logprobs: bool = False) -> Job:
-        """Requests for the coming steps, behind those that wait."""
+        """Queue requests; ValueError for one that cannot be met. Their samples run in the steps that follow."""
         job = Job(logprobs)
-        rows = [row for number, request in enumerate(requests) for row in self._rows(job, number, request)]
-        rows.sort(key=lambda row: -row.length)  # what memory lacks shows at once
-        job.open = len(rows)
-        self.waiting.extend(rows)
-        self.longest = max([self.longest, *(row.most for row in rows)])
+        sequences = []
+        for number, request in enumerate(requests):
+            stop = self.ends if request.stop is None else request.stop
+            self._check(number, request, stop)
+            length = len(request.tokens)
+            most = min(length + request.max_new_tokens, self.config.max_seq_len)
+            for sample in range(request.n):
+                sequences.append(_Sequence(job, request, number, sample, stop, most, length))
+        sequences.sort(key=lambda sequence: -sequence.length)  # a lack of memory shows at once
+        job.open = len(sequences)
+        self.waiting.extend(sequences)
+        self.longest = max([self.longest, *(sequence.most for sequence in sequences)])
         return job
 
+    def _check(self, number: int, request: Request, stop: frozenset[int]) -> None:
+        context, length, words = self.config.max_seq_len, len(request.tokens), self.config.vocab_size
+        too_long = f"has {length:,} tokens, a prompt must be shorter than the context, {context:,}: cut it"
+        rules = [
+            (length > 0, "has no tokens: begin it with <|bos|>"),
+            (length < context, too_long),
+            (all(0 <= token < words for token in request.tokens), "has ids beyond the vocabulary"),
+            (all(0 <= token < words for token in stop), "stops at ids beyond the vocabulary"),
+            (request.max_new_tokens > 0 and request.n > 0, "asks for no tokens: max_new_tokens and n start at 1"),
+            (min(request.temperature, request.top_k, request.seed) >= 0, "has a negative setting"),
+            (0 < request.top_p <= 1, f"has top_p {request.top_p}: it is above 0 and at most 1"),
+        ]
+        for holds, sentence in rules:
+            if not holds:
+                raise ValueError(f"request {number} {sentence}")
+
     @torch.inference_mode()
-    def cancel(self, job: Job, *where: tuple[int, int]) -> None:
-        """Its samples, or those of these (request, sample), end where they are, and leave their slots to others."""
+    def cancel(self, job: Job, *samples: tuple[int, int]) -> None:
+        """End a job's samples, or only these (request, sample), and free their slots."""
 
-        def leaves(row: _Row) -> bool:
-            return row.job is job and (not where or row.where in where)
+        def leaves(sequence: _Sequence) -> bool:
+            return sequence.job is job and (not samples or (sequence.number, sequence.sample) in samples)
 
-        kept = deque(row for row in self.waiting if not leaves(row))
+        kept = deque(sequence for sequence in self.waiting if not leaves(sequence))
         job.open -= len(self.waiting) - len(kept)
         self.waiting = kept
-        for row in [row for row in self.rows if leaves(row)]:
-            self._leave(row)
+        for sequence in [sequence for sequence in self.rows if leaves(sequence)]:
+            self._release(sequence)
             job.open -= 1
 
     @torch.inference_mode()
     def step(self) -> None:
-        """A token for each row, and rows for free slots; jobs get their events, on CUDA those of the step before."""
-        if self.waiting and len(self.rows) < self.slots:
-            wanted = min(self.slots, len(self.rows) + len(self.waiting))
-            free = self.decoder.make_room(wanted, self.longest, len(self.rows)) - len(self.rows)
-            if free:
-                self._admit([self.waiting.popleft() for _ in range(free)])
-        step = (list(self.rows), *self._run()) if self.rows else None
-        step, self.before = (self.before, step) if self.decoder.on_cuda else (step, None)
+        """Give each running sequence a token; jobs get their events, on CUDA the events of the step before."""
+        self._schedule()
+        step = self._run() if self.rows else None
+        if self.decoder.on_cuda:
+            step, self.unread = self.unread, step
         if step is not None:
-            self._follow(*step)
+            self._follow(step)
 
-    def _rows(self, job: Job, number: int, request: Request) -> list[_Row]:
-        context, length, words = self.config.max_seq_len, len(request.tokens), self.config.vocab_size
-        stop = self.ends if request.stop is None else request.stop
-        rules = [
-            (length > 0, "has no tokens: begin it with <|bos|>"),
-            (
-                length < context,
-                f"has {length:,} tokens, a prompt must be shorter than the context, {context:,}: cut it",
-            ),
-            (all(0 <= token < words for token in request.tokens), "has ids beyond the vocabulary"),
-            (all(0 <= token < words for token in stop), "stops at ids beyond the vocabulary"),
-            (request.max_new_tokens > 0 and request.n > 0, "asks for no tokens: max_new_tokens and n start at 1"),
-            (request.temperature >= 0 and request.top_k >= 0 and request.seed >= 0, "has a negative setting"),
-            (0 < request.top_p <= 1, f"has top_p {request.top_p}: it is above 0 and at most 1"),
-        ]
-        for kept, sentence in rules:
-            if not kept:
-                raise ValueError(f"request {number} {sentence}")
-        most = min(length + request.max_new_tokens, context)
-        return [_Row(job, request, (number, sample), stop, most, length) for sample in range(request.n)]
+    # ---- schedule ----
 
-    def _admit(self, came: list[_Row]) -> None:
-        """Into free slots. All samples of a prompt share one run of it: of the first, or of one that is still there."""
-        holders = {id(row.request): row.slot for row in self.rows}
-        prompts, copies = {}, {}
-        for row in came:
-            row.slot = len(self.rows)
-            self.rows.append(row)
-            if (key := id(row.request)) in holders:
-                copies.setdefault((holders[key], row.length - 1), []).append(row.slot)
+    def _schedule(self) -> None:
+        """Move waiting sequences into free slots."""
+        if not self.waiting or len(self.rows) == self.slots:
+            return
+        wanted = min(self.slots, len(self.rows) + len(self.waiting))
+        room = self.decoder.make_room(wanted, self.longest, kept=len(self.rows))
+        admitted = [self.waiting.popleft() for _ in range(room - len(self.rows))]
+        if not admitted:
+            return
+        # A prompt runs once: its later samples copy the slot of a sample that is there.
+        holders = {id(sequence.request): sequence.slot for sequence in self.rows}
+        prompts: dict[int, Sequence[int]] = {}
+        copies: dict[tuple[int, int], list[int]] = {}  # (slot, length) → slots that take a copy
+        for sequence in admitted:
+            sequence.slot = len(self.rows)
+            self.rows.append(sequence)
+            holder = holders.setdefault(id(sequence.request), sequence.slot)
+            if holder == sequence.slot:
+                prompts[holder] = sequence.request.tokens
             else:
-                holders[key] = row.slot
-                prompts[row.slot] = row.request.tokens
+                copies.setdefault((holder, sequence.length - 1), []).append(sequence.slot)
         self.decoder.prefill(prompts)
         for (source, length), targets in copies.items():
             self.decoder.cache.copy(source, targets, length)
-        self.decoder.seat([row.slot for row in came], [self._seat(row) for row in came])
+        self.decoder.seat([sequence.slot for sequence in admitted], [self._start(one) for one in admitted])
 
-    def _seat(self, row: _Row) -> dict[str, Any]:
-        request = row.request
-        return {
-            "token": request.tokens[-1],
-            "previous": request.tokens[-2:][0],
-            "position": row.length - 1,
-            "last": row.most - 1,
-            "temperature": request.temperature,
-            "top_k": request.top_k or self.config.vocab_size,
-            "top_p": request.top_p,
-            "halting": row.stop | {self.special["<|python_end|>"]},
-            "uniform": np.random.default_rng([request.seed, row.where[1]]).random(row.most - row.length),
-        }
+    def _start(self, sequence: _Sequence) -> RowStart:
+        request = sequence.request
+        generator = np.random.default_rng([request.seed, sequence.sample])
+        return RowStart(
+            token=request.tokens[-1],
+            previous=request.tokens[-2:][0],
+            position=sequence.length - 1,
+            last=sequence.most - 1,
+            temperature=request.temperature,
+            top_k=request.top_k or self.config.vocab_size,
+            top_p=request.top_p,
+            halting=sequence.stop | {self.special["<|python_end|>"]},
+            uniform=generator.random(sequence.most - sequence.length),
+        )
 
-    def _run(self) -> tuple[Any, Any]:
-        drawn = [row.request for row in self.rows if row.request.temperature]
+    # ---- run ----
+
+    def _run(self) -> "_Step":
         words = self.config.vocab_size
-        ranks = max((request.top_k or words for request in drawn if request.top_k or request.top_p < 1), default=0)
-        ranks = min(1 << (ranks - 1).bit_length(), words) if ranks else 0  # a graph serves more than one of them
-        longest = max(row.length for row in self.rows)
-        logprobs = any(row.job.logprobs for row in self.rows)
-        return self.decoder.step(len(self.rows), longest, bool(drawn), ranks, logprobs)
+        sampled = [sequence.request for sequence in self.rows if sequence.request.temperature]
+        filtered = [request.top_k or words for request in sampled if request.top_k or request.top_p < 1]
+        ranks = 0
+        if filtered:
+            ranks = min(1 << (max(filtered) - 1).bit_length(), words)  # a power of two: fewer graphs
+        logprobs = any(sequence.job.logprobs for sequence in self.rows)
+        longest = max(sequence.length for sequence in self.rows)
+        columns, event = self.decoder.step(len(self.rows), longest, StepKind(bool(sampled), ranks, logprobs))
+        return _Step(list(self.rows), columns, event)
 
-    def _follow(self, rows: list[_Row], given: list[torch.Tensor], done: Any) -> None:
-        """What a step's tokens, and their log-probabilities if there are any, mean for its rows."""
-        if done is not None:
-            done.synchronize()
-        for row, token, *logprob in zip(rows, *(column.tolist() for column in given), strict=False):  # a graph has more
-            if token < 0 or row.slot < 0:  # it stood still, or has left since
-                continue
-            logprob = logprob * row.job.logprobs  # others may have asked for them
-            sampled = row.forced == 0
-            row.forced -= not sampled
-            stops = sampled and token in row.stop
-            row.length += not stops
-            if not stops:
-                row.job.events.append(Event(*row.where, token, sampled, "", *logprob * sampled))
-            answer = self._answer(row, token) if sampled else None
-            if stops or row.length == row.most:
-                self._leave(row)
-                row.job.open -= 1
-                row.job.events.append(Event(*row.where, None, True, *(["stop", *logprob] if stops else ["length"])))
-            elif answer is not None:
-                row.forced = len(answer := answer[: row.most - row.length])
-                self.decoder.resume(row.slot, row.length, answer)
+    # ---- follow ----
 
-    def _leave(self, row: _Row) -> None:
-        """The last row takes its slot, so that a step takes the first slots, no more than there are rows."""
-        moved = self.rows.pop()
-        if moved is not row:
-            self.decoder.move(moved.slot, row.slot, moved.length)
-            moved.slot = row.slot
-            self.rows[row.slot] = moved
-        row.slot = -1
+    def _follow(self, step: "_Step") -> None:
+        """Turn a step's tokens into events."""
+        if step.event is not None:
+            step.event.synchronize()
+        tokens, *rest = (column.tolist() for column in step.columns)
+        logprobs = rest[0] if rest else [0.0] * len(tokens)
+        for sequence, token, logprob in zip(step.sequences, tokens, logprobs, strict=False):  # a graph has more rows
+            # Rows that stand still are given -1; others may have left since the step began.
+            if token >= 0 and sequence.slot >= 0:
+                self._follow_token(sequence, token, logprob if sequence.job.logprobs else 0.0)
 
-    def _answer(self, row: _Row, token: int) -> list[int] | None:
-        """After a token at which the row stands still: the calculator's answer, or nothing, and the row goes on."""
-        if token != self.special["<|python_end|>"]:
-            if token == self.special["<|python_start|>"]:
-                row.expression = []
-            elif row.expression is not None:
-                row.expression.append(token)
+    def _follow_token(self, sequence: _Sequence, token: int, logprob: float) -> None:
+        sampled = sequence.forced == 0
+        if not sampled:
+            sequence.forced -= 1
+            logprob = 0.0
+        if sampled and token in sequence.stop:
+            self._end(sequence, "stop", logprob)
+            return
+        sequence.length += 1
+        sequence.job.events.append(Event(sequence.number, sequence.sample, token, sampled, logprob=logprob))
+        answer = self._answer(sequence, token) if sampled else None
+        if sequence.length == sequence.most:
+            self._end(sequence, "length", 0.0)
+        elif answer is not None:
+            answer = answer[: sequence.most - sequence.length]
+            sequence.forced = len(answer)
+            self.decoder.resume(sequence.slot, sequence.length, answer)
+
+    def _answer(self, sequence: _Sequence, token: int) -> list[int] | None:
+        """Return the calculator's answer to a finished expression, perhaps empty: the row waits for it, else None."""
+        if token == self.special["<|python_start|>"]:
+            sequence.expression = []
             return None
-        expression, row.expression = row.expression, None
+        if token != self.special["<|python_end|>"]:
+            if sequence.expression is not None:
+                sequence.expression.append(token)
+            return None
+        expression = sequence.expression or []
+        sequence.expression = None
         try:
-            answer = calculate(self.tokenizer.decode(expression or []))
+            answer = calculate(self.tokenizer.decode(expression))
         except Refused:
             return []
         return [self.special["<|output_start|>"], *self.tokenizer.encode(answer), self.special["<|output_end|>"]]
+
+    def _end(self, sequence: _Sequence, reason: str, logprob: float) -> None:
+        self._release(sequence)
+        sequence.job.open -= 1
+        end = Event(sequence.number, sequence.sample, None, reason=reason, logprob=logprob)
+        sequence.job.events.append(end)
+
+    def _release(self, sequence: _Sequence) -> None:
+        """Free a slot. The last sequence moves into it, because a step runs the first slots."""
+        moved = self.rows.pop()
+        if moved is not sequence:
+            self.decoder.move(moved.slot, sequence.slot, moved.length)
+            moved.slot = sequence.slot
+            self.rows[moved.slot] = moved
+        sequence.slot = -1
+
+
+class _Step(NamedTuple):
+    """The tokens of a step on their way to the host."""
+
+    sequences: list[_Sequence]
+    columns: list[torch.Tensor]  # tokens, and log-probabilities if a job asks for them
+    event: torch.cuda.Event | None  # on CUDA: the columns are on the host after it

@@ -1,48 +1,60 @@
-"""The model as generation runs it: its weights cast once, stacked and packed, so that a token takes few kernels."""
+"""The model packed for generation: the same blocks, whose layers are swapped for ones that take few kernels per token.
+
+`pack` copies a GPT: weights are cast once, queries, keys and values are one product, and rotation multiplies complex
+numbers. A new Linear or parameter of the model is packed without a change here.
+"""
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanochat import attention as attn
-from nanochat.gpt import GPT, MLP_KINDS, VALUE_GATE_INPUTS, Block
-from nanochat.layers import norm
+from nanochat.attention import RotaryTable
+from nanochat.gpt import GPT, Attention
+from nanochat.models import new_model
 
-PACKED_ROWS = 32  # for which oneDNN chooses the order of a weight; it is good for one row too
-# How many rows a packed weight meets at once. oneDNN keeps what it made, half a MB to three, for each number of them
-# and each shape of weight, up to a thousand: by requests of any length a server would grow by hundreds of MB.
+PACKED_ROWS = 32  # the number of rows for which oneDNN orders a weight; the order is good for one row too
+# Numbers of rows that a packed weight meets. oneDNN keeps 0.5 to 3 MB for each number of rows and weight shape, up to
+# a thousand: with requests of any length a server would grow by hundreds of MB.
 SIZES = (*range(1, 17), *range(20, 65, 4), 96, 128, 192, 256, 384, 512, 768, 1024)
+EXACT_SIZES = frozenset(SIZES)
 
 
-class Stacked(nn.Module):
-    """Weights with the same inputs as one linear layer; on an x86 CPU packed as oneDNN reads them.
+class PackedLinear(nn.Module):
+    """Linear layers of the same input as one product, in the dtype of inference; on x86 CPUs ordered for oneDNN.
 
-    order: of the outputs, where it differs from that of the sources.
+    weights: the model's own, which `refresh` copies. order: of the outputs, where it differs from the weights' order.
     """
 
-    def __init__(self, *sources: Tensor, dtype: torch.dtype, order: Tensor | None = None):
+    def __init__(self, *weights: Tensor, dtype: torch.dtype, order: Tensor | None = None):
         super().__init__()
-        self.sources, self.dtype, self.order, self.weight = sources, dtype, order, None
-        packs = sources[0].device.type == "cpu" and torch.backends.mkldnn.is_available() and dtype != torch.float16
-        self.packed = packs and sources[0].ndim == 2 and min(sources[0].shape) >= PACKED_ROWS
+        self.weights = weights
+        self.dtype = dtype
+        self.order = order
+        self.weight: Tensor | None = None
+        smallest = min(sum(map(len, weights)), weights[0].shape[1])
+        has_onednn = weights[0].device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self.packed = has_onednn and dtype != torch.float16 and smallest >= PACKED_ROWS
 
     def refresh(self) -> None:
-        weight = torch.cat([source.to(self.dtype) for source in self.sources])
-        weight = weight if self.order is None else weight[self.order]
+        weight = torch.cat([weight.to(self.dtype) for weight in self.weights])
+        if self.order is not None:
+            weight = weight[self.order]
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
         elif self.weight is None:
             self.weight = weight
         else:
-            self.weight.copy_(weight)  # where a CUDA graph looks for it
+            self.weight.copy_(weight)  # into the memory that a CUDA graph reads
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.packed:
             return F.linear(x, self.weight)
-        if x.shape[:-1].numel() in SIZES:
+        if x.shape[:-1].numel() in EXACT_SIZES:
             return self._product(x)
         parts = [self._padded(rows) for rows in x.flatten(0, -2).split(SIZES[-1])]
-        return (torch.cat(parts) if len(parts) > 1 else parts[0]).unflatten(0, x.shape[:-1])
+        return torch.cat(parts).unflatten(0, x.shape[:-1])
 
     def _product(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
@@ -52,82 +64,71 @@ class Stacked(nn.Module):
         return self._product(F.pad(rows, (0, 0, 0, size - len(rows))))[: len(rows)]
 
 
-class FusedBlock(nn.Module):
-    """A `gpt.Block` with a cache: queries and keys together, channels that turn together as one complex number.
+class PairRotation(NamedTuple):
+    """Complex factors of some positions, (B or none, T, 1, head_dim / 2); 1 for channels that do not rotate."""
 
-    Those lie side by side here; no score depends on the order of channels.
-    """
+    factors: Tensor
 
-    def __init__(self, block: Block, dtype: torch.dtype):
+    def apply(self, x: Tensor) -> Tensor:
+        """Return x (B, T, H, D) rotated by position, in fp32; the two channels of a pair lie side by side."""
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * self.factors).flatten(-2)
+
+
+class PairTable(nn.Module):
+    """The rotary table as complex numbers."""
+
+    def __init__(self, table: RotaryTable, head_dim: int):
         super().__init__()
-        own, mlp = block.attn, block.mlp
-        self.config, self.activation = own.config, mlp.activation
-        qkv = own.q.weight, own.k.weight, own.v.weight
-        channels = torch.arange(sum(map(len, qkv)), device=own.q.weight.device).view(-1, own.config.head_dim)
-        turned = own.config.rope_dims or own.config.head_dim
-        heads = own.config.heads + own.config.kv_heads
-        channels[:heads, :turned] = channels[:heads, :turned].unflatten(1, (2, -1)).mT.flatten(1)
-        self.qkv = Stacked(*qkv, dtype=dtype, order=channels.flatten())
-        self.o, self.down = Stacked(own.o.weight, dtype=dtype), Stacked(mlp.down.weight, dtype=dtype)
-        self.ups = Stacked(*(layer.weight for layer in (mlp.up, mlp.gate) if layer), dtype=dtype)
-        self.ve_gate = Stacked(own.ve_gate.weight, dtype=dtype) if own.ve_gate else None
-        self.qk_gain = Stacked(own.qk_gain, dtype=torch.float32) if own.qk_gain is not None else None
+        unrotated = head_dim // 2 - table.cos.shape[1]
+        self.factors = F.pad(torch.complex(table.cos, table.sin), (0, unrotated), value=1)
 
-    def forward(self, x, x0, residual_lambda, x0_lambda, values, rope, plan, place, cache) -> Tensor:
-        config = self.config
-        if residual_lambda is not None:
-            x = residual_lambda * x
-        if x0_lambda is not None:
-            x = torch.addcmul(x, x0_lambda, x0)
-        normed = norm(x, config.norm_eps)
-        heads = self.qkv(normed).unflatten(-1, (-1, config.head_dim))
-        qk, v = heads.split([config.heads + config.kv_heads, config.kv_heads], dim=-2)
-        if self.ve_gate is not None:
-            gate = 3 * torch.sigmoid(self.ve_gate(normed[..., :VALUE_GATE_INPUTS]))
-            v = torch.addcmul(v, gate[..., None], values.view(v.shape))
-        qk = torch.view_as_real(torch.view_as_complex(qk.float().unflatten(-1, (-1, 2))) * rope).flatten(-2)
-        if config.qk_norm:
-            qk = norm(qk, config.norm_eps)
-        q, k = qk.split([config.heads, config.kv_heads], dim=-2)
-        if self.qk_gain is not None:
-            q = q * self.qk_gain.weight[:, None]
-        k, v = cache.update(k.to(x.dtype), v)
-        x = x + self.o(attn.attend(q.to(x.dtype), k, v, plan, config.attention_scale).flatten(-2))
-        ups = self.ups(norm(x, config.norm_eps)).chunk(1 + MLP_KINDS[config.mlp][0], dim=-1)
-        return x + self.down(self.activation(ups[0], ups[-1]))
+    def forward(self, positions: Tensor | slice) -> PairRotation:
+        return PairRotation(self.factors[positions].unsqueeze(-2))
 
 
-class Fused(GPT):
-    """For inference with a cache: a copy in the model's compute_dtype, of its weights at the last `refresh`."""
+@torch.inference_mode()
+def pack(model: GPT) -> GPT:
+    """Return a copy of the model for inference, in its compute_dtype; it has the weights of the last `refresh`."""
+    device, dtype, config = model.device, model.compute_dtype, model.config
+    with torch.device("meta"):
+        packed = new_model(config, attention="decode" if device.type == "cpu" else "sdpa")
+    packed.compute_dtype = dtype
+    for name, module in list(packed.named_modules()):
+        if isinstance(module, Attention):
+            _pack_attention(module, model.get_submodule(name), dtype)
+    for name, module in list(packed.named_modules()):
+        if isinstance(module, nn.Linear):
+            packed.set_submodule(name, PackedLinear(model.get_submodule(name).weight, dtype=dtype))
+    packed.to_empty(device=device).requires_grad_(False).init_buffers()
+    packed.embed.to(dtype)
+    packed.value_embeds.to(dtype)
+    packed.rotary = PairTable(packed.rotary, config.head_dim)
+    refresh(packed, model)
+    return packed.eval()
 
-    def __init__(self, model: GPT):
-        device, dtype = model.embed.weight.device, model.compute_dtype
-        with torch.device("meta"):
-            super().__init__(model.config, "decode" if device.type == "cpu" else "sdpa")
-        self.compute_dtype, self.sources = dtype, dict(model.named_parameters())
-        self.blocks = nn.ModuleList(FusedBlock(block, dtype) for block in model.blocks)
-        if not model.config.tie_embeddings:
-            self.head = Stacked(model.head.weight, dtype=dtype)
-        if model.config.smear:
-            self.smear_gate = Stacked(model.smear_gate.weight, dtype=dtype)
-        self.to_empty(device=device).requires_grad_(False).init_buffers()
-        self.embed.to(dtype), self.value_embeds.to(dtype)
-        rest = model.config.head_dim // 2 - self.rope_cos.shape[1]
-        self.turns = F.pad(torch.complex(self.rope_cos, self.rope_sin), (0, rest), value=1)
-        kinds = (self.config.heads, self.config.heads // self.config.kv_heads), (self.config.kv_heads, 1)
-        still = [torch.arange(heads, device=device) < self.config.shifted_heads * group for heads, group in kinds]
-        self.still = torch.cat(still)[:, None]
-        self.refresh()
 
-    def _rope(self, positions: Tensor) -> Tensor:
-        turns = self.turns[positions].unsqueeze(-2)
-        return torch.where(self.still, 1, turns) if self.config.shifted_heads else turns
+def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype) -> None:
+    """Make one product of queries, keys and values, with the two channels of each rotating pair side by side.
 
-    @torch.inference_mode()
-    def refresh(self) -> None:
-        """Take the weights that the model has now."""
-        for name, mine in self.named_parameters():
-            mine.copy_(self.sources[name])
-        for module in self.modules():
-            if isinstance(module, Stacked):
-                module.refresh()
+    No score depends on the order of channels, as long as queries and keys have the same.
+    """
+    config = source.config
+    weights = source.q.weight, source.k.weight, source.v.weight
+    order = torch.arange(sum(map(len, weights)), device=source.q.weight.device).view(-1, config.head_dim)
+    rotating = config.rope_dims or config.head_dim
+    heads = config.heads + config.kv_heads
+    order[:heads, :rotating] = order[:heads, :rotating].unflatten(1, (2, -1)).mT.flatten(1)
+    attention.qkv = PackedLinear(*weights, dtype=dtype, order=order.flatten())
+    attention.q = attention.k = attention.v = None
+
+
+@torch.inference_mode()
+def refresh(packed: GPT, model: GPT) -> None:
+    """Copy the weights that the model has now."""
+    sources = dict(model.named_parameters())
+    for name, parameter in packed.named_parameters():
+        parameter.copy_(sources[name])
+    for module in packed.modules():
+        if isinstance(module, PackedLinear):
+            module.refresh()

@@ -1,31 +1,37 @@
-"""The Transformer, from config to logits; every trick of it is a field that can be switched off."""
+"""The Transformer, from config to logits. A trick of the model is a field of GPTConfig and can be switched off.
+
+To add a trick: a field of GPTConfig, its code below, and a row of PARAMETERS if it learns something. Inference and the
+optimizer read them from here; export refuses a field that it does not know. `--model=reference,FIELD=VALUE` sets it.
+"""
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nanochat import attention as attn
-from nanochat.before import Place, behind, shifted
+from nanochat.attention import Mask, RotaryTable, Rotation, attend, make_mask
 from nanochat.cross_entropy import SAFE_EXPONENT, cross_entropy
 from nanochat.cross_entropy import choose as choose_loss
-from nanochat.layers import Embedding, Linear, norm, rotate
 
-VOCAB_MULTIPLE = 64  # the vocabulary is padded to it: matrix units like whole tiles
-SHORT_MULTIPLE = 128  # and the short window to this, the tile of the attention kernels
-VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # how many of the channels the two gates look at
+if TYPE_CHECKING:
+    from nanochat.decoder import Cache
+
+VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: matrix units like whole tiles
+SHORT_MULTIPLE = 128  # short windows are a multiple of the attention kernels' tile
+VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels that the two gates read
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The model's shape and tricks; the defaults are the public reference of mid-2026, at depth 12."""
+    """Shape and tricks of the model; the defaults are the public reference of mid-2026, at depth 12."""
 
     vocab_size: int = 32768
     depth: int = 12
@@ -35,44 +41,45 @@ class GPTConfig:
     max_seq_len: int = 2048
     mlp: str = "relu2"  # a key of MLP_KINDS
     mlp_ratio: float = 4.0  # hidden units per channel
-    window_pattern: str = "SSSL"  # laid along the layers, the last is always L. S: a quarter of max_seq_len, L: all
+    window_pattern: str = "SSSL"  # repeated over the layers, the last is always L. S: a quarter of max_seq_len, L: all
     rope_base: float = 100_000.0
-    rope_dims: int = 0  # how many of a head's channels turn with position; 0: all
-    norm_eps: float = 2**-23  # of every norm: what fp32 itself can resolve beside 1
+    rope_dims: int = 0  # channels of a head that rotate with position; 0: all
+    norm_eps: float = 2**-23  # of every norm: the resolution of fp32 beside 1
     qk_norm: bool = True
-    qk_scale: float = 1.2  # of queries and keys each, for sharper attention
-    qk_gain: bool = False  # a learned factor per head besides
-    softcap: float = 15.0  # logits lie within ±softcap; 0: anywhere
+    qk_scale: float = 1.2  # factor of queries and of keys, for sharper attention
+    qk_gain: bool = False  # a learned factor per head for the queries, and so for the attention scores
+    softcap: float = 15.0  # logits lie within ±softcap; 0: no limit
     tie_embeddings: bool = False
     embed_norm: bool = True
     residual_lambdas: bool = True  # x = r·x before each block, r learned per layer
-    x0_lambdas: bool = True  # x += a·x0, what entered the first block, before each block
+    x0_lambdas: bool = True  # x += a·x0 before each block, x0 the input of the first block, a learned per layer
     value_embeds: bool = True  # every other layer, the last included, adds an embedding of the token to its values
-    smear: bool = True  # each token's embedding takes some of the token's before it, within a document
-    induction: bool = False  # half of the heads look for what followed a token like this one
-    backout: bool = True  # what the middle of the network made is taken out before the head
+    smear: bool = True  # each token's embedding takes a part of the previous token's, within a document
+    induction: bool = False  # half of the heads search for the token that followed a similar one (InductionAttention)
+    backout: bool = True  # the head's input loses a part of the middle layer's output
     bos_id: int = -1  # the token that starts a document: smear does not reach across it; -1: rows are one document
 
     def __post_init__(self):
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
-        head = self.width // max(self.heads, 1)
-        positive = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "mlp_ratio", "norm_eps")
-        rules = [
-            *((getattr(self, name) > 0, f"{name} must be above 0") for name in positive),
-            (self.heads > 0 and self.width % self.heads == 0, "width must be a multiple of heads"),
-            (self.width >= SMEAR_GATE_INPUTS, f"width must be at least {SMEAR_GATE_INPUTS}"),
-            (self.heads % max(self.kv_heads, 1) == 0, "heads must be a multiple of kv_heads"),
-            (head % 2 == 0, "a head needs an even number of channels: change width or heads"),
-            (self.rope_dims % 2 == 0 and 0 <= self.rope_dims <= head, f"rope_dims must be even and at most {head}"),
-            (self.mlp in MLP_KINDS, f"mlp must be one of {', '.join(MLP_KINDS)}"),
-            (re.fullmatch("[SL]+", self.window_pattern), "window_pattern is made of the letters S and L"),
-            (not self.induction or (self.smear and self.kv_heads > 1), "induction needs smear, and kv_heads above 1"),
-            (self.softcap >= 0, "softcap must be 0 or above"),
-            (self.bos_id < self.vocab_size, "bos_id must be below vocab_size"),
-        ]
-        for kept, sentence in rules:
-            if not kept:
-                raise ValueError(f"{sentence} ({self})")
+        for name in ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "mlp_ratio", "norm_eps"):
+            self._require(getattr(self, name) > 0, f"{name} must be above 0")
+        self._require(self.width % self.heads == 0, "width must be a multiple of heads")
+        self._require(self.width >= SMEAR_GATE_INPUTS, f"width must be at least {SMEAR_GATE_INPUTS}")
+        self._require(self.heads % self.kv_heads == 0, "heads must be a multiple of kv_heads")
+        self._require(self.head_dim % 2 == 0, "a head needs an even number of channels: change width or heads")
+        rotates = self.rope_dims % 2 == 0 and 0 <= self.rope_dims <= self.head_dim
+        self._require(rotates, f"rope_dims must be even and at most {self.head_dim}")
+        self._require(self.mlp in MLP_KINDS, f"mlp must be one of {', '.join(MLP_KINDS)}")
+        pattern = re.fullmatch("[SL]+", self.window_pattern)
+        self._require(pattern is not None, "window_pattern is made of the letters S and L")
+        searches = self.smear and self.kv_heads > 1
+        self._require(searches or not self.induction, "induction needs smear, and kv_heads above 1")
+        self._require(self.softcap >= 0, "softcap must be 0 or above")
+        self._require(self.bos_id < self.vocab_size, "bos_id must be below vocab_size")
+
+    def _require(self, holds: bool, sentence: str) -> None:
+        if not holds:
+            raise ValueError(f"{sentence} ({self})")
 
     @property
     def head_dim(self) -> int:
@@ -84,49 +91,99 @@ class GPTConfig:
 
     @property
     def scores_are_bounded(self) -> bool:
-        """Whether normed queries and keys, of length √head_dim, keep all scores from overflowing an exponential."""
-        return self.qk_norm and not self.qk_gain and self.attention_scale * self.head_dim <= SAFE_EXPONENT
+        """Return whether exp(score) fits into fp32 for any weights: normed queries and keys have length √head_dim."""
+        unbounded = any(row.in_scores and getattr(self, row.field) for row in PARAMETERS)
+        return self.qk_norm and not unbounded and self.attention_scale * self.head_dim <= SAFE_EXPONENT
 
     @property
     def attention_needs(self) -> set[str]:
-        """What a path must be able to do to train it."""
+        """Return the abilities that training needs of an attention path (attention.Path.can)."""
         return {"window"} if any(self.windows) else set()
 
     @property
     def padded_vocab(self) -> int:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
-    @property
+    @cached_property
     def windows(self) -> list[int]:
-        """Per layer how many keys a token sees, itself included; 0: all."""
+        """Return for each layer the number of keys that a token sees, itself included; 0: all."""
         short = -(-self.max_seq_len // (4 * SHORT_MULTIPLE)) * SHORT_MULTIPLE
         letters = (self.window_pattern * self.depth)[: self.depth - 1] + "L"
         return [short if letter == "S" and short < self.max_seq_len else 0 for letter in letters]
-
-    @property
-    def shifted_heads(self) -> int:
-        """How many heads, the first ones, have keys of the token before; distance does not count for them."""
-        return self.kv_heads // 2 if self.induction else 0
 
     @property
     def value_layers(self) -> list[int]:
         return list(range((self.depth - 1) % 2, self.depth, 2)) if self.value_embeds else []
 
 
-_NO_LAMBDAS = {"residual_lambdas": False, "x0_lambdas": False, "smear": False, "backout": False}
-_PLAIN = {**_NO_LAMBDAS, "value_embeds": False, "window_pattern": "L", "qk_scale": 1.0}
-SIZE_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")  # set by other flags
-CONFIGURATIONS = {  # name → fields that differ from the defaults
-    "reference": {},
-    "october-2025": {**_PLAIN, "rope_base": 10_000.0},
-    # The reference, made to search its context after few steps: what it is about to say looks like what it has read.
-    "induction": {"induction": True, "tie_embeddings": True},
-    "portable": {**_PLAIN, "mlp": "swiglu", "mlp_ratio": 8 / 3, "softcap": 0.0},  # what other runtimes know as Qwen3
+# Tricks that other programs do not know: a model is exported only if it has these values (export/forms.py).
+PLAIN = {
+    "qk_norm": True,
+    "qk_gain": False,
+    "rope_dims": 0,
+    "window_pattern": "L",
+    "residual_lambdas": False,
+    "x0_lambdas": False,
+    "value_embeds": False,
+    "smear": False,
+    "induction": False,
+    "backout": False,
 }
-MLP_KINDS = {  # name → (has a gate, hidden units from what `up` and `gate` give)
+MLP_KINDS = {  # name → (has a gate, hidden units from the outputs of `up` and `gate`)
     "relu2": (False, lambda up, gate: F.relu(up).square()),
     "swiglu": (True, lambda up, gate: F.silu(gate) * up),
 }
+
+
+# ---- layers ----
+
+
+class Linear(nn.Linear):
+    """A linear layer without bias. The fp32 weight is cast to the input's dtype, so that gradients add up in fp32."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__(inputs, outputs, bias=False)
+
+    def reset_parameters(self) -> None:
+        pass  # init_weights gives all values
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class Embedding(nn.Embedding):
+    """A table without values until init_weights: random numbers on the meta device would import the compiler."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+def norm(x: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], eps=eps)  # sums squares in fp32 for every dtype of x
+
+
+def previous(x: Tensor, first: Tensor | None = None) -> Tensor:
+    """Return x (B, T, …) one token later: each token gets the value of the token before it.
+
+    A row's first token gets `first` (B, 1, …), or zeros.
+    """
+    first = torch.zeros_like(x[:, :1]) if first is None else first
+    return torch.cat([first, x[:, :-1]], dim=1)
+
+
+Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class LayerContext(NamedTuple):
+    """The inputs of one block besides the state; tensors differ between layers, so that alike blocks share a graph."""
+
+    x0: Tensor  # (B, T, width): the input of the first block
+    residual_lambda: Tensor | None
+    x0_lambda: Tensor | None
+    values: Tensor | None  # (B, T, kv_heads * head_dim): the tokens' value embeddings
+    rotation: Rotation
+    mask: Mask
+    store: Store | None  # of a cache: takes keys and values of these tokens, returns those of the whole rows
 
 
 class Attention(nn.Module):
@@ -139,23 +196,66 @@ class Attention(nn.Module):
         self.o = Linear(config.width, config.width)
         self.ve_gate = Linear(VALUE_GATE_INPUTS, config.kv_heads) if has_values else None
         self.qk_gain = nn.Parameter(torch.empty(config.heads)) if config.qk_gain else None
+        # For inference (fused.py): one product in place of q, k and v, and the heads of each part of the result.
+        self.qkv: nn.Module | None = None
+        self.qkv_parts = [config.heads + config.kv_heads, config.kv_heads]
 
-    def forward(self, x: Tensor, values: Tensor | None, rope: tuple, plan: attn.Plan, place, cache=None) -> Tensor:
+    def forward(self, x: Tensor, layer: LayerContext) -> Tensor:
         config = self.config
-        q, k, v = (project(x).unflatten(-1, (-1, config.head_dim)) for project in (self.q, self.k, self.v))
+        # Queries and keys are two parts, or one part where one product made both: then rotation and norm run once.
+        *parts, v = self.project(x)
         if self.ve_gate is not None:
             gate = 3 * torch.sigmoid(self.ve_gate(x[..., :VALUE_GATE_INPUTS]))
-            v = v + gate[..., None] * values.view_as(v)
-        shifted_heads = config.shifted_heads
-        q = rotate(q, *rope, still=shifted_heads * config.heads // config.kv_heads)
-        k = rotate(k, *rope, still=shifted_heads)
+            v = v + gate[..., None] * layer.values.view_as(v)
+        parts = [self.rotate(part, layer.rotation) for part in parts]
         if config.qk_norm:
-            q, k = norm(q, config.norm_eps), norm(k, config.norm_eps)
+            parts = [norm(part, config.norm_eps) for part in parts]
+        q, k = parts if len(parts) == 2 else parts[0].split([config.heads, config.kv_heads], dim=2)
         if self.qk_gain is not None:
             q = q * self.qk_gain[:, None]
-        q, k = q.to(x.dtype), k.to(x.dtype)
-        k, v = (shifted(k, shifted_heads, place), v) if cache is None else cache.update(k, v)
-        return self.o(attn.attend(q, k, v, plan, config.attention_scale).flatten(-2))
+        k, v = self.keys_and_values(k.to(x.dtype), v, layer.store)
+        return self.o(attend(q.to(x.dtype), k, v, layer.mask, config.attention_scale).flatten(-2))
+
+    def project(self, x: Tensor) -> list[Tensor]:
+        """Return queries, keys and values, or the parts that one product makes, (B, T, some heads, head_dim) each."""
+        if self.qkv is not None:
+            return self.qkv(x).unflatten(-1, (-1, self.config.head_dim)).split(self.qkv_parts, dim=2)
+        return [layer(x).unflatten(-1, (-1, self.config.head_dim)) for layer in (self.q, self.k, self.v)]
+
+    def rotate(self, part: Tensor, rotation: Rotation) -> Tensor:
+        return rotation.apply(part)
+
+    def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None) -> tuple[Tensor, Tensor]:
+        return (k, v) if store is None else store(k, v)
+
+
+class InductionAttention(Attention):
+    """Attention whose first half of the heads finds the token that followed an earlier token like the present one.
+
+    These heads have the keys of the token before, and no rotation: distance does not count. Their initial key weights
+    are the query weights, so that they match similar tokens from the first step on.
+    """
+
+    def __init__(self, config: GPTConfig, has_values: bool):
+        super().__init__(config, has_values)
+        self.shifted = config.kv_heads // 2
+        # Queries and keys have different numbers of such heads, so they stay apart in inference, too.
+        self.qkv_parts = [config.heads, config.kv_heads, config.kv_heads]
+
+    def rotate(self, part: Tensor, rotation: Rotation) -> Tensor:
+        unrotated = part.shape[2] * self.shifted // self.config.kv_heads
+        return torch.cat([part[:, :, :unrotated].float(), rotation.apply(part[:, :, unrotated:])], dim=2)
+
+    def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None) -> tuple[Tensor, Tensor]:
+        k, v = super().keys_and_values(k, v, store)  # a cache stores the keys where they belong
+        return torch.cat([previous(k[:, :, : self.shifted]), k[:, :, self.shifted :]], dim=2), v
+
+    @torch.no_grad()
+    def match_queries(self) -> None:
+        group = self.config.heads // self.config.kv_heads
+        q = self.q.weight.unflatten(0, (-1, self.config.head_dim))  # (heads, head_dim, width)
+        k = self.k.weight.unflatten(0, (-1, self.config.head_dim))
+        k[: self.shifted] = q[::group][: self.shifted]
 
 
 class MLP(nn.Module):
@@ -168,39 +268,49 @@ class MLP(nn.Module):
         self.down = Linear(units, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x), None if self.gate is None else self.gate(x)))
+        gate = None if self.gate is None else self.gate(x)
+        return self.down(self.activation(self.up(x), gate))
 
 
 class Block(nn.Module):
-    """One layer, all of it, so that compiling it fuses the mixing too; what differs between layers comes as tensors."""
+    """One layer with its residual mixing, so that compiling a block fuses the mixing too."""
 
     def __init__(self, config: GPTConfig, has_values: bool):
         super().__init__()
         self.eps = config.norm_eps
-        self.attn = Attention(config, has_values)
+        self.attn = (InductionAttention if config.induction else Attention)(config, has_values)
         self.mlp = MLP(config)
 
-    def forward(self, x, x0, residual_lambda, x0_lambda, values, rope, plan, place, cache=None) -> Tensor:
-        if residual_lambda is not None:
-            x = residual_lambda * x
-        if x0_lambda is not None:
-            x = x + x0_lambda * x0
-        x = x + self.attn(norm(x, self.eps), values, rope, plan, place, cache)
+    def forward(self, x: Tensor, layer: LayerContext) -> Tensor:
+        if layer.residual_lambda is not None:
+            x = layer.residual_lambda * x
+        if layer.x0_lambda is not None:
+            x = x + layer.x0_lambda * layer.x0
+        x = x + self.attn(norm(x, self.eps), layer)
         return x + self.mlp(norm(x, self.eps))
 
 
-class GPT(nn.Module):
-    """The model; may be built on the meta device, to_empty brings it to another, init_weights gives it values.
+# ---- model ----
 
-    A `cache`, for decoding, has: `capacity`, how many keys a row holds; `positions` (B, T), where in its row each of
-    the given tokens stands; `previous` (B, 1), the token before each row's first (any, for a row that is empty); and
-    `layers[i].update(k, v)`, which stores keys and values (B, T, Hkv, D) at the positions and returns all of the row's,
-    (B, capacity, Hkv, D), key j at position j. The model changes nothing else of it: who owns it moves it on.
-    """
+
+class Context(NamedTuple):
+    """Everything that the blocks share in a forward, however often `GPT.sweep` runs them."""
+
+    ids: Tensor  # (B, T)
+    x0: Tensor  # (B, T, width): the embedded tokens, in compute_dtype
+    rotation: Rotation
+    masks: dict[int, Mask]  # by window
+    cache: "Cache | None"
+
+
+class GPT(nn.Module):
+    """The model. Build it on the meta device, to_empty moves it to another, init_weights gives it values."""
 
     def __init__(self, config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False):
         super().__init__()
-        self.config, self.attention, self.checkpointing = config, attention, checkpointing
+        self.config = config
+        self.attention = attention  # a key of attention.PATHS
+        self.checkpointing = checkpointing  # compute activations twice to save memory
         self.compute_dtype = torch.float32  # of activations; parameters stay fp32
         self.compiled = False
         self.loss_form: str | None = None  # of cross_entropy.FORMS; None: the fastest that is not compiled
@@ -212,14 +322,20 @@ class GPT(nn.Module):
         if not config.tie_embeddings:
             self.head = Linear(config.width, config.padded_vocab)
         self.smear_gate = Linear(SMEAR_GATE_INPUTS, 1) if config.smear else None
-        sizes = {"residual_lambdas": config.depth, "x0_lambdas": config.depth, "smear_lambda": 1, "backout_lambda": 1}
-        for name, size in sizes.items():
-            used = getattr(config, name.removesuffix("_lambda"))
-            self.register_parameter(name, nn.Parameter(torch.empty(size)) if used else None)
-        for name in ("rope_cos", "rope_sin"):
-            shape = (config.max_seq_len, (config.rope_dims or config.head_dim) // 2)
-            self.register_buffer(name, torch.empty(shape), persistent=False)
+        self.residual_lambdas = nn.Parameter(torch.empty(config.depth)) if config.residual_lambdas else None
+        self.x0_lambdas = nn.Parameter(torch.empty(config.depth)) if config.x0_lambdas else None
+        self.smear_lambda = nn.Parameter(torch.empty(1)) if config.smear else None
+        self.backout_lambda = nn.Parameter(torch.empty(1)) if config.backout else None
+        self.rotary = RotaryTable(config.max_seq_len, config.rope_dims or config.head_dim, config.rope_base)
         self.init_buffers()
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.embed.weight if self.config.tie_embeddings else self.head.weight
 
     def compile_parts(self) -> None:
         """Compile the blocks, one graph for all that are alike, and the loss; slower to start, faster to run."""
@@ -227,219 +343,216 @@ class GPT(nn.Module):
         for block in self.blocks:
             block.compile()
         self.compiled = True
-        self.loss_form = choose_loss(self.rope_cos.device, compiling=True)[0]
-
-    def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> "GPT":
-        """As torch's own, which from the meta device imports the compiler's algebra: seconds."""
-        return self._apply(lambda old: torch.empty(old.shape, dtype=old.dtype, device=device), recurse=recurse)
+        self.loss_form = choose_loss(self.device, compiling=True)[0]
 
     def as_written(self) -> AbstractContextManager:
-        """Nothing runs compiled: where every batch has another shape."""
-        return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()  # the first imports a lot
+        """Return a context in which nothing runs compiled, for batches that each have another shape."""
+        # set_stance imports much, so a model that is not compiled does without.
+        return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
+
+    def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> "GPT":
+        """Do the same as torch's own, which takes seconds: from the meta device it imports the compiler's algebra."""
+        return self._apply(lambda old: torch.empty(old.shape, dtype=old.dtype, device=device), recurse=recurse)
 
     def init_buffers(self) -> None:
-        """The tables of rotation, which no checkpoint holds: call it after to_empty if the weights are loaded."""
-        pairs = self.rope_cos.shape[1]
-        rates = self.config.rope_base ** -(torch.arange(pairs, device="cpu", dtype=torch.float64) / pairs)
-        angles = torch.outer(torch.arange(self.config.max_seq_len, device="cpu", dtype=torch.float64), rates)
-        self.rope_cos.copy_(angles.cos())
-        self.rope_sin.copy_(angles.sin())
+        """Fill the tables that no checkpoint holds: call it after to_empty if the weights are loaded."""
+        self.rotary.fill()
 
     def init_weights(self, seed: int) -> None:
-        """Every parameter from the seed and its own name: the same for any device, dtype and number of ranks."""
+        """Set every parameter from the seed and its name: the same for any device, dtype and number of ranks."""
         self.init_buffers()
         for name, parameter in self.named_parameters():
-            fill = next(fill for pattern, fill in INITIAL if re.fullmatch(pattern, name))
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-            parameter.data.copy_(fill(torch.empty(parameter.shape, device="cpu"), self.config, generator))
+            empty = torch.empty(parameter.shape, device="cpu")
+            parameter.data.copy_(parameter_row(name).initial(empty, self.config, generator))
         if self.config.induction:
-            self._look_alike()
+            for block in self.blocks:
+                block.attn.match_queries()
 
-    @torch.no_grad()
-    def _look_alike(self) -> None:
-        """From the start the shifted heads match a token with one like it, and smear tells the token before from it."""
-        self.smear_lambda.fill_(1)
-        group = self.config.heads // self.config.kv_heads
-        for block in self.blocks:
-            q, k = (layer.weight.unflatten(0, (-1, self.config.head_dim)) for layer in (block.attn.q, block.attn.k))
-            k[: self.config.shifted_heads] = q[::group][: self.config.shifted_heads]
+    def forward(
+        self, ids: Tensor, targets: Tensor | None = None, reduction: str = "sum", cache: "Cache | None" = None
+    ) -> Tensor:
+        """Return logits (B, T, vocab_size), or the loss at targets (B, T; -1: none): the sum, or (B, T) for "none"."""
+        hidden = self.hidden(ids, cache)
+        if targets is None:
+            return self.logits(hidden)
+        loss = cross_entropy(
+            hidden.flatten(0, 1),
+            self.head_weight,
+            targets.flatten(),
+            softcap=self.config.softcap,
+            vocab_size=self.config.vocab_size,
+            reduction=reduction,
+            form=self.loss_form,
+        )
+        return loss.view_as(targets) if reduction == "none" else loss
 
-    @property
-    def head_weight(self) -> Tensor:
-        return self.embed.weight if self.config.tie_embeddings else self.head.weight
+    def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
+        """Return the input of the head, (B, T, width) in compute_dtype."""
+        context = self.context(ids, cache)
+        return self.sweep(context.x0, context)
 
-    def hidden(self, ids: Tensor, starts: Tensor | None = None, cache=None, trunks: Tensor | None = None) -> Tensor:
-        """What the head reads, (B, T, width) in compute_dtype; starts (B, T): where each token's document begins.
-
-        Without starts attention sees the whole row. trunks (B, 1): a row begins with so many tokens, starting at 0,
-        that each document behind them goes on from: several endings of one text, computed once. Such a row may be
-        longer than max_seq_len, if its trunk with any one of its documents is not.
-        """
+    def context(self, ids: Tensor, cache: "Cache | None" = None) -> Context:
+        """Return what all blocks share for tokens (B, T); with a cache the tokens continue the cache's rows."""
         config, length = self.config, ids.shape[1]
-        keys = length if cache is None else cache.capacity
-        if keys > config.max_seq_len and trunks is None:
-            raise ValueError(f"{keys} positions are more than the model's max_seq_len, {config.max_seq_len}: shorten")
         positions = None if cache is None else cache.positions
-        rows = slice(length) if cache is None else positions
-        if trunks is not None:
-            index = torch.arange(length, device=ids.device)
-            rows = torch.where(starts > 0, index - starts + trunks, index)
-            rows = rows.clamp(max=config.max_seq_len - 1)  # padding, which starts at 0, may lie beyond
-        rope = self._rope(rows)
-        common = {"device": ids.device, "dtype": self.compute_dtype, "positions": positions, "starts": starts}
-        common |= {"trunks": trunks, "bounded": config.scores_are_bounded}
-        plans = {w: attn.plan(self.attention, length, keys, window=w, **common) for w in set(config.windows)}
-        place = None if starts is None else Place.of(starts, trunks)
-        x0 = self._smear(self._embed(ids), ids, place, cache)
-        # A view, for the compiler makes another graph where two arguments are one and the same tensor.
-        x, middle = x0.view_as(x0), None
-        mixes = (self.residual_lambdas, self.x0_lambdas)
-        mixes = ([None] * config.depth if mix is None else mix.unbind() for mix in mixes)
-        for i, (block, window, r, a) in enumerate(zip(self.blocks, config.windows, *mixes, strict=True)):
-            values = self.value_embeds[str(i)](ids).to(x.dtype) if str(i) in self.value_embeds else None
-            given = (x, x0, r, a, values, rope, plans[window], place)
-            if cache is not None:
-                x = block(*given, cache.layers[i])
-            elif self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, *given, use_reentrant=False)
-            else:
-                x = block(*given)
+        keys = length if positions is None else cache.capacity
+        if keys > config.max_seq_len:
+            raise ValueError(f"{keys} positions are more than the model's max_seq_len, {config.max_seq_len}: shorten")
+        masks = {
+            window: make_mask(
+                self.attention,
+                length,
+                keys,
+                ids.device,
+                self.compute_dtype,
+                window=window,
+                positions=positions,
+                bounded=config.scores_are_bounded,
+            )
+            for window in set(config.windows)
+        }
+        rotation = self.rotary(slice(length) if positions is None else positions)
+        x0 = self._smear(self._embed(ids), ids, cache)
+        return Context(ids, x0, rotation, masks, cache)
+
+    def sweep(self, x: Tensor, context: Context) -> Tensor:
+        """Run all blocks on the state x (B, T, width); return the new state, normed as the head reads it.
+
+        It may run again on the same context with another state.
+        """
+        config = self.config
+        # The compiler makes another graph where two arguments are one and the same tensor: x becomes a view.
+        x = x.view_as(x)
+        no_lambdas = [None] * config.depth
+        residual_lambdas = no_lambdas if self.residual_lambdas is None else self.residual_lambdas.unbind()
+        x0_lambdas = no_lambdas if self.x0_lambdas is None else self.x0_lambdas.unbind()
+        checkpointing = self.checkpointing and context.cache is None and torch.is_grad_enabled()
+        middle = x
+        for i, block in enumerate(self.blocks):
+            has_values = str(i) in self.value_embeds
+            layer = LayerContext(
+                x0=context.x0,
+                residual_lambda=residual_lambdas[i],
+                x0_lambda=x0_lambdas[i],
+                values=self.value_embeds[str(i)](context.ids).to(x.dtype) if has_values else None,
+                rotation=context.rotation,
+                mask=context.masks[config.windows[i]],
+                store=None if context.cache is None else partial(context.cache.update, i),
+            )
+            x = checkpoint(block, x, layer, use_reentrant=False) if checkpointing else block(x, layer)
             if i == config.depth // 2:
                 middle = x
         if config.backout:
             x = x - self.backout_lambda.to(x.dtype) * middle
         return norm(x, config.norm_eps)
 
-    def _rope(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
-        return self.rope_cos[positions].unsqueeze(-2), self.rope_sin[positions].unsqueeze(-2)
-
     def _embed(self, ids: Tensor) -> Tensor:
         x = self.embed(ids).to(self.compute_dtype)
         return norm(x, self.config.norm_eps) if self.config.embed_norm else x
 
-    def _smear(self, x: Tensor, ids: Tensor, place: Place | None, cache) -> Tensor:
+    def _smear(self, x: Tensor, ids: Tensor, cache: "Cache | None") -> Tensor:
+        """Return embeddings x with a part of the previous token's; the first token of a document takes none."""
         if not self.config.smear:
             return x
-        alone = ids == self.config.bos_id
-        if cache is not None:
-            before, alone = behind(x, self._embed(cache.previous)), alone | (cache.positions == 0)
+        is_first = ids == self.config.bos_id
+        if cache is None or cache.positions is None:
+            before = previous(x)
         else:
-            before = behind(x) if place is None else place.before(x)
+            before = previous(x, self._embed(cache.previous))
+            is_first = is_first | (cache.positions == 0)
         gate = self.smear_lambda.to(x.dtype) * torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_INPUTS]))
-        return x + gate.masked_fill(alone[..., None], 0) * before
+        return x + gate.masked_fill(is_first[..., None], 0) * before
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(…, vocab_size) in fp32."""
-        tied = self.config.tie_embeddings
+        """Return (…, vocab_size) in fp32."""
+        config = self.config
+        tied = config.tie_embeddings
         logits = F.linear(hidden, self.embed.weight.to(hidden.dtype)) if tied else self.head(hidden)
-        logits = logits[..., : self.config.vocab_size].float()
-        return self.config.softcap * (logits / self.config.softcap).tanh() if self.config.softcap else logits
-
-    def forward(
-        self, ids: Tensor, targets: Tensor | None = None, starts=None, reduction: str = "sum", cache=None
-    ) -> Tensor:
-        """Logits (B, T, vocab_size), or the loss at targets (B, T; -1: none there): its sum, or (B, T) for "none"."""
-        hidden = self.hidden(ids, starts, cache)
-        if targets is None:
-            return self.logits(hidden)
-        options = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "reduction": reduction}
-        options["form"] = self.loss_form
-        loss = cross_entropy(hidden.flatten(0, 1), self.head_weight, targets.flatten(), **options)
-        return loss.view_as(targets) if reduction == "none" else loss
+        logits = logits[..., : config.vocab_size].float()
+        return config.softcap * (logits / config.softcap).tanh() if config.softcap else logits
 
     def parameter_counts(self) -> dict[str, int]:
-        """By kind, and the total; the padding of the vocabulary is counted."""
-        counts = dict.fromkeys(KINDS, 0)
+        """Return the numbers by kind, and the total; the padding of the vocabulary is counted."""
+        counts = dict.fromkeys((*KINDS.values(), "scalars"), 0)
         for name, parameter in self.named_parameters():
-            counts[next(kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, name))] += parameter.numel()
+            counts[KINDS.get(parameter_row(name).group, "scalars")] += parameter.numel()
         return {**counts, "total": sum(counts.values())}
 
     def flops_per_token(self) -> int:
-        """Forward and backward: 6 a matmul weight, 12 a channel and key as if windows were full; norms are left out."""
+        """Return FLOPs forward and backward: 6 per matmul weight, 12 per channel and key; norms are left out."""
         linears = sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
         tied = self.embed.weight.numel() if self.config.tie_embeddings else 0
-        keys = sum(window or self.config.max_seq_len for window in self.config.windows)
+        keys = sum(window or self.config.max_seq_len for window in self.config.windows)  # as if windows were full
         return 6 * (linears + tied) + 12 * self.config.width * keys
 
 
-KINDS = {  # kind of parameter → pattern of names, the first that fits
-    "matrices": r"blocks\..*\.weight",
-    "embed": r"embed\.weight",
-    "head": r"head\.weight",
-    "value_embeds": r"value_embeds\..*",
-    "scalars": ".*",
-}
+# ---- parameters ----
 
 
-def _spread(t: Tensor, config: GPTConfig, generator: torch.Generator) -> Tensor:
+class ParameterRow(NamedTuple):
+    """Parameters of the model by name. Every parameter matches the pattern of exactly one row of PARAMETERS."""
+
+    pattern: str
+    group: str  # of the optimizer: the name of a row of param_groups.RULES
+    initial: Callable[[Tensor, GPTConfig, Generator], Tensor]  # from an empty fp32 tensor on the CPU
+    field: str = ""  # the switch of GPTConfig that adds them; empty: every model has them
+    in_scores: bool = False  # they multiply attention scores, which then have no bound
+
+
+def parameter_row(name: str) -> ParameterRow:
+    rows = [row for row in PARAMETERS if re.fullmatch(row.pattern, name)]
+    assert len(rows) == 1, f"{name} matches {len(rows)} rows of gpt.PARAMETERS, and must match one"
+    return rows[0]
+
+
+def _uniform(t: Tensor, config: GPTConfig, generator: Generator) -> Tensor:
     return t.uniform_(-1, 1, generator=generator) * (3 / config.width) ** 0.5  # deviation 1/√width, no outliers
 
 
-# Pattern of names → value from (empty fp32 tensor, config, generator). What writes to the residual stream starts at 0.
-INITIAL = (
-    (r"embed\.weight", lambda t, config, g: t.normal_(0, 0.02 if config.tie_embeddings else 0.8, generator=g)),
-    (r"head\.weight", lambda t, config, g: t.normal_(0, 0.001, generator=g)),
-    (r"value_embeds\..*|blocks\..*\.[qkv]\.weight", _spread),
-    (r"blocks\..*\.(up|gate)\.weight", lambda t, config, g: 0.4 * _spread(t, config, g)),
-    (r"blocks\..*\.(o|down)\.weight|smear_lambda", lambda t, config, g: t.zero_()),
-    (r".*(ve|smear)_gate\.weight", lambda t, config, g: t.uniform_(0, 0.02, generator=g)),
-    (r".*\.qk_gain", lambda t, config, g: t.fill_(1)),
-    (r"residual_lambdas", lambda t, config, g: torch.linspace(1.15, 1.05, len(t), device="cpu")),
-    (r"x0_lambdas", lambda t, config, g: torch.linspace(0.20, 0.05, len(t), device="cpu")),
-    (r"backout_lambda", lambda t, config, g: t.fill_(0.2)),
+# Each initial value is a function of (an empty fp32 tensor, the config, a generator).
+# Layers that write to the residual stream start at 0.
+PARAMETERS = (
+    # A tied embedding is in group "unembedding".
+    ParameterRow(
+        r"embed\.weight",
+        "embedding",
+        lambda t, config, generator: t.normal_(0, 0.02 if config.tie_embeddings else 0.8, generator=generator),
+    ),
+    ParameterRow(r"head\.weight", "unembedding", lambda t, config, generator: t.normal_(0, 0.001, generator=generator)),
+    ParameterRow(r"value_embeds\.\d+\.weight", "value_embeds", _uniform, "value_embeds"),
+    ParameterRow(
+        r"blocks\.\d+\.attn\.ve_gate\.weight",
+        "matrices",
+        lambda t, config, generator: t.uniform_(0, 0.02, generator=generator),
+        "value_embeds",
+    ),
+    ParameterRow(r"blocks\.\d+\.attn\.[qkv]\.weight", "matrices", _uniform),
+    ParameterRow(
+        r"blocks\.\d+\.mlp\.(up|gate)\.weight",
+        "matrices",
+        lambda t, config, generator: 0.4 * _uniform(t, config, generator),
+    ),
+    ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", lambda t, *_: t.zero_()),
+    ParameterRow(r"blocks\.\d+\.attn\.qk_gain", "gains", lambda t, *_: t.fill_(1), "qk_gain", in_scores=True),
+    ParameterRow(
+        r"residual_lambdas",
+        "residual_lambdas",
+        lambda t, *_: torch.linspace(1.15, 1.05, len(t), device="cpu"),
+        "residual_lambdas",
+    ),
+    ParameterRow(
+        r"x0_lambdas", "x0_lambdas", lambda t, *_: torch.linspace(0.20, 0.05, len(t), device="cpu"), "x0_lambdas"
+    ),
+    ParameterRow(
+        r"smear_gate\.weight",
+        "smear",
+        lambda t, config, generator: t.uniform_(0, 0.02, generator=generator),
+        "smear",
+    ),
+    # Induction heads find a token by the token before it, which smear tells them from the first step on.
+    ParameterRow(r"smear_lambda", "smear", lambda t, config, generator: t.fill_(config.induction), "smear"),
+    ParameterRow(r"backout_lambda", "smear", lambda t, *_: t.fill_(0.2), "backout"),
 )
-
-
-# Kind of model → its config and its class. A manifest names the kind; one without a kind, of an older run, means "gpt".
-MODELS = {"gpt": (GPTConfig, GPT)}
-
-
-def config_of(manifest: Mapping[str, Any]) -> GPTConfig:
-    """Return the config of the model that a checkpoint's manifest describes."""
-    fields = dict(manifest["model"])
-    kind = fields.pop("kind", "gpt")
-    if kind not in MODELS:
-        raise ValueError(f"this checkpoint holds a model of kind {kind}, take one of {', '.join(MODELS)}")
-    config_class, _ = MODELS[kind]
-    return config_class(**fields)
-
-
-def describe_config(config: GPTConfig) -> dict[str, Any]:
-    """Return the config as a manifest's "model" entry: the kind of model and all fields."""
-    kind = next(kind for kind, (config_class, _) in MODELS.items() if config_class is type(config))
-    return {"kind": kind, **asdict(config)}
-
-
-def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
-    """Return a model of the config's kind, without values: call it under torch.device("meta") to take no memory."""
-    model_class = next(model_class for config_class, model_class in MODELS.values() if config_class is type(config))
-    return model_class(config, attention, checkpointing)
-
-
-def config_fields(text: str) -> dict[str, Any]:
-    """Return the fields of GPTConfig for a --model value: a name in CONFIGURATIONS, and changes of single fields.
-
-    "reference,qk_gain=true,softcap=0" is the reference with two fields changed. Sizes have flags of their own.
-    """
-    name, *changes = text.split(",")
-    if name not in CONFIGURATIONS:
-        raise ValueError(f"--model={name} is not known, take one of {', '.join(CONFIGURATIONS)}")
-    fields = dict(CONFIGURATIONS[name])
-    defaults = {name: value for name, value in asdict(GPTConfig()).items() if name not in SIZE_FIELDS}
-    for change in changes:
-        field, _, value = change.partition("=")
-        if field not in defaults:
-            raise ValueError(f"--model={text}: {field} is no field of GPTConfig, take one of {', '.join(defaults)}")
-        fields[field] = _parsed(value, type(defaults[field]), f"--model={text}: {field}")
-    return fields
-
-
-def _parsed(value: str, kind: type, name: str) -> Any:
-    if kind is bool:
-        if value not in ("true", "false"):
-            raise ValueError(f"{name} is {value}, write true or false")
-        return value == "true"
-    try:
-        return kind(value)
-    except ValueError:
-        raise ValueError(f"{name} is {value}, write a value of type {kind.__name__}") from None
+# Optimizer group → kind in parameter_counts; all other groups are "scalars".
+KINDS = {"matrices": "matrices", "embedding": "embed", "unembedding": "head", "value_embeds": "value_embeds"}

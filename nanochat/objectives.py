@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from nanochat.kvcache import Beginnings
+from nanochat.decoder import Prefix
 
 Batch = tuple[Tensor, ...]  # the first axis of each tensor: rows of this rank
 Metrics = dict[str, tuple[Tensor, Tensor]]  # name -> sum and count, over a micro-batch
@@ -92,7 +92,7 @@ class PolicyGradient:
         prompts, given = prompts[firsts.to(prompts.device), : int(given.max())], given[firsts]
 
         def logprobs(model: Any) -> Tensor:
-            cache = Beginnings(model, prompts, given).before(texts, lengths)
+            cache = Prefix(model, prompts, given).rows(texts, lengths)
             return -model(inputs, targets, reduction="none", cache=cache)
 
         kept, chosen = targets >= 0, logprobs(model)

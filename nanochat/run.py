@@ -32,8 +32,9 @@ from nanochat.checkpoint import (
     tokenizer_of,
 )
 from nanochat.config import flag_of
-from nanochat.gpt import GPT, GPTConfig, config_of, describe_config
+from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, print0
+from nanochat.models import config_of, describe_config
 from nanochat.objectives import Batch, BatchSource, Objective, next_token
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome, run_metrics, task_table, training_curves

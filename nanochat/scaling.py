@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from nanochat.cross_entropy import CHUNK_BYTES
-from nanochat.gpt import GPT, GPTConfig, config_fields, new_model
+from nanochat.gpt import GPT, GPTConfig
 from nanochat.hardware import Accelerator, find_accelerator
 from nanochat.log import duration
 from nanochat.optim import KINDS

@@ -42,7 +42,7 @@ class Config(TextSettings, TrainingSettings):
     json: bool = option(False, "print the dry run as JSON", group="run", may_change=True, in_card=False)
     fp8: bool = option(False, "compute matrix products in 8 bits, on GPUs that can", group="device")
 
-    # A row of gpt.CONFIGURATIONS; fields of GPTConfig may follow: --model=reference,qk_gain=true
+    # A row of models.CONFIGURATIONS; fields of GPTConfig may follow: --model=reference,qk_gain=true
     model: str = option("reference", "architecture: reference, induction, october-2025 or portable", group="model")
     depth: Count = option(12, "layers; other sizes follow from it", group="model", least=1, unit="LAYERS")
     aspect_ratio: Count = option(64, "width per layer of depth", group="model", least=1)

@@ -37,7 +37,7 @@ def main(config: Config) -> None:
     from nanochat.checkpoint import Saver, check_free_space, hold, rng_state, steps
     from nanochat.export.from_nanochat import find_checkpoint, read_checkpoint
     from nanochat.export.tokenizers import read_tokenizer
-    from nanochat.gpt import describe_config
+    from nanochat.models import describe_config
     from nanochat.tokenizer import Tokenizer
     from nanochat.train import State
 

@@ -56,8 +56,8 @@ class Late:
     def __getattr__(self, name):
         return getattr(self.decoder, name)
 
-    def step(self, rows, longest, *kinds):
-        return self.decoder.step(rows, longest + 1, *kinds)
+    def step(self, rows, longest, kind):
+        return self.decoder.step(rows, longest + 1, kind)
 
 
 def devices():

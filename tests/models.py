@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from nanochat.checkpoint import RECORD, Saver
-from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
+from nanochat.gpt import GPT, GPTConfig
+from nanochat.models import CONFIGURATIONS
 from nanochat.tokenizer import Tokenizer
 
 BOS = 3

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from nanochat.attention import PATHS, _refusal, attention, choose, find_path, plan
+from nanochat.attention import PATHS, RotaryTable, _refusal, attention, choose, find_path, make_mask
 
 CPU = torch.device("cpu")
-# name → (queries, keys, what else is asked). starts and positions are drawn for three rows.
+# name → (queries, keys, what else is asked). positions are drawn for three rows.
 CASES = {
     "causal": (256, 256, {}),
     "odd": (201, 201, {}),
@@ -22,9 +22,6 @@ CASES = {
     "a chunk more, window": (130, 333, {"window": 50}),
     "positions": (5, 90, {"positions": True}),
     "positions, window": (150, 190, {"positions": True, "window": 33}),
-    "starts": (131, 131, {"starts": True}),
-    "starts, window": (200, 200, {"starts": True, "window": 64}),
-    "starts, positions, window": (7, 64, {"starts": True, "positions": True, "window": 9}),
 }
 
 
@@ -39,9 +36,6 @@ def tensors(case, heads=4, kv_heads=2, dtype=torch.float32, device="cpu", seed=7
     if "positions" in asked:  # rows of unequal lengths
         stands = stands - torch.randint(0, keys - queries + 1, (3, 1), generator=generator)
         options["positions"] = stands.to(device)
-    if "starts" in asked:
-        starts = (stands * torch.rand(3, queries, generator=generator)).long()
-        options["starts"] = starts.to(device)
     return (q, k, v), options
 
 
@@ -52,13 +46,12 @@ def result_and_gradients(given, path, options):
     return [out.detach(), *(x.grad for x in given)]
 
 
-def by_hand(q, k, v, window, positions, starts, scale):
+def by_hand(q, k, v, window, positions, scale):
     out = torch.zeros_like(q)
     for b in range(q.shape[0]):
         for i in range(q.shape[1]):
             here = positions[b, i].item() if positions is not None else k.shape[1] - q.shape[1] + i
             low = max(0, here - window + 1) if window else 0
-            low = max(low, starts[b, i].item()) if starts is not None else low
             for h in range(q.shape[2]):
                 kv = h // (q.shape[2] // k.shape[2])
                 weights = torch.softmax(k[b, low : here + 1, kv] @ q[b, i, h] * scale, 0)
@@ -66,11 +59,11 @@ def by_hand(q, k, v, window, positions, starts, scale):
     return out
 
 
-@pytest.mark.parametrize("case", ["tiny", "one more token, window", "positions", "starts, positions, window"])
+@pytest.mark.parametrize("case", ["tiny", "one more token, window", "positions", "positions, window"])
 def test_the_twin_is_attention(case):
     given, options = tensors(case)
     for scale in (None, 0.7):
-        expected = by_hand(*given, options["window"], options.get("positions"), options.get("starts"), scale or 0.25)
+        expected = by_hand(*given, options["window"], options.get("positions"), scale or 0.25)
         torch.testing.assert_close(attention(*given, path="twin", scale=scale, **options), expected)
 
 
@@ -125,7 +118,7 @@ def test_a_mask_made_in_inference_mode_serves_training():
 
 
 def test_a_mask_that_lengths_determine_is_made_once():
-    make = lambda window: plan("twin", 50, 50, device=CPU, dtype=torch.float32, window=window).mask  # noqa: E731
+    make = lambda window: make_mask("twin", 50, 50, CPU, torch.float32, window=window).allowed  # noqa: E731
     assert make(8) is make(8)
     assert make(8) is not make(9)
 
@@ -139,11 +132,10 @@ def test_what_cannot_be_done_is_refused(name):
 
 
 def test_refusals_name_what_is_missing(monkeypatch):
-    monkeypatch.setitem(PATHS, "narrow", type(PATHS["sdpa"])(PATHS["sdpa"].run, can=frozenset({"window"})))
-    for case, word in {"positions": "positions", "starts, positions, window": "positions and starts"}.items():
-        given, options = tensors(case)
-        with pytest.raises(ValueError, match=f"cannot do {word};"):
-            attention(*given, path="narrow", **options)
+    monkeypatch.setitem(PATHS, "narrow", type(PATHS["sdpa"])(PATHS["sdpa"].run, can=frozenset()))
+    given, options = tensors("positions, window")
+    with pytest.raises(ValueError, match="cannot do positions and window;"):
+        attention(*given, path="narrow", **options)
     given, options = tensors("causal")
     with pytest.raises(ValueError, match="no attention path flsh, choose one of chunks"):
         attention(*given, path="flsh", **options)
@@ -154,8 +146,25 @@ def test_the_choice_has_a_reason():
     name, reason = choose(torch.device("meta"), torch.float32)  # stands for a device without kernels of its own
     assert name == "sdpa"
     assert "chunks is for the device cpu; flash4 has no kernel for this device" in reason
-    assert "flex pays only with starts or window" in reason
+    assert "flex pays only with window" in reason
     assert choose(torch.device("meta"), torch.float32, {"window"})[0] == "flex"
+
+
+def test_pairs_rotate_and_the_other_channels_stay():
+    table = RotaryTable(positions=4, channels=4, base=100.0)
+    table.fill()
+    x = torch.arange(10.0).view(1, 1, 2, 5)
+    rotation = table(slice(3, 4))
+    angles = [3 * 100.0**-exponent for exponent in (0, 0.5)]
+    torch.testing.assert_close(rotation.cos.flatten(), torch.tensor(angles).cos())
+    turned = rotation.apply(x)[0, 0]
+    for head in (0, 1):
+        for pair, angle in enumerate(angles):
+            number = complex(x[0, 0, head, pair], x[0, 0, head, pair + 2])
+            expected = number * complex(math.cos(angle), math.sin(angle))
+            assert turned[head, pair].item() == pytest.approx(expected.real, abs=1e-5)
+            assert turned[head, pair + 2].item() == pytest.approx(expected.imag, abs=1e-5)
+        assert turned[head, 4] == x[0, 0, head, 4]
 
 
 @pytest.mark.gpu

@@ -1,14 +1,15 @@
-"""The decoder: what is drawn, what rows know, and that they stand still."""
+"""The decoder: KV cache, sampling, the state of rows, and rows that stand still."""
 
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 from models import SMALL, lively
 
-from nanochat.decoder import Decoder, draw
-from nanochat.fused import Fused
-from nanochat.kvcache import KVCache
+from nanochat.decoder import Decoder, KVCache, RowStart, StepKind, sample_tokens
+from nanochat.fused import pack
+from nanochat.gpt import GPTConfig
 from nanochat.runtime import free_memory
 
 
@@ -19,7 +20,7 @@ def test_draws_follow_the_probabilities():
     grid = (torch.arange(many, dtype=torch.float64)[:, None] + 0.5) / many
     column = lambda value: torch.full((many, 1), value)  # noqa: E731
     for top_k, top_p, ranks in [(50, 1.0, 0), (50, 1.0, 8), (4, 1.0, 4), (50, 0.7, 50), (9, 0.5, 16), (1, 1.0, 1)]:
-        drawn = draw(logits.expand(many, -1), grid, column(0.8), column(top_k), column(top_p), ranks)
+        drawn = sample_tokens(logits.expand(many, -1), grid, column(0.8), column(top_k), column(top_p), ranks)
         chances = (logits[0].double() / 0.8).softmax(0)
         ranked, order = chances.sort(descending=True)
         ranked[top_k:] = 0
@@ -30,22 +31,20 @@ def test_draws_follow_the_probabilities():
         torch.testing.assert_close(share.double(), expected, atol=1.1 / many, rtol=0)
 
 
-def row(tokens, last, **fields):
-    """Settings of a greedy row that nothing stops."""
-    settings = {"token": tokens[-1], "previous": tokens[-2:][0], "position": len(tokens) - 1, "last": last}
-    plain = {"temperature": 0.0, "top_k": 100, "top_p": 1.0, "halting": set()}
-    uniform = torch.zeros(last - len(tokens) + 1, dtype=torch.float64).numpy()
-    return settings | plain | {"uniform": uniform} | fields
+def row(tokens, last, halting=frozenset()):
+    """Return the start of a greedy row."""
+    uniform = np.zeros(last - len(tokens) + 1)
+    return RowStart(tokens[-1], tokens[-2:][0], len(tokens) - 1, last, 0.0, 100, 1.0, halting, uniform)
 
 
 def decoder_of(slots=3, length=64):
-    decoder = Decoder(Fused(lively(SMALL)))
+    decoder = Decoder(pack(lively(SMALL)))
     assert decoder.make_room(slots, length) == slots
     return decoder
 
 
 def run(decoder, steps, rows=1):
-    return torch.stack([decoder.step(rows, 60, False, False, False)[0][0] for _ in range(steps)]).T.tolist()
+    return torch.stack([decoder.step(rows, 60, StepKind())[0][0] for _ in range(steps)]).T.tolist()
 
 
 @torch.inference_mode()
@@ -69,14 +68,14 @@ def test_a_row_stands_still_where_it_halts_and_goes_on_as_if_it_never_had():
 @torch.inference_mode()
 def test_forced_tokens_stand_where_they_are_put_and_the_rest_follows_from_them():
     prompt = [3, 50, 60]
-    decoder, told = decoder_of(), decoder_of()
+    decoder, known = decoder_of(), decoder_of()
     decoder.seat([0], [row(prompt[:1], 30)])
     decoder.resume(0, 1, [50, 60, 9, 8])
     [given] = run(decoder, 10)
     assert given[:4] == [50, 60, 9, 8]
-    told.prefill({0: [*prompt, 9, 8]})
-    told.seat([0], [row([*prompt, 9, 8], 30)])
-    assert run(told, 6)[0] == given[4:]
+    known.prefill({0: [*prompt, 9, 8]})
+    known.seat([0], [row([*prompt, 9, 8], 30)])
+    assert run(known, 6)[0] == given[4:]
 
 
 @torch.inference_mode()
@@ -122,7 +121,7 @@ def test_rows_go_on_in_a_room_that_grows():
 
 @torch.inference_mode()
 def test_where_memory_is_short_there_are_fewer_slots_and_they_stay(monkeypatch, capsys):
-    decoder, cpu = Decoder(Fused(lively(SMALL))), torch.device("cpu")
+    decoder, cpu = Decoder(pack(lively(SMALL))), torch.device("cpu")
     slot = KVCache.slot_bytes(decoder.config, 64, torch.float32)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(free_memory(cpu) // (9 * slot)))  # half of it, with the rest, takes 4
     capsys.readouterr()
@@ -145,16 +144,67 @@ def test_graphs_step_as_the_steps_they_were_made_of():
     model = lively(SMALL).requires_grad_(False)
     given = {}
     for device in ("cpu", "cuda"):
-        decoder = Decoder(Fused(model.to(device)))
+        decoder = Decoder(pack(model.to(device)))
         decoder.make_room(3, 64)
         decoder.prefill(prompts)
         decoder.seat([0, 1, 2], [row(prompt, 40) for prompt in prompts.values()])
         given[device] = []
         for _ in range(30):
-            (tokens, logprobs), done = decoder.step(3, 40, False, False, True)
+            (tokens, logprobs), done = decoder.step(3, 40, StepKind(logprobs=True))
             if done is not None:
                 done.synchronize()
             given[device].append(tokens.tolist())
             assert (logprobs <= 0).all()
     assert given["cpu"] == given["cuda"]
-    assert decoder.graphs[3, 64, False, False, True] is not None
+    assert decoder.graphs[3, 64, StepKind(logprobs=True)] is not None
+
+
+# ---- the KV cache ----
+
+
+def keys_and_values(rows, length):
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(rows, length, 2, 16, generator=generator) for _ in range(2)]
+
+
+def small_cache(slots=5, length=12):
+    return KVCache(GPTConfig(**SMALL), slots, length, torch.float32, torch.device("cpu"))
+
+
+def held(cache, layer, slot, length):
+    """Return keys and values of a slot, (length, kv_heads, head_dim) each."""
+    return [part[slot, :, :length].transpose(0, 1) for part in cache.store[layer]]
+
+
+def test_prompts_fill_their_slots_and_rows_grow_each_at_its_position():
+    cache = small_cache()
+    k, v = keys_and_values(3, 6)
+    given = cache.prompts(torch.tensor([2, 0, 1])).update(1, k, v)
+    assert given == (k, v)
+    for row, slot in enumerate((2, 0, 1)):
+        assert torch.equal(held(cache, 1, slot, 6)[0], k[row])
+        assert torch.equal(held(cache, 1, slot, 6)[1], v[row])
+    positions = torch.tensor([[6], [2], [0]])  # later positions of the shorter rows are padding
+    new_k, new_v = keys_and_values(3, 1)
+    keys, values = cache.next_tokens(positions, positions, 8).update(1, new_k, new_v)
+    assert keys.shape == values.shape == (3, 8, 2, 16)
+    for row, (slot, position) in enumerate(zip((1, 2, 0), (6, 2, 0), strict=True)):
+        assert torch.equal(keys[row, position], new_k[row, 0])
+        assert torch.equal(values[row, :position], v[slot, :position])
+    assert not cache.store[[0, 2, 3]].any()  # other layers
+    assert not cache.store[1, :, 3:].any()  # other slots
+
+
+def test_a_prompt_is_copied_into_many_slots():
+    cache = small_cache()
+    for layer in range(4):
+        cache.prompts(torch.tensor([2])).update(layer, *keys_and_values(1, 9))
+    cache.copy(2, [0, 4], 5)
+    for slot in (0, 4):
+        assert torch.equal(cache.store[:, :, slot, :, :5], cache.store[:, :, 2, :, :5])
+        assert not cache.store[:, :, slot, :, 5:].any()
+    assert not cache.store[:, :, [1, 3]].any()
+
+
+def test_slot_bytes_are_those_of_the_cache():
+    assert small_cache().store.nbytes == 5 * KVCache.slot_bytes(GPTConfig(**SMALL), 12, torch.float32)

@@ -91,9 +91,9 @@ def test_seeds_and_samples_differ():
 def watched(engine):
     """What the engine does from now on: how many rows its steps take, and how long the prompts are that it runs."""
     steps, runs, decoder = [], [], engine.decoder
-    compute, run = decoder._compute, decoder._run
+    compute, run = decoder._compute, decoder._run_prompts
     decoder._compute = lambda rows, *rest: steps.append(rows) or compute(rows, *rest)
-    decoder._run = lambda prompts, *rest: runs.append([len(tokens) for tokens in prompts]) or run(prompts, *rest)
+    decoder._run_prompts = lambda prompts, *rest: runs.append([len(ids) for ids in prompts]) or run(prompts, *rest)
     return steps, runs
 
 

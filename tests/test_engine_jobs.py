@@ -8,8 +8,8 @@ import pytest
 import torch
 from engines import NEVER, SETTINGS, TOKENIZER, Late, devices, mixed, model_of, tokens_of
 
+from nanochat.decoder import KVCache
 from nanochat.engine import Completion, Engine, Request
-from nanochat.kvcache import KVCache
 from nanochat.runtime import free_memory
 
 

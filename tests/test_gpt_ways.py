@@ -1,14 +1,17 @@
-"""The model run in half precision, with recomputation, compiled, with a cache: always the same model."""
+"""The model in half precision, with recomputation, compiled, with caches: always the same model. For every config."""
 
-import itertools
+import dataclasses
 
 import pytest
 import torch
 from models import CONFIGS, SMALL, lively, tokens
 from torch._dynamo.utils import counters
 
-from nanochat.before import shifted
-from nanochat.gpt import GPT
+from nanochat import attention, gpt
+from nanochat.decoder import KVCache, Prefix
+from nanochat.fused import pack
+from nanochat.gpt import PARAMETERS, GPTConfig, parameter_row
+from nanochat.param_groups import LEARNING_RATES, RULES, build_groups
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -26,11 +29,11 @@ def test_half_precision_is_close_and_gradients_are_fp32(name, dtype):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_norms_hold_where_squares_do_not():
+def test_norms_hold_where_squares_overflow():
     model, ids = lively({**SMALL, "embed_norm": False}), tokens()
     model.compute_dtype = torch.float16
     with torch.no_grad():
-        model.embed.weight *= 3000  # its squares are beyond fp16
+        model.embed.weight *= 3000  # squares are beyond fp16
     assert model.hidden(ids).isfinite().all()
 
 
@@ -41,17 +44,11 @@ def gradients(model, ids):
     return {"loss": loss.detach(), **{name: parameter.grad for name, parameter in model.named_parameters()}}
 
 
-def test_every_parameter_learns():
-    for name, fields in CONFIGS.items():
-        assert all(value.any() for value in gradients(lively(fields), tokens()).values()), name
-
-
-@pytest.mark.parametrize("other", [{"checkpointing": True}, {"attention": "chunks"}, {"attention": "twin"}], ids=str)
-def test_other_ways_give_the_same_gradients(other):
+@pytest.mark.parametrize("path", ["chunks", "twin"])
+def test_attention_paths_give_the_same_gradients(path):
     ids = tokens()
-    torch.testing.assert_close(
-        gradients(lively(SMALL, **other), ids), gradients(lively(SMALL), ids), atol=1e-5, rtol=1e-4
-    )
+    ours, usual = gradients(lively(SMALL, attention=path), ids), gradients(lively(SMALL), ids)
+    torch.testing.assert_close(ours, usual, atol=1e-5, rtol=1e-4)
 
 
 def test_checkpointing_keeps_less():
@@ -78,91 +75,177 @@ def test_compiled_blocks_agree_and_deeper_models_need_no_more_graphs(backend, pa
         assert counters["stats"]["unique_graphs"] == kinds
 
 
-class Cache:
-    """Keys and values of each row at their positions; `given` of the tokens handed over are real, the rest padding."""
+# ---- every field of GPTConfig ----
 
-    def __init__(self, model: GPT, rows: int, capacity: int):
-        config = model.config
-        shape = (rows, capacity, config.kv_heads, config.head_dim)
-        self.capacity, self.shifted_heads = capacity, config.shifted_heads
-        self.layers = [Layer(self, shape) for _ in range(config.depth)]
-        self.lengths = torch.zeros(rows, 1, dtype=torch.long)
-        self.previous = torch.zeros(rows, 1, dtype=torch.long)
-
-    def decode(self, model: GPT, ids, given):
-        """Logits of a chunk (rows, T), of which row b's first given[b] count."""
-        self.positions = (self.lengths + torch.arange(ids.shape[1])).clamp(max=self.capacity - 1)
-        logits = model.logits(model.hidden(ids, cache=self))
-        self.lengths += given
-        self.previous = torch.where(given > 0, ids.gather(1, (given - 1).clamp(min=0)), self.previous)
-        return logits
-
-
-class Layer:
-    def __init__(self, cache: Cache, shape):
-        self.cache, self.keys, self.values = cache, torch.full(shape, 9.0), torch.full(shape, 9.0)  # 9: never written
-
-    def update(self, k, v):
-        rows = torch.arange(len(k))[:, None]
-        self.keys[rows, self.cache.positions], self.values[rows, self.cache.positions] = k, v
-        return shifted(self.keys, self.cache.shifted_heads), self.values
+# One other value for each field that changes the model; bool fields are switched. A new field fails until it is here.
+OTHER_VALUES = {
+    "kv_heads": 4,
+    "mlp": "swiglu",
+    "mlp_ratio": 2.0,
+    "window_pattern": "L",
+    "rope_base": 10_000.0,
+    "rope_dims": 8,
+    "norm_eps": 1e-2,
+    "qk_scale": 1.0,
+    "softcap": 0.0,
+    "bos_id": -1,
+}
+SIZES = {"vocab_size", "depth", "width", "heads", "max_seq_len"}
+FIELDS = [field for field in dataclasses.fields(GPTConfig) if field.name not in SIZES]
 
 
-@pytest.mark.parametrize("path", ["sdpa", "chunks", "twin", "flex", "decode"])
-@pytest.mark.parametrize("name", CONFIGS)
+def switched(field: dataclasses.Field) -> dict:
+    """Return the small config with another value of the field."""
+    value = not field.default if isinstance(field.default, bool) else OTHER_VALUES[field.name]
+    return {**SMALL, field.name: value}
+
+
+@pytest.fixture(params=FIELDS, ids=lambda field: field.name)
+def field(request):
+    return request.param
+
+
+def test_every_field_acts(field):
+    ids = tokens()
+    usual, other = lively(SMALL), lively(switched(field))
+    kept = {name: value for name, value in usual.state_dict().items() if name in other.state_dict()}
+    if field.name not in ("mlp_ratio", "kv_heads"):  # the same shapes: then only the field differs
+        other.load_state_dict(kept, strict=False)
+    assert (usual(ids) - other(ids)).abs().max() > 1e-3
+
+
+def test_every_field_trains_with_and_without_checkpointing(field):
+    """A gradient reaches every parameter, and recomputation changes none."""
+    ids = tokens()
+    usual = gradients(lively(switched(field)), ids)
+    assert all(value.any() for value in usual.values())
+    again = gradients(lively(switched(field), checkpointing=True), ids)
+    torch.testing.assert_close(again, usual, atol=1e-5, rtol=1e-4)
+
+
+def test_every_field_is_known_to_inference(field):
+    assert_decoding_is_the_full_pass(switched(field))
+
+
+def test_every_field_has_optimizer_groups(field):
+    """The parameters that a field adds are those of its rows in gpt.PARAMETERS, each in exactly one group."""
+    model = lively(switched(field))
+    names = {name for name, _ in model.named_parameters()}
+    added = names ^ {name for name, _ in lively(SMALL).named_parameters()}
+    if isinstance(field.default, bool) and field.name != "tie_embeddings":
+        assert {parameter_row(name).field for name in added} <= {field.name}
+    rates = dict.fromkeys(LEARNING_RATES, 0.1)
+    options = {"batch_scale": 1.0, "width": 64, "matrix_weight_decay": 0.1}
+    groups = build_groups(model.named_parameters(), learning_rates=rates, **options)
+    assert sorted(name for group in groups for name, _ in group.params) == sorted(names)
+
+
+def test_every_row_of_parameters_is_used():
+    switches = {row.field for row in PARAMETERS} - {""}
+    model = lively({**SMALL, **dict.fromkeys(switches, True), "mlp": "swiglu"})
+    rows = {parameter_row(name) for name, _ in model.named_parameters()}
+    assert rows == set(PARAMETERS)
+    assert {row.group for row in PARAMETERS} == {rule.name for rule in RULES}
+
+
+def test_every_field_keeps_its_promise_about_scores(field, monkeypatch):
+    """Where scores_are_bounded, no value of the learned factors brings a score above the bound."""
+    model = lively(switched(field))
+    config = model.config
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter_row(name).group != "matrices":
+                parameter *= 50
+    largest = []
+
+    def watched(q, k, v, mask, scale):
+        group = q.shape[2] // k.shape[2]
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k.repeat_interleave(group, dim=2)) * scale
+        largest.append(float(scores.abs().max()))
+        return attention.attend(q, k, v, mask, scale)
+
+    monkeypatch.setattr(gpt, "attend", watched)
+    model(tokens())
+    holds = max(largest) <= config.attention_scale * config.head_dim * (1 + 1e-5)
+    assert holds == config.scores_are_bounded
+
+
+# ---- caches ----
+
+
 @torch.no_grad()
-def test_decoding_with_a_cache_is_the_full_pass(name, path):
-    """Three rows of unequal lengths, in chunks of unequal lengths, then token by token."""
-    if path == "flex" and name != "reference":
-        pytest.skip("flex runs its slow plain form here: once is enough")
-    model, ids = lively(CONFIGS[name], attention=path), tokens(3, 170)
-    full = lively(CONFIGS[name])(ids)
-    cache, done = Cache(model, 3, 200), torch.zeros(3, 1, dtype=torch.long)
-    counts = [
-        [140, 66, 1],
-        [9, 30, 0],
-        [1, 1, 1],
-        [1, 1, 1],
-        [0, 1, 1],
-    ]  # 66: the row stops short of a document's start
-    for given in torch.tensor(counts)[..., None]:
-        chunk = torch.full((3, int(given.max())), 50)  # padding
-        for row in range(3):
-            chunk[row, : given[row]] = ids[row, done[row] : done[row] + given[row]]
-        logits = cache.decode(model, chunk, given)
-        for row in range(3):
-            expected = full[row, done[row] : done[row] + given[row]]
-            torch.testing.assert_close(logits[row, : given[row]], expected, atol=2e-4, rtol=1e-4)
-        done += given
+def assert_decoding_is_the_full_pass(fields, path="sdpa", dtype=torch.float32, bound=2e-6):
+    """Prompts of unequal lengths at once, then token by token past the short window, packed for inference."""
+    model, ids = lively(fields), tokens(3, 150)
+    exact = model(ids)
+    model.compute_dtype = dtype
+    packed = pack(model)
+    packed.attention = path
+    cache = KVCache(model.config, 3, 192, dtype, torch.device("cpu"))
+    lengths = torch.tensor([[100], [60], [1]])
+    packed.hidden(ids[:, :100], cache=cache.prompts(torch.arange(3)))  # what follows a shorter prompt is padding
+    for step in range(50):
+        positions = lengths + step
+        previous = ids.gather(1, (positions - 1).clamp(min=0))
+        view = cache.next_tokens(positions, previous, 192)
+        ours = packed.logits(packed.hidden(ids.gather(1, positions), cache=view))
+        assert ours.dtype == torch.float32
+        expected = exact[torch.arange(3)[:, None], positions]
+        assert (ours - expected).norm() < bound * expected.norm() * 3
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_decoding_in_half_precision_is_near(name):
+    assert_decoding_is_the_full_pass(CONFIGS[name], "decode", torch.bfloat16, 0.03)
+
+
+@pytest.mark.parametrize("path", ["decode", "chunks", "twin", "sdpa"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_decoding_is_the_full_pass(name, path):
+    assert_decoding_is_the_full_pass(CONFIGS[name], path)
 
 
 def test_a_cache_beyond_the_tables_is_refused():
     model = lively(SMALL)
+    cache = KVCache(model.config, 1, 513, torch.float32, torch.device("cpu"))
     with pytest.raises(ValueError, match="513 positions are more than the model's max_seq_len"):
-        Cache(model, 1, 513).decode(model, tokens(1, 5), torch.tensor([[5]]))
+        model.hidden(tokens(1, 1), cache=cache.next_tokens(torch.tensor([[5]]), torch.tensor([[1]]), 513))
 
 
-@pytest.mark.parametrize("path", ["sdpa", "chunks", "twin", "flex"])
+@pytest.mark.parametrize("path", ["sdpa", "chunks", "twin"])
 @pytest.mark.parametrize("name", CONFIGS)
-@torch.no_grad()
-def test_branches_of_a_trunk_are_texts_of_their_own(name, path):
-    """Rows of 3, 2 and no branches behind trunks of unequal lengths, one longer than the window, one only <|bos|>."""
-    model, plain, texts = lively(CONFIGS[name], attention=path), lively(CONFIGS[name]), tokens(3, 700)[:, :500]
-    layout = [(150, [140, 1, 33]), (1, [170, 9]), (260, [])]
-    ids, starts = torch.full((2, 3, 330), 0)
-    for row, (trunk, branches) in enumerate(layout):
-        ends = [trunk + sum(branches[:k]) for k in range(len(branches) + 1)]
-        ids[row, : ends[-1]] = texts[row, : ends[-1]]
-        for start, end in itertools.pairwise(ends):
-            starts[row, start:end] = start
-    hidden = model.hidden(ids, starts, trunks=torch.tensor([[trunk] for trunk, _ in layout]))
-    for row, (trunk, branches) in enumerate(layout):
-        end = trunk
-        for branch in branches or [0]:
-            whole = torch.cat([ids[row, :trunk], ids[row, end : end + branch]])
-            ours = torch.cat([hidden[row, :trunk], hidden[row, end : end + branch]])
-            torch.testing.assert_close(ours, plain.hidden(whole[None])[0], atol=1e-4, rtol=1e-4)
-            end += branch
+def test_rows_behind_a_prefix_are_texts_of_their_own(name, path):
+    """Rows behind texts of unequal lengths, one longer than the window, one empty; gradients flow through both."""
+    model, plain, ids = lively(CONFIGS[name], attention=path), lively(CONFIGS[name]), tokens(3, 330)
+    lengths = torch.tensor([150, 1, 0])
+    texts, row_lengths = torch.tensor([0, 2, 0, 1, 1]), torch.tensor([140, 170, 9, 33, 1])
+    starts = lengths[texts]
+    rows = torch.zeros(5, 170, dtype=torch.int64)
+    for row, (text, start, length) in enumerate(zip(texts, starts, row_lengths, strict=True)):
+        rows[row, :length] = ids[text].roll(-int(start) - 7 * row * int(start > 0))[:length]
+    prefix = Prefix(model, ids[:, :160], lengths)
+    hidden = model.hidden(rows, cache=prefix.rows(texts, row_lengths))
+    loss = torch.zeros(())
+    for row, (text, start, length) in enumerate(zip(texts, starts, row_lengths, strict=True)):
+        whole = torch.cat([ids[text, :start], rows[row, :length]])
+        expected = plain.hidden(whole[None])[0, start:]
+        torch.testing.assert_close(hidden[row, :length], expected, atol=1e-4, rtol=1e-4)
+        loss = loss + expected.square().mean()
+    loss.backward()
+    sum(hidden[row, :length].square().mean() for row, length in enumerate(row_lengths)).backward()
+    for (parameter_name, ours), (_, expected) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+        if expected.grad is not None:
+            torch.testing.assert_close(ours.grad, expected.grad, atol=1e-4, rtol=1e-3, msg=parameter_name)
+
+
+def test_sweeps_share_a_context():
+    """The blocks run again on another state, as a recursive model does."""
+    model, ids = lively(SMALL), tokens()
+    context = model.context(ids)
+    first = model.sweep(context.x0, context)
+    assert torch.equal(first, model.hidden(ids))
+    assert torch.equal(model.sweep(context.x0, context), first)
+    assert not torch.equal(model.sweep(first, context), first)
 
 
 @pytest.mark.gpu

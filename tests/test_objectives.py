@@ -45,8 +45,7 @@ class TwoWords(nn.Module):
         self.logits, self.config = nn.Parameter(torch.tensor([0.0, math.log(3)])), GPTConfig()
 
     def hidden(self, ids, cache):
-        for layer in cache.layers:
-            layer.update(ids, ids)
+        cache.update(0, ids, ids)
 
     def forward(self, inputs, targets, reduction, cache):
         assert reduction == "none"

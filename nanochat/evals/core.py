@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from nanochat.cross_entropy import CHUNK_BYTES, cross_entropy
+from nanochat.decoder import Prefix
 from nanochat.evals.core_tasks import COMPLETION, Prepared, Prompts, prepare
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
@@ -168,8 +169,8 @@ def _evaluate_task(
     if too_long:
         share = f"{len(too_long):,} of {len(prompts.gold):,} items"
         print0(f"core: {one.task.label}, {share}: the answers do not fit into the context and count as wrong")
-    # Strided shares of sorted rows give all ranks about the same work.
-    rows = sorted(_plan(prompts, context, too_long), key=lambda row: len(row.ids), reverse=True)
+    # The longest first, rows without a shared prefix at the end.
+    rows = sorted(_plan(prompts, context, too_long), key=lambda row: (len(row.prefix) > 0, row.tokens), reverse=True)
     own_rows = rows[runtime.rank :: runtime.world_size]
     score = _score_exact_match if one.task.kind == COMPLETION else _score_loss
     batches = _pack(own_rows, batch_tokens)
@@ -184,12 +185,16 @@ def _evaluate_task(
 
 
 class Row(NamedTuple):
-    """One item's tokens: a prefix, and one branch after the other."""
+    """Tokens of one item: a prefix, and branches that each continue the prefix."""
 
-    ids: np.ndarray  # (tokens,)
-    starts: np.ndarray  # (tokens,): position where the token's branch begins, 0 in the prefix
-    prefix: int  # tokens in the prefix
-    targets: np.ndarray  # (scored tokens, 3): position that predicts the token, the token, its option's number
+    prefix: np.ndarray  # (tokens,); empty where nothing is shared
+    branches: list[np.ndarray]  # the first token of each is the last one that all share
+    # (scored tokens, 4): branch, position in the branch whose output predicts the token, token, number of its option
+    targets: np.ndarray
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prefix) + sum(len(branch) for branch in self.branches)
 
 
 class Option(NamedTuple):
@@ -227,41 +232,52 @@ def _plan(prompts: Prompts, context: int, too_long: set[int]) -> list[Row]:
 
 
 def _row(prefix: np.ndarray, options: list[Option]) -> Row:
-    parts = [prefix]
-    begins: dict[bytes, int] = {}  # branch -> position where it begins
-    targets = []
-    end = len(prefix)
+    branches: dict[bytes, np.ndarray] = {}
+    owners = []  # the branch of each option
     for option in options:
-        branch = option.ids[:-1]  # the output after the last token is not used
-        if branch.tobytes() not in begins:
-            # Equal options share a branch, so that their losses are a tie.
-            begins[branch.tobytes()] = end
-            parts.append(branch)
-            end += len(branch)
-        begin = begins[branch.tobytes()]
+        branch = np.concatenate([prefix[-1:], option.ids[:-1]])  # the output after the last token is not used
+        branches.setdefault(branch.tobytes(), branch)
+        # Equal options share a branch, so that their losses are a tie.
+        owners.append(list(branches).index(branch.tobytes()))
+    shared = prefix[:-1]
+    before = 0  # tokens of a branch before the last shared one
+    if len(branches) == 1:
+        # A prefix with a single branch is plain text.
+        branches = {b"": np.concatenate([shared, *branches.values()])}
+        before = len(shared)
+        shared = shared[:0]
+    targets = []
+    for option, owner in zip(options, owners, strict=True):
         scored = np.arange(len(option.ids) - option.scored, len(option.ids))
-        # The prefix's last position predicts the first token in every option.
-        positions = np.where(scored > 0, begin + scored - 1, len(prefix) - 1)
-        numbers = np.full(option.scored, option.number)
-        targets.append(np.stack([positions, option.ids[scored], numbers], axis=1))
-    lengths = [len(part) for part in parts]
-    starts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
-    if np.count_nonzero(lengths) == 2:
-        starts[:] = 0  # a prefix with a single branch is plain text
-    return Row(np.concatenate(parts), starts, len(prefix), np.concatenate(targets))
+        owner_column = np.full(option.scored, owner)
+        number_column = np.full(option.scored, option.number)
+        # The last shared token predicts token 0 of an option.
+        targets.append(np.stack([owner_column, before + scored, option.ids[scored], number_column], axis=1))
+    return Row(shared, list(branches.values()), np.concatenate(targets))
 
 
 # ---- pack and score: from rows to a score for each option ----
 
 
 def _pack(rows: list[Row], batch_tokens: int) -> Iterator[list[Row]]:
-    """Yield batches with at most `batch_tokens` tokens, padding included, but at least one row."""
-    first = 0
-    while first < len(rows):
-        longest = len(rows[first].ids)
-        count = max(1, batch_tokens // longest)
-        yield rows[first : first + count]
-        first += count
+    """Yield batches of at most `batch_tokens` tokens, padding included, but at least one row."""
+    batch: list[Row] = []
+    prefix_width = branch_width = branches = 0
+    for row in rows:
+        prefix_width = max(prefix_width, len(row.prefix))
+        branch_width = max(branch_width, *(len(branch) for branch in row.branches))
+        branches += len(row.branches)
+        too_many = (len(batch) + 1) * prefix_width + branches * branch_width > batch_tokens
+        # Branches of plain text are long; beside them short ones would be padded.
+        if batch and (too_many or (len(row.prefix) == 0) != (len(batch[0].prefix) == 0)):
+            yield batch
+            batch = []
+            prefix_width = len(row.prefix)
+            branch_width = max(len(branch) for branch in row.branches)
+            branches = len(row.branches)
+        batch.append(row)
+    if batch:
+        yield batch
 
 
 def _option_sums(
@@ -280,7 +296,7 @@ def _option_sums(
         positions, ids = _to_device(targets[:, :2].T, hidden.device)
         scores.append(score(model, hidden[positions], ids))
         numbers.append(targets[:, 2])
-        tokens += sum(len(row.ids) for row in batch)
+        tokens += sum(row.tokens for row in batch)
         report_progress(tokens)
     if not scores:  # there are fewer rows than ranks
         return sums
@@ -289,23 +305,34 @@ def _option_sums(
 
 
 def _forward(model: GPT, batch: list[Row]) -> tuple[Tensor, np.ndarray]:
-    """Return a batch's hidden states, (rows * width, channels), and the targets with positions in these."""
-    width = len(batch[0].ids)
-    # Padding is on the right, where no scored token attends to it.
-    ids = np.zeros((len(batch), width), np.int64)
-    starts = np.zeros((len(batch), width), np.int64)
+    """Return the hidden states of a batch's branches, (branches * width, channels), and the targets in them.
+
+    targets: (scored tokens, 3): index among the hidden states, token, number of the option.
+    """
+    ids = _padded([branch for row in batch for branch in row.branches])
     targets = []
-    for number, row in enumerate(batch):
-        ids[number, : len(row.ids)] = row.ids
-        starts[number, : len(row.ids)] = row.starts
-        targets.append(row.targets + np.array([number * width, 0, 0]))
-    device = model.rope_cos.device
-    branches = {}
-    if starts.any():
-        branches["starts"] = _to_device(starts, device)
-        branches["trunks"] = _to_device(np.array([[row.prefix] for row in batch]), device)
-    hidden = model.hidden(_to_device(ids, device), **branches)
+    first = 0  # number of the row's first branch
+    for row in batch:
+        branch, position, token, number = row.targets.T
+        targets.append(np.stack([(first + branch) * ids.shape[1] + position, token, number], axis=1))
+        first += len(row.branches)
+    device = model.device
+    cache = None
+    if any(len(row.prefix) for row in batch):
+        prefixes = [row.prefix for row in batch]
+        counts = torch.tensor([len(row.branches) for row in batch])
+        lengths = torch.tensor([len(branch) for row in batch for branch in row.branches])
+        prefix = Prefix(model, _to_device(_padded(prefixes), device), torch.tensor([len(ids) for ids in prefixes]))
+        cache = prefix.rows(torch.arange(len(batch)).repeat_interleave(counts), lengths)
+    hidden = model.hidden(_to_device(ids, device), cache=cache)
     return hidden.flatten(0, 1), np.concatenate(targets)
+
+
+def _padded(texts: list[np.ndarray]) -> np.ndarray:
+    ids = np.zeros((len(texts), max(len(text) for text in texts)), np.int64)
+    for row, text in zip(ids, texts, strict=True):
+        row[: len(text)] = text
+    return ids
 
 
 def _to_device(array: np.ndarray, device: torch.device) -> Tensor:

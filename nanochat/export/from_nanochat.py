@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat.export.hf import swap_halves
-from nanochat.gpt import CONFIGURATIONS, GPT, GPTConfig
+from nanochat.gpt import GPT, GPTConfig
+from nanochat.models import CONFIGURATIONS
 
 # Public config name -> GPTConfig field.
 SHAPE = {

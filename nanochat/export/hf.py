@@ -17,8 +17,7 @@ from torch import Tensor
 
 from nanochat.checkpoint import check_free_space, steps
 from nanochat.export import tokenizers as tokenizer_files
-from nanochat.gpt import GPT, GPTConfig
-from nanochat.layers import norm
+from nanochat.gpt import GPT, PLAIN, GPTConfig, norm
 from nanochat.log import format_value, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import publish_folder, stage_dir, write_text
@@ -73,19 +72,7 @@ def export(write: Writer, exported: Exported, out: Path) -> None:
 # Sizes that every architecture has under another name.
 _SIZES = "vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base norm_eps tie_embeddings".split()
 # Tricks that no architecture has: the only value that can be exported.
-_OFF = {
-    "qk_norm": True,
-    "qk_gain": False,
-    "rope_dims": 0,
-    "window_pattern": "L",
-    "bos_id": -1,
-    "backout": False,
-    "residual_lambdas": False,
-    "x0_lambdas": False,
-    "value_embeds": False,
-    "smear": False,
-    "induction": False,
-}
+_OFF = {**PLAIN, "bos_id": -1}
 _ATTENTION = {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"}
 
 

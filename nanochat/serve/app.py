@@ -31,8 +31,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanochat.checkpoint import Checkpoint, build_model, find_model, tokenizer_of
 from nanochat.engine import Engine
-from nanochat.gpt import config_of
 from nanochat.log import print0
+from nanochat.models import config_of
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse

@@ -28,7 +28,7 @@ def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
     # The first token has no score: nothing stands before.
     if len(tokens) < 2:
         return found
-    ids = torch.tensor(tokens, device=model.rope_cos.device)
+    ids = torch.tensor(tokens, device=model.device)
     # Hidden states (positions, width); position i predicts token i + 1.
     hidden = model.hidden(ids[None, :-1])[0]
     # Logits for a whole context may take gigabytes.

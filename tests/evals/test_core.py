@@ -177,15 +177,16 @@ def test_batches_do_not_matter_and_prefixes_are_computed_once(model, prepared, t
         scored.clear()
         evaluate_core(model, [one], one_process(), batch_tokens, tmp_path / str(batch_tokens))
         found.append(decisions(tmp_path / str(batch_tokens), one))
-        assert all(rows == 1 or rows * width <= batch_tokens for rows, width in shapes)
+        for prefixes, branches in zip(shapes[::2], shapes[1::2], strict=True):
+            assert prefixes[0] == 1 or prefixes.numel() + branches.numel() <= batch_tokens
         assert sum(scored) == prompts.scored.sum()
     for some in found[1:]:
         for ours, alone in zip(some, found[0], strict=True):
             assert ours.pop("losses") == pytest.approx(alone["losses"], rel=1e-5)
             assert ours == {name: alone[name] for name in alone if name != "losses"}
-    assert len(shapes) == 1
+    assert len(shapes) == 2  # prefixes, branches
     every_option = sum(len(prefix) + len(option) for prefix, options, _ in prompts for option in options)
-    assert shapes[0].numel() < 0.6 * every_option
+    assert sum(shape.numel() for shape in shapes) < 0.6 * every_option
 
 
 def test_answers_that_do_not_fit_are_wrong(tokenizer, prepared, tmp_path, capsys):

@@ -13,11 +13,11 @@ from models import CONFIGS, lively
 from outcomes import leave
 
 from nanochat import chat
+from nanochat.attention import Rotation
 from nanochat.export import gguf, hf
 from nanochat.export.hf import ARCHITECTURES, Exported, architecture_of, build_hf, hf_settings, hf_weights, unsupported
 from nanochat.export.tokenizers import sample_texts
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.layers import rotate
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 NANOCHAT, QWEN3 = ARCHITECTURES.values()
@@ -127,7 +127,8 @@ def test_swapped_halves_rotate_backwards():
     angles = torch.outer(torch.arange(5), 0.3 ** torch.arange(head // 2))[:, None].double()
 
     def scores(q, k, angles):
-        turned = [rotate((x @ w.T).unflatten(-1, (3, head)).float(), angles.cos(), angles.sin()) for w in (q, k)]
+        rotation = Rotation(angles.cos(), angles.sin())
+        turned = [rotation.apply((x @ w.T).unflatten(-1, (3, head)).float()) for w in (q, k)]
         return torch.einsum("bihd,bjhd->bhij", *turned)
 
     ours = scores(q, k, angles)
