@@ -22,7 +22,7 @@ LAYERS = [
     "paths log config hardware",
     "runtime outcome stages settings tokenizer chat calculator",
     "attention cross_entropy fp8 quant optim schedules",
-    "gpt recursive sharding param_groups scaling",
+    "gpt recursive models sharding param_groups scaling",
     "world data dataloader packing",
     "fused decoder engine",
     "objectives checkpoint train rollouts run",
