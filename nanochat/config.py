@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
-from nanochat.log import end_live, say
+from nanochat.log import clear_status, print_line
 
 Config = TypeVar("Config")
 
@@ -167,13 +167,13 @@ def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
     """
     try:
         with contextlib.ExitStack() as stack:
-            stack.callback(end_live)  # the last message starts on a line of its own
+            stack.callback(clear_status)  # the last message starts on a line of its own
             main(parse(config_class))
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         if sys.flags.dev_mode:  # python -X dev shows the traceback
             raise
         sentence, code = _last_message(error)
-        say(sentence, file=sys.stderr)
+        print_line(sentence, file=sys.stderr)
         raise SystemExit(code) from None
 
 

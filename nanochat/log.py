@@ -23,7 +23,6 @@ WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends
 RESUMED = "resumed"  # kind of marker records, written where a run resumes
 
 ERASE = "\r\x1b[K"  # go to the first column and clear the line
-CLEAR = ERASE  # the name of before, until all callers are moved
 STATUS_SECONDS = 0.1  # between two states of the status line
 PLAIN_SECONDS = 5.0  # between plain lines about a long job
 STEP_SECONDS = 0.5, 10.0  # between plain lines about training steps: at first, and at most
@@ -99,10 +98,6 @@ def clear_status() -> None:
             STATUS.erase()
         STATUS.stream = None
 
-
-# Names of before, until all callers are moved.
-say = print_line
-end_live = clear_status
 
 # ---- numbers, durations and tables as text ----
 

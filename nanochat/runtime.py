@@ -149,12 +149,6 @@ class Runtime:
                 self.store.compare_set(verdict, "", "some")  # unless the last rank came in this moment
         return self.store.get(verdict) == b"all"
 
-    # Names of before, until all callers are moved.
-    all_sum = all_reduce
-    everyones = all_gather
-    from_first = broadcast
-    all_come = barrier
-
 
 def free_memory(device: torch.device) -> int:
     """Return the bytes that this process can still allocate."""

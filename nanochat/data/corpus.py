@@ -21,9 +21,8 @@ import pyarrow as pa
 
 from nanochat.data import hub
 from nanochat.data.documents import TEXT, Damaged, Problems, convert_folder, open_parquet, read_row_group, text_files
-from nanochat.data.hub import HubFile
+from nanochat.data.hub import HubFile, once_a_node
 from nanochat.log import print0
-from nanochat.nodes import once_a_node
 from nanochat.paths import read_sha256
 
 

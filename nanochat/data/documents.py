@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nanochat.log import Progress, print0, say
+from nanochat.log import Progress, print0, print_line
 from nanochat.paths import base_dir, publish_folder, read_sha256
 from nanochat.tokenizer import Tokenizer
 
@@ -58,7 +58,7 @@ class Problems:
             if message in self._logged:
                 return
             self._logged.add(message)
-            say(f"data: left out: {message}")
+            print_line(f"data: left out: {message}")
         self.count += 1
         # A few are enough to print, and bound the memory.
         if len(self.first) < 20:

@@ -10,14 +10,14 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from nanochat.log import say
-from nanochat.nodes import once_a_node
+from nanochat.log import print_line
 from nanochat.paths import base_dir, read_sha256
 
 PARALLEL_DOWNLOADS = 8
@@ -52,6 +52,33 @@ class Found(NamedTuple):
     path: Path
     origin: str
     seconds: float = 0.0
+
+
+def once_a_node(name: str, work: Callable[[], Any]) -> Any:
+    """Run `work` in local rank 0 of each node and return its JSON value on all ranks of the node.
+
+    A ValueError on one node is raised on every rank. Without torchrun every process does the work itself. name: of the
+    work, in messages and in the store.
+    """
+    env = os.environ
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or env.get("WORLD_SIZE") == "1":
+        return work()
+    # Imported here: torch takes seconds to load, and only the ranks of torchrun need it.
+    from torch.distributed import TCPStore
+
+    from nanochat.runtime import post_result, wait_result
+
+    address, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+    store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+    prefix = f"nanochat/{env['TORCHELASTIC_RESTART_COUNT']}/{name}/node "
+    own = env["GROUP_RANK"]
+    if env["LOCAL_RANK"] == "0":
+        post_result(store, prefix + own, work, ValueError)
+    # The own node first: if several fail, each reports its own failure.
+    value = wait_result(store, prefix + own, ValueError, notice=name)
+    for node in range(int(env["GROUP_WORLD_SIZE"])):
+        wait_result(store, f"{prefix}{node}", ValueError, notice=name)
+    return value
 
 
 def fetch(files: Sequence[HubFile], offline: bool = False) -> list[Found]:
@@ -155,7 +182,7 @@ def _fetch_here(files: Sequence[HubFile], offline: bool) -> list[Found]:
     # Known before any download starts.
     failures = {file: reason for file in missing if (reason := _obstacle(file, offline))}
     if missing and not failures:
-        say(f"hub: downloading {len(missing):,} of {len(found):,} files")
+        print_line(f"hub: downloading {len(missing):,} of {len(found):,} files")
         with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
             # Try all: a file downloaded now is in the cache when the command is run again.
             for file, result in zip(missing, pool.map(_download, missing), strict=True):
@@ -168,7 +195,7 @@ def _fetch_here(files: Sequence[HubFile], offline: bool) -> list[Found]:
         lines = [f"{file}: {reason}" for file, reason in failures.items()]
         raise HubError("\n  ".join([f"{len(failures)} of {len(found)} files are not available:", *lines]))
     if count := sum(place.origin == "world" for place in found.values()):
-        say(f"hub: {count:,} of {len(found):,} files are from the embedded world in {world_dir()}")
+        print_line(f"hub: {count:,} of {len(found):,} files are from the embedded world in {world_dir()}")
     return [found[file] for file in files]
 
 

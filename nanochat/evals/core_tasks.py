@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import yaml
 
-from nanochat.data.hub import HubFile, fetch, sha256
+from nanochat.data.hub import HubFile, fetch, once_a_node, sha256
 from nanochat.log import Progress
-from nanochat.nodes import once_a_node
 from nanochat.paths import base_dir, whole_file
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Protocol, TextIO
 from nanochat.chat import Piece, Reply, fitted_prompt, parts
 from nanochat.checkpoint import load_model, trained
 from nanochat.engine import Engine, Request
-from nanochat.log import is_terminal, say
+from nanochat.log import is_terminal, print_line
 from nanochat.paths import base_dir
 from nanochat.runtime import Runtime
 from nanochat.stages import MODELS
@@ -317,7 +317,7 @@ class Chat:
 
     def note(self, text: str) -> None:
         """Print our own text to stderr."""
-        say(colored(NOTE_COLOR, text, sys.stderr), file=sys.stderr)
+        print_line(colored(NOTE_COLOR, text, sys.stderr), file=sys.stderr)
 
     def run(self, messages: Iterator[str]) -> None:
         """Handle messages until /quit. An error is printed and does not end the chat."""

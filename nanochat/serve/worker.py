@@ -10,7 +10,7 @@ import torch
 
 from nanochat.engine import Engine, Event, Job, Request
 from nanochat.gpt import GPT
-from nanochat.log import say
+from nanochat.log import print_line
 from nanochat.serve.requests import ApiError, ApiRequest
 
 SCORED_AT_ONCE = 256  # positions whose logits are computed together
@@ -191,7 +191,7 @@ class Worker(threading.Thread):
             while self._prepare():
                 self._step()
         except Exception as error:  # any error: clients must not wait for ever
-            say(f"engine: {traceback.format_exc()}")
+            print_line(f"engine: {traceback.format_exc()}")
             self._send(self._break_down, f"{type(error).__name__}: {error}")
 
     def _prepare(self) -> bool:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from bad_hub import BadHub
 
-from nanochat.nodes import once_a_node
+from nanochat.data.hub import once_a_node
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 # One download that takes a while, then two that cannot be had.
 FETCH = """
 import os, sys, time
@@ -75,7 +75,7 @@ def test_one_rank_fetches_for_all_and_fails_for_all(tmp_path, hub):
 
 NODE = """
 import sys
-from nanochat.nodes import once_a_node
+from nanochat.data.hub import once_a_node
 print(once_a_node("the work", lambda: {"made": sys.argv[1]}))
 def work():
     if sys.argv[1] == "two":
