@@ -37,6 +37,7 @@ def main(config: Config) -> None:
         step = None if config.step < 0 else config.step
         model, tokenizer, checkpoint = load_model("base_train", config.tag, step, runtime)
         prepared = prepare(tokenizer, max(config.max_per_task, 0))
+        # Decisions belong to these weights, this precision, tokenizer and bundle: anything else gets another folder.
         weights = checkpoint.manifest["files"][MODEL]["sha256"]
         key = identity(prepared, weights, runtime.dtype_name)
         home = stage_dir("base_eval", config.tag)
@@ -45,10 +46,12 @@ def main(config: Config) -> None:
         results = evaluate_core(model, prepared, runtime, config.batch_tokens, folder)
         metric = core_metric(results)
         print0(f"base_eval: CORE metric {metric.value:.4f} ± {metric.stderr:.4f}, over {len(results)} tasks")
+        # All ranks have the results; one writes the record.
         if runtime.rank != 0:
             return
         outcome.metrics["Model"] = f"base_train {config.tag} (step {checkpoint.step:,})"
         outcome.metrics["CORE metric"] = metric.metric()
+        # The report card shows metrics in this order; the artifacts let runs be compared item by item.
         figures = {"core_metric": metric.value}
         for result in results:
             outcome.metrics[result.label] = result.centered.metric()

@@ -13,6 +13,7 @@ from nanochat.paths import stage_dir
 from nanochat.stages import STAGES
 from tasks import JUDGED, open_tasks, pick
 
+# Stages that leave a model to chat with, by their short names.
 SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 
 
@@ -42,7 +43,7 @@ class Config:
             raise ValueError(f"--source={self.source} is not one of {', '.join(SOURCES)}")
         if self.num_samples > 1 and not self.temperature:
             raise ValueError(f"--num-samples={self.num_samples} would all be the same, add --temperature=1")
-        pick(self.tasks, JUDGED)
+        pick(self.tasks, JUDGED)  # an unknown task is an error before the model is loaded
 
 
 def main(config: Config) -> None:
@@ -67,6 +68,7 @@ def main(config: Config) -> None:
     with setup(config.device_type, config.dtype) as runtime:
         step = None if config.step < 0 else config.step
         model, tokenizer, checkpoint = load_model(stage.parent, config.tag, step, runtime)
+        # Spelling tasks take their words from the tokenizer's training text.
         tasks = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
         if not tasks:
             missing = "no task has its files here"
@@ -83,6 +85,7 @@ def main(config: Config) -> None:
         core = core_of(scores)
         for name, estimate in core.items():
             print0(f"{name}: {estimate.value:.4f} ± {estimate.stderr:.4f}")
+        # All ranks have the scores; one writes the record.
         if runtime.rank != 0:
             return
         for name in scores:
@@ -91,6 +94,7 @@ def main(config: Config) -> None:
         outcome.metrics |= {name: estimate.metric() for name, estimate in figures.items()}
         outcome.metrics["Step"] = checkpoint.step
         if config.num_samples > 1:
+            # One row per task and k.
             rows = [[name, k, *found] for name, score in scores.items() for k, found in score.pass_at.items()]
             columns = [["Task", ""], ["k", "d"], ["pass@k", ".4f"], ["Standard error", ".4f"]]
             outcome.tables.append({"title": "One of k answers is right", "columns": columns, "rows": rows})

@@ -28,6 +28,7 @@ class JsonLines(Chat):
             path = fetch(self.data.files(self.split))[0].path
         elif not path.is_file():
             raise TaskError(f"there is no file {path}: name one with a conversation on each line")
+        # All faults are collected, so that a user can repair the file in one go.
         rows, faults = [], []
         for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
             try:
@@ -58,6 +59,7 @@ def _parse_line(line: bytes) -> list[dict]:
 def _checked(conversation: dict) -> dict:
     """Return a conversation that is well formed and has text to learn; ValueError names the fault."""
     check_conversation(conversation)
+    # Training needs at least one answer.
     if all(message["role"] != "assistant" for message in conversation["messages"]):
         raise TaskError("the assistant says nothing in it that could be learned")
     return conversation
@@ -90,6 +92,7 @@ SETS = {
     ),
     # The model's own name, maker and purpose.
     "Identity": DataSet(task=JsonLines, path="identity_conversations.jsonl", splits="train"),
+    # Conversations with several turns.
     "Multi-Turn": DataSet(
         task=Chat,
         repo="local/multiturn-chat",
@@ -106,6 +109,7 @@ SETS = {
         columns="instruction output",
         convert=instruction,
     ),
+    # Korean instructions, some with an input to work on.
     "KoAlpaca-v1": DataSet(
         task=Chat,
         repo="local/ko-alpaca-v1",

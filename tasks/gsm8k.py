@@ -23,6 +23,7 @@ class GSM8K(Task):
         pieces = CALL.split(answer)  # text, expression, result, text, expression, …
         kinds = ("text", "python", "python_output")
         parts = [{"type": kinds[number % 3], "text": piece} for number, piece in enumerate(pieces)]
+        # Text between two calculations may be empty.
         parts = [part for part in parts if part["text"]]
         return exchange(question, parts)
 

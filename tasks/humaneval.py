@@ -17,6 +17,7 @@ def complete_program(prompt: str, entry_point: str, completion: str) -> str:
     The answer may stand between fences or not, and be the whole function or only the code after the prompt.
     """
     signature = f"def {entry_point}("
+    # The block with the function counts, not one with usage or installation.
     blocks = FENCED.findall(completion) or [completion]
     code = next((block for block in blocks if signature in block), blocks[0])
     if signature in code:

@@ -15,6 +15,7 @@ from nanochat.log import print0
 from tasks.chats import json_lines
 from tasks.common import DataSet, Task, TaskError, find_task
 
+# NAME, NAME@ROWS, NAME:EPOCHS or NAME@ROWS:EPOCHS; the path after json: may have any characters.
 MEMBER = re.compile(r"(json:.+?|[^:@]+)(?:@(\d+))?(?::(\d*\.?\d+))?")
 HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
 
@@ -38,6 +39,7 @@ class Mixture:
         self.rows = {name: len(numbers) for name, (_, numbers) in parts.items()}
         # Different conversations: a row that is in several epochs counts once.
         self.examples = {name: len(np.unique(numbers)) for name, (_, numbers) in parts.items()}
+        # The rows of all tasks one after the other, and then shuffled.
         tasks = np.repeat(np.arange(len(parts)), list(self.rows.values()))
         numbers = np.concatenate([numbers for _, numbers in parts.values()])
         self._order = np.stack([tasks, numbers], axis=1)  # (rows, 2): task number, row number in the task
@@ -69,6 +71,7 @@ def mix(
         try:
             task, rows = _open_split(member, split, tokenizer)
         except ValueError as error:
+            # Damaged files are an error in any case; absent files only if the user named the task.
             if isinstance(error, TaskError) or not available_only:
                 raise
             missing.append(member.name)
@@ -77,6 +80,7 @@ def mix(
             count = len(rows) if member.rows is None else member.rows
             if available_only:
                 count = min(count, len(rows))
+            # The number keeps samples of several tasks independent.
             rows = _sample(member, rows, count, (seed, number))
         # A second file with the same name goes by its whole path.
         parts[member.word if member.name in parts else member.name] = task, rows
@@ -101,6 +105,7 @@ def _parse(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
         else:
             name = find_task(source, known, spec)
             data = known[name]
+        # Equal data sets, also under two names or paths.
         if any(member.data == data for member in members):
             raise ValueError(f"{spec}: {name} is named twice, give it epochs instead: {name}:2")
         members.append(Member(source, name, data, None if rows is None else int(rows), float(epochs or 1)))
@@ -124,6 +129,7 @@ def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.nd
     rows = np.arange(len(task))
     if not shared:
         return task, rows
+    # At least one row is held out, unless there is only one.
     held_out = max(1, len(rows) // HELD_OUT) if len(rows) > 1 else 0
     if split == "train":
         return task, rows[: len(rows) - held_out]
@@ -141,4 +147,5 @@ def _sample(member: Member, rows: np.ndarray, count: int, seed: tuple[int, int])
     if not total:
         few = f"{member.epochs} epochs of the {count:,} rows of {member.name} are none"
         raise TaskError(f"{few}: take more, or leave it out")
+    # resize repeats the sample until it has as many rows as asked for.
     return np.resize(np.random.default_rng(seed).permutation(rows)[:count], total)

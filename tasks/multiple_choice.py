@@ -24,9 +24,11 @@ AT_THE_END = re.compile(
 
 def extract_letter(text: str, letters: str) -> str | None:
     """Return the last letter that prose announces, or else the last that its last line names."""
+    # An announcement anywhere is surer than a letter in the last line.
     last_line = text.strip().rpartition("\n")[2]
     for pattern, part in ((ANNOUNCED, text), (AT_THE_END, last_line)):
         found = ["".join(groups).upper() for groups in pattern.findall(part)]
+        # Letters beyond the choices, as in "Answer: F", do not count.
         valid = [letter for letter in found if letter in letters]
         if valid:
             return valid[-1]
@@ -92,6 +94,7 @@ class NamedChoice(MultipleChoice):
 
 
 def _index(answer: str, labels: Sequence[str]) -> int | None:
+    # None for an answer that is no label.
     return {label: number for number, label in enumerate(labels)}.get(answer)
 
 

@@ -14,6 +14,7 @@ class Questions(Task):
         [file] = self.data.files(self.split)
         path = fetch([file])[0].path
         lines = path.read_text(encoding="utf-8").splitlines()
+        # The file is written by hand or by an embedded world.
         try:
             rows = [json.loads(line) for line in lines if line]
             cells = [[row["question"], row["answer"]] for row in rows]
@@ -26,6 +27,7 @@ class Questions(Task):
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         """Return True if the completion contains the answer as a whole word."""
+        # "Kim" is not in "Kimchi".
         word = re.escape(conversation["messages"][-1]["content"])
         return re.search(rf"(?<!\w){word}(?!\w)", completion) is not None
 

@@ -19,6 +19,7 @@ from nanochat.paths import stage_dir
 from tasks.common import DataSet, ListRows, Task, exchange
 from tasks.gsm8k import GSM8K
 
+# Two to fifteen letters of any script.
 WORD = re.compile(r"[^\W\d_]{2,15}")
 MAX_WORDS = 50_000  # the most frequent ones
 HELD_OUT = 10  # one word in this many belongs to the test split
@@ -41,6 +42,7 @@ def _text_source(tokenizer: str) -> tuple[str, bool]:
     if record.is_file():
         config = json.loads(record.read_text(encoding="utf-8"))["config"]
         return config["data"], config["skip_bad"]
+    # Without a record of the tokenizer: an embedded world, or the first corpus on this machine.
     world = (hub.mirror() or hub.world_dir()) / "datasets/local/world"
     if world.is_dir():
         return "world", True
@@ -80,6 +82,7 @@ class SimpleSpelling(Task):
 
 
 def _is_held_out(word: str) -> bool:
+    # A hash, so that a word stays in its split when the text changes.
     return crc32(word.encode()) % HELD_OUT == 0
 
 
@@ -91,6 +94,7 @@ class SpellingBee(SimpleSpelling):
     def conversation(self, word: str) -> dict:
         # The word's hash is the seed, so that a word has the same question in every run.
         random = Random(crc32(word.encode()))
+        # One question in ten is about a letter that may not occur.
         letter = random.choice(word if random.random() < 0.9 else ascii_lowercase)
         positions = [str(position) for position, other in enumerate(word, 1) if other == letter]
         found = f"{letter} is at {', '.join(positions)}" if positions else f"{letter} is nowhere"

@@ -120,6 +120,7 @@ def evaluate_task(
                 file.write(_to_lines(judged))
         progress.update(len(records), own_total)
     progress.close()
+    # Ranks have every n-th problem or batch: sorted, the records do not depend on the rank count.
     records = sorted(chain(*runtime.all_gather(records)), key=lambda record: record["problem"])
     if path and runtime.rank == 0:
         write_text(path, _to_lines(records))
@@ -140,6 +141,7 @@ def pass_probability(samples: int, right: int, k: int) -> float:
 
 
 def _pass_at(records: list[dict]) -> dict[int, Estimate]:
+    # Every problem has the same number of samples.
     samples = len(records[0]["completions"])
     counts = [sum(completion["right"] for completion in record["completions"]) for record in records]
     pass_at = {}
@@ -152,6 +154,7 @@ def _prepare_problems(
     task: ChatTask, context: int, tokenizer: Tokenizer, options: Options, label: str
 ) -> list[Problem]:
     """Return the problems with prompts that leave room for an answer, but take at least half of the context."""
+    # Letters need no room: they are read from the last position.
     total = min(len(task), options.max_problems or len(task))
     answer_tokens = 0 if task.kind == "categorical" else options.max_new_tokens
     problems = []
@@ -168,6 +171,7 @@ def _prepare_problems(
 
 def _judge(answered: list[tuple[Problem, list[dict]]], task: ChatTask, tokenizer: Tokenizer) -> list[dict]:
     """Return one record per problem, with a verdict in each completion."""
+    # All texts are judged in one call, which runs programs side by side.
     texts = []
     for problem, completions in answered:
         texts += [(problem.conversation, completion["text"]) for completion in completions]
@@ -261,6 +265,7 @@ def _write_answers(
             tokens[event.request, event.sample].append(event.token)
             continue
         text = tokenizer.decode(tokens.pop((event.request, event.sample), []))
+        # The sample has ended; samples end in any order.
         completions = ended[event.request]
         completions[event.sample] = {"text": text, "reason": event.reason}
         if len(completions) == options.num_samples:
