@@ -16,6 +16,7 @@ from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.hardware import Accelerator, find_accelerator
 from nanochat.log import duration
+from nanochat.models import config_fields, new_model
 from nanochat.optim import KINDS
 from nanochat.outcome import Outcome, environment, read_outcomes
 from nanochat.param_groups import LEARNING_RATES, build_groups
