@@ -48,7 +48,9 @@ def main(config: Config) -> None:
     if setting.scale.seconds:
         base = base_run_of_flags(flags["base_train"])
     else:
-        base = dry_run(flags["base_train"], setting.hardware if config.on or setting.idle else "")
+        vocab_size = int(flags["tok_train"]["--vocab-size"])
+        hardware = setting.hardware if config.on or setting.idle else ""
+        base = dry_run(flags["base_train"], vocab_size, hardware)
     tasks = {name: TASKS[name].files() for name in READ}
     job = make_job(setting, config, flags, base.tokens, tasks, NEEDS)
     lines = plan_lines(job, setting, config, base)

@@ -85,8 +85,11 @@ class StepEstimate:
 # ---- base training on paper ----
 
 
-def dry_run(flags: Flags, hardware_name: str) -> BaseRun:
-    """Return the figures of base training on this machine or named hardware; a ValueError if it cannot run so."""
+def dry_run(flags: Flags, vocab_size: int, hardware_name: str) -> BaseRun:
+    """Return the figures of base training on this machine or named hardware; a ValueError if it cannot run so.
+
+    vocab_size: of the tokenizer, which may not be trained yet.
+    """
     words = flag_words(flags)
     if hardware_name:
         words.append(f"--on={hardware_name}")
@@ -95,12 +98,14 @@ def dry_run(flags: Flags, hardware_name: str) -> BaseRun:
     if done.returncode:
         raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
     record = json.loads(done.stdout)
-    plan = record["plan"]
+    plan, counts = record["plan"], record["plan"]["counts"]
+    # Without a tokenizer the dry run assumes a large vocabulary: take off the share that will not be there.
+    too_many = 1 - vocab_size / plan["model"]["vocab_size"]
     return BaseRun(
-        parameters=plan["counts"]["total"],
+        parameters=counts["total"] - int(too_many * (counts["embed"] + counts["head"])),
         tokens=plan["tokens"] or 0,
         batch=plan["total_batch_size"],
-        flops=plan["flops_per_token"],
+        flops=plan["flops_per_token"] - 6 * too_many * counts["head"],
         notes=record["lines"][:-1],  # the last line is the time, which is estimated here
     )
 
