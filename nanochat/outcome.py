@@ -312,6 +312,20 @@ def chat_tuning_metrics(state: "State", source: "ChatLoader") -> Metrics:
     }
 
 
+def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
+    """Return the metrics of reinforcement learning: the reward, and pass@k before the first and after the last step."""
+    metrics = {
+        "Task": task,
+        "Training questions": questions,
+        "Number of iterations": state.step,
+        "Reward, a moving average": state.notes.get("reward", "n/a"),
+    }
+    for moment in ("before", "after"):
+        for name, (value, stderr) in state.notes.get(moment, {}).items():
+            metrics[f"{task} {name} {moment}"] = measured(value, stderr)
+    return metrics
+
+
 def validation_metrics(notes: dict[str, Any], figure: str, name: str) -> Metrics:
     """Return the lowest and the last value of a validation figure; `name` is the title of the last."""
     lowest, last = f"lowest val {figure}", f"val {figure}"  # keys in the notes of the state

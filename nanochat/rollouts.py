@@ -19,11 +19,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt
 from nanochat.engine import Completion, Engine, Request
-from nanochat.log import print0
+from nanochat.log import print0, print_figures
 from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from nanochat.runtime import Runtime
+    from nanochat.train import State
 
 # Name → advantages from rewards, both of shape (prompts, samples).
 ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -280,3 +281,19 @@ def assemble(rows: list[tuple[Tensor, ...]], questions: list[int], device: torch
         padded.append(pad_sequence(in_order, batch_first=True, padding_value=empty).to(device))
     sizes = [(len(rows[i][0]), len(rows[i][-1]), questions[i]) for i in order]
     return *padded, torch.tensor(sizes)
+
+
+def follow_reward(source: Rollouts) -> Callable[["State"], None]:
+    """Return an action after a step: print the metrics of the samples and keep a moving average of the reward."""
+
+    def follow(state: "State") -> None:
+        reward = source.metrics["rl/reward"]
+        state.notes["reward"] = 0.9 * state.notes.get("reward", reward) + 0.1 * reward
+        print_figures(state.step, source.metrics)
+
+    return follow
+
+
+def reward_note(state: "State") -> str:
+    """Return the reward for the progress line of training."""
+    return f"reward {state.notes['reward']:.3f}" if "reward" in state.notes else ""

@@ -1,4 +1,4 @@
-"""Reinforcement learning: sample answers to a task's questions, and make those likelier that earned more.
+"""Reinforcement learning: sample several answers to each prompt of a task, reinforce the better ones.
 
 python -m scripts.chat_rl --tag=d8 --task=GSM8K
 torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tag=d24 --task=GSM8K
@@ -7,7 +7,6 @@ torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tag=d24 --task=
 from dataclasses import dataclass
 
 from nanochat.config import Count, changed, option, run
-from nanochat.log import MetricLog, print0, print_figures
 from nanochat.settings import (
     CheckpointSettings,
     EvaluationSettings,
@@ -17,102 +16,107 @@ from nanochat.settings import (
 )
 from tasks import JUDGED, TASKS, pick
 
-OBJECTIVE = {"group": "objective"}
-SAMPLES, EVALUATION = {"group": "samples"}, {"group": "evaluation"}
-
 
 @dataclass(frozen=True)
 class Config(FineTuneSettings):
-    """Improve a model at a task by rewards for what it samples. Settings that are None are the parent's."""
+    """Improve a model at a task with rewards for sampled answers. Settings that are None are the parent's."""
 
     source: str = changed(FineTuneSettings, "source", "sft")
-    task: str = option("GSM8K", "what to be good at: a task with a train and a test split", group="data")
-    examples_per_step: Count = option(16, "questions, of all ranks", least=1, **SAMPLES)
-    num_samples: Count = option(4, "answers to each, compared with each other", least=2, **SAMPLES)
-    max_new_tokens: Count = option(64, "of an answer", least=1, unit="TOKENS", **SAMPLES)
-    temperature: float = option(0.7, "at which they are drawn", least=0, **SAMPLES)
-    top_k: Count = option(50, "likeliest tokens to draw from, 0: all", least=0, **SAMPLES)
+    task: str = option("GSM8K", "task to learn; needs a train and a test split", group="data")
 
-    advantage: str = option("mean", "mean: reward less that of the group; std: in its standard deviations", **OBJECTIVE)
-    policy_loss: str = option("plain", "plain, or clip: the ratio to the sampler's probability", **OBJECTIVE)
-    kl: float = option(0.0, "cost of a nat between the model and its parent", least=0, **OBJECTIVE)
+    examples_per_step: Count = option(16, "prompts per step, over all ranks", group="samples", least=1)
+    num_samples: Count = option(4, "answers sampled for each prompt", group="samples", least=2)
+    max_new_tokens: Count = option(64, "longest answer", group="samples", least=1, unit="TOKENS")
+    temperature: float = option(0.7, "sampling temperature", group="samples", least=0)
+    top_k: Count = option(50, "sample from the K likeliest tokens (0: from all)", group="samples", least=0)
+
+    advantage: str = option(
+        "mean",
+        "mean: reward minus the mean of the group; std: also divided by the group's standard deviation",
+        group="objective",
+    )
+    policy_loss: str = option(
+        "plain",
+        "plain, or clip: limit the ratio to the sampler's probability",
+        group="objective",
+    )
+    kl: float = option(0.0, "coefficient of the KL penalty to the parent", group="objective", least=0)
     init_lr_frac: float = changed(FineTuneSettings, "init_lr_frac", 0.015)
     warmdown_ratio: float = changed(OptimizerSettings, "warmdown_ratio", 1.0)
     warm_start: bool = changed(FineTuneSettings, "warm_start", False)
     compile: bool = changed(TrainingDeviceSettings, "compile", False)
 
     eval_every: Count = changed(EvaluationSettings, "eval_every", 60)
-    eval_examples: Count = option(400, "test questions for it, 0: all", least=0, **EVALUATION)
-    eval_samples: Count = option(1, "answers to each: 1, the likeliest; more, drawn, for pass@k", least=1, **EVALUATION)
+    eval_examples: Count = option(400, "test prompts per evaluation (0: all)", group="evaluation", least=0)
+    # One answer is the likeliest; several are sampled, for pass@k.
+    eval_samples: Count = option(1, "answers per test prompt; above 1 also pass@k", group="evaluation", least=1)
     save_every: Count = changed(CheckpointSettings, "save_every", 60)
-
-
-def shown(state) -> str:
-    return f"reward {state.notes['reward']:.3f}" if "reward" in state.notes else ""
 
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
-    from nanochat.evals.chat import Options, evaluate_task
+    from nanochat.evals.chat import Options, answer_scores
+    from nanochat.log import MetricLog
     from nanochat.objectives import PolicyGradient, by_tokens
-    from nanochat.rollouts import Rollouts, Sampling
+    from nanochat.outcome import reinforcement_metrics
+    from nanochat.rollouts import Rollouts, Sampling, follow_reward, reward_note
     from nanochat.run import training
-    from nanochat.train import Evaluation
 
     name, *others = pick(config.task, JUDGED)
     if others:
-        raise ValueError(f"--task={config.task}: name one task, of {', '.join(JUDGED)}")
+        raise ValueError(f"--task={config.task}: name one task of {', '.join(JUDGED)}")
     if config.total_batch_size:
-        raise ValueError("--total-batch-size is not for samples: take --examples-per-step and --num-samples")
+        raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
+
     rows = config.examples_per_step * config.num_samples
     with training("chat_rl", config, rows=rows) as trainer:
-        words = trainer.tokenizer_tag  # to spell
-        task, test = (TASKS[name](split, tokenizer=words) for split in ("train", "test"))
-        loaded, samples = (trainer.tokenizer, trainer.runtime), MetricLog(trainer.folder, name="samples")
+        # Spelling tasks need the vocabulary.
+        task = TASKS[name]("train", tokenizer=trainer.tokenizer_tag)
+        test = TASKS[name]("test", tokenizer=trainer.tokenizer_tag)
+        samples = MetricLog(trainer.folder, name="samples")
         samples.resume(trainer.resumed.step if trainer.resumed else -1)
-        engine, model = Engine(trainer.model, trainer.tokenizer), trainer.model
-        drawn = {what: getattr(config, what) for what in ("max_new_tokens", "temperature", "top_k")}
-        sampling = Sampling(config.examples_per_step, config.num_samples, **drawn)
-        about = {"advantage": config.advantage, "seed": config.seed, "epochs": config.epochs}
-        about |= {"context": trainer.config.max_seq_len, "record": samples.write}
-        source = Rollouts(task, engine, *loaded, sampling, **about)
-        parent = [trainer.start.record["parent"][what] for what in ("stage", "tag", "step")]
-        reference = load_model(*parent, trainer.runtime)[0] if config.kl else None
-        objective = PolicyGradient(config.policy_loss, config.kl, reference)
-
-        def follow(state) -> None:
-            reward = source.metrics["rl/reward"]
-            state.notes["reward"] = 0.9 * state.notes.get("reward", reward) + 0.1 * reward
-            print_figures(state.step, source.metrics)
-
-        drawn |= {"temperature": config.temperature * (config.eval_samples > 1), "num_samples": config.eval_samples}
-        options = Options(**drawn, max_problems=config.eval_examples)
-
-        def score(state) -> None:
-            engine.refresh()
-            found = evaluate_task(test, model, engine, *loaded, options, label=name).pass_at
-            state.notes["after"] = {f"pass@{k}": list(one) for k, one in found.items()}
-            state.notes.setdefault("before", state.notes["after"])
-            print0(f"step {state.step:05d} | " + " | ".join(f"pass@{k} {one.value:.4f}" for k, one in found.items()))
-            trainer.log.write("eval", state.step, **{f"eval/pass@{k}": one.value for k, one in found.items()})
-
+        engine = Engine(trainer.model, trainer.tokenizer)
+        source = Rollouts(
+            task,
+            engine,
+            trainer.tokenizer,
+            trainer.runtime,
+            Sampling(
+                examples=config.examples_per_step,
+                samples=config.num_samples,
+                max_new_tokens=config.max_new_tokens,
+                temperature=config.temperature,
+                top_k=config.top_k,
+            ),
+            context=trainer.config.max_seq_len,
+            advantage=config.advantage,
+            seed=config.seed,
+            epochs=config.epochs,
+            record=samples.write,
+        )
+        reference = None
+        if config.kl:
+            parent = trainer.start.record["parent"]
+            reference = load_model(parent["stage"], parent["tag"], parent["step"], trainer.runtime)[0]
+        answers = Options(
+            temperature=config.temperature if config.eval_samples > 1 else 0.0,
+            top_k=config.top_k,
+            num_samples=config.eval_samples,
+            max_new_tokens=config.max_new_tokens,
+            max_problems=config.eval_examples,
+        )
         state = trainer.fit(
             source,
-            objective,
-            [Evaluation(config.eval_every, score, at_start=True)],
+            PolicyGradient(config.policy_loss, config.kl, reference),
+            [answer_scores(trainer, engine, test, name, answers, config.eval_every)],
             tasks=lambda: {name: {"rows": len(task), "files": task.hashes()}},
             split=by_tokens(trainer.config.max_seq_len),
-            after_step=[follow],
-            note=shown,
+            after_step=[follow_reward(source)],
+            note=reward_note,
         )
-        facts = {"Task": name, "Training questions": len(task), "Number of iterations": state.step}
-        facts["Reward, a moving average"] = state.notes.get("reward", "n/a")
-        for when in ("before", "after"):
-            for what, (value, stderr) in state.notes.get(when, {}).items():
-                facts[f"{name} {what} {when}"] = {"value": value, "stderr": stderr, "format": ".4f"}
-        trainer.finish(state, facts)
+        trainer.finish(state, reinforcement_metrics(state, name, len(task)))
 
 
 if __name__ == "__main__":

@@ -314,3 +314,27 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, ChatTask]) -> list[Evalu
         trainer.log.write("tasks", state.step, **figures)
 
     return [Evaluation(config.eval_metrics_every, score)]
+
+
+def answer_scores(
+    trainer: "Trainer",
+    engine: Engine,
+    task: ChatTask,
+    label: str,
+    options: Options,
+    every: int,
+) -> Evaluation:
+    """Return the evaluation that answers test prompts during reinforcement learning, and keeps pass@k in the notes."""
+
+    def score(state: State) -> None:
+        engine.refresh()
+        scores = evaluate_task(task, trainer.model, engine, trainer.tokenizer, trainer.runtime, options, label=label)
+        found = scores.pass_at
+        state.notes["after"] = {f"pass@{k}": list(estimate) for k, estimate in found.items()}
+        state.notes.setdefault("before", state.notes["after"])  # the first evaluation precedes the first step
+        shown = [f"pass@{k} {estimate.value:.4f}" for k, estimate in found.items()]
+        print0(f"step {state.step:05d} | {' | '.join(shown)}")
+        figures = {f"eval/pass@{k}": estimate.value for k, estimate in found.items()}
+        trainer.log.write("eval", state.step, **figures)
+
+    return Evaluation(every, score, at_start=True)
