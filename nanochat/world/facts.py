@@ -322,9 +322,8 @@ class World:
         # The same numbers for every seed, at random places.
         tests = round(count * 3 / 16)
         validations = round(count / 16)
-        splits = ["train"] * count
-        splits[:tests] = ["test"] * tests
-        splits[tests : tests + validations] = ["validation"] * validations
+        splits = ["test"] * tests + ["validation"] * validations
+        splits += ["train"] * (count - len(splits))
         splits = dice.shuffled(splits)
         facts = []
         for subject, value, split in zip(subjects, assigned, splits, strict=True):
