@@ -161,6 +161,3 @@ def choose_form(device: torch.device, compiling: bool = False) -> tuple[str, str
         return "triton", "one kernel turns the logits into their gradient in place"
     reason = "triton is not installed" if device.type == "cuda" else f"no kernel for {device.type}"
     return ("compiled" if compiling else "torch"), reason
-
-
-choose = choose_form  # the name of before, until gpt.py is moved

@@ -18,8 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanochat.attention import Mask, RotaryTable, Rotation, attend, make_mask
-from nanochat.cross_entropy import SAFE_EXPONENT, cross_entropy
-from nanochat.cross_entropy import choose as choose_loss
+from nanochat.cross_entropy import SAFE_EXPONENT, choose_form, cross_entropy
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
@@ -343,7 +342,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             block.compile()
         self.compiled = True
-        self.loss_form = choose_loss(self.device, compiling=True)[0]
+        self.loss_form = choose_form(self.device, compiling=True)[0]
 
     def as_written(self) -> AbstractContextManager:
         """Return a context in which nothing runs compiled, for batches that each have another shape."""

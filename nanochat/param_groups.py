@@ -16,7 +16,7 @@ class Rule:
     """Settings of one group. The learning rate is `share` times the flag `rate`, or `share` where there is no flag."""
 
     name: str
-    kind: str  # of optimizer: a key of optim.STACKS
+    kind: str  # of optimizer: a key of optim.KINDS
     rate: str
     share: float
     scaled_by: tuple[str, ...]  # factors of the learning rate: "batch", "width"
