@@ -58,7 +58,7 @@ def main(config: Config) -> None:
     with hold(folder):
         if steps(folder):
             raise ValueError(f"{folder} holds a run, take another --tag")
-        tokenizer.save(tokenizer_path)
+        tokenizer.save(tokenizer_path)  # where all stages of the tag find it
         # The manifest of a checkpoint without optimizer state.
         record = {
             "stage": stage,

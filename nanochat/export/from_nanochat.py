@@ -88,7 +88,8 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
         if name.endswith((".q.weight", ".k.weight")):
             weights[name] = swap_halves(tensor, config.head_dim)  # the public model rotates by minus the position
     settings = {"data": "", "max_seq_len": config.max_seq_len}
-    used = meta | meta.get("user_config", {}) | {name: meta[name] for name in INHERITED if name in meta}
+    # Versions differ in the place of a setting: at the top level, or among the flags of the user.
+    used = meta.get("user_config", {}) | meta
     for name, default in INHERITED.items():
         # Negative values stand for "automatic".
         is_known = isinstance(used.get(name), int | float) and used[name] >= 0
@@ -123,6 +124,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 
 def _config(shape: dict[str, Any], is_newer: bool, path: Path) -> GPTConfig:
+    # The file has sizes only; the tricks follow from the layout.
     fields = dict(CONFIGURATIONS["reference" if is_newer else "october-2025"])
     known = SHAPE | ({"window_pattern": "window_pattern"} if is_newer else {})
     for name, value in shape.items():
@@ -136,6 +138,7 @@ def _config(shape: dict[str, Any], is_newer: bool, path: Path) -> GPTConfig:
 def _renamed(stored: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     weights = {}
     for name, tensor in stored.items():
+        # At most one pattern fits: they are full names.
         matching = [pattern for pattern in NAMES if re.fullmatch(pattern, name)]
         if not matching:
             raise ValueError(f"{path} has a parameter {name}, which our model does not have")

@@ -75,6 +75,7 @@ def nearest_pattern(tokenizer: Tokenizer, texts: list[str]) -> tuple[str, int]:
         other = rustbpe.Tokenizer(tokenizer.core.merges, list(tokenizer.special_tokens), pattern)
         ids = [other.encode(text).tolist() for text in texts]
         counts[name] = len(tokenizer_files.differing(tokenizer, texts, ids))
+    # The first pattern wins a tie.
     best = min(counts, key=counts.get)
     return best, counts[best]
 
@@ -115,6 +116,7 @@ def gguf_tensors(exported: Exported) -> Iterator[tuple[str, np.ndarray]]:
     for name, weight in hf_weights(exported.model, architecture):
         # A shared table is stored once.
         if name != "lm_head.weight" or not is_tied(config, architecture):
+            # Users quantize with llama.cpp's own program.
             yield gguf_name(name, config.depth), weight.float().cpu().numpy()
 
 
@@ -159,6 +161,7 @@ def check_file(path: Path, metadata: dict[str, Any], tensors: dict[str, np.ndarr
         if found.get(key) != expected:
             wrong.append(key)
     for name in stored.keys() | tensors.keys():
+        # Unequal also where one side has no such tensor.
         if not np.array_equal(stored.get(name), tensors.get(name)):
             wrong.append(name)
     if wrong:
@@ -169,7 +172,7 @@ def check_file(path: Path, metadata: dict[str, Any], tensors: dict[str, np.ndarr
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     import gguf
 
-    reader = gguf.GGUFReader(path)
+    reader = gguf.GGUFReader(path)  # maps the file into memory
     metadata = {key: field.contents() for key, field in reader.fields.items()}
     return metadata, {tensor.name: tensor.data for tensor in reader.tensors}
 
@@ -178,6 +181,7 @@ def read_qwen3(path: Path, exported: Exported) -> tuple[dict[str, Any], dict[str
     """Return config fields and weights for Qwen3 in `transformers`, from nothing but the file."""
     metadata, stored = read_gguf(path)
     settings = {name: metadata[f"qwen3.{key}"] for key, name in KEYS.items()}
+    # The only nested value, so it has no row in KEYS.
     settings["rope_parameters"] = {"rope_type": "default", "rope_theta": metadata["qwen3.rope.freq_base"]}
     settings["tie_word_embeddings"] = "output.weight" not in stored
     weights = {}

@@ -148,7 +148,7 @@ def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str
     settings = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
-        "intermediate_size": model.blocks[0].mlp.up.weight.shape[0],
+        "intermediate_size": model.blocks[0].mlp.up.weight.shape[0],  # mlp_ratio * width, rounded
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
@@ -240,6 +240,7 @@ def write_folder(exported: Exported, folder: Path) -> list[str]:
 def write_tokenizer(exported: Exported, folder: Path) -> list[str]:
     """Write the tokenizer alone, which fits any model; lm-evaluation-harness reads it beside our server."""
     tokenizer_files.write_hf(exported.tokenizer, folder, exported.model.config.max_seq_len)
+    # backend_tokenizer: the fast one in Rust, which encodes a batch in threads.
     loaded = transformers().AutoTokenizer.from_pretrained(folder).backend_tokenizer
     ids = tokenizer_files.encode_plain(loaded, exported.texts)
     return [tokenizer_files.compare_ids(exported.tokenizer, exported.texts, ids, "transformers")]
@@ -258,8 +259,9 @@ def build_hf(architecture: Architecture, settings: dict[str, Any], weights: dict
     """Return a model of `transformers` in fp32."""
     config = transformers().AutoConfig.for_model(architecture.model_type, **settings)
     model = transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    # Slices and flipped views become tensors of their own; safetensors refuses shared memory.
     model.load_state_dict({name: weight.contiguous() for name, weight in weights.items()}, assign=True)
-    model.tie_weights()
+    model.tie_weights()  # assign=True has separated shared tables
     return model.eval()
 
 

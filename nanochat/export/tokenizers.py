@@ -118,6 +118,7 @@ def compare_ids(tokenizer: Tokenizer, texts: list[str], ids: Iterable[list[int]]
 
 def byte_letters() -> list[str]:
     """Return the letter for each byte in byte-level vocabularies: a visible letter itself, else from U+0100 on."""
+    # The convention of GPT-2: a space is written as Ġ, a newline as Ċ.
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = itertools.count(0x100)
     return [chr(byte) if byte in visible else chr(next(hidden)) for byte in range(256)]
@@ -136,6 +137,7 @@ def written_tokens(tokenizer: Tokenizer) -> list[str]:
 
 
 def written_merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    # In the order of their ids, which is the order of priority.
     tokens = written_tokens(tokenizer)
     return [(tokens[left], tokens[right]) for left, right in tokenizer.core.merges.tolist()]
 
@@ -161,6 +163,7 @@ def to_hf(tokenizer: Tokenizer) -> "tokenizers.Tokenizer":
     hf.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
     hf.decoder = decoders.ByteLevel()
     hf.add_special_tokens([tokenizers.AddedToken(name, normalized=False) for name in sorted_specials(tokenizer)])
+    # $A is the text; the numbers after : are type ids, which our models ignore.
     hf.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A",
         pair=f"{BOS} $A {BOS}:1 $B:1",
@@ -171,7 +174,7 @@ def to_hf(tokenizer: Tokenizer) -> "tokenizers.Tokenizer":
 
 def encode_plain(hf: "tokenizers.Tokenizer", texts: list[str]) -> list[list[int]]:
     """Return the ids of texts in which names of special tokens are plain text."""
-    hf.encode_special_tokens = True
+    hf.encode_special_tokens = True  # the library's name for "as plain text"
     return [encoding.ids for encoding in hf.encode_batch(texts, add_special_tokens=False)]
 
 

@@ -21,6 +21,7 @@ def main(config: Config) -> None:
     if not config.out:
         raise ValueError("--out is missing, name the folder to write")
     folder = Path(config.out).expanduser()
+    # An existing world of this seed and size is left alone.
     is_new = write_world(folder, config.seed, config.size)
     # Everything below the folder, with the record world.json.
     files = [path for path in folder.rglob("*") if path.is_file()]
