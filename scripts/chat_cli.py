@@ -49,7 +49,7 @@ def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
     from nanochat.checkpoint import trained
     from nanochat.runtime import setup
-    from nanochat.serve.cli import Chat, piped_messages, typed_messages
+    from nanochat.serve.cli import TerminalChat, piped_messages, typed_messages
 
     trained(config.source, config.tag)  # a missing model is an error before anything is set up
     out = sys.stdout
@@ -62,7 +62,7 @@ def main(config: Config) -> None:
         runtime = stack.enter_context(setup(config.device_type, config.dtype))
         if runtime.world_size > 1:
             raise ValueError("the chat runs in one process: start it without torchrun")
-        chat = Chat(config, runtime, out, interactive)
+        chat = TerminalChat(config, runtime, out, interactive)
         if config.prompt is not None:
             chat.ask(sys.stdin.read() if config.prompt == "-" else config.prompt)
         elif interactive:

@@ -48,7 +48,7 @@ def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
     from nanochat.runtime import setup
     from nanochat.serve.app import Access, Service, is_loopback, listen, open_engines, serve
-    from nanochat.serve.requests import Limits, ServedModel
+    from nanochat.serve.requests import RequestLimits, ServedModel
     from nanochat.serve.worker import Pool
 
     # The environment is safer: all users of a machine see command lines.
@@ -65,7 +65,7 @@ def main(config: Config) -> None:
             name=f"nanochat-{config.tag}-{config.source}",
             tokenizer=engine.tokenizer,
             context=engine.config.max_seq_len,
-            limits=Limits(
+            limits=RequestLimits(
                 body_bytes=config.max_body,
                 messages=config.max_messages,
                 characters=config.max_characters,

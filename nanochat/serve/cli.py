@@ -199,7 +199,7 @@ class ChatSettings(Protocol):
     seed: int
 
 
-class Chat:
+class TerminalChat:
     """A conversation with a model. out: the stream for answers. interactive: Ctrl-C ends an answer, not the process.
 
     A base model does not know conversations: each message is the beginning of a text, and the answer continues it.
@@ -334,35 +334,35 @@ class Chat:
 # ---- commands: functions with the chat and the text after the command ----
 
 
-def _help(chat: Chat, rest: str) -> None:
+def _help(chat: TerminalChat, rest: str) -> None:
     lines = [f"{name:8} {text}" for name, (text, _) in COMMANDS.items()]
     lines.append('For several lines, end a line with \\, or put """ or ``` before and after the text.')
     chat.note("\n".join(lines))
 
 
-def _clear(chat: Chat, rest: str) -> None:
+def _clear(chat: TerminalChat, rest: str) -> None:
     chat.messages = []
     chat.left_out = 0
     chat.note("new conversation (system message kept)" if chat.system else "new conversation")
 
 
-def _system(chat: Chat, rest: str) -> None:
+def _system(chat: TerminalChat, rest: str) -> None:
     chat.system = rest
     chat.note("system message set" if rest else "system message removed")
 
 
-def _undo(chat: Chat, rest: str) -> None:
+def _undo(chat: TerminalChat, rest: str) -> None:
     chat.messages = chat.messages[:-2]  # question and answer
     chat.note(f"questions left: {len(chat.messages) // 2}")
 
 
-def _again(chat: Chat, rest: str) -> None:
+def _again(chat: TerminalChat, rest: str) -> None:
     if not chat.messages:
         raise ValueError("there is no question to answer again")
     chat.answer(chat.messages[:-1])  # without the last answer
 
 
-def _save(chat: Chat, rest: str) -> None:
+def _save(chat: TerminalChat, rest: str) -> None:
     if not chat.messages or chat.source == "base":
         raise ValueError("there is no conversation to save")
     path = Path(rest).expanduser() if rest else base_dir() / SAVED
@@ -372,7 +372,7 @@ def _save(chat: Chat, rest: str) -> None:
     chat.note(f"conversation added to {path}")
 
 
-def _model(chat: Chat, rest: str) -> None:
+def _model(chat: TerminalChat, rest: str) -> None:
     words = rest.split()  # source, tag, step: as many as given
     if len(words) > 3 or (len(words) == 3 and not words[2].isdecimal()):
         raise ValueError(f"/model {rest}: expected a source, a tag and a step's number")
@@ -384,11 +384,11 @@ def _model(chat: Chat, rest: str) -> None:
     chat.note(f"model: {chat.source} {chat.tag}, step {chat.step:,}; trained models: {models}")
 
 
-def _quit(chat: Chat, rest: str) -> None:
+def _quit(chat: TerminalChat, rest: str) -> None:
     pass
 
 
-COMMANDS: dict[str, tuple[str, Callable[[Chat, str], None]]] = {
+COMMANDS: dict[str, tuple[str, Callable[[TerminalChat, str], None]]] = {
     "/help": ("list the commands", _help),
     "/clear": ("start a new conversation", _clear),
     "/undo": ("remove the last question and answer", _undo),

@@ -40,8 +40,8 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits for one request. tokens: generated for one sample, 0: as many as the context holds."""
+class RequestLimits:
+    """RequestLimits for one request. tokens: generated for one sample, 0: as many as the context holds."""
 
     body_bytes: int = 1 << 20
     messages: int = 200
@@ -57,7 +57,7 @@ class ServedModel:
     name: str
     tokenizer: Tokenizer
     context: int
-    limits: Limits
+    limits: RequestLimits
     created: int = 0  # seconds since 1970
 
 
@@ -246,7 +246,7 @@ def _field_error(error: ValidationError) -> ApiError:
     return ApiError(400, f"{name or 'body'}: {message}", name or None)
 
 
-def _check_characters(texts: Sequence[str], limits: Limits, field: str) -> None:
+def _check_characters(texts: Sequence[str], limits: RequestLimits, field: str) -> None:
     count = sum(map(len, texts))  # token ids count one each
     if count > limits.characters:
         sentence = f"the request has {count:,} characters, {limits.characters:,} are allowed"
@@ -282,46 +282,46 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
 
 
 def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
-    """Check the body of a completion request. A text gets <|bos|> before it, token ids are taken as they are."""
+    """Check the body of a completion request and encode its prompts."""
     fields = _validate(CompletionFields, body)
-    tokenizer = served.tokenizer
     if not fields.max_tokens and not fields.echo:
         raise ApiError(400, "max_tokens is 0 and echo is false: there is nothing to answer", "max_tokens")
     if fields.best_of not in (None, 1, fields.n):
         raise ApiError(400, "best_of other than n is not supported", "best_of")
-    most = PROMPTS_PER_SAMPLE * served.limits.samples
-    if len(fields.prompt) > most:
-        sentence = f"prompt has {len(fields.prompt):,} prompts, {most:,} are allowed"
-        raise ApiError(400, sentence, "prompt")
-    _check_characters(fields.prompt, served.limits, "prompt")
-    is_text = isinstance(fields.prompt[0], str)
-    if is_text:
-        bos = tokenizer.special_tokens["<|bos|>"]
-        texts = fields.prompt
-        rows = [[bos, *tokenizer.encode(text)] for text in texts]
-    else:
-        rows = fields.prompt
-        if any(not 0 <= token < tokenizer.vocab_size for row in rows for token in row):
-            sentence = f"prompt has ids beyond the vocabulary of {tokenizer.vocab_size:,} tokens"
-            raise ApiError(400, sentence, "prompt")
-        texts = [tokenizer.decode(row) for row in rows]
+    rows, texts = _encode_prompts(fields.prompt, served)
     end_tokens = frozenset()
     stop = None  # the engine's own end tokens
     if fields.logprobs >= 0:
         # Programs score a prompt by asking for one token more, and drop this token: show end tokens, too.
-        end_tokens = frozenset(tokenizer.special_tokens[name] for name in ENDS)
+        end_tokens = frozenset(served.tokenizer.special_tokens[name] for name in ENDS)
         stop = frozenset()
     return ApiRequest(
         fields=fields,
         is_chat=False,
         prompts=_engine_requests(fields, rows, fields.max_tokens, served, "prompt", stop),
         prompt_texts=texts,
-        added_tokens=1 if is_text else 0,
+        added_tokens=1 if isinstance(fields.prompt[0], str) else 0,  # <|bos|>
         top_logprobs=fields.logprobs,
         echo=fields.echo,
         generates=fields.max_tokens > 0,
         end_tokens=end_tokens,
     )
+
+
+def _encode_prompts(prompts: list[str] | list[list[int]], served: ServedModel) -> tuple[list[list[int]], list[str]]:
+    """Return prompts as token ids and as texts. A text gets <|bos|> before it, token ids are taken as they are."""
+    tokenizer = served.tokenizer
+    most = PROMPTS_PER_SAMPLE * served.limits.samples
+    if len(prompts) > most:
+        raise ApiError(400, f"prompt has {len(prompts):,} prompts, {most:,} are allowed", "prompt")
+    _check_characters(prompts, served.limits, "prompt")
+    if isinstance(prompts[0], str):
+        bos = tokenizer.special_tokens["<|bos|>"]
+        return [[bos, *tokenizer.encode(text)] for text in prompts], prompts
+    if any(not 0 <= token < tokenizer.vocab_size for row in prompts for token in row):
+        sentence = f"prompt has ids beyond the vocabulary of {tokenizer.vocab_size:,} tokens"
+        raise ApiError(400, sentence, "prompt")
+    return prompts, [tokenizer.decode(row) for row in prompts]
 
 
 def _engine_requests(

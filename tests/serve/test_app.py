@@ -21,13 +21,13 @@ from nanochat.chat import Reply
 from nanochat.config import parse
 from nanochat.serve import app as serve_app
 from nanochat.serve.app import HEADERS, Access, Service, application, is_loopback, listen
-from nanochat.serve.requests import Limits, ServedModel, parse_chat, parse_completion
+from nanochat.serve.requests import RequestLimits, ServedModel, parse_chat, parse_completion
 from nanochat.serve.worker import Pool
 from scripts.chat_web import Config, main
 
 HI = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 MODEL = "nanochat-mine-base"
-SERVICE = Service(ServedModel(MODEL, TOKENIZER, 64, Limits(body_bytes=1000)), Pool([], 0))
+SERVICE = Service(ServedModel(MODEL, TOKENIZER, 64, RequestLimits(body_bytes=1000)), Pool([], 0))
 
 # ---- access and limits ----
 
@@ -175,7 +175,7 @@ def client(server):
 
 def alone(twin, parse_body, body):
     """Return (text, reason, tokens) of each sample, from Engine.generate."""
-    request = parse_body(json.dumps(body).encode(), ServedModel(MODEL, twin.tokenizer, CONTEXT, Limits()))
+    request = parse_body(json.dumps(body).encode(), ServedModel(MODEL, twin.tokenizer, CONTEXT, RequestLimits()))
     found = []
     for completion in (one for samples in twin.generate(request.prompts) for one in samples):
         reply = Reply(twin.tokenizer)
@@ -366,7 +366,7 @@ import sys, time
 from engines import NEVER, TOKENIZER, model_of
 from nanochat.engine import Engine
 from nanochat.serve.app import Access, Service, listen, serve
-from nanochat.serve.requests import Limits, ServedModel
+from nanochat.serve.requests import RequestLimits, ServedModel
 from nanochat.serve.worker import Pool, Worker
 
 class Slow(Engine):
@@ -375,7 +375,7 @@ class Slow(Engine):
         super().step()
 
 worker = Worker(Slow(model_of(), TOKENIZER, slots=2), model_of())
-served = ServedModel("slow", TOKENIZER, 192, Limits())
+served = ServedModel("slow", TOKENIZER, 192, RequestLimits())
 serve(listen("127.0.0.1", 0), Service(served, Pool([worker], 0)), Access(), drain=float(sys.argv[1]))
 """
 

@@ -20,7 +20,7 @@ from nanochat.serve.cli import (
     NOTE_COLOR,
     SAVED,
     AnswerPrinter,
-    Chat,
+    TerminalChat,
     catch_interrupts,
     colored,
     piped_messages,
@@ -132,11 +132,11 @@ def engine(tmp_path_factory) -> Engine:
 def new_chat(engine, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(engine.base))
 
-    def start(source: str = "sft", interactive: bool = False, **settings) -> Chat:
+    def start(source: str = "sft", interactive: bool = False, **settings) -> TerminalChat:
         config = {"source": source, "tag": "mine", "step": -1, "max_new_tokens": TOKENS, "temperature": 0.0}
         config |= {"top_k": 0, "top_p": 1.0, "seed": SEED} | settings
         runtime = Runtime(torch.device("cpu"), torch.float32, "sdpa")
-        return Chat(SimpleNamespace(**config), runtime, io.StringIO(), interactive)
+        return TerminalChat(SimpleNamespace(**config), runtime, io.StringIO(), interactive)
 
     return start
 
@@ -157,7 +157,7 @@ def prompt_of(*messages: str, system: str = "") -> list[int]:
     return fitted_prompt({"messages": listed}, TOKENIZER, CONTEXT, TOKENS)[0]
 
 
-def new_output(chat: Chat) -> str:
+def new_output(chat: TerminalChat) -> str:
     """Return the text that was printed since the last call."""
     text = chat.out.getvalue()
     chat.out.seek(0)

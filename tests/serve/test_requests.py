@@ -6,9 +6,9 @@ import pytest
 from engines import ID, TOKENIZER
 
 from nanochat.chat import render_prompt
-from nanochat.serve.requests import ApiError, Limits, ServedModel, parse_chat, parse_completion
+from nanochat.serve.requests import ApiError, RequestLimits, ServedModel, parse_chat, parse_completion
 
-SERVED = ServedModel("mine", TOKENIZER, 64, Limits(messages=4, characters=150, tokens=40, samples=3))
+SERVED = ServedModel("mine", TOKENIZER, 64, RequestLimits(messages=4, characters=150, tokens=40, samples=3))
 HI = [{"role": "user", "content": "hi"}]
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from test_engine import ids_of, script_model
 
 from nanochat.engine import Engine, Event
-from nanochat.serve.requests import ApiError, Limits, ServedModel, parse_chat, parse_completion
+from nanochat.serve.requests import ApiError, RequestLimits, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse, StopFinder
 from nanochat.serve.worker import score
 
-SERVED = ServedModel("mine", TOKENIZER, 192, Limits())
+SERVED = ServedModel("mine", TOKENIZER, 192, RequestLimits())
 MODEL = model_of()
 HI = [{"role": "user", "content": "hi"}]
 SCRIPT = "[assistant_start]Y[python_start]12*3[python_end]B[output_end]Z[assistant_end]"
