@@ -1,7 +1,7 @@
 """Checkpoints: written whole or not at all, in the background; verified when read; the same for any number of ranks.
 
-The folder of a step holds the model, optimizer files of whole parameters, and a manifest, written last, with the file
-of each parameter and the size and hash of each file. `latest` is a link for people; readers verify and choose.
+A step's folder holds the model, optimizer files with whole parameters, and a manifest, written last, with each
+parameter's file and each file's size and hash. `latest` is a link for people; readers verify and choose.
 """
 
 import fcntl
@@ -48,7 +48,7 @@ PATIENCE = 3600.0  # seconds that ranks wait for each other's writing
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One step of a run on disk. manifest: the run's record, `optimizer` (parameter → file), `files`, `versions`."""
+    """A saved step. manifest: the run's record, `optimizer` (parameter → file), `files`, `versions`."""
 
     path: Path
     step: int
@@ -58,22 +58,22 @@ class Checkpoint:
         return load_file(self.path / MODEL, device)
 
     def optimizer_state(self, name: str) -> dict[str, Tensor]:
-        """Return the optimizer's states of a parameter by name of the state, on the CPU."""
+        """Return a parameter's optimizer states by name, on the CPU."""
         if name not in self.manifest["optimizer"]:
             raise ValueError(f"{self.path} has no optimizer state of {name}: it is of another model or optimizer")
         with safe_open(self.path / self.manifest["optimizer"][name], "pt") as file:
-            # A key is "parameter/state"; the name of a parameter may have slashes too.
+            # A key is "parameter/state", and a parameter's name may have slashes too.
             keys = [key.rpartition("/") for key in file.keys()]  # noqa: SIM118 (no dict: not iterable)
             return {state: file.get_tensor(f"{name}/{state}") for owner, _, state in keys if owner == name}
 
 
 def load(folder: Path, step: int, hashes: bool = True) -> Checkpoint:
-    """Return the checkpoint of a step; a ValueError names the damage.
+    """Return a step's checkpoint; a ValueError names the damage.
 
     hashes: read every file and compare the hash. One rank has to; the others can trust the step it chose.
     """
     path = _home(folder, step)
-    manifest = _read_manifest(path / MANIFEST, step)
+    manifest = _read_manifest(path / MANIFEST, step)  # first: nothing else can be trusted without it
     with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
         found = pool.map(lambda item: _damage(path / item[0], item[1], hashes), manifest["files"].items())
         damages = [damage for damage in found if damage]
@@ -85,6 +85,7 @@ def load(folder: Path, step: int, hashes: bool = True) -> Checkpoint:
 def _read_manifest(path: Path, step: int) -> Record:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
+        # The step too: a manifest may have been copied from another folder.
         intact = manifest.pop("sha256") == _manifest_hash(manifest) and manifest["step"] == step
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ValueError(f"{path} cannot be read ({error!r})") from error
@@ -94,10 +95,10 @@ def _read_manifest(path: Path, step: int) -> Record:
 
 
 def _damage(file: Path, expected: Mapping[str, int | str], hashes: bool) -> str:
-    """Return a sentence about the damage of a file, empty if there is none."""
+    """Return a sentence about a file's damage, empty if it is intact."""
     try:
         size = file.stat().st_size
-        if size != expected["size"]:
+        if size != expected["size"]:  # cheap, and finds most damage
             return f"{file} has {size:,} bytes and not {expected['size']:,}"
         if hashes and read_sha256(file) != expected["sha256"]:
             return f"{file} is damaged"
@@ -107,7 +108,7 @@ def _damage(file: Path, expected: Mapping[str, int | str], hashes: bool) -> str:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """Return the last intact checkpoint of a run; prints the reason for each step it skips."""
+    """Return a run's last intact checkpoint; print the reason for each step that is skipped."""
     for step in reversed(steps(folder)):
         try:
             return load(folder, step)
@@ -134,11 +135,11 @@ def _manifest_hash(manifest: Record) -> str:
 
 
 class Saver:
-    """Saves the checkpoints of a run while it trains: `save` copies the state, a thread writes and publishes it.
+    """Saves checkpoints while a run trains: `save` copies the state, a thread writes and publishes the copy.
 
-    Every rank has a saver and calls `save` at the same steps. The threads of the ranks exchange results through `store`
+    Every rank has a saver and calls `save` at the same steps. Their threads exchange results through `store`
     (torch.distributed's; needed with more ranks than one), never through collectives, which belong to training.
-    keep_last: the number of newest steps that stay, 0 for all; multiples of keep_every stay too. No other run uses the
+    keep_last: newest steps to keep, 0 for all; multiples of keep_every stay too. No other run uses the
     folder (see `hold`), and all ranks see it.
     """
 
@@ -173,8 +174,8 @@ class Saver:
     ) -> None:
         """Copy a state, start to write the copy, and return; first waits for the save before.
 
-        If the save before failed for lack of room, this one is waited for as well. model_tensors and record (JSON, at
-        least RECORD) count on rank 0. optimizer_tensors: (name, states) of the parameters that this rank writes;
+        If the save before failed (a full disk), this one is waited for as well. model_tensors and record (JSON, at
+        least RECORD) count on rank 0. optimizer_tensors: (name, states) for the parameters that this rank writes;
         each parameter is written by one rank, and may be gathered on the way. Does nothing at a step that is saved.
         """
         failed = False
@@ -193,8 +194,10 @@ class Saver:
         files = {self._optimizer_file: states}
         if self.rank == 0:
             files[MODEL] = {name: _copy(tensor) for name, tensor in model_tensors.items()}
+        # The copies are queued; the writing thread waits until they are complete.
         copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         self._saves += 1
+        # A new thread per save: an idle one would keep the process from ending.
         writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
         self._job = writer.submit(self._write, step, files, owned, json.dumps(record), copied)
         writer.shutdown(wait=False)
@@ -203,7 +206,7 @@ class Saver:
 
     def wait(self) -> None:
         """Wait until the last save is on disk. Its failure is raised on every rank, a full disk as an OSError."""
-        job, self._job = self._job, None
+        job, self._job = self._job, None  # a failure is raised once
         if job is not None:
             job.result()
 
@@ -224,7 +227,7 @@ class Saver:
         return f"optimizer-{self.rank:05d}.safetensors"
 
     def _key(self, name: str) -> str:
-        """Return the key in the store for a result of this save."""
+        """Return the store's key for a result in this save."""
         return f"{self._prefix}/{self._saves}/{name}"
 
     # What follows runs in the writing thread; `save` does not go on to the next save before it ends.
@@ -239,7 +242,7 @@ class Saver:
     ) -> None:
         if copied:
             copied.synchronize()
-        part = _home(self.folder, step).with_suffix(".tmp-part")
+        part = _home(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
         size = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
         self._store.add(self._key("bytes"), size)
         post_result(self._store, self._key(f"rank {self.rank}"), lambda: [_write_files(part, files), owned], OSError)
@@ -257,7 +260,7 @@ class Saver:
     def _publish(self, part: Path, step: int, record: Record) -> None:
         """Wait for all ranks, write the manifest, give the folder its name, move `latest`, remove old steps."""
         results, faults = [], []
-        for rank in range(self.world_size):  # all of them: none may write when a failed save is swept away
+        for rank in range(self.world_size):  # even after a failure: no rank may write while it is swept away
             try:
                 results.append(wait_result(self._store, self._key(f"rank {rank}"), OSError, PATIENCE))
             except OSError as error:
@@ -279,12 +282,13 @@ class Saver:
     def _name(self, part: Path, step: int) -> None:
         """Give a complete folder its final name, point `latest` to it, and remove the steps that are not kept."""
         home = _home(self.folder, step)
-        if home.exists():  # damaged, or of a run that was stopped there and resumed
+        if home.exists():  # damaged, or the run was stopped here and resumed
             home.rename(home.with_suffix(".tmp-replaced"))
         publish_folder(part, home)
         link = self.folder / "latest.tmp-link"
-        link.symlink_to(home.name)
+        link.symlink_to(home.name)  # relative: the folder may be moved
         link.replace(self.folder / "latest")
+        # Later steps, from before the run went back, are left alone.
         earlier = [old for old in steps(self.folder) if old <= step]
         surplus = earlier[: -self.keep_last] if self.keep_last else []
         for old in surplus:
@@ -315,11 +319,12 @@ def _write_files(folder: Path, files: dict[str, dict[str, Tensor]]) -> dict[str,
     return written
 
 
-# ---- the folder of a run ----
+# ---- a run's folder ----
 
 
 def check_free_space(folder: Path, needed: int, name: str = "a checkpoint") -> None:
-    """Raise an OSError with the number of missing bytes where `needed` bytes do not fit."""
+    """Raise an OSError that names the missing bytes where `needed` bytes do not fit."""
+    # The folder may not exist yet: ask the disk of the nearest parent.
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:
@@ -342,17 +347,17 @@ def hold(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel unlocks when the process dies
         except BlockingIOError:
             raise ValueError(f"another run is at work in {folder}: wait for its end, or take another --tag") from None
         except OSError as error:  # some shared file systems have no locks
             print0(f"{folder} cannot be locked ({error}): see that no other run uses it")
-        _sweep(folder)
+        _sweep(folder)  # safe now: no other run is saving
         yield
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the remains of saves that died and of steps that are not kept.
+    """Remove unfinished saves, and steps that are not kept.
 
     A step that was to be replaced, and was not, gets its name back.
     """
@@ -377,7 +382,7 @@ def rng_state() -> dict[str, str]:
         "numpy": [kind, keys.tolist(), *rest],
         "cpu": torch.get_rng_state().tolist(),
     }
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # asking would start CUDA
         state["cuda"] = torch.cuda.get_rng_state().tolist()
     return {name: json.dumps(value) for name, value in state.items()}  # as lists they would be thousands of lines
 

@@ -42,6 +42,7 @@ class _Float8Product(torch.autograd.Function):
         x8, x_scale, by_columns, weight_scale = ctx.saved_tensors
         outer8, outer_scale = quantize(outer, BACKWARD)
         x_gradient = _product(outer8, by_columns, outer_scale, weight_scale, outer.dtype)
+        # The kernel reads both matrices along the summed dimension: tokens here.
         outer8_by_columns = outer8.t().contiguous()
         x8_by_columns = x8.t().contiguous()
         weight_gradient = _product(outer8_by_columns, x8_by_columns, outer_scale, x_scale, ctx.weight_dtype)
@@ -61,11 +62,11 @@ def _product(
 
 
 class Float8Linear(nn.Linear):
-    """A Linear without bias that takes over the weight of another one; `convert` makes it."""
+    """A Linear without bias that takes over another one's weight; `convert` makes it."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
-        self.weight = linear.weight
+        self.weight = linear.weight  # the same Parameter: optimizers and checkpoints notice nothing
         self.train(linear.training)
         # By rows, by columns, scale. No buffers: they would be in checkpoints, and be cast along with the model.
         self.quantized = self._copies()
@@ -89,6 +90,7 @@ class Float8Linear(nn.Linear):
                 f"{len(rows)} tokens in a micro-batch: fp8 needs a multiple of {MULTIPLE}; change the device batch size"
                 " or the sequence length, or train without fp8"
             )
+        # The weight is passed for its gradient; the products read its copies.
         product = _Float8Product.apply(rows, self.weight, *self.quantized)
         return product.reshape(*x.shape[:-1], self.out_features)
 
@@ -110,6 +112,7 @@ def convert(
         )
     converted: list[str] = []
     left: dict[str, str] = {}
+    # A dict first: replacing modules changes what named_modules goes through.
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     for name, linear in linears.items():
         reason = _reason_to_leave(name, linear, min_dim, keep)
@@ -122,7 +125,7 @@ def convert(
 
 
 def _reason_to_leave(name: str, linear: nn.Linear, min_dim: int, keep: Collection[str]) -> str:
-    """Return the reason to leave a layer as it is, empty if there is none."""
+    """Return the reason to leave a layer as it is, empty for a layer that gains."""
     dims = linear.out_features, linear.in_features
     shape = f"{dims[0]}×{dims[1]}"
     if name in keep:
@@ -139,7 +142,7 @@ def _reason_to_leave(name: str, linear: nn.Linear, min_dim: int, keep: Collectio
 
 
 def describe(converted: list[str], left: dict[str, str]) -> str:
-    """Return a line about the result of `convert`."""
+    """Return a line about `convert`'s result."""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
     return f"fp8: {len(converted)} layers" + (f"; not {reasons}" if reasons else "")
 

@@ -1,7 +1,7 @@
-"""Muon for matrices, AdamW for the rest; each rank keeps and updates a share of every parameter's optimizer states.
+"""Muon for matrices, AdamW for the rest; each rank keeps and updates a share of all optimizer states.
 
-Same-shaped parameters of a group lie end to end in one buffer, and so do their gradients: `Parameter.data` and `.grad`
-become views of them. Nothing is copied to be batched or sent, and a parameter without a gradient has a zero one.
+A group's same-shaped parameters lie end to end in one buffer, and so do their gradients: `Parameter.data` and `.grad`
+become views into them. Nothing is copied to be batched or sent, and a parameter without a gradient has a zero one.
 """
 
 import math
@@ -20,7 +20,7 @@ from torch.optim.adamw import adamw
 Named = tuple[str, Parameter]
 Factor = float | Tensor
 
-# Coefficients (a, b, c) of the odd polynomials a·x + b·x³ + c·x⁵. Applied one after the other, they bring singular
+# Coefficients (a, b, c) for the odd polynomials a·x + b·x³ + c·x⁵. Applied one after the other, they bring singular
 # values in (0, 1] near 1: Polar Express (arXiv 2505.16932) for 5 steps, safety factor 2e-2, cushion 2.
 POLAR_EXPRESS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -30,7 +30,7 @@ POLAR_EXPRESS = (
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
 SAFETY = 1.01  # rounding must not lift a singular value above 1, where the polynomials diverge
-ROW_FLOOR = 1e-4  # smallest norm of a row, in mean rows: a row without gradients fades away instead of growing
+ROW_FLOOR = 1e-4  # a row's smallest norm, in mean rows: a row without gradients fades away instead of growing
 TINY = 1e-10  # keeps divisions and logarithms away from zero
 CHUNK_BYTES = 2**25  # gradients sent at once: large enough for bandwidth, small enough to start within the backward
 
@@ -39,7 +39,7 @@ CHUNK_BYTES = 2**25  # gradients sent at once: large enough for bandwidth, small
 class Group:
     """Parameters under one rule. Fields that do not begin with `initial_` may change between steps.
 
-    kind: a key of KINDS. momentum: Muon's, or AdamW's beta1. beta2: decay of AdamW's squares or Muon's variances.
+    kind: a key of KINDS. momentum: Muon's, or AdamW's beta1. beta2: decays AdamW's squares or Muon's variances.
     """
 
     name: str
@@ -77,10 +77,10 @@ def muon_update(
     factors: Sequence[Factor],
     polar_dtype: torch.dtype,
 ) -> None:
-    """Update values (…, m, n) in place by one step of Muon; gradients and momenta are (k, m, n).
+    """Update values (…, m, n) in place by one Muon step; gradients and momenta are (k, m, n).
 
     states: momenta and variances; the latter are (k, m, 1), or (k, 1, n) for matrices wider than tall. scale: a 0-d
-    factor of the gradients. factors: lr, momentum, beta2, weight decay, as 0-d tensors where the step is compiled.
+    gradient factor. factors: lr, momentum, beta2, weight decay, as 0-d tensors where the step is compiled.
     """
     momenta, variances = states
     lr, momentum, beta2, weight_decay = factors
@@ -94,8 +94,8 @@ def muon_update(
     raised = rows.maximum(floor).clamp_min(TINY**2)
     whole = (rows / raised).norm(dim=-2, keepdim=True).clamp_min(1)
     update = polar_express((update / (raised * whole * SAFETY)).to(polar_dtype))
-    # Muon+: snap to the Frobenius norm of an exactly semi-orthogonal matrix, by way of the last factor below.
-    # NorMuon: rows (or columns) that are always large are damped, the others raised; the norm of the matrix stays.
+    # Muon+: snap to an exactly semi-orthogonal matrix's Frobenius norm, by way of the last factor below.
+    # NorMuon: rows (or columns) that are always large are damped, the others raised; the matrix's norm stays.
     along = -1 if m >= n else -2
     squares = update.norm(dim=along, keepdim=True, dtype=torch.float32).square()
     snap = min(m, n) / _matrix_sum(squares).clamp_min(TINY)
@@ -115,15 +115,15 @@ def _matrix_sum(x: Tensor) -> Tensor:
     return x.sum(dim=(-2, -1), keepdim=True)
 
 
-# ---- kinds of optimizer: a subclass of _Stack each, complete in itself ----
+# ---- optimizer kinds: a subclass of _Stack each, complete in itself ----
 
 
 @dataclass
 class _State:
-    """One state of all parameters of a stack.
+    """One kind of state, for all parameters in a stack.
 
-    share: (chunks, size), the part that this rank owns. shape: of a single parameter's state. slot: elements from one
-    parameter's state to the next within a chunk of all ranks.
+    share: (chunks, size), the part that this rank owns. shape: a single parameter's. slot: elements from one
+    parameter's state to the next, in a chunk gathered from all ranks.
     """
 
     share: Tensor
@@ -131,7 +131,7 @@ class _State:
     slot: int
 
     def read(self, gathered: Tensor, place: int) -> Tensor:
-        """Return the state of the parameter at a place in a chunk, which was gathered from all ranks."""
+        """Return a parameter's state from its place in a chunk, gathered from all ranks."""
         start = place * self.slot
         return gathered[start : start + math.prod(self.shape)].view(self.shape)
 
@@ -148,22 +148,22 @@ class _State:
 
 
 class _Stack:
-    """K same-shaped parameters of a group in one buffer (chunks, ranks, share); a chunk is sent at once.
+    """K same-shaped parameters in one buffer (chunks, ranks, share); a chunk is sent at once.
 
-    A subclass is a kind of optimizer: it lays parameters and states out, updates this rank's share, and has the traits
-    that other modules look up: names and size of the states, and the fields of groups that schedules move.
+    A subclass is an optimizer kind: it lays parameters and states out, updates this rank's share, and has the traits
+    that other modules look up: the states' names and size, and the Group fields that schedules move.
     """
 
     kind: ClassVar[str]  # as rules of param_groups name it
-    states_of: ClassVar[tuple[str, ...]]  # names of the states in checkpoints, beside "step"
-    state_bytes: ClassVar[int]  # per element of a parameter
-    pretraining: ClassVar[tuple[str, ...]]  # fields of Group that schedules.pretraining moves
+    states_of: ClassVar[tuple[str, ...]]  # state names in checkpoints, beside "step"
+    state_bytes: ClassVar[int]  # per parameter element
+    pretraining: ClassVar[tuple[str, ...]]  # Group fields that schedules.pretraining moves
     finetuning: ClassVar[tuple[str, ...]]  # the same for schedules.finetuning
 
     # Set by `_layout`:
     slot: int  # elements from one parameter to the next within a chunk
     per_chunk: int  # parameters
-    share: int  # elements of a chunk that one rank owns
+    share: int  # elements in a chunk that one rank owns
     steps: Tensor | None = None  # (chunks,), updates so far; None: the kind does not count them
 
     def __init__(self, group: Group, members: list[Named], number: int, rank: int, ranks: int, chunk_bytes: int):
@@ -172,6 +172,7 @@ class _Stack:
         first = members[0][1]
         self.shape, self.numel, self.device = first.shape, first.numel(), first.device
         self._layout(chunk_bytes)
+        # The last chunk may have empty places.
         self.chunks = math.ceil(len(members) / self.per_chunk)
         self.values = self._zeros(ranks, self.share)
         self.grads = self._zeros(ranks, self.share)
@@ -188,7 +189,7 @@ class _Stack:
         raise NotImplementedError
 
     def _new_states(self) -> dict[str, _State]:
-        """Return the states of all members, zero. By default they have the shape of the members."""
+        """Return all members' states, zero; by default in the members' shape."""
         return {name: _State(self._zeros(self.share), self.shape, self.slot) for name in self.states_of}
 
     def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
@@ -199,14 +200,14 @@ class _Stack:
         return torch.zeros(self.chunks, *sizes, device=self.device)
 
     def _view(self, buffer: Tensor, index: int) -> Tensor:
-        """Return the part of a buffer (chunks, ranks, share) that is one member's, in the member's shape."""
+        """Return one member's part in a buffer (chunks, ranks, share), in the member's shape."""
         chunk, place = divmod(index, self.per_chunk)
         start = place * self.slot
         flat = buffer[chunk].view(-1)
         return flat[start : start + self.numel].view(self.shape)
 
     def save(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield the whole states of members by name; ranks gather together, and take turns to save a chunk."""
+        """Yield (name, whole states); ranks gather together, and take turns to save a chunk."""
         for chunk in range(self.chunks):
             gathered = {key: self._gather(state.share[chunk]) for key, state in self.states.items()}
             if (self.number + chunk) % self.ranks != self.rank:
@@ -219,7 +220,7 @@ class _Stack:
                 yield name, saved
 
     def _gather(self, share: Tensor) -> Tensor:
-        """Return the shares of all ranks end to end."""
+        """Return all ranks' shares end to end."""
         if self.ranks == 1:
             return share
         whole = share.new_empty(self.ranks * len(share))
@@ -227,12 +228,12 @@ class _Stack:
         return whole
 
     def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
-        """Take this rank's share of each whole state; a ValueError names states of another kind of optimizer."""
+        """Take this rank's share from each whole state; a ValueError names another kind's states."""
         expected = set(self.states_of)
         if self.steps is not None:
             expected.add("step")
         for index, (name, _) in enumerate(self.members):
-            saved = read(name)
+            saved = read(name)  # whole, whatever number of ranks saved it
             if saved.keys() != expected:
                 raise ValueError(
                     f"the checkpoint has {', '.join(sorted(saved))} of {name}, {self.kind} needs "
@@ -289,7 +290,7 @@ class MuonStack(_Stack):
 
 
 class AdamWStack(_Stack):
-    """AdamW, for parameters of any shape; a rank owns an equal share of the elements of each chunk."""
+    """AdamW, for any shape; a rank owns an equal share of each chunk's elements."""
 
     kind = "adamw"
     states_of = ("exp_avg", "exp_avg_sq")
@@ -336,9 +337,9 @@ KINDS: dict[str, type[_Stack]] = {"muon": MuonStack, "adamw": AdamWStack}
 
 
 class Optimizer:
-    """Steps the parameters of groups, on one rank or with the ranks of the default process group.
+    """Steps all groups, on one rank or with the ranks in the default process group.
 
-    polar_dtype: of Muon's matrix products. compile: Muon's step as one graph for each shape. The model is on its device
+    polar_dtype: for Muon's matrix products. compile: Muon's step as a graph for each shape. The model is on its device
     when this is made, and stays: parameters are replaced in place only. Between `reduce_in_backward` and
     `finish_reducing` no rank calls other collectives.
     """
@@ -358,7 +359,7 @@ class Optimizer:
         # A graph would be compiled again for each float.
         self.factor: Callable[[float], Factor] = torch.tensor if compile else float
         self._stacks: list[_Stack] = []
-        limit = chunk_bytes if world_size > 1 else 2**63  # one rank sends nothing
+        limit = chunk_bytes if world_size > 1 else 2**63  # one rank sends nothing: one chunk
         for group in self.groups:
             by_shape: dict[tuple[int, ...], list[Named]] = {}
             for name, parameter in group.params:
@@ -379,12 +380,12 @@ class Optimizer:
         self.finish_reducing()
         self._reduce.works = []
         shares = [stack.reduced for stack in self._stacks]
-        squares = torch.stack(torch._foreach_norm(shares)).square().sum()
+        squares = torch.stack(torch._foreach_norm(shares)).square().sum()  # of this rank's shares
         if self._shared:
             dist.all_reduce(squares)
         norm = squares.sqrt() * grad_scale
         scale = grad_scale if isinstance(grad_scale, Tensor) else torch.full_like(norm, grad_scale)
-        if clip > 0:
+        if clip > 0:  # on the device: the host does not learn the norm
             scale = scale * (clip / norm).clamp(max=1)
         gathers: list[dist.Work] = []
         for stack in self._stacks:
@@ -410,22 +411,22 @@ class Optimizer:
         self._reduce.wait()
 
     def restart(self) -> None:
-        """Discard the gradients, to accumulate this rank's step again; gradients that were sent (complete) stay."""
+        """Discard gradients, to accumulate this rank's step again; gradients that were sent (complete) stay."""
         self._reduce.wait()  # sending reads the gradients
         self.zero_grad()
 
     def state_tensors(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield (name, whole states) of the parameters that this rank is to save; all ranks iterate to the end.
+        """Yield (name, whole states) for the parameters that this rank saves; all ranks iterate to the end.
 
         Ranks gather on the way, with no other collective between: a caller that copies one before it takes the next
-        needs no room for all. One rank's are views of the live state, which the next step overwrites.
+        needs no room for all. On one rank they are views into the live state, which the next step overwrites.
         """
         for stack in self._stacks:
             yield from stack.save()
 
     @torch.no_grad
     def load_state_tensors(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
-        """Continue from states that any number of ranks saved; `read` gives the states of a parameter."""
+        """Continue from states that any number of ranks saved; `read` returns a parameter's states."""
         for stack in self._stacks:
             stack.load(read)
 
@@ -438,7 +439,7 @@ class _Reduce:
 
     def __init__(self, stacks: Sequence[_Stack]):
         self.chunks: list[tuple[Tensor, Tensor]] = []  # reduced (share,), gradients (ranks × share,)
-        self._members: list[int] = []  # parameters of each chunk
+        self._members: list[int] = []  # parameters in each chunk
         for stack in stacks:
             first = len(self.chunks)
             self._members += [0] * stack.chunks
@@ -455,13 +456,14 @@ class _Reduce:
 
     @contextmanager
     def during_backward(self) -> Iterator[None]:
-        self._missing = list(self._members)
+        self._missing = list(self._members)  # hooks count down from here
         self._complete = []
         try:
             yield
         finally:
             self._missing = []
         if not self._order_is_known:
+            # Parameters without a gradient leave their chunks incomplete: these come last.
             rest = [chunk for chunk in self._order if chunk not in self._complete]
             order = torch.tensor(self._complete + rest, device=self.chunks[0][0].device)
             dist.broadcast(order, 0)

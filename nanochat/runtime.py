@@ -1,4 +1,4 @@
-"""The runtime of a process: ranks, device, precision, collectives, and results that ranks share through a store."""
+"""A process's ranks, device and precision, collectives, and results that ranks share through a store."""
 
 import gc
 import json
@@ -31,17 +31,16 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 COMPILING_PAYS = 2e12  # FLOPs
 COMPILING_SECONDS = 120.0
 BARRIER_SECONDS = 30.0  # for a rank that failed to wait until the others fail as well
-POLL_SECONDS = 0.05  # between two checks of a store for the result of another rank
+POLL_SECONDS = 0.05  # between two checks for another rank's result
 WAIT_NOTICE_SECONDS = 10.0  # between two lines that say that a rank waits
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The device, precision and ranks of this process.
+    """This process's device, precision and ranks.
 
-    dtype: of activations; master weights stay fp32. attention: the path as asked, "auto" or a name in attention.PATHS;
-    the model that is built chooses by what its config needs. store: torch.distributed's, for messages between ranks
-    outside of collectives; None on one rank.
+    dtype: for activations; master weights stay fp32. attention: the path as asked, "auto" or a name in attention.PATHS;
+    the model's builder resolves it. store: torch.distributed's, for messages outside collectives; None on one rank.
     """
 
     device: torch.device
@@ -60,7 +59,7 @@ class Runtime:
 
     @property
     def peak_flops(self) -> float | None:
-        """Return the peak FLOP/s of this rank's accelerator in this precision; None where it is not known."""
+        """Return this rank's peak FLOP/s in this precision; None where unknown."""
         return self.accelerator.peak(self.dtype_name) if self.accelerator else None
 
     @property
@@ -74,15 +73,15 @@ class Runtime:
 
     @property
     def validation_bytes(self) -> int:
-        """Return the size of a validation text that costs little beside training."""
+        """Return a size for validation text that costs little beside training."""
         return 20_000_000 if self.device.type == "cuda" else 500_000
 
     def compiling_pays(self, flops: float) -> bool:
-        """Return True if `flops` of all ranks together take longer than compiling; always True on an accelerator."""
+        """Return True if `flops`, shared by the ranks, take longer than compiling; always True on an accelerator."""
         return self.device.type != "cpu" or flops / self.world_size > COMPILING_PAYS
 
     def with_dtype(self, name: str) -> "Runtime":
-        """Return the runtime in the precision of a checkpoint: a CPU's measurement may differ from day to day."""
+        """Return the runtime in a checkpoint's precision: a CPU's measurement may differ from day to day."""
         if name == self.dtype_name:
             return self
         print0(f"precision: {name}, as in the run that resumes")
@@ -97,7 +96,7 @@ class Runtime:
             return torch.cuda.max_memory_allocated(self.device)
         status = Path("/proc/self/status")
         text = status.read_text() if status.exists() else ""
-        if "VmHWM:" in text:  # getrusage would include the memory of the parent process
+        if "VmHWM:" in text:  # getrusage would include the parent process
             return 1024 * int(text.split("VmHWM:")[1].split()[0])
         import resource  # absent on Windows
 
@@ -113,8 +112,8 @@ class Runtime:
         return numbers
 
     def all_gather(self, value: Value) -> list[Value]:
-        """Return the JSON-like values of all ranks, in the order of ranks."""
-        values = [value] * self.world_size
+        """Return every rank's JSON-like value, in rank order."""
+        values = [value] * self.world_size  # filled below
         if self.world_size > 1:
             dist.all_gather_object(values, value)
         return values
@@ -127,18 +126,19 @@ class Runtime:
                 value = work()
         except ValueError as error:
             fault = str(error)
+        # The fault travels with the value: otherwise the other ranks would wait in a collective.
         value, fault = self.all_gather((value, fault))[0]
         if fault is not None:
             raise ValueError(fault)
         return value
 
     def barrier(self, name: str) -> bool:
-        """Return True on all ranks once all of them are here, False on those that waited BARRIER_SECONDS in vain.
+        """Return True once all ranks are here, False on ranks that waited BARRIER_SECONDS in vain.
 
         The ranks meet in the store: inside a collective, a rank would wait for one that failed. A name is used once.
         """
         if self.world_size == 1:
-            return True
+            return True  # there is nobody to wait for
         verdict = f"{name}/verdict"
         deadline = time.monotonic() + BARRIER_SECONDS
         if self.store.add(name, 1) == self.world_size:
@@ -173,7 +173,7 @@ def keep_compiled() -> None:
 
 @contextmanager
 def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto") -> Iterator[Runtime]:
-    """Choose and print the runtime of this process, and join the ranks, until the block ends.
+    """Choose and print this process's runtime, and join the ranks until the block ends.
 
     device_type: auto, cuda, mps or cpu. dtype: auto (then NANOCHAT_DTYPE counts) or a name in DTYPES.
     """
@@ -183,7 +183,7 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     rank = int(os.environ["RANK"]) if distributed else 0
     world_size = int(os.environ["WORLD_SIZE"]) if distributed else 1
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device)  # NCCL takes the current device
         torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
     store = _join_ranks(device, rank, world_size) if world_size > 1 else None
     try:
@@ -208,14 +208,14 @@ def _join_ranks(device: torch.device, rank: int, world_size: int) -> "Store":
         store=dist.PrefixStore("process group", store),
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(minutes=30),
+        timeout=timedelta(minutes=30),  # one rank may evaluate or compile for long
         device_id=device if device.type == "cuda" else None,
     )
     return store
 
 
 def _device(device_type: str) -> tuple[torch.device, str]:
-    """Return the device of this rank, and the reason for it."""
+    """Return this rank's device, and the reason."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     present = [name for name, is_available in available.items() if is_available]
     if device_type not in ("auto", *present):
@@ -235,7 +235,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def asked_precision(dtype: str) -> str:
-    """Return the key of DTYPES that a flag asks for, or else NANOCHAT_DTYPE; or "auto". bfloat16 is bf16."""
+    """Return the DTYPES key that a flag or else NANOCHAT_DTYPE asks for, or "auto". bfloat16 means bf16."""
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
     short_names = {str(full).removeprefix("torch."): name for name, full in DTYPES.items()}
     name = short_names.get(asked, asked)
@@ -245,7 +245,7 @@ def asked_precision(dtype: str) -> str:
 
 
 def _precision(device: torch.device, dtype: str) -> tuple[str, str]:
-    """Return the key of DTYPES to compute in, and the reason for it."""
+    """Return the DTYPES key to compute in, and the reason."""
     name = asked_precision(dtype)
     if name != "auto":
         return name, "as asked"
@@ -261,15 +261,15 @@ def _precision(device: torch.device, dtype: str) -> tuple[str, str]:
 
 
 def _linear_seconds(dtype: torch.dtype) -> float:
-    """Return the fastest of four timings of a linear layer's forward and backward products.
+    """Return the best time for a linear layer's forward and backward products, out of four.
 
-    The size is that of a model that a CPU trains: 4,096 tokens, 256 → 1,024.
+    4,096 tokens, 256 → 1,024: as in models that a CPU trains.
     """
     x = torch.ones(4096, 256, dtype=dtype)
     weight = torch.ones(1024, 256, dtype=dtype)
     gradient = torch.ones(4096, 1024, dtype=dtype)
     times = []
-    for _ in range(4):
+    for _ in range(4):  # the first one warms up
         start = time.perf_counter()
         _ = x @ weight.mT, gradient @ weight, gradient.mT @ x
         times.append(time.perf_counter() - start)
@@ -277,7 +277,7 @@ def _linear_seconds(dtype: torch.dtype) -> float:
 
 
 def planned_hardware(name: str) -> tuple[int, Accelerator]:
-    """Return the number and kind of accelerators that a plan is for: the named ones (8xH100), or this machine's."""
+    """Return (number, accelerator) for a plan: the named ones (8xH100), or this machine's."""
     if name:
         return parse_hardware(name)
     device, _ = _device("auto")
@@ -293,10 +293,10 @@ def planned_hardware(name: str) -> tuple[int, Accelerator]:
 
 
 def post_result(store: "Store", key: str, work: Callable[[], Any], refusal: type[Exception]) -> None:
-    """Run `work` and put its JSON value, or the text of its `refusal`, into the store for all ranks to read.
+    """Run `work` and put its JSON value, or its `refusal`'s text, into the store for all ranks to read.
 
-    Any other failure is raised here; the other ranks learn that there was one, so that none of them waits for ever.
-    The key ends with the place of the work: "…/rank 1", "…/node 0".
+    Any other failure is raised here; the other ranks learn about it, so that none waits for ever.
+    The key ends with a place: "…/rank 1", "…/node 0".
     """
     _, _, place = key.rpartition("/")  # "rank 1"
     answer = {"error": f"{place} stopped, its log says why"}

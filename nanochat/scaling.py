@@ -1,8 +1,8 @@
-"""From the flags of base training to a run plan, and the plan's cost; --depth is the dial that sets the rest.
+"""From base training's flags to a run plan, and the plan's cost; --depth is the dial that sets the rest.
 
-N is the number of parameters that models are compared by: matrices and head. Values that were found best for a model of
-depth 12, the reference, are carried over: the batch grows with tokens^0.383 (arXiv 2505.13738), learning rates with the
-root of the batch, and weight decay so that batch / (rate × decay × tokens) stays constant (arXiv 2405.13698).
+N, the size that models are compared by, counts matrices and head. The best values for the reference, a model with depth
+12, are carried over: the batch grows with tokens^0.383 (arXiv 2505.13738), learning rates with the batch's root, and
+weight decay so that batch / (rate × decay × tokens) stays constant (arXiv 2405.13698).
 """
 
 import math
@@ -29,15 +29,15 @@ BATCH_EXPONENT = 0.383
 TOKENS_PER_PARAMETER = 12.0  # the horizon where no flag gives one
 ASSUMED_VOCABULARY = 2**16  # where no tokenizer is trained yet
 ASSUMED_MFU = 0.4  # where no run was measured
-FIT_SHARE = 0.9  # of an accelerator's memory that a plan may fill
-# Values per token and unit of width that a block keeps for the backward: counted for MLP ratio 4, not compiled
+FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
+# Values that a block keeps for the backward, per token and width: counted for MLP ratio 4, not compiled
 # (compiled: 21).
 BLOCK_KEEPS = 24
 HORIZONS = ("num_iterations", "target_flops", "target_param_data_ratio", "target_seconds")
 
 
 class PlanSettings(Protocol):
-    """The fields of base training's config that a plan and its cost depend on."""
+    """Fields in base training's config that a plan and its cost depend on."""
 
     model: str
     depth: int
@@ -65,9 +65,9 @@ class PlanSettings(Protocol):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A run of base training before it begins.
+    """Base training before it begins.
 
-    counts: parameters by kind. scaled: N. state_bytes: of the optimizer. rate_scale, decay_scale: multiples of the
+    counts: parameters by kind. scaled: N. state_bytes: the optimizer's. rate_scale, decay_scale: factors for the
     flags' learning rates and weight decay. steps: None if a clock ends the run, after `seconds`. notes: a line about
     each value that was chosen.
     """
@@ -86,12 +86,12 @@ class RunPlan:
 
     @property
     def rows(self) -> int:
-        """Return the rows of a step, over all ranks."""
+        """Return the rows in a step, over all ranks."""
         return self.total_batch_size // self.model.max_seq_len
 
     @property
     def tokens(self) -> int | None:
-        """Return the tokens of the whole run; None if a clock ends it."""
+        """Return the whole run's tokens; None if a clock ends it."""
         return None if self.steps is None else self.steps * self.total_batch_size
 
     @property
@@ -129,6 +129,7 @@ def plan_run(config: PlanSettings, vocab_size: int | None, bos_id: int = 0) -> R
     flops = model.flops_per_token()
 
     size = n / reference_n  # and that of the horizons in tokens, at one ratio
+    # A given batch changes learning rates and weight decay too.
     batch, note = config.total_batch_size, "given"
     if batch < 1:
         batch = 2 ** round(math.log2(REFERENCE_BATCH * size**BATCH_EXPONENT))
@@ -157,7 +158,7 @@ def plan_run(config: PlanSettings, vocab_size: int | None, bos_id: int = 0) -> R
 
 
 def _sizes(config: PlanSettings, depth: int, width: int, kv_heads: int) -> tuple[dict[str, int], list[str]]:
-    """Return the sizes of a model as fields of GPTConfig, and their notes; a width or kv_heads of 0 is derived."""
+    """Return a model's sizes as GPTConfig fields, and their notes; a width or kv_heads 0 is derived."""
     head_dim, aspect_ratio = config.head_dim, config.aspect_ratio
     note = "given"
     if not width:
@@ -171,7 +172,7 @@ def _sizes(config: PlanSettings, depth: int, width: int, kv_heads: int) -> tuple
     notes.append(f"heads {heads:,} = width / head_dim {head_dim}")
     notes.append(f"kv_heads {kv_heads or heads:,} = {'given' if kv_heads else 'heads'}")
     kv_heads = kv_heads or heads
-    legal = _divisors(heads)
+    legal = _divisors(heads)  # each key head serves as many query heads
     if kv_heads not in legal:
         raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take {_near(kv_heads, legal)}")
     return {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}, notes
@@ -189,10 +190,10 @@ def _scaled(counts: dict[str, int]) -> int:
 
 
 def _state_bytes(model: GPT) -> int:
-    """Return the bytes of the optimizer's states, over all ranks."""
+    """Return the optimizer states' bytes, over all ranks."""
     groups = build_groups(
         model.named_parameters(),
-        learning_rates=dict.fromkeys(LEARNING_RATES, 0.0),  # only the kinds of the groups count here
+        learning_rates=dict.fromkeys(LEARNING_RATES, 0.0),  # only the groups' kinds count here
         batch_scale=1.0,
         width=model.config.width,
         matrix_weight_decay=0.0,
@@ -205,7 +206,8 @@ def _state_bytes(model: GPT) -> int:
 
 
 def _horizon(config: PlanSettings, n: int, flops: float, batch: int) -> tuple[int | None, float | None, str]:
-    """Return steps and seconds, one of which is None, and the note about the steps. flops: of a token."""
+    """Return steps or seconds (the other is None), and a note about the steps. flops: per token."""
+    # -1 is the default of all horizons.
     given = {name: getattr(config, name) for name in HORIZONS if getattr(config, name) != -1}
     flags = [f"--{name.replace('_', '-')}={value:g}" for name, value in given.items()]
     if len(given) > 1:
@@ -225,7 +227,7 @@ def _horizon(config: PlanSettings, n: int, flops: float, batch: int) -> tuple[in
 
 
 def rate_scale(total_batch_size: int) -> float:
-    """Return the factor of learning rates, which were found for the reference's batch."""
+    """Return the factor for learning rates, which were found for the reference's batch."""
     return (total_batch_size / REFERENCE_BATCH) ** 0.5
 
 
@@ -233,7 +235,7 @@ def rate_scale(total_batch_size: int) -> float:
 
 
 def accumulation_steps(total_batch_size: int, device_batch_size: int, seq_len: int, ranks: int) -> int:
-    """Return the micro-batches of a step; a ValueError names the nearest legal values if that is no whole number."""
+    """Return the micro-batches in a step; a ValueError names the nearest legal values if that is no whole number."""
     legal = legal_rows(total_batch_size, seq_len, ranks)
     micro_batch = device_batch_size * seq_len * ranks  # tokens
     if device_batch_size in legal:
@@ -267,7 +269,7 @@ def read_rows(text: str) -> int:
 
 
 def _around(number: int, step: int) -> list[int]:
-    """Return the multiples of a step on both sides of a number."""
+    """Return the multiples below and above a number."""
     below = number // step
     return [max(1, below) * step, (below + 1) * step]
 
@@ -288,10 +290,10 @@ def _near(wanted: int, legal: list[int]) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of a run on some hardware; None where a figure is not known.
+    """A run's cost on some hardware; None where a figure is unknown.
 
-    device_batch_size: rows. memory: bytes of a rank, by part. memory_limit: GB of an accelerator. rate: FLOP/s of a
-    rank, peak: its limit. source: of the rate, "measured: run TAG" or "assumed". hourly: dollars of an accelerator.
+    device_batch_size: rows. memory: a rank's bytes, by part. memory_limit: an accelerator's GB. rate: a rank's FLOP/s;
+    peak: the limit. source: "measured: run TAG", "assumed", or "as asked" (a clock). hourly: an accelerator's dollars.
     """
 
     ranks: int
@@ -331,7 +333,7 @@ class Estimate:
 
 
 def estimate(plan: RunPlan, config: PlanSettings, ranks: int, accelerator: Accelerator) -> Estimate:
-    """Return the cost of a plan on a number of accelerators."""
+    """Return a plan's cost on some accelerators."""
     dtype = asked_precision(config.dtype)
     if dtype == "auto":
         dtype = accelerator.precision
@@ -343,7 +345,7 @@ def estimate(plan: RunPlan, config: PlanSettings, ranks: int, accelerator: Accel
     needed = {rows: memory(plan, rows, ranks, config.checkpointing) for rows in sizes}
     limit = FIT_SHARE * 1e9 * accelerator.memory if accelerator.memory else math.inf
     fitting = [rows for rows in sizes if sum(needed[rows].values()) < limit]
-    rows = max(fitting, default=sizes[0])
+    rows = max(fitting, default=sizes[0])  # if none fits, the smallest shows how much is missing
 
     peak = accelerator.peak(dtype)
     rate, seconds, source = None, plan.seconds, "as asked"
@@ -373,9 +375,9 @@ def estimate(plan: RunPlan, config: PlanSettings, ranks: int, accelerator: Accel
 
 
 def memory(plan: RunPlan, rows: int, ranks: int, checkpointing: bool = False) -> dict[str, float]:
-    """Return the estimated bytes of a rank by part, for micro-batches of so many rows on a GPU.
+    """Return a rank's estimated bytes by part, for micro-batches with so many rows on a GPU.
 
-    Activations have 2 bytes. Fragmentation, the framework, and the caches of evaluation and sampling are left out.
+    Activations have 2 bytes. Fragmentation, the framework, and caches for evaluation and sampling are left out.
     """
     counts, model = plan.counts, plan.model
     # With checkpointing, each block keeps its input, and one block at a time all of its activations.
@@ -391,9 +393,9 @@ def memory(plan: RunPlan, rows: int, ranks: int, checkpointing: bool = False) ->
 
 
 def measured(config: PlanSettings, accelerator: Accelerator) -> tuple[float, str] | None:
-    """Return FLOP/s of a rank, and "measured: run TAG", from the finished run nearest in depth on such hardware.
+    """Return a rank's FLOP/s and "measured: run TAG" from the finished run nearest in depth on such hardware.
 
-    None if there is none. Hardware that is not in the table of accelerators is the same only if it is this machine.
+    None without such a run. Hardware outside the table of accelerators has to be this machine.
     """
     here = environment()["Hardware"]
     found = []
@@ -404,7 +406,7 @@ def measured(config: PlanSettings, accelerator: Accelerator) -> tuple[float, str
         device = re.sub(r"^\d+x ", "", there["GPUs"])  # "8x NVIDIA H200"
         same_hardware = find_accelerator(device) == accelerator or (not config.on and there == here)
         same_settings = all(run.config.get(name) == getattr(config, name) for name in ("device_type", "dtype", "fp8"))
-        speed = run.metrics.get("Tokens per second", "n/a")
+        speed = run.metrics.get("Tokens per second", "n/a")  # a run that was too short has none
         if speed != "n/a" and same_hardware and same_settings:
             flops = run.metrics["Number of FLOPs per token"]["value"]
             rate = speed["value"] * flops / run.metrics["DDP world size"]
@@ -416,7 +418,7 @@ def measured(config: PlanSettings, accelerator: Accelerator) -> tuple[float, str
 
 
 def dry_run_record(plan: RunPlan, found: Estimate) -> dict[str, Any]:
-    """Return plan, estimate and the lines about its cost as JSON, for programs that read a dry run."""
+    """Return plan, estimate and its lines as JSON, for programs that read a dry run."""
     return {
         "plan": asdict(plan) | {"tokens": plan.tokens},
         "estimate": asdict(found),

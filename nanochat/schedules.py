@@ -1,4 +1,4 @@
-"""Schedules of learning rate, momentum and weight decay: pure functions of progress (0 to 1) and step (from 0)."""
+"""Schedules for learning rate, momentum and weight decay: pure functions of progress (0 to 1) and step (from 0)."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -7,12 +7,12 @@ from functools import partial
 from nanochat.optim import KINDS, Group
 
 Schedule = Callable[[float, int], float]
-Table = dict[str, dict[str, Schedule]]  # kind of a group, or its name → field of Group → schedule
+Table = dict[str, dict[str, Schedule]]  # a group's kind or name → field of Group → schedule
 
 
 def warmup_warmdown(progress: float, step: int, *, warmup_steps: int, warmdown: float, final: float) -> float:
     """Rise to 1 within warmup_steps, stay, then fall to `final` over the last share `warmdown` of progress."""
-    rising = (step + 1) / warmup_steps if warmup_steps else 1.0
+    rising = (step + 1) / warmup_steps if warmup_steps else 1.0  # the first step is not 0
     falling = _interpolate(_remaining(progress, warmdown), final, 1.0)
     return min(1.0, rising, falling)
 
@@ -39,8 +39,9 @@ def cosine(progress: float, step: int) -> float:
 
 
 def _remaining(progress: float, warmdown: float) -> float:
-    """Return the share of the warmdown that is still to come."""
-    return min(1.0, max(0.0, 1.0 - progress) / warmdown) if warmdown else 1.0
+    """Return the warmdown's remaining share."""
+    left = max(0.0, 1.0 - progress)  # a clock may end a run past progress 1
+    return min(1.0, left / warmdown) if warmdown else 1.0
 
 
 def _interpolate(share: float, low: float, high: float) -> float:
@@ -48,7 +49,7 @@ def _interpolate(share: float, low: float, high: float) -> float:
 
 
 def pretraining(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
-    """Return the schedules of base training for each kind of optimizer."""
+    """Return base training's schedules for each kind of optimizer."""
     schedules = {
         "lr": partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr),
         "momentum": partial(momentum, warmdown=warmdown),
@@ -58,7 +59,7 @@ def pretraining(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
 
 
 def finetuning(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
-    """Return the schedules of fine-tuning: momentum only rises, and weight decay stays as given."""
+    """Return fine-tuning's schedules: momentum only rises, and weight decay stays as given."""
     schedules = {
         "lr": partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr),
         "momentum": partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95),
@@ -67,11 +68,11 @@ def finetuning(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
 
 
 def apply(groups: Iterable[Group], table: Mapping[str, Mapping[str, Schedule]], progress: float, step: int) -> None:
-    """Set the scheduled fields of groups; an entry for a group's name replaces the one for its kind.
+    """Set the scheduled fields; an entry for a group's name replaces the one for its kind.
 
     lr and weight_decay become a multiple of their initial value, momentum the value of the schedule.
     """
     for group in groups:
         for field, schedule in table.get(group.name, table[group.kind]).items():
-            initial = getattr(group, f"initial_{field}", 1.0)
+            initial = getattr(group, f"initial_{field}", 1.0)  # there is none for momentum
             setattr(group, field, schedule(progress, step) * initial)
