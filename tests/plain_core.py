@@ -1,4 +1,4 @@
-"""The CORE metric as one writes it first: one item at a time, every option a whole prompt through the model."""
+"""The plain twin of CORE: one item at a time, every option a whole prompt through the model."""
 
 import math
 import random
@@ -30,7 +30,7 @@ def prompts(task: BundleTask, items: list[dict], index: int) -> list[str]:
 
 
 def alike(rows: list[list[int]]) -> int:
-    """How many tokens all rows begin with."""
+    """Return how many tokens all rows begin with."""
     count = 0
     while all(count < len(row) and row[count] == rows[0][count] for row in rows):
         count += 1
@@ -39,7 +39,7 @@ def alike(rows: list[list[int]]) -> int:
 
 @torch.no_grad()
 def decide(model: GPT, tokenizer: Tokenizer, task: BundleTask, items: list[dict], index: int) -> dict[str, Any]:
-    """Whether an item is right, and what was chosen of how many nats a token."""
+    """Return the decision on an item, with the mean losses in nats per token."""
     bos = tokenizer.special_tokens["<|bos|>"]
     rows = [[bos, *tokenizer.encode(text)] for text in prompts(task, items, index)]
     if task.kind == "language_modeling":

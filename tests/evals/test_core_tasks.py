@@ -1,4 +1,4 @@
-"""The bundle's tasks: the reference's prompts to the letter, the cache of tokens, and bundles that are broken."""
+"""The bundle's tasks: prompts equal to the public nanochat's, the cache of tokens, broken bundles."""
 
 import json
 import random
@@ -29,8 +29,8 @@ def bundle(tmp_path, monkeypatch):
     return tmp_path / "mirror/eval_bundle"
 
 
-@pytest.mark.skipif(not (SHARED / "parity").exists(), reason="no prompts of the reference here")
-def test_prompts_are_those_of_the_reference(monkeypatch):
+@pytest.mark.skipif(not (SHARED / "parity").exists(), reason="no recorded prompts here")
+def test_prompts_are_those_of_the_public_nanochat(monkeypatch):
     monkeypatch.setenv("NANOCHAT_HUB", str(SHARED / "hub"))
     tasks, items, seen = {task.label: task for task in read_bundle()}, {}, set()
     assert len(tasks) == 22
@@ -47,7 +47,7 @@ def test_prompts_are_those_of_the_reference(monkeypatch):
 
 
 @pytest.mark.parametrize("most", [0, 7])
-def test_prompts_are_those_of_the_plain_way(bundle, most):
+def test_prompts_are_those_of_the_plain_twin(bundle, most):
     for task, made in zip(read_bundle(), [*world_tasks(9), *HARD], strict=True):
         if most and most <= task.shots:
             continue
@@ -60,17 +60,17 @@ def test_prompts_are_those_of_the_plain_way(bundle, most):
             assert task.prompts(items, index) == prompts(task, items, index)
 
 
-def test_trunk_and_options_are_the_prompts(bundle, tokenizer):
+def test_prefix_and_options_make_up_the_prompts(bundle, tokenizer):
     bos = tokenizer.special_tokens["<|bos|>"]
     for one in prepare(tokenizer):
         items, prepared = one.task.items(0), one.load()
         assert one.tokens == len(prepared.ids)
-        for index, (trunk, options, scored) in enumerate(prepared):
+        for index, (prefix, options, scored) in enumerate(prepared):
             rows = [[bos, *tokenizer.encode(text)] for text in prompts(one.task, items, index)]
             if one.task.kind == "language_modeling":
                 assert len(options[0]) == scored[0] == len(rows[1]) - len(rows[0]), one.task.label
                 rows = rows[1:]
-            assert [[*trunk, *option] for option in options] == rows
+            assert [[*prefix, *option] for option in options] == rows
             assert all(0 <= count <= len(option) for count, option in zip(scored, options, strict=True))
             if one.task.kind == "schema":
                 assert {tuple(row[len(row) - scored[0] :]) for row in rows} == {
@@ -88,7 +88,7 @@ def files(base) -> dict[str, tuple[int, bytes]]:
     return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (base / "core_prompts").iterdir()}
 
 
-def test_questions_have_a_name_that_no_tokenizer_changes(bundle, tokenizer):
+def test_the_hash_of_a_question_is_the_same_for_any_tokenizer(bundle, tokenizer):
     other = Tokenizer.train(["another vocabulary of the very same questions"], 270)
     assert other.content_hash != tokenizer.content_hash
     for one, same, fewer in zip(prepare(tokenizer), prepare(other), prepare(tokenizer, 7), strict=True):
@@ -96,11 +96,11 @@ def test_questions_have_a_name_that_no_tokenizer_changes(bundle, tokenizer):
         assert questions == same.load().questions.tolist()
         texts = [one.task.prompts(one.task.items(0), index) for index in range(len(questions))]
         assert len(set(questions)) == len(set(map(tuple, texts)))
-        if one.task.shots and len(questions) > 7:  # shown are others
+        if one.task.shots and len(questions) > 7:  # the examples differ
             assert questions[:7] != fewer.load().questions.tolist()
 
 
-def test_prompts_are_made_once(bundle, tokenizer, tmp_path, monkeypatch):
+def test_prompts_are_rendered_once(bundle, tokenizer, tmp_path, monkeypatch):
     first = prepare(tokenizer)
     before = files(tmp_path / "base")
     monkeypatch.setattr(core_tasks, "_render", lambda *given: 1 / 0)
@@ -108,7 +108,7 @@ def test_prompts_are_made_once(bundle, tokenizer, tmp_path, monkeypatch):
     assert files(tmp_path / "base") == before
 
 
-def test_they_are_made_anew_where_something_differs(bundle, tokenizer, tmp_path):
+def test_prompts_are_rendered_again_if_something_differs(bundle, tokenizer, tmp_path):
     keys = [{one.key for one in prepare(tokenizer)}]
     keys += [{one.key for one in prepare(tokenizer, 8)}, {one.key for one in prepare(vocabulary(310))}]
     assert len(set.union(*keys)) == sum(map(len, keys))
@@ -120,7 +120,7 @@ def test_they_are_made_anew_where_something_differs(bundle, tokenizer, tmp_path)
     assert len({one.key for one in prepare(tokenizer)} - keys[0]) == 2
 
 
-# ---- bundles as people write and break them ----
+# ---- broken bundles ----
 
 
 def test_the_list_may_be_any_yaml(tmp_path):
@@ -133,7 +133,7 @@ def test_the_list_may_be_any_yaml(tmp_path):
     assert task_entries(path) == [first, {"label": "b", "continuation_delimiter": "\nA: # 여", "has_categories": True}]
 
 
-BROKEN = {  # file in the bundle: what is replaced, by what → the error
+BROKEN = {  # (file in the bundle, text, its replacement) -> the error
     ("eval_data/hard/hard_schema.jsonl", '"gold": 2', '"gold": 3'): r"hard_schema.jsonl:4: no schema item, restore",
     ("eval_data/hard/hard_schema.jsonl", '"continuation": "feared', '"text": "feared'): r":3: no schema item",
     ("eval_data/hard/hard_choices.jsonl", '"gold": 3}', '"gold": 3'): r"hard_choices.jsonl:4: no multiple_choice item",
