@@ -133,6 +133,15 @@ def _refusal(name: str, device: torch.device, dtype: torch.dtype, needs: set[str
 # ---- positions ----
 
 
+def previous(x: Tensor, first: Tensor | None = None) -> Tensor:
+    """Return x (B, T, …) one token later: each token gets the value of the token before it.
+
+    A row's first token gets `first` (B, 1, …), or zeros.
+    """
+    first = torch.zeros_like(x[:, :1]) if first is None else first
+    return torch.cat([first, x[:, :-1]], dim=1)
+
+
 class Rotation(NamedTuple):
     """Cosines and sines of some positions, (B or none, T, 1, pairs) each."""
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nanochat.attention import Mask, RotaryTable, Rotation, attend, make_mask
+from nanochat.attention import Mask, RotaryTable, Rotation, attend, make_mask, previous
 from nanochat.cross_entropy import SAFE_EXPONENT, choose_form, cross_entropy
 
 if TYPE_CHECKING:
@@ -69,10 +69,9 @@ class GPTConfig:
         rotates = self.rope_dims % 2 == 0 and 0 <= self.rope_dims <= self.head_dim
         self._require(rotates, f"rope_dims must be even and at most {self.head_dim}")
         self._require(self.mlp in MLP_KINDS, f"mlp must be one of {', '.join(MLP_KINDS)}")
-        pattern = re.fullmatch("[SL]+", self.window_pattern)
-        self._require(pattern is not None, "window_pattern is made of the letters S and L")
-        searches = self.smear and self.kv_heads > 1
-        self._require(searches or not self.induction, "induction needs smear, and kv_heads above 1")
+        self._require(bool(re.fullmatch("[SL]+", self.window_pattern)), "window_pattern is made of the letters S and L")
+        can_search = self.smear and self.kv_heads > 1
+        self._require(can_search or not self.induction, "induction needs smear, and kv_heads above 1")
         self._require(self.softcap >= 0, "softcap must be 0 or above")
         self._require(self.bos_id < self.vocab_size, "bos_id must be below vocab_size")
 
@@ -116,22 +115,14 @@ class GPTConfig:
 
 
 # Tricks that other programs do not know: a model is exported only if it has these values (export/forms.py).
-PLAIN = {
-    "qk_norm": True,
-    "qk_gain": False,
-    "rope_dims": 0,
-    "window_pattern": "L",
-    "residual_lambdas": False,
-    "x0_lambdas": False,
-    "value_embeds": False,
-    "smear": False,
-    "induction": False,
-    "backout": False,
-}
+LEARNED = ("qk_gain", "residual_lambdas", "x0_lambdas", "value_embeds", "smear", "induction", "backout")
+PLAIN = {"qk_norm": True, "rope_dims": 0, "window_pattern": "L", **dict.fromkeys(LEARNED, False)}
 MLP_KINDS = {  # name → (has a gate, hidden units from the outputs of `up` and `gate`)
     "relu2": (False, lambda up, gate: F.relu(up).square()),
     "swiglu": (True, lambda up, gate: F.silu(gate) * up),
 }
+Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Initial = Callable[[Tensor, GPTConfig, Generator], Tensor]  # from (an empty fp32 tensor on the CPU, config, generator)
 
 
 # ---- layers ----
@@ -153,24 +144,11 @@ class Linear(nn.Linear):
 class Embedding(nn.Embedding):
     """A table without values until init_weights: random numbers on the meta device would import the compiler."""
 
-    def reset_parameters(self) -> None:
-        pass
+    reset_parameters = Linear.reset_parameters
 
 
 def norm(x: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=eps)  # sums squares in fp32 for every dtype of x
-
-
-def previous(x: Tensor, first: Tensor | None = None) -> Tensor:
-    """Return x (B, T, …) one token later: each token gets the value of the token before it.
-
-    A row's first token gets `first` (B, 1, …), or zeros.
-    """
-    first = torch.zeros_like(x[:, :1]) if first is None else first
-    return torch.cat([first, x[:, :-1]], dim=1)
-
-
-Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class LayerContext(NamedTuple):
@@ -289,9 +267,6 @@ class Block(nn.Module):
         return x + self.mlp(norm(x, self.eps))
 
 
-# ---- model ----
-
-
 class Context(NamedTuple):
     """Everything that the blocks share in a forward, however often `GPT.sweep` runs them."""
 
@@ -346,7 +321,6 @@ class GPT(nn.Module):
 
     def as_written(self) -> AbstractContextManager:
         """Return a context in which nothing runs compiled, for batches that each have another shape."""
-        # set_stance imports much, so a model that is not compiled does without.
         return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
 
     def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> "GPT":
@@ -375,15 +349,9 @@ class GPT(nn.Module):
         hidden = self.hidden(ids, cache)
         if targets is None:
             return self.logits(hidden)
-        loss = cross_entropy(
-            hidden.flatten(0, 1),
-            self.head_weight,
-            targets.flatten(),
-            softcap=self.config.softcap,
-            vocab_size=self.config.vocab_size,
-            reduction=reduction,
-            form=self.loss_form,
-        )
+        options = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "reduction": reduction}
+        flat_hidden, flat_targets = hidden.flatten(0, 1), targets.flatten()
+        loss = cross_entropy(flat_hidden, self.head_weight, flat_targets, form=self.loss_form, **options)
         return loss.view_as(targets) if reduction == "none" else loss
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
@@ -398,28 +366,15 @@ class GPT(nn.Module):
         keys = length if positions is None else cache.capacity
         if keys > config.max_seq_len:
             raise ValueError(f"{keys} positions are more than the model's max_seq_len, {config.max_seq_len}: shorten")
-        masks = {
-            window: make_mask(
-                self.attention,
-                length,
-                keys,
-                ids.device,
-                self.compute_dtype,
-                window=window,
-                positions=positions,
-                bounded=config.scores_are_bounded,
-            )
-            for window in set(config.windows)
-        }
+        options = {"positions": positions, "bounded": config.scores_are_bounded}
+        mask = partial(make_mask, self.attention, length, keys, ids.device, self.compute_dtype, **options)
+        masks = {window: mask(window=window) for window in set(config.windows)}
         rotation = self.rotary(slice(length) if positions is None else positions)
         x0 = self._smear(self._embed(ids), ids, cache)
         return Context(ids, x0, rotation, masks, cache)
 
     def sweep(self, x: Tensor, context: Context) -> Tensor:
-        """Run all blocks on the state x (B, T, width); return the new state, normed as the head reads it.
-
-        It may run again on the same context with another state.
-        """
+        """Run all blocks on the state x (B, T, width); return the new state, normed. May run again on a context."""
         config = self.config
         # The compiler makes another graph where two arguments are one and the same tensor: x becomes a view.
         x = x.view_as(x)
@@ -427,7 +382,6 @@ class GPT(nn.Module):
         residual_lambdas = no_lambdas if self.residual_lambdas is None else self.residual_lambdas.unbind()
         x0_lambdas = no_lambdas if self.x0_lambdas is None else self.x0_lambdas.unbind()
         checkpointing = self.checkpointing and context.cache is None and torch.is_grad_enabled()
-        middle = x
         for i, block in enumerate(self.blocks):
             has_values = str(i) in self.value_embeds
             layer = LayerContext(
@@ -494,7 +448,7 @@ class ParameterRow(NamedTuple):
 
     pattern: str
     group: str  # of the optimizer: the name of a row of param_groups.RULES
-    initial: Callable[[Tensor, GPTConfig, Generator], Tensor]  # from an empty fp32 tensor on the CPU
+    initial: Initial
     field: str = ""  # the switch of GPTConfig that adds them; empty: every model has them
     in_scores: bool = False  # they multiply attention scores, which then have no bound
 
@@ -505,53 +459,41 @@ def parameter_row(name: str) -> ParameterRow:
     return rows[0]
 
 
-def _uniform(t: Tensor, config: GPTConfig, generator: Generator) -> Tensor:
-    return t.uniform_(-1, 1, generator=generator) * (3 / config.width) ** 0.5  # deviation 1/√width, no outliers
+def _uniform(factor: float) -> Initial:
+    # Deviation factor / √width, and no outliers.
+    return lambda t, config, generator: t.uniform_(-1, 1, generator=generator) * (3 / config.width) ** 0.5 * factor
 
 
-# Each initial value is a function of (an empty fp32 tensor, the config, a generator).
-# Layers that write to the residual stream start at 0.
+def _constant(value: float) -> Initial:
+    return lambda t, config, generator: t.fill_(value)
+
+
+def _line(first: float, last: float) -> Initial:  # over the layers
+    return lambda t, config, generator: torch.linspace(first, last, len(t), device="cpu")
+
+
+def _gate(t: Tensor, config: GPTConfig, generator: Generator) -> Tensor:
+    return t.uniform_(0, 0.02, generator=generator)
+
+
+# Layers that write to the residual stream start at 0. A tied embedding is in group "unembedding".
 PARAMETERS = (
-    # A tied embedding is in group "unembedding".
     ParameterRow(
-        r"embed\.weight",
-        "embedding",
-        lambda t, config, generator: t.normal_(0, 0.02 if config.tie_embeddings else 0.8, generator=generator),
+        r"embed\.weight", "embedding", lambda t, c, g: t.normal_(0, 0.02 if c.tie_embeddings else 0.8, generator=g)
     ),
-    ParameterRow(r"head\.weight", "unembedding", lambda t, config, generator: t.normal_(0, 0.001, generator=generator)),
-    ParameterRow(r"value_embeds\.\d+\.weight", "value_embeds", _uniform, "value_embeds"),
-    ParameterRow(
-        r"blocks\.\d+\.attn\.ve_gate\.weight",
-        "matrices",
-        lambda t, config, generator: t.uniform_(0, 0.02, generator=generator),
-        "value_embeds",
-    ),
-    ParameterRow(r"blocks\.\d+\.attn\.[qkv]\.weight", "matrices", _uniform),
-    ParameterRow(
-        r"blocks\.\d+\.mlp\.(up|gate)\.weight",
-        "matrices",
-        lambda t, config, generator: 0.4 * _uniform(t, config, generator),
-    ),
-    ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", lambda t, *_: t.zero_()),
-    ParameterRow(r"blocks\.\d+\.attn\.qk_gain", "gains", lambda t, *_: t.fill_(1), "qk_gain", in_scores=True),
-    ParameterRow(
-        r"residual_lambdas",
-        "residual_lambdas",
-        lambda t, *_: torch.linspace(1.15, 1.05, len(t), device="cpu"),
-        "residual_lambdas",
-    ),
-    ParameterRow(
-        r"x0_lambdas", "x0_lambdas", lambda t, *_: torch.linspace(0.20, 0.05, len(t), device="cpu"), "x0_lambdas"
-    ),
-    ParameterRow(
-        r"smear_gate\.weight",
-        "smear",
-        lambda t, config, generator: t.uniform_(0, 0.02, generator=generator),
-        "smear",
-    ),
+    ParameterRow(r"head\.weight", "unembedding", lambda t, c, g: t.normal_(0, 0.001, generator=g)),
+    ParameterRow(r"value_embeds\.\d+\.weight", "value_embeds", _uniform(1), "value_embeds"),
+    ParameterRow(r"blocks\.\d+\.attn\.ve_gate\.weight", "matrices", _gate, "value_embeds"),
+    ParameterRow(r"blocks\.\d+\.attn\.[qkv]\.weight", "matrices", _uniform(1)),
+    ParameterRow(r"blocks\.\d+\.attn\.qk_gain", "gains", _constant(1), "qk_gain", in_scores=True),
+    ParameterRow(r"blocks\.\d+\.mlp\.(up|gate)\.weight", "matrices", _uniform(0.4)),
+    ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", _constant(0)),
+    ParameterRow(r"residual_lambdas", "residual_lambdas", _line(1.15, 1.05), "residual_lambdas"),
+    ParameterRow(r"x0_lambdas", "x0_lambdas", _line(0.20, 0.05), "x0_lambdas"),
+    ParameterRow(r"smear_gate\.weight", "smear", _gate, "smear"),
     # Induction heads find a token by the token before it, which smear tells them from the first step on.
     ParameterRow(r"smear_lambda", "smear", lambda t, config, generator: t.fill_(config.induction), "smear"),
-    ParameterRow(r"backout_lambda", "smear", lambda t, *_: t.fill_(0.2), "backout"),
+    ParameterRow(r"backout_lambda", "smear", _constant(0.2), "backout"),
 )
 # Optimizer group → kind in parameter_counts; all other groups are "scalars".
 KINDS = {"matrices": "matrices", "embedding": "embed", "unembedding": "head", "value_embeds": "value_embeds"}
