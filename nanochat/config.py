@@ -20,7 +20,7 @@ Config = TypeVar("Config")
 
 def _parse_count(words: list[str]) -> int:
     """Return a whole number from one of the ways people write it: 2e9, 2_000_000, 2,000,000."""
-    text = words[0]
+    text = words[0]  # nargs=1
     # Any other comma is a decimal comma: it stays, and Decimal refuses it.
     has_thousands = re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", text)
     try:
@@ -84,7 +84,7 @@ def flag_of(name: str) -> str:
 
 def _grouped(config_class: type) -> type:
     """Return a dataclass with the same fields nested by group: tyro draws a box for each. Flags stay flat."""
-    hints = get_type_hints(config_class, include_extras=True)
+    hints = get_type_hints(config_class, include_extras=True)  # Count is an Annotated type
     groups: dict[str, list[tuple[str, Any, dataclasses.Field]]] = {}
     for field in dataclasses.fields(config_class):
         short = field.metadata["short"]
@@ -96,6 +96,7 @@ def _grouped(config_class: type) -> type:
         )
         entry = (field.name, Annotated[hints[field.name], flag], dataclasses.field(default=field.default))
         groups.setdefault(field.metadata["group"], []).append(entry)
+    # A field whose type is a dataclass is a box; prefix_name=False keeps the box out of the flag.
     boxes = []
     for name, entries in groups.items():
         box = dataclasses.make_dataclass(name, entries, frozen=True)
@@ -116,9 +117,10 @@ def _first_sentence(drawn: str) -> str:
 
 def _read_flags(config_class: type[Config], words: list[str]) -> Config:
     """Return the config that tyro reads from a command line; ValueError for unknown flags and unreadable values."""
+    # The name in `python -m NAME`; a test's class may have none.
     module = sys.modules[config_class.__module__].__spec__
     program = f"python -m {module.name.removesuffix('.__main__')}" if module else None
-    complaint = io.StringIO()
+    complaint = io.StringIO()  # tyro draws its errors on stderr
     try:
         with contextlib.redirect_stderr(complaint):
             flags, unknown = tyro.cli(
@@ -134,6 +136,7 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
         raise ValueError(_first_sentence(complaint.getvalue())) from None
     if unknown:
         flag = unknown[0].split("=")[0]
+        # Both spellings are flags: --max-chars, --max_chars.
         known = [flag_of(field.name) for field in dataclasses.fields(config_class)]
         near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)
         hint = f"did you mean {near[0]}?" if near else "see --help."
@@ -153,6 +156,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         least = field.metadata["least"]
+        # The default may lie below: -1 often means "chosen for you".
         if least is None or value is None or value == field.default:
             continue
         if value < least:

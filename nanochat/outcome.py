@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from nanochat.train import State
 
 ROOT = Path(__file__).parent.parent
-LOCK = "requirements.lock"
+LOCK = "requirements.lock"  # of the dependencies; its lines are counted
+# Files that count as source in the report card's "Bloat".
 SOURCE_SUFFIXES = (".py", ".md", ".rs", ".html", ".toml", ".sh")
 VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
 NOT_KNOWN = "n/a"
@@ -94,9 +95,11 @@ class Outcome:
         if not isinstance(record, dict):
             raise ValueError("it is no JSON object")
         record.setdefault("curves", [])  # older records have none
+        # A record may come from another version, or from a full disk.
         for field in dataclasses.fields(cls):
             if not isinstance(record.get(field.name), field.type):
                 raise ValueError(f"it has no `{field.name}` of type {field.type.__name__}")
+        # fromisoformat raises a ValueError too.
         for moment in (record["started"], record["timestamp"]):
             datetime.fromisoformat(moment)
         return cls(**{field.name: record[field.name] for field in dataclasses.fields(cls)})
@@ -172,7 +175,7 @@ def _checkout(root: Path) -> dict[str, str]:
 
 def _hardware() -> dict[str, str]:
     parts = {"Platform": platform.system()}
-    cpuinfo = Path("/proc/cpuinfo")
+    cpuinfo = Path("/proc/cpuinfo")  # Linux only
     text = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
     # A core is a (package, core) pair; logical processors share it.
     cores = len(set(re.findall(r"physical id\s*: (\d+)(?:\n.+)*?\ncore id\s*: (\d+)", text)))
@@ -182,6 +185,7 @@ def _hardware() -> dict[str, str]:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         parts["Memory"] = f"{memory / 2**30:.1f} GB"
     listed = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    # "NVIDIA H100 80GB HBM3, 81559": name and MiB; the memory may be "[N/A]".
     gpus = [line.rsplit(", ", 1) for line in listed.splitlines() if ", " in line]
     names = [name for name, _ in gpus]
     counted = [f"{names.count(name)}x {name}" for name in dict.fromkeys(names)]
@@ -265,6 +269,7 @@ def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
         speed = flops_per_second / state.flops * state.tokens
         if runtime.peak_flops:
             mfu = 100 * flops_per_second / (runtime.peak_flops * runtime.world_size)
+    # Share of the time of training, without evaluations.
     waited = 100 * state.waited / max(state.seconds, 1e-9)
     return {
         "Device batch size": state.device_batch,
@@ -283,6 +288,7 @@ def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
 def pretraining_metrics(state: "State", source: "TextLoader", corpus: "Corpus") -> Metrics:
     """Return the metrics of a base model: validation, and the text that was read."""
     data = corpus.describe()
+    # Passes over each part of the mix.
     epochs = [f"{name} {epoch:.2f}" for name, epoch in source.epochs.items()]
     return {
         **validation_metrics(state.notes, "bpb", "Final validation bpb"),
@@ -297,7 +303,7 @@ def pretraining_metrics(state: "State", source: "TextLoader", corpus: "Corpus") 
 def chat_tuning_metrics(state: "State", source: "ChatLoader") -> Metrics:
     """Return the metrics of training on conversations: validation, scores of tasks, and the conversations read."""
     counts = source.describe()
-    scores = state.notes.get("scores", {})
+    scores = state.notes.get("scores", {})  # written by evals.chat.task_scores
     return {
         "Number of iterations": state.step,
         "Training loss": measured(state.loss),
@@ -360,7 +366,7 @@ CURVES = (
 
 def training_curves(path: Path) -> list[dict[str, Any]]:
     """Return the curves of an outcome from a metric log; only figures that were measured."""
-    records = read_metrics(path)
+    records = read_metrics(path)  # the last record of each kind and step
     curves = []
     for title, (x_title, x_figure), y_title, figures in CURVES:
         series = {}

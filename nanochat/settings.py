@@ -14,6 +14,7 @@ from nanochat.stages import MODELS
 Settings = TypeVar("Settings", bound="FineTuneSettings")
 
 # ---- groups for any script ----
+# `may_change=True`: a run may resume with another value. `in_card=False`: the report card leaves the flag out.
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class ModelChoice(CheckpointChoice):
 class TextSettings:
     """Text for training a tokenizer or a model, and for evaluation."""
 
+    # corpus.open_corpus has the grammar of names and mixes.
     data: str = option("auto", "folder of text, name of a corpus, or a mix of them", group="data")
     num_shards: Count = option(0, "shards of a named corpus (0: its default)", group="data", least=0, in_card=False)
     skip_bad: bool = option(
@@ -89,6 +91,7 @@ class RunSettings(TagSettings, LogSettings):
     """A training run: its name, its seed, and how it resumes."""
 
     seed: Count = option(42, "seed of new weights and of the data order", group="run", least=0)
+    # Read by run.checkpoint_to_resume.
     resume: str = option(
         "auto",
         "auto: resume from the newest checkpoint; STEP: from that one; never: start again",
@@ -102,6 +105,7 @@ class RunSettings(TagSettings, LogSettings):
 class TrainingDeviceSettings(DeviceSettings):
     """Computation of a training step."""
 
+    # The paths of attention give the same result but for rounding.
     attention: str = option(
         "auto",
         "attention kernel: auto, or a name in nanochat/attention.py",
@@ -109,6 +113,7 @@ class TrainingDeviceSettings(DeviceSettings):
         may_change=True,
         in_card=False,
     )
+    # On a CPU a short run ends before the compiler would: see run._is_long_enough.
     compile: bool = option(
         True,
         "compile the blocks if the run is long enough to gain from it",
@@ -116,6 +121,7 @@ class TrainingDeviceSettings(DeviceSettings):
         may_change=True,
         in_card=False,
     )
+    # About a third more computation; activations of one layer at a time.
     checkpointing: bool = option(
         False,
         "recompute activations in the backward pass to save memory",
@@ -128,8 +134,10 @@ class TrainingDeviceSettings(DeviceSettings):
 class HorizonSettings:
     """The length of a run: at most one of the flags that end a run is given."""
 
+    # -1: not given. The flags of this group end a run; a script may add others.
     num_iterations: Count = option(-1, "steps to train", group="horizon", unit="STEPS")
     target_seconds: float = option(-1.0, "seconds to train", group="horizon", unit="SECONDS")
+    # A limit on the time of training alone, as in competitions, should not include the compiler.
     untimed_steps: Count = option(
         0,
         "first steps of each process that do not count toward --target-seconds (compilation)",
@@ -150,6 +158,7 @@ class HorizonSettings:
 
     def given_horizon(self) -> dict[str, float]:
         """Return the flag that ends the run and its value; nothing for the script's default."""
+        # Scripts add flags to the group: base training counts FLOPs, fine-tuning epochs.
         names = [field.name for field in fields(self) if field.metadata["group"] == "horizon"]
         names.remove("untimed_steps")
         return {name: getattr(self, name) for name in names if getattr(self, name) != -1}
@@ -160,12 +169,14 @@ class BatchSettings:
     """The size of a step. Gradients are summed over micro-batches and ranks, so only the total changes the training."""
 
     max_seq_len: Count | None = option(2048, "length of a row", group="batch", least=1, unit="TOKENS")
+    # A matter of memory: the result differs by rounding only.
     device_batch_size: str = option(
         "auto",
         "rows of a micro-batch on one device (auto: as many as fit)",
         group="batch",
         may_change=True,
     )
+    # scaling.plan_run chooses it for -1.
     total_batch_size: Count | None = option(
         -1,
         "tokens of a step (-1: chosen for the horizon)",
@@ -179,6 +190,7 @@ class BatchSettings:
 class OptimizerSettings:
     """Learning rates for a batch of 2^19 tokens (AdamW's for width 768), and their schedule."""
 
+    # param_groups.RULES says which parameters a rate belongs to, and how it is scaled by batch and width.
     embedding_lr: float | None = option(0.3, "learning rate of embeddings (AdamW)", group="optimizer", least=0)
     unembedding_lr: float | None = option(0.008, "learning rate of the head (AdamW)", group="optimizer", least=0)
     matrix_lr: float | None = option(0.02, "learning rate of matrices (Muon)", group="optimizer", least=0)
@@ -189,6 +201,7 @@ class OptimizerSettings:
         group="optimizer",
         least=0,
     )
+    # The schedule, see schedules.py: warmup by steps, then constant, then warmdown by progress.
     warmup_steps: Count = option(
         40,
         "steps of learning rate warmup",
@@ -215,6 +228,7 @@ class OptimizerSettings:
 class CheckpointSettings:
     """The checkpoints of a run: how often, and how many stay."""
 
+    # Besides, a checkpoint is saved at the end and when a signal stops the run.
     save_every: Count = option(
         1000,
         "save a checkpoint every N steps (-1: only at the end)",
@@ -224,6 +238,7 @@ class CheckpointSettings:
         may_change=True,
         in_card=False,
     )
+    # One more is on disk while a new one is written.
     keep_last: Count = option(
         2,
         "newest checkpoints to keep (0: all)",
@@ -276,6 +291,7 @@ class TrainingSettings(
 class FineTuneSettings(TrainingSettings):
     """Training from the checkpoint of another stage. A setting that is None is the parent's (see `inherit`)."""
 
+    # The parent: its stage, its run, its checkpoint.
     source: str = changed(ModelChoice, "source", "base", text=f"stage to start from: {', '.join(MODELS)}", short=None)
     model_tag: str = option("", "run to start from (default: the run of the same tag)", group="model")
     model_step: Count = option(
@@ -292,6 +308,7 @@ class FineTuneSettings(TrainingSettings):
         unit="EPOCHS",
     )
 
+    # None: the parent's value.
     max_seq_len: Count | None = changed(BatchSettings, "max_seq_len", None)
     total_batch_size: Count | None = changed(BatchSettings, "total_batch_size", None)
     embedding_lr: float | None = changed(OptimizerSettings, "embedding_lr", None)
@@ -300,6 +317,7 @@ class FineTuneSettings(TrainingSettings):
     scalar_lr: float | None = changed(OptimizerSettings, "scalar_lr", None)
     grad_clip: float | None = changed(OptimizerSettings, "grad_clip", None)
 
+    # Pretraining ends without weight decay, and fine-tuning goes on without.
     weight_decay: float = changed(OptimizerSettings, "weight_decay", 0.0, text="weight decay of matrices")
     warmup_steps: Count = changed(OptimizerSettings, "warmup_steps", 0)
     warmdown_ratio: float = changed(OptimizerSettings, "warmdown_ratio", 0.5)
@@ -342,6 +360,7 @@ class ChatTuneSettings(FineTuneSettings):
         group="evaluation",
         unit="TOKENS",
     )
+    # Scores of tasks cost more than validation.
     eval_metrics_every: Count = option(
         200,
         "score the tasks every N steps (0: only after training; -1: never)",

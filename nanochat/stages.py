@@ -1,4 +1,4 @@
-"""The table of stages, in the order a run takes them: what each starts from and how the report card shows it."""
+"""The table of stages, in the order of a run: the parent of each, and its place in the report card."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,33 +6,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stage:
-    """name: its folder, and its script if that is its own. parent: the stage whose artifact it starts from.
+    """A step of the main job that leaves an outcome."""
 
-    section: its title in the report card. column: where its headline metrics stand in the card's summary.
-    source: what scripts.chat_eval, one script for several stages, calls the parent; empty: it is another script's.
-    """
-
-    name: str
-    section: str
-    parent: str | None = None
-    column: str = ""
+    name: str  # folder of the stage, and name of its script if the stage has one of its own
+    section: str  # title in the report card
+    parent: str | None = None  # stage whose artifact is the input
+    column: str = ""  # of the summary, for the headline metrics
     headline: tuple[str, ...] = ()
-    source: str = ""
+    source: str = ""  # name of the parent in --source of scripts.chat_eval, one script for several stages
 
     @property
     def script(self) -> str:
         return "chat_eval" if self.source else self.name
 
 
-CHAT = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval", "ChatCORE")
-SHOWN = (*CHAT, "ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # in the card's summary
+CHAT = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval", "ChatCORE")  # the last is their mean
+SHOWN = (*CHAT, "ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # in the summary of the report card
 
 
 def core_name(tasks: Iterable[str]) -> str:
-    """What the mean over those of some tasks that count for it is called; "": none does."""
+    """Return the display name of ChatCORE over these tasks; "" if none of them counts for ChatCORE."""
     *core, name = CHAT
     counted = len(set(tasks) & set(core))
-    return name if counted == len(core) else f"{name} ({counted} of {len(core)} tasks)" if counted else ""
+    if counted == len(core):
+        return name
+    return f"{name} ({counted} of {len(core)} tasks)" if counted else ""
 
 
 STAGES = (
@@ -49,4 +47,4 @@ STAGES = (
     Stage("chat_rl", "Chat RL", "chat_sft"),
     Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", "RL", SHOWN, source="rl"),
 )
-MODELS = {stage.source: stage.parent for stage in STAGES if stage.source}  # what --source calls them: their stage
+MODELS = {stage.source: stage.parent for stage in STAGES if stage.source}  # --source → stage
