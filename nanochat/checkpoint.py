@@ -371,6 +371,18 @@ def _sweep(folder: Path) -> None:
             shutil.rmtree(stale, ignore_errors=True)
 
 
+def set_aside(folder: Path, abandoned: list[int]) -> None:
+    """Rename checkpoints, so that a later resume does not choose them; the next time they are replaced."""
+    if abandoned:
+        (folder / "outcome.json").unlink(missing_ok=True)
+    for step in abandoned:
+        # Not `step_…`: neither `steps` nor `newest` sees the folder.
+        kept = folder / f"given_up_step_{step:06d}"
+        shutil.rmtree(kept, ignore_errors=True)
+        (folder / f"step_{step:06d}").rename(kept)
+        print0(f"checkpoint: step {step:,} is given up, the folder is now {kept.name}")
+
+
 # ---- random numbers ----
 
 

@@ -262,7 +262,7 @@ def measured(value: float | None, stderr: float | None = None, spec: str = ".4f"
 
 def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
     """Return the metrics of any training run."""
-    speed = mfu = None
+    speed = mfu = None  # unknown before the first steady step, or without a known peak
     if state.steady_seconds:
         # Without the first steps, which compile; all tokens cost the same FLOPs.
         flops_per_second = state.steady_flops / state.steady_seconds

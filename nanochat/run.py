@@ -6,7 +6,6 @@ with training("chat_sft", config) as trainer:
     trainer.finish(state, {"Training rows": len(conversations)})
 """
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -27,6 +26,7 @@ from nanochat.checkpoint import (
     load,
     newest,
     rng_state,
+    set_aside,
     set_rng_state,
     steps,
     tokenizer_of,
@@ -73,6 +73,7 @@ def build(
     weights: a checkpoint's, or the seed of new ones. batch: tokens of a step. steps: of the whole run, None if unknown.
     """
     model = build_model(shape, runtime, weights, config.checkpointing)
+    # Before compiling and 8 bits: the memory search runs the plain model.
     rows = _device_rows(config, weights, batch, model, runtime)
     if in_fp8:
         print0(fp8.describe(*fp8.convert(model)))
@@ -92,15 +93,10 @@ def build(
     return model, Optimizer(groups, runtime.rank, runtime.world_size, **runtime.optimizer_options), rows
 
 
-def _device_rows(
-    config: TrainingSettings,
-    weights: Checkpoint | int,
-    batch: int,
-    model: GPT,
-    runtime: Runtime,
-) -> int:
+def _device_rows(config: TrainingSettings, weights: Checkpoint | int, batch: int, model: GPT, runtime: Runtime) -> int:
     """Return the rows of a micro-batch, of `batch` tokens a step, and print how they were chosen."""
     length = config.max_seq_len
+    # Sizes that divide the rows of a step on each rank.
     legal = legal_rows(batch, length, runtime.world_size)
     before = weights.manifest["loop"]["device_batch"] if isinstance(weights, Checkpoint) else None
     if config.device_batch_size != "auto":
@@ -109,6 +105,7 @@ def _device_rows(
         # Free memory may differ by now, and another size would change the rounding.
         size, reason = before, "as before"
     else:
+        # Any tokens will do; all rows of this rank's step.
         ids = torch.zeros(legal[-1], length, dtype=torch.int64, device=runtime.device)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         reserve = OPTIMIZER_BYTES * parameters // runtime.world_size
@@ -135,10 +132,7 @@ def fixed_settings(config: TrainingSettings) -> dict[str, Any]:
 
 
 def checkpoint_to_resume(
-    folder: Path,
-    config: TrainingSettings,
-    tokenizer: Tokenizer | None,
-    runtime: Runtime,
+    folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None, runtime: Runtime
 ) -> Checkpoint | None:
     """Return the checkpoint that a run resumes from, the same on all ranks; None for a new run.
 
@@ -151,8 +145,9 @@ def checkpoint_to_resume(
 
 def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None) -> int | None:
     resume, saved = config.resume, steps(folder)
+    # All checkpoints are set aside, so that the next `auto` resumes from the new run.
     if resume == "never":
-        _set_aside(folder, saved)
+        set_aside(folder, saved)
         return None
     if resume != "auto" and not resume.isdecimal():
         raise ValueError(f"--resume={resume} is not known, take auto, never or a step's number")
@@ -169,7 +164,7 @@ def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer
             f"{folder} holds another run: {differences}. Take another --tag, or start again: --resume=never"
         )
     if resume != "auto":
-        _set_aside(folder, [step for step in saved if step > checkpoint.step])
+        set_aside(folder, [step for step in saved if step > checkpoint.step])
     return checkpoint.step
 
 
@@ -185,17 +180,6 @@ def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: To
     if tokenizer and checkpoint.manifest["tokenizer"]["hash"] != tokenizer.content_hash:
         differences.append(f"the tokenizer {checkpoint.manifest['tokenizer']['tag']} was trained again")
     return differences
-
-
-def _set_aside(folder: Path, abandoned: list[int]) -> None:
-    """Rename checkpoints, so that a later resume does not choose them; the next time they are replaced."""
-    if abandoned:
-        (folder / "outcome.json").unlink(missing_ok=True)
-    for step in abandoned:
-        kept = folder / f"given_up_step_{step:06d}"
-        shutil.rmtree(kept, ignore_errors=True)
-        (folder / f"step_{step:06d}").rename(kept)
-        print0(f"checkpoint: step {step:,} is given up, the folder is now {kept.name}")
 
 
 # ---- the start of a run ----
@@ -245,6 +229,7 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
     parent = {"stage": MODELS[config.source], "tag": config.parent_tag}
     origin = resumed
     if origin is None:
+        # -1: the newest checkpoint of the parent.
         step = None if config.model_step < 0 else config.model_step
         origin = find_model(parent["stage"], parent["tag"], step, runtime)
     manifest = origin.manifest
@@ -252,6 +237,7 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
     if takes_states and not manifest["optimizer"]:  # an imported model
         raise ValueError(f"{origin.path} has no optimizer's state to begin with, give --no-warm-start")
     config = inherit(config, manifest)
+    # Rollouts count rows, of at most the context's length.
     batch = rows * config.max_seq_len if rows else config.total_batch_size
     return _Start(
         config=replace(config, total_batch_size=batch),
@@ -310,8 +296,10 @@ def training(
             weight_decay=start.weight_decay,
             in_fp8=in_fp8,
         )
+        # Schedules multiply the initial rate.
         for group in optimizer.groups:
             group.initial_lr *= start.first_rate
+        # A run that resumes loads its own states later, in `fit`.
         if start.optimizer_from:
             optimizer.load_state_tensors(start.optimizer_from.optimizer_state)
         log = stack.enter_context(MetricLog(folder, config.run, asdict(start.config)))
@@ -390,6 +378,7 @@ class Trainer:
             split=split,
             note=note,
         )
+        # The last save ends inside `stop_requests`: a second signal ends it too.
         with stop_requests() as requests, source, self._saving(source, merge, data) as save:
             state = self._restore(source)
             loop = TrainingLoop(
@@ -410,6 +399,7 @@ class Trainer:
         if state.stop:
             print0(f"stopped by {state.stop} after step {state.step:,}: run the same command again to resume")
             return
+        # Nothing was trained: the outcome of the first time stays.
         is_old = self.resumed is not None and self.resumed.step == state.step
         if is_old and (self.folder / "outcome.json").exists():
             print0(f"the run ended at step {state.step:,}: nothing is left to train")
@@ -421,6 +411,7 @@ class Trainer:
         self.outcome.curves = training_curves(self.log.path)
         if self.tasks:
             self.outcome.tables.append(task_table(self.tasks))
+        # The manifest has the hashes of all other files.
         self.outcome.add_artifact(self.folder / "latest" / MANIFEST)
         self.outcome.write()
 
@@ -443,6 +434,7 @@ class Trainer:
             self.log.resume(-1)
             return State()
         manifest = self.resumed.manifest
+        # The model has its weights since it was built.
         self.optimizer.load_state_tensors(self.resumed.optimizer_state)
         source.load_state_dict(manifest["source"])
         set_rng_state(manifest["rng"])
@@ -458,6 +450,7 @@ class Trainer:
     ) -> Iterator[Callable[[State], None]]:
         """Yield a function that saves a checkpoint: a collective. The last one is on disk when the block ends."""
         self._check_room()
+        # The part of the manifest that stays the same from checkpoint to checkpoint.
         record = self.start.record | {
             "stage": self.stage,
             "data": data,
@@ -475,6 +468,7 @@ class Trainer:
         )
 
         def save(state: State) -> None:
+            # The optimizer's states are gathered a parameter at a time, while they are copied.
             merged = merge(self.runtime.all_gather(source.state_dict()))
             progress = {"loop": asdict(state), "source": merged, "rng": rng_state()}
             saver.save(state.step, self.model.state_dict(), self.optimizer.state_tensors(), record | progress)

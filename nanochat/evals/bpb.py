@@ -110,6 +110,7 @@ def bits_per_byte(
     if not 1 <= stride <= seq_len:
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {seq_len}, the context's length")
     rows = 1 + max(0, math.ceil((len(text.ids) - 1 - seq_len) / stride))
+    # One more than the rows hold: the last token of a row has a target too.
     padded = torch.full(((rows - 1) * stride + seq_len + 1,), -1)
     padded[: len(text.ids)] = text.ids
 
@@ -119,8 +120,9 @@ def bits_per_byte(
         is_new = (numbers[:, None] == 0) | (torch.arange(seq_len) >= seq_len - stride)
         return padded[at], padded[at + 1].where(is_new, -1)
 
+    # One kind of sum: a token weighs as many bytes as it stands for.
     [sums] = sum_rows(model, read_rows, rows, seq_len, text.lengths[None], batch_size, runtime)
-    value, stderr = ratio(sums)
+    value, stderr = ratio(sums)  # nats per byte
     size = int(sums[:, 1].sum())
     assert size == text.bytes, (size, text.bytes)
     return Bpb(value / math.log(2), stderr / math.log(2), size)
@@ -142,6 +144,7 @@ def sum_rows(
     """
     weights = weights.to(runtime.device)
     sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)
+    # Ranks take rows in turn.
     mine = range(runtime.rank, count, runtime.world_size)
     progress = Progress("evaluate", "rows")
     for first in range(0, len(mine), batch_size):
@@ -152,7 +155,7 @@ def sum_rows(
         inputs[: len(numbers)], targets[: len(numbers)] = rows(numbers)
         targets = targets.to(runtime.device)
         losses = model(inputs.clamp(min=0).to(runtime.device), targets, reduction="none")
-        losses = losses.view(targets.shape).float()
+        losses = losses.view(targets.shape).float()  # (batch_size, seq_len)
         sizes = torch.where(targets >= 0, weights[:, targets.clamp(min=0)], 0)  # (kinds, batch_size, seq_len)
         pairs = torch.stack([(losses * (sizes > 0)).sum(2), sizes.sum(2).float()], dim=2)
         sums[:, numbers] = pairs[:, : len(numbers)].cpu().double()
@@ -206,7 +209,7 @@ def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise
     if config.eval_every < 0:
         return []
     tokens = config.eval_tokens
-    if tokens < 0:
+    if tokens < 0:  # as much as costs little beside training
         tokens = trainer.runtime.validation_bytes // BYTES_PER_TOKEN
     length = config.max_seq_len
     most = max(1, tokens // length)
@@ -234,7 +237,7 @@ def first_rows(
     most: int,
 ) -> tuple[Tensor, Tensor]:
     """Return inputs and targets, (rows, length) each, of the first rows of one epoch, at most `most`."""
-    inputs: list[Tensor] = []
+    inputs: list[Tensor] = []  # (1, length) each
     targets: list[Tensor] = []
     with ChatLoader(conversations, tokenizer, 1, length, supervise=supervise) as source:
         while len(inputs) < most and source.epoch < 1:
@@ -263,7 +266,7 @@ def _validation(
         pays = trainer.runtime.compiling_pays(flops * (1 + earlier))
         with nullcontext() if pays else trainer.model.as_written():
             found = measure()
-        notes = state.notes
+        notes = state.notes  # saved with the checkpoint, so "lowest" outlives a resume
         figures = {}
         for name, (value, stderr) in found.items():
             notes[f"val {name}"] = value
@@ -289,6 +292,7 @@ def write_samples(model: GPT, tokenizer: Tokenizer, count: int) -> list[list[str
     requests = []
     for prompt in PROMPTS:
         ids = [bos, *tokenizer.encode(prompt)]
+        # A short context keeps the end of a prompt.
         requests.append(Request(ids[-room:], count, stop=frozenset([bos])))
     rows = []
     for prompt, [completion] in zip(PROMPTS, Engine(model, tokenizer).generate(requests), strict=True):
