@@ -12,8 +12,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nanochat import hardware
 from nanochat.data import hub
+from nanochat.hardware import find_accelerator
 from nanochat.jobs.plan import TRAINING, Request, Setting, flag_words, skipped_lines
 from nanochat.jobs.runner import Job, Step, read_record, recorded_command
 from nanochat.jobs.scales import time_share
@@ -223,7 +223,7 @@ def training_speed(setting: Setting) -> tuple[float, str]:
 def _same_hardware(there: Mapping[str, str], setting: Setting, here: Mapping[str, str]) -> bool:
     if setting.planned:
         count, _, name = there["GPUs"].partition("x ")
-        return count == str(setting.gpus) and hardware.find(name) == setting.accelerator
+        return count == str(setting.gpus) and find_accelerator(name) == setting.accelerator
     return all(there.get(part) == here[part] for part in ("CPUs", "Memory", "GPUs"))
 
 
