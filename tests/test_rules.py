@@ -21,7 +21,7 @@ OUR_CODE = ("nanochat", "scripts", "tasks")
 LAYERS = [
     "paths log config hardware",
     "runtime outcome stages settings tokenizer chat calculator",
-    "attention cross_entropy fp8 quant optim schedules",
+    "attention cross_entropy_triton cross_entropy fp8 quant optim schedules",
     "gpt recursive models sharding param_groups scaling",
     "world data dataloader packing",
     "fused decoder engine",
