@@ -114,7 +114,7 @@ class GPTConfig:
         return list(range((self.depth - 1) % 2, self.depth, 2)) if self.value_embeds else []
 
 
-# Tricks that other programs do not know: a model is exported only if it has these values (export/forms.py).
+# Tricks that other programs do not know: a model is exported only if it has these values (export/hf.py).
 LEARNED = ("qk_gain", "residual_lambdas", "x0_lambdas", "value_embeds", "smear", "induction", "backout")
 PLAIN = {"qk_norm": True, "rope_dims": 0, "window_pattern": "L", **dict.fromkeys(LEARNED, False)}
 MLP_KINDS = {  # name → (has a gate, hidden units from the outputs of `up` and `gate`)

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat.export.hf import swap_halves
-from nanochat.gpt import GPT, GPTConfig
-from nanochat.models import CONFIGURATIONS
+from nanochat.gpt import GPTConfig
+from nanochat.models import CONFIGURATIONS, new_model
 
 # Public config name -> GPTConfig field.
 SHAPE = {
@@ -75,7 +75,7 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
     config = _config(meta["model_config"], is_newer="resid_lambdas" in stored, path=path)
     # On the meta device a model has names and shapes, but no memory.
     with torch.device("meta"):
-        expected = GPT(config).state_dict()
+        expected = new_model(config).state_dict()
     weights = _renamed(stored, path)
     for name in ("embed.weight", "head.weight"):
         # October's vocabulary was not padded.

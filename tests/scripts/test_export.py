@@ -5,6 +5,7 @@ from exports import tokenizer_of, trained
 
 from nanochat.checkpoint import RECORD, Saver
 from nanochat.export import hf
+from nanochat.models import describe_config
 from scripts.export import Config, main
 
 
@@ -13,7 +14,7 @@ def test_the_script_exports_a_checkpoint(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     tokenizer.save(tmp_path / "tok_train/default/tokenizer.json")
     model = trained("portable", tokenizer)
-    record = dict.fromkeys(RECORD) | {"dtype": "fp32", "stage": "chat_sft", "model": vars(model.config)}
+    record = dict.fromkeys(RECORD) | {"dtype": "fp32", "stage": "chat_sft", "model": describe_config(model.config)}
     record["tokenizer"] = {"tag": "default", "hash": tokenizer.content_hash}
     with Saver(tmp_path / "chat_sft/mine") as saver:
         saver.save(4, model.state_dict(), [], record)
