@@ -149,7 +149,7 @@ def triton_form(
 ) -> tuple[Tensor, Tensor | None]:
     from nanochat import cross_entropy_triton  # imports triton, which some platforms lack
 
-    return cross_entropy_triton.triton_form(logits, targets, softcap, vocab_size, with_gradient, ignored=IGNORED)
+    return cross_entropy_triton.triton_losses(logits, targets, softcap, vocab_size, with_gradient, ignored=IGNORED)
 
 
 FORMS: dict[str, Form] = {"torch": torch_form, "compiled": compiled_form, "triton": triton_form}

@@ -11,7 +11,7 @@ from torch import Tensor
 LONGEST_BLOCK = 4096  # columns of a row that a program handles at a time
 
 
-def triton_form(
+def triton_losses(
     logits: Tensor,
     targets: Tensor,
     softcap: float,

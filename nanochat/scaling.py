@@ -289,7 +289,7 @@ def _near(wanted: int, legal: list[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RunCost:
     """A run's cost on some hardware; None where a figure is unknown.
 
     device_batch_size: rows. memory: a rank's bytes, by part. memory_limit: an accelerator's GB. rate: a rank's FLOP/s;
@@ -332,7 +332,7 @@ class Estimate:
         return [*lines, f"time {time} on {name}, {speed}; dollars {price}"]
 
 
-def estimate(plan: RunPlan, config: PlanSettings, ranks: int, accelerator: Accelerator) -> Estimate:
+def estimate(plan: RunPlan, config: PlanSettings, ranks: int, accelerator: Accelerator) -> RunCost:
     """Return a plan's cost on some accelerators."""
     dtype = asked_precision(config.dtype)
     if dtype == "auto":
@@ -351,13 +351,13 @@ def estimate(plan: RunPlan, config: PlanSettings, ranks: int, accelerator: Accel
     rate, seconds, source = None, plan.seconds, "as asked"
     if plan.tokens is not None:
         assumed = ASSUMED_MFU * peak if peak else None
-        rate, source = measured(config, accelerator) or (assumed, "assumed")
+        rate, source = measured_rate(config, accelerator) or (assumed, "assumed")
         seconds = plan.flops_per_token * plan.tokens / (rate * ranks) if rate else None
     hourly = accelerator.dollars
     dollars = None
     if hourly and seconds is not None:
         dollars = hourly * ranks * seconds / 3600
-    return Estimate(
+    return RunCost(
         ranks=ranks,
         hardware=accelerator.name,
         dtype=dtype,
@@ -392,7 +392,7 @@ def memory(plan: RunPlan, rows: int, ranks: int, checkpointing: bool = False) ->
     }
 
 
-def measured(config: PlanSettings, accelerator: Accelerator) -> tuple[float, str] | None:
+def measured_rate(config: PlanSettings, accelerator: Accelerator) -> tuple[float, str] | None:
     """Return a rank's FLOP/s and "measured: run TAG" from the finished run nearest in depth on such hardware.
 
     None without such a run. Hardware outside the table of accelerators has to be this machine.
@@ -417,7 +417,7 @@ def measured(config: PlanSettings, accelerator: Accelerator) -> tuple[float, str
     return rate, source
 
 
-def dry_run_record(plan: RunPlan, found: Estimate) -> dict[str, Any]:
+def dry_run_record(plan: RunPlan, found: RunCost) -> dict[str, Any]:
     """Return plan, estimate and its lines as JSON, for programs that read a dry run."""
     return {
         "plan": asdict(plan) | {"tokens": plan.tokens},
