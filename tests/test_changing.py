@@ -1,0 +1,36 @@
+"""The recipes of docs/changing.md: each patch applies to a copy of the code, and the commands below it run there."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+from pages import ROOT
+
+PAGE = (ROOT / "docs/changing.md").read_text(encoding="utf-8")
+RECIPES = re.findall(r"^## (.*?)\n.*?^```diff\n(.*?)^```\n+```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_has_recipes():
+    assert len(RECIPES) == PAGE.count("```diff") >= 5
+
+
+@pytest.mark.parametrize(("title", "patch", "commands"), RECIPES, ids=[title for title, *_ in RECIPES])
+def test_a_recipe_works(title, patch, commands, tmp_path, python):
+    for folder in ("nanochat", "scripts", "tasks", "tests", "docs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / file, tmp_path)
+    applied = subprocess.run(["patch", "-p1", "--forward"], cwd=tmp_path, input=patch, capture_output=True, text=True)
+    assert applied.returncode == 0, applied.stdout + applied.stderr
+    for line in commands.splitlines():
+        command = shlex.split(line)
+        assert command[0] == "python"
+        done = python(*command[1:], cwd=tmp_path)
+        assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def test_patches_come_with_python():
+    assert shutil.which("patch"), f"these tests need the program patch, beside {sys.executable}"
