@@ -302,7 +302,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(base):
     base.run("full", before=SignalAfter(6, signal.SIGTERM))
     before = files_of(base.of("full"), 7)
     said = base.refused("full", code=1, before=FileLimit(200_000))
-    assert said.startswith("step 12 is not saved: [Errno 27] File too large")  # 9 was not saved before
+    assert said.startswith("step 12 is not saved: Error while serializing: I/O error: File too large")  # 9 was not saved before
     assert files_of(base.of("full"), 7) == before
     base.run("full")
     assert_as_straight(base, "full")
@@ -310,7 +310,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(base):
 
 def test_a_run_on_a_disk_that_was_full_for_a_while_can_be_stopped(base):
     said = base.run("full-for-a-while", before=FileLimit(200_000, until=SignalAfter(4, signal.SIGTERM)))
-    assert "checkpoint: step 3 is not saved: [Errno 27] File too large" in said
+    assert "checkpoint: step 3 is not saved: Error while serializing: I/O error: File too large" in said
     assert steps(base.of("full-for-a-while")) == [5]
     base.run("full-for-a-while")
     assert_as_straight(base, "full-for-a-while")
@@ -327,7 +327,7 @@ def test_room_is_looked_for_before_the_first_step(base):
     assert float(re.match(sentence, said)[1]) == pytest.approx(3 * size, abs=0.2)
     base.copy("straight", "roomy")  # what is there is to go as others come
     said = base.run("roomy", "--resume=15", "--keep-last=2", "--keep-every=10", before=room)
-    assert "checkpoints: there is room for 1; what --keep-every=10 keeps besides is not counted\n" in said
+    assert "checkpoints: there is room for 1; the ones that --keep-every=10 keeps besides are not counted\n" in said
     assert steps(base.of("roomy")) == [18, 20]
 
 
