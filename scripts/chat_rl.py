@@ -71,6 +71,8 @@ def main(config: Config) -> None:
         raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
 
     rows = config.examples_per_step * config.num_samples
+    decoding = {"max_new_tokens": config.max_new_tokens, "temperature": config.temperature, "top_k": config.top_k}
+    sampling = Sampling(config.examples_per_step, config.num_samples, **decoding)
     with training("chat_rl", config, rows=rows) as trainer:
         # Spelling tasks need the vocabulary.
         task = TASKS[name]("train", tokenizer=trainer.tokenizer_tag)
@@ -83,13 +85,7 @@ def main(config: Config) -> None:
             engine,
             trainer.tokenizer,
             trainer.runtime,
-            Sampling(
-                examples=config.examples_per_step,
-                samples=config.num_samples,
-                max_new_tokens=config.max_new_tokens,
-                temperature=config.temperature,
-                top_k=config.top_k,
-            ),
+            sampling,
             context=trainer.config.max_seq_len,
             advantage=config.advantage,
             seed=config.seed,

@@ -11,6 +11,8 @@
 
 import hashlib
 import math
+import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -413,9 +415,14 @@ def _world_shards() -> Path:
     path = "datasets/local/world"
     root = hub.mirror()
     if root is None or not (root / path).is_dir():
-        # A slow import that few runs need.
-        from nanochat.world.writer import write_world
-
         root = hub.world_dir()
-        once_a_node("the embedded world", lambda: write_world(root, seed=1, size="small"))
+        once_a_node("the embedded world", lambda: _write_world(root))
     return root / path
+
+
+def _write_world(folder: Path) -> None:
+    # A process of its own: the data sets of the world are no part of reading text.
+    command = [sys.executable, "-m", "nanochat.world", f"--out={folder}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr.strip().removeprefix("error: "))
