@@ -1,4 +1,4 @@
-"""The calculator that a model may call: exact arithmetic and letter counting, read as a syntax tree, never run."""
+"""The calculator for model output: exact arithmetic and letter counting on a syntax tree, without running any code."""
 
 import ast
 import operator
@@ -7,30 +7,31 @@ import warnings
 from decimal import Context, Decimal
 from fractions import Fraction
 
-MAX_LENGTH = 200  # characters of an expression: with the limits below, also a limit on time
-MAX_DIGITS = 40  # of a number on the way, and of its denominator
+MAX_LENGTH = 200  # characters per expression: with the limits below, also a limit on time
+MAX_DIGITS = 40  # for the numerator and the denominator, intermediate results included
 MAX_EXPONENT = 64
-SHOWN_DIGITS = 12  # of a result that is no whole number
-SHOWN_DECIMALS = 2  # of one with many digits before the point, at least
+SHOWN_DIGITS = 12  # significant digits shown for a result that is not a whole number
+SHOWN_DECIMALS = 2  # least decimals shown, however many digits stand before the point
 
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-PERCENT = re.compile(r"(\d+\.?\d*|\.\d+)\s*%(?=\s*(?:[-+*/)]|$))")  # where nothing follows that could be divided by
+# Only where no operand follows: in "20 % 3" the sign is the modulo operator.
+PERCENT = re.compile(r"(\d+\.?\d*|\.\d+)\s*%(?=\s*(?:[-+*/)]|$))")
 
 
 class Refused(ValueError):
-    """An expression that is not calculated, and why."""
+    """An expression that the calculator refuses, with the reason."""
 
 
 def calculate(expression: str) -> str:
-    """Its value as text: 12/60 is 0.2, 20/2 is 10, 20%*1,500 is 300, "strawberry".count("r") is 3."""
+    """Return the value as text: 12/60 is 0.2, 20/2 is 10, 20%*1,500 is 300, "strawberry".count("r") is 3."""
     if len(expression) > MAX_LENGTH:
-        raise Refused(f"an expression of {len(expression)} characters, the limit is {MAX_LENGTH}")
+        raise Refused(f"the expression has {len(expression)} characters, the limit is {MAX_LENGTH}")
     text = expression.strip()
-    if not {"'", '"'} & set(text):
+    if not {"'", '"'} & set(text):  # quoted text stays unchanged
         text = PERCENT.sub(r"(\1/100)", THOUSANDS.sub("", text))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Python about odd literals: who wrote them does not read it
+            warnings.simplefilter("ignore")  # Python warns about odd literals, but the model never reads warnings
             tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Refused(f"no expression: {error}") from None
@@ -39,7 +40,7 @@ def calculate(expression: str) -> str:
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
-        raise Refused(f"the exponent {exponent}: it must be whole and at most {MAX_EXPONENT}")
+        raise Refused(f"the exponent {exponent} is refused: it must be whole and at most {MAX_EXPONENT}")
     return base ** int(exponent)
 
 
@@ -57,16 +58,20 @@ OPERATORS = {
 
 
 def _value(node: ast.expr, text: str) -> Fraction:
+    """Return the exact value of a node; `text` is the source, for reading decimals digit by digit."""
     match node:
         case ast.Constant(value=number) if type(number) in (int, float) and abs(number) < 10**MAX_DIGITS:
-            exact = Decimal(number if type(number) is int else ast.get_source_segment(text, node))  # 0.1 is a tenth
-            if abs(exact.as_tuple().exponent) >= MAX_DIGITS:  # asked before a power of ten is made of it
-                raise Refused(f"a number of more than {MAX_DIGITS} digits")
+            # The source text rather than the float: 0.1 means exactly one tenth.
+            exact = Decimal(number if type(number) is int else ast.get_source_segment(text, node))
+            # Checked first: Fraction would compute 10**exponent and might never end.
+            if abs(exact.as_tuple().exponent) >= MAX_DIGITS:
+                raise Refused(f"a number has more than {MAX_DIGITS} digits")
             return Fraction(exact)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
             values = [_value(left, text), _value(right, text)]
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in OPERATORS:
             values = [_value(operand, text)]
+        # The only call: "text".count("part").
         case ast.Call(
             func=ast.Attribute(value=ast.Constant(value=str(text)), attr="count"),
             args=[ast.Constant(value=str(part))],
@@ -79,14 +84,20 @@ def _value(node: ast.expr, text: str) -> Fraction:
         number = Fraction(OPERATORS[type(sign)](*values))
     except ZeroDivisionError:
         raise Refused("a division by zero") from None
+    # After each operation, so that repeated powers cannot grow without bound.
     if max(abs(number.numerator), number.denominator) >= 10**MAX_DIGITS:
-        raise Refused(f"a number of more than {MAX_DIGITS} digits")
+        raise Refused(f"a number has more than {MAX_DIGITS} digits")
     return number
 
 
 def _written(number: Fraction) -> str:
+    """Return decimal text, rounded unless the result is whole."""
     if number.denominator == 1:
         return str(number.numerator)
-    digits = max(SHOWN_DIGITS, len(str(int(abs(number)))) + SHOWN_DECIMALS)
-    rounded = Context(prec=digits).divide(Decimal(number.numerator), Decimal(number.denominator))
-    return f"{rounded.normalize():f}"
+    whole_digits = len(str(int(abs(number))))
+    digits = max(SHOWN_DIGITS, whole_digits + SHOWN_DECIMALS)
+    rounded = Context(prec=digits).divide(
+        Decimal(number.numerator),
+        Decimal(number.denominator),
+    )
+    return f"{rounded.normalize():f}"  # "f": never in scientific notation

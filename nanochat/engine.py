@@ -1,14 +1,15 @@
-"""Generation: many requests at once in fixed slots, each row as if it were alone, with the calculator's turns.
+"""Generation: many requests at once in fixed slots, with the same result for a row as alone, and calculator calls.
 
 `Engine.step` is schedule → run → follow: free slots take waiting sequences, the decoder gives each row a token, and
-tokens become events. A sequence that ends makes room for the next one at once. On a GPU tokens are followed one step
-late, so that no step waits for the host.
+tokens become events. A sequence that ends makes room for the next one at once. On a GPU the host follows tokens one
+step late, so no step waits for the host.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,38 +24,38 @@ if TYPE_CHECKING:
     from nanochat.tokenizer import Tokenizer
 
 ENDS = ("<|assistant_end|>", "<|bos|>")  # the tokens that end a turn
-SLOTS = {"cuda": 256, "cpu": 64}  # rows that a kind of device runs at once
+SLOTS = {"cuda": 256, "cpu": 64}  # rows run at once, by device type
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how to continue it, n times."""
+    """A prompt and the settings for n continuations."""
 
     tokens: Sequence[int]
     max_new_tokens: int
     temperature: float = 0.0  # 0: greedy
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
-    seed: int = 0  # each sample has a random generator of its own, from the seed and its number
-    stop: frozenset[int] | None = None  # ids that end a sample and are left out; None: those that end a turn
+    seed: int = 0  # each sample has a separate random generator, from the seed and the sample number
+    stop: frozenset[int] | None = None  # ids that end a sample and are left out; None: ends of a turn
     n: int = 1
 
 
 class Event(NamedTuple):
-    """A token of a sample, or its end: then token is None, and reason is stop or length."""
+    """A token in a sample, or the sample's end: then token is None, and reason is stop or length."""
 
     request: int
     sample: int
     token: int | None
     sampled: bool = True  # chosen by the model, not put in by the calculator
     reason: str = ""
-    # The model's own log-probability of its choice, the end too, if the job asks for it; 0 for tokens that were put in.
+    # The model's log-probability for the choice, ends included, if the job asks; 0 for tokens that were put in.
     logprob: float = 0.0
 
 
 @dataclass
 class Completion:
-    """The events of one sample, together."""
+    """All events from one sample, collected."""
 
     tokens: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)  # 1: chosen by the model, 0: put in by the calculator
@@ -63,7 +64,7 @@ class Completion:
     logprobs: list[float] = field(default_factory=list)
 
     def add(self, event: Event, logprobs: bool) -> None:
-        if logprobs and event.reason != "length":
+        if logprobs and event.reason != "length":  # a cut sample has no chosen end
             self.logprobs.append(event.logprob)
         if event.token is None:
             self.reason = event.reason
@@ -77,7 +78,7 @@ class Job:
     """Requests submitted together. The owner takes the events out."""
 
     logprobs: bool
-    open: int = 0  # samples that have not ended
+    open: int = 0  # samples still waiting or running
     events: deque[Event] = field(default_factory=deque)
 
 
@@ -87,18 +88,18 @@ class _Sequence:
 
     job: Job
     request: Request
-    number: int  # of the request in its job
+    number: int  # index of the request in the job
     sample: int
     stop: frozenset[int]
-    most: int  # tokens that it may have, prompt included
-    length: int  # tokens that it has
+    most: int  # limit on tokens, prompt included
+    length: int  # tokens so far, prompt included
     slot: int = -1  # -1: none
-    forced: int = 0  # tokens of the calculator's answer that are still to come
+    forced: int = 0  # tokens left from the calculator's answer
     expression: list[int] | None = None  # tokens since <|python_start|>
 
 
 class Engine:
-    """Runs jobs on a copy of the model's weights, packed for inference; `refresh` takes the present weights.
+    """Runs jobs on a packed copy of the model's weights; `refresh` copies the present weights.
 
     slots: rows at once; 0: as many as pay on the device. Jobs may come and go while others run, in one thread.
     """
@@ -114,21 +115,22 @@ class Engine:
         self.ends = frozenset(self.special[name] for name in ENDS)
         self.rows: list[_Sequence] = []  # in the order of their slots
         self.waiting: deque[_Sequence] = deque()
-        self.longest = 0  # tokens that a sequence may have
-        self.unread: _Step | None = None  # on CUDA: the step whose tokens have not been followed
+        self.longest = 0  # most tokens that any sequence so far may have
+        self.unread: _Step | None = None  # on CUDA: the last step, with tokens not yet followed
 
     def generate(self, requests: Sequence[Request], logprobs: bool = False) -> list[list[Completion]]:
         """Return the n completions of each request."""
         completions = [[Completion() for _ in range(request.n)] for request in requests]
+        # Samples end in any order; each event names the request and the sample.
         for event in self.stream(requests, logprobs):
             completions[event.request][event.sample].add(event, logprobs)
         return completions
 
     def stream(self, requests: Sequence[Request], logprobs: bool = False) -> Iterator[Event]:
-        """Yield the events of all samples as they come, each sample's in order; closing it cancels the samples."""
+        """Yield all samples' events as they come, in order within a sample; closing the iterator cancels them."""
         job = self.submit(requests, logprobs)
         try:
-            while job.open:
+            while job.open:  # steps serve other jobs too
                 self.step()
                 while job.events:
                     yield job.events.popleft()
@@ -136,7 +138,7 @@ class Engine:
             self.cancel(job)
 
     def submit(self, requests: Sequence[Request], logprobs: bool = False) -> Job:
-        """Queue requests; ValueError for one that cannot be met. Their samples run in the steps that follow."""
+        """Queue requests; ValueError for an invalid one. The samples run in the steps that follow."""
         job = Job(logprobs)
         sequences = []
         for number, request in enumerate(requests):
@@ -145,23 +147,37 @@ class Engine:
             length = len(request.tokens)
             most = min(length + request.max_new_tokens, self.config.max_seq_len)
             for sample in range(request.n):
-                sequences.append(_Sequence(job, request, number, sample, stop, most, length))
-        sequences.sort(key=lambda sequence: -sequence.length)  # a lack of memory shows at once
+                sequence = _Sequence(
+                    job,
+                    request,
+                    number,
+                    sample,
+                    stop,
+                    most,
+                    length,
+                )
+                sequences.append(sequence)
+        # The longest first: a lack of memory shows at once.
+        sequences.sort(key=lambda sequence: -sequence.length)
         job.open = len(sequences)
         self.waiting.extend(sequences)
-        self.longest = max([self.longest, *(sequence.most for sequence in sequences)])
+        for sequence in sequences:
+            self.longest = max(self.longest, sequence.most)
         return job
 
     def _check(self, number: int, request: Request, stop: frozenset[int]) -> None:
-        context, length, words = self.config.max_seq_len, len(request.tokens), self.config.vocab_size
+        context = self.config.max_seq_len
+        length = len(request.tokens)
+        words = self.config.vocab_size
         too_long = f"has {length:,} tokens, a prompt must be shorter than the context, {context:,}: cut it"
-        rules = [
+        least = min(request.temperature, request.top_k, request.seed)
+        rules = [  # (condition, the message otherwise)
             (length > 0, "has no tokens: begin it with <|bos|>"),
             (length < context, too_long),
             (all(0 <= token < words for token in request.tokens), "has ids beyond the vocabulary"),
             (all(0 <= token < words for token in stop), "stops at ids beyond the vocabulary"),
             (request.max_new_tokens > 0 and request.n > 0, "asks for no tokens: max_new_tokens and n start at 1"),
-            (min(request.temperature, request.top_k, request.seed) >= 0, "has a negative setting"),
+            (least >= 0, "has a negative setting"),
             (0 < request.top_p <= 1, f"has top_p {request.top_p}: it is above 0 and at most 1"),
         ]
         for holds, sentence in rules:
@@ -170,24 +186,28 @@ class Engine:
 
     @torch.inference_mode()
     def cancel(self, job: Job, *samples: tuple[int, int]) -> None:
-        """End a job's samples, or only these (request, sample), and free their slots."""
+        """End a job's samples, or only these (request, sample) pairs, and free the slots."""
 
         def leaves(sequence: _Sequence) -> bool:
-            return sequence.job is job and (not samples or (sequence.number, sequence.sample) in samples)
+            if sequence.job is not job:
+                return False
+            return not samples or (sequence.number, sequence.sample) in samples
 
         kept = deque(sequence for sequence in self.waiting if not leaves(sequence))
         job.open -= len(self.waiting) - len(kept)
         self.waiting = kept
-        for sequence in [sequence for sequence in self.rows if leaves(sequence)]:
+        leaving = [sequence for sequence in self.rows if leaves(sequence)]  # a list: a release changes the rows
+        for sequence in leaving:
             self._release(sequence)
             job.open -= 1
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Give each running sequence a token; jobs get their events, on CUDA the events of the step before."""
+        """Give each running sequence a token and each job the new events, on CUDA the events from the step before."""
         self._schedule()
         step = self._run() if self.rows else None
         if self.decoder.on_cuda:
+            # This step runs on while the host follows the last one.
             step, self.unread = self.unread, step
         if step is not None:
             self._follow(step)
@@ -199,11 +219,12 @@ class Engine:
         if not self.waiting or len(self.rows) == self.slots:
             return
         wanted = min(self.slots, len(self.rows) + len(self.waiting))
+        # Running rows keep their slots; a lack of memory leaves fewer than wanted.
         room = self.decoder.make_room(wanted, self.longest, kept=len(self.rows))
         admitted = [self.waiting.popleft() for _ in range(room - len(self.rows))]
         if not admitted:
             return
-        # A prompt runs once: its later samples copy the slot of a sample that is there.
+        # A prompt runs once: later samples copy the slot from a sample already there.
         holders = {id(sequence.request): sequence.slot for sequence in self.rows}
         prompts: dict[int, Sequence[int]] = {}
         copies: dict[tuple[int, int], list[int]] = {}  # (slot, length) → slots that take a copy
@@ -214,24 +235,30 @@ class Engine:
             if holder == sequence.slot:
                 prompts[holder] = sequence.request.tokens
             else:
-                copies.setdefault((holder, sequence.length - 1), []).append(sequence.slot)
+                # The last prompt token is not stored: the first step feeds it.
+                targets = copies.setdefault((holder, sequence.length - 1), [])
+                targets.append(sequence.slot)
         self.decoder.prefill(prompts)
         for (source, length), targets in copies.items():
             self.decoder.cache.copy(source, targets, length)
-        self.decoder.seat([sequence.slot for sequence in admitted], [self._start(one) for one in admitted])
+        self.decoder.seat(
+            [sequence.slot for sequence in admitted],
+            [self._start(sequence) for sequence in admitted],
+        )
 
     def _start(self, sequence: _Sequence) -> RowStart:
         request = sequence.request
         generator = np.random.default_rng([request.seed, sequence.sample])
         return RowStart(
             token=request.tokens[-1],
-            previous=request.tokens[-2:][0],
+            previous=request.tokens[-2:][0],  # any id for a prompt with one token
             position=sequence.length - 1,
             last=sequence.most - 1,
             temperature=request.temperature,
             top_k=request.top_k or self.config.vocab_size,
             top_p=request.top_p,
             halting=sequence.stop | {self.special["<|python_end|>"]},
+            # All random numbers in advance: a sample does not depend on the rows beside it.
             uniform=generator.random(sequence.most - sequence.length),
         )
 
@@ -239,28 +266,34 @@ class Engine:
 
     def _run(self) -> "_Step":
         words = self.config.vocab_size
+        # Only the parts that some row needs run in this step.
         sampled = [sequence.request for sequence in self.rows if sequence.request.temperature]
+        # top-p alone may need any number of ranks.
         filtered = [request.top_k or words for request in sampled if request.top_k or request.top_p < 1]
         ranks = 0
         if filtered:
-            ranks = min(1 << (max(filtered) - 1).bit_length(), words)  # a power of two: fewer graphs
+            power = 1 << (max(filtered) - 1).bit_length()  # a power of two: fewer graphs
+            ranks = min(power, words)
         logprobs = any(sequence.job.logprobs for sequence in self.rows)
         longest = max(sequence.length for sequence in self.rows)
-        columns, event = self.decoder.step(len(self.rows), longest, StepKind(bool(sampled), ranks, logprobs))
+        kind = StepKind(bool(sampled), ranks, logprobs)
+        columns, event = self.decoder.step(len(self.rows), longest, kind)
         return _Step(list(self.rows), columns, event)
 
     # ---- follow ----
 
     def _follow(self, step: "_Step") -> None:
         """Turn a step's tokens into events."""
-        if step.event is not None:
+        if step.event is not None:  # the copy to the host may still run
             step.event.synchronize()
         tokens, *rest = (column.tolist() for column in step.columns)
-        logprobs = rest[0] if rest else [0.0] * len(tokens)
-        for sequence, token, logprob in zip(step.sequences, tokens, logprobs, strict=False):  # a graph has more rows
-            # Rows that stand still are given -1; others may have left since the step began.
+        logprobs = rest[0] if rest else repeat(0.0)
+        # Not strict: a graph may have more rows than there are sequences.
+        for sequence, token, logprob in zip(step.sequences, tokens, logprobs, strict=False):
+            # Rows that stand still get -1; others may have left since the step began.
             if token >= 0 and sequence.slot >= 0:
-                self._follow_token(sequence, token, logprob if sequence.job.logprobs else 0.0)
+                wanted = sequence.job.logprobs
+                self._follow_token(sequence, token, logprob if wanted else 0.0)
 
     def _follow_token(self, sequence: _Sequence, token: int, logprob: float) -> None:
         sampled = sequence.forced == 0
@@ -271,17 +304,24 @@ class Engine:
             self._end(sequence, "stop", logprob)
             return
         sequence.length += 1
-        sequence.job.events.append(Event(sequence.number, sequence.sample, token, sampled, logprob=logprob))
+        event = Event(
+            sequence.number,
+            sequence.sample,
+            token,
+            sampled,
+            logprob=logprob,
+        )
+        sequence.job.events.append(event)
         answer = self._answer(sequence, token) if sampled else None
         if sequence.length == sequence.most:
             self._end(sequence, "length", 0.0)
         elif answer is not None:
-            answer = answer[: sequence.most - sequence.length]
+            answer = answer[: sequence.most - sequence.length]  # within the length limit
             sequence.forced = len(answer)
             self.decoder.resume(sequence.slot, sequence.length, answer)
 
     def _answer(self, sequence: _Sequence, token: int) -> list[int] | None:
-        """Return the calculator's answer to a finished expression, perhaps empty: the row waits for it, else None."""
+        """Return the calculator's answer, perhaps empty, if the token ends an expression (the row waits); else None."""
         if token == self.special["<|python_start|>"]:
             sequence.expression = []
             return None
@@ -294,17 +334,27 @@ class Engine:
         try:
             answer = calculate(self.tokenizer.decode(expression))
         except Refused:
-            return []
-        return [self.special["<|output_start|>"], *self.tokenizer.encode(answer), self.special["<|output_end|>"]]
+            return []  # the model goes on without an answer
+        return [
+            self.special["<|output_start|>"],
+            *self.tokenizer.encode(answer),
+            self.special["<|output_end|>"],
+        ]
 
     def _end(self, sequence: _Sequence, reason: str, logprob: float) -> None:
         self._release(sequence)
         sequence.job.open -= 1
-        end = Event(sequence.number, sequence.sample, None, reason=reason, logprob=logprob)
+        end = Event(
+            sequence.number,
+            sequence.sample,
+            token=None,
+            reason=reason,
+            logprob=logprob,
+        )
         sequence.job.events.append(end)
 
     def _release(self, sequence: _Sequence) -> None:
-        """Free a slot. The last sequence moves into it, because a step runs the first slots."""
+        """Free a slot and move the last sequence there, because a step runs the first slots."""
         moved = self.rows.pop()
         if moved is not sequence:
             self.decoder.move(moved.slot, sequence.slot, moved.length)
@@ -314,8 +364,8 @@ class Engine:
 
 
 class _Step(NamedTuple):
-    """The tokens of a step on their way to the host."""
+    """Tokens from a step, on the way to the host."""
 
     sequences: list[_Sequence]
     columns: list[torch.Tensor]  # tokens, and log-probabilities if a job asks for them
-    event: torch.cuda.Event | None  # on CUDA: the columns are on the host after it
+    event: torch.cuda.Event | None  # on CUDA: afterwards the columns are on the host

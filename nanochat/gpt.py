@@ -1,7 +1,7 @@
-"""The Transformer, from config to logits. A trick of the model is a field of GPTConfig and can be switched off.
+"""The Transformer, from config to logits. Each trick in the model is a field in GPTConfig and can be switched off.
 
-To add a trick: a field of GPTConfig, its code below, and a row of PARAMETERS if it learns something. Inference and the
-optimizer read them from here; export refuses a field that it does not know. `--model=reference,FIELD=VALUE` sets it.
+To add a trick: a field in GPTConfig, code below, and a row in PARAMETERS if the trick learns something. Inference and
+the optimizer read both; export refuses unknown fields. `--model=reference,FIELD=VALUE` sets a field.
 """
 
 import re
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: matrix units like whole tiles
 SHORT_MULTIPLE = 128  # short windows are a multiple of the attention kernels' tile
-VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels that the two gates read
+VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels read by the two gates
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Shape and tricks of the model; the defaults are the public reference of mid-2026, at depth 12."""
+    """Shape and tricks; the defaults are the public reference from mid-2026, at depth 12."""
 
     vocab_size: int = 32768
     depth: int = 12
@@ -38,14 +38,14 @@ class GPTConfig:
     heads: int = 6
     kv_heads: int = 0  # 0: as many as heads
     max_seq_len: int = 2048
-    mlp: str = "relu2"  # a key of MLP_KINDS
+    mlp: str = "relu2"  # a key in MLP_KINDS
     mlp_ratio: float = 4.0  # hidden units per channel
     window_pattern: str = "SSSL"  # repeated over the layers, the last is always L. S: a quarter of max_seq_len, L: all
     rope_base: float = 100_000.0
-    rope_dims: int = 0  # channels of a head that rotate with position; 0: all
-    norm_eps: float = 2**-23  # of every norm: the resolution of fp32 beside 1
+    rope_dims: int = 0  # channels per head that rotate with position; 0: all
+    norm_eps: float = 2**-23  # for every norm: the resolution of fp32 beside 1
     qk_norm: bool = True
-    qk_scale: float = 1.2  # factor of queries and of keys, for sharper attention
+    qk_scale: float = 1.2  # factor for queries and for keys: sharper attention
     qk_gain: bool = False  # a learned factor per head for the queries, and so for the attention scores
     softcap: float = 15.0  # logits lie within ±softcap; 0: no limit
     tie_embeddings: bool = False
@@ -54,12 +54,12 @@ class GPTConfig:
     x0_lambdas: bool = True  # x += a·x0 before each block, x0 the input of the first block, a learned per layer
     value_embeds: bool = True  # every other layer, the last included, adds an embedding of the token to its values
     smear: bool = True  # each token's embedding takes a part of the previous token's, within a document
-    induction: bool = False  # half of the heads search for the token that followed a similar one (InductionAttention)
-    backout: bool = True  # the head's input loses a part of the middle layer's output
-    bos_id: int = -1  # the token that starts a document: smear does not reach across it; -1: rows are one document
+    induction: bool = False  # half the heads search for the token that followed a similar one (InductionAttention)
+    backout: bool = True  # part of the middle layer's output is subtracted from the head's input
+    bos_id: int = -1  # the token that starts a document: smear stops there; -1: a row is one document
 
     def __post_init__(self):
-        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)  # the dataclass is frozen
         for name in ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "mlp_ratio", "norm_eps"):
             self._require(getattr(self, name) > 0, f"{name} must be above 0")
         self._require(self.width % self.heads == 0, "width must be a multiple of heads")
@@ -89,13 +89,14 @@ class GPTConfig:
 
     @property
     def scores_are_bounded(self) -> bool:
-        """Return whether exp(score) fits into fp32 for any weights: normed queries and keys have length √head_dim."""
+        """Return True if exp(score) fits into fp32 for any weights: normed queries and keys have length √head_dim."""
         unbounded = any(row.in_scores and getattr(self, row.field) for row in PARAMETERS)
-        return self.qk_norm and not unbounded and self.attention_scale * self.head_dim <= SAFE_EXPONENT
+        largest = self.attention_scale * self.head_dim  # score, by Cauchy-Schwarz
+        return self.qk_norm and not unbounded and largest <= SAFE_EXPONENT
 
     @property
     def attention_needs(self) -> set[str]:
-        """Return the abilities that training needs of an attention path (attention.Path.can)."""
+        """Return the abilities that training needs in an attention path (attention.Path.can)."""
         return {"window"} if any(self.windows) else set()
 
     @property
@@ -104,7 +105,7 @@ class GPTConfig:
 
     @cached_property
     def windows(self) -> list[int]:
-        """Return for each layer the number of keys that a token sees, itself included; 0: all."""
+        """Return the number of keys that a token sees in each layer, the token included; 0: all."""
         short = -(-self.max_seq_len // (4 * SHORT_MULTIPLE)) * SHORT_MULTIPLE
         letters = (self.window_pattern * self.depth)[: self.depth - 1] + "L"
         return [short if letter == "S" and short < self.max_seq_len else 0 for letter in letters]
@@ -117,7 +118,7 @@ class GPTConfig:
 # Tricks that other programs do not know: a model is exported only if it has these values (export/hf.py).
 LEARNED = ("qk_gain", "residual_lambdas", "x0_lambdas", "value_embeds", "smear", "induction", "backout")
 PLAIN = {"qk_norm": True, "rope_dims": 0, "window_pattern": "L", **dict.fromkeys(LEARNED, False)}
-MLP_KINDS = {  # name → (has a gate, hidden units from the outputs of `up` and `gate`)
+MLP_KINDS = {  # name → (has a gate, hidden units from the outputs up and gate)
     "relu2": (False, lambda up, gate: F.relu(up).square()),
     "swiglu": (True, lambda up, gate: F.silu(gate) * up),
 }
@@ -125,11 +126,8 @@ Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Initial = Callable[[Tensor, GPTConfig, Generator], Tensor]  # from (an empty fp32 tensor on the CPU, config, generator)
 
 
-# ---- layers ----
-
-
 class Linear(nn.Linear):
-    """A linear layer without bias. The fp32 weight is cast to the input's dtype, so that gradients add up in fp32."""
+    """A linear layer without bias. The fp32 weight is cast to the input's dtype, so gradients add up in fp32."""
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__(inputs, outputs, bias=False)
@@ -152,15 +150,15 @@ def norm(x: Tensor, eps: float) -> Tensor:
 
 
 class LayerContext(NamedTuple):
-    """The inputs of one block besides the state; tensors differ between layers, so that alike blocks share a graph."""
+    """Inputs for one block besides the state; layers differ in these tensors only, so equal blocks share a graph."""
 
-    x0: Tensor  # (B, T, width): the input of the first block
+    x0: Tensor  # (B, T, width): the first block's input
     residual_lambda: Tensor | None
     x0_lambda: Tensor | None
     values: Tensor | None  # (B, T, kv_heads * head_dim): the tokens' value embeddings
     rotation: Rotation
     mask: Mask
-    store: Store | None  # of a cache: takes keys and values of these tokens, returns those of the whole rows
+    store: Store | None  # from a cache: takes these tokens' keys and values, returns the whole rows'
 
 
 class Attention(nn.Module):
@@ -179,10 +177,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, layer: LayerContext) -> Tensor:
         config = self.config
-        # Queries and keys are two parts, or one part where one product made both: then rotation and norm run once.
-        *parts, v = self.project(x)
+        *parts, v = self.project(x)  # queries and keys are one part if one product made both: one rotation and norm
         if self.ve_gate is not None:
-            gate = 3 * torch.sigmoid(self.ve_gate(x[..., :VALUE_GATE_INPUTS]))
+            gate = 3 * torch.sigmoid(self.ve_gate(x[..., :VALUE_GATE_INPUTS]))  # (B, T, kv_heads), from 0 to 3
             v = v + gate[..., None] * layer.values.view_as(v)
         parts = [self.rotate(part, layer.rotation) for part in parts]
         if config.qk_norm:
@@ -207,39 +204,39 @@ class Attention(nn.Module):
 
 
 class InductionAttention(Attention):
-    """Attention whose first half of the heads finds the token that followed an earlier token like the present one.
+    """Attention in which half the heads find the token that followed an earlier token like the present one.
 
-    These heads have the keys of the token before, and no rotation: distance does not count. Their initial key weights
-    are the query weights, so that they match similar tokens from the first step on.
+    They see the previous token's keys, unrotated: distance does not count. Key weights start as the query weights.
     """
 
     def __init__(self, config: GPTConfig, has_values: bool):
         super().__init__(config, has_values)
         self.shifted = config.kv_heads // 2
-        # Queries and keys have different numbers of such heads, so they stay apart in inference, too.
-        self.qkv_parts = [config.heads, config.kv_heads, config.kv_heads]
+        self.qkv_parts = [config.heads, config.kv_heads, config.kv_heads]  # q and k differ in such heads: keep apart
 
     def rotate(self, part: Tensor, rotation: Rotation) -> Tensor:
         unrotated = part.shape[2] * self.shifted // self.config.kv_heads
-        return torch.cat([part[:, :, :unrotated].float(), rotation.apply(part[:, :, unrotated:])], dim=2)
+        still = part[:, :, :unrotated].float()
+        return torch.cat([still, rotation.apply(part[:, :, unrotated:])], dim=2)
 
     def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None) -> tuple[Tensor, Tensor]:
-        k, v = super().keys_and_values(k, v, store)  # a cache stores the keys where they belong
-        return torch.cat([previous(k[:, :, : self.shifted]), k[:, :, self.shifted :]], dim=2), v
+        k, v = super().keys_and_values(k, v, store)  # a cache stores unshifted keys
+        shifted = previous(k[:, :, : self.shifted])
+        return torch.cat([shifted, k[:, :, self.shifted :]], dim=2), v
 
     @torch.no_grad()
     def match_queries(self) -> None:
         group = self.config.heads // self.config.kv_heads
         q = self.q.weight.unflatten(0, (-1, self.config.head_dim))  # (heads, head_dim, width)
         k = self.k.weight.unflatten(0, (-1, self.config.head_dim))
-        k[: self.shifted] = q[::group][: self.shifted]
+        k[: self.shifted] = q[::group][: self.shifted]  # each group's first query head
 
 
 class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         has_gate, self.activation = MLP_KINDS[config.mlp]
-        units = max(64, round(config.mlp_ratio * config.width / 64) * 64)  # whole tiles again
+        units = max(64, round(config.mlp_ratio * config.width / 64) * 64)  # matrix units like whole tiles
         self.up = Linear(config.width, units)
         self.gate = Linear(config.width, units) if has_gate else None
         self.down = Linear(units, config.width)
@@ -250,7 +247,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer with its residual mixing, so that compiling a block fuses the mixing too."""
+    """One layer with residual mixing inside, so compiling a block fuses the mixing too."""
 
     def __init__(self, config: GPTConfig, has_values: bool):
         super().__init__()
@@ -271,23 +268,23 @@ class Context(NamedTuple):
     """Everything that the blocks share in a forward, however often `GPT.sweep` runs them."""
 
     ids: Tensor  # (B, T)
-    x0: Tensor  # (B, T, width): the embedded tokens, in compute_dtype
+    x0: Tensor  # (B, T, width): embedded tokens, in compute_dtype
     rotation: Rotation
     masks: dict[int, Mask]  # by window
     cache: "Cache | None"
 
 
 class GPT(nn.Module):
-    """The model. Build it on the meta device, to_empty moves it to another, init_weights gives it values."""
+    """The model. Build on the meta device; to_empty allocates on another device, init_weights fills in values."""
 
     def __init__(self, config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False):
         super().__init__()
         self.config = config
-        self.attention = attention  # a key of attention.PATHS
+        self.attention = attention  # a key in attention.PATHS
         self.checkpointing = checkpointing  # compute activations twice to save memory
-        self.compute_dtype = torch.float32  # of activations; parameters stay fp32
+        self.compute_dtype = torch.float32  # for activations; parameters stay fp32
         self.compiled = False
-        self.loss_form: str | None = None  # of cross_entropy.FORMS; None: the fastest that is not compiled
+        self.loss_form: str | None = None  # a key in cross_entropy.FORMS; None: the fastest uncompiled
         values_width = config.kv_heads * config.head_dim
         self.embed = Embedding(config.padded_vocab, config.width)
         tables = {str(i): Embedding(config.padded_vocab, values_width) for i in config.value_layers}
@@ -312,7 +309,7 @@ class GPT(nn.Module):
         return self.embed.weight if self.config.tie_embeddings else self.head.weight
 
     def compile_parts(self) -> None:
-        """Compile the blocks, one graph for all that are alike, and the loss; slower to start, faster to run."""
+        """Compile the loss and the blocks, with one graph for equal blocks; slower to start, faster to run."""
         torch._dynamo.config.recompile_limit = 64  # kinds of block x shapes x training or not; 8 would be too few
         for block in self.blocks:
             block.compile()
@@ -320,19 +317,19 @@ class GPT(nn.Module):
         self.loss_form = choose_form(self.device, compiling=True)[0]
 
     def as_written(self) -> AbstractContextManager:
-        """Return a context in which nothing runs compiled, for batches that each have another shape."""
+        """Return a context in which nothing runs compiled, for batches with ever new shapes."""
         return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
 
     def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> "GPT":
-        """Do the same as torch's own, which takes seconds: from the meta device it imports the compiler's algebra."""
+        """Do the same as torch's method, but without importing the compiler's algebra, which takes seconds."""
         return self._apply(lambda old: torch.empty(old.shape, dtype=old.dtype, device=device), recurse=recurse)
 
     def init_buffers(self) -> None:
-        """Fill the tables that no checkpoint holds: call it after to_empty if the weights are loaded."""
+        """Fill the tables that no checkpoint holds: call after to_empty if the weights are loaded."""
         self.rotary.fill()
 
     def init_weights(self, seed: int) -> None:
-        """Set every parameter from the seed and its name: the same for any device, dtype and number of ranks."""
+        """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
         self.init_buffers()
         for name, parameter in self.named_parameters():
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
@@ -349,18 +346,24 @@ class GPT(nn.Module):
         hidden = self.hidden(ids, cache)
         if targets is None:
             return self.logits(hidden)
-        options = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "reduction": reduction}
-        flat_hidden, flat_targets = hidden.flatten(0, 1), targets.flatten()
-        loss = cross_entropy(flat_hidden, self.head_weight, flat_targets, form=self.loss_form, **options)
+        loss = cross_entropy(
+            hidden.flatten(0, 1),  # (B * T, width)
+            self.head_weight,
+            targets.flatten(),
+            form=self.loss_form,
+            softcap=self.config.softcap,
+            vocab_size=self.config.vocab_size,
+            reduction=reduction,
+        )
         return loss.view_as(targets) if reduction == "none" else loss
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
-        """Return the input of the head, (B, T, width) in compute_dtype."""
+        """Return the head's input, (B, T, width) in compute_dtype."""
         context = self.context(ids, cache)
         return self.sweep(context.x0, context)
 
     def context(self, ids: Tensor, cache: "Cache | None" = None) -> Context:
-        """Return what all blocks share for tokens (B, T); with a cache the tokens continue the cache's rows."""
+        """Return the inputs common to all blocks for tokens (B, T); with a cache they continue the cache's rows."""
         config, length = self.config, ids.shape[1]
         positions = None if cache is None else cache.positions
         keys = length if positions is None else cache.capacity
@@ -368,7 +371,7 @@ class GPT(nn.Module):
             raise ValueError(f"{keys} positions are more than the model's max_seq_len, {config.max_seq_len}: shorten")
         options = {"positions": positions, "bounded": config.scores_are_bounded}
         mask = partial(make_mask, self.attention, length, keys, ids.device, self.compute_dtype, **options)
-        masks = {window: mask(window=window) for window in set(config.windows)}
+        masks = {window: mask(window=window) for window in set(config.windows)}  # shared by layers
         rotation = self.rotary(slice(length) if positions is None else positions)
         x0 = self._smear(self._embed(ids), ids, cache)
         return Context(ids, x0, rotation, masks, cache)
@@ -376,8 +379,7 @@ class GPT(nn.Module):
     def sweep(self, x: Tensor, context: Context) -> Tensor:
         """Run all blocks on the state x (B, T, width); return the new state, normed. May run again on a context."""
         config = self.config
-        # The compiler makes another graph where two arguments are one and the same tensor: x becomes a view.
-        x = x.view_as(x)
+        x = x.view_as(x)  # were x and x0 the same tensor, the compiler would make another graph
         no_lambdas = [None] * config.depth
         residual_lambdas = no_lambdas if self.residual_lambdas is None else self.residual_lambdas.unbind()
         x0_lambdas = no_lambdas if self.x0_lambdas is None else self.x0_lambdas.unbind()
@@ -395,7 +397,7 @@ class GPT(nn.Module):
             )
             x = checkpoint(block, x, layer, use_reentrant=False) if checkpointing else block(x, layer)
             if i == config.depth // 2:
-                middle = x
+                middle = x  # for backout
         if config.backout:
             x = x - self.backout_lambda.to(x.dtype) * middle
         return norm(x, config.norm_eps)
@@ -405,11 +407,11 @@ class GPT(nn.Module):
         return norm(x, self.config.norm_eps) if self.config.embed_norm else x
 
     def _smear(self, x: Tensor, ids: Tensor, cache: "Cache | None") -> Tensor:
-        """Return embeddings x with a part of the previous token's; the first token of a document takes none."""
+        """Return embeddings x plus a part of the previous token's; a document's first token takes none."""
         if not self.config.smear:
             return x
         is_first = ids == self.config.bos_id
-        if cache is None or cache.positions is None:
+        if cache is None or cache.positions is None:  # rows begin here
             before = previous(x)
         else:
             before = previous(x, self._embed(cache.previous))
@@ -426,7 +428,7 @@ class GPT(nn.Module):
         return config.softcap * (logits / config.softcap).tanh() if config.softcap else logits
 
     def parameter_counts(self) -> dict[str, int]:
-        """Return the numbers by kind, and the total; the padding of the vocabulary is counted."""
+        """Return the numbers by kind, and the total; vocabulary padding is counted."""
         counts = dict.fromkeys((*KINDS.values(), "scalars"), 0)
         for name, parameter in self.named_parameters():
             counts[KINDS.get(parameter_row(name).group, "scalars")] += parameter.numel()
@@ -440,16 +442,13 @@ class GPT(nn.Module):
         return 6 * (linears + tied) + 12 * self.config.width * keys
 
 
-# ---- parameters ----
-
-
 class ParameterRow(NamedTuple):
-    """Parameters of the model by name. Every parameter matches the pattern of exactly one row of PARAMETERS."""
+    """Parameters by name. Every parameter matches exactly one row's pattern in PARAMETERS."""
 
     pattern: str
-    group: str  # of the optimizer: the name of a row of param_groups.RULES
+    group: str  # for the optimizer: a row name in param_groups.RULES
     initial: Initial
-    field: str = ""  # the switch of GPTConfig that adds them; empty: every model has them
+    field: str = ""  # the GPTConfig switch that adds them; empty: every model has them
     in_scores: bool = False  # they multiply attention scores, which then have no bound
 
 
@@ -459,8 +458,7 @@ def parameter_row(name: str) -> ParameterRow:
     return rows[0]
 
 
-def _uniform(factor: float) -> Initial:
-    # Deviation factor / √width, and no outliers.
+def _uniform(factor: float) -> Initial:  # standard deviation factor / √width, without outliers
     return lambda t, config, generator: t.uniform_(-1, 1, generator=generator) * (3 / config.width) ** 0.5 * factor
 
 
@@ -476,10 +474,11 @@ def _gate(t: Tensor, config: GPTConfig, generator: Generator) -> Tensor:
     return t.uniform_(0, 0.02, generator=generator)
 
 
-# Layers that write to the residual stream start at 0. A tied embedding is in group "unembedding".
 PARAMETERS = (
     ParameterRow(
-        r"embed\.weight", "embedding", lambda t, c, g: t.normal_(0, 0.02 if c.tie_embeddings else 0.8, generator=g)
+        r"embed\.weight",
+        "embedding",  # "unembedding" if tied (param_groups.py)
+        lambda t, c, g: t.normal_(0, 0.02 if c.tie_embeddings else 0.8, generator=g),  # tied: also the head
     ),
     ParameterRow(r"head\.weight", "unembedding", lambda t, c, g: t.normal_(0, 0.001, generator=g)),
     ParameterRow(r"value_embeds\.\d+\.weight", "value_embeds", _uniform(1), "value_embeds"),
@@ -487,11 +486,11 @@ PARAMETERS = (
     ParameterRow(r"blocks\.\d+\.attn\.[qkv]\.weight", "matrices", _uniform(1)),
     ParameterRow(r"blocks\.\d+\.attn\.qk_gain", "gains", _constant(1), "qk_gain", in_scores=True),
     ParameterRow(r"blocks\.\d+\.mlp\.(up|gate)\.weight", "matrices", _uniform(0.4)),
-    ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", _constant(0)),
+    ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", _constant(0)),  # write the residual stream
     ParameterRow(r"residual_lambdas", "residual_lambdas", _line(1.15, 1.05), "residual_lambdas"),
     ParameterRow(r"x0_lambdas", "x0_lambdas", _line(0.20, 0.05), "x0_lambdas"),
     ParameterRow(r"smear_gate\.weight", "smear", _gate, "smear"),
-    # Induction heads find a token by the token before it, which smear tells them from the first step on.
+    # Induction heads find a token by the one before: smear shows the previous token from the first step on.
     ParameterRow(r"smear_lambda", "smear", lambda t, config, generator: t.fill_(config.induction), "smear"),
     ParameterRow(r"backout_lambda", "smear", _constant(0.2), "backout"),
 )

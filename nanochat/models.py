@@ -1,4 +1,4 @@
-"""The registry of models: from a manifest or a --model value to a config, and from a config to a model."""
+"""The model registry: from a manifest or a --model value to a config, and from a config to a model."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -6,22 +6,37 @@ from typing import Any
 
 from nanochat.gpt import GPT, PLAIN, GPTConfig
 
-SIZE_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")  # set by other flags
+# Other flags set these fields, so --model does not change them.
+SIZE_FIELDS = (
+    "vocab_size",
+    "depth",
+    "width",
+    "heads",
+    "kv_heads",
+    "max_seq_len",
+    "bos_id",
+)
 CONFIGURATIONS = {  # --model: name → fields that differ from the defaults
     "reference": {},
     "october-2025": {**PLAIN, "qk_scale": 1.0, "rope_base": 10_000.0},
-    # The reference, made to search its context after few training steps.
+    # The reference, changed so that the model learns within few steps to search the context.
     "induction": {"induction": True, "tie_embeddings": True},
     # The architecture that other programs know as Qwen3.
-    "portable": {**PLAIN, "qk_scale": 1.0, "mlp": "swiglu", "mlp_ratio": 8 / 3, "softcap": 0.0},
+    "portable": {
+        **PLAIN,
+        "qk_scale": 1.0,
+        "mlp": "swiglu",
+        "mlp_ratio": 8 / 3,  # three matrices in place of two, with as many weights together
+        "softcap": 0.0,
+    },
 }
 
-# Kind of model → its config and its class. A manifest names the kind; one without a kind, of an older run, means "gpt".
+# Kind → config class and model class. Manifests from older runs have no kind, meaning "gpt".
 MODEL_KINDS = {"gpt": (GPTConfig, GPT)}
 
 
 def config_of(manifest: Mapping[str, Any]) -> GPTConfig:
-    """Return the config of the model that a checkpoint's manifest describes."""
+    """Return the model config that a checkpoint's manifest describes."""
     fields = dict(manifest["model"])
     kind = fields.pop("kind", "gpt")
     if kind not in MODEL_KINDS:
@@ -31,40 +46,47 @@ def config_of(manifest: Mapping[str, Any]) -> GPTConfig:
 
 
 def describe_config(config: GPTConfig) -> dict[str, Any]:
-    """Return the config as a manifest's "model" entry: the kind of model and all fields."""
+    """Return the config as a manifest's "model" entry: the model kind and all fields."""
     return {"kind": _kind(config), **asdict(config)}
 
 
 def _kind(config: GPTConfig) -> str:
+    # The exact class: a subclass would be another kind.
     return next(kind for kind, (config_class, _) in MODEL_KINDS.items() if config_class is type(config))
 
 
 def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
-    """Return a model of the config's kind, without values: call it under torch.device("meta") to take no memory."""
-    _, model_class = MODEL_KINDS[_kind(config)]
+    """Return a model for the config, without values: call under torch.device("meta") to take no memory."""
+    _, model_class = MODEL_KINDS[_kind(config)]  # the second entry: GPT or a relative
     return model_class(config, attention, checkpointing)
 
 
 def config_fields(text: str) -> dict[str, Any]:
-    """Return the fields of GPTConfig for a --model value: a name in CONFIGURATIONS, and changes of single fields.
+    """Return the GPTConfig fields for a --model value: a name in CONFIGURATIONS, then changes to single fields.
 
-    "reference,qk_gain=true,softcap=0" is the reference with two fields changed. Sizes have flags of their own.
+    "reference,qk_gain=true,softcap=0" is the reference with two fields changed. Sizes have separate flags.
     """
     name, *changes = text.split(",")
     if name not in CONFIGURATIONS:
         raise ValueError(f"--model={name} is not known, take one of {', '.join(CONFIGURATIONS)}")
     fields = dict(CONFIGURATIONS[name])
+    # The type of a default decides how a value is parsed.
     defaults = {name: value for name, value in asdict(GPTConfig()).items() if name not in SIZE_FIELDS}
     for change in changes:
         field, _, value = change.partition("=")
         if field not in defaults:
             raise ValueError(f"--model={text}: {field} is no field of GPTConfig, take one of {', '.join(defaults)}")
-        fields[field] = _parsed(value, type(defaults[field]), f"--model={text}: {field}")
+        fields[field] = _parsed(
+            value,
+            type(defaults[field]),
+            name=f"--model={text}: {field}",
+        )
     return fields
 
 
-def _parsed(value: str, kind: type, name: str) -> Any:
-    if kind is bool:
+def _parsed(value: str, kind: type[bool | int | float | str], name: str) -> bool | int | float | str:
+    """Return a field value read from text; `name` begins the error message."""
+    if kind is bool:  # bool("false") would be True
         if value not in ("true", "false"):
             raise ValueError(f"{name} is {value}, write true or false")
         return value == "true"

@@ -1,8 +1,8 @@
-"""Objectives: (model, batch) -> (sum of losses, count, metrics); the loop divides the sums of the whole step.
+"""Objectives: (model, batch) -> (loss sum, count, metrics); the training loop divides the sums over a whole step.
 
-Reinforcement learning takes log-probabilities, the model's as the sampler's, of the distribution at temperature 1 over
-all tokens. What draws at another temperature, or from the likeliest tokens alone, draws from another distribution; that
-difference is left uncorrected, as is usual.
+Reinforcement learning compares log-probabilities under the model and under the sampler. Both belong to the
+distribution at temperature 1 over all tokens. Sampling at another temperature, or with top-k or top-p, draws from
+another distribution; as usual, no correction is made for this difference.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,27 +12,28 @@ import torch
 from torch import Tensor, nn
 
 from nanochat.decoder import Prefix
+from nanochat.gpt import GPT
 
-Batch = tuple[Tensor, ...]  # the first axis of each tensor: rows of this rank
+Batch = tuple[Tensor, ...]  # first axis: this rank's rows
 Metrics = dict[str, tuple[Tensor, Tensor]]  # name -> sum and count, over a micro-batch
-# Returns the sum of losses, the count that divides the sum of all micro-batches and ranks, and further metrics.
+# Returns the loss sum, the count that divides the sum over all micro-batches and ranks, and further metrics.
 Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Metrics]]
 
-CLIP = 0.2  # of the ratio between the model's chance of a token and the sampler's, to either side of 1
+CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 ± CLIP
 
 
 class BatchSource(Protocol):
-    """An iterator of batches that knows its place."""
+    """An iterator over batches with a position that a checkpoint can store."""
 
-    wait_seconds: float  # spent in `next`
-    idle: bool  # the last batch teaches nothing, on any rank: no update is made
+    wait_seconds: float  # time spent in `next`
+    idle: bool  # no rank learns from the last batch: the update is skipped
     progress: float  # 0..1, may go beyond 1
-    metrics: Mapping[str, float]  # figures of the last batch, for the log
+    metrics: Mapping[str, float]  # figures for the last batch, to be logged
 
     def __next__(self) -> Batch: ...
 
     def place(self) -> list[str]:
-        """Return where the last batch was read, for the message about a loss that is not finite."""
+        """Return the last batch's position in the source, for the error message about a loss that is not finite."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -40,68 +41,88 @@ class BatchSource(Protocol):
 
 
 def next_token(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Metrics]:
-    """Return the cross-entropy of each next token, summed. batch: inputs and targets, (rows, seq_len) each.
+    """Return the summed cross-entropy for the next tokens. batch: inputs and targets, (rows, seq_len) each.
 
-    A target of -1 does not count.
+    A target of -1 is not counted.
     """
     inputs, targets = batch
-    return model(inputs, targets), (targets >= 0).sum(), {}
+    count = (targets >= 0).sum()
+    return model(inputs, targets), count, {}
 
 
 def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:
-    """With one update for each sample the ratio is 1 but for rounding, and this the gradient of "plain"."""
+    """Return the clipped loss. With one update per sample the ratio is about 1 and the gradient equals "plain"."""
     ratio = (chosen - sampled).exp()
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+    limited = ratio.clamp(1 - CLIP, 1 + CLIP)
+    return -torch.minimum(
+        ratio * advantages,
+        limited * advantages,  # no gain from moving further than the limit
+    )
 
 
-# Name → the loss of each token, from the model's log-probability of it, the sampler's, and its advantage.
+# Name → token loss, given (log-probability under the model, under the sampler, advantage).
 POLICY_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "plain": lambda chosen, sampled, advantages: -chosen * advantages,
     "clip": _clipped,
 }
 
 
-def by_tokens(context: int) -> Callable[[tuple[Tensor, ...], int], list[tuple[Tensor, ...]]]:
-    """How a batch of `Rollouts` is split: into parts that are no larger than so many rows of the context's length."""
+def by_tokens(context: int) -> Callable[[Batch, int], list[Batch]]:
+    """Return a function that splits a `Rollouts` batch so that each part fits into `full_rows` rows of full context."""
 
-    def split(batch: tuple[Tensor, ...], full_rows: int) -> list[tuple[Tensor, ...]]:
-        rows = max(1, full_rows * context // int(batch[-1][:, :2].sum(1).max()))
-        return list(zip(*(part.split(rows) for part in batch), strict=True))
+    def split(batch: Batch, full_rows: int) -> list[Batch]:
+        sizes = batch[-1]  # (rows, 3), on the host: answer length, prompt length, question
+        longest = int(sizes[:, :2].sum(1).max())
+        rows = max(1, full_rows * context // longest)
+        columns = [part.split(rows) for part in batch]
+        return list(zip(*columns, strict=True))
 
     return split
 
 
 class PolicyGradient:
-    """Raises the probability of what did better than its group. batch: as `Rollouts` gives it.
+    """Raises the probability of answers that did better than their group. batch: the columns from `Rollouts`.
 
-    reference, kl: another model, and how much straying from it costs, which is estimated from the drawn tokens. A
-    prompt is computed once for all its answers.
+    kl: the penalty for moving away from the model `reference`, estimated on the drawn tokens; 0 for none. Each prompt
+    is computed once for all answers.
     """
 
-    def __init__(self, loss: str = "plain", kl: float = 0.0, reference: Any = None):
+    def __init__(self, loss: str = "plain", kl: float = 0.0, reference: GPT | None = None):
         if loss not in POLICY_LOSSES:
             raise ValueError(f"--policy-loss={loss} is not known, take one of {', '.join(POLICY_LOSSES)}")
-        self._loss, self._kl, self._reference = POLICY_LOSSES[loss], kl, reference
+        self._loss = POLICY_LOSSES[loss]
+        self._kl = kl
+        self._reference = reference
 
-    def __call__(self, model: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Metrics]:
-        *columns, prompts, sizes = batch
-        lengths, given, questions = sizes.T
-        inputs, targets, advantages, sampled = (column[:, : int(lengths.max())] for column in columns)
-        _, texts, answers = questions.unique_consecutive(return_inverse=True, return_counts=True)
+    def __call__(self, model: GPT, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
+        *columns, prompts, sizes = batch  # sizes (rows, 3), on the host
+        lengths, given, questions = sizes.T  # answer length, prompt length, question
+        longest = int(lengths.max())
+        inputs, targets, advantages, sampled = (column[:, :longest] for column in columns)
+        # Answers to one question lie together and share the first row's prompt.
+        _, texts, answers = questions.unique_consecutive(
+            return_inverse=True,
+            return_counts=True,
+        )
         firsts = answers.cumsum(0) - answers
-        prompts, given = prompts[firsts.to(prompts.device), : int(given.max())], given[firsts]
+        longest_prompt = int(given.max())
+        prompts = prompts[firsts.to(prompts.device), :longest_prompt]
+        given = given[firsts]
 
-        def logprobs(model: Any) -> Tensor:
+        def logprobs(model: GPT) -> Tensor:
             cache = Prefix(model, prompts, given).rows(texts, lengths)
             return -model(inputs, targets, reduction="none", cache=cache)
 
-        kept, chosen = targets >= 0, logprobs(model)
+        kept = targets >= 0
+        chosen = logprobs(model)  # (rows, longest)
         losses = self._loss(chosen, sampled, advantages)
         if self._kl:
             with torch.no_grad():
                 before = logprobs(self._reference)
-            apart = before - chosen
-            losses = losses + self._kl * (apart.exp() - apart - 1)  # never negative; on average KL if drawn at T = 1
-        # The gap between the model's log-probabilities and the sampler's.
+            apart = before - chosen  # log of the ratio reference / model
+            # Never negative; the expected value is the KL divergence if tokens are drawn at temperature 1.
+            losses = losses + self._kl * (apart.exp() - apart - 1)
+        count = kept.sum()
+        # Summed distance between log-probabilities under model and sampler, for the log.
         gap = ((chosen.detach() - sampled).abs() * kept).sum()
-        return (losses * kept).sum(), kept.sum(), {"rl/logprob_gap": (gap, kept.sum())}
+        return (losses * kept).sum(), count, {"rl/logprob_gap": (gap, count)}

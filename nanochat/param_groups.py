@@ -1,4 +1,4 @@
-"""The optimizer's settings for each group of parameters; gpt.PARAMETERS says which parameter is in which group."""
+"""Optimizer settings for each parameter group; gpt.PARAMETERS assigns parameters to groups."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ TUNED_WIDTH = 768  # the width at which the learning rates were found
 
 @dataclass(frozen=True)
 class Rule:
-    """Settings of one group. The learning rate is `share` times the flag `rate`, or `share` where there is no flag."""
+    """Settings for one group. The learning rate is `share` times the flag `rate`, or `share` if there is no flag."""
 
     name: str
-    kind: str  # of optimizer: a key of optim.KINDS
+    kind: str  # optimizer: a key in optim.KINDS
     rate: str
     share: float
-    scaled_by: tuple[str, ...]  # factors of the learning rate: "batch", "width"
+    scaled_by: tuple[str, ...]  # further learning rate factors: "batch", "width"
     betas: tuple[float, float]
     weight_decay: float | None = 0.0  # None: the run's own, from build_groups
-    eps: float = 1e-10  # of AdamW
+    eps: float = 1e-10  # for AdamW only: added to the root in the divisor
 
 
 BOTH, BATCH = ("batch", "width"), ("batch",)
-# In a new model's first step the gradient of a residual factor is zero but for rounding: 1e-10 as measured, and soon
-# 1e-4 and more. Without this eps rounding would move the factor by its full rate, differently on each machine.
+# In a new model's first step a residual factor's gradient is zero but for rounding: 1e-10 as measured, and soon 1e-4
+# and more. Without this eps rounding would move the factor by the full rate, differently on each machine.
 NOISE = 1e-6
 RULES = (
     Rule("unembedding", "adamw", "unembedding_lr", 1.0, BOTH, (0.8, 0.96), 0.01),
@@ -40,7 +40,7 @@ RULES = (
     Rule("smear", "adamw", "", 0.2, (), (0.8, 0.95), 0.0, NOISE),
     Rule("matrices", "muon", "matrix_lr", 1.0, BATCH, (0.95, 0.9), None),
 )
-LEARNING_RATES = sorted({rule.rate for rule in RULES if rule.rate})  # names of flags
+LEARNING_RATES = sorted({rule.rate for rule in RULES if rule.rate})  # flag names
 
 
 def build_groups(
@@ -51,11 +51,11 @@ def build_groups(
     width: int,
     matrix_weight_decay: float,
 ) -> list[Group]:
-    """Return the groups that have parameters, in the order of RULES. learning_rates: by names in LEARNING_RATES."""
+    """Return the groups that have parameters, in RULES order. learning_rates: by names in LEARNING_RATES."""
     members: dict[str, list[tuple[str, Parameter]]] = {rule.name: [] for rule in RULES}
     parameters = dict(named_parameters)
     for name, parameter in parameters.items():
-        # A tied embedding is stepped as the head.
+        # A tied embedding takes the head's settings.
         tied = name == "embed.weight" and "head.weight" not in parameters
         row = parameter_row("head.weight" if tied else name)
         members[row.group].append((name, parameter))
@@ -68,5 +68,14 @@ def build_groups(
         for scale in rule.scaled_by:
             lr *= scales[scale]
         decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
-        groups.append(Group(rule.name, rule.kind, members[rule.name], lr, *rule.betas, decay, rule.eps))
+        group = Group(
+            rule.name,
+            rule.kind,
+            members[rule.name],
+            lr,
+            *rule.betas,
+            decay,
+            rule.eps,
+        )
+        groups.append(group)
     return groups
