@@ -158,7 +158,7 @@ class KVCache:
 
     def prompts(self, slots: Tensor) -> Recording:
         """Return the cache that runs new rows' prompts, padding included, into these slots."""
-        return Recording(partial(self._write, slots))
+        return Recording(partial(self._write, slots))  # `_write` lacks layer, k and v
 
     def _write(self, slots: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
         for store, given in zip(self.layers[layer], (k, v), strict=True):
@@ -279,7 +279,7 @@ class Decoder:
             self.cache = None
             self.state = {}
         slot_bytes = KVCache.slot_bytes(self.config, length, self.model.compute_dtype)
-        fit = max(1, free_memory(self.device) // 2 // slot_bytes)  # half stays free
+        fit = max(1, free_memory(self.device) // 2 // slot_bytes)  # rows; half the memory stays free
         if kept and fit <= usable:
             return min(slots, usable)
         if fit < self.wanted:

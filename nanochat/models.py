@@ -36,7 +36,7 @@ MODEL_KINDS = {"gpt": (GPTConfig, GPT)}
 
 
 def config_of(manifest: Mapping[str, Any]) -> GPTConfig:
-    """Return the model config that a checkpoint's manifest describes."""
+    """Return the model config described by a checkpoint's manifest."""
     fields = dict(manifest["model"])
     kind = fields.pop("kind", "gpt")
     if kind not in MODEL_KINDS:

@@ -111,7 +111,13 @@ class PolicyGradient:
 
         def logprobs(model: GPT) -> Tensor:
             cache = Prefix(model, prompts, given).rows(texts, lengths)
-            return -model(inputs, targets, reduction="none", cache=cache)
+            # The loss for each target is minus the log-probability.
+            return -model(
+                inputs,
+                targets,
+                reduction="none",
+                cache=cache,
+            )
 
         kept = targets >= 0
         chosen = logprobs(model)  # (rows, longest)
