@@ -37,10 +37,10 @@ from nanochat.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-Record = dict[str, Any]  # JSON: a run's description of itself in a manifest
+Record = dict[str, Any]  # JSON: a run as a manifest describes it
 
-MODEL, MANIFEST = "model.safetensors", "manifest.json"
-RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source", "rng"}
+MODEL, MANIFEST = "model.safetensors", "manifest.json"  # both written by rank 0
+RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source", "rng"}  # keys in every manifest
 PATIENCE = 3600.0  # seconds that ranks wait for each other's writing
 
 # ---- reading ----
@@ -120,7 +120,7 @@ def newest(folder: Path) -> Checkpoint | None:
 def steps(folder: Path) -> list[int]:
     """Return the steps that have a checkpoint in a folder, in order; nothing is verified."""
     names = (re.fullmatch(r"step_(\d{6,})", path.name) for path in folder.glob("step_*"))
-    return sorted(int(name[1]) for name in names if name)
+    return sorted(int(name[1]) for name in names if name)  # by number: text order fails at 1,000,000
 
 
 def _home(folder: Path, step: int) -> Path:
@@ -128,7 +128,7 @@ def _home(folder: Path, step: int) -> Path:
 
 
 def _manifest_hash(manifest: Record) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()  # key order must not matter
 
 
 # ---- writing ----
@@ -162,8 +162,8 @@ class Saver:
         # All ranks make and use their savers in the same order, so they agree on these numbers; no key is used twice.
         number = self._store.add(f"{folder}/savers of rank {rank}", 1)
         self._prefix = f"{folder}/{number}"
-        self._saves = 0
-        self._job: Future | None = None
+        self._saves = 0  # part of each key in the store
+        self._job: Future | None = None  # the write under way
 
     def save(
         self,
@@ -190,7 +190,7 @@ class Saver:
         states: dict[str, Tensor] = {}
         for name, each in optimizer_tensors:  # copied before the next is gathered: the device has room for few
             owned.append(name)
-            states |= {f"{name}/{key}": _copy(tensor) for key, tensor in each.items()}
+            states |= {f"{name}/{key}": _copy(tensor) for key, tensor in each.items()}  # one flat file
         files = {self._optimizer_file: states}
         if self.rank == 0:
             files[MODEL] = {name: _copy(tensor) for name, tensor in model_tensors.items()}
@@ -241,10 +241,10 @@ class Saver:
         copied: "torch.cuda.Event | None",
     ) -> None:
         if copied:
-            copied.synchronize()
+            copied.synchronize()  # else half-copied tensors would be written
         part = _home(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
         size = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
-        self._store.add(self._key("bytes"), size)
+        self._store.add(self._key("bytes"), size)  # sum over ranks, for the message about a full disk
         post_result(self._store, self._key(f"rank {self.rank}"), lambda: [_write_files(part, files), owned], OSError)
         if self.rank == 0:
             post_result(
@@ -273,7 +273,7 @@ class Saver:
                 manifest["files"] |= files
                 manifest["optimizer"] |= dict.fromkeys(owned, f"optimizer-{rank:05d}.safetensors")
             write_json(part / MANIFEST, manifest | {"sha256": _manifest_hash(manifest)})
-            self._name(part, step)
+            self._name(part, step)  # from here on readers see the checkpoint
         except OSError as error:
             _sweep(self.folder)
             check_free_space(self.folder, self._store.add(self._key("bytes"), 0), f"step {step:,}")
@@ -324,7 +324,7 @@ def _write_files(folder: Path, files: dict[str, dict[str, Tensor]]) -> dict[str,
 
 def check_free_space(folder: Path, needed: int, name: str = "a checkpoint") -> None:
     """Raise an OSError that names the missing bytes where `needed` bytes do not fit."""
-    # The folder may not exist yet: ask the disk of the nearest parent.
+    # The folder may not exist yet: ask the nearest parent's disk.
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:
@@ -364,7 +364,7 @@ def _sweep(folder: Path) -> None:
     for stale in (*folder.glob("step_*.tmp-*"), *folder.glob("latest.tmp-*")):
         home = stale.with_suffix("")
         if stale.suffix == ".tmp-replaced" and not home.exists():
-            stale.rename(home)
+            stale.rename(home)  # the replacing save did not end
         elif stale.is_symlink():
             stale.unlink()
         else:
@@ -374,7 +374,7 @@ def _sweep(folder: Path) -> None:
 def set_aside(folder: Path, abandoned: list[int]) -> None:
     """Rename checkpoints, so that a later resume does not choose them; the next time they are replaced."""
     if abandoned:
-        (folder / "outcome.json").unlink(missing_ok=True)
+        (folder / "outcome.json").unlink(missing_ok=True)  # describes steps that are gone
     for step in abandoned:
         # Not `step_…`: neither `steps` nor `newest` sees the folder.
         kept = folder / f"given_up_step_{step:06d}"
@@ -387,8 +387,8 @@ def set_aside(folder: Path, abandoned: list[int]) -> None:
 
 
 def rng_state() -> dict[str, str]:
-    """Return the state of this process's generators: torch's on CPU and CUDA device, Python's, numpy's."""
-    kind, keys, *rest = np.random.get_state()
+    """Return this process's generator states: torch's on CPU and CUDA device, Python's, numpy's."""
+    kind, keys, *rest = np.random.get_state()  # the legacy global generator
     state = {
         "python": random.getstate(),
         "numpy": [kind, keys.tolist(), *rest],
@@ -400,7 +400,7 @@ def rng_state() -> dict[str, str]:
 
 
 def set_rng_state(texts: Mapping[str, str]) -> None:
-    """Continue where `rng_state` was, on the devices of this process."""
+    """Continue where `rng_state` was, on this process's devices."""
     state = {name: json.loads(text) for name, text in texts.items()}
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))
@@ -422,9 +422,9 @@ def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
         raise ValueError(f"the source {source} is not one of {', '.join(MODELS)}")
     found = []
     for name in [source] if source else MODELS:
-        folders = [stage_dir(MODELS[name], tag)] if tag else (base_dir() / MODELS[name]).glob("*")
+        folders = [stage_dir(MODELS[name], tag)] if tag else (base_dir() / MODELS[name]).glob("*")  # a tag, or all
         with_checkpoints = [folder for folder in folders if steps(folder)]
-        with_checkpoints.sort(key=lambda folder: folder.stat().st_mtime)
+        with_checkpoints.sort(key=lambda folder: folder.stat().st_mtime)  # last trained comes last
         found += [(name, folder.name) for folder in with_checkpoints]
     if not found:
         wanted = f"{source} model" if source else "model"
@@ -446,7 +446,7 @@ def load_model(stage: str, tag: str, step: int | None, runtime: Runtime) -> tupl
 
 
 def find_model(stage: str, tag: str, step: int | None, runtime: Runtime) -> Checkpoint:
-    """Return the checkpoint of a trained model, the same on all ranks; step: None for the newest that is intact."""
+    """Return a trained model's checkpoint, the same on all ranks; step: None for the newest that is intact."""
     folder = stage_dir(stage, tag)
 
     def choose() -> int:
@@ -455,7 +455,7 @@ def find_model(stage: str, tag: str, step: int | None, runtime: Runtime) -> Chec
             raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
         return found.step
 
-    checkpoint = load(folder, runtime.broadcast(choose), hashes=False)
+    checkpoint = load(folder, runtime.broadcast(choose), hashes=False)  # verified by one rank in `choose`
     print0(f"model: {stage} {tag}, step {checkpoint.step:,}")
     return checkpoint
 
@@ -479,11 +479,11 @@ def build_model(
     path, reason = find_path(runtime.attention, runtime.device, runtime.dtype, config.attention_needs)
     print0(f"attention: {reason}")
     with torch.device("meta"):
-        model = new_model(config, path, checkpointing)
+        model = new_model(config, path, checkpointing)  # shapes only, no memory yet
     model.to_empty(device=runtime.device)
     model.compute_dtype = runtime.dtype
     if isinstance(weights, Checkpoint):
-        model.init_buffers()
+        model.init_buffers()  # no file has them: computed from the config
         model.load_state_dict(weights.model_tensors())
     else:
         model.init_weights(weights)

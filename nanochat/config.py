@@ -1,4 +1,4 @@
-"""One frozen dataclass per script is the command line, the record of the run, and lines of the report card."""
+"""One frozen dataclass per script is the command line, the run's record, and lines in the report card."""
 
 import contextlib
 import dataclasses
@@ -19,13 +19,13 @@ Config = TypeVar("Config")
 
 
 def _parse_count(words: list[str]) -> int:
-    """Return a whole number from one of the ways people write it: 2e9, 2_000_000, 2,000,000."""
+    """Return a whole number in any notation that people use: 2e9, 2_000_000, 2,000,000."""
     text = words[0]  # nargs=1
     # Any other comma is a decimal comma: it stays, and Decimal refuses it.
     has_thousands = re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", text)
     try:
         number = Decimal(text.replace(",", "") if has_thousands else text)
-        if abs(number) < 2**63 and number == int(number):
+        if abs(number) < 2**63 and number == int(number):  # fits int64, no fraction
             return int(number)
     except (ArithmeticError, ValueError):  # not a number, out of range, or NaN
         pass
@@ -37,7 +37,7 @@ _COUNT = tyro.constructors.PrimitiveConstructorSpec(
     metavar="COUNT",
     instance_from_str=_parse_count,
     is_instance=lambda value: isinstance(value, int),
-    str_from_instance=lambda value: [f"{value:,}"],
+    str_from_instance=lambda value: [f"{value:,}"],  # as --help shows defaults
 )
 Count = Annotated[int, _COUNT]
 
@@ -53,7 +53,7 @@ def option(
     least: float | None = None,
     short: str | None = None,
 ) -> Any:
-    """Return a field of a config: its default, its help, and how it is shown.
+    """Return a config field: default, help, and how both are shown.
 
     group: title of its box in `--help`, one word. unit: stands for the value in `--help`, in capitals. in_card: in the
     report card. may_change: a run may resume with another value. least: the smallest value, besides the default.
@@ -72,13 +72,13 @@ def option(
 
 
 def changed(config_class: type, name: str, default: Any, **metadata: Any) -> Any:
-    """Return the field of a shared option with another default, and perhaps another help `text`."""
+    """Return a shared option's field with another default, and perhaps another help `text`."""
     shared = config_class.__dataclass_fields__[name]
-    return dataclasses.field(default=default, metadata=shared.metadata | metadata)
+    return dataclasses.field(default=default, metadata=shared.metadata | metadata)  # group and limits stay
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a field: max_seq_len -> --max-seq-len."""
+    """Return the flag for a field: max_seq_len -> --max-seq-len."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -108,7 +108,7 @@ def _first_sentence(drawn: str) -> str:
     """Return the complaint in tyro's drawn box: the lines between its title and the first rule."""
     sentence = []
     for line in drawn.splitlines()[1:]:
-        text = line.strip("│| ")
+        text = line.strip("│| ")  # tyro frames errors, in Unicode or ASCII
         if text.startswith(("─", "-----", "╰")):
             break
         sentence.append(text)
@@ -128,7 +128,7 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
                 args=words,
                 prog=program,
                 description=config_class.__doc__,
-                return_unknown_args=True,
+                return_unknown_args=True,  # refused below, with a close name as a hint
             )
     except SystemExit as stop:
         if not stop.code:  # --help
@@ -138,18 +138,18 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
         flag = unknown[0].split("=")[0]
         # Both spellings are flags: --max-chars, --max_chars.
         known = [flag_of(field.name) for field in dataclasses.fields(config_class)]
-        near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)
+        near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)  # typing errors
         hint = f"did you mean {near[0]}?" if near else "see --help."
         raise ValueError(f"unknown argument {flag}, {hint}")
     values = {}
-    for box in vars(flags).values():
+    for box in vars(flags).values():  # nested boxes back to flat fields
         values.update(vars(box))
     return config_class(**values)
 
 
 def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Config:
     """Return the config that a command line describes; ValueError with one sentence if it describes none."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)  # tests pass their own
     if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` passes the dashes on
         words = words[1:]
     config = _read_flags(config_class, words)
@@ -184,13 +184,13 @@ def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
 def _last_message(error: BaseException) -> tuple[str, int]:
     """Return the sentence that ends a script, and its exit code."""
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted", 130
+        return "interrupted", 130  # shells report 128 + SIGINT
     if isinstance(error, OSError) and error.filename:
         return f"error: {error.filename}: {error.strerror}", 1
     if isinstance(error, OSError | FloatingPointError):
         return f"error: {error}", 1
     # A `raise` carries a sentence written for the user. Any other ValueError is a defect: show its place.
-    where = traceback.extract_tb(error.__traceback__)[-1]
+    where = traceback.extract_tb(error.__traceback__)[-1]  # the innermost frame
     is_ours = (where.line or "").startswith("raise")
     place = "" if is_ours else f" ({where.filename}:{where.lineno})"
     return f"error: {error}{place}", 2

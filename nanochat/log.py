@@ -32,12 +32,12 @@ STEP_SHARE = 0.02  # in between: this share of the time since training began
 
 
 def is_main_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    return os.environ.get("RANK", "0") == "0"  # torchrun sets RANK; else there is one process
 
 
 def is_terminal(stream: TextIO) -> bool:
     """Return True if a line that goes there can change in place."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+    return stream.isatty() and os.environ.get("TERM") != "dumb"  # dumb: no cursor control, as in some editors
 
 
 class StatusLine:
@@ -49,6 +49,7 @@ class StatusLine:
         self.lock = threading.RLock()  # threads print too
 
     def draw(self) -> None:
+        # Clear behind the text: the state before may have been longer.
         print(end=f"\r{self.text}\x1b[K", file=self.stream, flush=True)
 
     def erase(self) -> None:
@@ -83,10 +84,11 @@ def show_status(label: str, share: float | None, text: str, stream: TextIO) -> N
     width = shutil.get_terminal_size().columns - 1  # a full line would wrap
     bar = ""
     if share is not None:
+        # 5 to 20 marks, as the label and text leave room.
         size = min(20, max(5, width - len(f"{label}: [] {text}")))
         bar = f"[{'#' * round(size * share):.<{size}}] "
     with STATUS.lock:
-        STATUS.text = f"{label}: {bar}{text}"[:width]
+        STATUS.text = f"{label}: {bar}{text}"[:width]  # a wrapped line could not be erased
         STATUS.stream = stream
         STATUS.draw()
 
@@ -114,7 +116,7 @@ def short(number: float) -> str:
     """Return 1.2M for 1234567."""
     for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
-            return f"{number / size:.1f}{suffix}"
+            return f"{number / size:.1f}{suffix}"  # one decimal is enough beside a bar
     return f"{number:.0f}"
 
 
@@ -142,7 +144,7 @@ def format_cell(value: float | str | None, spec: str = "") -> str:
     """Return a table's cell; texts and NaN ignore the column's format, and None is a dash."""
     if value is None:
         return "-"
-    if isinstance(value, str) or value != value:
+    if isinstance(value, str) or value != value:  # only NaN differs from itself
         return str(value)
     return format(value, spec) if spec else format_value(value)
 
@@ -160,7 +162,7 @@ def terminal_table(table: Record) -> str:
     rows = format_rows(table)
     remarks = [row for row in rows if set(row[1:]) == {"-"}]  # longer than any column
     aligned = [row for row in rows if row not in remarks]
-    widths = [max(map(len, column)) for column in zip(*aligned, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*aligned, strict=True)]  # characters per column
     lines = [table["title"]]
     for first, *numbers in aligned:
         lines.append("  ".join([first.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]))
@@ -185,8 +187,9 @@ def read_metrics(path: Path) -> list[Record]:
         except ValueError:  # half a line
             continue
         step = record.get("step", 0)
-        kind = record.get("kind", number)
+        kind = record.get("kind", number)  # an old record gets a key of its own
         if kind == RESUMED:
+            # The resumed run trains these steps again.
             kept = {key: earlier for key, earlier in kept.items() if key[1] <= step}
         else:
             kept[kind, step] = record
@@ -206,7 +209,7 @@ def metric_curve(records: Sequence[Record], name: str, most: int = 300, over: st
             points.append((x, record[name]))
     size = max(1, -(-len(points) // most))  # records per point, rounded up
     groups = [points[start : start + size] for start in range(0, len(points), size)]
-    xs = [group[-1][0] for group in groups]
+    xs = [group[-1][0] for group in groups]  # the newest x, not a mean
     ys = [sum(y for _, y in group) / len(group) for group in groups]
     return [xs, ys]
 
@@ -225,8 +228,8 @@ class MetricLog:
         self._thread: ThreadPoolExecutor | None = None  # None: no mirror, or none any more
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
-            if run not in ("", "dummy"):
-                self._thread = ThreadPoolExecutor(1)
+            if run not in ("", "dummy"):  # the default flag means no mirror
+                self._thread = ThreadPoolExecutor(1)  # a single worker keeps calls in order
                 self._mirror(lambda: self._start_wandb(run, config))
 
     def write(self, kind: str, step: int, **figures: Any) -> None:
@@ -251,7 +254,7 @@ class MetricLog:
         thread = self._thread
         if thread is not None:
             self._mirror(lambda: self._wandb.finish())
-            thread.shutdown()
+            thread.shutdown()  # waits for queued calls
 
     def _append(self, record: Record) -> None:
         if not is_main_rank():
@@ -313,7 +316,7 @@ class Progress:
         self._shown = now
         rate = done / (now - self._start)
         if total:
-            total = max(total, done)
+            total = max(total, done)  # some totals are estimates
             left = duration((total - done) / rate) if rate else "?"
             text = f"{done / total:4.0%} of {short(total)} {self.unit} | {short(rate)}/s | {left} left"
         else:
@@ -329,7 +332,7 @@ class Progress:
         """Leave one closing line with the totals."""
         self.clear()
         seconds = time.monotonic() - self._start
-        rate = short(self._done / max(seconds, 1e-6))
+        rate = short(self._done / max(seconds, 1e-6))  # never a division by zero
         print0(f"{self.label}: {self._done:,} {self.unit} in {duration(seconds)} | {rate}/s", file=self._stream)
 
     def clear(self) -> None:
@@ -400,6 +403,7 @@ class StepProgress:
         self._figures, self._loss = figures, loss
         self._pending = True
         first_pause, longest_pause = STEP_SECONDS
+        # Half a second at first, 2 % after 25 seconds, 10 seconds from 500 on.
         pause = min(longest_pause, max(first_pause, STEP_SHARE * (now - self._start)))
         if now - self._shown < (STATUS_SECONDS if self._live else pause):
             return
@@ -435,6 +439,7 @@ class StepProgress:
         progress = self._last.progress - self._first.progress
         if progress <= 0:
             return "?"
+        # Wall time per progress so far, times the remaining share.
         return duration((self._last.wall - self._first.wall) * (1 - self._last.progress) / progress)
 
     def _label(self) -> str:

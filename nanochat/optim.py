@@ -63,7 +63,7 @@ def polar_express(x: Tensor) -> Tensor:
     tall = x.size(-2) > x.size(-1)
     for a, b, c in POLAR_EXPRESS:
         gram = x.mT @ x if tall else x @ x.mT  # the smaller of both
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b·G + c·G²
         left, right = (x, polynomial) if tall else (polynomial, x)
         x = torch.baddbmm(x, left, right, beta=a)
     return x
@@ -86,7 +86,7 @@ def muon_update(
     lr, momentum, beta2, weight_decay = factors
     m, n = grads.shape[-2:]
     gradients = grads * scale
-    momenta.lerp_(gradients, 1 - momentum)
+    momenta.lerp_(gradients, 1 - momentum)  # exponential average
     update = gradients.lerp(momenta, momentum)  # Nesterov
     # MuonEq: every row gets the same norm, which conditions the matrix; then the whole matrix gets norm 1.
     rows = update.norm(dim=-1, keepdim=True)
@@ -105,7 +105,7 @@ def muon_update(
     energy = _matrix_sum(means)
     damped = _matrix_sum(means * damping.square()).clamp_min(TINY)
     size = lr * damping * (snap * energy / damped).sqrt()
-    update = (update * size).view_as(values)
+    update = (update * size).view_as(values)  # fp32 again
     # Cautious: weights decay only where the step shrinks them as well.
     shrinks = update * values >= 0
     values.mul_(1 - lr * weight_decay * shrinks).sub_(update)
@@ -183,7 +183,7 @@ class _Stack:
             assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}: master weights are float32"
             value = self._view(self.values, index)
             parameter.grad = self._view(self.grads, index)
-            parameter.data = value.copy_(parameter.data)
+            parameter.data = value.copy_(parameter.data)  # the model now reads the buffer itself
 
     def _layout(self, chunk_bytes: int) -> None:
         raise NotImplementedError
@@ -223,7 +223,7 @@ class _Stack:
         """Return all ranks' shares end to end."""
         if self.ranks == 1:
             return share
-        whole = share.new_empty(self.ranks * len(share))
+        whole = share.new_empty(self.ranks * len(share))  # one flat chunk
         dist.all_gather_into_tensor(whole, share)
         return whole
 
@@ -383,7 +383,7 @@ class Optimizer:
         squares = torch.stack(torch._foreach_norm(shares)).square().sum()  # of this rank's shares
         if self._shared:
             dist.all_reduce(squares)
-        norm = squares.sqrt() * grad_scale
+        norm = squares.sqrt() * grad_scale  # without touching the gradients
         scale = grad_scale if isinstance(grad_scale, Tensor) else torch.full_like(norm, grad_scale)
         if clip > 0:  # on the device: the host does not learn the norm
             scale = scale * (clip / norm).clamp(max=1)
@@ -399,7 +399,7 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         for stack in self._stacks:
-            stack.grads.zero_()
+            stack.grads.zero_()  # in place: `.grad` stays a view
 
     def reduce_in_backward(self) -> AbstractContextManager:
         """Wrap the last backward before a step: gradients that are complete start to be summed over the ranks."""
@@ -466,7 +466,7 @@ class _Reduce:
             # Parameters without a gradient leave their chunks incomplete: these come last.
             rest = [chunk for chunk in self._order if chunk not in self._complete]
             order = torch.tensor(self._complete + rest, device=self.chunks[0][0].device)
-            dist.broadcast(order, 0)
+            dist.broadcast(order, 0)  # backward may end in another order on each rank
             self._order = order.tolist()
             self._order_is_known = True
 
@@ -488,5 +488,5 @@ class _Reduce:
             self.works.append(dist.reduce_scatter_tensor(reduced, gradients, async_op=True))
 
     def wait(self) -> None:
-        for work in self.works:
+        for work in self.works:  # queued on the device, in sending order
             work.wait()

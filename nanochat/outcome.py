@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nanochat.train import State
 
 ROOT = Path(__file__).parent.parent
-LOCK = "requirements.lock"  # of the dependencies; its lines are counted
+LOCK = "requirements.lock"  # locks the dependencies; the card counts lines
 # Files that count as source in the report card's "Bloat".
 SOURCE_SUFFIXES = (".py", ".md", ".rs", ".html", ".toml", ".sh")
 VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
@@ -44,7 +44,7 @@ Metrics = dict[str, Any]  # name -> a number, a text, or {"value", "stderr", "fo
 
 @dataclasses.dataclass(kw_only=True)
 class Outcome:
-    """The record of a stage of a run, `outcome.json` in the stage's folder."""
+    """The record that a stage writes, `outcome.json` in the stage's folder."""
 
     stage: str
     tag: str
@@ -52,11 +52,11 @@ class Outcome:
     timestamp: str = ""  # end of the stage
     command: str
     config: dict  # every field
-    card: list  # fields of the config that the report card shows
+    card: list  # config fields for the report card
     metrics: dict = dataclasses.field(default_factory=dict)  # as in Metrics; stderr, format, unit may be absent
     # {"title", "columns", "rows"}: a column is [name, format spec], rows hold raw values, None for an empty cell
     tables: list = dataclasses.field(default_factory=list)
-    seconds: float = 0.0  # of wall clock, from start to end
+    seconds: float = 0.0  # wall clock, from start to end
     artifacts: dict = dataclasses.field(default_factory=dict)  # file name -> SHA-256
     versions: dict
     environment: dict
@@ -64,12 +64,12 @@ class Outcome:
 
     @classmethod
     def begin(cls, stage: str, tag: str, config: "Config") -> "Outcome":
-        """Return the record of a stage that starts now."""
+        """Return the record for a stage that starts now."""
         return cls(
             stage=stage,
             tag=tag,
             started=_now(),
-            command=shlex.join(["python", *sys.orig_argv[1:]]),
+            command=shlex.join(["python", *sys.orig_argv[1:]]),  # orig_argv still has -m and the module
             config=dataclasses.asdict(config),
             card=[field.name for field in dataclasses.fields(config) if field.metadata["in_card"]],
             versions=versions(),
@@ -82,6 +82,7 @@ class Outcome:
     def write(self) -> Path:
         """Stop the clock and write the record to the stage's folder: the last act of a stage."""
         self.timestamp = _now()
+        # Wall clock, pauses included.
         passed = datetime.fromisoformat(self.timestamp) - datetime.fromisoformat(self.started)
         self.seconds = passed.total_seconds()
         path = stage_dir(self.stage, self.tag) / "outcome.json"
@@ -106,11 +107,11 @@ class Outcome:
 
 
 def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="milliseconds")
+    return datetime.now().astimezone().isoformat(timespec="milliseconds")  # with the UTC offset
 
 
 def versions() -> dict[str, str]:
-    """Return the installed versions of VERSIONED, from their metadata: importing torch takes seconds."""
+    """Return installed versions for VERSIONED, from their metadata: importing torch takes seconds."""
     found = {}
     for name in VERSIONED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -121,6 +122,7 @@ def versions() -> dict[str, str]:
 def output_of(*command: str) -> str:
     """Return the text that a program prints; nothing if the program is absent or fails."""
     try:
+        # Half a minute: a driver that hangs must not stop a run.
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
@@ -131,13 +133,14 @@ def git(root: Path, *words: str) -> str:
 
 
 def environment(root: Path = ROOT) -> dict[str, dict[str, str]]:
-    """Return checkout, hardware and software, as the header of the report card shows them."""
+    """Return checkout, hardware and software, as the report card's header shows them."""
     software = {"Python": platform.python_version(), "PyTorch": versions().get("torch", "not installed")}
     return {"Git Information": _checkout(root), "Hardware": _hardware(), "Software": software}
 
 
 def bloat(root: Path = ROOT) -> dict[str, dict]:
-    """Return the size of the source: the files that git tracks, or outside a checkout all but hidden and built ones."""
+    """Return the source's size: the files that git tracks, or outside a checkout all but hidden and built ones."""
+    # -z: file names with spaces stay whole.
     files = [root / name for name in git(root, "ls-files", "-z").split("\0") if name]
     if not files:
         for folder, below, names in os.walk(root):
@@ -145,13 +148,13 @@ def bloat(root: Path = ROOT) -> dict[str, dict]:
             below[:] = [name for name in below if not name.startswith(".") and name not in ("target", "out", "wandb")]
             files += [Path(folder, name) for name in names]
     sources = [file for file in files if file.suffix in SOURCE_SUFFIXES and file.is_file()]
-    texts = [file.read_text(encoding="utf-8", errors="replace") for file in sources]
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in sources]  # replace: odd bytes are no error
     characters = sum(len(text) for text in texts)
     counts = {
         "Characters": characters,
         "Lines": sum(len(text.splitlines()) for text in texts),
         "Files": len(texts),
-        "Tokens (approx)": characters // 4,
+        "Tokens (approx)": characters // 4,  # four characters a token, roughly
     }
     lock = root / LOCK
     if lock.exists():
@@ -183,7 +186,7 @@ def _hardware() -> dict[str, str]:
     parts["CPUs"] = f"{cores} cores ({logical})" if cores else logical
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        parts["Memory"] = f"{memory / 2**30:.1f} GB"
+        parts["Memory"] = f"{memory / 2**30:.1f} GB"  # binary gigabytes
     listed = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
     # "NVIDIA H100 80GB HBM3, 81559": name and MiB; the memory may be "[N/A]".
     gpus = [line.rsplit(", ", 1) for line in listed.splitlines() if ", " in line]
@@ -192,22 +195,22 @@ def _hardware() -> dict[str, str]:
     parts["GPUs"] = ", ".join(counted) or "none"
     if gpus and all(memory.isdigit() for _, memory in gpus):
         parts["GPU Memory"] = f"{sum(int(memory) for _, memory in gpus) / 1024:.1f} GB total"
-    if "torch" in sys.modules and sys.modules["torch"].version.cuda:
+    if "torch" in sys.modules and sys.modules["torch"].version.cuda:  # never imported for this alone
         parts["CUDA Version"] = sys.modules["torch"].version.cuda
     return parts
 
 
 def read_outcomes(base: Path, tag: str = "") -> list[tuple[Path, Outcome | str]]:
-    """Return the path and the record of each stage below `base`, of all tags or one.
+    """Return path and record for each stage below `base`, of all tags or one.
 
     A damaged record is a sentence instead.
     """
     found = []
-    for path in sorted(base.glob(f"*/{glob.escape(tag) or '*'}/outcome.json")):
+    for path in sorted(base.glob(f"*/{glob.escape(tag) or '*'}/outcome.json")):  # escape: a tag may have brackets
         try:
             found.append((path, Outcome.load(path)))
         except OSError as error:
-            found.append((path, error.strerror or str(error)))  # the full text has a path of this machine
+            found.append((path, error.strerror or str(error)))  # the full text has a local path
         except ValueError as error:
             found.append((path, str(error)))
     return found
@@ -217,7 +220,7 @@ def read_outcomes(base: Path, tag: str = "") -> list[tuple[Path, Outcome | str]]
 
 
 class Estimate(NamedTuple):
-    """A mean with the standard error of that mean."""
+    """A mean with the standard error."""
 
     value: float
     stderr: float
@@ -225,10 +228,10 @@ class Estimate(NamedTuple):
     def centered(self, baseline: float) -> "Estimate":
         """Return the estimate on a scale where `baseline`, the score of guessing, is 0 and a perfect score is 1."""
         span = 1 - baseline
-        return Estimate((self.value - baseline) / span, self.stderr / span)
+        return Estimate((self.value - baseline) / span, self.stderr / span)  # a shift leaves errors alone
 
     def metric(self, spec: str = ".4f") -> dict[str, Any]:
-        """Return the estimate as a metric of an outcome; spec: format of both numbers."""
+        """Return the estimate as an outcome's metric; spec: format for both numbers."""
         return {"value": self.value, "stderr": self.stderr, "format": spec}
 
 
@@ -239,17 +242,17 @@ def mean_estimate(values: Sequence[float]) -> Estimate:
 
 
 def average(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the mean of independent estimates."""
+    """Return the mean over independent estimates."""
     count = len(estimates)
     value = sum(one.value for one in estimates) / count
-    return Estimate(value, math.hypot(*(one.stderr for one in estimates)) / count)
+    return Estimate(value, math.hypot(*(one.stderr for one in estimates)) / count)  # errors add as squares
 
 
-# ---- metrics of a training stage; n/a for a figure that is not known ----
+# ---- metrics for a training stage; n/a for a figure that is not known ----
 
 
 def measured(value: float | None, stderr: float | None = None, spec: str = ".4f", unit: str = "") -> Metrics | str:
-    """Return a metric of an outcome."""
+    """Return a metric for an outcome."""
     if value is None:
         return NOT_KNOWN
     metric = {"value": value, "format": spec}
@@ -261,7 +264,7 @@ def measured(value: float | None, stderr: float | None = None, spec: str = ".4f"
 
 
 def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
-    """Return the metrics of any training run."""
+    """Return the metrics that any training run has."""
     speed = mfu = None  # unknown before the first steady step, or without a known peak
     if state.steady_seconds:
         # Without the first steps, which compile; all tokens cost the same FLOPs.
@@ -269,8 +272,8 @@ def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
         speed = flops_per_second / state.flops * state.tokens
         if runtime.peak_flops:
             mfu = 100 * flops_per_second / (runtime.peak_flops * runtime.world_size)
-    # Share of the time of training, without evaluations.
-    waited = 100 * state.waited / max(state.seconds, 1e-9)
+    # Share in training time; evaluations are left out.
+    waited = 100 * state.waited / max(state.seconds, 1e-9)  # percent
     return {
         "Device batch size": state.device_batch,
         "DDP world size": runtime.world_size,
@@ -279,16 +282,16 @@ def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
         "MFU %": measured(mfu, spec=".2f", unit="%"),
         "Total training flops": measured(state.flops, spec=".4e"),
         "Total training time": duration(state.seconds),
-        "Peak memory usage": measured(runtime.peak_memory() / 2**20, spec=".2f", unit="MiB"),
+        "Peak memory usage": measured(runtime.peak_memory() / 2**20, spec=".2f", unit="MiB"),  # bytes -> MiB
         "Tokens seen": state.tokens,
         "Waited for data": measured(waited, spec=".2f", unit="%"),
     }
 
 
 def pretraining_metrics(state: "State", source: "TextLoader", corpus: "Corpus") -> Metrics:
-    """Return the metrics of a base model: validation, and the text that was read."""
+    """Return the metrics for a base model: validation, and the text that was read."""
     data = corpus.describe()
-    # Passes over each part of the mix.
+    # Passes over each part in the mix.
     epochs = [f"{name} {epoch:.2f}" for name, epoch in source.epochs.items()]
     return {
         **validation_metrics(state.notes, "bpb", "Final validation bpb"),
@@ -301,7 +304,7 @@ def pretraining_metrics(state: "State", source: "TextLoader", corpus: "Corpus") 
 
 
 def chat_tuning_metrics(state: "State", source: "ChatLoader") -> Metrics:
-    """Return the metrics of training on conversations: validation, scores of tasks, and the conversations read."""
+    """Return the metrics for training on conversations: validation, task scores, and the conversations read."""
     counts = source.describe()
     scores = state.notes.get("scores", {})  # written by evals.chat.task_scores
     return {
@@ -319,7 +322,7 @@ def chat_tuning_metrics(state: "State", source: "ChatLoader") -> Metrics:
 
 
 def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
-    """Return the metrics of reinforcement learning: the reward, and pass@k before the first and after the last step."""
+    """Return the metrics for reinforcement learning: reward, and pass@k before the first and after the last step."""
     metrics = {
         "Task": task,
         "Training questions": questions,
@@ -333,8 +336,8 @@ def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
 
 
 def validation_metrics(notes: dict[str, Any], figure: str, name: str) -> Metrics:
-    """Return the lowest and the last value of a validation figure; `name` is the title of the last."""
-    lowest, last = f"lowest val {figure}", f"val {figure}"  # keys in the notes of the state
+    """Return a validation figure's lowest and last value; `name` is the last one's title."""
+    lowest, last = f"lowest val {figure}", f"val {figure}"  # keys in the state's notes
     return {
         f"Minimum validation {figure}": measured(notes.get(lowest), notes.get(f"{lowest} stderr")),
         name: measured(notes.get(last), notes.get(f"{last} stderr")),
@@ -342,11 +345,11 @@ def validation_metrics(notes: dict[str, Any], figure: str, name: str) -> Metrics
 
 
 def task_table(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return a table of an outcome with the rows and the files of each task."""
+    """Return an outcome's table with rows and files for each task."""
     rows = []
     for name, task in tasks.items():
         for file, content_hash in task["files"].items():
-            rows.append([name, task["rows"], file, content_hash])
+            rows.append([name, task["rows"], file, content_hash])  # one line per source file
     columns = [["Task", ""], ["Rows", ",d"], ["File", ""], ["SHA-256", ""]]
     return {"title": "Learned from", "columns": columns, "rows": rows}
 
@@ -365,8 +368,8 @@ CURVES = (
 
 
 def training_curves(path: Path) -> list[dict[str, Any]]:
-    """Return the curves of an outcome from a metric log; only figures that were measured."""
-    records = read_metrics(path)  # the last record of each kind and step
+    """Return an outcome's curves from a metric log; only figures that were measured."""
+    records = read_metrics(path)  # the last record for each kind and step
     curves = []
     for title, (x_title, x_figure), y_title, figures in CURVES:
         series = {}

@@ -1,6 +1,6 @@
 """Batches for reinforcement learning: prompts, sampled answers, and each answer's advantage within its group.
 
-All prompts of a step go through the engine together. The seed, the step and a prompt's place in the step decide alone
+All prompts in a step go through the engine together. The seed, the step and a prompt's place in the step decide alone
 which prompts are drawn and which random numbers their samples get: the number of ranks does not matter, and a resumed
 run samples the same answers. Groups with equal rewards carry no gradient and are left out of the batch.
 """
@@ -45,7 +45,7 @@ class RewardedTask(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """examples: prompts of a step, over all ranks. samples: answers to each prompt."""
+    """examples: prompts in a step, over all ranks. samples: answers to each prompt."""
 
     examples: int = 16
     samples: int = 4
@@ -69,7 +69,7 @@ class Group:
     @property
     def teaches(self) -> bool:
         # Compare rewards, not advantages: rounding makes advantages differ where rewards are equal.
-        return min(self.rewards) < max(self.rewards)
+        return min(self.rewards) < max(self.rewards)  # equal rewards give no direction
 
     def record(self, decode: Callable[[list[int]], str]) -> dict[str, Any]:
         """Return the JSON record for samples.jsonl."""
@@ -78,23 +78,28 @@ class Group:
             sample = {"reward": self.rewards[i], "advantage": self.advantages[i], "tokens": len(completion.tokens)}
             samples.append({**sample, "reason": completion.reason, "text": self.texts[i]})
         answer = self.conversation["messages"][-1]["content"]
-        return {"example": self.example, "prompt": decode(self.prompt), "answer": answer, "samples": samples}
+        return {
+            "example": self.example,
+            "prompt": decode(self.prompt),
+            "answer": answer,
+            "samples": samples,
+        }
 
 
 def columns(prompt: list[int], completion: Completion, advantage: float, end: int) -> tuple[Tensor, ...]:
     """Return inputs, targets, advantages, the sampler's log-probabilities, and the prompt without the last token.
 
-    Inputs begin with the last token of the prompt. A target is -1 where the calculator wrote the token, not the model.
+    Inputs begin with the prompt's last token. A target is -1 where the calculator wrote the token, not the model.
     The end token is a target if the answer stopped by itself.
     """
     tokens, mask = list(completion.tokens), list(completion.mask)
     if completion.reason == "stop":
-        tokens.append(end)
+        tokens.append(end)  # the engine leaves this token out
         mask.append(1)
     ids, chosen = torch.tensor(tokens), torch.tensor(mask)
-    inputs = torch.cat([torch.tensor(prompt[-1:]), ids[:-1]])
+    inputs = torch.cat([torch.tensor(prompt[-1:]), ids[:-1]])  # shifted right by one
     targets = torch.where(chosen == 1, ids, -1)
-    logprobs = chosen * torch.tensor(completion.logprobs)
+    logprobs = chosen * torch.tensor(completion.logprobs)  # the end token's included; 0 for outputs
     return inputs, targets, advantage * chosen, logprobs, torch.tensor(prompt[:-1])
 
 
@@ -102,13 +107,12 @@ class Rollouts:
     """An endless source of (inputs, targets, advantages, logprobs, prompts, sizes), one row per answer.
 
     The first four have shape (rows, longest answer); logprobs come from the sampler. prompts (rows, longest prompt)
-    end before the last token, the first input. sizes (rows, 3), on the host, hold the unpadded lengths of inputs and
-    prompt, and the number of the prompt. Answers to one prompt stand together, the longest prompt first, so that
+    end before the last token, the first input. sizes (rows, 3), on the host, hold the unpadded lengths for inputs and
+    prompt, and the prompt's number. Answers to one prompt stand together, the longest prompt first, so that
     micro-batches have little padding.
 
-    engine: samples with the weights in training, read again at each step. context: most tokens of prompt and answer.
-    record: receives kind, step and figures of one record per
-    prompt, as MetricLog.write does.
+    engine: samples with the weights in training, read again at each step. context: most tokens in prompt and answer.
+    record: receives kind, step and figures for one record per prompt, as MetricLog.write does.
     """
 
     def __init__(
@@ -132,20 +136,21 @@ class Rollouts:
             raise ValueError(
                 "answers to one prompt are compared: use --num-samples=2 or more, and --temperature above 0"
             )
-        if examples % runtime.world_size:
+        if examples % runtime.world_size:  # every rank samples equally many
             raise ValueError(f"--examples-per-step={examples} is not a multiple of {runtime.world_size} ranks")
         if len(task) < examples:
             raise ValueError(f"--examples-per-step={examples} is more than the {len(task)} examples of the task")
         self.task, self.engine, self.tokenizer, self.runtime = task, engine, tokenizer, runtime
         self.sampling, self._context, self._advantage = sampling, context, ADVANTAGES[advantage]
         self._seed, self._record = seed, record
+        # Compared on resume: another setting would draw other prompts.
         self._setting = {"seed": seed, "examples": len(task), "advantage": advantage, "sampling": asdict(sampling)}
         self._end = tokenizer.special_tokens["<|assistant_end|>"]
         self._step = 0
         self._warned = False  # about prompts longer than the context
-        self.steps = max(1, int(len(task) // examples * epochs))
+        self.steps = max(1, int(len(task) // examples * epochs))  # whole steps only
         self.wait_seconds = 0.0  # spent sampling
-        self.metrics: dict[str, float] = {}  # of the last step, over all ranks
+        self.metrics: dict[str, float] = {}  # from the last step, over all ranks
 
     def __iter__(self) -> "Rollouts":
         return self
@@ -165,34 +170,35 @@ class Rollouts:
             nothing = Completion([0], [0], "length", [0.0])
             rows, questions = [columns(groups[0].prompt, nothing, 0.0, self._end)], [0]
         batch = assemble(rows, questions, self.runtime.device)
-        self.wait_seconds += time.perf_counter() - start
+        self.wait_seconds += time.perf_counter() - start  # logged as waiting for data
         return batch
 
     def _sample(self) -> list[Group]:
-        """Sample and reward answers to this rank's prompts of the step."""
-        self.engine.refresh()
+        """Sample and reward answers to this rank's prompts in the step."""
+        self.engine.refresh()  # the weights changed since the last step
+        # Prompts are dealt in turn; `_log` joins the records in the same way.
         places = range(self.runtime.rank, self.sampling.examples, self.runtime.world_size)
         groups = self._prompts(places)
         requests = [self._request(place, group.prompt) for place, group in zip(places, groups, strict=True)]
-        completions = self.engine.generate(requests, logprobs=True)
-        for group, group.completions in zip(groups, completions, strict=True):
+        completions = self.engine.generate(requests, logprobs=True)  # several per request
+        for group, group.completions in zip(groups, completions, strict=True):  # fills each group in passing
             group.texts = [self.tokenizer.decode(completion.tokens) for completion in group.completions]
             group.rewards = [float(self.task.reward(group.conversation, text)) for text in group.texts]
-        advantages = self._advantage(torch.tensor([group.rewards for group in groups]))
+        advantages = self._advantage(torch.tensor([group.rewards for group in groups]))  # (prompts, samples)
         for group, row in zip(groups, advantages.tolist(), strict=True):
-            group.advantages = row if group.teaches else [0.0 for _ in row]
+            group.advantages = row if group.teaches else [0.0 for _ in row]  # exact zeros, free from rounding
         return groups
 
     def _prompts(self, places: range) -> list[Group]:
         """Draw examples and render their prompts, shortened where prompt and answer exceed the context; warn once.
 
-        An epoch is a shuffle of the task, without the rest that does not fill a step.
+        An epoch is the shuffled task, without the rest that does not fill a step.
         """
         epoch, step = divmod(self._step, len(self.task) // self.sampling.examples)
-        order = np.random.default_rng((self._seed, epoch)).permutation(len(self.task))
+        order = np.random.default_rng((self._seed, epoch)).permutation(len(self.task))  # equal on all ranks
         groups, dropped = [], []
         for place in places:
-            example = int(order[step * self.sampling.examples + place])
+            example = int(order[step * self.sampling.examples + place])  # index into the task, after shuffling
             conversation = self.task[example]
             prompt, turns = fitted_prompt(conversation, self.tokenizer, self._context, self.sampling.max_new_tokens)
             groups.append(Group(example, conversation, prompt))
@@ -207,26 +213,26 @@ class Rollouts:
         return groups
 
     def _request(self, place: int, prompt: list[int]) -> Request:
-        draw = self._step * self.sampling.examples + place
+        draw = self._step * self.sampling.examples + place  # counts prompts since the run began
         return Request(
             prompt,
             self.sampling.max_new_tokens,
             temperature=self.sampling.temperature,
             top_k=self.sampling.top_k,
             n=self.sampling.samples,
-            seed=(self._seed << 32) + draw,
+            seed=(self._seed << 32) + draw,  # no two prompts share random numbers
             stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
         )
 
     def _log(self, groups: list[Group]) -> None:
-        """Record the samples of all ranks in the order of prompts, and set the step's metrics."""
+        """Record all ranks' samples in prompt order, and set the step's metrics."""
         by_rank = self.runtime.all_gather([group.record(self.tokenizer.decode) for group in groups])
-        # Prompts are dealt to ranks in turn, so the records of ranks alternate.
+        # Prompts are dealt to ranks in turn, so the ranks' records alternate.
         records = [record for records_at_place in zip(*by_rank, strict=True) for record in records_at_place]
         for record in records:
             self._record(f"example {record['example']}", self._step, **record)
         samples = list(itertools.chain(*(record["samples"] for record in records)))
-        rewards = [[sample["reward"] for sample in record["samples"]] for record in records]
+        rewards = [[sample["reward"] for sample in record["samples"]] for record in records]  # (prompts, samples)
         self.metrics = {
             "rl/reward": statistics.fmean(itertools.chain(*rewards)),
             "rl/best_of_group": statistics.fmean(max(group) for group in rewards),
@@ -239,7 +245,7 @@ class Rollouts:
 
     @property
     def idle(self) -> bool:
-        """True if no group of the last step has a gradient, on any rank."""
+        """True if no group in the last step has a gradient, on any rank."""
         return self.metrics.get("rl/groups_that_teach") == 0
 
     @property
@@ -271,10 +277,10 @@ class Rollouts:
 
 def assemble(rows: list[tuple[Tensor, ...]], questions: list[int], device: torch.device) -> tuple[Tensor, ...]:
     """Pad rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
-    longest: dict[int, int] = {}  # tokens of each prompt with its longest answer
+    longest: dict[int, int] = {}  # prompt number -> tokens with the longest answer
     for question, row in zip(questions, rows, strict=True):
         longest[question] = max(longest.get(question, 0), len(row[0]) + len(row[-1]))
-    order = sorted(range(len(rows)), key=lambda i: (-longest[questions[i]], questions[i]))
+    order = sorted(range(len(rows)), key=lambda i: (-longest[questions[i]], questions[i]))  # longest prompts first
     padded = []
     for part, empty in enumerate((0, -1, 0.0, 0.0, 0)):  # inputs, targets, advantages, logprobs, prompts
         in_order = [rows[i][part] for i in order]
@@ -284,10 +290,11 @@ def assemble(rows: list[tuple[Tensor, ...]], questions: list[int], device: torch
 
 
 def follow_reward(source: Rollouts) -> Callable[["State"], None]:
-    """Return an action after a step: print the metrics of the samples and keep a moving average of the reward."""
+    """Return an action after a step: print the samples' metrics and keep a moving average reward."""
 
     def follow(state: "State") -> None:
         reward = source.metrics["rl/reward"]
+        # Single steps are noisy; the notes are saved with the checkpoint.
         state.notes["reward"] = 0.9 * state.notes.get("reward", reward) + 0.1 * reward
         print_figures(state.step, source.metrics)
 
@@ -295,5 +302,5 @@ def follow_reward(source: Rollouts) -> Callable[["State"], None]:
 
 
 def reward_note(state: "State") -> str:
-    """Return the reward for the progress line of training."""
+    """Return the reward for the training progress line."""
     return f"reward {state.notes['reward']:.3f}" if "reward" in state.notes else ""

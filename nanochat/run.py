@@ -50,11 +50,11 @@ from nanochat.train import Evaluation, LoopOptions, State, TrainingLoop, by_rows
 if TYPE_CHECKING:
     from nanochat.scaling import RunPlan
 
-# Bytes of a checkpoint for each parameter: the fp32 weight, and at most two fp32 states of the optimizer.
+# Bytes in a checkpoint for each parameter: the fp32 weight, and at most two fp32 optimizer states.
 CHECKPOINT_BYTES = 12
-OPTIMIZER_BYTES = 8  # of a parameter, shared by the ranks
+OPTIMIZER_BYTES = 8  # for each parameter, shared by the ranks
 
-# ---- model and optimizer of a run ----
+# ---- model and optimizer ----
 
 
 def build(
@@ -68,9 +68,9 @@ def build(
     weight_decay: float,
     in_fp8: bool = False,
 ) -> tuple[GPT, Optimizer, int]:
-    """Return a model, its optimizer, and the rows of a micro-batch.
+    """Return a model, its optimizer, and the rows in a micro-batch.
 
-    weights: a checkpoint's, or the seed of new ones. batch: tokens of a step. steps: of the whole run, None if unknown.
+    weights: a checkpoint's, or the seed of new ones. batch: tokens in a step. steps: in the whole run, None if unknown.
     """
     model = build_model(shape, runtime, weights, config.checkpointing)
     # Before compiling and 8 bits: the memory search runs the plain model.
@@ -78,7 +78,7 @@ def build(
     if in_fp8:
         print0(fp8.describe(*fp8.convert(model)))
     if config.compile:
-        flops = None if steps is None else model.flops_per_token() * batch * steps
+        flops = None if steps is None else model.flops_per_token() * batch * steps  # whole run, on all ranks
         if _is_long_enough(config.target_seconds, flops, runtime):
             model.compile_parts()
         else:
@@ -94,9 +94,9 @@ def build(
 
 
 def _device_rows(config: TrainingSettings, weights: Checkpoint | int, batch: int, model: GPT, runtime: Runtime) -> int:
-    """Return the rows of a micro-batch, of `batch` tokens a step, and print how they were chosen."""
+    """Return the rows in a micro-batch for `batch` tokens a step, and print how they were chosen."""
     length = config.max_seq_len
-    # Sizes that divide the rows of a step on each rank.
+    # Sizes that divide a step's rows on each rank.
     legal = legal_rows(batch, length, runtime.world_size)
     before = weights.manifest["loop"]["device_batch"] if isinstance(weights, Checkpoint) else None
     if config.device_batch_size != "auto":
@@ -105,12 +105,12 @@ def _device_rows(config: TrainingSettings, weights: Checkpoint | int, batch: int
         # Free memory may differ by now, and another size would change the rounding.
         size, reason = before, "as before"
     else:
-        # Any tokens will do; all rows of this rank's step.
+        # Any tokens will do; all rows in this rank's step.
         ids = torch.zeros(legal[-1], length, dtype=torch.int64, device=runtime.device)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         reserve = OPTIMIZER_BYTES * parameters // runtime.world_size
         size, reason = largest_device_batch(model, next_token, (ids, ids), runtime, reserve), "the most that fit"
-    parts = accumulation_steps(batch, size, length, runtime.world_size)
+    parts = accumulation_steps(batch, size, length, runtime.world_size)  # refuses impossible sizes
     print0(f"device batch: {size} rows of {length:,} tokens, {reason}; {parts} of them make a step on each rank")
     return size
 
@@ -126,8 +126,8 @@ def _is_long_enough(seconds: float, flops: float | None, runtime: Runtime) -> bo
 
 
 def fixed_settings(config: TrainingSettings) -> dict[str, Any]:
-    """Return the fields of a config that a run keeps from its first step to its last."""
-    fixed = [one.name for one in fields(config) if not one.metadata["may_change"]]
+    """Return the config fields that no resume may change."""
+    fixed = [one.name for one in fields(config) if not one.metadata["may_change"]]  # settings that shape the result
     return {name: getattr(config, name) for name in fixed}
 
 
@@ -140,7 +140,7 @@ def checkpoint_to_resume(
     are set aside. A setting that is None stays as it was, and so does a tokenizer that is None.
     """
     step = runtime.broadcast(lambda: _step_to_resume(folder, config, tokenizer))
-    return None if step is None else load(folder, step, hashes=False)
+    return None if step is None else load(folder, step, hashes=False)  # rank 0 has verified the files
 
 
 def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None) -> int | None:
@@ -174,7 +174,7 @@ def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: To
     defaults = {one.name: one.default for one in fields(config)}
     differences = []
     for name, value in fixed_settings(config).items():
-        before = saved.get(name, defaults[name])  # a flag that did not exist then had the effect of its default
+        before = saved.get(name, defaults[name])  # a flag that did not exist then acted like the default
         if value is not None and value != before:
             differences.append(f"{flag_of(name)} was {before} and is {value}")
     if tokenizer and checkpoint.manifest["tokenizer"]["hash"] != tokenizer.content_hash:
@@ -194,12 +194,12 @@ class _Start:
     weights: Checkpoint | int  # a checkpoint's, or the seed of new ones
     tokenizer: Tokenizer
     record: dict[str, Any]  # for manifests: parent and tokenizer
-    batch: int  # tokens of a step
+    batch: int  # tokens in a step
     steps: int | None
     seconds: float | None
     weight_decay: float
     schedules: schedules.Table
-    first_rate: float = 1.0  # factor of all learning rates
+    first_rate: float = 1.0  # factor for all learning rates
     optimizer_from: Checkpoint | None = None  # parent whose optimizer state is taken over
 
 
@@ -209,35 +209,35 @@ def _start_new(
     tokenizer: Tokenizer,
     resumed: Checkpoint | None,
 ) -> _Start:
-    """Return the start of a run with a new model."""
+    """Return the start for a run with a new model."""
     return _Start(
         config=config,
         shape=plan.model,
-        weights=resumed or config.seed,
+        weights=resumed or config.seed,  # saved weights win over new ones
         tokenizer=tokenizer,
         record={"parent": None, "tokenizer": {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash}},
         batch=plan.total_batch_size,
         steps=plan.steps,
         seconds=plan.seconds,
-        weight_decay=config.weight_decay * plan.decay_scale,
+        weight_decay=config.weight_decay * plan.decay_scale,  # for this batch and horizon
         schedules=schedules.pretraining(config.warmup_steps, config.warmdown_ratio, config.final_lr_frac),
     )
 
 
 def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint | None, runtime: Runtime) -> _Start:
-    """Return the start of a run with the model of another stage; a run that resumes needs its parent no more."""
+    """Return the start for a run with another stage's model; a resumed run needs no parent any more."""
     parent = {"stage": MODELS[config.source], "tag": config.parent_tag}
-    origin = resumed
+    origin = resumed  # has everything that the parent gave
     if origin is None:
-        # -1: the newest checkpoint of the parent.
+        # -1: the parent's newest checkpoint.
         step = None if config.model_step < 0 else config.model_step
         origin = find_model(parent["stage"], parent["tag"], step, runtime)
     manifest = origin.manifest
     takes_states = config.warm_start and not resumed
     if takes_states and not manifest["optimizer"]:  # an imported model
         raise ValueError(f"{origin.path} has no optimizer's state to begin with, give --no-warm-start")
-    config = inherit(config, manifest)
-    # Rollouts count rows, of at most the context's length.
+    config = inherit(config, manifest)  # no field is None from here on
+    # Rollouts count rows, at most as long as the context.
     batch = rows * config.max_seq_len if rows else config.total_batch_size
     return _Start(
         config=replace(config, total_batch_size=batch),
@@ -272,11 +272,11 @@ def training(
 ) -> Iterator["Trainer"]:
     """Open a run of a stage: lock its folder, find its checkpoint or its parent's, build model and optimizer.
 
-    plan, tokenizer: of a new model; without them `config` is FineTuneSettings and names a parent. rows: of a step, for
+    plan, tokenizer: for a new model; without them `config` is FineTuneSettings and names a parent. rows: in a step, for
     a batch that is not counted in tokens.
     """
     folder = stage_dir(stage, config.tag)
-    outcome = Outcome.begin(stage, config.tag, config)
+    outcome = Outcome.begin(stage, config.tag, config)  # the clock of the stage starts
     with setup(config.device_type, config.dtype, config.attention) as runtime, ExitStack() as stack:
         runtime.broadcast(lambda: stack.enter_context(hold(folder)))  # no other run may use the folder
         resumed = checkpoint_to_resume(folder, config, tokenizer, runtime)
@@ -286,7 +286,7 @@ def training(
             start = _start_from_parent(config, rows, resumed, runtime)
         if resumed:
             runtime = runtime.with_dtype(resumed.manifest["dtype"])  # `auto` may choose another on another day
-        model, optimizer, device_rows = build(
+        model, optimizer, device_rows = build(  # prints the choices that were made
             start.shape,
             start.config,
             start.weights,
@@ -319,8 +319,8 @@ class Trainer:
     resumed: Checkpoint | None
     model: GPT
     optimizer: Optimizer
-    device_rows: int  # rows of a micro-batch
-    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # rows and file hashes of each task to learn from
+    device_rows: int  # in a micro-batch
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # task to learn from -> rows and file hashes
 
     @property
     def config(self) -> TrainingSettings:
@@ -337,8 +337,8 @@ class Trainer:
 
     @property
     def rows(self) -> int:
-        """Rows of a step, over all ranks."""
-        return self.start.batch // self.config.max_seq_len
+        """Rows in a step, over all ranks."""
+        return self.start.batch // self.config.max_seq_len  # tokens -> rows
 
     def fit(
         self,
@@ -356,10 +356,10 @@ class Trainer:
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
 
         source: a context manager too. data: describes it in the manifest, or else `tasks`, which returns rows and file
-        hashes of each task; they must not change before a resume. merge: joins the source states of all ranks. split,
+        hashes of each task; they must not change before a resume. merge: joins all ranks' source states. split,
         after_step, note: as in LoopOptions.
         """
-        self.tasks = self.runtime.broadcast(tasks)
+        self.tasks = self.runtime.broadcast(tasks)  # one rank reads the files and hashes
         self._check_tasks()
         if data is None:
             data = source.state_dict()["setting"] | {"tasks": self.tasks}
@@ -399,19 +399,19 @@ class Trainer:
         if state.stop:
             print0(f"stopped by {state.stop} after step {state.step:,}: run the same command again to resume")
             return
-        # Nothing was trained: the outcome of the first time stays.
+        # Nothing was trained: the first outcome stays.
         is_old = self.resumed is not None and self.resumed.step == state.step
-        if is_old and (self.folder / "outcome.json").exists():
+        if is_old and (self.folder / "outcome.json").exists():  # else a crash came before writing
             print0(f"the run ended at step {state.step:,}: nothing is left to train")
             return
-        if self.runtime.rank > 0:
+        if self.runtime.rank > 0:  # one writer is enough
             return
         self.outcome.config = asdict(self.config)
         self.outcome.metrics = {**metrics, **run_metrics(state, self.runtime)}
-        self.outcome.curves = training_curves(self.log.path)
+        self.outcome.curves = training_curves(self.log.path)  # also from before a resume
         if self.tasks:
             self.outcome.tables.append(task_table(self.tasks))
-        # The manifest has the hashes of all other files.
+        # The manifest has the hashes for all other files.
         self.outcome.add_artifact(self.folder / "latest" / MANIFEST)
         self.outcome.write()
 
@@ -421,7 +421,7 @@ class Trainer:
             return
         now = self.tasks
         before = self.resumed.manifest["data"].get("tasks", {})
-        changed = [name for name in before | now if before.get(name) != now.get(name)]
+        changed = [name for name in before | now if before.get(name) != now.get(name)]  # also added or left out
         if changed:
             raise ValueError(
                 f"{self.folder}: the data of {', '.join(changed)} has changed since the run was started. Put the old "
@@ -431,13 +431,13 @@ class Trainer:
     def _restore(self, source: BatchSource) -> State:
         """Return the state to train from; optimizer, source and random generators are as they were saved."""
         if self.resumed is None:
-            self.log.resume(-1)
+            self.log.resume(-1)  # marks old records as another run's
             return State()
         manifest = self.resumed.manifest
         # The model has its weights since it was built.
         self.optimizer.load_state_tensors(self.resumed.optimizer_state)
-        source.load_state_dict(manifest["source"])
-        set_rng_state(manifest["rng"])
+        source.load_state_dict(manifest["source"])  # even in the middle of an epoch
+        set_rng_state(manifest["rng"])  # rank 0's, on every rank
         self.log.resume(self.resumed.step)
         return State.from_record(manifest["loop"])
 
@@ -450,7 +450,7 @@ class Trainer:
     ) -> Iterator[Callable[[State], None]]:
         """Yield a function that saves a checkpoint: a collective. The last one is on disk when the block ends."""
         self._check_room()
-        # The part of the manifest that stays the same from checkpoint to checkpoint.
+        # Manifest entries shared by all checkpoints.
         record = self.start.record | {
             "stage": self.stage,
             "data": data,
@@ -469,7 +469,7 @@ class Trainer:
 
         def save(state: State) -> None:
             # The optimizer's states are gathered a parameter at a time, while they are copied.
-            merged = merge(self.runtime.all_gather(source.state_dict()))
+            merged = merge(self.runtime.all_gather(source.state_dict()))  # works for another number of ranks too
             progress = {"loop": asdict(state), "source": merged, "rng": rng_state()}
             saver.save(state.step, self.model.state_dict(), self.optimizer.state_tensors(), record | progress)
 
@@ -479,7 +479,7 @@ class Trainer:
             except FloatingPointError as error:
                 with suppress(OSError):  # printed when it happened; it does not end this run
                     saver.wait()
-                saved = steps(self.folder)
+                saved = steps(self.folder)  # candidates for a resume
                 kept = f"the checkpoint of step {saved[-1]:,} is kept" if saved else "no checkpoint was saved before"
                 raise FloatingPointError(f"{error}; {kept} in {self.folder}") from None
 

@@ -33,7 +33,7 @@ FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
 # Values that a block keeps for the backward, per token and width: counted for MLP ratio 4, not compiled
 # (compiled: 21).
 BLOCK_KEEPS = 24
-HORIZONS = ("num_iterations", "target_flops", "target_param_data_ratio", "target_seconds")
+HORIZONS = ("num_iterations", "target_flops", "target_param_data_ratio", "target_seconds")  # flags that end a run
 
 
 class PlanSettings(Protocol):
@@ -119,25 +119,26 @@ def plan_run(config: PlanSettings, vocab_size: int | None, bos_id: int = 0) -> R
     sizes, size_notes = _sizes(config, config.depth, config.width, config.kv_heads)
     notes += size_notes
     # The reference has its own width and heads, which --kv-heads need not divide.
+    # Notes are printed for the real model only.
     reference_sizes, _ = _sizes(config, REFERENCE_DEPTH, width=0, kv_heads=0)
-    with torch.device("meta"):
+    with torch.device("meta"):  # shapes alone: no memory, no weights
         model = new_model(_model_config(config, sizes, vocab_size, bos_id))
         reference = new_model(_model_config(config, reference_sizes, vocab_size, bos_id))
     counts = model.parameter_counts()
-    n = _scaled(counts)
+    n = _scaled(counts)  # the size that scaling laws compare
     reference_n = _scaled(reference.parameter_counts())
-    flops = model.flops_per_token()
+    flops = model.flops_per_token()  # forward and backward
 
     size = n / reference_n  # and that of the horizons in tokens, at one ratio
     # A given batch changes learning rates and weight decay too.
     batch, note = config.total_batch_size, "given"
     if batch < 1:
-        batch = 2 ** round(math.log2(REFERENCE_BATCH * size**BATCH_EXPONENT))
+        batch = 2 ** round(math.log2(REFERENCE_BATCH * size**BATCH_EXPONENT))  # divides well among ranks
         note = f"2^19 x (N {n:,} / {reference_n:,})^{BATCH_EXPONENT}, to a power of 2"
     notes.append(f"total_batch_size {batch:,} = {note}")
     rates = rate_scale(batch)
     notes.append(f"learning rates x {rates:.4g} = (total_batch_size / 2^19)^0.5")
-    decay = rates / size
+    decay = rates / size  # holds batch / (rate × decay × tokens)
     notes.append(f"weight decay x {decay:.4g} = that / (N / {reference_n:,})")
     steps, seconds, note = _horizon(config, n, flops, batch)
     notes.append(f"num_iterations {'?' if steps is None else f'{steps:,}'} = {note}")
@@ -166,7 +167,7 @@ def _sizes(config: PlanSettings, depth: int, width: int, kv_heads: int) -> tuple
         note = f"depth {depth} x aspect_ratio {aspect_ratio}, up to a multiple of head_dim {head_dim}"
     notes = [f"width {width:,} = {note}"]
     if width % head_dim:
-        near = max(1, round(width / head_dim)) * head_dim
+        near = max(1, round(width / head_dim)) * head_dim  # at least one head
         raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}: take {near}")
     heads = width // head_dim
     notes.append(f"heads {heads:,} = width / head_dim {head_dim}")
@@ -201,7 +202,7 @@ def _state_bytes(model: GPT) -> int:
     size = 0
     for group in groups:
         elements = sum(parameter.numel() for _, parameter in group.params)
-        size += KINDS[group.kind].state_bytes * elements
+        size += KINDS[group.kind].state_bytes * elements  # per parameter element
     return size
 
 
@@ -213,14 +214,14 @@ def _horizon(config: PlanSettings, n: int, flops: float, batch: int) -> tuple[in
     if len(given) > 1:
         raise ValueError(f"{' and '.join(flags)} are {len(given)} horizons: keep one of them")
     name, value = next(iter(given.items()), ("target_param_data_ratio", TOKENS_PER_PARAMETER))
-    if value <= 0:
+    if value <= 0:  # also a flag set to zero
         raise ValueError(f"{flags[0]} is no horizon: it has to be more than 0")
     if name == "target_seconds":
-        return None, value, f"as many as {value:g} seconds allow"
+        return None, value, f"as many as {value:g} seconds allow"  # the step count shows at the end
     if name == "num_iterations":
         return value, None, "given"
     if name == "target_flops":
-        steps, note = value / (flops * batch), f"{value:g} FLOPs / those of a step"
+        steps, note = value / (flops * batch), f"{value:g} FLOPs / those of a step"  # rounded at the end
     else:
         steps, note = value * n // batch, f"{value:g} x N / total_batch_size"
     return max(1, round(steps)), None, note
@@ -228,7 +229,7 @@ def _horizon(config: PlanSettings, n: int, flops: float, batch: int) -> tuple[in
 
 def rate_scale(total_batch_size: int) -> float:
     """Return the factor for learning rates, which were found for the reference's batch."""
-    return (total_batch_size / REFERENCE_BATCH) ** 0.5
+    return (total_batch_size / REFERENCE_BATCH) ** 0.5  # square-root rule for Adam-like updates
 
 
 # ---- batches ----
@@ -251,7 +252,7 @@ def accumulation_steps(total_batch_size: int, device_batch_size: int, seq_len: i
 
 def legal_rows(total_batch_size: int, seq_len: int, ranks: int) -> list[int]:
     """Return the device batch sizes, in rows, that divide a total batch of tokens, in order."""
-    row = seq_len * ranks
+    row = seq_len * ranks  # tokens in the smallest step
     if total_batch_size < row or total_batch_size % row:
         near = _near(total_batch_size, _around(total_batch_size, row))
         raise ValueError(
@@ -271,7 +272,7 @@ def read_rows(text: str) -> int:
 def _around(number: int, step: int) -> list[int]:
     """Return the multiples below and above a number."""
     below = number // step
-    return [max(1, below) * step, (below + 1) * step]
+    return [max(1, below) * step, (below + 1) * step]  # never an empty batch
 
 
 def _divisors(number: int) -> list[int]:
@@ -280,7 +281,7 @@ def _divisors(number: int) -> list[int]:
 
 def _near(wanted: int, legal: list[int]) -> str:
     """Return up to three legal values nearest to the wanted one: "4, 8 or 16"."""
-    by_distance = sorted(set(legal), key=lambda value: abs(value - wanted))
+    by_distance = sorted(set(legal), key=lambda value: abs(value - wanted))  # equal values once
     *first, last = sorted(by_distance[:3])
     return f"{', '.join(map(str, first))} or {last}" if first else f"{last}"
 
@@ -312,7 +313,7 @@ class RunCost:
 
     def lines(self) -> list[str]:
         """Return the estimate as text for people."""
-        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in self.memory.items())
+        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in self.memory.items())  # bytes -> GB
         total = sum(self.memory.values()) / 1e9
         lines = [f"memory of a rank, GB: {total:.2f} with {self.device_batch_size} rows at once ({parts})"]
         if not self.fits:
@@ -326,7 +327,7 @@ class RunCost:
         elif self.peak is None:
             speed = f"{self.rate / 1e9:,.0f} GFLOP/s each ({self.source}), MFU n/a"
         else:
-            mfu = 100 * self.rate / self.peak
+            mfu = 100 * self.rate / self.peak  # percent, model FLOPs alone
             speed = f"{mfu:.3g}% MFU ({self.source}) of {self.peak / 1e12:,.0f} TFLOP/s each"
         price = "n/a" if self.dollars is None else f"{self.dollars:,.2f} at {self.hourly:.2f} an hour each"
         return [*lines, f"time {time} on {name}, {speed}; dollars {price}"]
@@ -343,6 +344,7 @@ def estimate(plan: RunPlan, config: PlanSettings, ranks: int, accelerator: Accel
         accumulation_steps(plan.total_batch_size, asked, config.max_seq_len, ranks)  # refuses an impossible size
         sizes = [asked]
     needed = {rows: memory(plan, rows, ranks, config.checkpointing) for rows in sizes}
+    # Without a known limit every size fits.
     limit = FIT_SHARE * 1e9 * accelerator.memory if accelerator.memory else math.inf
     fitting = [rows for rows in sizes if sum(needed[rows].values()) < limit]
     rows = max(fitting, default=sizes[0])  # if none fits, the smallest shows how much is missing
@@ -351,12 +353,14 @@ def estimate(plan: RunPlan, config: PlanSettings, ranks: int, accelerator: Accel
     rate, seconds, source = None, plan.seconds, "as asked"
     if plan.tokens is not None:
         assumed = ASSUMED_MFU * peak if peak else None
+        # A run on such hardware is a better guide than an assumption.
         rate, source = measured_rate(config, accelerator) or (assumed, "assumed")
+        # Without evaluations and compiling.
         seconds = plan.flops_per_token * plan.tokens / (rate * ranks) if rate else None
-    hourly = accelerator.dollars
+    hourly = accelerator.dollars  # None: no price is known
     dollars = None
     if hourly and seconds is not None:
-        dollars = hourly * ranks * seconds / 3600
+        dollars = hourly * ranks * seconds / 3600  # seconds -> hours
     return RunCost(
         ranks=ranks,
         hardware=accelerator.name,
@@ -383,10 +387,10 @@ def memory(plan: RunPlan, rows: int, ranks: int, checkpointing: bool = False) ->
     # With checkpointing, each block keeps its input, and one block at a time all of its activations.
     kept = model.depth + BLOCK_KEEPS if checkpointing else model.depth * BLOCK_KEEPS
     return {
-        "weights": 4 * counts["total"],
+        "weights": 4 * counts["total"],  # fp32 master copies
         "weights in the compute dtype": 2 * (counts["matrices"] + counts["head"]),
-        "gradients": 4 * counts["total"],
-        "optimizer": plan.state_bytes / ranks,
+        "gradients": 4 * counts["total"],  # fp32 as well, summed over micro-batches
+        "optimizer": plan.state_bytes / ranks,  # each rank keeps a share
         "activations": 2 * rows * model.max_seq_len * model.width * kept,
         "logits": 2 * CHUNK_BYTES["cuda"],  # and their gradient
     }
@@ -409,11 +413,11 @@ def measured_rate(config: PlanSettings, accelerator: Accelerator) -> tuple[float
         speed = run.metrics.get("Tokens per second", "n/a")  # a run that was too short has none
         if speed != "n/a" and same_hardware and same_settings:
             flops = run.metrics["Number of FLOPs per token"]["value"]
-            rate = speed["value"] * flops / run.metrics["DDP world size"]
+            rate = speed["value"] * flops / run.metrics["DDP world size"]  # each rank's FLOP/s
             found.append((abs(run.config["depth"] - config.depth), rate, f"measured: run {run.tag}"))
     if not found:
         return None
-    _, rate, source = min(found)
+    _, rate, source = min(found)  # nearest depth, then the slower run
     return rate, source
 
 

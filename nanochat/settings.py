@@ -33,15 +33,16 @@ class TagSettings:
 
 @dataclass(frozen=True)
 class LogSettings:
-    """The mirror of the metrics."""
+    """The metrics mirror."""
 
     run: str = option("dummy", "name of the run in W&B (dummy: no W&B)", group="run", may_change=True)
 
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """The device and the precision of its activations."""
+    """The device and the activations' precision."""
 
+    # A run may move to another machine, but keeps the precision that it began with.
     device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", may_change=True)
     dtype: str = option("auto", "precision: auto, bf16, fp16 or fp32 (auto on a CPU: the faster one)", group="device")
 
@@ -50,6 +51,7 @@ class DeviceSettings:
 class CheckpointChoice(TagSettings):
     """A checkpoint of the run `tag`."""
 
+    # For reading a model; training scripts choose by --resume.
     step: Count = option(
         -1,
         "step of the checkpoint (-1: the newest)",
@@ -71,9 +73,10 @@ class ModelChoice(CheckpointChoice):
 class TextSettings:
     """Text for training a tokenizer or a model, and for evaluation."""
 
-    # corpus.open_corpus has the grammar of names and mixes.
+    # corpus.open_corpus has the grammar for names and mixes.
     data: str = option("auto", "folder of text, name of a corpus, or a mix of them", group="data")
     num_shards: Count = option(0, "shards of a named corpus (0: its default)", group="data", least=0, in_card=False)
+    # Off by default: damage should be noticed before hours are spent on training.
     skip_bad: bool = option(
         False,
         "leave out damaged files and rows instead of stopping",
@@ -103,9 +106,9 @@ class RunSettings(TagSettings, LogSettings):
 
 @dataclass(frozen=True)
 class TrainingDeviceSettings(DeviceSettings):
-    """Computation of a training step."""
+    """Computation in a training step."""
 
-    # The paths of attention give the same result but for rounding.
+    # The attention paths give the same result but for rounding.
     attention: str = option(
         "auto",
         "attention kernel: auto, or a name in nanochat/attention.py",
@@ -121,7 +124,7 @@ class TrainingDeviceSettings(DeviceSettings):
         may_change=True,
         in_card=False,
     )
-    # About a third more computation; activations of one layer at a time.
+    # About a third more computation; activations for one layer at a time.
     checkpointing: bool = option(
         False,
         "recompute activations in the backward pass to save memory",
@@ -132,12 +135,12 @@ class TrainingDeviceSettings(DeviceSettings):
 
 @dataclass(frozen=True)
 class HorizonSettings:
-    """The length of a run: at most one of the flags that end a run is given."""
+    """The length of a run: at most one flag that ends a run is given."""
 
-    # -1: not given. The flags of this group end a run; a script may add others.
+    # -1: not given. Flags in this group end a run; a script may add others.
     num_iterations: Count = option(-1, "steps to train", group="horizon", unit="STEPS")
     target_seconds: float = option(-1.0, "seconds to train", group="horizon", unit="SECONDS")
-    # A limit on the time of training alone, as in competitions, should not include the compiler.
+    # A limit on training time alone, as in competitions, should not include the compiler.
     untimed_steps: Count = option(
         0,
         "first steps of each process that do not count toward --target-seconds (compilation)",
@@ -160,7 +163,7 @@ class HorizonSettings:
         """Return the flag that ends the run and its value; nothing for the script's default."""
         # Scripts add flags to the group: base training counts FLOPs, fine-tuning epochs.
         names = [field.name for field in fields(self) if field.metadata["group"] == "horizon"]
-        names.remove("untimed_steps")
+        names.remove("untimed_steps")  # in the group for --help, but ends nothing
         return {name: getattr(self, name) for name in names if getattr(self, name) != -1}
 
 
@@ -168,8 +171,9 @@ class HorizonSettings:
 class BatchSettings:
     """The size of a step. Gradients are summed over micro-batches and ranks, so only the total changes the training."""
 
+    # Also limits prompts with answers, once the model is used.
     max_seq_len: Count | None = option(2048, "length of a row", group="batch", least=1, unit="TOKENS")
-    # A matter of memory: the result differs by rounding only.
+    # Only memory decides: the result differs by rounding only.
     device_batch_size: str = option(
         "auto",
         "rows of a micro-batch on one device (auto: as many as fit)",
@@ -195,6 +199,7 @@ class OptimizerSettings:
     unembedding_lr: float | None = option(0.008, "learning rate of the head (AdamW)", group="optimizer", least=0)
     matrix_lr: float | None = option(0.02, "learning rate of matrices (Muon)", group="optimizer", least=0)
     scalar_lr: float | None = option(0.5, "learning rate of scalars (AdamW)", group="optimizer", least=0)
+    # Muon alone: param_groups.RULES has a fixed decay for each AdamW group.
     weight_decay: float = option(
         0.28,
         "weight decay of matrices, scaled with batch and horizon",
@@ -221,6 +226,7 @@ class OptimizerSettings:
         group="optimizer",
         least=0,
     )
+    # Off by default: both optimizers bring updates to a steady size anyway.
     grad_clip: float | None = option(0.0, "largest norm of the gradient (0: no clipping)", group="optimizer", least=0)
 
 
@@ -262,6 +268,7 @@ class CheckpointSettings:
 class EvaluationSettings:
     """Evaluation during training."""
 
+    # Fixed for a run: the lowest validation depends on how often one is made.
     eval_every: Count = option(
         250,
         "validate every N steps (0: only before and after training; -1: never)",
@@ -289,10 +296,11 @@ class TrainingSettings(
 
 @dataclass(frozen=True)
 class FineTuneSettings(TrainingSettings):
-    """Training from the checkpoint of another stage. A setting that is None is the parent's (see `inherit`)."""
+    """Training from another stage's checkpoint. A setting that is None is the parent's (see `inherit`)."""
 
     # The parent: its stage, its run, its checkpoint.
     source: str = changed(ModelChoice, "source", "base", text=f"stage to start from: {', '.join(MODELS)}", short=None)
+    # One tag through all stages needs no flag.
     model_tag: str = option("", "run to start from (default: the run of the same tag)", group="model")
     model_step: Count = option(
         -1,
@@ -301,6 +309,7 @@ class FineTuneSettings(TrainingSettings):
         least=-1,
         in_card=False,
     )
+    # Ends a run by the progress through the data, where neither steps nor seconds do.
     num_epochs: float = option(
         -1.0,
         "passes over the data (1 if no horizon is given)",
@@ -322,6 +331,7 @@ class FineTuneSettings(TrainingSettings):
     warmup_steps: Count = changed(OptimizerSettings, "warmup_steps", 0)
     warmdown_ratio: float = changed(OptimizerSettings, "warmdown_ratio", 0.5)
     final_lr_frac: float = changed(OptimizerSettings, "final_lr_frac", 0.0)
+    # Below 1: the parent has learned most already, and large steps would undo that.
     init_lr_frac: float = option(
         0.8,
         "initial learning rate, as a fraction of the parent's",
@@ -337,7 +347,7 @@ class FineTuneSettings(TrainingSettings):
 
     @property
     def parent_tag(self) -> str:
-        return self.model_tag or self.tag
+        return self.model_tag or self.tag  # by default the parent has the same tag
 
     @property
     def epochs(self) -> float:
@@ -348,19 +358,21 @@ class FineTuneSettings(TrainingSettings):
 class ChatTuneSettings(FineTuneSettings):
     """Fine-tuning on a mixture of conversations."""
 
+    # The grammar stands in tasks.mixing, with samples (NAME@ROWS) and files (json:PATH).
     mixture: str = option(
         "",
         "tasks and their epochs, like smoltalk,gsm8k:2 (default: the tasks that are available)",
         group="data",
     )
     eval_every: Count = changed(EvaluationSettings, "eval_every", 200)
+    # Rows from the mixture's validation split, the same for any number of ranks.
     eval_tokens: Count = option(
         -1,
         "tokens of the validation rows (-1: 5e6, on a CPU 125,000)",
         group="evaluation",
         unit="TOKENS",
     )
-    # Scores of tasks cost more than validation.
+    # Task scores cost more than validation.
     eval_metrics_every: Count = option(
         200,
         "score the tasks every N steps (0: only after training; -1: never)",
@@ -369,6 +381,7 @@ class ChatTuneSettings(FineTuneSettings):
         least=-1,
     )
     eval_metrics_max_problems: Count = option(1024, "problems of each task (0: all)", group="evaluation", least=0)
+    # A letter takes one forward pass; written answers take many, token by token.
     eval_metrics_tasks: str = option(
         "",
         "tasks to score, separated by | (default: the tasks answered by a letter)",
@@ -380,9 +393,9 @@ def inherit(config: Settings, manifest: dict[str, Any]) -> Settings:
     """Return the config with every None replaced by the value in a checkpoint's manifest; prints the values found."""
     parent, loop = manifest["config"], manifest["loop"]
     if parent["total_batch_size"] == -1:  # the parent chose the batch for its horizon
-        parent = parent | {"total_batch_size": loop["tokens"] // loop["step"]}
+        parent = parent | {"total_batch_size": loop["tokens"] // loop["step"]}  # exact: all steps were equally large
     found = {name: parent[name] for name, value in asdict(config).items() if value is None}
-    limit = manifest["model"]["max_seq_len"]
+    limit = manifest["model"]["max_seq_len"]  # positions beyond were never trained
     if config.max_seq_len is not None and config.max_seq_len > limit:
         raise ValueError(f"--max-seq-len={config.max_seq_len} is longer than the model's context, take at most {limit}")
     if found:

@@ -1,7 +1,7 @@
 """The training loop: next batch, gradients, update, figures, evaluations, checkpoints.
 
-Beside the loop stand loss scaling for fp16, the search for the largest device batch, and the wording of failures. On a
-GPU the figures of a step are read while the next one computes: the host waits inside no step.
+Beside the loop stand loss scaling for fp16, the search for the largest device batch, and the wording for failures. On a
+GPU a step's figures are read while the next one computes: the host waits inside no step.
 """
 
 import math
@@ -20,11 +20,11 @@ from nanochat.objectives import Batch, BatchSource, Objective
 from nanochat.optim import Optimizer
 from nanochat.runtime import Runtime, without_garbage_collection
 
-SMOOTHING = 0.9  # share of the old value in the moving average of the loss
-CPU_TOKENS = 16_384  # tokens of a micro-batch on a CPU: larger ones are no faster
-STEADY_AFTER = 10  # steps of this process before its speed is measured
+SMOOTHING = 0.9  # share that the old value keeps in the loss's moving average
+CPU_TOKENS = 16_384  # tokens in a micro-batch on a CPU: larger ones are no faster
+STEADY_AFTER = 10  # steps in this process before speed is measured
 COLLECT_EVERY = 5_000  # steps between garbage collections
-MAX_LOSS_SCALE = 2.0**10
+MAX_LOSS_SCALE = 2.0**10  # powers of two: scaling rounds nothing
 MIN_LOSS_SCALE = 2.0**-30
 GROW_LOSS_SCALE_EVERY = 1_000  # steps without overflow
 
@@ -36,7 +36,7 @@ def is_multiple(step: int, every: int) -> bool:
 
 def by_rows(batch: Batch, rows: int) -> list[Batch]:
     """Return the micro-batches of a batch, `rows` rows each."""
-    columns = [tensor.split(rows) for tensor in batch]
+    columns = [tensor.split(rows) for tensor in batch]  # views, nothing is copied
     return list(zip(*columns, strict=True))
 
 
@@ -44,26 +44,26 @@ def by_rows(batch: Batch, rows: int) -> list[Batch]:
 class State:
     """The progress of a run: JSON-able, saved in the manifest of a checkpoint, restored on resume."""
 
-    step: int = 0
+    step: int = 0  # launched so far, idle ones included
     progress: float = 0.0  # 0..1
-    tokens: int = 0
-    seconds: float = 0.0  # of training steps: no evaluations, no checkpoints
-    waited: float = 0.0  # seconds of these spent on waiting for data
-    flops: float = 0.0
+    tokens: int = 0  # read on all ranks, padding included
+    seconds: float = 0.0  # in training steps: no evaluations, no checkpoints
+    waited: float = 0.0  # seconds among these, waiting for data
+    flops: float = 0.0  # by formula, not measured
     loss: float = math.nan  # of the last step
     smooth_loss: float = 0.0  # a moving average, to be divided by 1 - SMOOTHING ** step
-    device_batch: int = 0  # rows of a micro-batch of this rank; smaller than asked once memory ran out
+    device_batch: int = 0  # rows in this rank's micro-batch; smaller than asked once memory ran out
     loss_scale: float = 1.0
-    loss_scale_step: int = 0  # the step of its last change
+    loss_scale_step: int = 0  # the step when it last changed
     steady_seconds: float = 0.0  # without the first steps, which compile and warm up
     steady_flops: float = 0.0
     evaluated: int = -1  # the last step whose evaluations are complete
-    notes: dict[str, Any] = field(default_factory=dict)  # results of evaluations, for the outcome
-    stop: str = ""  # the reason of an early end
+    notes: dict[str, Any] = field(default_factory=dict)  # evaluation results, for the outcome
+    stop: str = ""  # the reason for an early end
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "State":
-        """Return the state in a manifest, also one of an earlier version."""
+        """Return the state in a manifest, also from an earlier version."""
         names = [known.name for known in fields(cls)]
         known = {name: record[name] for name in names if name in record}
         # Until November 2026 `evaluated` was called `hooked`.
@@ -95,36 +95,36 @@ class Evaluation:
 class LoopOptions:
     """The length of training, and the parts of a step.
 
-    The horizon is `steps`, `seconds`, or else the progress of the source.
+    The horizon is `steps`, `seconds`, or else the source's progress.
     """
 
-    device_batch: int  # rows of a micro-batch, as `split` takes them
+    device_batch: int  # rows in a micro-batch, as `split` takes them
     flops_per_token: float
     schedules: schedules.Table  # kind of group -> field -> schedule
     steps: int | None = None
     seconds: float | None = None
     untimed_steps: int = 0  # first steps of this process that do not count toward `seconds`
-    clip: float = 0.0  # largest norm of the gradient, 0: any
+    clip: float = 0.0  # largest gradient norm, 0: any
     save_every: int = 0  # steps; besides, a checkpoint is saved at the end and before a stop
     after_step: Sequence[Callable[[State], None]] = ()  # called in order when the weights have changed
     split: Callable[[Batch, int], list[Batch]] = by_rows  # a batch into micro-batches
-    note: Callable[[State], str] = lambda state: ""  # on a terminal in place of the loss
+    note: Callable[[State], str] = lambda state: ""  # on a terminal, instead of the loss
 
 
 @dataclass
 class _LaunchedStep:
     """A step that was handed to the device."""
 
-    number: int
+    number: int  # the first one has 1
     start: float
     figures: Tensor  # of all ranks: loss sum, count, stop requests, rank 0's clock, metrics as pairs; gradient norm
     own: Tensor  # of this rank, the same without the norm
     ready: torch.cuda.Event | None  # when `figures` have arrived on the host
     metrics: list[str]
     source_metrics: dict[str, float]
-    lr_multiplier: float
-    tokens: int
-    wait: float
+    lr_multiplier: float  # learning rate / initial one
+    tokens: int  # on all ranks, padding included, as in the throughput
+    wait: float  # seconds until the batch was there
     place: str  # in the data
 
 
@@ -144,12 +144,12 @@ class TrainingLoop:
     def __post_init__(self):
         self.state.device_batch = self.options.device_batch
         self.state.stop = ""
-        self._first_step = self.state.step
+        self._first_step = self.state.step  # where this process begins
         self._progress_line = StepProgress(self.options.steps)
         self._loss_scale = LossScale(self.runtime, self.state)
         self._seconds = self.state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
         self._settled_at = 0.0
-        self._launched: list[_LaunchedStep] = []
+        self._launched: list[_LaunchedStep] = []  # oldest first; on a GPU one stays under way
 
     def run(self, evaluations: Sequence[Evaluation], save: Callable[[State], None], requests: Sequence[str]) -> None:
         """Train. Evaluations run between two steps, then the checkpoint is saved.
@@ -164,7 +164,7 @@ class TrainingLoop:
                 due = [evaluation for evaluation in evaluations if evaluation.is_due(state, finished)]
                 saves = finished or is_multiple(state.step, self.options.save_every)
                 if due or saves or state.stop:
-                    self._settle()  # figures of steps under way; they may bring a request to stop
+                    self._settle()  # figures from steps under way; they may bring a request to stop
                 if finished:
                     state.stop = ""
                 if finished or state.stop:
@@ -178,13 +178,13 @@ class TrainingLoop:
                 if finished or state.stop:
                     return
                 self._launch(requests)
-                # On a GPU the host reads the figures of a step while the device computes the next.
+                # On a GPU the host reads a step's figures while the device computes the next.
                 self._settle(keep=1 if self.runtime.device.type == "cuda" else 0)
                 if state.step == self._first_step + 1 or state.step % COLLECT_EVERY == 0:
-                    collect()
+                    collect()  # compiling leaves much garbage
 
     def _progress(self) -> float:
-        """Return the share of the run that is done, at the last launched step; above 1 beyond the horizon."""
+        """Return the finished share, at the last launched step; above 1 beyond the horizon."""
         if self.options.steps is not None:
             return self.state.step / max(self.options.steps, 1)
         if self.options.seconds is not None:
@@ -200,7 +200,7 @@ class TrainingLoop:
     def _launch(self, requests: list[str]) -> None:
         """Hand a step to the device: forward, backward, update. Only fp16 waits for a result.
 
-        An idle step leaves the weights alone: with momentum, a gradient of zeros would still be an update.
+        An idle step leaves the weights alone: with momentum, a zero gradient would still be an update.
         """
         state = self.state
         start = time.perf_counter()
@@ -208,17 +208,17 @@ class TrainingLoop:
         groups = self.optimizer.groups
         schedules.apply(groups, self.options.schedules, min(self._progress(), 1.0), state.step)
         lr_multiplier = next((group.lr / group.initial_lr for group in groups if group.initial_lr), 0.0)
-        batch = next(self.source)
+        batch = next(self.source)  # may wait for the loader, or for sampling
         wait = self.source.wait_seconds - waited
 
         idle = self.source.idle
         totals, metrics = torch.zeros(2, device=batch[0].device), {}
         if not idle:
             totals, metrics = self._gradients(batch)
-            self.optimizer.finish_reducing()
+            self.optimizer.finish_reducing()  # first: all ranks need one order of collectives
         own = self._own_figures(totals, metrics, requests)
-        figures = self.runtime.all_reduce(own.clone())
-        norm = figures.new_zeros(()) if idle else self._update(figures[1])
+        figures = self.runtime.all_reduce(own.clone())  # `own` is kept, to find the rank at fault
+        norm = figures.new_zeros(()) if idle else self._update(figures[1])  # [1]: targets on all ranks
         state.step += 1
         state.progress = min(self._progress(), 1.0)
         for act in self.options.after_step:
@@ -227,7 +227,7 @@ class TrainingLoop:
         figures = torch.cat([figures, norm.to(figures.dtype).view(1)])
         ready = None
         if figures.device.type == "cuda":
-            figures = figures.to("cpu", non_blocking=True)
+            figures = figures.to("cpu", non_blocking=True)  # queued behind the update
             ready = torch.cuda.current_stream().record_event()
         launched = _LaunchedStep(
             number=state.step,
@@ -246,7 +246,7 @@ class TrainingLoop:
 
     def _own_figures(self, totals: Tensor, metrics: dict[str, Tensor], requests: list[str]) -> Tensor:
         """Return this rank's figures, which are summed over ranks: the clock is rank 0's because others add 0."""
-        precise = torch.float32 if totals.device.type == "mps" else torch.float64
+        precise = torch.float32 if totals.device.type == "mps" else torch.float64  # MPS lacks fp64
         clock = self._seconds if self.runtime.rank == 0 else 0.0
         from_host = torch.tensor([len(requests), clock], dtype=precise)
         parts = [totals.to(precise), from_host.to(totals.device, non_blocking=True)]
@@ -255,15 +255,15 @@ class TrainingLoop:
 
     def _update(self, count: Tensor) -> Tensor:
         """Update the weights by the mean gradient; returns its norm."""
-        scale = 1 / (count.float().clamp(min=1) * self.state.loss_scale)
+        scale = 1 / (count.float().clamp(min=1) * self.state.loss_scale)  # clamp: a batch may have no targets
         norm = self.optimizer.step(scale, self.options.clip)
         self.optimizer.zero_grad()
         return norm
 
     def _gradients(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the gradients of the sum of this rank's losses; returns that sum with its count, and the metrics.
+        """Compute gradients for the sum over this rank's losses; returns that sum with its count, and the metrics.
 
-        Out of memory, the step starts again in smaller parts; an overflow of fp16, with half the scale.
+        Out of memory, the step starts again in smaller parts; an fp16 overflow, with half the scale.
         """
         self._loss_scale.grow()
         while True:
@@ -274,9 +274,9 @@ class TrainingLoop:
             else:
                 if self._loss_scale.fits(self.optimizer):
                     return sums
-            self.optimizer.restart()
+            self.optimizer.restart()  # gradients already sent are complete, and stay
             if self.runtime.device.type == "cuda":
-                torch.cuda.empty_cache()  # by now no traceback holds tensors of the failed step
+                torch.cuda.empty_cache()  # by now no traceback holds tensors from the failed step
 
     def _accumulate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         totals = torch.zeros(2, device=batch[0].device)
@@ -287,23 +287,23 @@ class TrainingLoop:
             sends = number == len(micro_batches) and not self._loss_scale.is_used
             with self.optimizer.reduce_in_backward() if sends else nullcontext():
                 loss, count, measured = self.objective(self.model, micro_batch)
-                (loss * self.state.loss_scale).backward()
-            totals += torch.stack([loss.detach().float(), count.float()])
+                (loss * self.state.loss_scale).backward()  # adds up in `.grad` over micro-batches
+            totals += torch.stack([loss.detach().float(), count.float()])  # stays on the device: no wait
             for name, (total, number_of) in measured.items():
                 pair = torch.stack([total.detach().float(), number_of.float()])
                 metrics[name] = metrics[name] + pair if name in metrics else pair
         return totals, metrics
 
-    # ---- the figures of a step ----
+    # ---- a step's figures ----
 
     def _settle(self, keep: int = 0) -> None:
-        """Read and log the figures of launched steps, except for the last `keep`."""
+        """Read and log the launched steps' figures, except for the last `keep`."""
         while len(self._launched) > keep:
             self._settle_step(self._launched.pop(0))
 
     def _settle_step(self, step: _LaunchedStep) -> None:
         if step.ready is not None:
-            step.ready.synchronize()
+            step.ready.synchronize()  # for this copy; a later step computes on
         loss_sum, count, stop, clock, *pairs, norm = step.figures.tolist()
         loss = loss_sum / max(count, 1)
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -315,18 +315,18 @@ class TrainingLoop:
             figures[name] = total / max(number_of, 1)
         figures |= step.source_metrics
         self.log.write("train", step.number, **figures)
-        smooth = self.state.smooth_loss / (1 - SMOOTHING**step.number)
+        smooth = self.state.smooth_loss / (1 - SMOOTHING**step.number)  # removes the pull toward 0 at the start
         figures["step"] = step.number
         self._progress_line.update(figures, smooth, self.state.tokens, self.options.note(self.state))
 
     def _count(self, step: _LaunchedStep, loss: float, clock: float) -> float:
-        """Add a step to the clocks and totals of the state; returns its seconds."""
+        """Add a step to the state's clocks and totals; returns its seconds."""
         state = self.state
         now = time.perf_counter()
         seconds = now - max(self._settled_at, step.start)  # steps overlap on a GPU
         self._settled_at = now
         number = step.number - self._first_step  # in this process
-        if number > self.options.untimed_steps:
+        if number > self.options.untimed_steps:  # compilation may be left out
             self._seconds += seconds
         state.seconds = clock if self.runtime.world_size > 1 else self._seconds
         flops = step.tokens * self.options.flops_per_token
@@ -341,14 +341,14 @@ class TrainingLoop:
         return seconds
 
     def _figures(self, step: _LaunchedStep, norm: float, seconds: float) -> dict[str, Any]:
-        """Return the record of a step for the log."""
+        """Return the record about a step for the log."""
         progress = self._progress()
         if self.options.steps is not None:
-            progress = step.number / max(self.options.steps, 1)  # of this step, a later one may be launched
+            progress = step.number / max(self.options.steps, 1)  # for this step: a later one may be launched
         mfu = None
         if self.runtime.peak_flops:
             flops_per_second = step.tokens * self.options.flops_per_token / seconds
-            mfu = flops_per_second / (self.runtime.peak_flops * self.runtime.world_size)
+            mfu = flops_per_second / (self.runtime.peak_flops * self.runtime.world_size)  # share, 0..1
         return {
             "progress": min(progress, 1.0),
             "train/loss": self.state.loss,
@@ -375,7 +375,7 @@ class TrainingLoop:
                 self._save_before_error(save)
                 raise
             self.model.train()
-        self.state.evaluated = self.state.step
+        self.state.evaluated = self.state.step  # not repeated after a resume
 
     def _save_before_error(self, save: Callable[[State], None]) -> None:
         """Save if all ranks have failed; where only some have, a collective would wait for ever."""
@@ -389,7 +389,7 @@ class TrainingLoop:
 
 
 class LossScale:
-    """The factor of the loss that keeps small gradients of fp16 from vanishing: halved on overflow, doubled in time."""
+    """The loss factor that keeps small fp16 gradients from vanishing: halved on overflow, doubled in time."""
 
     def __init__(self, runtime: Runtime, state: State):
         self.is_used = runtime.dtype == torch.float16
@@ -404,11 +404,11 @@ class LossScale:
             state.loss_scale_step = state.step
 
     def fits(self, optimizer: Optimizer) -> bool:
-        """Return False if gradients of some rank overflowed; the scale is halved for another try of the step."""
+        """Return False if gradients overflowed on some rank; the scale is halved for another try."""
         state = self._state
         if not self.is_used or state.loss_scale <= MIN_LOSS_SCALE or self._all_finite(optimizer):
             return True
-        state.loss_scale /= 2
+        state.loss_scale /= 2  # halving is exact
         state.loss_scale_step = state.step
         return False
 
@@ -416,7 +416,7 @@ class LossScale:
         parameters = [parameter for group in optimizer.groups for _, parameter in group.params]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         overflowed = sum((~gradient.isfinite()).any().float() for gradient in gradients)
-        return not self._runtime.all_reduce(overflowed)
+        return not self._runtime.all_reduce(overflowed)  # all ranks decide alike
 
 
 def not_finite(step: _LaunchedStep, loss: float, norm: float, runtime: Runtime) -> str:
@@ -433,7 +433,7 @@ def not_finite(step: _LaunchedStep, loss: float, norm: float, runtime: Runtime) 
 
 
 def smaller_device_batch(state: State, rows: int, rank: int) -> int:
-    """Return about half of the rows of a micro-batch, a divisor of this rank's `rows`; ValueError if it was one row."""
+    """Return about half a micro-batch's rows, a divisor of this rank's `rows`; ValueError if it was one row."""
     where = f"step {state.step + 1}, rank {rank}: out of memory"
     size = min(state.device_batch, rows)
     if size == 1:
@@ -446,10 +446,10 @@ def smaller_device_batch(state: State, rows: int, rank: int) -> int:
 def largest_device_batch(
     model: nn.Module, objective: Objective, batch: Batch, runtime: Runtime, reserve: int = 0
 ) -> int:
-    """Return the most rows of a step's batch that fit through forward and backward at once, the same on all ranks.
+    """Return the most rows from a step's batch that fit through forward and backward at once, the same on all ranks.
 
     reserve: bytes that the optimizer will take later. A GPU tries; elsewhere the bytes that one row saves for its
-    backward are counted, and half of the free memory is given to them. The model is not compiled yet.
+    backward are counted, and half the free memory is given to them. The model is not compiled yet.
     """
     rows = len(batch[0])
     size = rows
@@ -459,15 +459,15 @@ def largest_device_batch(
     else:
         bytes_per_row = max(1, _saved_bytes(model, objective, batch))
         size = min(runtime.free_memory() // 2 // bytes_per_row, CPU_TOKENS // batch[0][0].numel())
-    return _largest_divisor(rows, min(runtime.all_gather(size)))
+    return _largest_divisor(rows, min(runtime.all_gather(size)))  # the rank with least memory decides
 
 
 def _fits(model: nn.Module, objective: Objective, batch: Batch, rows: int, reserve: int) -> bool:
     try:
-        reserved = torch.empty(reserve, dtype=torch.uint8, device=batch[0].device)
+        reserved = torch.empty(reserve, dtype=torch.uint8, device=batch[0].device)  # stands for optimizer states
         loss, *_ = objective(model, tuple(part[:rows] for part in batch))
         loss.backward()
-        del reserved, loss
+        del reserved, loss  # frees the memory before the next try
         return True
     except torch.OutOfMemoryError:
         return False
@@ -478,7 +478,7 @@ def _fits(model: nn.Module, objective: Objective, batch: Batch, rows: int, reser
 
 def _saved_bytes(model: nn.Module, objective: Objective, batch: Batch) -> int:
     """Return the bytes that the first row of a batch saves for its backward, without weights and the batch itself."""
-    sizes: dict[int, int] = {}  # address of a storage -> bytes: tensors may share one
+    sizes: dict[int, int] = {}  # storage address -> bytes: tensors may share one
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -488,7 +488,7 @@ def _saved_bytes(model: nn.Module, objective: Objective, batch: Batch) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         objective(model, tuple(part[:1] for part in batch))
     for tensor in (*model.parameters(), *batch):
-        sizes.pop(tensor.untyped_storage().data_ptr(), None)
+        sizes.pop(tensor.untyped_storage().data_ptr(), None)  # in memory anyway
     return sum(sizes.values())
 
 

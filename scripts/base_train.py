@@ -19,12 +19,14 @@ class Config(TextSettings, TrainingSettings):
     """Pretrain the base model on a corpus. Everything that is not given follows from --depth."""
 
     tag: str = changed(RunSettings, "tag", "", text="name of the run, and of its folders (default: d and the depth)")
+    # The plan is made before data is downloaded: the horizon gives the number.
     num_shards: Count = changed(
         TextSettings,
         "num_shards",
         0,
         text="shards of a named corpus (0: as many as the horizon needs)",
     )
+    # A dry run needs shapes alone, so no GPU, corpus or tokenizer has to be there.
     dry_run: bool = option(
         False,
         "print the plan of the run with its cost, and stop",
@@ -40,20 +42,24 @@ class Config(TextSettings, TrainingSettings):
         in_card=False,
     )
     json: bool = option(False, "print the dry run as JSON", group="run", may_change=True, in_card=False)
+    # Master weights stay fp32; fp8.convert picks the layers.
     fp8: bool = option(False, "compute matrix products in 8 bits, on GPUs that can", group="device")
 
     # A row of models.CONFIGURATIONS; fields of GPTConfig may follow: --model=reference,qk_gain=true
     model: str = option("reference", "architecture: reference, induction, october-2025 or portable", group="model")
+    # With --aspect-ratio and --head-dim, depth gives width and heads: see scaling._sizes.
     depth: Count = option(12, "layers; other sizes follow from it", group="model", least=1, unit="LAYERS")
     aspect_ratio: Count = option(64, "width per layer of depth", group="model", least=1)
     width: Count = option(0, "width of the model (0: from the depth)", group="model", least=0)
     head_dim: Count = option(128, "width of a head; the model's is a multiple of it", group="model", least=1)
+    # Fewer key heads make the KV cache smaller when the model generates.
     kv_heads: Count = option(0, "heads of keys and values (0: as many as query heads)", group="model", least=0)
     window_pattern: str = option(
         "",
         "S and L: layers that see a quarter of the context, or all of it (default: the model's)",
         group="model",
     )
+    # HorizonSettings allows one flag in this group, --num-iterations and --target-seconds included.
     target_flops: float = option(-1.0, "FLOPs to spend", group="horizon", unit="FLOPS")
     target_param_data_ratio: float = option(
         -1.0,
@@ -63,14 +69,17 @@ class Config(TextSettings, TrainingSettings):
     )
 
     tokenizer_tag: str = option("default", "run that trained the tokenizer", group="data", in_card=False)
+    # The order in which rows are trained depends on lanes and seed, not on the number of ranks.
     lanes: Count = option(
         64,
         "streams that the data is dealt into, a multiple of the ranks",
         group="data",
         in_card=False,
     )
+    # Carry loses no text; crop drops the rest, so fewer texts begin in the middle.
     overflow: str = option("carry", "end of a document that is too long for its row: carry, or crop", group="data")
 
+    # Counted in bytes, so that runs with other tokenizers read the same text.
     eval_bytes: Count = option(
         -1,
         "bytes of validation text (-1: 20 MB, on a CPU 500 kB)",
@@ -86,6 +95,7 @@ class Config(TextSettings, TrainingSettings):
         least=-1,
         may_change=True,
     )
+    # A sample keeps the estimate cheap; scripts.base_eval scores all items.
     core_metric_max_per_task: Count = option(
         500,
         "items of a CORE task (0: all)",
@@ -117,12 +127,12 @@ def main(config: Config) -> None:
 
     config = replace(config, tag=config.tag or f"d{config.depth}")
     vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
-    is_trained = vocabulary.exists()
+    is_trained = vocabulary.exists()  # a dry run may come first
     tokenizer = Tokenizer.load(vocabulary) if is_trained or not config.dry_run else None
-    vocab_size = tokenizer.vocab_size if tokenizer else None
+    vocab_size = tokenizer.vocab_size if tokenizer else None  # None: plan_run assumes a size
     bos_id = tokenizer.special_tokens["<|bos|>"] if tokenizer else 0
     plan = plan_run(config, vocab_size, bos_id)
-    if config.dry_run and config.json:
+    if config.dry_run and config.json:  # nothing else on stdout, for programs that parse the record
         ranks, accelerator = planned_hardware(config.on)
         print0(json.dumps(dry_run_record(plan, estimate(plan, config, ranks, accelerator))))
         return
@@ -133,7 +143,9 @@ def main(config: Config) -> None:
         print0(*estimate(plan, config, ranks, accelerator).lines(), sep="\n")
         return
 
+    # From here on the folder is locked, and the model is built.
     with training("base_train", config, plan, tokenizer, in_fp8=config.fp8) as trainer:
+        # A clock gives no token count: 0 leaves the choice to the corpus.
         num_shards = config.num_shards or shards_for(config.data, plan.tokens or 0)
         corpus = open_corpus(config.data, num_shards, skip_bad=config.skip_bad)
         source = TextLoader(
@@ -148,9 +160,11 @@ def main(config: Config) -> None:
             world_size=trainer.runtime.world_size,
             device=trainer.runtime.device,
         )
+        # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         evaluations += core_scores(trainer, config.core_metric_every, config.core_metric_max_per_task)
         evaluations += sample_writing(trainer, config.sample_every)
+        # Ranks read lanes on their own; merge_states joins the positions for any number of ranks.
         state = trainer.fit(source, next_token, evaluations, data=corpus.manifest(), merge=merge_states)
         trainer.finish(state, plan.summary | pretraining_metrics(state, source, corpus))
 

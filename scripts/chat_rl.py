@@ -24,9 +24,12 @@ class Config(FineTuneSettings):
     source: str = changed(FineTuneSettings, "source", "sft")
     task: str = option("GSM8K", "task to learn; needs a train and a test split", group="data")
 
+    # A step has examples_per_step * num_samples answers, each a training row.
     examples_per_step: Count = option(16, "prompts per step, over all ranks", group="samples", least=1)
     num_samples: Count = option(4, "answers sampled for each prompt", group="samples", least=2)
+    # A longer answer is cut off, and then has no end token to learn.
     max_new_tokens: Count = option(64, "longest answer", group="samples", least=1, unit="TOKENS")
+    # Above 0: without randomness all answers to a prompt would be equal, and teach nothing.
     temperature: float = option(0.7, "sampling temperature", group="samples", least=0)
     top_k: Count = option(50, "sample from the K likeliest tokens (0: from all)", group="samples", least=0)
 
@@ -35,15 +38,19 @@ class Config(FineTuneSettings):
         "mean: reward minus the mean of the group; std: also divided by the group's standard deviation",
         group="objective",
     )
+    # Clip compares with the probabilities at sampling, which the engine returns for every token.
     policy_loss: str = option(
         "plain",
         "plain, or clip: limit the ratio to the sampler's probability",
         group="objective",
     )
+    # Above 0, the frozen parent takes memory beside the model in training.
     kl: float = option(0.0, "coefficient of the KL penalty to the parent", group="objective", least=0)
     init_lr_frac: float = changed(FineTuneSettings, "init_lr_frac", 0.015)
     warmdown_ratio: float = changed(OptimizerSettings, "warmdown_ratio", 1.0)
+    # The parent's momenta come from another objective.
     warm_start: bool = changed(FineTuneSettings, "warm_start", False)
+    # Answers differ in length at every step, and new shapes would be compiled again.
     compile: bool = changed(TrainingDeviceSettings, "compile", False)
 
     eval_every: Count = changed(EvaluationSettings, "eval_every", 60)
@@ -64,21 +71,21 @@ def main(config: Config) -> None:
     from nanochat.rollouts import Rollouts, Sampling, follow_reward, reward_note
     from nanochat.run import training
 
-    name, *others = pick(config.task, JUDGED)
+    name, *others = pick(config.task, JUDGED)  # JUDGED tasks can tell right answers from wrong ones
     if others:
         raise ValueError(f"--task={config.task}: name one task of {', '.join(JUDGED)}")
     if config.total_batch_size:
         raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
 
-    rows = config.examples_per_step * config.num_samples
+    rows = config.examples_per_step * config.num_samples  # one per answer
     decoding = {"max_new_tokens": config.max_new_tokens, "temperature": config.temperature, "top_k": config.top_k}
     sampling = Sampling(config.examples_per_step, config.num_samples, **decoding)
     with training("chat_rl", config, rows=rows) as trainer:
         # Spelling tasks need the vocabulary.
         task = TASKS[name]("train", tokenizer=trainer.tokenizer_tag)
         test = TASKS[name]("test", tokenizer=trainer.tokenizer_tag)
-        samples = MetricLog(trainer.folder, name="samples")
-        samples.resume(trainer.resumed.step if trainer.resumed else -1)
+        samples = MetricLog(trainer.folder, name="samples")  # samples.jsonl: prompts and answers with rewards, to read
+        samples.resume(trainer.resumed.step if trainer.resumed else -1)  # drops later records; -1: an earlier run's
         engine = Engine(trainer.model, trainer.tokenizer)
         source = Rollouts(
             task,
@@ -94,7 +101,7 @@ def main(config: Config) -> None:
         )
         reference = None
         if config.kl:
-            parent = trainer.start.record["parent"]
+            parent = trainer.start.record["parent"]  # with the step: a resumed run compares with the same weights
             reference = load_model(parent["stage"], parent["tag"], parent["step"], trainer.runtime)[0]
         answers = Options(
             temperature=config.temperature if config.eval_samples > 1 else 0.0,
@@ -108,7 +115,7 @@ def main(config: Config) -> None:
             PolicyGradient(config.policy_loss, config.kl, reference),
             [answer_scores(trainer, engine, test, name, answers, config.eval_every)],
             tasks=lambda: {name: {"rows": len(task), "files": task.hashes()}},
-            split=by_tokens(trainer.config.max_seq_len),
+            split=by_tokens(trainer.config.max_seq_len),  # answers are short: rows are counted in tokens
             after_step=[follow_reward(source)],
             note=reward_note,
         )

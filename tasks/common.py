@@ -62,7 +62,7 @@ class DataSet:
         found = {}
         for word in self.splits.split():
             ours, own, count = SPLIT.fullmatch(word).groups()
-            found[ours or own] = own, int(count or 1)
+            found[ours or own] = own, int(count or 1)  # one file by default
         return found
 
     def files(self, *splits: str) -> list[HubFile]:
@@ -105,7 +105,7 @@ class ParquetRows:
     """Rows in Parquet files on the hub, one file after the other; a row is a list with its cells."""
 
     def __init__(self, files: list[HubFile], columns: list[str]):
-        paths = [found.path for found in fetch(files)]
+        paths = [found.path for found in fetch(files)]  # downloads what is missing
         self._files = files
         self._tables = [_read_table(file, path, columns) for file, path in zip(files, paths, strict=True)]
         self._ends = np.cumsum([table.num_rows for table in self._tables])  # for each file: rows up to its end
@@ -121,7 +121,7 @@ class ParquetRows:
 
     def __getitem__(self, number: int) -> list:
         file, row = self._find(number)
-        cells = self._tables[file].slice(row, 1).to_pylist()[0]
+        cells = self._tables[file].slice(row, 1).to_pylist()[0]  # only this row leaves Arrow
         empty = [column for column, cell in cells.items() if cell is None]
         if empty:
             raise TaskError(f"{', '.join(empty)} is empty")
@@ -221,6 +221,7 @@ def exchange(question: str, answer: str | list[dict]) -> dict:
 def pick(names: str, known: Iterable[str]) -> list[str]:
     """Return the tasks that --tasks names, separated by | or commas, in upper or lower case, each once."""
     words = [word for word in re.split(r"[|,\s]+", names) if word]
+    # A dict drops repeats and keeps the user's order.
     return list(dict.fromkeys(find_task(word, known, f"--tasks={names}") for word in words))
 
 
@@ -229,6 +230,6 @@ def find_task(word: str, known: Iterable[str], source: str) -> str:
     names = {name.lower(): name for name in known}
     if word.lower() in names:
         return names[word.lower()]
-    close = difflib.get_close_matches(word.lower(), names, n=1)
+    close = difflib.get_close_matches(word.lower(), names, n=1)  # for typing errors
     hint = f"did you mean {names[close[0]]}?" if close else f"choose from {', '.join(names.values())}"
     raise ValueError(f"{source}: {word} is no task, {hint}")

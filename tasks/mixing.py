@@ -36,6 +36,7 @@ class Mixture:
 
     def __init__(self, parts: dict[str, tuple[Task, np.ndarray]], seed: int):
         self._tasks = {name: task for name, (task, _) in parts.items()}
+        # Counts with every epoch, by task name.
         self.rows = {name: len(numbers) for name, (_, numbers) in parts.items()}
         # Different conversations: a row that is in several epochs counts once.
         self.examples = {name: len(np.unique(numbers)) for name, (_, numbers) in parts.items()}
@@ -58,7 +59,12 @@ class Mixture:
 
 
 def mix(
-    spec: str, known: Mapping[str, DataSet], split: str, seed: int, tokenizer: str, available_only: bool = False
+    spec: str,
+    known: Mapping[str, DataSet],
+    split: str,
+    seed: int,
+    tokenizer: str,
+    available_only: bool = False,
 ) -> Mixture:
     """Open the mixture that a specification names; epochs and samples apply to the split train alone.
 
@@ -108,7 +114,15 @@ def _parse(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
         # Equal data sets, also under two names or paths.
         if any(member.data == data for member in members):
             raise ValueError(f"{spec}: {name} is named twice, give it epochs instead: {name}:2")
-        members.append(Member(source, name, data, None if rows is None else int(rows), float(epochs or 1)))
+        members.append(
+            Member(
+                source,
+                name,
+                data,
+                None if rows is None else int(rows),  # no sample: all rows
+                float(epochs or 1),  # may be a fraction
+            )
+        )
     if not members:
         raise ValueError(f"{spec!r} names no task, choose from {', '.join(known)}, json:PATH")
     return members
@@ -119,7 +133,7 @@ def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.nd
 
     Validation takes the validation split, or else the test split, or else a part that training leaves out.
     """
-    names = list(member.data.split_names)
+    names = list(member.data.split_names)  # ours, as in `DataSet.splits`
     if split == "validation" and split not in names and "test" in names:
         split = "test"
     shared = names == ["train"] and split != "test"  # training and validation share the train split

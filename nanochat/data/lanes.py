@@ -331,7 +331,7 @@ class Lane:
         first = pieces.head[piece] + begin
         last = pieces.head[piece] + end + 1
         # A stretch is copied with the slot before: the bos, or a token that becomes the bos.
-        spans = zip(
+        spans = zip(  # plain integers: numpy scalars make slicing slow
             pieces.array[piece].tolist(),
             first.tolist(),
             last.tolist(),
@@ -350,7 +350,12 @@ class Lane:
             # Copied, to free the whole row group.
             remaining.append(arrays[array][head + begin : head + end + 1].copy())
             left.append((unit, document, offset + begin, offset + end))
-        packed = replace(chunk, units=units, rows=len(rows), lost=packing.dropped)
+        packed = replace(
+            chunk,
+            units=units,
+            rows=len(rows),
+            lost=packing.dropped,
+        )
         following = Chunk(
             unit=chunk.unit + units,
             row=chunk.row + len(rows),
@@ -400,6 +405,7 @@ class Lane:
             unit += 1
             enough = slots >= CHUNK_ROWS * self.size or documents >= CHUNK_DOCUMENTS
             epoch_ends = self.deal.epoch(self.number, unit) != self.deal.epoch(self.number, chunk.unit)
+            # An epoch may end before a row is full: then the next one adds to the chunk.
             if slots >= self.size and (enough or epoch_ends):
                 columns = zip(*found, strict=True)
                 return arrays, Pieces(*map(np.concatenate, columns)), unit - chunk.unit

@@ -1,6 +1,6 @@
-"""Bits per byte: how well a model predicts a fixed text, on a scale that no tokenizer changes; and samples of a model.
+"""Bits per byte: how well a model predicts a fixed text, on a scale for all tokenizers; and samples.
 
-The text is the first bytes of a split. Its documents, each after <|bos|>, make one long row of tokens, cut every
+The text is a split's first bytes. Its documents, each after <|bos|>, make one long row of tokens, cut every
 `seq_len`; each token is predicted once. So the figure depends on text, model and context length alone: not on batch
 size, ranks or padding. Special tokens stand for no bytes and do not count. With a stride, rows start every `stride`
 tokens and overlap: then no token is predicted from a short context, except in the first row.
@@ -50,25 +50,25 @@ class EvalText:
     """A text to evaluate on."""
 
     ids: Tensor  # all tokens in order
-    lengths: Tensor  # bytes of each token of the vocabulary, 0 for special ones
+    lengths: Tensor  # bytes for each token in the vocabulary, 0 for special ones
     bytes: int
 
 
 class Bpb(NamedTuple):
-    """Bits per byte of a text."""
+    """Bits per byte for a text."""
 
     value: float
-    stderr: float  # if the rows of the text are a random sample
+    stderr: float  # if the text's rows are a random sample
     bytes: int
 
 
 def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_bytes: int) -> EvalText:
-    """Return the first `max_bytes` of the documents in Arrow arrays of texts; the last one is cut at a character."""
+    """Return the first `max_bytes` from documents in Arrow text arrays; the last one is cut at a character."""
     bos = tokenizer.special_tokens["<|bos|>"]
     ids: list[int] = []
     size = 0
     for text in _first_texts(batches, max_bytes):
-        ids.append(bos)
+        ids.append(bos)  # a document is predicted from its start on
         ids.extend(tokenizer.encode(text))
         size += len(text.encode())
     if not size:
@@ -85,7 +85,7 @@ def _first_texts(batches: Iterable["pyarrow.Array"], max_bytes: int) -> Iterator
             room -= len(kept.encode())
             if kept:
                 yield kept
-            if len(kept) < len(text) or room == 0:
+            if len(kept) < len(text) or room == 0:  # cut, or exactly full
                 return
 
 
@@ -100,25 +100,25 @@ def bits_per_byte(
     runtime: Runtime,
     stride: int = 0,
 ) -> Bpb:
-    """Return the bits per byte of a text: a collective, the same figure on all ranks.
+    """Return the bits per byte for a text: a collective, the same figure on all ranks.
 
-    `model(ids, targets, reduction="none")` gives the loss of each target in nats; target -1 is none. batch_size: rows
+    `model(ids, targets, reduction="none")` gives each target's loss in nats; target -1 is none. batch_size: rows
     at once on a rank; all rows have `seq_len` tokens, so compiled code meets one shape. stride: tokens from row to
     row, 0: seq_len.
     """
     stride = stride or seq_len
     if not 1 <= stride <= seq_len:
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {seq_len}, the context's length")
-    rows = 1 + max(0, math.ceil((len(text.ids) - 1 - seq_len) / stride))
-    # One more than the rows hold: the last token of a row has a target too.
+    rows = 1 + max(0, math.ceil((len(text.ids) - 1 - seq_len) / stride))  # -1: the last token predicts nothing
+    # One more than the rows hold: a row's last token has a target too.
     padded = torch.full(((rows - 1) * stride + seq_len + 1,), -1)
     padded[: len(text.ids)] = text.ids
 
     def read_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
-        at = numbers[:, None] * stride + torch.arange(seq_len)
+        at = numbers[:, None] * stride + torch.arange(seq_len)  # (rows, seq_len): positions in the text
         # The first row that has a token as target gives it the longest context; later rows have it as context only.
         is_new = (numbers[:, None] == 0) | (torch.arange(seq_len) >= seq_len - stride)
-        return padded[at], padded[at + 1].where(is_new, -1)
+        return padded[at], padded[at + 1].where(is_new, -1)  # a target is the next token
 
     # One kind of sum: a token weighs as many bytes as it stands for.
     [sums] = sum_rows(model, read_rows, rows, seq_len, text.lengths[None], batch_size, runtime)
@@ -138,12 +138,12 @@ def sum_rows(
     batch_size: int,
     runtime: Runtime,
 ) -> Tensor:
-    """Return (kinds, count, 2) in fp64, for each row the sum of losses and the sum of weights: a collective.
+    """Return (kinds, count, 2) in fp64, for each row the summed losses and weights: a collective.
 
-    weights: (kinds, vocabulary), the weight of each token in each kind of sum; a loss counts if the weight is above 0.
+    weights: (kinds, vocabulary), each token's weight in each kind of sum; a loss counts if the weight is above 0.
     """
     weights = weights.to(runtime.device)
-    sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)
+    sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)  # fp64: long texts add up many losses
     # Ranks take rows in turn.
     mine = range(runtime.rank, count, runtime.world_size)
     progress = Progress("evaluate", "rows")
@@ -173,7 +173,7 @@ def ratio(sums: Tensor) -> tuple[float, float]:
     rows = len(sums)
     if rows == 1:
         return value, math.nan
-    # The spread of the losses that each row has beyond its share (a ratio of sums is no mean).
+    # The spread: losses in each row beyond a proportional share (a ratio of sums is no mean).
     excess = sums[:, 0] - value * sums[:, 1]
     spread = rows / (rows - 1) * float((excess**2).sum())
     return value, math.sqrt(spread) / below
@@ -183,7 +183,7 @@ def ratio(sums: Tensor) -> tuple[float, float]:
 
 
 def text_validation(trainer: "Trainer", corpus: "Corpus", every: int, max_bytes: int) -> list[Evaluation]:
-    """Return the evaluation of bits per byte on the validation text of a corpus; none for every=-1.
+    """Return the evaluation for bits per byte on a corpus's validation text; none for every=-1.
 
     max_bytes: -1 for as much as costs little beside training.
     """
@@ -201,15 +201,15 @@ def text_validation(trainer: "Trainer", corpus: "Corpus", every: int, max_bytes:
 
 
 def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise: str) -> list[Evaluation]:
-    """Return the evaluation of the loss per supervised token, and bits per byte, on conversations.
+    """Return the evaluation for loss per supervised token, and bits per byte, on conversations.
 
-    The rows are the same for any number of ranks. The config is ChatTuneSettings.
+    The rows do not depend on the number of ranks. The config is ChatTuneSettings.
     """
     config = trainer.config
     if config.eval_every < 0:
         return []
     tokens = config.eval_tokens
-    if tokens < 0:  # as much as costs little beside training
+    if tokens < 0:  # little work beside training
         tokens = trainer.runtime.validation_bytes // BYTES_PER_TOKEN
     length = config.max_seq_len
     most = max(1, tokens // length)
@@ -223,7 +223,7 @@ def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise
     def measure() -> dict[str, tuple[float, float]]:
         rows = trainer.device_rows
         losses, bits = sum_rows(trainer.model, read_rows, len(inputs), length, weights, rows, trainer.runtime)
-        bits = bits / torch.tensor([math.log(2), 1])
+        bits = bits / torch.tensor([math.log(2), 1])  # nats to bits; byte counts stay
         return {"loss": ratio(losses), "bpb": ratio(bits)}
 
     return [_validation(trainer, config.eval_every, inputs.numel(), measure)]
@@ -236,7 +236,7 @@ def first_rows(
     length: int,
     most: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets, (rows, length) each, of the first rows of one epoch, at most `most`."""
+    """Return inputs and targets, (rows, length) each, for an epoch's first rows, at most `most`."""
     inputs: list[Tensor] = []  # (1, length) each
     targets: list[Tensor] = []
     with ChatLoader(conversations, tokenizer, 1, length, supervise=supervise) as source:
@@ -255,21 +255,21 @@ def _validation(
     tokens: int,
     measure: Callable[[], dict[str, tuple[float, float]]],
 ) -> Evaluation:
-    """Return the evaluation that logs the figures of `measure`, name -> value and standard error, and keeps the lowest.
+    """Return the evaluation that logs figures from `measure`, name -> value and standard error, and keeps the lowest.
 
     The model runs eagerly until so many validations of `tokens` have run that compiling them pays.
     """
     flops = trainer.model.flops_per_token() // 3 * tokens  # the forward pass is a third
 
     def validate(state: State) -> None:
-        earlier = state.step // every if every else int(state.step > 0)
+        earlier = state.step // every if every else int(state.step > 0)  # validations before this one
         pays = trainer.runtime.compiling_pays(flops * (1 + earlier))
         with nullcontext() if pays else trainer.model.as_written():
             found = measure()
         notes = state.notes  # saved with the checkpoint, so "lowest" outlives a resume
         figures = {}
         for name, (value, stderr) in found.items():
-            notes[f"val {name}"] = value
+            notes[f"val {name}"] = value  # read by outcome.validation_metrics
             notes[f"val {name} stderr"] = stderr
             if value <= notes.get(f"lowest val {name}", math.inf):
                 notes[f"lowest val {name}"] = value
@@ -288,11 +288,11 @@ def _validation(
 def write_samples(model: GPT, tokenizer: Tokenizer, count: int) -> list[list[str]]:
     """Return [prompt, continuation] for each of PROMPTS, and print them: `count` likeliest tokens."""
     bos = tokenizer.special_tokens["<|bos|>"]
-    room = model.config.max_seq_len - 1
+    room = model.config.max_seq_len - 1  # leaves space for one new token
     requests = []
     for prompt in PROMPTS:
         ids = [bos, *tokenizer.encode(prompt)]
-        # A short context keeps the end of a prompt.
+        # A short context keeps a prompt's end.
         requests.append(Request(ids[-room:], count, stop=frozenset([bos])))
     rows = []
     for prompt, [completion] in zip(PROMPTS, Engine(model, tokenizer).generate(requests), strict=True):
@@ -308,7 +308,7 @@ def sample_writing(trainer: "Trainer", every: int) -> list[Evaluation]:
         return []
 
     def write(state: State) -> None:
-        if trainer.runtime.rank == 0:
+        if trainer.runtime.rank == 0:  # no collective inside: other ranks go on
             write_samples(trainer.model, trainer.tokenizer, SAMPLE_TOKENS)
 
     return [Evaluation(every, write)]

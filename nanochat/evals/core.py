@@ -92,6 +92,7 @@ def evaluate_core(
                 decisions = _evaluate_task(model, one, runtime, batch_tokens, report)
                 correct = [decision["correct"] for decision in decisions]
                 if path and runtime.rank == 0:
+                    # Only complete tasks are stored, so a restarted evaluation can trust the file.
                     write_text(path, "".join(json.dumps(decision) + "\n" for decision in decisions))
                 done += one.tokens
             else:
@@ -171,7 +172,7 @@ def _evaluate_task(
         print0(f"core: {one.task.label}, {share}: the answers do not fit into the context and count as wrong")
     # The longest first, rows without a shared prefix at the end.
     rows = sorted(_plan(prompts, context, too_long), key=lambda row: (len(row.prefix) > 0, row.tokens), reverse=True)
-    own_rows = rows[runtime.rank :: runtime.world_size]
+    own_rows = rows[runtime.rank :: runtime.world_size]  # sorted before: ranks get similar lengths
     score = _score_exact_match if one.task.kind == COMPLETION else _score_loss
     batches = _pack(own_rows, batch_tokens)
     sums = _option_sums(model, batches, score, len(prompts.scored), report_progress)
@@ -294,7 +295,7 @@ def _option_sums(
     for batch in batches:
         hidden, targets = _forward(model, batch)
         positions, ids = _to_device(targets[:, :2].T, hidden.device)
-        scores.append(score(model, hidden[positions], ids))
+        scores.append(score(model, hidden[positions], ids))  # the head sees scored positions alone
         numbers.append(targets[:, 2])
         tokens += sum(row.tokens for row in batch)
         report_progress(tokens)
@@ -324,12 +325,12 @@ def _forward(model: GPT, batch: list[Row]) -> tuple[Tensor, np.ndarray]:
         lengths = torch.tensor([len(branch) for row in batch for branch in row.branches])
         prefix = Prefix(model, _to_device(_padded(prefixes), device), torch.tensor([len(ids) for ids in prefixes]))
         cache = prefix.rows(torch.arange(len(batch)).repeat_interleave(counts), lengths)
-    hidden = model.hidden(_to_device(ids, device), cache=cache)
+    hidden = model.hidden(_to_device(ids, device), cache=cache)  # (branches, width, channels)
     return hidden.flatten(0, 1), np.concatenate(targets)
 
 
 def _padded(texts: list[np.ndarray]) -> np.ndarray:
-    ids = np.zeros((len(texts), max(len(text) for text in texts)), np.int64)
+    ids = np.zeros((len(texts), max(len(text) for text in texts)), np.int64)  # token 0 pads; no target points there
     for row, text in zip(ids, texts, strict=True):
         row[: len(text)] = text
     return ids
@@ -373,9 +374,9 @@ def _decide(prompts: Prompts, means: list[float], kind: str, too_long: set[int])
     first = 0
     items = zip(prompts.options.tolist(), prompts.gold.tolist(), prompts.questions.tolist(), strict=True)
     for item, (count, gold, question) in enumerate(items):
-        own = means[first : first + count]
+        own = means[first : first + count]  # the options of this item
         first += count
-        shown = [None if math.isnan(mean) else mean for mean in own]
+        shown = [None if math.isnan(mean) else mean for mean in own]  # JSON has no NaN
         decision = {"item": item, "question": question}
         if item in too_long:
             decision |= {"correct": False, "too_long": True}

@@ -55,7 +55,7 @@ def story(world: World, dice: Dice) -> str:
     words["He"] = hero.pronoun.capitalize()
     words["his"] = hero.possessive
     words["weather"] = dice.pick(world.text["weather"].split())
-    plot = dice.pick(world.text["plots"].split("\n\n"))
+    plot = dice.pick(world.text["plots"].split("\n\n"))  # an empty line between plots
     text = ""
     for line in plot.splitlines():
         if line.startswith("<"):
@@ -74,7 +74,12 @@ def draw_cast(world: World, dice: Dice) -> dict[str, Thing]:
     """Return the things of a story by role: two people a and b, a town, …, and values such as `a_pet`."""
     a, b = dice.sample(world.things["person"], 2)
     cast = {}
-    for kind in ("animal", "town", "goods", "road"):
+    for kind in (
+        "animal",
+        "town",
+        "goods",
+        "road",
+    ):
         cast[kind] = dice.pick(world.things[kind])
     cast["a"] = a
     cast["b"] = b
@@ -85,7 +90,7 @@ def draw_cast(world: World, dice: Dice) -> dict[str, Thing]:
     for role, thing in list(cast.items()):
         # "goods_price" is the price of the goods, "a_home" the town where a lives.
         for relation, value in world.values_of(thing).items():
-            cast[f"{role}_{relation}"] = value
+            cast[f"{role}_{relation}"] = value  # plots name these in braces
     return cast
 
 
@@ -100,7 +105,10 @@ def dialogue(world: World, dice: Dice) -> str:
     }
     opening, answer, thanks, parting = world.rows("talk")
     # "Gida: What a stormy day, Sati!", "Sati: Hello, Gida! What do you want to know?"
-    turns = [(a, dice.pick(opening)), (b, dice.pick(answer))]
+    turns = [
+        (a, dice.pick(opening)),
+        (b, dice.pick(answer)),
+    ]
     for _ in range(dice.between(2, 4)):
         if dice.chance(0.6):
             # "Gida: Where does Sati live?", "Sati: Sati has a house in Badaton."
@@ -186,14 +194,20 @@ def arithmetic(world: World, dice: Dice) -> str:
 
 def program(world: World, dice: Dice) -> str:
     """One or two small Python programs from world.txt, each followed by its output."""
-    templates = world.text["programs"].split("\n\n\n")
+    templates = world.text["programs"].split("\n\n\n")  # two empty lines between programs
     items = []
     for template in dice.sample(templates, dice.between(1, 2)):
         x, y = program_numbers(world, dice)
         a, b = world.two_people(dice)
         word = dice.pick(world.words)
         # "x = 3", "y = 4", "print(x + y)"
-        code = template.format(x=x, y=y, a=a, b=b, w=word)
+        code = template.format(
+            x=x,
+            y=y,
+            a=a,
+            b=b,
+            w=word,
+        )
         output = "\n".join(printed_lines(code))
         items.append(f"```python\n{code}\n```\nOutput:\n{output}")
     return "\n\n".join(items)
@@ -212,10 +226,10 @@ def printed_lines(code: str) -> list[str]:
 
 
 def spelling(world: World, dice: Dice) -> str:
-    """Words letter by letter."""
+    """Words letter by letter; some with a letter count."""
     lines = []
     for word in dice.sample(world.words + world.held_out_words, dice.between(3, 6)):
-        letter = dice.pick(word)
+        letter = dice.pick(word)  # counted below if repeated
         count = word.count(letter)
         spelled = "-".join(word)
         # "The word pepper is spelled p-e-p-p-e-r. It has 6 letters."
