@@ -62,6 +62,14 @@ CEILINGS = {
     "docstrings with a wrong opening, %": 2,
 }
 MIN_COMMENTS = 0.12  # useful comment lines per code line
+# Figures that are not at their ceiling yet, as they stand. They may only fall; a row goes when its ceiling is met.
+OPEN = {
+    "AST nodes": 154_500,
+    "bytes of code": 690_000,
+    "test lines": 21_450,
+    "test AST nodes": 193_700,
+    "AST nodes that base_train loads": 77_100,
+}
 
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
 PURE_CALLS = set(
@@ -321,8 +329,11 @@ def rule_12_sizes(root: Path) -> Iterator[str]:
         table[measures.module_name(path)] = names | {name.rpartition(".")[0] for name in names}
     found = measures.figures(root, files(root), table)
     for name, ceiling in CEILINGS.items():
-        if found[name] > ceiling:
-            yield f"pyproject.toml:1: {name}: {found[name]:,.2f}, the ceiling is {ceiling:,}"
+        limit = OPEN.get(name, ceiling)
+        if found[name] > limit:
+            yield f"pyproject.toml:1: {name}: {found[name]:,.2f}, the limit is {limit:,}"
+        if name in OPEN and found[name] <= ceiling:
+            yield f"pyproject.toml:1: {name} is at its ceiling: take it off OPEN"
     if found["useful comment lines per code line"] < MIN_COMMENTS:
         yield f"pyproject.toml:1: {found['useful comment lines per code line']:.3f} useful comments per code line"
 

@@ -56,7 +56,7 @@ def test_a_miniseries_is_a_table_and_a_plot_and_resumes(runs, base, tmp_path):
     # Again with one depth more: what has ended stays as it is.
     two = runs("miniseries.sh", "--depths=2,1", *flags)
     assert two.returncode == 0, two.stderr
-    assert two.stdout.count("the run had ended with step") == 1
+    assert two.stdout.count("the run ended at step") == 1
     assert ended == {path: path.stat().st_mtime_ns for path in ended}
     text = (tmp_path / "mini.md").read_text(encoding="utf-8")
     rows = ROW.findall(text)

@@ -135,7 +135,7 @@ def test_a_failed_stage_is_named_with_its_log_and_the_command_that_resumes(speed
     done, log = speedrun.run(*words, cwd=here), base / "speedrun/default/tok_train.log"
     assert done.returncode == 2
     first, second, third = done.stderr.splitlines()
-    why = f"error: {text_folder}/bad.jsonl:1: not an object with a text"
+    why = f"error: {text_folder}/bad.jsonl:1: not a JSON object like"
     assert first.startswith(f"speedrun: tok_train failed with exit status 2: {why}")
     assert (second, why in log.read_text()) == (f"  log: {log}", True)
     (text_folder / "bad.jsonl").unlink()
