@@ -25,7 +25,7 @@ def missed(ratio: float = FASTER, abused: dict | None = None, **figures) -> list
         ({"growth": 100.0}, "memory grows"),
         ({"health worst": PROMPT + 1}, "/health"),
         ({"abused": {"health worst": PROMPT + 1}}, "under abuse"),
-        ({"abused": {"errors": 1}}, "is refused"),
+        ({"abused": {"errors": 1}}, "are refused"),
         ({"abused": {"leaked slots": 2.0}}, "after abuse"),
     ],
 )

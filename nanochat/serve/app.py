@@ -382,11 +382,12 @@ def serve(bound: socket.socket, service: Service, access: Access, drain: float) 
 
         def shut_down() -> None:
             pool.closing = "shutting down"
-            print0("server: shutting down, open requests are finished first; a second signal ends it at once")
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_DFL)
             tasks.append(loop.create_task(finish_requests()))
+            # Printed last: from here on a second signal does end the process.
+            print0("server: shutting down, open requests are finished first; a second signal ends it at once")
 
         for worker in pool.workers:
             worker.begin(loop)
