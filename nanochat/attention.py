@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
+Kernel = Callable[..., Tensor]  # q, k, v and the package's own options → attention
+
+
 class Mask(NamedTuple):
     """Keys that each query sees, in the form for one path; all layers with the same window share a mask."""
 
@@ -26,7 +29,7 @@ class Mask(NamedTuple):
     allowed: "Tensor | BlockMask | None"
     by_position: bool  # queries stand at given positions, not at the end of the keys
     bounded: bool  # exp(score * scale) fits into fp32 without subtracting the maximum
-    kernel: Callable[..., Tensor] | None  # from the path's package
+    kernel: Kernel | None  # from the path's package
 
 
 def attention(
@@ -174,8 +177,7 @@ class Rotation(NamedTuple):
     def apply(self, x: Tensor) -> Tensor:
         """Return x (B, T, H, D) rotated by position, in fp32: channel i pairs with i + pairs, later channels stay."""
         pairs = self.cos.shape[-1]
-        unrotated = x.shape[-1] - 2 * pairs
-        a, b, rest = x.split([pairs, pairs, unrotated], dim=-1)
+        a, b, rest = x.split([pairs, pairs, x.shape[-1] - 2 * pairs], dim=-1)
         # (a, b) turns by the angle of its position; the products promote bf16 to fp32.
         turned = [
             a * self.cos - b * self.sin,
@@ -228,9 +230,8 @@ def _sees(query: Tensor, key: Tensor, window: int) -> Tensor:
 
 def _dense_mask(positions: Tensor, keys: int, window: int) -> Tensor:
     """Return (B or 1, 1, Tq, Tk) from the query positions, (B or 1, Tq)."""
-    query = positions[:, None, :, None]
     key = torch.arange(keys, device=positions.device)
-    return _sees(query, key, window)
+    return _sees(positions[:, None, :, None], key, window)
 
 
 def _block_mask(positions: Tensor, keys: int, window: int) -> "BlockMask":
@@ -278,8 +279,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, bound
         return (weights.to(v.dtype) @ v).transpose(1, 2)
     # No maximum to find, and the division comes after the sum over keys.
     weights = scores.exp().masked_fill(~allowed, 0)
-    total = weights.sum(-1, keepdim=True)
-    out = (weights.to(v.dtype) @ v) / total
+    out = (weights.to(v.dtype) @ v) / weights.sum(-1, keepdim=True)
     return out.to(v.dtype).transpose(1, 2)
 
 
@@ -342,7 +342,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
 
 
 @lru_cache(maxsize=1)
-def _compiled(flex_attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _compiled(flex_attention: Kernel) -> Kernel:
     return torch.compile(flex_attention)
 
 
@@ -377,7 +377,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _kernel(package: str) -> Callable[..., Tensor] | str:
+def _kernel(package: str) -> Kernel | str:
     """Return a package's attention function, or the reason for its absence."""
     try:
         return importlib.import_module(package).flash_attn_func

@@ -94,10 +94,6 @@ def _written(number: Fraction) -> str:
     """Return decimal text, rounded unless the result is whole."""
     if number.denominator == 1:
         return str(number.numerator)
-    whole_digits = len(str(int(abs(number))))
-    digits = max(SHOWN_DIGITS, whole_digits + SHOWN_DECIMALS)
-    rounded = Context(prec=digits).divide(
-        Decimal(number.numerator),
-        Decimal(number.denominator),
-    )
+    digits = max(SHOWN_DIGITS, len(str(int(abs(number)))) + SHOWN_DECIMALS)
+    rounded = Context(prec=digits).divide(Decimal(number.numerator), Decimal(number.denominator))
     return f"{rounded.normalize():f}"  # "f": never in scientific notation

@@ -20,6 +20,8 @@ from nanochat.runtime import free_memory
 
 BUCKETS = (1, 8, 32, 64, 128, 256)  # row counts for steps on CUDA, with a graph for each
 KEYS_BLOCK = 32  # a step reads a multiple of 32 keys, on CUDA 32 times a power of two
+KeysValues = tuple[Tensor, Tensor]
+Layers = list[KeysValues]
 CAPTURING = threading.Lock()  # a process captures one graph at a time
 PREFILL_TOKENS = 8192  # most prompt tokens run at once, padding included
 
@@ -34,7 +36,7 @@ class Cache(Protocol):
     previous: Tensor | None  # (B, 1): the token before each row's first given token; any id at position 0
     capacity: int  # keys per row that `update` returns, if there are positions
 
-    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
         """Take the given tokens' keys and values (B, T, Hkv, D); return the whole rows', key j at position j."""
         ...
 
@@ -48,7 +50,7 @@ class Recording:
     previous: None = None
     capacity: int = 0
 
-    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
         self.keep(layer, k, v)
         return k, v
 
@@ -62,9 +64,8 @@ class Prefix:
     def __init__(self, model: GPT, ids: Tensor, lengths: Tensor):
         self.lengths = lengths
         self.longest = ids.shape[1]
-        self.layers: list[tuple[Tensor, Tensor]] = []  # per layer keys and values, (texts, longest, Hkv, D) each
-        recording = Recording(lambda layer, k, v: self.layers.append((k, v)))
-        model.hidden(ids, cache=recording)
+        self.layers: Layers = []  # (texts, longest, Hkv, D) each
+        model.hidden(ids, cache=Recording(lambda layer, k, v: self.layers.append((k, v))))
         last = (lengths - 1).clamp(min=0).to(ids.device)
         self.last = ids.gather(1, last[:, None])  # (texts, 1): each text's last token
 
@@ -105,17 +106,16 @@ class PrefixedRows:
     positions: Tensor
     previous: Tensor
     capacity: int
-    layers: list[tuple[Tensor, Tensor]]
+    layers: Layers
     source: Tensor  # (rows, capacity): indices into text keys followed by row keys
 
-    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
         text_keys, text_values = self.layers[layer]
         return self._joined(text_keys, k), self._joined(text_values, v)
 
     def _joined(self, text: Tensor, own: Tensor) -> Tensor:
         every = torch.cat([text.flatten(0, 1), own.flatten(0, 1)])  # (all keys, Hkv, D)
-        rows = every.index_select(0, self.source.flatten())
-        return rows.unflatten(0, self.source.shape)  # (rows, capacity, Hkv, D)
+        return every.index_select(0, self.source.flatten()).unflatten(0, self.source.shape)  # (rows, capacity, Hkv, D)
 
 
 class KVCache:
@@ -153,8 +153,7 @@ class KVCache:
 
     @staticmethod
     def slot_bytes(config: GPTConfig, length: int, dtype: torch.dtype) -> int:
-        channels = config.kv_heads * config.head_dim
-        return 2 * config.depth * channels * length * dtype.itemsize
+        return 2 * config.depth * config.kv_heads * config.head_dim * length * dtype.itemsize
 
     def prompts(self, slots: Tensor) -> Recording:
         """Return the cache that runs new rows' prompts, padding included, into these slots."""
@@ -167,8 +166,7 @@ class KVCache:
 
     def next_tokens(self, positions: Tensor, previous: Tensor, capacity: int) -> "NextTokens":
         """Return the cache that runs one more token in the first rows, at positions (rows, 1) below `capacity`."""
-        offsets = self.offsets[: len(positions)]
-        places = (offsets + positions).flatten()
+        places = (self.offsets[: len(positions)] + positions).flatten()
         return NextTokens(
             positions,
             previous,
@@ -193,10 +191,10 @@ class NextTokens:
     positions: Tensor
     previous: Tensor
     capacity: int
-    layers: list[tuple[Tensor, Tensor]]
+    layers: Layers
     places: Tensor  # (rows * kv_heads,): each new key's index among a layer's keys
 
-    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def update(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
         keys, values = self.layers[layer]
         return self._put(keys, k), self._put(values, v)
 
@@ -336,8 +334,8 @@ class Decoder:
             slots = slots[rows:]
 
     def _run_prompts(self, prompts: list[Sequence[int]], slots: list[int]) -> None:
-        longest = len(prompts[0])  # prompts are sorted
-        ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+        # The longest prompt comes first.
+        ids = torch.zeros(len(prompts), len(prompts[0]), dtype=torch.int64)
         for row, tokens in zip(ids, prompts, strict=True):
             row[: len(tokens)] = torch.as_tensor(tokens)
         cache = self.cache.prompts(torch.tensor(slots, device=self.device))
@@ -355,12 +353,10 @@ class Decoder:
         }
         for i, row in enumerate(rows):
             values["halting"][i, list(row.halting)] = 1
-            following = slice(row.position + 1, row.last + 1)
-            values["uniform"][i, following] = torch.from_numpy(row.uniform)
+            values["uniform"][i, row.position + 1 : row.last + 1] = torch.from_numpy(row.uniform)
         # The other entries: one number per row, from the field with the same name.
         for name in self.state.keys() - values.keys():
-            column = [getattr(row, name) for row in rows]
-            values[name] = torch.tensor(column)[:, None]
+            values[name] = torch.tensor([getattr(row, name) for row in rows])[:, None]
         index = torch.tensor(slots, device=self.device)
         for name, state in self.state.items():
             state[index] = values[name].to(self.device, state.dtype)
@@ -369,8 +365,7 @@ class Decoder:
         """Let a row that stands still go on; `forced` tokens are put in from the position on."""
         if forced:
             tokens = torch.tensor(forced).to(self.device)
-            end = position + len(forced)
-            self.state["forced"][slot, position:end] = tokens
+            self.state["forced"][slot, position : position + len(forced)] = tokens
         self.state["live"][slot] = True
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -392,8 +387,7 @@ class Decoder:
         if not self.on_cuda:
             return self._compute(rows, keys, kind), None
         bucket = next((size for size in BUCKETS if size >= rows), rows)
-        bucket = min(bucket, self.cache.slots)
-        columns = self._replay(bucket, keys, kind)
+        columns = self._replay(min(bucket, self.cache.slots), keys, kind)
         host_columns = [column.to("cpu", non_blocking=True) for column in columns]
         return host_columns, torch.cuda.current_stream().record_event()
 
@@ -427,8 +421,7 @@ class Decoder:
         position = state["position"]
         live = state["live"]
         cache = self.cache.next_tokens(position, state["previous"], keys)
-        hidden = self.model.hidden(newest, cache=cache)
-        logits = self.model.logits(hidden[:, -1])  # (rows, vocab_size)
+        logits = self.model.logits(self.model.hidden(newest, cache=cache)[:, -1])  # (rows, vocab_size)
         # The position to fill; a full row stands still, but its index must be valid.
         following = (position + 1).clamp(max=self.cache.length - 1)
         token = logits.argmax(-1, keepdim=True)
@@ -452,8 +445,7 @@ class Decoder:
         token = torch.where(chosen, token, forced)
         columns.insert(0, torch.where(live, token, -1).flatten())
         # In place, where a graph's next replay reads the state.
-        previous = torch.where(live, newest, state["previous"])
-        state["previous"].copy_(previous)
+        state["previous"].copy_(torch.where(live, newest, state["previous"]))
         newest.copy_(torch.where(live, token, newest))
         position.add_(live)
         live.logical_and_(~halts)
@@ -479,8 +471,7 @@ def sample_tokens(
         in_top_k = torch.arange(ranks, device=ranked.device) < top_k
         probabilities = ranked.masked_fill(~in_top_k, -torch.inf).softmax(-1)
         before = probabilities.cumsum(-1) - probabilities  # sums over likelier tokens
-        in_top_p = (before < top_p) | (top_p >= 1)
-        kept = in_top_k & in_top_p
+        kept = in_top_k & ((before < top_p) | (top_p >= 1))
         least = ranked.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
         unfiltered = (top_k >= logits.shape[-1]) & (top_p >= 1)
         dropped = (logits < least) & ~unfiltered

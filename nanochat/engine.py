@@ -170,14 +170,13 @@ class Engine:
         length = len(request.tokens)
         words = self.config.vocab_size
         too_long = f"has {length:,} tokens, a prompt must be shorter than the context, {context:,}: cut it"
-        least = min(request.temperature, request.top_k, request.seed)
         rules = [  # (condition, the message otherwise)
             (length > 0, "has no tokens: begin it with <|bos|>"),
             (length < context, too_long),
             (all(0 <= token < words for token in request.tokens), "has ids beyond the vocabulary"),
             (all(0 <= token < words for token in stop), "stops at ids beyond the vocabulary"),
             (request.max_new_tokens > 0 and request.n > 0, "asks for no tokens: max_new_tokens and n start at 1"),
-            (least >= 0, "has a negative setting"),
+            (min(request.temperature, request.top_k, request.seed) >= 0, "has a negative setting"),
             (0 < request.top_p <= 1, f"has top_p {request.top_p}: it is above 0 and at most 1"),
         ]
         for holds, sentence in rules:
@@ -196,8 +195,8 @@ class Engine:
         kept = deque(sequence for sequence in self.waiting if not leaves(sequence))
         job.open -= len(self.waiting) - len(kept)
         self.waiting = kept
-        leaving = [sequence for sequence in self.rows if leaves(sequence)]  # a list: a release changes the rows
-        for sequence in leaving:
+        # A list first: a release changes the rows.
+        for sequence in [sequence for sequence in self.rows if leaves(sequence)]:
             self._release(sequence)
             job.open -= 1
 
@@ -272,12 +271,10 @@ class Engine:
         filtered = [request.top_k or words for request in sampled if request.top_k or request.top_p < 1]
         ranks = 0
         if filtered:
-            power = 1 << (max(filtered) - 1).bit_length()  # a power of two: fewer graphs
-            ranks = min(power, words)
+            ranks = min(1 << (max(filtered) - 1).bit_length(), words)  # a power of two: fewer graphs
         logprobs = any(sequence.job.logprobs for sequence in self.rows)
         longest = max(sequence.length for sequence in self.rows)
-        kind = StepKind(bool(sampled), ranks, logprobs)
-        columns, event = self.decoder.step(len(self.rows), longest, kind)
+        columns, event = self.decoder.step(len(self.rows), longest, StepKind(bool(sampled), ranks, logprobs))
         return _Step(list(self.rows), columns, event)
 
     # ---- follow ----
@@ -292,8 +289,7 @@ class Engine:
         for sequence, token, logprob in zip(step.sequences, tokens, logprobs, strict=False):
             # Rows that stand still get -1; others may have left since the step began.
             if token >= 0 and sequence.slot >= 0:
-                wanted = sequence.job.logprobs
-                self._follow_token(sequence, token, logprob if wanted else 0.0)
+                self._follow_token(sequence, token, logprob if sequence.job.logprobs else 0.0)
 
     def _follow_token(self, sequence: _Sequence, token: int, logprob: float) -> None:
         sampled = sequence.forced == 0

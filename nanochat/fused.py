@@ -49,8 +49,7 @@ class PackedLinear(nn.Module):
         self.dtype = dtype
         self.order = order
         self.weight: Tensor | None = None
-        outputs = sum(map(len, weights))
-        smallest = min(outputs, weights[0].shape[1])
+        smallest = min(sum(map(len, weights)), weights[0].shape[1])
         has_onednn = weights[0].device.type == "cpu" and torch.backends.mkldnn.is_available()
         # Small weights keep their layout, and so do weights in fp16.
         self.packed = has_onednn and dtype != torch.float16 and smallest >= PACKED_ROWS
@@ -88,8 +87,7 @@ class PackedLinear(nn.Module):
 
     def _padded(self, rows: Tensor) -> Tensor:
         size = next(size for size in SIZES if size >= len(rows))  # exists: parts have at most SIZES[-1] rows
-        padded = F.pad(rows, (0, 0, 0, size - len(rows)))
-        return self._product(padded)[: len(rows)]
+        return self._product(F.pad(rows, (0, 0, 0, size - len(rows))))[: len(rows)]
 
 
 class PairRotation(NamedTuple):
@@ -134,8 +132,7 @@ def pack(model: GPT) -> GPT:
             _pack_attention(module, model.get_submodule(name), dtype)
     for name, module in list(packed.named_modules()):
         if isinstance(module, nn.Linear):
-            source = model.get_submodule(name)
-            packed.set_submodule(name, PackedLinear(source.weight, dtype=dtype))
+            packed.set_submodule(name, PackedLinear(model.get_submodule(name).weight, dtype=dtype))
     packed.to_empty(device=device)
     packed.requires_grad_(False)
     packed.init_buffers()  # fills the rotary table, the source for PairTable
@@ -154,8 +151,7 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
     """
     config = source.config
     weights = source.q.weight, source.k.weight, source.v.weight
-    outputs = sum(map(len, weights))
-    order = torch.arange(outputs, device=source.q.weight.device)
+    order = torch.arange(sum(map(len, weights)), device=source.q.weight.device)
     order = order.view(-1, config.head_dim)  # (heads + 2 * kv_heads, head_dim)
     rotating = config.rope_dims or config.head_dim
     heads = config.heads + config.kv_heads  # values keep their order

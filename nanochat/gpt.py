@@ -216,13 +216,11 @@ class InductionAttention(Attention):
 
     def rotate(self, part: Tensor, rotation: Rotation) -> Tensor:
         unrotated = part.shape[2] * self.shifted // self.config.kv_heads
-        still = part[:, :, :unrotated].float()
-        return torch.cat([still, rotation.apply(part[:, :, unrotated:])], dim=2)
+        return torch.cat([part[:, :, :unrotated].float(), rotation.apply(part[:, :, unrotated:])], dim=2)
 
     def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None) -> tuple[Tensor, Tensor]:
         k, v = super().keys_and_values(k, v, store)  # a cache stores unshifted keys
-        shifted = previous(k[:, :, : self.shifted])
-        return torch.cat([shifted, k[:, :, self.shifted :]], dim=2), v
+        return torch.cat([previous(k[:, :, : self.shifted]), k[:, :, self.shifted :]], dim=2), v
 
     @torch.no_grad()
     def match_queries(self) -> None:

@@ -84,7 +84,7 @@ def config_fields(text: str) -> dict[str, Any]:
     return fields
 
 
-def _parsed(value: str, kind: type[bool | int | float | str], name: str) -> bool | int | float | str:
+def _parsed(value: str, kind: type, name: str) -> Any:
     """Return a field value read from text; `name` begins the error message."""
     if kind is bool:  # bool("false") would be True
         if value not in ("true", "false"):

@@ -74,8 +74,7 @@ def by_tokens(context: int) -> Callable[[Batch, int], list[Batch]]:
         sizes = batch[-1]  # (rows, 3), on the host: answer length, prompt length, question
         longest = int(sizes[:, :2].sum(1).max())
         rows = max(1, full_rows * context // longest)
-        columns = [part.split(rows) for part in batch]
-        return list(zip(*columns, strict=True))
+        return list(zip(*(part.split(rows) for part in batch), strict=True))
 
     return split
 
