@@ -2,16 +2,16 @@
 # The main job, and the table of contents: from text to a report card, one command a stage.
 #   bash speedrun.sh     plans for this machine, prints the plan, and runs it
 #   --scale=NAME         embedded, cpu, 1gpu or 8xh100; auto by default
-#   --depth=N            layers of the model, instead of the scale's
-#   --data=FOLDER        .parquet, .jsonl, .txt or .md files of your own, or a corpus by name
-#   --tag=NAME           name of the run's folders; runs of different tags do not disturb each other
-#   --seed=N             seed of the embedded world, the weights and the data order
+#   --depth=N            layers in the model, instead of the scale's
+#   --data=FOLDER        your own .parquet, .jsonl, .txt or .md files, or a corpus by name
+#   --tag=NAME           name for the run's folders; runs with different tags do not disturb each other
+#   --seed=N             seed for the embedded world, the weights and the data order
 #   --wandb=NAME         mirror the metrics to W&B under this name
 #   --until=STAGE        stop after this stage
 #   --seconds=N          time for base training, other stages in proportion
 #   --fresh              start again; earlier results are archived
 # Run the same command again to resume, within a stage too. Artifacts go to NANOCHAT_BASE_DIR (default
-# ~/.cache/nanochat), the card to report.md beside this file. The flags of each stage are in nanochat/jobs/scales.py.
+# ~/.cache/nanochat), the card to report.md beside this file. The flags for each stage are in nanochat/jobs/scales.py.
 set -euo pipefail
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p;}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 from=$PWD
@@ -24,8 +24,8 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 bash runs/setup.sh
 python=.venv/bin/python
 
-# Plan: scale, steps, time, disk, dollars. The plan is printed; descriptor 4 returns the folder of the job. Its lock is
-# held until this script and everything that it started have ended.
+# Plan: scale, steps, time, disk, dollars. The plan is printed; descriptor 4 returns the job's folder. The lock in this
+# folder is held until this script and all child processes have ended.
 { job=$("$python" -m scripts.plan --cwd="$from" --save=4 "$@" 4>&1 >&3); } 3>&1
 exec 9>>"$job/lock"
 
@@ -44,7 +44,7 @@ stage tok_train
 # Compression compared with GPT-2 and GPT-4: fewer tokens make every later stage cheaper.
 stage tok_eval
 
-# Base model: learn to predict the next token. Nearly all of the time is spent here.
+# Base model: learn to predict the next token. This stage takes nearly all the time.
 wait "$download"
 trap - EXIT
 stage base_train
@@ -58,7 +58,7 @@ stage base_eval
 # Midtraining: the form of conversations, choosing by letter, calling the calculator. All tokens are learned.
 stage mid_train
 
-# The same questions after each of the following stages, to see the gain of each.
+# The same questions after each following stage, to see the gain.
 stage chat_eval_mid
 
 # Supervised fine-tuning (SFT): learn to answer. Only the assistant's tokens are learned.

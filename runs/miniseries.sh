@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Models of several depths, each trained with tokens in proportion to its size: a table, and bits per byte against FLOPs.
-# Does a change help at every size? Run it again to resume: finished models are not trained again.
+# Models at several depths, each trained with tokens in proportion to the size: a table, and bits per byte against FLOPs.
+# Does a change help at every size? Run the same command again to resume: finished models are not trained again.
 #   bash runs/miniseries.sh                                       depths 8 to 20
 #   bash runs/miniseries.sh --depths=8,10,12 --tag=changed        other depths, beside the first
 #   bash runs/miniseries.sh --data=FOLDER --out=FILE --vocab-size=N

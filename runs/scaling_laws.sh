@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Models of several depths for each budget of FLOPs: small ones see more tokens, large ones fewer. The best size of a budget
-# has the lowest loss; the growth of the best size gives the tokens a parameter needs. Run it again to resume: finished
-# models are not trained again.
+# Models at several depths for each FLOP budget: small ones see more tokens, large ones fewer. The best size for a budget
+# has the lowest loss; the growth law for the best size gives the tokens per parameter. Run the same command again to
+# resume: finished models are not trained again.
 #   bash runs/scaling_laws.sh                                                         four budgets, about 7e19 FLOPs
-#   bash runs/scaling_laws.sh --sweep=1e17:4,6,8 --sweep=3e17:6,8,10 --tag=small      budgets and depths of your own
+#   bash runs/scaling_laws.sh --sweep=1e17:4,6,8 --sweep=3e17:6,8,10 --tag=small      your own budgets and depths
 #   bash runs/scaling_laws.sh --data=FOLDER --out=FILE --vocab-size=N
 # Other flags go to scripts.base_train.
 set -euo pipefail

@@ -1,5 +1,5 @@
-# Common part of the series of runs, which source this file: `tag` and `out` are their defaults, and `own` handles a flag
-# of their own.
+# Common part, sourced by miniseries.sh and scaling_laws.sh. They set the defaults in `tag` and `out`, and handle their own
+# flags in the function `own`.
 
 data=auto words=65536 flags=()
 for argument in "$@"; do

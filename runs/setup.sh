@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Set up .venv: locked packages, rustbpe built from source, nanochat itself. Run it as often as you like: it does nothing
-# when nothing changed, and starts over when the last setup did not finish.
+# Set up .venv: locked packages, rustbpe built from source, nanochat itself. Safe to run at any time: does nothing
+# if nothing changed, and starts over if the last setup did not finish.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
 python=.venv/bin/python
-# Line 1, written after the packages are installed: path and Python version of .venv. Without it .venv is made again (half
-# made, or moved). The other lines, written last: checksums of all sources. When they differ, .venv is updated.
+# Line 1, written after the packages are installed: path and Python version. Without this line .venv is made again (half
+# made, or moved). The other lines, written last: checksums for all sources. If they differ, .venv is updated.
 ready=.venv/ready
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -69,8 +69,8 @@ install_locked() {
     stop "the packages of requirements.lock could not be installed (uv's message is above): is the network there? Then run this again."
 }
 
-# Compile bytecode once, for the imports of the stages: where Python may not write bytecode, as in many containers, each
-# process would compile torch's sources again, 3 to 7 seconds on two cores.
+# Compile bytecode once, for the stages' imports: if Python may not write bytecode, as in many containers, each process
+# would compile torch's sources again, 3 to 7 seconds on two cores.
 compile_bytecode() {
   env -u PYTHONDONTWRITEBYTECODE "$python" -c '
 import httpx, huggingface_hub, numpy, pyarrow.parquet, safetensors.torch, tyro, uvicorn

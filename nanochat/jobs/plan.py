@@ -1,7 +1,7 @@
-"""Plan of the main job: scale, data, hardware, and the command of each stage.
+"""Plan for the main job: scale, data, hardware, and the command for each stage.
 
-`choose_setting` looks at the command line and the machine, `make_job` returns the steps for `nanochat.jobs.runner`.
-Nothing starts here. `nanochat.jobs.scales` has the flags of each stage.
+`choose_setting` reads the command line and checks the machine, `make_job` returns the steps for `nanochat.jobs.runner`.
+Nothing starts here. `nanochat.jobs.scales` has the flags for each stage.
 """
 
 import functools
@@ -28,21 +28,22 @@ from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
 from nanochat.stages import MODELS, STAGES
 
+# stage -> script, parent stage, and the model that a chat evaluation loads
 SCRIPTS = {stage.name: stage.script for stage in STAGES}
 PARENTS = {stage.name: stage.parent for stage in STAGES}
 SOURCES = {stage.name: stage.source for stage in STAGES if stage.source}
 # Base models are not evaluated on chats.
 PLANNED_STAGES = [stage.name for stage in STAGES if stage.source != "base"]
-STEPS = ("world", "download", *PLANNED_STAGES, "report")
-TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")
+STEPS = ("world", "download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
+TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")  # stages with a model, a seed and checkpoints
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
-HUB_TIMEOUT = 3.0  # seconds
+HUB_TIMEOUT = 3.0  # seconds to wait before the network counts as absent
 
 
 class Request(Protocol):
-    """Fields of the command line of scripts.plan."""
+    """Command-line fields from scripts.plan."""
 
     scale: str
     depth: int
@@ -65,9 +66,9 @@ class Setting:
     reason: str  # for that scale, in words
     scale: Scale
     depth: int
-    gpus: int  # at work: a power of two, because the rows of a batch are one
+    gpus: int  # at work: a power of two, because the number of rows in a batch is one
     idle: int  # other GPUs
-    accelerator: Accelerator | None  # kind of the GPUs; None: CPU only
+    accelerator: Accelerator | None  # GPU model; None: CPU only
     data: str  # with absolute folders
     own_world: bool  # the job writes an embedded world, and reads text and tasks there
     world: Path
@@ -80,8 +81,9 @@ class Setting:
 
     def has_files(self, files: Sequence[HubFile]) -> bool:
         """Return True if the files are here, will be written with the world, or can be downloaded."""
-        # Data sets of a repository named local/ exist in mirrors only.
+        # Repositories named local/ exist in mirrors only.
         on_hub = all(file.repo and not file.repo.startswith("local/") for file in files)
+        # The network is asked last, because an answer takes time.
         return self.own_world or hub.is_here(files) or (on_hub and has_network(self.planned))
 
     @property
@@ -89,36 +91,41 @@ class Setting:
         """Variables for all stages."""
         if self.own_world:
             return {"NANOCHAT_HUB": str(self.world)}
-        # The world of an earlier job would stand in for real data sets that can be downloaded.
+        # An earlier job's world would stand in for real data sets that can be downloaded.
         world_is_here = self.data != "world" and hub.world_dir().exists()
         return {"NANOCHAT_WORLD": "off"} if world_is_here and has_network(self.planned) else {}
 
 
 def find_hardware(named: str) -> tuple[int, Accelerator | None]:
-    """Return count and kind of the GPUs that --on names, or of this machine. torch is imported only if it has some."""
+    """Return count and kind for the GPUs named by --on, or for the local ones; without local GPUs torch stays out."""
     if named:
         return parse_hardware(named)
-    if not any(Path(path).exists() for path in GPU_DEVICES) and not shutil.which("nvidia-smi"):
+    # Importing torch takes seconds: without a driver there is nothing to find.
+    has_device = any(Path(path).exists() for path in GPU_DEVICES)
+    if not has_device and not shutil.which("nvidia-smi"):
         return 0, None
     from nanochat.runtime import planned_hardware
 
     count, accelerator = planned_hardware("")
-    return (0, None) if accelerator.name in ("CPU", "MPS") else (count, accelerator)
+    if accelerator.name in ("CPU", "MPS"):
+        return 0, None
+    return count, accelerator
 
 
 @functools.lru_cache
 def has_network(planned: bool) -> bool:
-    """Return True if the hub answers; assumed of hardware that is not here."""
+    """Return True if the hub answers; assumed for hardware on another machine. Asked once per process."""
     if planned:
         return True
     from huggingface_hub import constants  # reads HF_ENDPOINT and HF_HUB_OFFLINE when it is imported
 
+    # A mirror replaces the hub.
     if hub.mirror() or constants.HF_HUB_OFFLINE:
         return False
     request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
     try:
         urllib.request.urlopen(request, timeout=HUB_TIMEOUT).close()
-    except urllib.error.HTTPError:  # an answer too
+    except urllib.error.HTTPError:  # the server refuses, but the network works
         return True
     except (OSError, ValueError, http.client.HTTPException):
         return False
@@ -135,22 +142,26 @@ def absolute_data(data: str, folder: Path) -> str:
 
     def absolute(source: str) -> str:
         path = folder / Path(source.removeprefix("folder:")).expanduser()
-        return f"folder:{path.resolve()}" if path.is_dir() and source not in CORPORA else source
+        # A corpus wins over a folder with the same name.
+        is_folder = path.is_dir() and source not in CORPORA
+        return f"folder:{path.resolve()}" if is_folder else source
 
-    if absolute(data) != data:  # one folder, perhaps with commas in its name
-        return absolute(data)
-    parts = [re.fullmatch(r"(.*?)(:[\d.]+)?", part.strip()).groups("") for part in data.split(",")]
-    return ",".join(absolute(source) + share for source, share in parts)
+    whole = absolute(data)
+    if whole != data:  # one folder, perhaps with commas in the name
+        return whole
+    # A mix: SOURCE or SOURCE:SHARE, separated by commas.
+    parts = []
+    for part in data.split(","):
+        source, share = re.fullmatch(r"(.*?)(:[\d.]+)?", part.strip()).groups("")
+        parts.append(absolute(source) + share)
+    return ",".join(parts)
 
 
 def choose_setting(request: Request) -> Setting:
     """Return the choices for this machine; a ValueError if a flag names something that does not exist."""
-    for flag, value, known in (
-        ("scale", request.scale, ("auto", *SCALES)),
-        ("until", request.until, ("", *STEPS)),
-    ):
-        if value not in known:
-            raise ValueError(f"--{flag}={value} is not known, take one of {', '.join(filter(None, known))}")
+    _check_choice("--scale", request.scale, ["auto", *SCALES])
+    if request.until:
+        _check_choice("--until", request.until, STEPS)
     count, accelerator = find_hardware(request.on)
     planned = bool(request.on)
     data = request.data
@@ -158,11 +169,13 @@ def choose_setting(request: Request) -> Setting:
         data = absolute_data(data, Path(request.cwd or "."))
         check_data(data)
 
+    # A resumed run keeps the first choices.
     earlier = {} if request.fresh or planned else read_settings(stage_dir("speedrun", request.tag))
     name, reason = request.scale, "as asked"
     if name == "auto" and earlier:  # a lost GPU or network must not discard a trained model
         name, reason = earlier["scale"], "as this run started"
     elif name == "auto":
+        # Only a GPU needs real text; the checks stop at the cheapest sign.
         has_text = not count or data != "auto" or bool(text_here()) or has_network(planned)
         name, reason = choose_scale(count, accelerator, has_text)
     scale = SCALES[name]
@@ -173,27 +186,37 @@ def choose_setting(request: Request) -> Setting:
         raise ValueError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
 
     earlier_depth = earlier.get("depth", 0) if earlier.get("scale") == name else 0
-    # Batches of a world are small: one GPU is faster than several. The other runs take the largest power of two.
+    depth = request.depth or scale.depth or earlier_depth or evening_depth(accelerator)
+    # The world has small batches: one GPU is faster than several. Other runs take the largest power of two.
     gpus = min(count, 1) if scale.world else 1 << count.bit_length() >> 1
-    mirror, world = hub.mirror(), hub.world_dir()
+    mirror = hub.mirror()
     mirror_has_world = mirror and (mirror / "datasets/local/world").is_dir()
+    # Another seed writes another world, beside the first.
+    world = hub.world_dir()
+    if request.seed != 1:
+        world = world.with_name(f"{world.name}-{request.seed}")
     return Setting(
         name=name,
         reason=reason,
         scale=scale,
-        depth=request.depth or scale.depth or earlier_depth or evening_depth(accelerator),
+        depth=depth,
         gpus=gpus,
         idle=count - gpus,
         accelerator=accelerator,
         data=data,
         own_world=data == "world" and not mirror_has_world,
-        world=world if request.seed == 1 else world.with_name(f"{world.name}-{request.seed}"),
+        world=world,
         planned=planned,
     )
 
 
+def _check_choice(flag: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{flag}={value} is not known, take one of {', '.join(known)}")
+
+
 def stage_flags(setting: Setting, request: Request) -> dict[str, dict[str, str]]:
-    """Return the flags of each stage: those of the scale, the machine and the command line."""
+    """Return stage -> flags, from the scale, the machine and the command line."""
     flags = {}
     for name in PLANNED_STAGES:
         own = scale_flags(setting.scale, SCRIPTS[name], request.seconds)
@@ -202,14 +225,17 @@ def stage_flags(setting: Setting, request: Request) -> dict[str, dict[str, str]]
             own["--seed"] = str(request.seed)
         if name in SOURCES:
             own["--source"] = SOURCES[name]
-        if name in TEXT_STAGES and name != "base_loss":  # base_loss reads the text of the model's own run
+        # base_loss reads the text that the model was trained on.
+        if name in TEXT_STAGES and name != "base_loss":
             own["--data"] = setting.data
+        # The mixture names tasks from the world; scripts have a default for real data sets.
         if setting.data != "world":
-            own.pop("--mixture", None)  # names tasks of the world; the scripts have a default for real data sets
+            own.pop("--mixture", None)
         flags[name] = own
     base = flags["base_train"]
     base["--depth"] = str(setting.depth)
     base["--tokenizer-tag"] = request.tag
+    # No CORE metric without questions, and no fp8 on older GPUs.
     if not setting.has_files(BUNDLE):
         base.pop("--core-metric-every", None)
     if setting.accelerator and not setting.accelerator.fp8:
@@ -218,6 +244,7 @@ def stage_flags(setting: Setting, request: Request) -> dict[str, dict[str, str]]
 
 
 def flag_words(flags: Mapping[str, str]) -> list[str]:
+    # A switch has no value.
     return [f"{flag}={value}" if value else flag for flag, value in flags.items()]
 
 
@@ -229,13 +256,15 @@ def make_job(
     tasks: Mapping[str, Sequence[HubFile]],
     needs: Mapping[str, str],
 ) -> Job:
-    """Return the steps of the main job.
+    """Return the main job with all steps.
 
-    tokens: of base training, so that enough text is downloaded; 0: the corpus's default. tasks: task -> the files that
-    stages read. needs: stage -> the task without which it is left out.
+    tokens: for base training, so that enough text is downloaded; 0: the corpus's default. tasks: task -> files that
+    stages read. needs: stage -> a required task; without the task's files the stage is left out.
     """
     skips = skip_reasons(setting, tasks, needs, request.until)
+    # Several tasks share a file: each counts once, in a fixed order.
     task_files = list(dict.fromkeys(file for files in tasks.values() for file in files))
+    # Steps that are no stage: no model, no outcome.
     commands = {
         "world": ["nanochat.world", f"--out={setting.world}", f"--seed={request.seed}"],
         "download": ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"],
@@ -268,9 +297,14 @@ def _stage_step(
     task_files: Sequence[HubFile],
     skip: str,
 ) -> Step:
-    """Return the step of a stage: its command, and all files that decide its result."""
+    """Return the step for a stage: the command, and all files that decide the result."""
     reads_text = name in TEXT_STAGES
-    files = [] if reads_text else _bundle_files() if name == "base_eval" else task_files
+    if reads_text:
+        files = []  # the text is an input by --data
+    elif name == "base_eval":
+        files = _bundle_files()
+    else:
+        files = task_files
     parent = PARENTS[name]
     # Tokenizers are trained and evaluated on the CPU.
     several_gpus = setting.gpus > 1 and not name.startswith("tok")
@@ -288,9 +322,12 @@ def _stage_step(
 
 
 def skip_reasons(
-    setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs: Mapping[str, str], until: str
+    setting: Setting,
+    tasks: Mapping[str, Sequence[HubFile]],
+    needs: Mapping[str, str],
+    until: str,
 ) -> dict[str, str]:
-    """Return step -> why it is left out; empty: it is not."""
+    """Return step -> reason to leave the step out; empty: the step runs."""
     reasons = dict.fromkeys(STEPS, "")
     if not setting.own_world:
         text = "the world of NANOCHAT_HUB" if setting.data == "world" else setting.data
@@ -312,9 +349,10 @@ def skip_reasons(
 
 
 def _bundle_files() -> list[HubFile]:
-    """Return the files of the CORE bundle; only its index while that is not on this machine."""
+    """Return the files in the CORE bundle; only the index until the bundle has been downloaded."""
     if not hub.is_here(BUNDLE):
         return list(BUNDLE)
+    # The index names the data files.
     [index] = hub.fetch(BUNDLE[:1], offline=True)
     return [*BUNDLE, *data_files(index.path)]
 
@@ -324,25 +362,28 @@ def resume_command(request: Request, data: str) -> str:
     words = ["bash", str(ROOT / "speedrun.sh")]
     for name in ("scale", "depth", "tag", "seed", "data", "wandb", "until", "seconds"):
         value = getattr(request, name)
-        if value == getattr(type(request), name):  # the default
+        # Class attributes hold the defaults.
+        if value == getattr(type(request), name):
             continue
+        # Absolute folders, because users may call from elsewhere.
         if name == "data":
-            value = data  # absolute
+            value = data
         words.append(f"--{name}={value:g}" if name == "seconds" else f"--{name}={value}")
     return shlex.join(words)
 
 
 def skipped_lines(steps: Sequence[Step]) -> list[str]:
     """Return a line for each reason to leave steps out."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}  # reason -> names; empty: these steps run
     for step in steps:
         reasons.setdefault(step.skip, []).append(step.name)
     return [f"left out: {', '.join(names)} ({reason})" for reason, names in reasons.items() if reason]
 
 
 def talk_lines(steps: Sequence[Step], tag: str) -> list[str]:
-    """Return the commands, for any folder, to chat with the last model of a job; nothing if it trains none."""
+    """Return the commands, for any folder, to chat with the last model; nothing if the job trains none."""
     trained = {step.name for step in steps if not step.skip}
+    # MODELS is in training order: base, mid, sft, rl.
     sources = [source for source, stage in MODELS.items() if stage in trained]
     if not sources:
         return []

@@ -1,7 +1,7 @@
 """Job runner: runs a list of steps; skips finished steps, resumes stopped ones, repeats changed ones.
 
-A job has a folder with `plan.json` (its steps) and, for each step, a log and a record. A step is finished when its
-record says so, command and hashes of inputs are as recorded, and its `outcome.json` exists; printed text is never read.
+A job has a folder with `plan.json` (all steps) and, for each step, a log and a record. A step is finished if the
+record says so, command and input hashes are as recorded, and the `outcome.json` exists; printed text is never read.
 
 From Python, `run_job` runs all steps, several at once if asked; jobs in different folders run side by side. speedrun.sh
 runs one step a line: `python -m nanochat.jobs.runner --job=FOLDER --step=base_train --lock=9`.
@@ -39,17 +39,17 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class Step:
-    """A command of a job. A stage is named STAGE/TAG, its folder below the base folder."""
+    """A command in a job. A stage is named STAGE/TAG, like the folder below the base folder."""
 
     name: str
     command: list[str]  # module and flags that decide the result; a change repeats the step
-    output: str = ""  # the stage it writes, with an outcome.json; empty: none, and the step always runs
-    parents: list[str] = field(default_factory=list)  # stages whose artifacts it reads
-    data: str = ""  # a --data whose files it reads
+    output: str = ""  # the written stage, with an outcome.json; empty: none, and the step always runs
+    parents: list[str] = field(default_factory=list)  # stages with artifacts that the command reads
+    data: str = ""  # text that the command reads, as in --data
     files: list[list] = field(default_factory=list)  # further inputs on the hub: [path, repo, revision]
     launch: list[str] = field(default_factory=list)  # words before the module (torchrun); a change repeats nothing
     options: list[str] = field(default_factory=list)  # flags without influence on the result
-    skip: str = ""  # why the job leaves the step out; empty: it runs
+    skip: str = ""  # reason to leave the step out; empty: the step runs
     quiet: bool = False  # output goes to the log alone
 
     @property
@@ -63,7 +63,7 @@ class Step:
 
     @property
     def is_done(self) -> bool:
-        """True if the stage that the step writes is there; a step without a stage is never done."""
+        """True if the written stage is there; a step without a stage is never done."""
         return bool(self.output) and self.outcome.exists()
 
 
@@ -91,14 +91,15 @@ class Job:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of the plan in a folder; empty if there is none. Older plans keep them at the top level."""
+    """Return the plan's settings from a folder; empty without a plan."""
     path = folder / "plan.json"
     saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    # Older plans keep their settings at the top level.
     return saved.get("settings", saved)
 
 
 def load_job(folder: Path) -> Job:
-    """Return the job that was saved in a folder."""
+    """Return the job saved in a folder."""
     saved = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     steps = [Step(**step) for step in saved.pop("steps")]
     return Job(steps=steps, **saved)
@@ -117,7 +118,7 @@ class StepFailed(Exception):
 
 @contextmanager
 def hold_job(job: Job) -> Iterator[int]:
-    """Hold the lock of a job; yields its file descriptor. A ValueError if another process holds it."""
+    """Hold the job's lock; yields the file descriptor. A ValueError if another process holds the lock."""
     job.folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(job.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -128,7 +129,7 @@ def hold_job(job: Job) -> Iterator[int]:
 
 
 def take_lock(lock: int, job: Job) -> None:
-    """Lock an open file. The lock lasts until every process that inherited the descriptor has ended."""
+    """Lock an open file. The lock lasts until every process with an inherited descriptor has ended."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -141,20 +142,24 @@ def take_lock(lock: int, job: Job) -> None:
 
 
 def archive(job: Job, step: Step) -> Path | None:
-    """Move the stage of a step into the job's archive and forget its record. Returns the new place; deletes nothing."""
-    record, stage = job.folder / f"{step.name}.json", base_dir() / step.output
+    """Move a step's stage into the job's archive and forget the record. Returns the new place; deletes no artifact."""
+    record = job.folder / f"{step.name}.json"
+    stage = base_dir() / step.output
     if not step.output or not stage.exists():
         record.unlink(missing_ok=True)
         return None
-    with open(stage / "lock", "a") as lock:  # training holds it
+    with open(stage / "lock", "a") as lock:
         try:
+            # A training process, perhaps started by hand, holds this lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ValueError(f"another run writes to {stage}: wait until it ends, or take another --tag") from None
-        place = job.folder / "archive" / f"{step.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        # The process number keeps two archives within one second apart.
+        now = time.strftime("%Y%m%d-%H%M%S")
+        place = job.folder / "archive" / f"{step.name}-{now}-{os.getpid()}"
         place.parent.mkdir(parents=True, exist_ok=True)
         stage.rename(place)
-    # Last: after a crash before this line, the record still says that the stage has to be archived.
+    # Last: after a crash before this line, the old record still asks for the archive.
     record.unlink(missing_ok=True)
     return place
 
@@ -163,7 +168,7 @@ def archive(job: Job, step: Step) -> Path | None:
 
 
 def read_record(job: Job, step: Step) -> dict[str, Any]:
-    """Return the record of a step: command, inputs, seconds, finished, began; empty if the step never started."""
+    """Return a step's record: command, inputs, seconds, finished, began; empty if the step never started."""
     path = job.folder / f"{step.name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
@@ -177,7 +182,7 @@ _HASHING = threading.Lock()  # steps side by side share the file of hashes
 
 
 def input_hashes(job: Job, step: Step) -> dict[str, str]:
-    """Return the hash of every input of a step that is on this machine: parents' artifacts, text, data sets."""
+    """Return the hash for every local input: parents' artifacts, text, data sets."""
     found = {}
     for parent in step.parents:
         outcome = base_dir() / parent / "outcome.json"
@@ -186,17 +191,20 @@ def input_hashes(job: Job, step: Step) -> dict[str, str]:
             found |= {f"{parent}/{name}": digest for name, digest in artifacts.items()}
     with _HASHING:
         for name, paths in _input_files(step).items():
+            # Sorted: the order in which files are listed does not matter.
             digests = sorted(hash_files(job.folder / "hashes.json", paths))
-            found[name] = digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+            joined = "\n".join(digests)
+            found[name] = joined if len(digests) == 1 else hashlib.sha256(joined.encode()).hexdigest()
     return found
 
 
 def hash_files(memory: Path, paths: Sequence[Path]) -> list[str]:
-    """Return the SHA-256 of files; a file is read again only if size or time differ from the file `memory`."""
+    """Return SHA-256 digests; a file is read again only if size or time differ from the entry in `memory`."""
     known = json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else {}
     digests = []
     for path in paths:
         status = path.stat()
+        # Shards are large: hashing them all takes minutes.
         stamp = [status.st_size, status.st_mtime_ns]
         *before, digest = known.get(str(path), [None])
         if before != stamp:
@@ -208,7 +216,7 @@ def hash_files(memory: Path, paths: Sequence[Path]) -> list[str]:
 
 
 def _input_files(step: Step) -> dict[str, list[Path]]:
-    """Return the files of a step's text and data sets that are on this machine."""
+    """Return input -> local files, for the text and for each data set; inputs not yet downloaded are left out."""
     text = _text_files(step.data) if step.data else []
     found = {"the text": text} if text else {}
     for entry in step.files:
@@ -227,7 +235,7 @@ def _load_outcome(path: Path) -> Outcome:
 
 
 def _text_files(data: str) -> list[Path]:
-    """Return the files of --data, or nothing while they have not been downloaded."""
+    """Return the files for --data, or nothing until all have been downloaded."""
     from nanochat.data.corpus import parse_data, source_files  # slow to import, and most steps read no text
 
     try:
@@ -237,7 +245,7 @@ def _text_files(data: str) -> list[Path]:
 
 
 def difference(record: dict[str, Any], step: Step, inputs: dict[str, str]) -> str:
-    """Return the reason why a step does not match its record; empty if it does. New and missing inputs do not count."""
+    """Return the difference between a step and the record as text; empty if both match."""
     before = recorded_command(record)
     if before != step.command:
         # Name only the flags that differ.
@@ -245,6 +253,7 @@ def difference(record: dict[str, Any], step: Step, inputs: dict[str, str]) -> st
         new = [word for word in step.command if word not in before]
         return f"{' '.join(gone) or 'nothing'} is now {' '.join(new) or 'gone'}"
     known = record["inputs"]
+    # New and missing inputs do not count: a data set may be downloaded, or removed to make room.
     changed = [name for name, digest in inputs.items() if known.get(name, digest) != digest]
     return f"{', '.join(changed)} changed" if changed else ""
 
@@ -253,7 +262,7 @@ def difference(record: dict[str, Any], step: Step, inputs: dict[str, str]) -> st
 
 
 def run_job(job: Job, workers: int = 1) -> dict[str, str]:
-    """Run all steps of a job, up to `workers` at once, each after its parents; returns step -> reason of each failure.
+    """Run all steps, up to `workers` at once, each after all parents; returns step -> reason for each failure.
 
     A failed step does not stop steps that do not depend on it. Output goes to the logs.
     """
@@ -265,6 +274,7 @@ def run_job(job: Job, workers: int = 1) -> dict[str, str]:
     with hold_job(job) as lock, stop_signals() as stop, ThreadPoolExecutor(workers) as pool:
         while waiting or running:
             pending = {step.output for step in [*waiting, *running.values()]}
+            # A copy, because the loop removes steps.
             for step in list(waiting):
                 parents = set(step.parents)
                 if stop or parents & lost:
@@ -273,7 +283,9 @@ def run_job(job: Job, workers: int = 1) -> dict[str, str]:
                     failures[step.name] = "the job was stopped" if stop else "a step before it failed"
                 elif len(running) < workers and not parents & pending:
                     waiting.remove(step)
-                    running[pool.submit(run_step, job, replace(step, quiet=True), lock, stop)] = step
+                    # Lines from several steps would mix on the terminal.
+                    future = pool.submit(run_step, job, replace(step, quiet=True), lock, stop)
+                    running[future] = step
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 step = running.pop(future)
                 error = future.exception()
@@ -284,16 +296,18 @@ def run_job(job: Job, workers: int = 1) -> dict[str, str]:
 
 
 def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) -> None:
-    """Run one step unless it is finished or left out, and keep its record; a StepFailed where it has no result.
+    """Run one step unless finished or left out, and keep a record; a StepFailed without a result.
 
-    lock: descriptor of the job's lock, which the command inherits. stop: signals received so far. script: the process
-    without which nobody would run the next step; 0: none.
+    lock: descriptor for the job's lock, inherited by the command. stop: signals received so far. script: the process
+    that runs the steps one by one; the step ends with this process; 0: none.
     """
-    record, inputs = read_record(job, step), input_hashes(job, step)
+    record = read_record(job, step)
+    inputs = input_hashes(job, step)
     reason = difference(record, step, inputs) if record else ""
     if reason:
         place = archive(job, step)
-        print0(f"\n== {step.name}: repeated, {reason}" + (f"; earlier results are in {place}" if place else ""))
+        earlier = f"; earlier results are in {place}" if place else ""
+        print0(f"\n== {step.name}: repeated, {reason}{earlier}")
         record = {}
     if step.skip:
         print0(f"== {step.name}: left out, {step.skip}")
@@ -304,8 +318,12 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     print0(f"\n== {step.name}: python {shlex.join(step.words[1:])}")
     log = job.folder / f"{step.name}.log"
     seconds = record.get("seconds", 0.0) + _lost_seconds(record, log)
-    # Inputs count as they were when the first attempt began.
-    entry = {"command": step.command, "inputs": record.get("inputs", inputs), "seconds": seconds, "finished": False}
+    entry = {
+        "command": step.command,
+        "inputs": record.get("inputs", inputs),  # as they were when the first attempt began
+        "seconds": seconds,  # all attempts
+        "finished": False,
+    }
     path = job.folder / f"{step.name}.json"
     write_json(path, entry | {"began": time.time()})
 
@@ -315,7 +333,9 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     entry["seconds"] += time.monotonic() - start
     finished = not status and not stop and (step.is_done or not step.output)
     if finished:
-        entry["inputs"] = input_hashes(job, step) | entry["inputs"]  # with files that came while it ran
+        # With files that the command has downloaded.
+        entry["inputs"] = input_hashes(job, step) | entry["inputs"]
+        # The stage itself counted the last attempt alone.
         if step.output and record:
             _set_seconds(step.outcome, entry["seconds"])
     write_json(path, entry | {"finished": finished})
@@ -325,7 +345,7 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
 
 
 def _lost_seconds(record: dict[str, Any], log: Path) -> float:
-    """Return the length of an attempt that was killed: until the last line in its log."""
+    """Return the length in seconds for a killed attempt: until the last line in the log."""
     # Only an attempt that was killed leaves its start in the record.
     if "began" not in record or not log.exists():
         return 0.0
@@ -333,27 +353,32 @@ def _lost_seconds(record: dict[str, Any], log: Path) -> float:
 
 
 def _set_seconds(path: Path, seconds: float) -> None:
-    """Write the time of all attempts into an outcome, for the report card."""
+    """Write the time for all attempts into an outcome, for the report card."""
     outcome = replace(Outcome.load(path), seconds=seconds)
     write_json(path, asdict(outcome))
 
 
 def _failure(job: Job, step: Step, log: Path, status: int, stop: list[int]) -> StepFailed:
-    """Return the error of a step: the stage, the reason, the log, the command that resumes."""
+    """Return the error for a step: the stage, the reason, the log, the command that resumes."""
     if stop:
         reason = f"was stopped by {signal.Signals(stop[0]).name}"
+        status = status or 128 + stop[0]  # as a shell reports a signal
     else:
         reason = f"failed with exit status {status}: {failure_line(log)}"
     lines = [f"{job.kind}: {step.name} {reason}", f"log: {log}"]
-    lines += [f"resume with: {job.resume}"] if job.resume else []
-    return StepFailed("\n  ".join(lines), status or (128 + stop[0] if stop else 1))
+    if job.resume:
+        lines.append(f"resume with: {job.resume}")
+    return StepFailed("\n  ".join(lines), status or 1)  # 0 without an outcome is a failure too
 
 
 def failure_line(log: Path) -> str:
-    """Return the line of a log that names the error, for the message alone; torchrun prints a frame after it."""
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error:")] or [line for line in lines if "Error" in line]
-    return (errors or lines)[-1]
+    """Return the log line that names the error, for the message alone; torchrun prints a frame below the error."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = [line for line in text.splitlines() if line.strip()]
+    # Messages for users come before tracebacks, and any line before none.
+    messages = [line for line in lines if line.startswith("error:")]
+    errors = [line for line in lines if "Error" in line]
+    return (messages or errors or lines)[-1]
 
 
 # ---- a command and its output ----
@@ -362,11 +387,17 @@ def failure_line(log: Path) -> str:
 def execute(words: Sequence[str], log: Path, lock: int, stop: list[int], echo: bool = True, script: int = 0) -> int:
     """Run a command and return its exit status (128 + signal if one killed it).
 
-    Output goes to the log, and if `echo` to our standard output as it comes.
+    Output goes to the log, and if `echo` also to our standard output, without delay.
     """
     with open(log, "ab", buffering=0) as file:
         file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(words)}\n".encode())
-        child = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=(lock,))
+        child = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(lock,),  # held until the last child has ended
+        )
         line = b""
         # A part may end within a line: the log gets complete lines, the terminal gets everything at once.
         for part in read_output(child, stop, script):
@@ -383,7 +414,7 @@ def execute(words: Sequence[str], log: Path, lock: int, stop: list[int], echo: b
 
 
 def _write_out(part: bytes) -> bool:
-    """Write to our output; False if nobody reads it any more. The step continues, and the log has its lines."""
+    """Write to our output; False if nobody reads any more. The step continues, and the log has all lines."""
     try:
         sys.stdout.buffer.write(part)
         sys.stdout.flush()
@@ -393,10 +424,11 @@ def _write_out(part: bytes) -> bool:
 
 
 def read_output(child: subprocess.Popen, stop: list[int], script: int) -> Iterator[bytes]:
-    """Yield the output of a child until it ends. A SIGTERM is passed on; Ctrl-C reaches the child by itself."""
+    """Yield a child's output until the end. A SIGTERM is passed on; Ctrl-C reaches the child by itself."""
     asked = False
     while True:
-        ended = child.poll() is not None  # checked before reading: an ended child has written everything
+        # Checked before reading: an ended child has written everything.
+        ended = child.poll() is not None
         # The kernel gives us another parent when the script is killed.
         if script and not stop and os.getppid() != script:
             stop.append(signal.SIGTERM)
@@ -412,16 +444,18 @@ def read_output(child: subprocess.Popen, stop: list[int], script: int) -> Iterat
 
 
 def plain_line(line: bytes) -> bytes:
-    """Return a line without colours and without text that a carriage return has overwritten."""
+    """Return a line without colours and without text overwritten after a carriage return."""
     shown = line.rstrip(b"\r").rpartition(b"\r")[2]
     return ESCAPES.sub(b"", shown) + b"\n"
 
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in the list that it yields, so that the running steps can save and end."""
+    """Yield a list that collects SIGINT and SIGTERM, so that the running steps can save and end."""
     received: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in STOP_SIGNALS}
+    before = {}  # handlers to restore
+    for number in STOP_SIGNALS:
+        before[number] = signal.signal(number, lambda number, _: received.append(number))
     try:
         yield received
     finally:

@@ -1,4 +1,4 @@
-"""Scales of the main job: the flags of each stage for machines of a size. Its figures stand here alone."""
+"""Scales for the main job: flags for each stage, by machine size. No other module repeats these figures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from nanochat.hardware import Accelerator
 
 VOCABULARY = "--max-chars=2e9 --doc-cap=10000"  # text that the tokenizer learns from
-# A CPU has no time for all problems of all tasks.
+# A CPU has no time for all problems from every task.
 FEW_PROBLEMS = {
     "base_loss": "--eval-bytes=500000",
     "base_eval": "--max-per-task=100",
     "chat_eval": "--max-problems=100 --max-new-tokens=128",
 }
-# Minutes on two cores: deep, narrow, large steps, so that the model soon learns to look things up; a fixed number of
-# steps, so that a slow machine takes longer and learns the same. The reasons are in dev/LOG.md.
+# Minutes on two cores: deep, narrow, large steps, so that the model soon learns to copy from the context; a fixed step
+# count, so that a slow machine takes longer and learns the same. The reasons are in dev/LOG.md.
 EMBEDDED_MODEL = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=100000"
 EMBEDDED_RATES = "--matrix-lr=0.08 --embedding-lr=1.2 --unembedding-lr=0.06 --warmup-steps=20 --total-batch-size=2048"
-# Choices are also named with their text: a model of this size cannot learn to choose from letters alone.
+# Choices are also named with their text: such a small model cannot learn to choose from letters alone.
 CHATS = "SmolTalk:0.33,Identity,GSM8K:0.15,AQUA-Rationale,MMLU:0.17,MMLU-Named:0.7,SimpleSpelling:0.2,SpellingBee:0.2"
 # Steps on a CPU are few and long, so checkpoints are saved often.
 CPU_MODEL = "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"
@@ -32,15 +32,15 @@ GPU_TUNING = {
 
 @dataclass(frozen=True)
 class Scale:
-    """Settings of all stages for machines of a size."""
+    """Settings for all stages, for one machine size."""
 
     description: str
     world: bool  # the embedded world is the text, unless --data names another
-    depth: int  # layers of the model; 0: chosen by GPU memory
+    depth: int  # layers in the model; 0: chosen by GPU memory
     flags: Mapping[str, str]  # script -> flags
     seconds: Mapping[str, float] = field(default_factory=dict)  # step -> time on two cores; others are estimated
     memory: float = 0  # GB, as measured; 0: not known
-    disk: float = 0  # GB, as measured; 0: estimated from the number of parameters
+    disk: float = 0  # GB, as measured; 0: estimated from the parameter count
 
 
 SCALES = {
@@ -112,14 +112,14 @@ SCALES = {
         },
     ),
 }
-EVENING_DEPTHS = ((70, 16), (30, 12), (20, 10), (10, 8), (0, 6))  # GB of one GPU, depth that it trains in an evening
-LARGE_GPUS, LARGE_MEMORY = 8, 79  # from so many GPUs of so many GB: the scale 8xh100
-HORIZONS = ("--num-iterations", "--target-param-data-ratio")
-EMBEDDED_TRAINING_SECONDS = 248  # of the 500 steps of base training, to shorten the other stages by --seconds
+EVENING_DEPTHS = ((70, 16), (30, 12), (20, 10), (10, 8), (0, 6))  # GPU memory in GB, depth that trains in an evening
+LARGE_GPUS, LARGE_MEMORY = 8, 79  # from so many GPUs with so many GB: the scale 8xh100
+HORIZONS = ("--num-iterations", "--target-param-data-ratio")  # replaced if --seconds gives the time
+EMBEDDED_TRAINING_SECONDS = 248  # for 500 steps in base training, to shorten the other stages by --seconds
 
 
 def choose_scale(gpus: int, accelerator: Accelerator | None, has_text: bool) -> tuple[str, str]:
-    """Return the scale of --scale=auto, and the reason."""
+    """Return the scale for --scale=auto, and the reason."""
     if not gpus:
         return "embedded", "no GPU is here"
     if not has_text:
@@ -130,20 +130,24 @@ def choose_scale(gpus: int, accelerator: Accelerator | None, has_text: bool) -> 
 
 
 def evening_depth(accelerator: Accelerator | None) -> int:
-    """Return the depth that one GPU trains in an evening; the least if its memory is not known."""
+    """Return the depth that one GPU trains in an evening; the least if the memory is not known."""
     memory = (accelerator.memory or 0) if accelerator else 0
+    # The table starts with the largest memory and ends with zero, so one row fits.
     return next(depth for least, depth in EVENING_DEPTHS if memory >= least)
 
 
 def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]:
-    """Return flag -> value ("" for a switch) of a script.
+    """Return flag -> value ("" for a switch) for a script.
 
-    seconds: time for base training, if given; the horizons of all other stages change in proportion.
+    seconds: time for base training, if given; all other horizons change in proportion.
     """
-    words = [word.partition("=") for word in scale.flags.get(script, "").split()]
-    flags = {name: value for name, _, value in words}
+    flags = {}
+    for word in scale.flags.get(script, "").split():
+        name, _, value = word.partition("=")
+        flags[name] = value
     if not seconds:
         return flags
+    # A run has one horizon: the clock takes the place of steps or ratio.
     if script == "base_train":
         flags = {name: value for name, value in flags.items() if name not in HORIZONS}
         flags["--target-seconds"] = f"{seconds:g}"
@@ -153,12 +157,14 @@ def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]
         flags["--target-seconds"] = f"{float(flags['--target-seconds']) * share:g}"
     elif share and "--num-iterations" in flags:
         steps = round(int(flags["--num-iterations"]) * share)
-        flags["--num-iterations"] = str(max(1, steps))
+        flags["--num-iterations"] = str(max(1, steps))  # zero steps would be an error
     return flags
 
 
 def time_share(scale: Scale, seconds: float) -> float:
-    """Return --seconds as a fraction of the scale's own base training; 0 if that has no fixed time."""
+    """Return --seconds relative to the scale's usual base training; 0 without a usual time."""
     flags = scale_flags(scale, "base_train")
-    usual = float(flags.get("--target-seconds", EMBEDDED_TRAINING_SECONDS if scale.world else 0))
+    # Scales for GPUs stop at a data ratio, after a time that depends on the machine.
+    measured = EMBEDDED_TRAINING_SECONDS if scale.world else 0
+    usual = float(flags.get("--target-seconds", measured))
     return seconds / usual if usual else 0.0

@@ -1,8 +1,8 @@
-"""Scaling fits: the best model size of each compute budget, and power laws over budgets.
+"""Scaling fits: the best model size for each compute budget, and power laws over budgets.
 
 At a fixed budget C the final loss is a parabola in log N, with the best size at the lowest point (Chinchilla's second
-approach, arXiv 2203.15556). Over budgets, the best N and its tokens grow as powers of C. N: parameters of matrices and
-head, as in nanochat/scaling.py. FLOPs are counted during training.
+approach, arXiv 2203.15556). Over budgets, the best N and the best token count grow as powers of C. N: parameters in
+matrices and head, as in nanochat/scaling.py. FLOPs are counted during training.
 """
 
 import math
@@ -23,17 +23,17 @@ class ScalingRun(NamedTuple):
 
     tag: str
     depth: int
-    n: int  # parameters of matrices and head
+    n: int  # parameters in matrices and head
     tokens: int
     flops: float  # counted during training
-    budget: float  # FLOPs of --target-flops; -1 for another horizon
-    bpb: float  # bits per byte of the validation text
-    stderr: float  # standard error of bpb
-    core: float | None  # CORE metric; None if it was not measured
+    budget: float  # FLOPs by --target-flops; -1 for another horizon
+    bpb: float  # bits per byte on validation text
+    stderr: float  # standard error, in bits per byte
+    core: float | None  # CORE metric; None if not measured
 
 
 class Optimum(NamedTuple):
-    """The best size of a budget."""
+    """The best size for a budget."""
 
     flops: float  # the budget
     n: float
@@ -47,7 +47,7 @@ class PowerLaw:
 
     height: float
     exponent: float
-    stderr: float  # standard error of the exponent; NaN for two points
+    stderr: float  # standard error for the exponent; NaN for two points
 
     def __call__(self, x: float) -> float:
         return math.exp(self.height + self.exponent * math.log(x))
@@ -57,9 +57,10 @@ class PowerLaw:
 
 
 def read_runs(base: Path, prefix: str) -> tuple[list[ScalingRun], list[str]]:
-    """Return the runs of base_train with a tag prefix, by depth and FLOPs, and a line about each unusable one."""
+    """Return the base runs with a tag prefix, by depth and FLOPs, and a line about each unusable one."""
     runs, left_out = [], []
     for folder in sorted(base.glob(f"base_train/{prefix}*/")):
+        # A failed run must not hide the others.
         try:
             runs.append(_read_run(folder))
         except OSError as error:
@@ -76,7 +77,9 @@ def _read_run(folder: Path) -> ScalingRun:
         raise ValueError("the run has not finished")
     outcome = Outcome.load(path)
     metrics = outcome.metrics
-    bpb, core = metrics["Final validation bpb"], metrics["CORE metric estimate"]
+    bpb = metrics["Final validation bpb"]
+    core = metrics["CORE metric estimate"]
+    # A metric that was not measured is text.
     if not isinstance(bpb, dict):
         raise ValueError("the run has no validation, take --eval-every=0 or more")
     return ScalingRun(
@@ -93,9 +96,10 @@ def _read_run(folder: Path) -> ScalingRun:
 
 
 def by_budget(runs: Sequence[ScalingRun]) -> dict[float, list[ScalingRun]]:
-    """Return budget -> its runs, by size."""
+    """Return budget -> runs, by size."""
     budgets: dict[float, list[ScalingRun]] = {}
     for run in sorted(runs, key=lambda run: (run.budget, run.n)):
+        # Runs with another horizon have no budget.
         if run.budget > 0:
             budgets.setdefault(run.budget, []).append(run)
     return budgets
@@ -105,7 +109,7 @@ def by_budget(runs: Sequence[ScalingRun]) -> dict[float, list[ScalingRun]]:
 
 
 def optimum(runs: Sequence[ScalingRun]) -> Optimum:
-    """Return the best size of a budget from its runs; a ValueError says which runs are missing."""
+    """Return the best size for a budget; a ValueError names the missing runs. runs: all with this budget."""
     flops = runs[0].budget
     budget = f"the budget of {flops:.3g} FLOPs"
     sizes = len({run.n for run in runs})
@@ -119,9 +123,11 @@ def optimum(runs: Sequence[ScalingRun]) -> Optimum:
     x = log_n - middle
     curve = np.polyfit(x, [run.bpb for run in runs], 2)
     square, slope, _ = curve
+    # A noisy or far too short sweep may bend downwards.
     if square <= 0:
         raise ValueError(f"{budget} has no lowest point, its runs bend the other way: train other depths, or longer")
     best = -slope / (2 * square)
+    # An extrapolated minimum is not trusted.
     if best < x.min():
         raise ValueError(f"{budget} has its lowest point below all sizes: train smaller depths")
     if best > x.max():
@@ -143,8 +149,14 @@ def power_law(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw:
         raise ValueError(f"a power law needs points at two places, not {places}: run another size or budget")
     x, y = np.log(xs), np.log(ys)
     middle = x.mean()
-    exponent, height = np.polyfit(x - middle, y, 1)
-    residuals = y - np.polyval([exponent, height], x - middle)
+    centred = x - middle
+    exponent, height = np.polyfit(centred, y, 1)
+    residuals = y - np.polyval([exponent, height], centred)
+    # Two degrees of freedom go into the line; two points leave none for an error.
     variance = (residuals**2).sum() / max(1, len(x) - 2)
-    stderr = math.sqrt(variance / ((x - middle) ** 2).sum()) if len(x) >= LEAST_POINTS else math.nan
-    return PowerLaw(float(height - exponent * middle), float(exponent), stderr)
+    stderr = math.sqrt(variance / (centred**2).sum()) if len(x) >= LEAST_POINTS else math.nan
+    return PowerLaw(
+        height=float(height - exponent * middle),  # at x = 1, not at the middle
+        exponent=float(exponent),
+        stderr=stderr,
+    )

@@ -70,10 +70,13 @@ summary { cursor: pointer; color: var(--soft); font-size: .925rem; }
 def html_page(card: Card) -> str:
     """Return the page: summary, environment, then the stages in order."""
     names = ["Summary", "Environment", *(section.title for section in card.sections)]
+    # Links to all headings, because a phone shows no sidebar.
     links = "".join(f'<a href="#{_anchor(name)}">{escape(name)}</a>\n' for name in names)
     dates = [f"Run started: {card.started}"] if card.started else []
     dates.append(f"Generated: {card.generated}")
-    groups = [f"<section><h3>{escape(name)}</h3>{_facts(facts)}</section>" for name, facts in card.environment.items()]
+    groups = []
+    for name, facts in card.environment.items():
+        groups.append(f"<section><h3>{escape(name)}</h3>{_facts(facts)}</section>")
     parts = [
         "<h1>nanochat training report</h1>",
         *(f'<p class="moment">{escape(date)}</p>' for date in dates),
@@ -116,7 +119,7 @@ def _summary(card: Card) -> list[str]:
 def _section(section: Section) -> list[str]:
     """Return a stage: results and pictures first, settings folded away."""
     parts = [_heading(section.title)]
-    if section.moment:
+    if section.moment:  # damaged records have none
         parts.append(f'<p class="moment">{escape(section.moment)}</p>')
     if section.remark:
         parts.append(f'<p class="remark">{escape(section.remark)}</p>')
@@ -124,6 +127,7 @@ def _section(section: Section) -> list[str]:
         parts.append(_facts(section.results))
     parts += _side_by_side(section.plots.values())
     parts += [_table(table) for table in section.tables]
+    # Long lists that few readers need: one click away.
     if section.settings:
         parts.append(f"<details><summary>Settings</summary>{_facts(section.settings)}</details>")
     return parts
@@ -134,12 +138,14 @@ def _heading(title: str) -> str:
 
 
 def _anchor(title: str) -> str:
+    # Letters, digits and hyphens alone need no escape in a link.
     return re.sub(r"\W+", "-", title.lower()).strip("-")
 
 
 def _facts(facts: Facts) -> str:
     rows = []
     for label, value in facts.items():
+        # Two short facts fit side by side on a desk screen.
         is_long = len(value) > LONG_VALUE or len(label) + len(value) > LONG_FACT
         style = ' class="long"' if is_long else ""
         rows.append(f"<div{style}><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>")
@@ -147,15 +153,18 @@ def _facts(facts: Facts) -> str:
 
 
 def _table(table: Table) -> str:
-    """Return a table: columns of numbers to the right; a long cell before dashes is a remark over all columns."""
+    """Return a table: number columns to the right; a long cell before dashes is a remark over all columns."""
     title, (header, *rows) = table
     styles = ["number" if all(map(_is_number, column)) else "text" for column in zip(*rows, strict=True)]
+    # Without rows nothing shows the kind.
     styles = styles or ["text" for _ in header]
-    lines = ["".join(f'<th class="{style}">{escape(cell)}</th>' for style, cell in zip(styles, header, strict=True))]
+    names = [f'<th class="{style}">{escape(cell)}</th>' for style, cell in zip(styles, header, strict=True)]
+    lines = ["".join(names)]
     for row in rows:
-        is_remark = len(row) > 2 and set(row[1:]) == {"-"} and len(row[0]) > LONG_FACT
+        first, *others = row
+        is_remark = len(row) > 2 and set(others) == {"-"} and len(first) > LONG_FACT
         if is_remark:
-            lines.append(f'<td class="soft" colspan="{len(row)}">{escape(row[0])}</td>')
+            lines.append(f'<td class="soft" colspan="{len(row)}">{escape(first)}</td>')
         else:
             lines.append("".join(map(_cell, styles, row)))
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
@@ -164,6 +173,7 @@ def _table(table: Table) -> str:
 
 
 def _is_number(cell: str) -> bool:
+    # A sign, a price or a digit first; a dash alone is a missing value.
     return bool(re.match(r"[-+]?[$\d]|-$", cell)) and len(cell) < LONG_VALUE
 
 

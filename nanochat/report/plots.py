@@ -1,4 +1,4 @@
-"""Plots of the report card as small SVG: the same bytes for the same numbers.
+"""Plots for the report card as small SVG: the same bytes for the same numbers.
 
 A plot is a dictionary with a title and one of these:
   {"x", "y", "series": name -> [xs, ys]}       lines; a short series has a mark at each point
@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-WIDTH, TOP = 400, 44  # pixels; the plot area begins below title and legend
-LINES_BOTTOM, LINES_HEIGHT = 214, 252
-CHARACTER = 7.4  # width of a digit in the widest common font
+WIDTH = 400  # pixels, as all sizes here
+TOP = 44  # the plot area begins below title and legend
+LINES_BOTTOM = 214  # the plot area ends above the axis labels
+LINES_HEIGHT = 252
+CHARACTER = 7.4  # width per digit in the widest common font
 MOST_MARKS = 40  # a longer series has no marks
-COLORS = 6
+COLORS = 6  # STYLE has so many; further series repeat them
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 STYLE = """
 .plot { color: #4b5563; font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
@@ -53,8 +55,9 @@ def draw_plot(plot: Plot) -> str:
 
 
 def picture_file(element: str) -> str:
-    """Return the content of an SVG file for the element of a plot."""
+    """Return the content of an SVG file for a plot's element."""
     size = element.partition('viewBox="0 0 ')[2].partition('"')[0]
+    # Markdown viewers show a picture at its own size: a third larger reads well.
     width, height = (round(1.3 * float(side)) for side in size.split())
     root = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
     head, _, rest = element.partition(">")
@@ -66,15 +69,16 @@ def picture_file(element: str) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values on a range of pixels."""
+    """A linear map from values to pixels."""
 
-    low: float
+    low: float  # value
     high: float
-    start: float
+    start: float  # pixel for the lowest value
     end: float
 
     def __call__(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+        share = (value - self.low) / (self.high - self.low)
+        return self.start + share * (self.end - self.start)
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -82,29 +86,33 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     wanted = (high - low) / about
     power = 10.0 ** math.floor(math.log10(wanted))
     steps = [power * factor for factor in (1, 2, 5, 10)]
-    # The tolerances keep rounding errors from adding a tick.
-    step = next(step for step in steps if step >= wanted * (1 - 1e-9))
+    # Tolerances keep rounding errors from adding a tick.
+    least = wanted * (1 - 1e-9)
+    step = next(step for step in steps if step >= least)
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
 
 
 def labels(values: Sequence[float]) -> list[str]:
-    """Return ticks as text, in the unit of the largest: 0, 0.5M, 1M."""
+    """Return ticks as text, all in the largest one's unit: 0, 0.5M, 1M."""
     largest = max(map(abs, values))
+    # UNITS is sorted from large to small.
     fitting = [unit for unit in UNITS if largest >= unit[0]]
     size, suffix = fitting[0] if fitting else (1, "")
     return [f"{value / size:g}{suffix}" if value else "0" for value in values]
 
 
 def _spread(low: float, high: float) -> tuple[float, float]:
-    """Return the ends of an axis, apart also where all values are the same."""
+    """Return an axis's ends, apart even if all values are the same."""
     if high > low:
         return low, high
-    return low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
+    # Half the value on each side; half a unit around zero.
+    margin = 0.5 * (abs(low) or 1)
+    return low - margin, high + margin
 
 
-# ---- the kinds of plots ----
+# ---- line plots ----
 
 
 def _draw_lines(plot: Plot) -> Drawing:
@@ -113,18 +121,26 @@ def _draw_lines(plot: Plot) -> Drawing:
     points = points or [(0.0, 0.0)]  # an empty plot has axes too
     xs = [x for x, _ in points]
     ys = [y for _, y in points]
-    rows = ticks(*_spread(min(ys), max(ys)))
-    # The x axis starts at zero, unless that left most of the picture empty, as with logarithms.
+    lowest, highest = _spread(min(ys), max(ys))
+    rows = ticks(lowest, highest)
+    # The x axis starts at zero, except if most of the picture would stay empty, as with logarithms.
     start = min(xs) if min(xs) > 0.2 * max(xs) else min(0.0, *xs)
+    first, last = _spread(start, max(xs))
+    # The labels stand to the left, and need room for the longest.
     longest = max(map(len, labels(rows)))
     left = 10 + CHARACTER * longest
-    across = Axis(*_spread(start, max(xs)), left, WIDTH - 6)
+    across = Axis(first, last, left, WIDTH - 6)
+    # Pixels count from the top, values from the bottom.
     down = Axis(rows[0], rows[-1], LINES_BOTTOM, TOP)
-    elements = [_text(0, 31, plot["y"]), *_grid(across, down, rows)]
-    elements.append(_text(WIDTH, LINES_HEIGHT - 6, plot["x"], "end"))
+    elements = [
+        _text(0, 31, plot["y"]),
+        *_grid(across, down, rows),
+        _text(WIDTH, LINES_HEIGHT - 6, plot["x"], "end"),
+    ]
     for number, some in enumerate(series.values()):
         dots = [(across(x), down(y)) for x, y in some]
         elements += _line(dots, _color(number))
+    # A single series is explained by the title.
     if len(series) > 1:
         elements += _legend(list(series))
     return LINES_HEIGHT, elements
@@ -136,10 +152,13 @@ def _grid(across: Axis, down: Axis, rows: Sequence[float]) -> list[str]:
     for row, label in zip(rows, labels(rows), strict=True):
         y = down(row)
         elements.append(f'<path class="grid" d="M{across.start:.1f} {y:.1f}H{WIDTH}"/>')
+        # Four pixels lower: text stands on the baseline, and the label is centred.
         elements.append(_text(across.start - 6, y + 4, label, "end"))
+    # Round numbers beyond the data would lie outside the picture.
     columns = [x for x in ticks(across.low, across.high) if across.low <= x <= across.high]
     for column, label in zip(columns, labels(columns), strict=True):
-        elements.append(_text(across(column), LINES_BOTTOM + 16, label, "middle"))
+        x = across(column)
+        elements.append(_text(x, LINES_BOTTOM + 16, label, "middle"))
     return elements
 
 
@@ -153,16 +172,29 @@ def _line(points: Points, color: str) -> list[str]:
 
 
 def _legend(names: Sequence[str]) -> list[str]:
-    """Return the names of the series with their colours, from right to left: the last one ends at the edge."""
+    """Return all series names with their colours, from right to left: the last one ends at the edge."""
     elements = []
-    place = float(WIDTH)
+    place = float(WIDTH)  # right end for the next name
     for number in reversed(range(len(names))):
         name = names[number]
         elements.append(_text(place, 31, name, "end"))
         place -= CHARACTER * len(name) + 14
-        elements.append(_shape("rect", _color(number), x=place, y=23, width=9, height=9, rx=2))
+        # A coloured square before the name.
+        square = _shape(
+            "rect",
+            _color(number),
+            x=place,
+            y=23,
+            width=9,
+            height=9,
+            rx=2,
+        )
+        elements.append(square)
         place -= 12
     return elements
+
+
+# ---- bars ----
 
 
 def _draw_bars(plot: Plot) -> Drawing:
@@ -170,47 +202,98 @@ def _draw_bars(plot: Plot) -> Drawing:
     bars = plot["bars"]
     lows = [score - error for score, error, _ in bars.values()]
     highs = [score + error for score, error, _ in bars.values()]
-    across = Axis(min(0.0, *lows), max(1.0, *highs), 0, WIDTH)
+    across = Axis(
+        low=min(0.0, *lows),
+        high=max(1.0, *highs),
+        start=0,
+        end=WIDTH,
+    )
     elements = []
-    y = 24
+    y = 24  # top edge; below it the name, then the bar
     for name, (score, error, text) in bars.items():
-        elements += [_text(0, y + 11, name), _text(WIDTH, y + 11, text, "end")]
-        elements.append(_shape("rect", "track", x=0, y=y + 17, width=WIDTH, height=6, rx=2))
-        near, far = sorted((across(0), across(score)))  # a score below zero reaches to the left
-        elements.append(_shape("rect", "s0", x=near, y=y + 17, width=far - near, height=6, rx=2))
+        elements.append(_text(0, y + 11, name))
+        elements.append(_text(WIDTH, y + 11, text, "end"))
+        elements.append(_bar("track", 0, y + 17, WIDTH))
+        # A negative score reaches to the left.
+        near, far = sorted((across(0), across(score)))
+        elements.append(_bar("s0", near, y + 17, far - near))
+        # The standard error as a thin line along the bar.
         if error:
-            start, end = across(score - error), across(score + error)
+            start = across(score - error)
+            end = across(score + error)
             elements.append(f'<path class="whisker" d="M{start:.1f} {y + 20}H{end:.1f}"/>')
         y += 30
     return y + 4, elements
 
 
+def _bar(style: str, x: float, y: float, width: float) -> str:
+    return _shape(
+        "rect",
+        style,
+        x=x,
+        y=y,
+        width=width,
+        height=6,
+        rx=2,  # rounded corners
+    )
+
+
+# ---- one stacked bar ----
+
+
 def _draw_stack(plot: Plot) -> Drawing:
-    """Return one bar of all parts, and below it their names in two columns. Parts of a group get paler."""
+    """Return one bar with all parts, and below the bar their names in two columns. A group's later parts get paler."""
     parts = plot["parts"]
+    # No time at all must not divide by zero.
     total = sum(size for _, size, _ in parts) or 1.0
     groups = list(dict.fromkeys(group for *_, group in parts))
     rows = math.ceil(len(parts) / 2)
     elements = []
-    earlier: list[str] = []
+    earlier: list[str] = []  # groups drawn so far, with repeats
     x = 0.0
     for number, (name, size, group) in enumerate(parts):
         color = _color(groups.index(group))
         opacity = max(0.25, 1 - 0.3 * earlier.count(group))
         earlier.append(group)
         width = size / total * WIDTH
-        thin = max(width - 1, 0.5)  # a gap of a pixel between parts
-        elements.append(_shape("rect", color, opacity=opacity, x=x, y=26, width=thin, height=22, rx=1))
+        part = _shape(
+            "rect",
+            color,
+            opacity=opacity,
+            x=x,
+            y=26,
+            width=max(width - 1, 0.5),  # leaves a gap before the next part
+            height=22,
+            rx=1,
+        )
         x += width
+        # The legend fills the left column first.
         column, row = divmod(number, rows)
         left = column * WIDTH / 2
         top = 60 + 18 * row
-        elements.append(_shape("rect", color, opacity=opacity, x=left, y=top, width=9, height=9, rx=2))
-        elements.append(_text(left + 15, top + 9, name))
+        square = _shape(
+            "rect",
+            color,
+            opacity=opacity,
+            x=left,
+            y=top,
+            width=9,
+            height=9,
+            rx=2,
+        )
+        elements += [part, square, _text(left + 15, top + 9, name)]
     return 64 + 18 * rows, elements
 
 
-KINDS: dict[str, Callable[[Plot], Drawing]] = {"series": _draw_lines, "bars": _draw_bars, "parts": _draw_stack}
+# Key that a plot of this kind has -> the function that draws it.
+KINDS: dict[str, Callable[[Plot], Drawing]] = {
+    "series": _draw_lines,
+    "bars": _draw_bars,
+    "parts": _draw_stack,
+}
+
+
+# ---- elements ----
 
 
 def _color(number: int) -> str:
@@ -218,11 +301,12 @@ def _color(number: int) -> str:
 
 
 def _finite(xs: Sequence[float], ys: Sequence[float]) -> Points:
+    """Return the points that can be drawn: a diverged loss is NaN or infinite."""
     return [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
 
 
 def _shape(tag: str, style: str, **sizes: float) -> str:
-    """Return an element with numbers as attributes, to a hundredth of a pixel."""
+    """Return an element with numbers as attributes, rounded to 0.01 pixel."""
     numbers = " ".join(f'{name}="{round(size, 2):g}"' for name, size in sizes.items())
     return f'<{tag} class="{style}" {numbers}/>'
 
