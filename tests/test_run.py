@@ -87,6 +87,7 @@ def test_seven_and_six_and_seven_steps_are_twenty(base):
     assert_as_straight(base, "parts")
 
 
+@pytest.mark.slow  # without a GPU the emulated 8-bit products take minutes
 def test_in_fp8_too_parts_are_the_whole(base):
     """Copies of the weights in 8 bits are not saved: a run that trained by stale ones would go on as another."""
     assert "fp8: " in base.run("fp8", "--fp8", before=InFp8())
