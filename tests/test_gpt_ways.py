@@ -61,7 +61,11 @@ def test_checkpointing_keeps_less():
     assert kept(lively(SMALL, checkpointing=True)) < 0.5 * kept(lively(SMALL))
 
 
-@pytest.mark.parametrize(("backend", "pattern", "kinds"), [("inductor", "L", 2), ("eager", "SSSL", 3)])
+@pytest.mark.parametrize(
+    ("backend", "pattern", "kinds"),
+    # The compiler itself takes minutes; runs of base_train compile with it by default.
+    [pytest.param("inductor", "L", 2, marks=pytest.mark.slow), ("eager", "SSSL", 3)],
+)
 def test_compiled_blocks_agree_and_deeper_models_need_no_more_graphs(backend, pattern, kinds):
     """A graph for each kind of layer: with values or without, with a short window or a long one."""
     torch.compiler.reset()
