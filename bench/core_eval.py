@@ -3,7 +3,7 @@
     python -m bench.core_eval --bundle HUB/eval_bundle --data FOLDER [--reference CHECKOUT]
 
 The reference is a checkout of the public nanochat, whose `evaluate_core` is run as it is, with its own model and
-tokenizer class over our vocabulary. Every run is a process of its own that renders and tokenizes its prompts anew.
+tokenizer class over our vocabulary. Every run is a process of its own that renders and tokenizes its prompts again.
 """
 
 import argparse

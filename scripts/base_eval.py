@@ -1,4 +1,4 @@
-"""Evaluate a base model on the CORE metric: 22 tasks from an eval_bundle, above guessing, averaged.
+"""Evaluate a base model on the CORE metric: the mean centered accuracy over the tasks of an eval_bundle.
 
 python -m scripts.base_eval --tag=d12
 torchrun --standalone --nproc_per_node=8 -m scripts.base_eval -- --tag=d24 --max-per-task=500

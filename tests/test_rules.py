@@ -1,4 +1,4 @@
-"""The rules of the house, each a function from a tree to its breaches ("file:line: what is wrong").
+"""The rules of the code, each a function from a tree to its breaches ("file:line: what is wrong").
 
 Every rule is tried on this repository, where it must find nothing, and on small planted breaches, which it must see.
 """

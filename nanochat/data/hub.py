@@ -218,8 +218,8 @@ def _download(file: HubFile) -> Found | str:
     # The library checks the size of a plain download, but not its hash.
     expected = _cached_sha256(path)
     if expected and read_sha256(path) != expected:
-        path.resolve().unlink()  # or the cache would supply the damaged file next time
-        path.unlink()
+        path.resolve().unlink(missing_ok=True)  # or the cache would supply the damaged file next time
+        path.unlink(missing_ok=True)
         return f"the content does not have the SHA-256 {expected[:12]}… from the hub, run the command again"
     return Found(path, "hub", time.monotonic() - start)
 

@@ -178,6 +178,7 @@ def recorded_command(record: dict[str, Any]) -> list[str]:
     return record.get("command") or record.get("words", [])
 
 
+TEXT_INPUT = "the text"  # one hash of all files, also if there is one
 _HASHING = threading.Lock()  # steps side by side share the file of hashes
 
 
@@ -193,8 +194,8 @@ def input_hashes(job: Job, step: Step) -> dict[str, str]:
         for name, paths in _input_files(step).items():
             # Sorted: the order in which files are listed does not matter.
             digests = sorted(hash_files(job.folder / "hashes.json", paths))
-            joined = "\n".join(digests)
-            found[name] = joined if len(digests) == 1 else hashlib.sha256(joined.encode()).hexdigest()
+            joined = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+            found[name] = joined if name == TEXT_INPUT else digests[0]
     return found
 
 
@@ -218,7 +219,7 @@ def hash_files(memory: Path, paths: Sequence[Path]) -> list[str]:
 def _input_files(step: Step) -> dict[str, list[Path]]:
     """Return input -> local files, for the text and for each data set; inputs not yet downloaded are left out."""
     text = _text_files(step.data) if step.data else []
-    found = {"the text": text} if text else {}
+    found = {TEXT_INPUT: text} if text else {}
     for entry in step.files:
         file = hub.HubFile(*entry)
         if hub.is_here([file]):

@@ -41,7 +41,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """RequestLimits for one request. tokens: generated for one sample, 0: as many as the context holds."""
+    """Limits for one request. tokens: generated for one sample, 0: as many as the context holds."""
 
     body_bytes: int = 1 << 20
     messages: int = 200
@@ -176,7 +176,7 @@ class Message(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    include_usage: bool = False
+    include_usage: bool | None = False
 
 
 class CommonFields(BaseModel):

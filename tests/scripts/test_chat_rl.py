@@ -211,7 +211,7 @@ def test_what_cannot_be_is_one_sentence(runs):
         "--task=GSM9K": "--tasks=GSM9K: GSM9K is no task, did you mean GSM8K?",
         "--total-batch-size=512": "--total-batch-size does not apply to samples: use --examples-per-step",
         "--task=CLIcK": "EunsuKim/CLIcK has no split train, only test",
-        "--task=GSM8K|AQUA": "--task=GSM8K|AQUA: name one task, of ",
+        "--task=GSM8K|AQUA": "--task=GSM8K|AQUA: name one task of ",
         "--advantage=median": "--advantage=median is unknown, use one of mean, std",
         "--policy-loss=ppo": "--policy-loss=ppo is not known, take one of plain, clip",
         "--num-samples=1": "--num-samples has to be 2 or more, not 1",
