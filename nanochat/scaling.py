@@ -208,14 +208,9 @@ def _state_bytes(model: GPT) -> int:
 
 def _horizon(config: PlanSettings, n: int, flops: float, batch: int) -> tuple[int | None, float | None, str]:
     """Return steps or seconds (the other is None), and a note about the steps. flops: per token."""
-    # -1 is the default of all horizons.
+    # -1 is the default of all horizons; HorizonSettings refuses two of them, and values that are not above 0.
     given = {name: getattr(config, name) for name in HORIZONS if getattr(config, name) != -1}
-    flags = [f"--{name.replace('_', '-')}={value:g}" for name, value in given.items()]
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(flags)} are {len(given)} horizons: keep one of them")
     name, value = next(iter(given.items()), ("target_param_data_ratio", TOKENS_PER_PARAMETER))
-    if value <= 0:  # also a flag set to zero
-        raise ValueError(f"{flags[0]} is no horizon: it has to be more than 0")
     if name == "target_seconds":
         return None, value, f"as many as {value:g} seconds allow"  # the step count shows at the end
     if name == "num_iterations":
