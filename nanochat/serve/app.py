@@ -59,10 +59,6 @@ Result = TypeVar("Result")
 # ---- who may use the server, and how long ----
 
 
-# Ends the connection of a client whose body was not read: uvicorn would read and drop the rest without limit.
-LAST_RESPONSE = {"connection": "close"}
-
-
 @dataclass(frozen=True)
 class Access:
     """Clients that may use the server. hosts, origins: names and sites besides the server's own."""
@@ -115,7 +111,7 @@ class AccessMiddleware:
 
     def _check_key(self, authorization: str) -> None:
         scheme, _, key = authorization.partition(" ")
-        headers = {"www-authenticate": "Bearer", **LAST_RESPONSE}  # the first is required with status 401
+        headers = {"www-authenticate": "Bearer"}  # required with status 401
         if scheme.lower() != "bearer":
             sentence = "this server needs a key: send `Authorization: Bearer KEY`"
             raise ApiError(401, sentence, code="missing_api_key", headers=headers)
@@ -151,11 +147,10 @@ class LimitMiddleware:
                 with anyio.fail_after(deadline - anyio.current_time()):
                     message = await receive()
             except TimeoutError:
-                sentence = f"the body did not arrive within {CLIENT_SECONDS:.0f} seconds"
-                raise ApiError(408, sentence, headers=LAST_RESPONSE) from None
+                raise ApiError(408, f"the body did not arrive within {CLIENT_SECONDS:.0f} seconds") from None
             size += len(message.get("body", b""))
             if size > self.body_bytes:
-                raise ApiError(413, f"the body has more than {self.body_bytes:,} bytes", headers=LAST_RESPONSE)
+                raise ApiError(413, f"the body has more than {self.body_bytes:,} bytes")
             is_complete = not message.get("more_body", False)
             return message
 

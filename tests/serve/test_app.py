@@ -137,11 +137,9 @@ def test_bodies_that_are_too_long_or_too_slow(monkeypatch):
     assert ask(**post, content=b" " * 1000).status_code == 400  # not JSON
     found = ask(**post, content=b" " * 1001)
     assert (found.status_code, found.json()["error"]["message"]) == (413, "the body has more than 1,000 bytes")
-    assert found.headers["connection"] == "close"  # or the rest of the body would be read
     monkeypatch.setattr(serve_app, "CLIENT_SECONDS", 0.1)
     found = ask(**post, content=endless_body())
     assert (found.status_code, found.json()["error"]["type"]) == (408, "invalid_request_error")
-    assert found.headers["connection"] == "close"
 
 
 def test_a_client_that_does_not_read_is_dropped(monkeypatch):
