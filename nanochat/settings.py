@@ -226,7 +226,7 @@ class OptimizerSettings:
         group="optimizer",
         least=0,
     )
-    # Off by default: both optimizers bring updates to a steady size anyway.
+    # Off by default, as in the public reference's recipe; its effect here was not measured.
     grad_clip: float | None = option(0.0, "largest norm of the gradient (0: no clipping)", group="optimizer", least=0)
 
 

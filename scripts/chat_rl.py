@@ -48,9 +48,9 @@ class Config(FineTuneSettings):
     kl: float = option(0.0, "coefficient of the KL penalty to the parent", group="objective", least=0)
     init_lr_frac: float = changed(FineTuneSettings, "init_lr_frac", 0.015)
     warmdown_ratio: float = changed(OptimizerSettings, "warmdown_ratio", 1.0)
-    # The parent's momenta come from another objective.
+    # The parent's momenta come from another objective; starting with them was not measured.
     warm_start: bool = changed(FineTuneSettings, "warm_start", False)
-    # Answers differ in length at every step, and new shapes would be compiled again.
+    # Answers differ in length at every step, so new shapes may compile again; not measured.
     compile: bool = changed(TrainingDeviceSettings, "compile", False)
 
     eval_every: Count = changed(EvaluationSettings, "eval_every", 60)
