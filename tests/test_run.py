@@ -19,8 +19,6 @@ from base_runs import STEPS, After, Base, FileLimit, InFp8, Room, SignalAfter, f
 from bundles import world_tasks, write_bundle
 from conftest import ROOT
 from loop_parts import ALONE
-from torch.distributed.launcher.api import LaunchConfig
-from torch.distributed.run import get_args_parser
 
 from nanochat import runtime
 from nanochat.checkpoint import hold, load, steps
@@ -180,13 +178,6 @@ def test_one_and_two_and_four_ranks(base):
     assert sources[0] == sources[1]
     card = json.loads((base.of("ranks") / "outcome.json").read_text())["metrics"]
     assert (card["DDP world size"], card["Tokens seen"]) == (4, STEPS * 256)
-
-
-def test_how_long_torchrun_waits_is_as_the_page_says():
-    page = (ROOT / "docs/base_training.md").read_text(encoding="utf-8")
-    assert f"kills them {LaunchConfig(1, 1, 1).shutdown_timeout} seconds\n" in page
-    flag, seconds = re.search(r"torchrun (--shutdown-timeout=(\d+))", page).groups()
-    assert get_args_parser().parse_args([flag, "script.py"]).shutdown_timeout == int(seconds)
 
 
 def test_a_second_signal_ends_at_once(base):
