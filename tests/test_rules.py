@@ -141,14 +141,21 @@ def declared(root: Path) -> dict[str, int]:
 
 
 def rule_1_a_script_is_a_recipe(root: Path) -> Iterator[str]:
+    """Rule 4 too: one frozen dataclass is the command line, the record and the card."""
     for path, tree in python_files(root, "scripts"):
         if path.endswith("__init__.py"):
             continue
         mains = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
         if not mains or [argument.arg for argument in mains[0].args.args] != ["config"]:
             yield f"{path}:1: a script has one main(config)"
-        for extra in [node for node in tree.body if isinstance(node, ast.ClassDef)][1:]:
+        first, *others = [node for node in tree.body if isinstance(node, ast.ClassDef)] or [None]
+        if not first or "dataclass(frozen=True)" not in map(ast.unparse, first.decorator_list):
+            yield f"{path}:1: a script has one @dataclass(frozen=True), its config"
+        for extra in others:
             yield f"{path}:{extra.lineno}: class {extra.name}: a script has no class but its config"
+        for name, line in imports(path, tree):
+            if name.split(".")[0] in {"argparse", "click", "tyro"}:
+                yield f"{path}:{line}: the command line is read by nanochat.config, from the dataclass"
 
 
 def for_type_checkers(tree: ast.Module) -> set[int]:
@@ -208,18 +215,6 @@ def rule_3_one_training_loop(root: Path) -> Iterator[str]:
             steps = call.func.attr == "step" and "opt" in ast.unparse(call.func.value).lower()
             if path != "nanochat/train.py" and (steps or call.func.attr == "backward"):
                 yield f"{path}:{call.lineno}: {ast.unparse(call.func)}() belongs in nanochat/train.py alone"
-
-
-def rule_4_one_frozen_dataclass_is_the_command_line(root: Path) -> Iterator[str]:
-    for path, tree in python_files(root, "scripts"):
-        if path.endswith("__init__.py"):
-            continue
-        configs = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-        if not configs or "dataclass(frozen=True)" not in map(ast.unparse, configs[0].decorator_list):
-            yield f"{path}:1: a script has one @dataclass(frozen=True), its command line, record and report lines"
-        for name, line in imports(path, tree):
-            if name.split(".")[0] in {"argparse", "click", "tyro"}:
-                yield f"{path}:{line}: the command line is read by nanochat.config, from the dataclass"
 
 
 def rule_7_small_files_and_functions(root: Path) -> Iterator[str]:
@@ -408,6 +403,8 @@ PLANTED = {
     rule_1_a_script_is_a_recipe: [
         ("scripts/a.py", "def run(config): ...\n", 1),
         ("scripts/a.py", CONFIG + "def main(config): ...\nclass Helper: ...\n", 4),
+        ("scripts/a.py", "@dataclass\nclass C: ...\n", 1),
+        ("scripts/a.py", CONFIG + "import argparse\n", 3),
     ],
     rule_2_imports_go_down: [
         ("nanochat/config.py", "import os\nimport tasks.common\n", 2),
@@ -426,10 +423,6 @@ PLANTED = {
     rule_3_one_training_loop: [
         ("scripts/a.py", "def f(loss):\n    loss.backward()\n", 2),
         ("nanochat/gpt.py", "def f(self):\n    self.optimizer.step()\n", 2),
-    ],
-    rule_4_one_frozen_dataclass_is_the_command_line: [
-        ("scripts/a.py", "@dataclass\nclass C: ...\n", 1),
-        ("scripts/a.py", CONFIG + "import argparse\n", 3),
     ],
     rule_7_small_files_and_functions: [
         ("nanochat/gpt.py", "\n" * MAX_FILE + "x = 1\n", 1),
