@@ -3,6 +3,8 @@
 import os
 import shutil
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,20 @@ def test_setup_is_idempotent_and_recovers(checkout, tmp_path):
     shutil.rmtree(next((checkout / ".venv").glob("lib/python*/site-packages/numpy")))
     assert "made .venv" in run(setup, tmp_path).stdout
     subprocess.run(works, cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_the_wheel_has_every_module_and_data_file(checkout, tmp_path):
+    """And the package runs from the wheel alone, away from the repository."""
+    build = "import sys, setuptools.build_meta; print(setuptools.build_meta.build_wheel(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=checkout, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+        archive.extractall(tmp_path / "installed")
+    folders = [checkout / name for name in ("nanochat", "scripts", "tasks")]
+    needed = [path for folder in folders for path in folder.rglob("*") if path.suffix in {".py", ".html", ".txt"}]
+    assert {path.relative_to(checkout).as_posix() for path in needed} <= packed
+
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    command = [sys.executable, "-m", "nanochat.world", f"--out={tmp_path / 'world'}", "--size=tiny"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
