@@ -4,6 +4,7 @@ import atexit
 import faulthandler
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import time
@@ -94,3 +95,10 @@ def _work(files: Path, variables: dict[str, str], function: Callable, arguments:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def run_module(folder: str, module: str, *flags: str) -> None:
+    """`python -m MODULE FLAGS` in a folder."""
+    os.chdir(folder)
+    sys.argv = [module, *flags]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

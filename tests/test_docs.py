@@ -1,5 +1,6 @@
 """The commands and the Python that the documentation shows, run as they stand."""
 
+import os
 import re
 import shlex
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from forks import Forked, run_module
 from pages import HARDWARE, PAGES, ROOT, blocks
 
 from nanochat.world.chats import ten_questions
@@ -23,7 +25,7 @@ COMMANDS_RUN_HERE = [page for page in PAGES if page.name != "changing.md"]
 
 
 @pytest.mark.parametrize("page", COMMANDS_RUN_HERE, ids=lambda page: page.name)
-def test_what_a_page_shows_works(page: Path, python, text_folder: Path, tmp_path: Path):
+def test_what_a_page_shows_works(page: Path, python, base: Path, text_folder: Path, tmp_path: Path):
     shutil.copytree(text_folder, tmp_path / "my-text")
     for language, content in blocks(page):
         if language == "python":
@@ -31,13 +33,17 @@ def test_what_a_page_shows_works(page: Path, python, text_folder: Path, tmp_path
             assert done.returncode == 0, f"{content}\n{done.stderr}"
             continue
         assert language == "bash", f"{page.name} shows a block of {language}, which nothing runs"
-        for line in content.splitlines():
+        for number, line in enumerate(content.splitlines()):
             command = shlex.split(line, comments=True)
             if not command or line.startswith(ELSEWHERE) or HARDWARE in line:
                 continue
             assert command[0] == "python", f"{page.name}: nothing runs `{line}`"
-            done = python(*command[1:], cwd=tmp_path, https_proxy="http://127.0.0.1:9")
-            assert done.returncode == 0, f"{line}\n{done.stderr}"
+            # Forked, because importing torch anew for each command takes longer than most of them.
+            _, option, module, *flags = command
+            assert option == "-m"
+            environment = {**os.environ, "https_proxy": "http://127.0.0.1:9", "NANOCHAT_BASE_DIR": str(base)}
+            job = Forked(tmp_path / f"job-{number}", run_module, str(tmp_path), module, *flags, **environment)
+            assert job.codes() == [0], f"{line}\n{job.out()}{job.err()}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
