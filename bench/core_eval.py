@@ -32,7 +32,7 @@ def ours(folder: str, depth: int, items: int) -> tuple[Callable, Callable]:
 
     from nanochat.checkpoint import build_model
     from nanochat.evals.core import evaluate_core
-    from nanochat.evals.core_tasks import prepare
+    from nanochat.evals.core_tasks import read_bundle
     from nanochat.gpt import GPTConfig
     from nanochat.runtime import Runtime
     from nanochat.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def ours(folder: str, depth: int, items: int) -> tuple[Callable, Callable]:
     runtime = Runtime(torch.device("cuda" if gpu else "cpu"), torch.bfloat16 if gpu else torch.float32, "sdpa")
     config = GPTConfig(VOCABULARY, depth, 64 * depth, depth // 2, bos_id=tokenizer.special_tokens["<|bos|>"])
     model = build_model(config, runtime, 1)
-    return lambda: evaluate_core(model.eval(), prepare(tokenizer, items), runtime), lambda results: {}
+    return lambda: evaluate_core(model.eval(), tokenizer, read_bundle(), runtime, items), lambda results: {}
 
 
 def reference(folder: str, depth: int, items: int) -> tuple[Callable, Callable]:

@@ -14,12 +14,11 @@ from nanochat.paths import stage_dir
 
 @dataclass(frozen=True)
 class Config:
-    """Evaluate a base model on the CORE metric. A stopped evaluation resumes with the unfinished task."""
+    """Evaluate a base model on the CORE metric."""
 
     tag: str = option("d12", "run to evaluate", group="model", in_card=False)
     step: Count = option(-1, "checkpoint step, -1: newest", group="model", least=-1, in_card=False)
     max_per_task: Count = option(-1, "items per task, -1: all", group="tasks", least=-1)
-    batch_tokens: Count = option(0, "tokens per batch, 0: device default", group="device", least=0, in_card=False)
     device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", in_card=False)
     dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device", in_card=False)
     run: str = option("dummy", "run name in W&B, dummy: no W&B", group="run", in_card=False)
@@ -27,23 +26,18 @@ class Config:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.checkpoint import MODEL, load_model
-    from nanochat.evals.core import core_metric, evaluate_core, identity
-    from nanochat.evals.core_tasks import prepare
+    from nanochat.checkpoint import load_model
+    from nanochat.evals.core import core_metric, evaluate_core
+    from nanochat.evals.core_tasks import read_bundle
     from nanochat.runtime import setup
 
     outcome = Outcome.begin("base_eval", config.tag, config)
     with setup(config.device_type, config.dtype) as runtime:
         step = None if config.step < 0 else config.step
         model, tokenizer, checkpoint = load_model("base_train", config.tag, step, runtime)
-        prepared = prepare(tokenizer, max(config.max_per_task, 0))
-        # Decisions belong to these weights, this precision, tokenizer and bundle: anything else gets another folder.
-        weights = checkpoint.manifest["files"][MODEL]["sha256"]
-        key = identity(prepared, weights, runtime.dtype_name)
-        home = stage_dir("base_eval", config.tag)
-        folder = home / f"step_{checkpoint.step:06d}-{key[:12]}"
-        print0(f"base_eval: decisions on items are in {folder}; tasks with a file there are not evaluated again")
-        results = evaluate_core(model, prepared, runtime, config.batch_tokens, folder)
+        folder = stage_dir("base_eval", config.tag)
+        limit = max(config.max_per_task, 0)
+        results = evaluate_core(model, tokenizer, read_bundle(), runtime, limit, folder)
         metric = core_metric(results)
         print0(f"base_eval: CORE metric {metric.value:.4f} ± {metric.stderr:.4f}, over {len(results)} tasks")
         # All ranks have the results; one writes the record.
@@ -57,7 +51,7 @@ def main(config: Config) -> None:
             outcome.metrics[result.label] = result.centered.metric()
             outcome.add_artifact(folder / f"{result.label}.jsonl")
             figures[f"core/{result.label}"] = result.centered.value
-        with MetricLog(home, config.run, asdict(config)) as log:
+        with MetricLog(folder, config.run, asdict(config)) as log:
             log.write("core", checkpoint.step, **figures)
         outcome.write()
 

@@ -113,7 +113,7 @@ def vocabulary(size: int = 300) -> Tokenizer:
 
 def one_process(**other) -> SimpleNamespace:
     """Return a runtime of a single process on the CPU; `other` replaces fields."""
-    alone = {"rank": 0, "world_size": 1, "device": torch.device("cpu"), "broadcast": lambda work: work()}
+    alone = {"rank": 0, "world_size": 1, "device": torch.device("cpu"), "all_gather": lambda value: [value]}
     return SimpleNamespace(**alone | other)
 
 

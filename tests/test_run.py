@@ -109,17 +109,18 @@ def test_compiled_and_in_bf16_too_parts_are_the_whole(ranks, base):
 
 
 def test_a_look_that_fails_costs_no_step(base):
-    """What the CORE metric reads is lost while the model trains; who goes on makes it anew, and looks again."""
-    write_bundle(base.folder / "mirror", world_tasks(7))
+    """What the CORE metric reads is lost while the model trains; who goes on brings it back, and looks again."""
     flags = ("--core-metric-every=7", "--core-metric-max-per-task=6", "--save-every=-1")
     hub = {"NANOCHAT_HUB": str(base.folder / "mirror")}
     for step in (7, STEPS):
-        lost = After(step, shutil.rmtree, base.folder / "core_prompts")
+        write_bundle(base.folder / "mirror", world_tasks(7))
+        lost = After(step, shutil.rmtree, base.folder / "mirror/eval_bundle")
         job = base.start("failed", *flags, before=lost, **hub)
         assert job.codes() == [1]
-        assert job.err().endswith(".npz: No such file or directory\n")
+        assert job.err().endswith(".jsonl: No such file or directory\n")
         assert steps(base.of("failed"))[-1] == step
         assert not (base.of("failed") / "outcome.json").exists()
+    write_bundle(base.folder / "mirror", world_tasks(7))
     assert "step 00020 | CORE metric" in base.run("failed", *flags, **hub)
     assert [line["step"] for line in base.metrics("failed") if "core_metric" in line] == [7, 14, STEPS]
     assert files_of(base.of("failed")) == files_of(base.of("straight"))

@@ -9,13 +9,12 @@ In fp32 the decisions are the same as for one prompt at a time. In half precisio
 depends on the shapes of batches.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,20 +24,21 @@ from torch import Tensor
 
 from nanochat.cross_entropy import CHUNK_BYTES, cross_entropy
 from nanochat.decoder import Prefix
-from nanochat.evals.core_tasks import COMPLETION, Prepared, Prompts, prepare
+from nanochat.evals.core_tasks import COMPLETION, BundleTask, Item, read_bundle, tokenize_items
 from nanochat.gpt import GPT
-from nanochat.log import Progress, print0
+from nanochat.log import print0
 from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.paths import write_text
 from nanochat.runtime import Runtime
+from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
 
 if TYPE_CHECKING:
     from nanochat.run import Trainer
 
-# Tokens per batch, by device type. On a CPU larger batches do not fit into the caches, and are slower.
-BATCH_TOKENS = {"cpu": 1024, "cuda": 65_536, "mps": 16_384}
-VERSION = 1  # raise this with every change to decisions, so that decisions on disk are not used again
+# Tokens per batch, by device type. On a CPU larger batches do not fit into the caches, and are slower. On a GPU the
+# shared prefixes take 150 kB per token at depth 24, so 5 GB.
+BATCH_TOKENS = {"cpu": 1024, "cuda": 32_768, "mps": 16_384}
 
 
 @dataclass(frozen=True)
@@ -60,52 +60,34 @@ def core_metric(results: Sequence[Result]) -> Estimate:
     return average([result.centered for result in results])
 
 
-def identity(prepared: Sequence[Prepared], *facts: str) -> str:
-    """Return a hash for everything that determines the decisions: bundle, tokenizer, and other facts."""
-    keys = [one.key for one in prepared]
-    return hashlib.sha256(json.dumps([VERSION, keys, facts]).encode()).hexdigest()
-
-
 def evaluate_core(
     model: GPT,
-    prepared: Sequence[Prepared],
+    tokenizer: Tokenizer,
+    tasks: Sequence[BundleTask],
     runtime: Runtime,
-    batch_tokens: int = 0,
+    max_per_task: int = 0,
     folder: Path | None = None,
+    batch_tokens: int = 0,
 ) -> list[Result]:
     """Return one result per task. All ranks call this and get the same results.
 
-    batch_tokens: 0 for the device's default. folder: for the files LABEL.jsonl with the decision on each item.
-    Tasks with a complete file are not evaluated again, so the folder has to belong to this model and these tasks.
+    max_per_task: items, 0 for all. folder: for the files LABEL.jsonl with the decision on each item. batch_tokens: 0
+    for the device's default.
     """
     batch_tokens = batch_tokens or BATCH_TOKENS[runtime.device.type]
-    total = sum(one.tokens for one in prepared)
-    done = 0
     results = []
-    progress = Progress("CORE", "tokens")
-    with _inference(model, runtime.device):
-        for one in prepared:
-            path = folder / f"{one.task.label}.jsonl" if folder else None
-            correct = runtime.broadcast(partial(_read_decisions, path)) if path else None
-            if correct is None:
-                report = partial(_report_progress, progress, done, total, runtime.world_size)
-                decisions = _evaluate_task(model, one, runtime, batch_tokens, report)
-                correct = [decision["correct"] for decision in decisions]
-                if path and runtime.rank == 0:
-                    # Only complete tasks are stored, so a restarted evaluation can trust the file.
-                    write_text(path, "".join(json.dumps(decision) + "\n" for decision in decisions))
-                done += one.tokens
-            else:
-                total -= one.tokens  # the progress counts only the remaining tasks
-            result = Result(one.task.label, len(correct), one.task.baseline, mean_estimate(correct))
-            results.append(result)
-            print0(
-                f"core: {result.label}, {one.task.shots}-shot, {result.items:,} items: "
-                f"accuracy {result.accuracy.value:.4f}, "
-                f"centered {result.centered.value:.4f} ± {result.centered.stderr:.4f}"
-            )
-    progress.update(total, total)
-    progress.close()
+    for task in tasks:
+        with _inference(model, runtime.device):
+            decisions = _evaluate_task(model, tokenizer, task, runtime, max_per_task, batch_tokens)
+        if folder and runtime.rank == 0:
+            write_text(folder / f"{task.label}.jsonl", "".join(json.dumps(decision) + "\n" for decision in decisions))
+        accuracy = mean_estimate([decision["correct"] for decision in decisions])
+        result = Result(task.label, len(decisions), task.baseline, accuracy)
+        results.append(result)
+        print0(
+            f"core: {result.label}, {task.shots}-shot, {result.items:,} items: accuracy {accuracy.value:.4f}, "
+            f"centered {result.centered.value:.4f} ± {result.centered.stderr:.4f}"
+        )
     return results
 
 
@@ -113,13 +95,10 @@ def core_scores(trainer: "Trainer", every: int, max_per_task: int) -> list[Evalu
     """Return the evaluation that scores CORE during training; none for every=-1."""
     if every < 0:
         return []
-    prepared = prepare(trainer.tokenizer, max_per_task)
-    # On a GPU a batch may take as much memory as in training.
-    on_cpu = trainer.runtime.device.type == "cpu"
-    batch_tokens = 0 if on_cpu else trainer.device_rows * trainer.config.max_seq_len
+    tasks = read_bundle()  # missing files are an error before training starts
 
     def score(state: State) -> None:
-        results = evaluate_core(trainer.model, prepared, trainer.runtime, batch_tokens)
+        results = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, max_per_task)
         value, stderr = core_metric(results)
         state.notes["CORE metric"] = value
         state.notes["CORE metric stderr"] = stderr
@@ -128,18 +107,6 @@ def core_scores(trainer: "Trainer", every: int, max_per_task: int) -> list[Evalu
         trainer.log.write("core", state.step, core_metric=value, core_metric_stderr=stderr, **each)
 
     return [Evaluation(every, score)]
-
-
-def _report_progress(progress: Progress, before: int, total: int, ranks: int, tokens: int) -> None:
-    progress.update(before + ranks * tokens, total)  # all ranks have about equally many tokens
-
-
-def _read_decisions(path: Path) -> list[bool] | None:
-    """Return the verdicts that an earlier run saved; the file exists once the task is complete."""
-    if not path.exists():
-        return None
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line)["correct"] for line in lines]
 
 
 @contextmanager
@@ -157,29 +124,24 @@ def _inference(model: GPT, device: torch.device) -> Iterator[None]:
 
 
 def _evaluate_task(
-    model: GPT,
-    one: Prepared,
-    runtime: Runtime,
-    batch_tokens: int,
-    report_progress: Callable[[int], None],
+    model: GPT, tokenizer: Tokenizer, task: BundleTask, runtime: Runtime, max_per_task: int, batch_tokens: int
 ) -> list[dict]:
-    """Return the decisions on a task's items."""
-    prompts = one.load()
-    context = model.config.max_seq_len
-    too_long = _too_long(prompts, context)
-    if too_long:
-        share = f"{len(too_long):,} of {len(prompts.gold):,} items"
-        print0(f"core: {one.task.label}, {share}: the answers do not fit into the context and count as wrong")
+    """Return the decisions on a task's items, in order; each rank takes every n-th item."""
+    texts = task.items(max_per_task)
+    # The items are shuffled, so that ranks get similar lengths.
+    items = tokenize_items(task, texts, range(runtime.rank, len(texts), runtime.world_size), tokenizer)
+    scored = np.array([count for item in items for count in item.scored])
     # The longest first, rows without a shared prefix at the end.
-    rows = sorted(_plan(prompts, context, too_long), key=lambda row: (len(row.prefix) > 0, row.tokens), reverse=True)
-    own_rows = rows[runtime.rank :: runtime.world_size]  # sorted before: ranks get similar lengths
-    score = _score_exact_match if one.task.kind == COMPLETION else _score_loss
-    batches = _pack(own_rows, batch_tokens)
-    sums = _option_sums(model, batches, score, len(prompts.scored), report_progress)
-    if runtime.world_size > 1:
-        sums = runtime.all_reduce(sums.to(runtime.device)).cpu()
-    means = sums / torch.from_numpy(prompts.scored)  # 0 / 0 is nan: an option without scored tokens
-    return _decide(prompts, means.tolist(), one.task.kind, too_long)
+    rows = _plan(items, model.config.max_seq_len)
+    rows.sort(key=lambda row: (len(row.prefix) > 0, row.tokens), reverse=True)
+    score = _score_exact_match if task.kind == COMPLETION else _score_loss
+    sums = _option_sums(model, _pack(rows, batch_tokens), score, len(scored))
+    means = iter((sums / torch.from_numpy(scored)).tolist())  # 0 / 0 is nan: an option without scored tokens
+    decisions = []
+    for item in items:
+        own = [next(means) for _ in item.options]
+        decisions.append(_decide(item, own, task.kind, _fits(item, model.config.max_seq_len)))
+    return sorted(chain(*runtime.all_gather(decisions)), key=lambda decision: decision["item"])
 
 
 # ---- plan: from prompts to rows ----
@@ -206,27 +168,27 @@ class Option(NamedTuple):
     scored: int  # tokens at the end that count
 
 
-def _too_long(prompts: Prompts, context: int) -> set[int]:
-    """Return the items with an option whose scored tokens fill the whole context."""
-    items = np.repeat(np.arange(len(prompts.options)), prompts.options)
-    return set(items[prompts.scored >= context].tolist())
+def _fits(item: Item, context: int) -> bool:
+    """Return False if the scored tokens of an option fill the whole context."""
+    return max(item.scored) < context
 
 
-def _plan(prompts: Prompts, context: int, too_long: set[int]) -> list[Row]:
-    """Return rows for all items that are not too long."""
+def _plan(items: Sequence[Item], context: int) -> list[Row]:
+    """Return rows for all items that fit."""
     rows = []
     first = 0  # the item's first option among all options
-    for item, (prefix, texts, scored) in enumerate(prompts):
-        options = [Option(first + number, ids, scored[number]) for number, ids in enumerate(texts) if scored[number]]
-        first += len(texts)
-        if item in too_long or not options:
+    for item in items:
+        numbered = [Option(first + number, ids, item.scored[number]) for number, ids in enumerate(item.options)]
+        first += len(item.options)
+        options = [option for option in numbered if option.scored]
+        if not options or not _fits(item, context):
             continue
-        if len(prefix) + max(len(ids) for ids in texts) <= context:
-            rows.append(_row(prefix, options))
+        if len(item.prefix) + max(len(ids) for ids in item.options) <= context:
+            rows.append(_row(item.prefix, options))
             continue
         # Prompts are cut from the left, so that options with different lengths have different prefixes.
         for option in options:
-            ids = np.concatenate([prefix, option.ids])[-context:]
+            ids = np.concatenate([item.prefix, option.ids])[-context:]
             cut = option._replace(ids=ids[-option.scored :])
             rows.append(_row(ids[: -option.scored], [cut]))
     return rows
@@ -286,20 +248,16 @@ def _option_sums(
     batches: Iterable[list[Row]],
     score: Callable[[GPT, Tensor, Tensor], Tensor],
     options: int,
-    report_progress: Callable[[int], None],
 ) -> Tensor:
     """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no batch."""
     sums = torch.zeros(options, dtype=torch.float64)
     scores, numbers = [], []
-    tokens = 0
     for batch in batches:
         hidden, targets = _forward(model, batch)
         positions, ids = _to_device(targets[:, :2].T, hidden.device)
         scores.append(score(model, hidden[positions], ids))  # the head sees scored positions alone
         numbers.append(targets[:, 2])
-        tokens += sum(row.tokens for row in batch)
-        report_progress(tokens)
-    if not scores:  # there are fewer rows than ranks
+    if not scores:  # a rank may have no rows
         return sums
     on_host = torch.cat(scores).cpu().double()  # the only wait for the device
     return sums.index_add_(0, torch.from_numpy(np.concatenate(numbers)), on_host)
@@ -368,23 +326,14 @@ def _score_exact_match(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
 # ---- decide ----
 
 
-def _decide(prompts: Prompts, means: list[float], kind: str, too_long: set[int]) -> list[dict]:
-    """Return the decisions on all items. means: mean score per option, nan for an option without scored tokens."""
-    decisions = []
-    first = 0
-    items = zip(prompts.options.tolist(), prompts.gold.tolist(), prompts.questions.tolist(), strict=True)
-    for item, (count, gold, question) in enumerate(items):
-        own = means[first : first + count]  # the options of this item
-        first += count
-        shown = [None if math.isnan(mean) else mean for mean in own]  # JSON has no NaN
-        decision = {"item": item, "question": question}
-        if item in too_long:
-            decision |= {"correct": False, "too_long": True}
-        elif kind == COMPLETION:
-            decision |= {"correct": own[0] == 0, "missed": shown[0]}
-        else:
-            # Ties go to the first option. As in the public nanochat, nan is chosen only where it comes first.
-            chosen = own.index(min(own))
-            decision |= {"correct": chosen == gold, "chosen": chosen, "gold": gold, "losses": shown}
-        decisions.append(decision)
-    return decisions
+def _decide(item: Item, means: list[float], kind: str, fits: bool) -> dict:
+    """Return the decision on an item. means: mean score per option, nan for an option without scored tokens."""
+    shown = [None if math.isnan(mean) else mean for mean in means]  # JSON has no NaN
+    decision = {"item": item.number, "question": item.question}
+    if not fits:
+        return decision | {"correct": False, "too_long": True}
+    if kind == COMPLETION:
+        return decision | {"correct": means[0] == 0, "missed": shown[0]}
+    # Ties go to the first option. As in the public nanochat, nan is chosen only where it comes first.
+    chosen = means.index(min(means))
+    return decision | {"correct": chosen == item.gold, "chosen": chosen, "gold": item.gold, "losses": shown}

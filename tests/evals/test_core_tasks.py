@@ -1,15 +1,14 @@
-"""The bundle's tasks: prompts equal to the public nanochat's, the cache of tokens, broken bundles."""
+"""The bundle's tasks: prompts equal to the public nanochat's, as text and as tokens, and missing files."""
 
 import json
 import random
 
 import pytest
-from bundles import COMPLETION, HARD, CoreTask, vocabulary, world_tasks, write_bundle
+from bundles import HARD, vocabulary, world_tasks, write_bundle
 from conftest import ROOT
 from plain_core import prompts
 
-from nanochat.evals import core_tasks
-from nanochat.evals.core_tasks import prepare, read_bundle, task_entries
+from nanochat.evals.core_tasks import read_bundle, tokenize_items
 from nanochat.tokenizer import Tokenizer
 
 SHARED = ROOT.parent / "shared"
@@ -25,7 +24,6 @@ def bundle(tmp_path, monkeypatch):
     """The world's tasks and the hard ones, in a mirror."""
     write_bundle(tmp_path / "mirror", [*world_tasks(9), *HARD])
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "mirror"))
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
     return tmp_path / "mirror/eval_bundle"
 
 
@@ -62,126 +60,44 @@ def test_prompts_are_those_of_the_plain_twin(bundle, most):
 
 def test_prefix_and_options_make_up_the_prompts(bundle, tokenizer):
     bos = tokenizer.special_tokens["<|bos|>"]
-    for one in prepare(tokenizer):
-        items, prepared = one.task.items(0), one.load()
-        assert one.tokens == len(prepared.ids)
-        for index, (prefix, options, scored) in enumerate(prepared):
-            rows = [[bos, *tokenizer.encode(text)] for text in prompts(one.task, items, index)]
-            if one.task.kind == "language_modeling":
-                assert len(options[0]) == scored[0] == len(rows[1]) - len(rows[0]), one.task.label
+    for task in read_bundle():
+        items = task.items(0)
+        numbers = range(1, len(items), 2)  # those of a second rank
+        for number, item in zip(numbers, tokenize_items(task, items, numbers, tokenizer), strict=True):
+            assert item.number == number
+            rows = [[bos, *tokenizer.encode(text)] for text in prompts(task, items, number)]
+            scored = item.scored
+            if task.kind == "language_modeling":
+                assert len(item.options[0]) == scored[0] == len(rows[1]) - len(rows[0]), task.label
                 rows = rows[1:]
-            assert [[*prefix, *option] for option in options] == rows
-            assert all(0 <= count <= len(option) for count, option in zip(scored, options, strict=True))
-            if one.task.kind == "schema":
-                assert {tuple(row[len(row) - scored[0] :]) for row in rows} == {
-                    tuple(rows[0][len(rows[0]) - scored[0] :])
-                }
-            elif one.task.kind == "multiple_choice":
-                assert scored == list(map(len, options))
-            assert prepared.gold[index] == items[index].get("gold", 0)
-
-
-# ---- the cache ----
-
-
-def files(base) -> dict[str, tuple[int, bytes]]:
-    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (base / "core_prompts").iterdir()}
+            assert [[*item.prefix, *option] for option in item.options] == rows
+            assert all(0 <= count <= len(option) for count, option in zip(scored, item.options, strict=True))
+            if task.kind == "schema":
+                assert len({tuple(row[len(row) - scored[0] :]) for row in rows}) == 1
+            elif task.kind == "multiple_choice":
+                assert scored == list(map(len, item.options))
+            assert item.gold == items[number].get("gold", 0)
 
 
 def test_the_hash_of_a_question_is_the_same_for_any_tokenizer(bundle, tokenizer):
     other = Tokenizer.train(["another vocabulary of the very same questions"], 270)
-    assert other.content_hash != tokenizer.content_hash
-    for one, same, fewer in zip(prepare(tokenizer), prepare(other), prepare(tokenizer, 7), strict=True):
-        questions = one.load().questions.tolist()
-        assert questions == same.load().questions.tolist()
-        texts = [one.task.prompts(one.task.items(0), index) for index in range(len(questions))]
-        assert len(set(questions)) == len(set(map(tuple, texts)))
-        if one.task.shots and len(questions) > 7:  # the examples differ
-            assert questions[:7] != fewer.load().questions.tolist()
+    for task in read_bundle():
+        items = task.items(0)
+        every = range(len(items))
+        questions = [item.question for item in tokenize_items(task, items, every, tokenizer)]
+        assert questions == [item.question for item in tokenize_items(task, items, every, other)]
+        assert len(set(questions)) == len({tuple(task.prompts(items, index)) for index in every})
 
 
-def test_prompts_are_rendered_once(bundle, tokenizer, tmp_path, monkeypatch):
-    first = prepare(tokenizer)
-    before = files(tmp_path / "base")
-    monkeypatch.setattr(core_tasks, "_render", lambda *given: 1 / 0)
-    assert prepare(tokenizer) == first
-    assert files(tmp_path / "base") == before
-
-
-def test_prompts_are_rendered_again_if_something_differs(bundle, tokenizer, tmp_path):
-    keys = [{one.key for one in prepare(tokenizer)}]
-    keys += [{one.key for one in prepare(tokenizer, 8)}, {one.key for one in prepare(vocabulary(310))}]
-    assert len(set.union(*keys)) == sum(map(len, keys))
-    path = bundle / "eval_data/hard/hard_schema.jsonl"
-    path.write_text(path.read_text().replace("feared", "loved"))
-    assert len({one.key for one in prepare(tokenizer)} - keys[0]) == 1
-    core = bundle / "core.yaml"
-    core.write_text(core.read_text().replace("num_fewshot: [1]", "num_fewshot: [0]"))
-    assert len({one.key for one in prepare(tokenizer)} - keys[0]) == 2
-
-
-# ---- broken bundles ----
-
-
-def test_the_list_may_be_any_yaml(tmp_path):
-    path = tmp_path / "core.yaml"
-    path.write_text(
-        "# tasks\nicl_tasks:\n  - label: a\n    dataset_uri: x/a.jsonl\n    num_fewshot: [0, 5]\n# one more\n\n"
-        '  -\n    label: b\n    continuation_delimiter: "\\nA: # \\uc5ec"\n    has_categories: true\n'
-    )
-    first = {"label": "a", "dataset_uri": "x/a.jsonl", "num_fewshot": [0, 5]}
-    assert task_entries(path) == [first, {"label": "b", "continuation_delimiter": "\nA: # 여", "has_categories": True}]
-
-
-BROKEN = {  # (file in the bundle, text, its replacement) -> the error
-    ("eval_data/hard/hard_schema.jsonl", '"gold": 2', '"gold": 3'): r"hard_schema.jsonl:4: no schema item, restore",
-    ("eval_data/hard/hard_schema.jsonl", '"continuation": "feared', '"text": "feared'): r":3: no schema item",
-    ("eval_data/hard/hard_choices.jsonl", '"gold": 3}', '"gold": 3'): r"hard_choices.jsonl:4: no multiple_choice item",
-    ("eval_data/hard/hard_completion.jsonl", '"1 2 3 4', "5, 1"): r"hard_completion.jsonl:3: no language_modeling item",
-    ("core.yaml", "label: hard_schema", "label: soft"): r"eval_bundle is damaged \(KeyError\('soft'\)\), restore it",
-    ("core.yaml", "num_fewshot: [1]", "num_fewshot: []"): r"eval_bundle is damaged \(IndexError",
-    (
-        "core.yaml",
-        "icl_task_type: schema",
-        "icl_task_type: sketch",
-    ): r"world_schema.jsonl:1: no sketch item, restore the bundle",
-    ("core.yaml", "  label: hard_schema", "hard_schema"): r"core.yaml has no task list below icl_tasks, restore",
-    ("core.yaml", "icl_tasks", "tasks"): r"core.yaml has no task list below icl_tasks, restore",
-    ("core.yaml", "hard_choices.jsonl", "lost.jsonl"): r"eval_data/hard/lost.jsonl: not in the mirror",
-    ("eval_meta_data.csv", ",1,4,50,", ",1,4,,"): r"eval_bundle is damaged \(ValueError",
-    ("eval_meta_data.csv", "Eval Task", "Name"): r"eval_bundle is damaged \(KeyError\('Eval Task'\)\)",
-}
-
-
-@pytest.mark.parametrize("change", BROKEN, ids=lambda change: " ".join(change))
-def test_a_broken_bundle_is_one_sentence(bundle, tokenizer, change):
-    name, old, new = change
-    path, error = bundle / name, BROKEN[change]
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
-    with pytest.raises(ValueError, match=error):
-        prepare(tokenizer)
-
-
-def test_a_continuation_that_grows_into_its_context_is_refused(bundle):
-    rows = [{"context": "the cat, the c", "continuation": "at"}] * 2
-    write_bundle(bundle.parent, [CoreTask("glued", "hard", COMPLETION, 0, 0, rows, "")])
+def test_missing_files_and_too_few_items_are_named(bundle):
     with pytest.raises(
-        ValueError, match="glued, item 0: the tokens of its context change when the continuation follows"
+        ValueError, match="world_people shows 5 examples before a question and has 5 items: take a --max"
     ):
-        prepare(Tokenizer.train(["the cat the cat the cat"], 270))
-    (task,) = prepare(Tokenizer.train(["the"], 266))  # where nothing merges
-    assert [int(one) for one in task.load().scored] == [2, 2]
-
-
-def test_a_bundle_that_is_not_there(bundle, tokenizer):
+        read_bundle()[0].items(5)
+    path = bundle / "core.yaml"
+    path.write_text(path.read_text().replace("hard_choices.jsonl", "lost.jsonl"))
+    with pytest.raises(ValueError, match=r"eval_data/hard/lost.jsonl: not in the mirror"):
+        read_bundle()
     (bundle / "eval_meta_data.csv").unlink()
     with pytest.raises(ValueError, match=r"1 of 2 files are not available:\n  eval_bundle/eval_meta_data.csv: not in"):
-        prepare(tokenizer)
-
-
-def test_too_few_items_for_the_examples(bundle, tokenizer):
-    sentence = "shows 5 examples before a question and has 5 items: take a --max-per-task of 6 or more"
-    with pytest.raises(ValueError, match=f"world_people {sentence}"):
-        prepare(tokenizer, 5)
+        read_bundle()

@@ -1,4 +1,4 @@
-"""scripts.base_eval: its record, tasks that are not evaluated twice, its errors."""
+"""scripts.base_eval: its record and its errors."""
 
 import json
 from pathlib import Path
@@ -55,28 +55,6 @@ def test_an_evaluation_leaves_its_record(base, capsys):
     )
     [logged] = read_metrics(home / "metrics.jsonl")
     assert logged["core_metric"] == metrics["CORE metric"]["value"]
-
-
-def test_finished_tasks_are_not_evaluated_again(base):
-    home = base / "base_eval/small"
-
-    def folders() -> set[str]:
-        return {path.name for path in home.iterdir() if path.is_dir()}
-
-    evaluate()
-    [first] = folders()
-    written = {path: path.stat().st_mtime_ns for path in (home / first).iterdir()}
-    metrics = json.loads((home / "outcome.json").read_text())["metrics"]
-    assert {path.stem for path in written} == set(LABELS)
-    evaluate("--batch-tokens=64")
-    assert folders() == {first}
-    assert {path: path.stat().st_mtime_ns for path in (home / first).iterdir()} == written
-    assert json.loads((home / "outcome.json").read_text())["metrics"] == metrics
-    for flag in ("--max-per-task=6", "--step=2", "--dtype=bf16"):
-        before = folders()
-        evaluate(flag)
-        assert len(folders()) == len(before) + 1, flag
-    assert sum(name.startswith("step_000002-") for name in folders()) == 1
 
 
 def test_errors_are_one_sentence(base, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from bundles import CHOICE, CoreTask, one_process, write_bundle
 from served import CONTEXT
 
 from nanochat.evals.core import evaluate_core
-from nanochat.evals.core_tasks import prepare
+from nanochat.evals.core_tasks import read_bundle
 from scripts.export import Config
 from scripts.export import main as export
 
@@ -69,10 +69,10 @@ def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch):
 
     write_bundle(tmp_path / "hub", [CoreTask("little", "any", CHOICE, 0, 25, rows)])
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
-    [prepared] = prepare(twin.tokenizer)
-    evaluate_core(twin.plain, [prepared], one_process(), folder=tmp_path / "ours")
+    [task] = read_bundle()
+    evaluate_core(twin.plain, twin.tokenizer, [task], one_process(), folder=tmp_path / "ours")
     decisions = [json.loads(line) for line in (tmp_path / "ours/little.jsonl").read_text("utf-8").splitlines()]
-    items = prepared.task.items(0)
+    items = task.items(0)
     ours = {items[one["item"]]["query"]: (one["chosen"], one["correct"]) for one in decisions}
     assert theirs == ours
     assert len(ours) == ITEMS
