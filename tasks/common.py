@@ -3,19 +3,15 @@
 A table of tasks has a `DataSet` in each row. Calling it with a split opens a `Task`, which reads the split's rows.
 """
 
-import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nanochat.data.hub import HubFile, fetch, sha256
-
-if TYPE_CHECKING:
-    import pyarrow
 
 # A split's files as the hub names them: as uploaded, and as the hub converts CSV or JSON, in another git revision.
 FILE = "{split}-{file:05d}-of-{files:05d}.parquet"
@@ -25,10 +21,6 @@ REVISION = "refs/convert/parquet"
 EVALUATION_SPLIT = "test"  # the split that every evaluation asks for
 SPLIT = re.compile(r"(?:(\w+)=)?(\w+)(?:\*(\d+))?")  # train=auxiliary_train*4
 SHUFFLE_SEED = 42  # the same as in the public nanochat, so that the first problems are the same too
-
-
-class TaskError(ValueError):
-    """Rows that cannot be used; the message names the file and the fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +44,12 @@ class DataSet:
     def __call__(self, split: str = EVALUATION_SPLIT, tokenizer: str = "default", unsafe_exec: bool = False) -> "Task":
         """Open a split; `Task` describes the other arguments."""
         if split not in self.split_names:
-            name = self.repo or self.path or self.task.__name__
-            raise TaskError(f"{name} has no split {split}, only {', '.join(self.split_names)}")
+            raise ValueError(f"{self.name} has no split {split}, only {', '.join(self.split_names)}")
         return self.task(self, split, tokenizer, unsafe_exec)
+
+    @property
+    def name(self) -> str:
+        return self.repo or self.path or self.task.__name__
 
     @property
     def split_names(self) -> dict[str, tuple[str, int]]:
@@ -80,76 +75,30 @@ class DataSet:
         return found
 
 
-# ---- rows ----
-
-
-@dataclass(frozen=True)
-class ListRows:
-    """Rows held in memory."""
-
-    source: str  # for error messages
-    cells: list[list]  # one list per row
-    digests: dict[str, str]  # source -> SHA-256
-
-    def __len__(self) -> int:
-        return len(self.cells)
-
-    def __getitem__(self, number: int) -> list:
-        return self.cells[number]
-
-    def location(self, number: int) -> str:
-        return f"{self.source}, row {number}"
+# ---- tasks ----
 
 
 class ParquetRows:
-    """Rows in Parquet files on the hub, one file after the other; a row is a list with its cells."""
+    """Rows in Parquet files, one file after the other; a row is a list with its cells."""
 
-    def __init__(self, files: list[HubFile], columns: list[str]):
-        paths = [found.path for found in fetch(files)]  # downloads what is missing
-        self._files = files
-        self._tables = [_read_table(file, path, columns) for file, path in zip(files, paths, strict=True)]
+    def __init__(self, paths: list[Path], columns: list[str]):
+        import pyarrow.parquet as pq  # slow to import; scripts that only list tasks do without
+
+        # read_table leaves out unknown columns, select complains about them.
+        self._tables = [pq.read_table(path, columns=columns).select(columns) for path in paths]
         self._ends = np.cumsum([table.num_rows for table in self._tables])  # for each file: rows up to its end
-        self._paths = paths
-        self.source = str(files[0])
-
-    @property
-    def digests(self) -> dict[str, str]:
-        return {str(file): sha256(path) for file, path in zip(self._files, self._paths, strict=True)}
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def __getitem__(self, number: int) -> list:
-        file, row = self._find(number)
-        cells = self._tables[file].slice(row, 1).to_pylist()[0]  # only this row leaves Arrow
-        empty = [column for column, cell in cells.items() if cell is None]
-        if empty:
-            raise TaskError(f"{', '.join(empty)} is empty")
-        return list(cells.values())
-
-    def location(self, number: int) -> str:
-        file, row = self._find(number)
-        return f"{self._files[file]}, row {row}"
-
-    def _find(self, number: int) -> tuple[int, int]:
-        """Return the file that has a row, and the row's number in that file."""
         file = int(np.searchsorted(self._ends, number, side="right"))
-        before = int(self._ends[file - 1]) if file else 0
-        return file, number - before
-
-
-def _read_table(file: HubFile, path: Path, columns: list[str]) -> "pyarrow.Table":
-    import pyarrow as pa  # slow to import; scripts that only list tasks do without
-    import pyarrow.parquet as pq
-
-    try:
-        # read_table leaves out unknown columns, select complains about them.
-        return pq.read_table(path, columns=columns).select(columns)
-    except (pa.ArrowException, KeyError) as error:
-        raise TaskError(f"{file} is damaged, or has other columns: {error}") from None
-
-
-# ---- tasks ----
+        table = self._tables[file]
+        first = int(self._ends[file]) - table.num_rows  # number of the file's first row
+        cells = list(table.slice(number - first, 1).to_pylist()[0].values())  # only this row leaves Arrow
+        if None in cells:
+            raise ValueError("a cell is empty")
+        return cells
 
 
 class Task:
@@ -169,14 +118,20 @@ class Task:
         self.baseline = data.baseline
         self.tokenizer = tokenizer
         self.unsafe_exec = unsafe_exec
+        self.files: dict[str, Path] = {}  # name on the hub -> file that the rows come from
         self.rows = self.open_rows()
-        if not len(self.rows):
-            raise TaskError(f"{self.rows.source} has no rows: the split {split} is empty")
         self._order = np.random.default_rng(SHUFFLE_SEED).permutation(len(self.rows))
 
-    def open_rows(self) -> ListRows | ParquetRows:
-        """Read the split's rows; tasks without Parquet files override this."""
-        return ParquetRows(self.data.files(self.split), self.data.columns.split())
+    def open_rows(self) -> Sequence[list]:
+        """Return the split's rows; tasks without Parquet files override this."""
+        return ParquetRows(self.fetch_files(), self.data.columns.split())
+
+    def fetch_files(self) -> list[Path]:
+        """Return the split's files; missing ones are downloaded."""
+        files = self.data.files(self.split)
+        for file, found in zip(files, fetch(files), strict=True):
+            self.files[str(file)] = found.path
+        return list(self.files.values())
 
     def __len__(self) -> int:
         return len(self._order)
@@ -187,11 +142,11 @@ class Task:
             # Rows become conversations when they are used: most data sets are much larger than a run needs.
             return self.conversation(*self.data.convert(*self.rows[number]))
         except ValueError as error:
-            raise TaskError(f"{self.rows.location(number)}: {error}") from None
+            raise ValueError(f"{self.data.name}, split {self.split}, row {number}: {error}") from None
 
     def hashes(self) -> dict[str, str]:
         """Return the files that the rows come from, with their SHA-256."""
-        return self.rows.digests
+        return {name: sha256(path) for name, path in self.files.items()}
 
     def conversation(self, *parts: Any) -> dict:
         """Return a converted row as a conversation whose last message is the right answer."""
@@ -222,14 +177,12 @@ def pick(names: str, known: Iterable[str]) -> list[str]:
     """Return the tasks that --tasks names, separated by | or commas, in upper or lower case, each once."""
     words = [word for word in re.split(r"[|,\s]+", names) if word]
     # A dict drops repeats and keeps the user's order.
-    return list(dict.fromkeys(find_task(word, known, f"--tasks={names}") for word in words))
+    return list(dict.fromkeys(find_task(word, known) for word in words))
 
 
-def find_task(word: str, known: Iterable[str], source: str) -> str:
-    """Return the known name that a user's word means. source: how the error message starts."""
+def find_task(word: str, known: Iterable[str]) -> str:
+    """Return the known name that a user's word means."""
     names = {name.lower(): name for name in known}
-    if word.lower() in names:
-        return names[word.lower()]
-    close = difflib.get_close_matches(word.lower(), names, n=1)  # for typing errors
-    hint = f"did you mean {names[close[0]]}?" if close else f"choose from {', '.join(names.values())}"
-    raise ValueError(f"{source}: {word} is no task, {hint}")
+    if word.lower() not in names:
+        raise ValueError(f"{word} is no task, choose from {', '.join(names.values())}")
+    return names[word.lower()]

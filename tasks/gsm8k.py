@@ -2,7 +2,7 @@
 
 import re
 
-from tasks.common import FILE, DataSet, Task, TaskError, exchange
+from tasks.common import FILE, DataSet, Task, exchange
 
 CALL = re.compile(r"<<([^<>=]*)=([^<>]*)>>")  # the calculator's input and output: <<16-3-4=9>>
 ANSWER = re.compile(r"#### (-?[0-9.,]+)")  # the authors' rule
@@ -18,8 +18,6 @@ class GSM8K(Task):
     """Word problems; a solution is a list of parts: text, a calculation, the result, text, …"""
 
     def conversation(self, question: str, answer: str) -> dict:
-        if extract_answer(answer) is None:
-            raise TaskError("its answer has no number after ####")
         pieces = CALL.split(answer)  # text, expression, result, text, expression, …
         kinds = ("text", "python", "python_output")
         parts = [{"type": kinds[number % 3], "text": piece} for number, piece in enumerate(pieces)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from string import ascii_uppercase as LETTERS
 
-from tasks.common import CONVERTED, FILE, DataSet, Task, TaskError, exchange
+from tasks.common import CONVERTED, FILE, DataSet, Task, exchange
 
 _LETTER = r"(?:\(([a-z])\)|([A-Z])(?![A-Za-z0-9]))"  # a choice's letter: (b) or B
 # An announced letter: "The answer is (b).", "Correct option - C", "\boxed{D}".
@@ -44,7 +44,7 @@ class MultipleChoice(Task):
     def conversation(self, question: str, choices: Sequence[str], right: int | None, rationale: str = "") -> dict:
         """right: the right choice's index, from 0; None if the data set's answer is no choice."""
         if right not in range(len(choices)):
-            raise TaskError(f"the right answer is none of its {len(choices)} choices")
+            raise ValueError(f"the right answer is none of its {len(choices)} choices")
         # The letter follows its choice: small models bind the two better this way.
         listed = [f"- {text}={letter}" for text, letter in zip(choices, LETTERS, strict=False)]
         prompt = "\n".join([question, "", *listed, "", self.closing])

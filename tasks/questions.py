@@ -3,24 +3,16 @@
 import json
 import re
 
-from nanochat.data.hub import fetch, sha256
-from tasks.common import DataSet, ListRows, Task, TaskError, exchange
+from tasks.common import DataSet, Task, exchange
 
 
 class Questions(Task):
     """A file with lines {"question": …, "answer": …}."""
 
-    def open_rows(self) -> ListRows:
-        [file] = self.data.files(self.split)
-        path = fetch([file])[0].path
-        lines = path.read_text(encoding="utf-8").splitlines()
-        # The file is written by hand or by an embedded world.
-        try:
-            rows = [json.loads(line) for line in lines if line]
-            cells = [[row["question"], row["answer"]] for row in rows]
-        except (ValueError, KeyError, TypeError) as error:
-            raise TaskError(f'{file} is not made of lines {{"question": …, "answer": …}} ({error})') from None
-        return ListRows(str(file), cells, {str(file): sha256(path)})
+    def open_rows(self) -> list[list]:
+        [path] = self.fetch_files()
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [[row["question"], row["answer"]] for row in rows]
 
     def conversation(self, question: str, answer: str) -> dict:
         return exchange(question, answer)

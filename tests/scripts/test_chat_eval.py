@@ -14,7 +14,6 @@ from nanochat.report.compare import decisions
 from nanochat.tokenizer import Tokenizer
 from scripts.chat_eval import SOURCES, Config, main
 from tasks import CHAT_CORE, TASKS, open_tasks
-from tasks.common import TaskError
 
 
 @pytest.fixture
@@ -117,9 +116,6 @@ def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys):
     assert "tasks: GSM8K is left out: 1 of 1 files are not available: datasets/openai/gsm8k/" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"gsm8k/main/test-\S+: not in the mirror"):
         open_tasks("GSM8K")
-    files["AQUA"].write_bytes(files["AQUA"].read_bytes()[:-9])
-    with pytest.raises(TaskError, match="is damaged"):  # a damaged file is an error
-        open_tasks("")
     files["AQUA"].unlink()
     with pytest.raises(ValueError, match="no task has its files here"):
         evaluate()
@@ -128,8 +124,7 @@ def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys):
 @pytest.mark.parametrize(
     ("flag", "sentence"),
     [
-        ("--tasks=GSM8K|ARC-Hard", r"--tasks=GSM8K\|ARC-Hard: ARC-Hard is no task, did you mean ARC-Easy\?"),
-        ("--tasks=SmolTalk", "--tasks=SmolTalk: SmolTalk is no task, choose from ARC-Easy, "),  # it has no verdicts
+        ("--tasks=GSM8K|SmolTalk", "SmolTalk is no task, choose from ARC-Easy, "),  # it has no verdicts
         ("--source=sfp", "--source=sfp is not one of base, mid, sft, rl"),
         ("--num-samples=4", "--num-samples=4 would all be the same, add --temperature=1"),
     ],

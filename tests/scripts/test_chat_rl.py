@@ -208,7 +208,7 @@ def test_where_all_answers_are_alike_nothing_is_learned(runs):
 
 def test_what_cannot_be_is_one_sentence(runs):
     for flag, sentence in {
-        "--task=GSM9K": "--tasks=GSM9K: GSM9K is no task, did you mean GSM8K?",
+        "--task=GSM9K": "GSM9K is no task, choose from ARC-Easy, ",
         "--total-batch-size=512": "--total-batch-size does not apply to samples: use --examples-per-step",
         "--task=CLIcK": "EunsuKim/CLIcK has no split train, only test",
         "--task=GSM8K|AQUA": "--task=GSM8K|AQUA: name one task of ",

@@ -1,10 +1,8 @@
-"""Promises of every task: rows in a fixed order, own answers that are right, files by name, faults by file and row."""
+"""Promises of every task: rows in a fixed order, own answers that are right, files and faults by name."""
 
-import os
 import re
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
@@ -12,7 +10,7 @@ from conftest import ROOT
 from nanochat.chat import check_conversation
 from nanochat.data.hub import HubFile
 from tasks import CHAT_CORE, JUDGED, TASKS, multiple_choice
-from tasks.common import TaskError, pick
+from tasks.common import pick
 
 WITH_QUESTIONS = ["ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "AQUA-Rationale", "GSM8K"]
 GOOD_ROW = {"question": "x or y?", "choices": ["x", "y"], "answer": 1}
@@ -57,10 +55,6 @@ def test_every_row_is_a_conversation_with_a_right_answer(name, hub):
         assert task.reward(conversation, answer) == 1.0
         assert not task.evaluate(conversation, "")
         assert task.reward(conversation, "") == 0.0
-        if name == "AQUA-Rationale":
-            assert task.evaluate(conversation, f"{answer} Or: The answer is X.")  # X is no choice
-        else:
-            assert not task.evaluate(conversation, f"{answer}0")
 
 
 @pytest.mark.parametrize("name", WITH_QUESTIONS)
@@ -85,54 +79,16 @@ def test_files_are_named_as_the_hub_names_them():
     assert TASKS["SpellingBee"].files() == []
 
 
-def test_names_are_found_and_guessed():
-    assert pick("gsm8k|ARC-Easy, mmlu", TASKS) == ["GSM8K", "ARC-Easy", "MMLU"]
-    assert pick("MMLU|mmlu", TASKS) == ["MMLU"]
+def test_names_are_found_in_any_case():
+    assert pick("gsm8k|ARC-Easy, mmlu|MMLU", TASKS) == ["GSM8K", "ARC-Easy", "MMLU"]
     assert pick("", TASKS) == []
-    with pytest.raises(ValueError, match=r"--tasks=MMLU\|GSM7K: GSM7K is no task, did you mean GSM8K\?"):
-        pick("MMLU|GSM7K", TASKS)
     with pytest.raises(ValueError, match="chess is no task, choose from ARC-Easy, "):
-        pick("chess", TASKS)
+        pick("MMLU|chess", TASKS)
 
 
-# ---- faults ----
-
-
-@pytest.mark.parametrize(
-    ("name", "split", "sentence"),
-    [
-        ("GSM8K", "tset", "openai/gsm8k has no split tset, only train, test"),
-        ("CLIcK", "train", "EunsuKim/CLIcK has no split train, only test"),  # its train split is our test split
-        ("MMLU", "auxiliary_train", "cais/mmlu has no split auxiliary_train, only train, dev, validation, test"),
-        ("SpellingBee", "validation", "SpellingBee has no split validation, only train, test"),
-    ],
-)
-def test_an_unknown_split_is_named(name, split, sentence):
-    with pytest.raises(TaskError, match=re.escape(sentence)):
-        TASKS[name](split)
-
-
-def test_a_missing_column_is_named(write_rows):
-    write_rows("MMLU", [{"question": "x or y?", "options": ["x", "y"], "answer": 1}])
-    with pytest.raises(TaskError, match=r"all/test-\S+ is damaged, or has other columns: .*choices"):
-        TASKS["MMLU"]()
-
-
-def test_an_empty_split_is_named(write_rows):
-    columns = [("question", pa.string()), ("choices", pa.list_(pa.string())), ("answer", pa.int64())]
-    write_rows("MMLU", [], schema=pa.schema(columns))
-    with pytest.raises(TaskError, match=r"mmlu/all/test-\S+ has no rows: the split test is empty"):
-        TASKS["MMLU"]()
-
-
-def test_an_empty_cell_is_named(write_rows):
+def test_faults_are_named(write_rows):
+    with pytest.raises(ValueError, match="EunsuKim/CLIcK has no split train, only test"):  # our test split is its train
+        TASKS["CLIcK"]("train")
     write_rows("MMLU", [GOOD_ROW, GOOD_ROW | {"question": None}, GOOD_ROW])
-    with pytest.raises(TaskError, match=r"row 1: question is empty"):
+    with pytest.raises(ValueError, match="cais/mmlu, split test, row 1: a cell is empty"):
         list(TASKS["MMLU"]())
-
-
-def test_a_damaged_file_is_named(write_rows):
-    path = write_rows("MMLU", [GOOD_ROW] * 100)
-    os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(TaskError, match=r"mmlu/all/test-\S+ is damaged, or has other columns: "):
-        TASKS["MMLU"]()

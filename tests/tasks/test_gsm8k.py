@@ -6,7 +6,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks import TASKS
-from tasks.common import TaskError
 from tasks.gsm8k import extract_answer
 
 
@@ -17,12 +16,10 @@ from tasks.gsm8k import extract_answer
         ("#### 1,234,567", "1234567"),
         ("#### -5", "-5"),
         ("#### 0.25", "0.25"),
-        ("#### 72 apples in all", "72"),
-        ("#### 12\n#### 13", "12"),
+        ("#### 72 apples in all\n#### 13", "72"),
         ("#### 18.", "18."),  # the authors' rule keeps the full stop
         ("####18", None),
         ("#### $18", None),
-        ("### 18", None),
         ("the answer is 18", None),
         ("", None),
     ],
@@ -61,12 +58,6 @@ def test_no_part_of_a_solution_is_lost(hub):
         assert not any("<<" in text or not text for _, text in parts)
         calls += sum(kind == "python" for kind, _ in parts)
     assert calls > len(answers)
-
-
-def test_an_answer_without_a_number_is_named(write_rows):
-    write_rows("GSM8K", [{"question": "?", "answer": "none"}])
-    with pytest.raises(TaskError, match=r"row 0: its answer has no number after ####"):
-        TASKS["GSM8K"]()[0]
 
 
 def test_a_data_set_may_have_a_reward_of_its_own(world_hub):
