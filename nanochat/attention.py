@@ -3,10 +3,9 @@
 A forward makes one mask per window (`make_mask`), outside the compiled blocks; each layer calls `attend` with a mask.
 """
 
-import importlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+import importlib.util
+from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -23,44 +22,13 @@ Kernel = Callable[..., Tensor]  # q, k, v and the package's own options → atte
 class Mask(NamedTuple):
     """Keys that each query sees, in the form for one path; all layers with the same window share a mask."""
 
-    path: str
+    path: str  # a key in PATHS
     window: int  # most keys that a query sees, including the query's position; 0: no limit
     # (B or 1, 1, Tq, Tk), True where a query sees a key, or flex's BlockMask; None where the kernel needs none.
     allowed: "Tensor | BlockMask | None"
     by_position: bool  # queries stand at given positions, not at the end of the keys
-    bounded: bool  # exp(score * scale) fits into fp32 without subtracting the maximum
-    kernel: Kernel | None  # from the path's package
-
-
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    path: str,
-    window: int = 0,
-    positions: Tensor | None = None,
-    bounded: bool = False,
-    scale: float | None = None,
-) -> Tensor:
-    """Return causal attention from q (B, Tq, H, D) to k and v (B, Tk, Hkv, D); H is a multiple of Hkv.
-
-    Key j stands at position j. Query i in row b stands at positions[b, i]; without positions the queries are the last
-    Tq keys. A query sees keys up to its own position, and only the last `window` keys if window is not 0.
-    """
-    mask = make_mask(
-        path,
-        q.shape[1],
-        k.shape[1],
-        q.device,
-        q.dtype,
-        window=window,
-        positions=positions,
-        bounded=bounded,
-    )
-    if scale is None:
-        scale = q.shape[-1] ** -0.5
-    return attend(q, k, v, mask, scale)
+    bounded: bool  # exp(score * scale) fits into the dtype without subtracting the maximum
+    kernel: Kernel | None = None  # from the package of FlashAttention 3
 
 
 def make_mask(
@@ -68,91 +36,49 @@ def make_mask(
     queries: int,
     keys: int,
     device: torch.device,
-    dtype: torch.dtype,
     *,
     window: int = 0,
     positions: Tensor | None = None,
     bounded: bool = False,
 ) -> Mask:
-    """Return the mask for `attend`; ValueError if the path cannot meet the request.
+    """Return the mask for `attend`. Key j stands at position j, query i in row b at positions[b, i].
 
-    positions: (B or 1, queries). bounded: the caller knows that exp(score * scale) fits into fp32.
+    positions: (B or 1, queries); None: the queries are the last keys. A query sees keys up to its own position, and
+    only the last `window` keys if window is not 0. bounded: the caller knows that exp(score * scale) does not overflow.
     """
-    if path not in PATHS:
-        raise ValueError(f"there is no attention path {path}, choose one of {', '.join(PATHS)}")
-    # Abilities that this call needs from the path (Path.can).
-    needs = set()
-    if window:
-        needs.add("window")
-    if positions is not None:
-        needs.add("positions")
-    reason = _refusal(path, device, dtype, needs)
-    if reason:
-        raise ValueError(f"attention path {path} {reason}; sdpa does everything everywhere")
     if window >= keys:
         window = 0  # every key is in sight: a mask without window costs less
     if positions is None:
         allowed = _cached_mask(path, queries, keys, window, device)
     else:  # new values in each decoding step
+        path = "sdpa" if path == "flash3" else path  # FlashAttention has no masks
         allowed = PATHS[path].mask(positions, keys, window)
-    bounded = bounded and dtype != torch.float16  # the largest fp16 number is exp(11)
-    kernel = _kernel(PATHS[path].package) if PATHS[path].package else None
-    return Mask(
-        path,
-        window,
-        allowed,
-        by_position=positions is not None,
-        bounded=bounded,
-        kernel=kernel,
-    )
+    kernel = _flash_kernel() if path == "flash3" else None
+    return Mask(path, window, allowed, positions is not None, bounded, kernel)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-    """Return attention from q (B, Tq, H, D) to k and v (B, Tk, Hkv, D), by the mask's path."""
+    """Return attention from q (B, Tq, H, D) to k and v (B, Tk, Hkv, D), H a multiple of Hkv, by the mask's path."""
     return PATHS[mask.path].run(q, k, v, mask, scale)
 
 
-def choose(device: torch.device, dtype: torch.dtype, needs: Iterable[str] = ()) -> tuple[str, str]:
-    """Return the fastest path that meets the needs ("window", "positions"), and the reason for the choice."""
-    needed = set(needs)
-    skipped = []  # faster paths, each with the reason against it
-    for name, path in PATHS.items():
-        reason = _refusal(name, device, dtype, needed)
-        # A path may be able, and still slower than the next one without these needs.
-        if not reason and path.pays_with and not path.pays_with & needed:
-            reason = f"pays only with {' or '.join(sorted(path.pays_with))}"
-        if not reason:
-            explanation = "; ".join(skipped) or f"the fastest on {device.type}"
-            return name, f"{name}: {explanation}"
-        skipped.append(f"{name} {reason}")
-    raise AssertionError("the twin does everything everywhere")
-
-
-def find_path(asked: str, device: torch.device, dtype: torch.dtype, needs: Iterable[str] = ()) -> tuple[str, str]:
-    """Return the path for a flag value and the reason; "auto" means the fastest path that meets the needs."""
+def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: bool) -> str:
+    """Return the path for a flag value; "auto" means the fastest path for a model with or without windows."""
     if asked == "auto":
-        return choose(device, dtype, needs)
+        if device.type != "cuda":
+            return "chunks" if device.type == "cpu" else "sdpa"
+        is_hopper = torch.cuda.get_device_capability(device)[0] == 9  # the package has kernels for this family only
+        if is_hopper and dtype != torch.float32 and importlib.util.find_spec("flash_attn_interface"):
+            return "flash3"
+        return "flex" if windows else "sdpa"  # flex skips blocks out of sight
     if asked not in PATHS:
         raise ValueError(f"--attention={asked} is not known, take one of auto, {', '.join(PATHS)}")
-    return asked, f"{asked}: as asked"
+    return asked
 
 
-def _refusal(name: str, device: torch.device, dtype: torch.dtype, needs: set[str]) -> str:
-    """Return the reason against a path, or an empty string if the path can do everything asked."""
-    path = PATHS[name]
-    if path.device not in ("", device.type):
-        return f"is for the device {path.device}"
-    if path.package:
-        # The major number: 9 for Hopper, 10 for Blackwell. Each package has kernels for one of them.
-        if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != path.generation:
-            return "has no kernel for this device"
-        if dtype not in (torch.bfloat16, torch.float16):
-            return f"has no kernel for {dtype}"
-        kernel = _kernel(path.package)
-        if isinstance(kernel, str):  # the reason for a failed import
-            return kernel
-    unmet = " and ".join(sorted(needs - path.can))
-    return f"cannot do {unmet}" if unmet else ""
+@lru_cache(maxsize=1)
+def _flash_kernel() -> Kernel:
+    return importlib.import_module("flash_attn_interface").flash_attn_func
 
 
 # ---- positions ----
@@ -175,22 +101,16 @@ class Rotation(NamedTuple):
     sin: Tensor
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return x (B, T, H, D) rotated by position, in fp32: channel i pairs with i + pairs, later channels stay."""
-        pairs = self.cos.shape[-1]
-        a, b, rest = x.split([pairs, pairs, x.shape[-1] - 2 * pairs], dim=-1)
+        """Return x (B, T, H, D) rotated by position, in fp32: channel i pairs with i + pairs."""
+        a, b = x.chunk(2, dim=-1)
         # (a, b) turns by the angle of its position; the products promote bf16 to fp32.
-        turned = [
-            a * self.cos - b * self.sin,
-            b * self.cos + a * self.sin,
-            rest.float(),
-        ]
-        return torch.cat(turned, dim=-1)
+        return torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], dim=-1)
 
 
 class RotaryTable(nn.Module):
     """Cosines and sines for all positions in a context. No checkpoint holds them: call `fill` after to_empty.
 
-    channels: how many channels per head rotate, in pairs.
+    channels: per head; half as many pairs rotate.
     """
 
     def __init__(self, positions: int, channels: int, base: float):
@@ -211,10 +131,7 @@ class RotaryTable(nn.Module):
         self.sin.copy_(angles.sin())
 
     def forward(self, positions: Tensor | slice) -> Rotation:
-        return Rotation(
-            self.cos[positions].unsqueeze(-2),  # the new axis: heads
-            self.sin[positions].unsqueeze(-2),
-        )
+        return Rotation(self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2))  # the new axis: heads
 
 
 # ---- masks ----
@@ -223,9 +140,7 @@ class RotaryTable(nn.Module):
 def _sees(query: Tensor, key: Tensor, window: int) -> Tensor:
     """Return True for each query that sees a key, both given by position, in shapes that broadcast: the definition."""
     seen = key <= query
-    if window:
-        seen = seen & (key > query - window)
-    return seen
+    return seen & (key > query - window) if window else seen
 
 
 def _dense_mask(positions: Tensor, keys: int, window: int) -> Tensor:
@@ -243,20 +158,16 @@ def _block_mask(positions: Tensor, keys: int, window: int) -> "BlockMask":
         row = row if rows > 1 else row * 0  # one row's positions may stand for all rows
         return _sees(positions[row, query], key, window)
 
-    return create_block_mask(
-        sees,
-        rows if rows > 1 else None,
-        None,  # all heads see the same keys
-        queries,
-        keys,
-        device=positions.device,
-    )
+    rows_or_any = rows if rows > 1 else None
+    return create_block_mask(sees, rows_or_any, None, queries, keys, device=positions.device)  # None: all heads alike
 
 
 @lru_cache(maxsize=16)
 def _cached_mask(path: str, queries: int, keys: int, window: int, device: torch.device) -> "Tensor | BlockMask | None":
     """Return a mask that depends on lengths alone: every training step needs the same few."""
-    if PATHS[path].needs_no_mask(queries, keys, window):
+    # Without a mask torch's kernel is causal from the first key: right for as many queries as keys, or for one query.
+    plainly_causal = path in ("sdpa", "decode") and not window and queries in (1, keys)
+    if path == "flash3" or plainly_causal:
         return None
     # An evaluation may make the mask that the next training step's backward reads.
     with torch.inference_mode(False):
@@ -297,15 +208,8 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
         if mask.window:  # the oldest key that the part's first query sees
             first_key = max(0, earlier + first - mask.window + 1)
         seen = slice(first_key, earlier + end)
-        part = _plain(
-            q[:, first:end],
-            k[:, seen],
-            v[:, seen],
-            mask.allowed[..., first:end, seen],
-            scale,
-            mask.bounded,
-        )
-        parts.append(part)
+        allowed = mask.allowed[..., first:end, seen]
+        parts.append(_plain(q[:, first:end], k[:, seen], v[:, seen], allowed, scale, mask.bounded))
     return torch.cat(parts, dim=1)
 
 
@@ -313,15 +217,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     causal = mask.allowed is None and q.shape[1] > 1  # a single query sees all keys
     grouped = q.shape[2] != k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        mask.allowed,
-        is_causal=causal,
-        scale=scale,
-        enable_gqa=grouped,
-    )
+    out = F.scaled_dot_product_attention(q, k, v, mask.allowed, is_causal=causal, scale=scale, enable_gqa=grouped)
     return out.transpose(1, 2)  # (B, Tq, H, D) again
 
 
@@ -347,104 +243,40 @@ def _compiled(flex_attention: Kernel) -> Kernel:
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-    on_cuda = q.device.type == "cuda"
-    if not on_cuda and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise ValueError(f"attention path flex has no gradient on {q.device.type}; sdpa has")
     run = torch.nn.attention.flex_attention.flex_attention  # imported when the mask was made
     # Uncompiled, flex would hold all scores in memory; inside a compiled block the block's compiler fuses the call.
-    if on_cuda and not torch.compiler.is_compiling():
+    if q.device.type == "cuda" and not torch.compiler.is_compiling():
         run = _compiled(run)
     grouped = q.shape[2] != k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = run(
-        q,
-        k,
-        v,
-        block_mask=mask.allowed,
-        scale=scale,
-        enable_gqa=grouped,
-    )
+    out = run(q, k, v, block_mask=mask.allowed, scale=scale, enable_gqa=grouped)
     return out.transpose(1, 2)
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-    attend_with = partial(mask.kernel, softmax_scale=scale, causal=True)
-    if mask.window:
-        # The package does not count a query's own key.
-        attend_with = partial(attend_with, window_size=(mask.window - 1, 0))
-    out = attend_with(q, k, v)
+    # The package does not count a query's own key; -1: no limit.
+    window = (mask.window - 1, 0) if mask.window else (-1, -1)
+    out = mask.kernel(q, k, v, softmax_scale=scale, causal=True, window_size=window)
     return out[0] if isinstance(out, tuple) else out  # some versions add the log-sum-exp
-
-
-@lru_cache(maxsize=8)
-def _kernel(package: str) -> Kernel | str:
-    """Return a package's attention function, or the reason for its absence."""
-    try:
-        return importlib.import_module(package).flash_attn_func
-    except (ImportError, AttributeError, OSError) as error:  # absent, another version, built for another CUDA
-        return f"needs the package {package} ({type(error).__name__}: {error})"
 
 
 def _twin(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     return _plain(q, k, v, mask.allowed, scale)
 
 
-def _always(queries: int, keys: int, window: int) -> bool:
-    return True
-
-
-def _plain_causal(queries: int, keys: int, window: int) -> bool:
-    # Without a mask torch's kernel is causal from the first key: right for as many queries as keys, or for one query.
-    return not window and queries in (1, keys)
-
-
-def _never(queries: int, keys: int, window: int) -> bool:
-    return False
-
-
-@dataclass(frozen=True)
-class Path:
-    """One way to compute attention. All paths do grouped queries and any lengths."""
+class Path(NamedTuple):
+    """One way to compute attention. All paths do windows, grouped queries and any lengths."""
 
     run: Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]
     # (query positions, keys, window) → Mask.allowed
     mask: "Callable[[Tensor, int, int], Tensor | BlockMask]" = _dense_mask
-    can: frozenset[str] = frozenset({"window", "positions"})  # abilities beyond causal attention
-    needs_no_mask: Callable[[int, int, int], bool] = _never  # (queries, keys, window), without positions
-    pays_with: frozenset[str] = frozenset()  # chosen only when one of these is needed; empty: always
-    device: str = ""  # the only device type; empty: any
-    package: str = ""  # Python package with the kernel, for half precision
-    generation: int = 0  # the only CUDA generation with a kernel in the package
 
 
-FLASH = Path(
-    _flash,
-    can=frozenset({"window"}),
-    needs_no_mask=_always,  # the kernel is causal and knows windows
-)
-PATHS = {  # fastest first
-    "chunks": Path(_chunks, device="cpu"),
-    "flash4": replace(
-        FLASH,
-        package="flash_attn.cute",
-        generation=10,
-    ),
-    "flash3": replace(
-        FLASH,
-        package="flash_attn_interface",
-        generation=9,
-    ),
-    "flex": Path(
-        _flex,
-        _block_mask,
-        pays_with=frozenset({"window"}),  # the kernel skips blocks out of sight
-    ),
-    "sdpa": Path(_sdpa, needs_no_mask=_plain_causal),
+PATHS = {
+    "chunks": Path(_chunks),  # for CPUs
+    "flash3": Path(_flash),  # FlashAttention 3, for Hopper GPUs in half precision
+    "flex": Path(_flex, _block_mask),  # for GPUs
+    "sdpa": Path(_sdpa),
     "twin": Path(_twin),
-    # For generation (fused.py), never chosen by "auto": sdpa comes first.
-    "decode": Path(
-        _decode,
-        device="cpu",
-        needs_no_mask=_plain_causal,
-    ),
+    "decode": Path(_decode),  # for generation on CPUs (fused.py)
 }

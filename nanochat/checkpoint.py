@@ -476,8 +476,8 @@ def build_model(
     checkpointing: bool = False,
 ) -> GPT:
     """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
-    path, reason = find_path(runtime.attention, runtime.device, runtime.dtype, config.attention_needs)
-    print0(f"attention: {reason}")
+    path = find_path(runtime.attention, runtime.device, runtime.dtype, any(config.windows))
+    print0(f"attention: {path}")
     with torch.device("meta"):
         model = new_model(config, path, checkpointing)  # shapes only, no memory yet
     model.to_empty(device=runtime.device)

@@ -17,18 +17,7 @@ from nanochat.models import new_model
 PACKED_ROWS = 32  # the row count for which oneDNN orders a weight; the order is good for one row too
 # Row counts that a packed weight meets. oneDNN keeps 0.5 to 3 MB for each row count and weight shape, up to a
 # thousand: with requests of any length a server would grow by hundreds of MB.
-SIZES = (
-    *range(1, 17),
-    *range(20, 65, 4),
-    96,
-    128,
-    192,
-    256,
-    384,
-    512,
-    768,
-    1024,
-)
+SIZES = (*range(1, 17), *range(20, 65, 4), 96, 128, 192, 256, 384, 512, 768, 1024)
 EXACT_SIZES = frozenset(SIZES)
 
 
@@ -38,14 +27,9 @@ class PackedLinear(nn.Module):
     weights: the model's own, copied by `refresh`. order: the outputs' order, if different from the weights' order.
     """
 
-    def __init__(
-        self,
-        *weights: Tensor,  # (outputs, inputs) each
-        dtype: torch.dtype,
-        order: Tensor | None = None,
-    ):
+    def __init__(self, *weights: Tensor, dtype: torch.dtype, order: Tensor | None = None):
         super().__init__()
-        self.weights = weights
+        self.weights = weights  # (outputs, inputs) each
         self.dtype = dtype
         self.order = order
         self.weight: Tensor | None = None
@@ -76,14 +60,8 @@ class PackedLinear(nn.Module):
         return torch.cat(parts).unflatten(0, x.shape[:-1])
 
     def _product(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(
-            x,
-            self.weight,
-            None,  # bias
-            "none",  # activation fused into the kernel, then arguments and algorithm for one
-            [],
-            "",
-        )
+        # No bias, and no activation fused into the kernel.
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
 
     def _padded(self, rows: Tensor) -> Tensor:
         size = next(size for size in SIZES if size >= len(rows))  # exists: parts have at most SIZES[-1] rows
@@ -91,7 +69,7 @@ class PackedLinear(nn.Module):
 
 
 class PairRotation(NamedTuple):
-    """Complex factors for some positions, (B or none, T, 1, head_dim / 2); 1 for channels that do not rotate."""
+    """Complex factors for some positions, (B or none, T, 1, head_dim / 2)."""
 
     factors: Tensor
 
@@ -104,14 +82,9 @@ class PairRotation(NamedTuple):
 class PairTable(nn.Module):
     """The rotary table as complex numbers, (max_seq_len, head_dim / 2)."""
 
-    def __init__(self, table: RotaryTable, head_dim: int):
+    def __init__(self, table: RotaryTable):
         super().__init__()
-        unrotated = head_dim // 2 - table.cos.shape[1]  # pairs at the end without rotation
-        self.factors = F.pad(
-            torch.complex(table.cos, table.sin),
-            (0, unrotated),
-            value=1,
-        )
+        self.factors = torch.complex(table.cos, table.sin)
 
     def forward(self, positions: Tensor | slice) -> PairRotation:
         return PairRotation(self.factors[positions].unsqueeze(-2))
@@ -139,7 +112,7 @@ def pack(model: GPT) -> GPT:
     # Cast once here instead of in every forward.
     packed.embed.to(dtype)
     packed.value_embeds.to(dtype)
-    packed.rotary = PairTable(packed.rotary, config.head_dim)
+    packed.rotary = PairTable(packed.rotary)
     refresh(packed, model)
     return packed.eval()
 
@@ -153,15 +126,10 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
     weights = source.q.weight, source.k.weight, source.v.weight
     order = torch.arange(sum(map(len, weights)), device=source.q.weight.device)
     order = order.view(-1, config.head_dim)  # (heads + 2 * kv_heads, head_dim)
-    rotating = config.rope_dims or config.head_dim
     heads = config.heads + config.kv_heads  # values keep their order
-    halves = order[:heads, :rotating].unflatten(1, (2, -1))  # channel i pairs with i + pairs
-    order[:heads, :rotating] = halves.mT.flatten(1)
-    attention.qkv = PackedLinear(
-        *weights,
-        dtype=dtype,
-        order=order.flatten(),
-    )
+    halves = order[:heads].unflatten(1, (2, -1))  # channel i pairs with i + head_dim / 2
+    order[:heads] = halves.mT.flatten(1)
+    attention.qkv = PackedLinear(*weights, dtype=dtype, order=order.flatten())
     attention.q = attention.k = attention.v = None
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: matrix units like whole tiles
 SHORT_MULTIPLE = 128  # short windows are a multiple of the attention kernels' tile
+NORM_EPS = 2**-23  # the resolution of fp32 beside 1
 VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels read by the two gates
 
 
@@ -42,14 +43,9 @@ class GPTConfig:
     mlp_ratio: float = 4.0  # hidden units per channel
     window_pattern: str = "SSSL"  # repeated over the layers, the last is always L. S: a quarter of max_seq_len, L: all
     rope_base: float = 100_000.0
-    rope_dims: int = 0  # channels per head that rotate with position; 0: all
-    norm_eps: float = 2**-23  # for every norm: the resolution of fp32 beside 1
-    qk_norm: bool = True
     qk_scale: float = 1.2  # factor for queries and for keys: sharper attention
-    qk_gain: bool = False  # a learned factor per head for the queries, and so for the attention scores
     softcap: float = 15.0  # logits lie within ±softcap; 0: no limit
     tie_embeddings: bool = False
-    embed_norm: bool = True
     residual_lambdas: bool = True  # x = r·x before each block, r learned per layer
     x0_lambdas: bool = True  # x += a·x0 before each block, x0 the input of the first block, a learned per layer
     value_embeds: bool = True  # every other layer, the last included, adds an embedding of the token to its values
@@ -60,24 +56,12 @@ class GPTConfig:
 
     def __post_init__(self):
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)  # the dataclass is frozen
-        for name in ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "mlp_ratio", "norm_eps"):
-            self._require(getattr(self, name) > 0, f"{name} must be above 0")
-        self._require(self.width % self.heads == 0, "width must be a multiple of heads")
-        self._require(self.width >= SMEAR_GATE_INPUTS, f"width must be at least {SMEAR_GATE_INPUTS}")
-        self._require(self.heads % self.kv_heads == 0, "heads must be a multiple of kv_heads")
-        self._require(self.head_dim % 2 == 0, "a head needs an even number of channels: change width or heads")
-        rotates = self.rope_dims % 2 == 0 and 0 <= self.rope_dims <= self.head_dim
-        self._require(rotates, f"rope_dims must be even and at most {self.head_dim}")
-        self._require(self.mlp in MLP_KINDS, f"mlp must be one of {', '.join(MLP_KINDS)}")
-        self._require(bool(re.fullmatch("[SL]+", self.window_pattern)), "window_pattern is made of the letters S and L")
-        can_search = self.smear and self.kv_heads > 1
-        self._require(can_search or not self.induction, "induction needs smear, and kv_heads above 1")
-        self._require(self.softcap >= 0, "softcap must be 0 or above")
-        self._require(self.bos_id < self.vocab_size, "bos_id must be below vocab_size")
-
-    def _require(self, holds: bool, sentence: str) -> None:
-        if not holds:
-            raise ValueError(f"{sentence} ({self})")
+        if self.mlp not in MLP_KINDS:
+            raise ValueError(f"mlp={self.mlp} is not known, take one of {', '.join(MLP_KINDS)}")
+        if not re.fullmatch("[SL]+", self.window_pattern):
+            raise ValueError(f"window_pattern={self.window_pattern} must be made of the letters S and L")
+        if self.induction and not (self.smear and self.kv_heads > 1):
+            raise ValueError("induction needs smear, and kv_heads above 1")
 
     @property
     def head_dim(self) -> int:
@@ -90,14 +74,7 @@ class GPTConfig:
     @property
     def scores_are_bounded(self) -> bool:
         """Return True if exp(score) fits into fp32 for any weights: normed queries and keys have length √head_dim."""
-        unbounded = any(row.in_scores and getattr(self, row.field) for row in PARAMETERS)
-        largest = self.attention_scale * self.head_dim  # score, by Cauchy-Schwarz
-        return self.qk_norm and not unbounded and largest <= SAFE_EXPONENT
-
-    @property
-    def attention_needs(self) -> set[str]:
-        """Return the abilities that training needs in an attention path (attention.Path.can)."""
-        return {"window"} if any(self.windows) else set()
+        return self.attention_scale * self.head_dim <= SAFE_EXPONENT  # by Cauchy-Schwarz
 
     @property
     def padded_vocab(self) -> int:
@@ -116,8 +93,8 @@ class GPTConfig:
 
 
 # Tricks that other programs do not know: a model is exported only if it has these values (export/hf.py).
-LEARNED = ("qk_gain", "residual_lambdas", "x0_lambdas", "value_embeds", "smear", "induction", "backout")
-PLAIN = {"qk_norm": True, "rope_dims": 0, "window_pattern": "L", **dict.fromkeys(LEARNED, False)}
+LEARNED = ("residual_lambdas", "x0_lambdas", "value_embeds", "smear", "induction", "backout")
+PLAIN = {"window_pattern": "L", **dict.fromkeys(LEARNED, False)}
 MLP_KINDS = {  # name → (has a gate, hidden units from the outputs up and gate)
     "relu2": (False, lambda up, gate: F.relu(up).square()),
     "swiglu": (True, lambda up, gate: F.silu(gate) * up),
@@ -145,8 +122,8 @@ class Embedding(nn.Embedding):
     reset_parameters = Linear.reset_parameters
 
 
-def norm(x: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], eps=eps)  # sums squares in fp32 for every dtype of x
+def norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], eps=NORM_EPS)  # sums squares in fp32 for every dtype of x
 
 
 class LayerContext(NamedTuple):
@@ -170,7 +147,6 @@ class Attention(nn.Module):
         self.v = Linear(config.width, config.kv_heads * config.head_dim)
         self.o = Linear(config.width, config.width)
         self.ve_gate = Linear(VALUE_GATE_INPUTS, config.kv_heads) if has_values else None
-        self.qk_gain = nn.Parameter(torch.empty(config.heads)) if config.qk_gain else None
         # For inference (fused.py): one product in place of q, k and v, and the heads of each part of the result.
         self.qkv: nn.Module | None = None
         self.qkv_parts = [config.heads + config.kv_heads, config.kv_heads]
@@ -181,12 +157,8 @@ class Attention(nn.Module):
         if self.ve_gate is not None:
             gate = 3 * torch.sigmoid(self.ve_gate(x[..., :VALUE_GATE_INPUTS]))  # (B, T, kv_heads), from 0 to 3
             v = v + gate[..., None] * layer.values.view_as(v)
-        parts = [self.rotate(part, layer.rotation) for part in parts]
-        if config.qk_norm:
-            parts = [norm(part, config.norm_eps) for part in parts]
+        parts = [norm(self.rotate(part, layer.rotation)) for part in parts]
         q, k = parts if len(parts) == 2 else parts[0].split([config.heads, config.kv_heads], dim=2)
-        if self.qk_gain is not None:
-            q = q * self.qk_gain[:, None]
         k, v = self.keys_and_values(k.to(x.dtype), v, layer.store)
         return self.o(attend(q.to(x.dtype), k, v, layer.mask, config.attention_scale).flatten(-2))
 
@@ -249,7 +221,6 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig, has_values: bool):
         super().__init__()
-        self.eps = config.norm_eps
         self.attn = (InductionAttention if config.induction else Attention)(config, has_values)
         self.mlp = MLP(config)
 
@@ -258,8 +229,8 @@ class Block(nn.Module):
             x = layer.residual_lambda * x
         if layer.x0_lambda is not None:
             x = x + layer.x0_lambda * layer.x0
-        x = x + self.attn(norm(x, self.eps), layer)
-        return x + self.mlp(norm(x, self.eps))
+        x = x + self.attn(norm(x), layer)
+        return x + self.mlp(norm(x))
 
 
 class Context(NamedTuple):
@@ -295,7 +266,7 @@ class GPT(nn.Module):
         self.x0_lambdas = nn.Parameter(torch.empty(config.depth)) if config.x0_lambdas else None
         self.smear_lambda = nn.Parameter(torch.empty(1)) if config.smear else None
         self.backout_lambda = nn.Parameter(torch.empty(1)) if config.backout else None
-        self.rotary = RotaryTable(config.max_seq_len, config.rope_dims or config.head_dim, config.rope_base)
+        self.rotary = RotaryTable(config.max_seq_len, config.head_dim, config.rope_base)
         self.init_buffers()
 
     @property
@@ -365,11 +336,18 @@ class GPT(nn.Module):
         config, length = self.config, ids.shape[1]
         positions = None if cache is None else cache.positions
         keys = length if positions is None else cache.capacity
-        if keys > config.max_seq_len:
-            raise ValueError(f"{keys} positions are more than the model's max_seq_len, {config.max_seq_len}: shorten")
-        options = {"positions": positions, "bounded": config.scores_are_bounded}
-        mask = partial(make_mask, self.attention, length, keys, ids.device, self.compute_dtype, **options)
-        masks = {window: mask(window=window) for window in set(config.windows)}  # shared by layers
+        assert keys <= config.max_seq_len, f"{keys} positions do not fit into the context, {config.max_seq_len}"
+        masks = {}
+        for window in set(config.windows):  # layers share them
+            masks[window] = make_mask(
+                self.attention,
+                length,
+                keys,
+                ids.device,
+                window=window,
+                positions=positions,
+                bounded=config.scores_are_bounded and self.compute_dtype != torch.float16,  # at most exp(11) in fp16
+            )
         rotation = self.rotary(slice(length) if positions is None else positions)
         x0 = self._smear(self._embed(ids), ids, cache)
         return Context(ids, x0, rotation, masks, cache)
@@ -398,11 +376,10 @@ class GPT(nn.Module):
                 middle = x  # for backout
         if config.backout:
             x = x - self.backout_lambda.to(x.dtype) * middle
-        return norm(x, config.norm_eps)
+        return norm(x)
 
     def _embed(self, ids: Tensor) -> Tensor:
-        x = self.embed(ids).to(self.compute_dtype)
-        return norm(x, self.config.norm_eps) if self.config.embed_norm else x
+        return norm(self.embed(ids).to(self.compute_dtype))
 
     def _smear(self, x: Tensor, ids: Tensor, cache: "Cache | None") -> Tensor:
         """Return embeddings x plus a part of the previous token's; a document's first token takes none."""
@@ -441,13 +418,11 @@ class GPT(nn.Module):
 
 
 class ParameterRow(NamedTuple):
-    """Parameters by name. Every parameter matches exactly one row's pattern in PARAMETERS."""
+    """Parameters by name. Every parameter matches one row's pattern in PARAMETERS."""
 
     pattern: str
     group: str  # for the optimizer: a row name in param_groups.RULES
     initial: Initial
-    field: str = ""  # the GPTConfig switch that adds them; empty: every model has them
-    in_scores: bool = False  # they multiply attention scores, which then have no bound
 
 
 def parameter_row(name: str) -> ParameterRow:
@@ -479,18 +454,17 @@ PARAMETERS = (
         lambda t, c, g: t.normal_(0, 0.02 if c.tie_embeddings else 0.8, generator=g),  # tied: also the head
     ),
     ParameterRow(r"head\.weight", "unembedding", lambda t, c, g: t.normal_(0, 0.001, generator=g)),
-    ParameterRow(r"value_embeds\.\d+\.weight", "value_embeds", _uniform(1), "value_embeds"),
-    ParameterRow(r"blocks\.\d+\.attn\.ve_gate\.weight", "matrices", _gate, "value_embeds"),
+    ParameterRow(r"value_embeds\.\d+\.weight", "value_embeds", _uniform(1)),
+    ParameterRow(r"blocks\.\d+\.attn\.ve_gate\.weight", "matrices", _gate),
     ParameterRow(r"blocks\.\d+\.attn\.[qkv]\.weight", "matrices", _uniform(1)),
-    ParameterRow(r"blocks\.\d+\.attn\.qk_gain", "gains", _constant(1), "qk_gain", in_scores=True),
     ParameterRow(r"blocks\.\d+\.mlp\.(up|gate)\.weight", "matrices", _uniform(0.4)),
     ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", _constant(0)),  # write the residual stream
-    ParameterRow(r"residual_lambdas", "residual_lambdas", _line(1.15, 1.05), "residual_lambdas"),
-    ParameterRow(r"x0_lambdas", "x0_lambdas", _line(0.20, 0.05), "x0_lambdas"),
-    ParameterRow(r"smear_gate\.weight", "smear", _gate, "smear"),
+    ParameterRow(r"residual_lambdas", "residual_lambdas", _line(1.15, 1.05)),
+    ParameterRow(r"x0_lambdas", "x0_lambdas", _line(0.20, 0.05)),
+    ParameterRow(r"smear_gate\.weight", "smear", _gate),
     # Induction heads find a token by the one before: smear shows the previous token from the first step on.
-    ParameterRow(r"smear_lambda", "smear", lambda t, config, generator: t.fill_(config.induction), "smear"),
-    ParameterRow(r"backout_lambda", "smear", _constant(0.2), "backout"),
+    ParameterRow(r"smear_lambda", "smear", lambda t, config, generator: t.fill_(config.induction)),
+    ParameterRow(r"backout_lambda", "smear", _constant(0.2)),
 )
 # Optimizer group → kind in parameter_counts; all other groups are "scalars".
 KINDS = {"matrices": "matrices", "embedding": "embed", "unembedding": "head", "value_embeds": "value_embeds"}

@@ -1,21 +1,13 @@
 """The model registry: from a manifest or a --model value to a config, and from a config to a model."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from nanochat.gpt import GPT, PLAIN, GPTConfig
 
 # Other flags set these fields, so --model does not change them.
-SIZE_FIELDS = (
-    "vocab_size",
-    "depth",
-    "width",
-    "heads",
-    "kv_heads",
-    "max_seq_len",
-    "bos_id",
-)
+SIZE_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")
 CONFIGURATIONS = {  # --model: name → fields that differ from the defaults
     "reference": {},
     "october-2025": {**PLAIN, "qk_scale": 1.0, "rope_base": 10_000.0},
@@ -33,16 +25,22 @@ CONFIGURATIONS = {  # --model: name → fields that differ from the defaults
 
 # Kind → config class and model class. Manifests from older runs have no kind, meaning "gpt".
 MODEL_KINDS = {"gpt": (GPTConfig, GPT)}
+# Fields in older manifests, with the only value that models still have.
+FORMER_FIELDS = {"qk_gain": False, "rope_dims": 0, "norm_eps": 2**-23, "qk_norm": True, "embed_norm": True}
 
 
 def config_of(manifest: Mapping[str, Any]) -> GPTConfig:
     """Return the model config described by a checkpoint's manifest."""
-    fields = dict(manifest["model"])
-    kind = fields.pop("kind", "gpt")
+    entry = dict(manifest["model"])
+    kind = entry.pop("kind", "gpt")
     if kind not in MODEL_KINDS:
         raise ValueError(f"this checkpoint holds a model of kind {kind}, take one of {', '.join(MODEL_KINDS)}")
     config_class, _ = MODEL_KINDS[kind]
-    return config_class(**fields)
+    known = {field.name for field in fields(config_class)}
+    for name in entry.keys() - known:
+        if entry.pop(name) != FORMER_FIELDS.get(name, ...):
+            raise ValueError(f"this checkpoint holds a model with {name}, which this version does not have")
+    return config_class(**entry)
 
 
 def describe_config(config: GPTConfig) -> dict[str, Any]:
@@ -64,33 +62,20 @@ def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = 
 def config_fields(text: str) -> dict[str, Any]:
     """Return the GPTConfig fields for a --model value: a name in CONFIGURATIONS, then changes to single fields.
 
-    "reference,qk_gain=true,softcap=0" is the reference with two fields changed. Sizes have separate flags.
+    "reference,backout=false,softcap=0" is the reference with two fields changed. Sizes have separate flags.
     """
     name, *changes = text.split(",")
     if name not in CONFIGURATIONS:
         raise ValueError(f"--model={name} is not known, take one of {', '.join(CONFIGURATIONS)}")
-    fields = dict(CONFIGURATIONS[name])
-    # The type of a default decides how a value is parsed.
+    changed = dict(CONFIGURATIONS[name])
     defaults = {name: value for name, value in asdict(GPTConfig()).items() if name not in SIZE_FIELDS}
     for change in changes:
         field, _, value = change.partition("=")
         if field not in defaults:
             raise ValueError(f"--model={text}: {field} is no field of GPTConfig, take one of {', '.join(defaults)}")
-        fields[field] = _parsed(
-            value,
-            type(defaults[field]),
-            name=f"--model={text}: {field}",
-        )
-    return fields
-
-
-def _parsed(value: str, kind: type, name: str) -> Any:
-    """Return a field value read from text; `name` begins the error message."""
-    if kind is bool:  # bool("false") would be True
-        if value not in ("true", "false"):
-            raise ValueError(f"{name} is {value}, write true or false")
-        return value == "true"
-    try:
-        return kind(value)
-    except ValueError:
-        raise ValueError(f"{name} is {value}, write a value of type {kind.__name__}") from None
+        kind = type(defaults[field])
+        try:
+            changed[field] = {"true": True, "false": False}[value] if kind is bool else kind(value)
+        except (KeyError, ValueError):
+            raise ValueError(f"--model={text}: {field} cannot be {value}, write a {kind.__name__}") from None
+    return changed

@@ -35,8 +35,6 @@ RULES = (
     Rule("value_embeds", "adamw", "embedding_lr", 0.5, BOTH, (0.8, 0.995), 0.01),
     Rule("residual_lambdas", "adamw", "scalar_lr", 0.01, BATCH, (0.8, 0.95), 0.05, NOISE),
     Rule("x0_lambdas", "adamw", "scalar_lr", 1.0, BATCH, (0.96, 0.95), 0.0, NOISE),  # needs a longer memory
-    # A gain multiplies like a residual lambda, but has no reason to decay to 0.
-    Rule("gains", "adamw", "scalar_lr", 0.01, BATCH, (0.8, 0.95)),
     Rule("smear", "adamw", "", 0.2, (), (0.8, 0.95), 0.0, NOISE),
     Rule("matrices", "muon", "matrix_lr", 1.0, BATCH, (0.95, 0.9), None),
 )
@@ -68,14 +66,5 @@ def build_groups(
         for scale in rule.scaled_by:
             lr *= scales[scale]
         decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
-        group = Group(
-            rule.name,
-            rule.kind,
-            members[rule.name],
-            lr,
-            *rule.betas,
-            decay,
-            rule.eps,
-        )
-        groups.append(group)
+        groups.append(Group(rule.name, rule.kind, members[rule.name], lr, *rule.betas, decay, rule.eps))
     return groups

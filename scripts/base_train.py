@@ -45,7 +45,7 @@ class Config(TextSettings, TrainingSettings):
     # Master weights stay fp32; fp8.convert picks the layers.
     fp8: bool = option(False, "compute matrix products in 8 bits, on GPUs that can", group="device")
 
-    # A row of models.CONFIGURATIONS; fields of GPTConfig may follow: --model=reference,qk_gain=true
+    # A row of models.CONFIGURATIONS; fields of GPTConfig may follow: --model=reference,backout=false
     model: str = option("reference", "architecture: reference, induction, october-2025 or portable", group="model")
     # With --aspect-ratio and --head-dim, depth gives width and heads: see scaling._sizes.
     depth: Count = option(12, "layers; other sizes follow from it", group="model", least=1, unit="LAYERS")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from nanochat import schedules
-from nanochat.attention import choose
 from nanochat.checkpoint import build_model
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, read_metrics
@@ -20,7 +19,7 @@ from nanochat.runtime import Runtime, stop_requests
 from nanochat.train import Evaluation, LoopOptions, State, TrainingLoop
 
 CPU = torch.device("cpu")
-ALONE = Runtime(CPU, torch.float32, choose(CPU, torch.float32)[0])
+ALONE = Runtime(CPU, torch.float32, "chunks")
 AHEAD = replace(ALONE, device=torch.device("cuda"))  # the loop runs ahead of what it computes, as on a GPU; on the CPU
 ROWS, LENGTH, VOCABULARY = 8, 32, 128
 EXACT = 1e-5  # two models are equal

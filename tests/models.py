@@ -12,7 +12,7 @@ from nanochat.tokenizer import Tokenizer
 
 BOS = 3
 SMALL = {"vocab_size": 100, "depth": 4, "width": 64, "heads": 4, "kv_heads": 2, "max_seq_len": 512, "bos_id": BOS}
-ODD_SHAPES = {"rope_dims": 6, "tie_embeddings": True, "qk_gain": True, "mlp": "swiglu", "window_pattern": "S"}
+ODD_SHAPES = {"tie_embeddings": True, "mlp": "swiglu", "window_pattern": "S"}
 CONFIGS = {name: {**SMALL, **fields} for name, fields in CONFIGURATIONS.items()}
 CONFIGS["odd shapes"] = {**SMALL, **ODD_SHAPES, "depth": 3, "kv_heads": 1, "mlp_ratio": 1.7}
 

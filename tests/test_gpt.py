@@ -1,42 +1,29 @@
 """The model: shape, initial values, layers, and the forward by hand."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from models import BOS, CONFIGS, SMALL, lively, tokens
-from torch import nn
 
-from nanochat.attention import Rotation
-from nanochat.gpt import GPT, GPTConfig, InductionAttention, Linear, norm, previous
+from nanochat.gpt import GPT, GPTConfig
 from nanochat.models import CONFIGURATIONS
 
 # ---- configuration ----
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("fields", "words"),
     [
-        ("width", 65, "width must be a multiple of heads"),
-        ("width", 8, "width must be at least 24"),
-        ("width", 60, "even number of channels"),
-        ("heads", 0, "heads must be above 0"),
-        ("kv_heads", 3, "heads must be a multiple of kv_heads"),
-        ("depth", 0, "depth must be above 0"),
-        ("rope_dims", 18, "rope_dims must be even and at most 16"),
-        ("rope_dims", 3, "rope_dims must be even"),
-        ("mlp", "gelu", "mlp must be one of relu2, swiglu"),
-        ("window_pattern", "SX", "letters S and L"),
-        ("window_pattern", "", "letters S and L"),
-        ("softcap", -1.0, "softcap must be 0 or above"),
-        ("bos_id", 100, "bos_id must be below vocab_size"),
+        ({"mlp": "gelu"}, "mlp=gelu is not known, take one of relu2, swiglu"),
+        ({"window_pattern": "SX"}, "letters S and L"),
+        ({"induction": True, "smear": False}, "induction needs smear"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused(field, value, words):
+def test_a_config_that_cannot_be_is_refused(fields, words):
     with pytest.raises(ValueError, match=words):
-        GPTConfig(**{**SMALL, field: value})
+        GPTConfig(**SMALL, **fields)
 
 
 def test_the_reference_shapes():
@@ -78,9 +65,6 @@ def test_counts_of_the_reference_at_depth_24():
     counts = {kind: round(count / 1e6, 1) for kind, count in model.parameter_counts().items()}
     expected = {"matrices": 679.5, "embed": 50.3, "head": 50.3, "value_embeds": 604.0, "scalars": 0.0, "total": 1384.1}
     assert counts == expected
-    assert model.parameter_counts()["matrices"] == 24 * 12 * 1536**2 + 12 * 12 * 12
-    assert 12 * 1536 * (18 * 512 + 6 * 2048) == 396_361_728  # attention
-    assert model.flops_per_token() == 6 * (679_478_976 + 50_331_648 + 24) + 396_361_728
     assert round(model.flops_per_token() / 1e9, 2) == 4.78  # the reference gives 4.77
 
 
@@ -88,13 +72,12 @@ def test_counts_of_the_reference_at_depth_24():
 
 
 def test_initial_values():
-    model = GPT(GPTConfig(**{**SMALL, "width": 256}, qk_gain=True))
+    model = GPT(GPTConfig(**{**SMALL, "width": 256}))
     model.init_weights(11)
     values = dict(model.named_parameters())
     bound = 3**0.5 / 256**0.5
-    for name, largest in {"q": 1.0, "k": 1.0, "v": 1.0}.items():
-        weight = values[f"blocks.2.attn.{name}.weight"]
-        assert 0.95 * bound * largest < weight.abs().max() < bound * largest
+    for name in ("q", "k", "v"):
+        assert 0.95 * bound < values[f"blocks.2.attn.{name}.weight"].abs().max() < bound
     assert 0.95 < values["blocks.0.mlp.up.weight"].std() * 256**0.5 / 0.4 < 1.05
     assert 0.95 < values["value_embeds.1.weight"].std() * 256**0.5 < 1.05
     assert 0.77 < values["embed.weight"].std() < 0.83
@@ -107,7 +90,6 @@ def test_initial_values():
     torch.testing.assert_close(model.residual_lambdas.data, torch.tensor([1.15, 1.15 - 0.1 / 3, 1.05 + 0.1 / 3, 1.05]))
     torch.testing.assert_close(model.x0_lambdas.data, torch.tensor([0.20, 0.15, 0.10, 0.05]))
     assert model.backout_lambda.item() == pytest.approx(0.2)
-    assert (model.blocks[0].attn.qk_gain == 1).all()
 
 
 def test_the_seed_alone_decides():
@@ -124,17 +106,10 @@ def test_the_seed_alone_decides():
     assert not torch.equal(here.blocks[2].attn.q.weight, other.blocks[2].attn.q.weight)
     assert not torch.equal(here.blocks[2].attn.q.weight, here.blocks[1].attn.q.weight)
     assert torch.equal(here(tokens()), there(tokens()))  # the tables of rotation are filled too
-
-
-def test_loaded_weights_need_only_the_buffers():
-    model = lively(SMALL)
-    with torch.device("meta"):
-        other = GPT(model.config)
-    other.to_empty(device="cpu")
-    other.load_state_dict(model.state_dict())
-    other.init_buffers()
-    assert torch.equal(model(tokens()), other(tokens()))
-    assert not any("rotary" in name for name in model.state_dict())
+    there.to_empty(device="cpu")
+    there.load_state_dict(here.state_dict())
+    there.init_buffers()  # no file has them
+    assert torch.equal(here(tokens()), there(tokens()))
 
 
 # ---- what it computes ----
@@ -222,47 +197,6 @@ def test_the_loss_is_the_plain_one():
     assert (plain[:, -7:] == 0).all()
 
 
-def test_longer_than_the_tables_is_refused():
-    model = lively(SMALL)
-    with pytest.raises(ValueError, match="600 positions are more than the model's max_seq_len, 512"):
-        model(tokens(1, 600))
-
-
-# ---- layers ----
-
-
-def test_gradients_of_a_product_add_up_in_fp32():
-    layer, plain = Linear(8, 4), nn.Linear(8, 4, bias=False)
-    nn.init.normal_(layer.weight)
-    plain.load_state_dict(layer.state_dict())
-    x = torch.randn(3, 8, dtype=torch.bfloat16)
-    out = layer(x)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float(), plain(x.float()), atol=0.1, rtol=0.02)
-    out.sum().backward()
-    assert layer.weight.grad.dtype == torch.float32
-
-
-def test_building_a_model_draws_no_random_numbers():
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    GPT(GPTConfig(**SMALL))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_the_norm_is_the_root_of_the_mean_square():
-    x = torch.tensor([[3.0, 4.0]])
-    torch.testing.assert_close(norm(x, 0.0), x / math.sqrt(12.5))
-    torch.testing.assert_close(norm(x, 12.5), x / 5)
-
-
-def test_each_token_gets_the_value_of_the_token_before_it():
-    x, first = torch.randn(2, 5, 3), torch.randn(2, 1, 3)
-    assert torch.equal(previous(x)[:, 1:], x[:, :-1])
-    assert not previous(x)[:, 0].any()
-    assert torch.equal(previous(x, first)[:, :1], first)
-
-
 # ---- induction ----
 
 
@@ -288,18 +222,3 @@ def loss_of_a_repetition(**fields) -> float:
 def test_induction_heads_soon_learn_to_look_up():
     assert loss_of_a_repetition(induction=True) < 2.2
     assert loss_of_a_repetition() > 3
-
-
-def test_induction_heads_have_the_keys_before_and_do_not_rotate():
-    config = GPTConfig(**{**SMALL, "induction": True})
-    attention = InductionAttention(config, has_values=False)
-    k, v = torch.randn(2, 5, 2, 16), torch.randn(2, 5, 2, 16)
-    seen, values = attention.keys_and_values(k, v, None)
-    assert torch.equal(seen[:, :, 0], previous(k[:, :, 0]))
-    assert torch.equal(seen[:, :, 1], k[:, :, 1])
-    assert values is v
-    rotation = Rotation(torch.full((5, 1, 8), 0.6), torch.full((5, 1, 8), 0.8))
-    q = torch.randn(2, 5, 4, 16)
-    rotated = attention.rotate(q, rotation)
-    assert torch.equal(rotated[:, :, :2], q[:, :, :2])
-    assert torch.equal(rotated[:, :, 2:], rotation.apply(q[:, :, 2:]))

@@ -14,8 +14,9 @@ from nanochat.gpt import PARAMETERS, GPTConfig, parameter_row
 from nanochat.param_groups import LEARNING_RATES, RULES, build_groups
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, torch.bfloat16) for name in CONFIGS), ("reference", torch.float16)]
+)
 def test_half_precision_is_close_and_gradients_are_fp32(name, dtype):
     model, ids = lively(CONFIGS[name]), tokens()
     exact, loss = model(ids), model(ids, ids)
@@ -29,26 +30,11 @@ def test_half_precision_is_close_and_gradients_are_fp32(name, dtype):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_norms_hold_where_squares_overflow():
-    model, ids = lively({**SMALL, "embed_norm": False}), tokens()
-    model.compute_dtype = torch.float16
-    with torch.no_grad():
-        model.embed.weight *= 3000  # squares are beyond fp16
-    assert model.hidden(ids).isfinite().all()
-
-
 def gradients(model, ids):
     model.zero_grad()
     loss = model(ids, ids)
     (loss / ids.numel()).backward()
     return {"loss": loss.detach(), **{name: parameter.grad for name, parameter in model.named_parameters()}}
-
-
-@pytest.mark.parametrize("path", ["chunks", "twin"])
-def test_attention_paths_give_the_same_gradients(path):
-    ids = tokens()
-    ours, usual = gradients(lively(SMALL, attention=path), ids), gradients(lively(SMALL), ids)
-    torch.testing.assert_close(ours, usual, atol=1e-5, rtol=1e-4)
 
 
 def test_checkpointing_keeps_less():
@@ -88,8 +74,6 @@ OTHER_VALUES = {
     "mlp_ratio": 2.0,
     "window_pattern": "L",
     "rope_base": 10_000.0,
-    "rope_dims": 8,
-    "norm_eps": 1e-2,
     "qk_scale": 1.0,
     "softcap": 0.0,
     "bos_id": -1,
@@ -132,12 +116,9 @@ def test_every_field_is_known_to_inference(field):
 
 
 def test_every_field_has_optimizer_groups(field):
-    """The parameters that a field adds are those of its rows in gpt.PARAMETERS, each in exactly one group."""
+    """Each parameter is in exactly one group."""
     model = lively(switched(field))
     names = {name for name, _ in model.named_parameters()}
-    added = names ^ {name for name, _ in lively(SMALL).named_parameters()}
-    if isinstance(field.default, bool) and field.name != "tie_embeddings":
-        assert {parameter_row(name).field for name in added} <= {field.name}
     rates = dict.fromkeys(LEARNING_RATES, 0.1)
     options = {"batch_scale": 1.0, "width": 64, "matrix_weight_decay": 0.1}
     groups = build_groups(model.named_parameters(), learning_rates=rates, **options)
@@ -145,8 +126,7 @@ def test_every_field_has_optimizer_groups(field):
 
 
 def test_every_row_of_parameters_is_used():
-    switches = {row.field for row in PARAMETERS} - {""}
-    model = lively({**SMALL, **dict.fromkeys(switches, True), "mlp": "swiglu"})
+    model = lively({**SMALL, "mlp": "swiglu"})  # the reference has all tricks
     rows = {parameter_row(name) for name, _ in model.named_parameters()}
     assert rows == set(PARAMETERS)
     assert {row.group for row in PARAMETERS} == {rule.name for rule in RULES}
@@ -203,21 +183,12 @@ def test_decoding_in_half_precision_is_near(name):
     assert_decoding_is_the_full_pass(CONFIGS[name], "decode", torch.bfloat16, 0.03)
 
 
-@pytest.mark.parametrize("path", ["decode", "chunks", "twin", "sdpa"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_decoding_is_the_full_pass(name, path):
-    assert_decoding_is_the_full_pass(CONFIGS[name], path)
+def test_decoding_is_the_full_pass(name):
+    assert_decoding_is_the_full_pass(CONFIGS[name], "decode")
 
 
-def test_a_cache_beyond_the_tables_is_refused():
-    model = lively(SMALL)
-    cache = KVCache(model.config, 1, 513, torch.float32, torch.device("cpu"))
-    with pytest.raises(ValueError, match="513 positions are more than the model's max_seq_len"):
-        model.hidden(tokens(1, 1), cache=cache.next_tokens(torch.tensor([[5]]), torch.tensor([[1]]), 513))
-
-
-@pytest.mark.parametrize("path", ["sdpa", "chunks", "twin"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "path"), [*((name, "chunks") for name in CONFIGS), ("reference", "sdpa")])
 def test_rows_behind_a_prefix_are_texts_of_their_own(name, path):
     """Rows behind texts of unequal lengths, one longer than the window, one empty; gradients flow through both."""
     model, plain, ids = lively(CONFIGS[name], attention=path), lively(CONFIGS[name]), tokens(3, 330)

@@ -10,10 +10,7 @@ NAMES = [
     *"embed.weight head.weight residual_lambdas x0_lambdas smear_gate.weight smear_lambda backout_lambda".split(),
     "value_embeds.1.weight",
     "value_embeds.11.weight",
-    *(
-        f"blocks.0.attn.{part}"
-        for part in ["q.weight", "k.weight", "v.weight", "o.weight", "ve_gate.weight", "qk_gain"]
-    ),
+    *(f"blocks.0.attn.{part}" for part in ["q.weight", "k.weight", "v.weight", "o.weight", "ve_gate.weight"]),
     *(f"blocks.10.mlp.{part}.weight" for part in ["up", "gate", "down"]),
 ]
 
@@ -70,7 +67,6 @@ def test_learning_rates_scale_with_batch_and_width():
             "value_embeds": 0.15,
             "residual_lambdas": 0.005,
             "x0_lambdas": 0.5,
-            "gains": 0.005,
             "smear": 0.2,
             "matrices": 0.02,
         }
@@ -89,4 +85,4 @@ def test_every_learning_rate_is_a_flag():
 def test_weight_decay():
     found = groups(matrix_weight_decay=0.25)
     assert (found["matrices"].weight_decay, found["matrices"].initial_weight_decay) == (0.25, 0.25)
-    assert found["x0_lambdas"].weight_decay == found["gains"].weight_decay == 0
+    assert found["x0_lambdas"].weight_decay == 0

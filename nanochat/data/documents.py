@@ -323,19 +323,17 @@ def _write_shards(
     # Equal documents have equal hashes, and all go into validation.
     if not rows["train"]:
         raise ValueError(f"--data: {name} needs two different documents, one for training and one for validation")
-    summary = f"{rows['train']:,} documents for training, {rows['val']:,} for validation, {blank:,} blank left out"
-    if problems.count:
-        summary += f", {problems.count:,} bad left out (the first: {problems.first[0]})"
-    print0(f"data: {name}: {summary}")
+    counts = f"{rows['train']:,} documents for training, {rows['val']:,} for validation"
+    print0(f"data: {name}: {counts}, {blank:,} blank and {problems.count:,} bad left out")
 
 
 def _all_documents(name: str, files: Sequence[Path], problems: Problems) -> Iterator[str]:
     progress = Progress(f"data: convert {name}", "documents")
     done = 0
-    for number, file in enumerate(files, 1):
+    for file in files:
         for text in documents(file, problems):
             done += 1
-            progress.update(done, note=f"file {number:,} of {len(files):,}")
+            progress.update(done)
             yield text
 
 

@@ -22,7 +22,6 @@ from nanochat.export.hf import (
     compare_models,
     hf_settings,
     hf_weights,
-    is_tied,
 )
 from nanochat.tokenizer import Tokenizer
 
@@ -114,10 +113,8 @@ def gguf_tensors(exported: Exported) -> Iterator[tuple[str, np.ndarray]]:
     architecture = ARCHITECTURES[ARCHITECTURE]
     config = exported.model.config
     for name, weight in hf_weights(exported.model, architecture):
-        # A shared table is stored once.
-        if name != "lm_head.weight" or not is_tied(config, architecture):
-            # Users quantize with llama.cpp's own program.
-            yield gguf_name(name, config.depth), weight.float().cpu().numpy()
+        # Users quantize with llama.cpp's own program.
+        yield gguf_name(name, config.depth), weight.float().cpu().numpy()
 
 
 def gguf_name(name: str, depth: int) -> str:

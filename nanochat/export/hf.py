@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nanochat.checkpoint import check_free_space, steps
 from nanochat.export import tokenizers as tokenizer_files
-from nanochat.gpt import GPT, PLAIN, GPTConfig, norm
+from nanochat.gpt import GPT, NORM_EPS, PLAIN, GPTConfig, norm
 from nanochat.log import format_value, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import publish_folder, stage_dir, write_text
@@ -70,7 +70,7 @@ def export(write: Writer, exported: Exported, out: Path) -> None:
 # ---- architectures ----
 
 # Sizes that every architecture has under another name.
-_SIZES = "vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base norm_eps tie_embeddings".split()
+_SIZES = "vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base tie_embeddings".split()
 # Tricks that no architecture has: the only value that can be exported.
 _OFF = {**PLAIN, "bos_id": -1}
 _ATTENTION = {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"}
@@ -94,7 +94,7 @@ ARCHITECTURES = {
         model_type="nanochat",
         preset="october-2025",
         linears=_ATTENTION | {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
-        required=_OFF | {"mlp": "relu2", "embed_norm": True, "qk_scale": 1.0},
+        required=_OFF | {"mlp": "relu2", "qk_scale": 1.0},
         supported={"softcap"},
         rotates_backwards=True,
     ),
@@ -103,7 +103,7 @@ ARCHITECTURES = {
         preset="portable",
         linears=_ATTENTION | {f"mlp.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
         required=_OFF | {"mlp": "swiglu", "softcap": 0.0},
-        supported={"embed_norm", "qk_scale"},  # both go into weights
+        supported={"qk_scale"},  # goes into weights
         has_norm_weights=True,
     ),
 }
@@ -112,8 +112,7 @@ ARCHITECTURES = {
 def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
     """Return the settings that the architecture cannot represent, as name=value."""
     values = asdict(config)
-    # Settings without effect need no equivalent: rotation of all channels, windows as long as the context, …
-    values["rope_dims"] = config.rope_dims % config.head_dim
+    # Settings without effect need no equivalent, such as windows as long as the context.
     if not any(config.windows):
         values["window_pattern"] = "L"
     if not config.smear:
@@ -154,7 +153,7 @@ def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
         "max_position_embeddings": config.max_seq_len,
-        "rms_norm_eps": config.norm_eps,
+        "rms_norm_eps": NORM_EPS,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
         "tie_word_embeddings": is_tied(config, architecture),
         "bos_token_id": special_tokens[tokenizer_files.BOS],
@@ -166,22 +165,17 @@ def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str
     return settings
 
 
-def _folds_embed_norm(config: GPTConfig, architecture: Architecture) -> bool:
-    """Return True if the norm behind the embedding goes into the rows of the exported table."""
-    return config.embed_norm and "embed_norm" in architecture.supported
-
-
 def is_tied(config: GPTConfig, architecture: Architecture) -> bool:
     """Return True if head and embedding share a table there, too; normed rows are for the embedding only."""
-    return config.tie_embeddings and not _folds_embed_norm(config, architecture)
+    return config.tie_embeddings and not architecture.has_norm_weights
 
 
 def hf_weights(model: GPT, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
     """Yield names and tensors of the architecture, without the rows that pad our vocabulary."""
     config = model.config
     rows = model.embed.weight.detach()[: config.vocab_size]  # (vocab_size, width)
-    if _folds_embed_norm(config, architecture):
-        rows = norm(rows, config.norm_eps)
+    if architecture.has_norm_weights:  # and no norm behind the embedding: it goes into the rows
+        rows = norm(rows)
     yield "model.embed_tokens.weight", rows
     yield "lm_head.weight", model.head_weight.detach()[: config.vocab_size]
     # Our norms have no weights: ones, and the scale for queries and keys.

@@ -25,12 +25,11 @@ def tokenizer() -> Tokenizer:
     return tokenizer_of()
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["two tables", "one table"])
-def written(tokenizer, tmp_path_factory, request):
-    """The model, and the arguments of write_file; the head shares the table of the embedding, or not."""
-    fields = {"tie_embeddings": True, "embed_norm": False} if request.param else {}
+@pytest.fixture(scope="module")
+def written(tokenizer, tmp_path_factory):
+    """The model, and the arguments of write_file."""
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
-    exported = Exported("d4", "d4", trained("portable", tokenizer, **fields), tokenizer, {}, [], path.parent)
+    exported = Exported("d4", "d4", trained("portable", tokenizer), tokenizer, {}, [], path.parent)
     content = path, gguf_metadata(exported, "llama-bpe"), dict(gguf_tensors(exported))
     write_file(*content)
     return exported, content
