@@ -5,9 +5,9 @@ only multiplies by one number. The Triton kernel is in cross_entropy_triton.py, 
 kernels of a module, and triton is imported only where it is used.
 """
 
-import functools
 import importlib.util
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ LEAST_TOKENS = {False: 64, True: 512}
 
 # (logits (n, V), targets (n,), softcap, vocab_size, with_gradient) → losses (n,), and the gradient of the logits in
 # their dtype or None. A form may overwrite the logits.
-Form = Callable[[Tensor, Tensor, float, int, bool], tuple[Tensor, Tensor | None]]
+Losses = tuple[Tensor, Tensor | None]
+Form = Callable[[Tensor, Tensor, float, int, bool], Losses]
 
 
 def cross_entropy(
@@ -40,11 +41,9 @@ def cross_entropy(
     """Return the losses of logits softcap·tanh(z / softcap), z = hidden @ weightᵀ, of all targets that are not -1.
 
     hidden (N, D); weight (V, D) in any dtype, padding from row vocab_size on; targets (N,). reduction: "sum", a scalar,
-    or "none", (N,); in fp32 (fp64 for fp64). softcap: 0 for none. chunk: tokens, 0: chosen. form: a key of FORMS.
+    or "none", (N,); in fp32. softcap: 0 for none. chunk: tokens, 0: chosen. form: a key of FORMS.
     """
-    assert reduction in ("sum", "none"), reduction
-    assert hidden.shape == (len(targets), weight.shape[1]), (hidden.shape, weight.shape, targets.shape)
-    chunk_losses = FORMS[form or choose_form(hidden.device)[0]]
+    chunk_losses = FORMS[form or choose_form(hidden.device)]
     vocab_size = vocab_size or len(weight)
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     fitting = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
@@ -54,17 +53,19 @@ def cross_entropy(
     if recorded and reduction == "sum":
         return _SumOfLosses.apply(hidden, weight, targets, chunk, chunk_losses, softcap, vocab_size)
     head = weight if recorded else weight.to(hidden.dtype)  # cast once, unless gradients of chunks add up in it
+    each = []
+    for rows, labels in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+        if recorded:  # autograd differentiates losses of single tokens, and computes the chunk's logits again for that
+            options = (torch_form, softcap, vocab_size)
+            each.append(checkpoint(_losses, rows, head, labels, *options, use_reentrant=False))
+        else:
+            each.append(_losses(rows, head, labels, chunk_losses, softcap, vocab_size))
+    return torch.cat(each) if reduction == "none" else torch.cat(each).sum()
 
-    def losses(hidden: Tensor, targets: Tensor) -> Tensor:
-        logits = hidden @ head.to(hidden.dtype).t()
-        form = torch_form if recorded else chunk_losses
-        return form(logits, targets, softcap, vocab_size, False)[0]
 
-    if recorded:  # autograd differentiates losses of single tokens, and computes the logits of a chunk again for that
-        losses = functools.partial(checkpoint, losses, use_reentrant=False)
-    parts = map(losses, hidden.split(chunk), targets.split(chunk))
-    each = torch.cat(list(parts))
-    return each if reduction == "none" else each.sum()
+def _losses(hidden: Tensor, head: Tensor, targets: Tensor, form: Form, softcap: float, vocab_size: int) -> Tensor:
+    logits = hidden @ head.to(hidden.dtype).t()
+    return form(logits, targets, softcap, vocab_size, False)[0]
 
 
 class _SumOfLosses(torch.autograd.Function):
@@ -82,10 +83,9 @@ class _SumOfLosses(torch.autograd.Function):
         vocab_size: int,
     ) -> Tensor:
         head = weight.to(hidden.dtype)
-        # Sums are kept in fp32 at least.
-        total = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
+        total = torch.zeros((), device=hidden.device)  # sums are kept in fp32
         hidden_gradient = torch.empty_like(hidden)
-        weight_gradient = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
         chunks = zip(hidden.split(chunk), targets.split(chunk), hidden_gradient.split(chunk), strict=True)
         for rows, labels, rows_gradient in chunks:
             logits = rows @ head.t()
@@ -106,11 +106,9 @@ class _SumOfLosses(torch.autograd.Function):
 # ---- forms ----
 
 
-def torch_form(
-    logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Compute the softmax in fp32 at least, in few passes over memory: a CPU spends its time on them."""
-    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool) -> Losses:
+    """Compute the softmax in fp32, in few passes over memory: a CPU spends its time on them."""
+    z = logits.float()
     if softcap:
         bent = 1 - 2 / (1 + torch.exp(z * (2 / softcap)))  # tanh, which takes three times as long
         z = bent * softcap
@@ -132,21 +130,17 @@ def torch_form(
     return losses, gradient.to(logits.dtype)
 
 
-@functools.cache
+@cache
 def _compiled() -> Form:
     return torch.compile(torch_form, dynamic=True)
 
 
-def compiled_form(
-    logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool
-) -> tuple[Tensor, Tensor | None]:
+def compiled_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool) -> Losses:
     form = torch_form if torch.compiler.is_compiling() else _compiled()
     return form(logits, targets, softcap, vocab_size, with_gradient)
 
 
-def triton_form(
-    logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool
-) -> tuple[Tensor, Tensor | None]:
+def triton_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool) -> Losses:
     from nanochat import cross_entropy_triton  # imports triton, which some platforms lack
 
     return cross_entropy_triton.triton_losses(logits, targets, softcap, vocab_size, with_gradient, ignored=IGNORED)
@@ -155,9 +149,8 @@ def triton_form(
 FORMS: dict[str, Form] = {"torch": torch_form, "compiled": compiled_form, "triton": triton_form}
 
 
-def choose_form(device: torch.device, compiling: bool = False) -> tuple[str, str]:
-    """Return the fastest form for a device and the reason; compiling: time may be spent on the compiler."""
+def choose_form(device: torch.device, compiling: bool = False) -> str:
+    """Return the fastest form for a device; compiling: time may be spent on the compiler."""
     if device.type == "cuda" and importlib.util.find_spec("triton"):
-        return "triton", "one kernel turns the logits into their gradient in place"
-    reason = "triton is not installed" if device.type == "cuda" else f"no kernel for {device.type}"
-    return ("compiled" if compiling else "torch"), reason
+        return "triton"  # one kernel turns the logits into their gradient in place
+    return "compiled" if compiling else "torch"

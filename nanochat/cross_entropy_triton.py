@@ -21,23 +21,21 @@ def triton_losses(
     ignored: int,
 ) -> tuple[Tensor, Tensor | None]:
     """Return losses (n,) in fp32 of logits (n, V), and the logits overwritten by their gradient, or None."""
-    assert logits.stride(1) == targets.stride(0) == 1, (logits.stride(), targets.stride())
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     width = logits.shape[1]
-    if len(logits):  # a grid of no programs is an error
-        _row_kernel[(len(logits),)](
-            logits,
-            targets,
-            losses,
-            logits.stride(0),
-            vocab_size,
-            width,
-            SOFTCAP=softcap,
-            WITH_GRADIENT=with_gradient,
-            IGNORED=ignored,
-            BLOCK=min(LONGEST_BLOCK, triton.next_power_of_2(width)),
-            num_warps=8,
-        )
+    _row_kernel[(len(logits),)](
+        logits,
+        targets,
+        losses,
+        logits.stride(0),
+        vocab_size,
+        width,
+        SOFTCAP=softcap,
+        WITH_GRADIENT=with_gradient,
+        IGNORED=ignored,
+        BLOCK=min(LONGEST_BLOCK, triton.next_power_of_2(width)),
+        num_warps=8,
+    )
     return losses, logits if with_gradient else None
 
 

@@ -4,8 +4,6 @@ Parameters stay in fp32 under their own names. Beside each lie fp8 copies in the
 backward product read, made once per optimizer step. Evaluation does not use fp8: see Float8Linear.forward.
 """
 
-from collections.abc import Collection
-
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
@@ -52,10 +50,7 @@ class _Float8Product(torch.autograd.Function):
 def _product(
     left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype, fast: bool = False
 ) -> Tensor:
-    """Return left (a, k) @ right (b, k)ᵀ of contiguous fp8 matrices.
-
-    fast: keep sums with fewer digits, good enough for activations.
-    """
+    """Return left (a, k) @ right (b, k)ᵀ of contiguous fp8 matrices. fast: sums keep fewer digits."""
     return torch._scaled_mm(
         left, right.t(), scale_a=left_scale, scale_b=right_scale, out_dtype=dtype, use_fast_accum=fast
     )
@@ -87,64 +82,34 @@ class Float8Linear(nn.Linear):
         rows = x.reshape(-1, self.in_features)
         if len(rows) % MULTIPLE:
             raise ValueError(
-                f"{len(rows)} tokens in a micro-batch: fp8 needs a multiple of {MULTIPLE}; change the device batch size"
-                " or the sequence length, or train without fp8"
+                f"{len(rows)} tokens in a micro-batch: fp8 needs a multiple of {MULTIPLE}; change --device-batch-size"
             )
         # The weight is passed for its gradient; the products read its copies.
         product = _Float8Product.apply(rows, self.weight, *self.quantized)
         return product.reshape(*x.shape[:-1], self.out_features)
 
 
-def convert(
-    model: nn.Module, min_dim: int = 128, keep: Collection[str] = ("head",), emulated: bool = False
-) -> tuple[list[str], dict[str, str]]:
-    """Replace the Linears that gain by Float8Linear; return (names converted, {name left: reason}).
+def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False) -> list[str]:
+    """Replace the Linears that gain by Float8Linear; return their names. The model is on its device.
 
-    The model is on its device. keep: names to leave, like the head, whose product is part of the loss. emulated: also
-    on devices without fp8 units (torch._scaled_mm works on a CPU, slowly), for tests.
+    Not replaced: the head, whose product is part of the loss, sides that are no multiple of 16, and sides under
+    min_dim, which cost more to quantize than they save. emulated: also on devices without fp8 units, slowly, for tests.
     """
     device = next(model.parameters()).device
-    is_gpu = device.type == "cuda"
-    if not emulated and not (is_gpu and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY):
-        name = torch.cuda.get_device_name(device) if is_gpu else f"the device {device.type}"
+    has_units = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
+    if not emulated and not has_units:
         raise ValueError(
-            f"{name} does not multiply in fp8 (an NVIDIA GPU of the Ada, Hopper or a later family does): leave fp8 off"
+            "this device does not multiply in fp8 (NVIDIA GPUs from Ada on do): omit --fp8"
         )
-    converted: list[str] = []
-    left: dict[str, str] = {}
-    # A dict first: replacing modules changes what named_modules goes through.
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    for name, linear in linears.items():
-        reason = _reason_to_leave(name, linear, min_dim, keep)
-        if reason:
-            left[name] = reason
-        else:
-            model.set_submodule(name, Float8Linear(linear))
-            converted.append(name)
-    return converted, left
-
-
-def _reason_to_leave(name: str, linear: nn.Linear, min_dim: int, keep: Collection[str]) -> str:
-    """Return the reason to leave a layer as it is, empty for a layer that gains."""
-    dims = linear.out_features, linear.in_features
-    shape = f"{dims[0]}×{dims[1]}"
-    if name in keep:
-        return "named to be kept"
-    if linear.bias is not None:
-        return "it has a bias"
-    if any(dim % MULTIPLE for dim in dims):
-        return f"{shape}: not multiples of {MULTIPLE}"
-    if min(dims) < min_dim:
-        return f"{shape}: a side under {min_dim} costs more to quantize than it saves"
-    if isinstance(linear, Float8Linear):
-        return "it is in fp8 already"
-    return ""
-
-
-def describe(converted: list[str], left: dict[str, str]) -> str:
-    """Return a line about `convert`'s result."""
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in left.items())
-    return f"fp8: {len(converted)} layers" + (f"; not {reasons}" if reasons else "")
+    gaining = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name != "head":
+            dims = module.weight.shape
+            if min(dims) >= min_dim and not any(dim % MULTIPLE for dim in dims):
+                gaining.append(name)
+    for name in gaining:  # afterwards: it changes what named_modules goes through
+        model.set_submodule(name, Float8Linear(model.get_submodule(name)))
+    return gaining
 
 
 def refresh(model: nn.Module) -> None:

@@ -283,7 +283,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             block.compile()
         self.compiled = True
-        self.loss_form = choose_form(self.device, compiling=True)[0]
+        self.loss_form = choose_form(self.device, compiling=True)
 
     def as_written(self) -> AbstractContextManager:
         """Return a context in which nothing runs compiled, for batches with ever new shapes."""

@@ -1,6 +1,5 @@
 """The loss in chunks against the plain one, which makes all logits at once."""
 
-import itertools
 import random
 
 import pytest
@@ -12,7 +11,7 @@ from nanochat.cross_entropy import FORMS, choose_form, cross_entropy
 
 # Greatest difference from the plain loss computed in fp64, relative to the greatest value. In both, the weight is
 # rounded to the dtype of the hidden states first.
-TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def plain(hidden, weight, targets, softcap=0.0, vocab_size=None, reduction="sum"):
@@ -48,7 +47,7 @@ def loss_and_gradients(loss, hidden, weight, scale=0.125):
 def test_loss_and_gradients_equal_the_plain_ones(dtype, softcap):
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    for tokens, padded, chunk in itertools.product([1, 50], [37, 40], [0, 1, 7, 50, 99]):
+    for tokens, padded, chunk in ((50, 37, 0), (50, 40, 7), (50, 40, 1), (1, 40, 99)):
         hidden, weight, targets = problem(seed, dtype, tokens, padded=padded)
         targets[0] = 36
         ours = cross_entropy(hidden, weight, targets, softcap=softcap, vocab_size=37, chunk=chunk)
@@ -59,25 +58,6 @@ def test_loss_and_gradients_equal_the_plain_ones(dtype, softcap):
         assert ours[2].dtype == weight.dtype
         assert_near(ours, expected, dtype)
         assert not ours[2][37:].any()
-
-
-@pytest.mark.parametrize("softcap", [0.0, 3.0])
-def test_gradcheck(softcap):
-    hidden, weight, targets = problem(1, torch.float64, tokens=5, width=3, vocab=6, padded=8)
-    for reduction in ("sum", "none"):
-        arguments = {"softcap": softcap, "vocab_size": 6, "reduction": reduction, "chunk": 2}
-        assert torch.autograd.gradcheck(lambda h, w: cross_entropy(h, w, targets, **arguments), (hidden, weight))  # noqa: B023
-
-
-@pytest.mark.parametrize("form", ["torch", "compiled"])
-def test_nothing_to_learn_is_a_loss_and_gradients_of_zero(form):
-    hidden, weight, targets = problem(2, torch.float32)
-    targets.fill_(-1)
-    for softcap in (0.0, 15.0):
-        got = loss_and_gradients(cross_entropy(hidden, weight, targets, softcap=softcap, form=form), hidden, weight)
-        assert not any(value.any() for value in got)
-    empty = cross_entropy(hidden[:0], weight, targets[:0], form=form)
-    assert not any(value.any() for value in loss_and_gradients(empty, hidden, weight))
 
 
 def test_the_loss_of_each_token():
@@ -103,16 +83,6 @@ def test_a_tied_weight_gets_both_gradients():
     ours = cross_entropy(torch.tanh(weight[ids]), weight, targets, chunk=7)
     expected = plain(torch.tanh(weight[ids]), weight, targets)
     assert_near(*(torch.autograd.grad(loss, weight) for loss in (ours, expected)), torch.float32)
-
-
-def test_a_frozen_weight_or_hidden():
-    hidden, weight, targets = problem(5, torch.float32)
-    wanted = torch.autograd.grad(plain(hidden, weight, targets), (hidden, weight))
-    got = [
-        torch.autograd.grad(cross_entropy(hidden, weight.detach(), targets), hidden)[0],
-        torch.autograd.grad(cross_entropy(hidden.detach(), weight, targets), weight)[0],
-    ]
-    assert_near(got, wanted, torch.float32)
 
 
 def test_a_token_predicted_almost_surely_keeps_its_gradient():
@@ -145,13 +115,13 @@ def test_the_logits_of_the_batch_never_exist(reduction):
     assert largest.elements == 640 * 128
 
 
+@pytest.mark.slow  # minutes in the compiler; the test that follows has the same graph
 def test_the_compiled_form():
-    for dtype, tokens in ((torch.float32, 50), (torch.float32, 41), (torch.bfloat16, 50)):
-        hidden, weight, targets = problem(7, dtype, tokens)
-        arguments = {"softcap": 15.0, "vocab_size": 37}
-        ours = cross_entropy(hidden, weight, targets, **arguments, chunk=8, form="compiled")
-        expected = plain(hidden, weight, targets, **arguments)
-        assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (ours, expected)), dtype)
+    hidden, weight, targets = problem(7, torch.bfloat16)
+    arguments = {"softcap": 15.0, "vocab_size": 37}
+    ours = cross_entropy(hidden, weight, targets, **arguments, chunk=8, form="compiled")
+    expected = plain(hidden, weight, targets, **arguments)
+    assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (ours, expected)), torch.bfloat16)
 
 
 @pytest.mark.parametrize("form", ["torch", "compiled"])
@@ -166,7 +136,7 @@ def test_it_may_stand_inside_a_compiled_graph(form):
 
 
 def test_the_choice_of_a_form():
-    assert choose_form(torch.device("cpu")) == ("torch", "no kernel for cpu")
-    assert choose_form(torch.device("cpu"), compiling=True)[0] == "compiled"
-    assert choose_form(torch.device("cuda"))[0] in ("torch", "triton")
+    assert choose_form(torch.device("cpu")) == "torch"
+    assert choose_form(torch.device("cpu"), compiling=True) == "compiled"
+    assert choose_form(torch.device("cuda")) in ("torch", "triton")
     assert FORMS.keys() == {"torch", "compiled", "triton"}

@@ -12,29 +12,22 @@ pytest.importorskip("triton", reason="triton is not published for this platform"
 
 
 def compare(device: str, seed: int) -> None:
-    """Rows longer than a block, shorter, padded, of one column; loss, gradients, and the loss alone."""
-    for softcap in (0.0, 15.0):
-        for dtype, vocab, padded in (
-            (torch.float32, 37, 40),
-            (torch.bfloat16, 37, 37),
-            (torch.float16, 8200, 8256),
-            (torch.float32, 1, 1),
-        ):
-            hidden, weight, targets = problem(seed, dtype, 7, 16, vocab, padded, device=device)
-            targets[1] = vocab - 1
-            arguments = {"softcap": softcap, "vocab_size": vocab}
-            ours = cross_entropy(hidden, weight, targets, **arguments, chunk=3, form="triton")
-            expected = plain(hidden, weight, targets, **arguments)
-            if vocab > 1:
-                assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (ours, expected)), dtype)
-            else:
-                assert not any(value.any() for value in loss_and_gradients(ours, hidden, weight))
-            with torch.no_grad():
-                each = cross_entropy(hidden, weight, targets, **arguments, reduction="none", form="triton")
-            assert torch.allclose(each.sum(), ours, rtol=1e-5)
-            assert not each[targets == -1].any()
-            nothing = cross_entropy(hidden, weight, targets * 0 - 1, **arguments, form="triton")
-            assert not any(value.any() for value in loss_and_gradients(nothing, hidden, weight))
+    """Rows shorter than a block and longer, with padding and without; loss, gradients, and the loss alone."""
+    for dtype, softcap, vocab, padded in (
+        (torch.float32, 15.0, 37, 40),
+        (torch.bfloat16, 0.0, 37, 37),
+        (torch.float16, 15.0, 4100, 4160),
+    ):
+        hidden, weight, targets = problem(seed, dtype, 5, 16, vocab, padded, device=device)
+        targets[1] = vocab - 1
+        arguments = {"softcap": softcap, "vocab_size": vocab}
+        ours = cross_entropy(hidden, weight, targets, **arguments, chunk=3, form="triton")
+        expected = plain(hidden, weight, targets, **arguments)
+        assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (ours, expected)), dtype)
+        with torch.no_grad():
+            each = cross_entropy(hidden, weight, targets, **arguments, reduction="none", form="triton")
+        assert torch.allclose(each.sum(), ours, rtol=1e-5)
+        assert not each[targets == -1].any()
 
 
 def test_the_kernel_in_the_interpreter(python):

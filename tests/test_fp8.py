@@ -23,7 +23,6 @@ class Block(nn.Module):
         self.down = nn.Linear(64, 32, bias=False)
         self.gate = nn.Linear(32, 16, bias=False)
         self.odd = nn.Linear(32, 40, bias=False)
-        self.biased = nn.Linear(32, 32)
         self.head = nn.Linear(32, 128, bias=False)
 
     def forward(self, x):
@@ -84,19 +83,18 @@ def test_output_and_gradients(dtype):
 def test_output_and_gradients_on_a_gpu(dtype):
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < fp8.FIRST_CAPABILITY:
         pytest.skip("needs a GPU with fp8")
-    assert convert(nn.Sequential(nn.Linear(128, 128, bias=False)).cuda())[0] == ["0"]
+    assert convert(nn.Sequential(nn.Linear(128, 128, bias=False)).cuda()) == ["0"]
     check_numerics(dtype, "cuda")
 
 
 @pytest.mark.parametrize(("dtype", "digits", "smallest"), [(FORWARD, 3, 2**-9), (BACKWARD, 2, 2**-16)], ids=str)
 @pytest.mark.parametrize("size", [1e-8, 1.0, 1e30])
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
-def test_rounding_is_to_the_nearest(dtype, digits, smallest, size, stored):
+def test_rounding_is_to_the_nearest(dtype, digits, smallest, size):
     torch.manual_seed(0)
-    x = (size * torch.randn(64, 64).exp() * torch.randn(64, 64)).to(stored)
+    x = size * torch.randn(64, 64).exp() * torch.randn(64, 64)
     _, scale = quantize(x, dtype)
-    error = (back(x, dtype) - x.float()).abs()
-    assert (error <= 1.001 * torch.maximum(x.float().abs() * 2 ** -(digits + 1), scale * smallest / 2)).all()
+    error = (back(x, dtype) - x).abs()
+    assert (error <= 1.001 * torch.maximum(x.abs() * 2 ** -(digits + 1), scale * smallest / 2)).all()
     assert back(x, dtype).abs().max() == pytest.approx(x.abs().max().item(), rel=1e-6)
 
 
@@ -112,15 +110,6 @@ def test_numbers_at_the_edge(dtype):
         x[3, 4] = value
         assert back(x, dtype)[3, 4].isnan()
     assert quantize(torch.randn(16, 32).t(), dtype)[0].is_contiguous()
-
-
-def test_an_input_and_a_gradient_of_zeros():
-    layer, x, outer = layer_and_input(torch.float32)
-    for zeros in ((x, outer * 0), ((x * 0).detach().requires_grad_(), outer)):
-        y = layer(zeros[0])
-        got = torch.autograd.grad(y, (zeros[0], layer.weight), zeros[1])
-        assert all(torch.isfinite(value).all() for value in (y, *got))
-        assert not got[1].any()
 
 
 def test_the_weight_is_quantized_once_per_optimizer_step(monkeypatch):
@@ -168,27 +157,18 @@ def test_converting_a_model():
     model = Block()
     before = {name: (parameter.data_ptr(), id(parameter)) for name, parameter in model.named_parameters()}
     saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    converted, left = convert(model, min_dim=32, emulated=True)
-    assert converted == ["up", "down"]
-    assert left == {
-        "gate": "16×32: a side under 32 costs more to quantize than it saves",
-        "odd": "40×32: not multiples of 16",
-        "biased": "it has a bias",
-        "head": "named to be kept",
-    }
+    assert convert(model, min_dim=32, emulated=True) == ["up", "down"]
     assert {name: (parameter.data_ptr(), id(parameter)) for name, parameter in model.named_parameters()} == before
     assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_dict().items())
     assert model.state_dict().keys() == saved.keys()
     model.to(torch.bfloat16)
     assert model.up.quantized[0].dtype == FORWARD
-    assert convert(model, min_dim=32, emulated=True)[1]["up"] == "it is in fp8 already"
-    assert convert(Block(), keep=(), emulated=True)[0] == []
 
 
 def test_a_graph_is_whole_and_reads_refreshed_weights():
     torch.manual_seed(0)
     model, x = block(), torch.randn(2, 16, 32, requires_grad=True)
-    compiled = torch.compile(model, fullgraph=True)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for step in range(3):
         with torch._dynamo.config.patch(error_on_recompile=step > 0):
             ours = compiled(x)
@@ -202,7 +182,7 @@ def test_a_graph_is_whole_and_reads_refreshed_weights():
 
 
 def test_what_cannot_be_done_is_said():
-    with pytest.raises(ValueError, match=r"cpu does not multiply in fp8 .* leave fp8 off"):
+    with pytest.raises(ValueError, match=r"this device does not multiply in fp8 .* omit --fp8"):
         convert(Block())
     with pytest.raises(ValueError, match="15 tokens in a micro-batch: fp8 needs a multiple of 16"):
         block()(torch.randn(3, 5, 32))

@@ -288,7 +288,7 @@ def test_copies_in_fp8_follow_the_weights(tmp_path):
     """Made anew after each step; the same plan without that is a mistake that would show."""
     for follow in (True, False):
         model = small_model()
-        assert len(convert(model, min_dim=32, emulated=True)[0]) > 4
+        assert len(convert(model, min_dim=32, emulated=True)) > 4
         layers = [module for module in model.modules() if isinstance(module, Float8Linear)]
         actions = [lambda state, model=model: refresh(model)] if follow else []
         train(tmp_path / f"{follow}", model=model, device_batch=4, steps=2, after_step=actions)
