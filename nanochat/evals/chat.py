@@ -6,10 +6,9 @@ any rank count, and each written answer has a seed.
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -17,11 +16,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt
-from nanochat.engine import Engine, Request
+from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.paths import write_text
+from nanochat.rollouts import RewardedTask
 from nanochat.runtime import Runtime
 from nanochat.stages import CHAT, core_name
 from nanochat.tokenizer import Tokenizer
@@ -30,18 +30,12 @@ from nanochat.train import Evaluation, State
 if TYPE_CHECKING:
     from nanochat.run import Trainer
 
-JUDGED_AT_ONCE = 20  # problems whose answers are judged together; programs run side by side
 
-
-class ChatTask(Protocol):
+class ChatTask(RewardedTask, Protocol):
     """The part of tasks.common.Task that this evaluation uses: a sequence with verdicts."""
 
     kind: str
     baseline: float
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> dict: ...
 
     def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]: ...
 
@@ -96,36 +90,24 @@ def evaluate_task(
 ) -> ChatScore:
     """Return a task's score. All ranks call this; each answers a part, and all get the same score.
 
-    engine: may be None where letters are chosen. path: file for the records. A file per rank has the records so far, so
-    that they survive a killed evaluation.
+    engine: may be None where letters are chosen. path: file for the records.
     """
     problems = _prepare_problems(task, model.config.max_seq_len, tokenizer, options, label)
     if task.kind == "categorical":
         answers = _choose_letters(problems, model, tokenizer, runtime, options)
     else:
         answers = _write_answers(problems, engine, tokenizer, runtime, options)
-    part = path.with_suffix(f".part-{runtime.rank}.jsonl") if path else None
-    if part:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)
-    # Problems per rank, rounded up.
-    own_total = -(-len(problems) // runtime.world_size)
-    records: list[dict] = []
+    answered = []
     progress = Progress(label, "problems")
-    while answered := list(islice(answers, JUDGED_AT_ONCE)):
-        judged = _judge(answered, task, tokenizer)
-        records += judged
-        if part:
-            with open(part, "a", encoding="utf-8") as file:
-                file.write(_to_lines(judged))
-        progress.update(len(records), own_total)
+    for answer in answers:
+        answered.append(answer)
+        progress.update(len(answered), len(problems) // runtime.world_size)
     progress.close()
+    records = _judge(answered, task, tokenizer)
     # Ranks have every n-th problem or batch: sorted, the records do not depend on the rank count.
     records = sorted(chain(*runtime.all_gather(records)), key=lambda record: record["problem"])
     if path and runtime.rank == 0:
-        write_text(path, _to_lines(records))
-    if part:
-        part.unlink(missing_ok=True)
+        write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
     return ChatScore(_pass_at(records), task.baseline, records)
 
 
@@ -162,10 +144,9 @@ def _prepare_problems(
         conversation = task[number]
         prompt, dropped = fitted_prompt(conversation, tokenizer, context, answer_tokens)
         problems.append(Problem(number, conversation, prompt, dropped))
-    cut = [problem.dropped for problem in problems if problem.dropped]
+    cut = sum(problem.dropped > 0 for problem in problems)
     if cut:
-        fault = f"{len(cut):,} of {total:,} prompts are longer than the context"
-        print0(f"{label}: {fault} and lose {sum(cut):,} messages, or the beginning of one")
+        print0(f"{label}: {cut:,} of {total:,} prompts are longer than the context, and lose their beginning")
     return problems
 
 
@@ -188,10 +169,6 @@ def _judge(answered: list[tuple[Problem, list[dict]]], task: ChatTask, tokenizer
         }
         records.append(record)
     return records
-
-
-def _to_lines(records: list[dict]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 # ---- letters ----
@@ -258,18 +235,14 @@ def _write_answers(
         )
         for problem in own
     ]
-    tokens: dict[tuple[int, int], list[int]] = defaultdict(list)  # (request, sample) -> tokens so far
-    ended: dict[int, dict[int, dict]] = defaultdict(dict)  # request -> sample -> completion
+    completions = [[Completion() for _ in range(options.num_samples)] for _ in own]
+    # Samples end in any order.
     for event in engine.stream(requests):
-        if event.token is not None:
-            tokens[event.request, event.sample].append(event.token)
-            continue
-        text = tokenizer.decode(tokens.pop((event.request, event.sample), []))
-        # The sample has ended; samples end in any order.
-        completions = ended[event.request]
-        completions[event.sample] = {"text": text, "reason": event.reason}
-        if len(completions) == options.num_samples:
-            yield own[event.request], [completions[sample] for sample in range(options.num_samples)]
+        samples = completions[event.request]
+        samples[event.sample].add(event, False)
+        if event.token is None and all(sample.reason for sample in samples):
+            texts = [{"text": tokenizer.decode(sample.tokens), "reason": sample.reason} for sample in samples]
+            yield own[event.request], texts
 
 
 # ---- evaluation during training ----

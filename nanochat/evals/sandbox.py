@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import secrets
-import select
 import signal
 import struct
 import subprocess
@@ -26,11 +25,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
-REFUSED = "--unsafe-exec runs it all the same, with limits alone"
-SETUP_FAILED = 125  # exit status if the sandbox cannot be prepared
-POLL_SECONDS = 0.02  # between checks for output
-MEMORY_SECONDS = 0.05  # between memory checks
+POLL_SECONDS = 0.02  # between checks of a running program
 MAX_AT_ONCE = 20  # programs side by side
 NOBODY = 65534  # the program's user and group where the caller is not root
 OWN_USERS = 2**30  # first user number, one per sandbox, where the caller is root
@@ -44,16 +41,14 @@ class Limits:
     seconds: float = 60.0  # wall time; generous, as other work on the machine slows the program down
     cpu_seconds: int = 10  # per process
     memory: int = 2**30  # address space per process, and memory in use by all together
-    file_bytes: int = 2**24  # per file, and for all files together
+    file_bytes: int = 2**24  # per file, for all files together, and for the output
     processes: int = 16
-    output: int = 2**16  # a program that prints more is killed
 
 
 LIMITS = Limits()
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The result of running a program.
 
     A secret word, printed after the last line, proves that the program reached its end. The word is neither in the
@@ -63,22 +58,25 @@ class Verdict:
     passed: bool  # the program ran to its last line
     reason: str  # if not: the cause in a few words
     output: str
-    seconds: float
 
 
 def run(program: str, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     """Run a Python program, contained. Where that is impossible: ValueError, or with `unsafe` under limits alone."""
-    lacking = missing()
-    if lacking and not unsafe:
-        raise ValueError(f"a program cannot be contained here: {lacking}; {REFUSED}")
-    return _run(program, limits, contained=not lacking)
+    require(unsafe)
+    return _run(program, limits, contained=not missing())
 
 
-def run_all(programs: Iterable[str], limits: Limits = LIMITS, unsafe: bool = False, at_once: int = 0) -> list[Verdict]:
-    """Run programs side by side. at_once: 0 for one per CPU of this rank."""
+def run_all(programs: Iterable[str], limits: Limits = LIMITS, unsafe: bool = False) -> list[Verdict]:
+    """Run programs side by side, one per CPU of this rank."""
     cpus = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    with ThreadPoolExecutor(at_once or min(max(cpus, 1), MAX_AT_ONCE)) as pool:
+    with ThreadPoolExecutor(min(max(cpus, 1), MAX_AT_ONCE)) as pool:
         return list(pool.map(lambda program: run(program, limits, unsafe), programs))
+
+
+def require(unsafe: bool) -> None:
+    """Raise a ValueError if programs cannot be contained here, unless they may run all the same."""
+    if missing() and not unsafe:
+        raise ValueError(f"programs cannot be contained here: {missing()}; --unsafe-exec runs them with limits alone")
 
 
 @lru_cache(maxsize=1)
@@ -86,20 +84,21 @@ def missing() -> str:
     """Return the protection that this system cannot give, found by a trial run; empty if it gives all."""
     # Without the kernel's list of child processes their memory cannot be limited.
     if platform.machine() not in AUDIT or not Path(f"/proc/self/task/{os.getpid()}/children").exists():
-        return (
-            f"{platform.system()} on {platform.machine()} has no namespaces, or no system call filter is written for it"
-        )
+        return f"no namespaces, or no system call filter, for {platform.system()} on {platform.machine()}"
     verdict = _run("", Limits(cpu_seconds=30), contained=True)
-    return "" if verdict.passed else f"{verdict.reason} ({verdict.output.strip()[-300:]})"
+    return "" if verdict.passed else verdict.output.strip()[-300:] or verdict.reason
 
 
 # ---- outside ----
 
 
 def _run(program: str, limits: Limits, contained: bool) -> Verdict:
-    start = time.monotonic()
     word = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="sandbox-", ignore_cleanup_errors=True) as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="sandbox-", ignore_cleanup_errors=True) as scratch,
+        tempfile.TemporaryFile() as task_file,
+        tempfile.TemporaryFile() as output_file,
+    ):
         task = {
             "program": program,
             "word": word,
@@ -107,67 +106,43 @@ def _run(program: str, limits: Limits, contained: bool) -> Verdict:
             "contained": contained,
             "scratch": scratch,
         }
+        task_file.write(json.dumps(task).encode())
+        task_file.seek(0)
         child = subprocess.Popen(
             [_python(), "-IS", __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=task_file,
+            stdout=output_file,
             stderr=subprocess.STDOUT,
             cwd=scratch,
             env={},
             start_new_session=True,
         )
         try:
-            # If the process has ended already, its output says why.
-            with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
-                pipe.write(json.dumps(task).encode())
-            output, reason = _watch(child, start + limits.seconds, limits)
+            reason = _watch(child, limits)
         finally:
             # The whole process group, so that the program does not outlive its helper.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-            child.stdout.close()
+        output_file.seek(0)
+        text = output_file.read().decode(errors="replace")
     # Everything before the word is the program's output.
-    text = output.decode(errors="replace")
     before, found, _ = text.rpartition(f"\n{word}\n")
-    reason = reason or _failure(child.returncode) or ("" if found else "it ended early")
-    return Verdict(not reason, reason, before if found else text, time.monotonic() - start)
+    if not reason and not found:
+        reason = "it ended early"
+    return Verdict(not reason, reason, before if found else text)
 
 
-def _failure(status: int) -> str:
-    """Explain an exit status other than 0; signals are negative, or 128 more than their number."""
-    number = status - 128 if status > 128 else -status
-    names = {one.value: one.name for one in signal.Signals}
-    if number in names:
-        return f"killed by {names[number]}"
-    if status == SETUP_FAILED:
-        return "it could not be set up"
-    return f"exit status {status}" if status else ""
-
-
-def _watch(child: subprocess.Popen, deadline: float, limits: Limits) -> tuple[bytes, str]:
-    """Return a process's output, and a reason if the process has to be killed."""
-    output = b""
-    is_open = True
-    next_check = 0.0
-    while time.monotonic() < deadline:
-        # Asked before the output is read, so that nothing written before the end is missed.
-        ended = child.poll() is not None
-        if is_open and select.select([child.stdout], [], [], 0 if ended else POLL_SECONDS)[0]:
-            chunk = os.read(child.stdout.fileno(), 2**16)
-            is_open = bool(chunk)
-            output += chunk
-            if len(output) > limits.output:
-                return output[: limits.output], "too much output"
-        elif ended:
-            return output, ""
-        elif not is_open:
-            time.sleep(POLL_SECONDS)  # it closed its output and continues
-        if time.monotonic() >= next_check:
-            if _memory(child.pid) > limits.memory:
-                return output, "too much memory"
-            next_check = time.monotonic() + MEMORY_SECONDS
-    return output, "out of time"
+def _watch(child: subprocess.Popen, limits: Limits) -> str:
+    """Wait for a process; return a reason if it failed or has to be killed."""
+    deadline = time.monotonic() + limits.seconds
+    while child.poll() is None:
+        if time.monotonic() > deadline:
+            return "out of time"
+        if _memory(child.pid) > limits.memory:
+            return "too much memory"
+        time.sleep(POLL_SECONDS)
+    return f"exit status {child.returncode}" if child.returncode else ""
 
 
 def _memory(process: int) -> int:
@@ -332,7 +307,7 @@ def _inside() -> None:
     os.write(sink, task["word"].encode())
     os.close(sink)
     os.dup2(source, 0)
-    _set_limits(limits, strict=contained)
+    _set_limits(limits)
     if contained:
         _filter_calls(libc)
     os.execve(_python(), [_python(), "-IB", "-c", LAUNCHER], {"HOME": home, "PATH": "/usr/bin:/bin"})
@@ -350,8 +325,7 @@ def _exit_like(child: int) -> None:
     while True:
         ended, status = os.wait()
         if ended == child:
-            code = os.waitstatus_to_exitcode(status)
-            os._exit(code % 256 if code >= 0 else 128 - code)
+            os._exit(os.waitstatus_to_exitcode(status) % 256)  # negative for a signal
 
 
 def _enter_namespaces(libc: ctypes.CDLL) -> None:
@@ -423,27 +397,24 @@ def _give_up_root() -> None:
     os.setresuid(number, number, number)
 
 
-def _set_limits(limits: Limits, strict: bool) -> None:
-    """Limit this process and its children. strict: OSError if the system lacks a limit (macOS: memory)."""
+def _set_limits(limits: Limits) -> None:
+    """Limit this process and its children."""
     import resource
 
     bounds = {
         resource.RLIMIT_CPU: limits.cpu_seconds,
-        resource.RLIMIT_AS: limits.memory,
         resource.RLIMIT_FSIZE: limits.file_bytes,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NPROC: limits.processes,
         resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
     }
+    if sys.platform == "linux":  # macOS does not limit the address space
+        bounds[resource.RLIMIT_AS] = limits.memory
     for limit, bound in bounds.items():
         hard = resource.getrlimit(limit)[1]
         if hard != resource.RLIM_INFINITY:
             bound = min(bound, hard)
-        try:
-            resource.setrlimit(limit, (bound, bound))
-        except (ValueError, OSError) as error:
-            if strict:
-                raise OSError(f"limit {limit}: {error}") from None
+        resource.setrlimit(limit, (bound, bound))
 
 
 def _filter_calls(libc: ctypes.CDLL) -> None:
@@ -484,5 +455,4 @@ if __name__ == "__main__":
     try:
         _inside()
     except OSError as error:
-        print(error, flush=True)
-        os._exit(SETUP_FAILED)
+        sys.exit(str(error))

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ QUICK = Limits(seconds=20.0, cpu_seconds=2, memory=2**29)
 needs_sandbox = pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
 
 HONEST = {
-    "prints": ("print(6 * 7)", "42"),
+    "uses memory": ("import time\nx = b'x' * 10**8\ntime.sleep(0.3)\nprint(6 * 7)", "42"),
     "uses the library": ("import json, math, random, re, threading\nprint(math.comb(5, 2))", "10"),
     "uses its directory": ("open('/tmp/x', 'w').write('mine')\nprint(open('x').read())", "mine"),
     "starts a process": ("import subprocess\nprint(subprocess.check_output(['echo', 'hello']).decode())", "hello"),
@@ -33,18 +35,13 @@ HOSTILE = {  # attack -> a program that reaches its end only if the attack succe
     "endless file": "f = open('/tmp/f', 'wb')\nwhile True:\n    f.write(bytes(2**20))",
     "many files": "for i in range(100):\n    open(f'/tmp/{i}', 'wb').write(bytes(2**20))",
     "socket": "import socket\nsocket.socket()",
-    "loopback": "import socket\nsocket.create_connection(('127.0.0.1', 1))",
-    "server": "import http.server\nhttp.server.HTTPServer(('', 8080), None)",
     "writing to the system": "open('/usr/planted', 'w')",
     "writing to the root": "open('/planted', 'w')",
-    "writing to devices": "open('/dev/planted', 'w')",
     "ptrace by ctypes": "import ctypes\nassert ctypes.CDLL(None).ptrace(0, 0, 0, 0) == 0",
     "namespaces by ctypes": "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0",
     "mount by ctypes": "import ctypes\nassert ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0",
     "becoming root": "import os\nos.setuid(0)",
     "early success": "import os\nos._exit(0)",
-    "success by exception": "raise SystemExit(0)",
-    "a crash": "import ctypes\nctypes.string_at(0)",
     "silence": "import os, time\nos.close(1)\nos.close(2)\nwhile True:\n    pass",
     "memory shared by key": "import ctypes\nassert ctypes.CDLL(None).shmget(0, 2**20, 0o1600) >= 0",
     "memory that is a file": "import os\nos.memfd_create('x')",
@@ -64,7 +61,8 @@ def test_an_honest_program_runs(name):
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, Verdict]:
     """The verdicts on all hostile programs, which run side by side."""
-    return dict(zip(HOSTILE, run_all(HOSTILE.values(), QUICK, at_once=4), strict=True))
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(HOSTILE, pool.map(lambda program: run(program, QUICK), HOSTILE.values()), strict=True))
 
 
 @needs_sandbox
@@ -73,7 +71,7 @@ def test_a_hostile_program_is_held(name, verdicts):
     verdict = verdicts[name]
     assert not verdict.passed, verdict
     assert verdict.reason
-    assert len(verdict.output) <= QUICK.output
+    assert len(verdict.output) <= QUICK.file_bytes
 
 
 @needs_sandbox
@@ -110,13 +108,6 @@ FORKS = {  # each process is far below the limit, all together are above it
 def test_the_memory_of_all_processes_counts(forks):
     verdict = run(f"import os, time\n{FORKS[forks]}\nx = b'x' * 10**8\ntime.sleep(60)", QUICK)
     assert (verdict.passed, verdict.reason) == (False, "too much memory"), verdict
-    assert verdict.seconds < 10
-
-
-@needs_sandbox
-def test_a_single_process_below_the_limit_runs():
-    verdict = run("import time\nx = b'x' * 10**8\ntime.sleep(0.3)", QUICK)
-    assert verdict.passed, verdict
 
 
 @needs_sandbox
@@ -147,66 +138,36 @@ def test_background_processes_die():
 @needs_sandbox
 def test_twenty_at_once_are_kept_apart():
     programs = [f"open('/tmp/x', 'w').write('{n}')\nprint(open('/tmp/x').read())" for n in range(20)]
-    assert [verdict.output.strip() for verdict in run_all(programs, at_once=20)] == [str(n) for n in range(20)]
+    with ThreadPoolExecutor(20) as pool:
+        assert [verdict.output.strip() for verdict in pool.map(run, programs)] == [str(n) for n in range(20)]
 
 
 def test_without_containment_nothing_runs_unless_asked(monkeypatch):
-    monkeypatch.setattr(sandbox, "missing", lambda: "it could not be set up (namespaces: not permitted)")
+    monkeypatch.setattr(sandbox, "missing", lambda: "namespaces: not permitted")
     with pytest.raises(ValueError, match=r"cannot be contained here: .*namespaces.*--unsafe-exec"):
         run("print(1)")
     verdict = run("import os\nprint(len(os.environ) <= 3)", QUICK, unsafe=True)
     assert (verdict.passed, verdict.output.strip()) == (True, "True")
-    assert run("while True:\n    pass", QUICK, unsafe=True).reason.startswith(("killed by", "out of time"))
+    assert run("while True:\n    pass", Limits(seconds=1.0), unsafe=True).reason == "out of time"
 
 
-@pytest.fixture
-def trial():
-    """Lets `missing` try again, before and after the test."""
-    sandbox.missing.cache_clear()
-    yield
-    sandbox.missing.cache_clear()
-
-
-def test_missing_names_the_architecture(monkeypatch, trial):
-    monkeypatch.setattr(sandbox.platform, "machine", lambda: "m68k")
-    assert "m68k" in sandbox.missing()
-
-
-def test_missing_names_the_step_that_failed(monkeypatch, trial, tmp_path):
+def test_missing_names_the_architecture_or_the_step_that_failed(monkeypatch, tmp_path):
     """The trial runs a copy of the file that asks for a namespace which no kernel has."""
     text = Path(sandbox.__file__).read_text(encoding="utf-8")
     broken = tmp_path / "sandbox.py"
     broken.write_text(text.replace("CLONE_NEWNS = 0x00020000", "CLONE_NEWNS = 0x1"), encoding="utf-8")
     monkeypatch.setattr(sandbox, "__file__", str(broken))
-    assert sandbox.missing().startswith("it could not be set up ([Errno ")
-    assert "namespaces: " in sandbox.missing()
-
-
-def test_a_limit_that_cannot_be_set(monkeypatch):
-    """macOS has no limit on the address space."""
-    import resource
-
-    bounds = {}
-
-    def set_one(limit, bound):
-        if limit == resource.RLIMIT_AS:
-            raise ValueError("current limit exceeds maximum limit")
-        bounds[limit] = bound
-
-    monkeypatch.setattr(resource, "setrlimit", set_one)
-    with pytest.raises(OSError, match=r"limit \d+: current limit exceeds maximum limit"):
-        sandbox._set_limits(QUICK, strict=True)
-    sandbox._set_limits(QUICK, strict=False)
-    assert bounds[resource.RLIMIT_CPU] == (2, 2)
-    assert len(bounds) == 5
+    assert re.match(r"\[Errno \d+\] namespaces: ", sandbox.missing.__wrapped__())
+    monkeypatch.setattr(sandbox.platform, "machine", lambda: "m68k")
+    assert "m68k" in sandbox.missing.__wrapped__()
 
 
 @pytest.mark.parametrize(("ranks", "most"), [(1, os.cpu_count()), (1000, 1)])
 def test_as_many_at_once_as_there_are_cpus(ranks, most, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    programs = ["import time\nstart = time.monotonic()\ntime.sleep(0.3)\nprint(start, time.monotonic())"] * 4
+    programs = ["import time\nstart = time.monotonic()\ntime.sleep(0.2)\nprint(start, time.monotonic())"] * 3
     spans = [[*map(float, verdict.output.split())] for verdict in run_all(programs, QUICK, unsafe=True)]
-    assert max(sum(a <= start < b for a, b in spans) for start, _ in spans) <= min(most, 20)
+    assert max(sum(a <= start < b for a, b in spans) for start, _ in spans) <= most
 
 
 @needs_sandbox
@@ -218,11 +179,12 @@ def test_a_user_without_rights_is_contained_too():
     folder = Path(tempfile.mkdtemp(dir="/tmp"))  # other users cannot read pytest's folder
     folder.chmod(0o755)
     shutil.copy(sandbox.__file__, folder)
-    programs = json.dumps([*HOSTILE.values(), "print(1)"])
+    attacks = [program for name, program in HOSTILE.items() if not re.search("endless|bomb|silence|many", name)]
+    programs = json.dumps([*attacks, "print(1)"])
     (folder / "ask.py").write_text(
         "import sandbox, json\n"
         "assert not sandbox.missing(), sandbox.missing()\n"
-        f"verdicts = sandbox.run_all({programs}, sandbox.Limits(20.0, 2, 2**29), at_once=4)\n"
+        f"verdicts = sandbox.run_all({programs}, sandbox.Limits(20.0, 2, 2**29))\n"
         "print(json.dumps([verdict.passed for verdict in verdicts]))"
     )
     command = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", python, "ask.py"]
@@ -230,7 +192,7 @@ def test_a_user_without_rights_is_contained_too():
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
     shutil.rmtree(folder)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [False] * len(HOSTILE) + [True]
+    assert json.loads(done.stdout) == [False] * len(attacks) + [True]
 
 
 def test_it_needs_nothing_but_the_standard_library():

@@ -55,10 +55,10 @@ def test_answers_become_programs():
 
 
 @NEEDS_SANDBOX
-def test_right_programs_pass_and_others_do_not(hub):
+def test_right_programs_pass_and_others_do_not(world_hub):
     task = TASKS["HumanEval"]()
     answers = []
-    for conversation in [conversation for conversation, _ in zip(task, range(20), strict=False)]:
+    for conversation in [conversation for conversation, _ in zip(task, range(4), strict=False)]:
         prompt, solution = (message["content"] for message in conversation["messages"])
         answers += [(conversation, solution), (conversation, f"```python\n{solution[len(prompt) :]}```")]
         answers += [(conversation, "    pass"), (conversation, "    import os\n    os._exit(0)")]
