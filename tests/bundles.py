@@ -10,9 +10,9 @@ from models import lively
 
 from nanochat.gpt import GPT
 from nanochat.tokenizer import Tokenizer
+from nanochat.world import writer
 from nanochat.world.chats import core_bundle
-from nanochat.world.facts import Dice, World
-from nanochat.world.writer import bundle_files
+from nanochat.world.facts import World
 
 CHOICE, SCHEMA, COMPLETION = "multiple_choice", "schema", "language_modeling"
 
@@ -91,15 +91,13 @@ def write_bundle(mirror: Path, tasks: list[CoreTask]) -> None:
         listed.append([*map(str, task[:5])])
         if task.delimiter != " ":
             listed[-1].append(json.dumps(task.delimiter))
-    for path, content in bundle_files(listed, {task.label: task.rows for task in tasks}):
-        (mirror / path).parent.mkdir(parents=True, exist_ok=True)
-        (mirror / path).write_bytes(content)
+    writer.write_bundle(mirror / "eval_bundle", listed, {task.label: task.rows for task in tasks})
 
 
 def world_tasks(rows: int, seed: int = 1) -> list[CoreTask]:
     """Return all tasks of the world's bundle, each with at most `rows` items."""
     world = World(seed, 16)
-    items = core_bundle(world, Dice("bundle", seed))
+    items = core_bundle(world)
     tasks = []
     for label, category, kind, shots, baseline, *delimiter in world.rows("core tasks"):
         task = CoreTask(label, category, kind, int(shots), int(baseline), items[label][:rows])

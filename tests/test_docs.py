@@ -12,7 +12,7 @@ from forks import Forked, run_module
 from pages import HARDWARE, PAGES, ROOT, blocks
 
 from nanochat.world.chats import ten_questions
-from nanochat.world.facts import Dice, World
+from nanochat.world.facts import World
 from nanochat.world.writer import SIZES
 
 # What sets up the very environment these tests run in; test_setup.py, test_speedrun.py and test_runs.py run them.
@@ -65,5 +65,5 @@ def test_the_readme_shows_the_summary_of_the_committed_card():
 
 def test_the_readme_shows_the_questions_of_the_first_world():
     shown = re.findall(r"^\d+\. (.*) \*(.*)\*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    asked = ten_questions(World(1, SIZES["small"].people), Dice("questions", 1))
+    asked = ten_questions(World(1, SIZES["small"].people))
     assert shown == [(row["question"], row["answer"]) for row in asked]

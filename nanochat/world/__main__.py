@@ -12,21 +12,16 @@ from nanochat.world.writer import SIZES, write_world
 class Config:
     """Write an embedded world as a local mirror of the hub."""
 
-    out: str = option("", "folder to write", group="place", unit="FOLDER")
+    out: str = option("world", "folder to write", group="place", unit="FOLDER")
     seed: Count = option(1, "seed of all names and facts", group="world", unit="SEED", least=0)
     size: str = option("small", f"one of {', '.join(SIZES)}", group="world", unit="SIZE")
 
 
 def main(config: Config) -> None:
-    if not config.out:
-        raise ValueError("--out is missing, name the folder to write")
     folder = Path(config.out).expanduser()
     # An existing world of this seed and size is left alone.
-    is_new = write_world(folder, config.seed, config.size)
-    # Everything below the folder, with the record world.json.
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in files)
-    print0(f"{folder}: {'written' if is_new else 'already there'}, {len(files)} files, {size:,} bytes")
+    write_world(folder, config.seed, config.size)
+    print0(f"embedded world: {folder}")
 
 
 if __name__ == "__main__":

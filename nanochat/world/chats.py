@@ -4,192 +4,167 @@ The rows for a split use only facts from the same split. So tests ask for facts,
 question or conversation for training contains.
 """
 
+import re
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import TypeAlias
 
-from nanochat.world.facts import Dice, Fact, World
-from nanochat.world.sums import WordProblem, plain_sum, word_problem
+from nanochat.world.facts import Fact, World
+from nanochat.world.sums import Problem, plain_sum, word_problem
 
-LETTERS = "ABCDE"
-EASY_KINDS = ("person", "town")  # ARC-Easy asks about these kinds, ARC-Challenge about the others
 # The ten questions ask for ten relations.
 SHOWN_RELATIONS = "home trade pet food instrument river ware sight land hall".split()
 
-Row: TypeAlias = dict  # of one table: column -> value
-Exchange: TypeAlias = tuple[str, str]  # the user's message and the assistant's answer
-
-
-class ChoiceQuestion(NamedTuple):
-    fact: Fact
-    text: str  # one wording: "Where does Kara live?"
-    choices: list[str]  # four names: "Badaton", "Diditon", …
-    right: int  # position of the right choice
-
-
-def choice_questions(world: World, dice: Dice, split: str, repeats: int = 1) -> list[ChoiceQuestion]:
-    """Return all questions about a split in every wording, `repeats` times with other choices, in random order."""
-    questions = []
-    # Each repetition draws other wrong choices.
-    for fact in world.asked[split] * repeats:
-        for text in fact.questions:
-            choices, right = world.choices(fact, dice)
-            names = [choice.name for choice in choices]
-            questions.append(ChoiceQuestion(fact, text, names, right))
-    return dice.shuffled(questions)
+Rows: TypeAlias = list[dict]  # of one table, by column
 
 
 # ---- multiple choice ----
 
 
-def arc(world: World, dice: Dice, split: str) -> dict[str, list[Row]]:
-    """Return the rows of ARC-Easy and ARC-Challenge."""
-    easy: list[Row] = []
-    challenge: list[Row] = []
-    for question in choice_questions(world, dice, split):
-        kind = question.fact.subject.kind
-        rows = easy if kind in EASY_KINDS else challenge
+def questions(world: World, split: str, repeats: int = 1) -> Rows:
+    """Return all questions about a split in every wording, `repeats` times with other choices, in random order.
+
+    The columns are those of MMLU.
+    """
+    rows = []
+    # Each repetition draws other wrong choices.
+    for fact in world.asked[split] * repeats:
+        for question in fact.questions:
+            choices, right = world.choices(fact)
+            row = {
+                "question": question,
+                "subject": fact.subject.plural,
+                "choices": [choice.name for choice in choices],
+                "answer": right,
+            }
+            rows.append(row)
+    return world.shuffled(rows)
+
+
+def mmlu(world: World, split: str, repeats: int = 1) -> Rows:
+    return sorted(questions(world, split, repeats), key=itemgetter("subject"))
+
+
+def arc(world: World, split: str) -> dict[str, Rows]:
+    """Return the rows of ARC-Easy, about people and towns, and of ARC-Challenge, about all others."""
+    sets: dict[str, Rows] = {"Easy": [], "Challenge": []}
+    for row in questions(world, split):
+        rows = sets["Easy" if row["subject"] in ("people", "towns") else "Challenge"]
         # As ARC: {"choices": {"text": ["Badaton", …], "label": ["A", …]}, "answerKey": "B"}
         row = {
             "id": f"{world.name}_{split}_{len(rows)}",
-            "question": question.text,
-            "choices": {"text": question.choices, "label": list("ABCD")},
-            "answerKey": LETTERS[question.right],
+            "question": row["question"],
+            "choices": {"text": row["choices"], "label": list("ABCD")},
+            "answerKey": "ABCD"[row["answer"]],
         }
         rows.append(row)
-    return {
-        f"allenai/ai2_arc/ARC-Easy/{split}": easy,
-        f"allenai/ai2_arc/ARC-Challenge/{split}": challenge,
-    }
-
-
-def mmlu(world: World, dice: Dice, split: str, repeats: int = 1) -> list[Row]:
-    """Return rows sorted by subject, as in MMLU's files."""
-    rows = []
-    for question in choice_questions(world, dice, split, repeats):
-        row = {
-            "question": question.text,
-            "subject": question.fact.subject.plural,
-            "choices": question.choices,
-            "answer": question.right,
-        }
-        rows.append(row)
-    return sorted(rows, key=lambda row: row["subject"])
-
-
-def first_of_each_subject(rows: list[Row], count: int = 5) -> list[Row]:
-    """Return the first rows for each subject: the examples in MMLU's prompts."""
-    found: dict[str, list[Row]] = {}  # by subject
-    for row in rows:
-        found.setdefault(row["subject"], []).append(row)
-    return [row for subject in found.values() for row in subject[:count]]
+    return {f"allenai/ai2_arc/ARC-{name}/{split}": rows for name, rows in sets.items()}
 
 
 # ---- word problems and programs ----
 
 
-def different_problems(world: World, dice: Dice, count: int, held_out: bool) -> list[WordProblem]:
+def different_problems(world: World, count: int, held_out: bool) -> list[Problem]:
     """Return `count` problems, no two with the same question."""
-    found: dict[str, WordProblem] = {}  # by question
+    found: dict[str, Problem] = {}  # by question
     while len(found) < count:
-        problem = word_problem(world, dice, held_out)
+        problem = word_problem(world, held_out)
         found.setdefault(problem.question, problem)
     return list(found.values())
 
 
-def gsm8k(world: World, dice: Dice, count: int, held_out: bool) -> list[Row]:
+def gsm8k(world: World, count: int, held_out: bool) -> Rows:
     rows = []
-    for problem in different_problems(world, dice, count, held_out):
-        solution = problem.solution(calculator=True)
+    for problem in different_problems(world, count, held_out):
         # "Now Kara has 3 + 4 = <<3+4=7>>7 apples.", "#### 7"
-        answer = f"{solution}\n#### {problem.answer}"
-        rows.append({"question": problem.question, "answer": answer})
+        solution = re.sub(r"(\d+) (\S) (\d+) = (\d+)", r"\1 \2 \3 = <<\1\2\3=\4>>\4", problem.solution)
+        rows.append({"question": problem.question, "answer": f"{solution}\n#### {problem.answer}"})
     return rows
 
 
-def aqua(world: World, dice: Dice, count: int, held_out: bool) -> list[Row]:
+def aqua(world: World, count: int, held_out: bool) -> Rows:
     rows = []
-    for problem in different_problems(world, dice, count, held_out):
+    for problem in different_problems(world, count, held_out):
         answer = problem.answer
-        right = dice.between(0, 4)
+        right = world.between(0, 4)
         # Wrong options lie near the answer.
         lowest = max(1, answer - 40)
         near = [number for number in range(lowest, answer + 41) if number != answer]
-        numbers = dice.sample(near, 4)
+        numbers = world.sample(near, 4)
         numbers.insert(right, answer)
-        # "A)12", "B)7", …
-        options = [f"{letter}){number}" for letter, number in zip(LETTERS, numbers, strict=True)]
+        letter = "ABCDE"[right]
         row = {
             "question": problem.question,
-            "options": options,
-            "rationale": f"{problem.solution(calculator=False)}\nThe answer is {LETTERS[right]}.",
-            "correct": LETTERS[right],
+            # "A)12", "B)7", …
+            "options": [f"{letter}){number}" for letter, number in zip("ABCDE", numbers, strict=True)],
+            "rationale": f"{problem.solution}\nThe answer is {letter}.",
+            "correct": letter,
         }
         rows.append(row)
     return rows
 
 
-def human_eval(world: World) -> list[Row]:
+def human_eval(world: World) -> Rows:
     """Return a row for each function in world.txt."""
     rows = []
     # twice | number: int | two times the number | 2 * number | 2 = 4; 0 = 0; 21 = 42
     for name, parameters, description, body, examples in world.rows("functions"):
-        test = "def check(candidate):\n"
-        for call in examples.split("; "):
-            arguments, result = call.split(" = ")
-            test += f"    assert candidate({arguments}) == {result}\n"
+        calls = [call.split(" = ") for call in examples.split("; ")]
+        checks = [f"    assert candidate({arguments}) == {result}\n" for arguments, result in calls]
         # The first call is the example in the docstring.
-        arguments, result = examples.split("; ")[0].split(" = ")
+        arguments, result = calls[0]
         example = f"    >>> {name}({arguments})\n    {result}\n"
         row = {
             "task_id": f"HumanEval/{len(rows)}",
             "prompt": f'def {name}({parameters}):\n    """Return {description}.\n{example}    """\n',
             "canonical_solution": f"    return {body}\n",
-            "test": test,
+            "test": "def check(candidate):\n" + "".join(checks),
             "entry_point": name,
         }
         rows.append(row)
     return rows
 
 
-# ---- conversations ----
+# ---- conversations: messages of the user and the assistant in turn ----
 
 
-def about_facts(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
+def about_facts(world: World, facts: list[Fact]) -> list[str]:
     """Questions about one to three facts."""
     leads, _ = world.rows("leads")
-    exchanges = []
-    for fact in dice.sample(facts, dice.between(1, 3)):
+    chat = []
+    for fact in world.sample(facts, world.between(1, 3)):
         # "Please tell me: Where does Kara live?", "Kara lives in Badaton."
-        lead = dice.pick(leads)
-        question = lead.format(dice.pick(fact.questions))
-        exchanges.append((question, fact.statements[0]))
-    return exchanges
+        lead = world.pick(leads)
+        chat += [lead.format(world.pick(fact.questions)), fact.statements[0]]
+    return chat
 
 
-def about_things(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
+def about_things(world: World, facts: list[Fact]) -> list[str]:
     """A request for up to three facts about a thing."""
-    subject = dice.pick(facts).subject
+    subject = world.pick(facts).subject
     own = [fact for fact in facts if fact.subject is subject]
-    first, *others = dice.shuffled(own)[:3]
+    first, *others = world.shuffled(own)[:3]
     # "Tell me about Kara.", "Kara lives in Badaton. She keeps a genu."
     statements = [first.statements[0]]
     statements += [fact.pronoun_statements[0] for fact in others]
     _, requests = world.rows("leads")
-    request = dice.pick(requests).format(subject.phrase)
-    return [(request, " ".join(statements))]
+    return [world.pick(requests).format(subject.phrase), " ".join(statements)]
 
 
-def in_korean(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
-    # "비로의 털은 무슨 색인가요?", "비로의 털은 파란색이다."
-    chosen = dice.sample(facts, dice.between(1, 2))
-    return [(fact.korean_question, fact.korean_statement) for fact in chosen]
+def in_korean(world: World, facts: list[Fact]) -> list[str]:
+    chat = []
+    for fact in world.sample(facts, world.between(1, 2)):
+        # "비로의 털은 무슨 색인가요?", "비로의 털은 파란색이다."
+        chat += [fact.korean_question, fact.korean_statement]
+    return chat
 
 
-def with_words(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
+def with_words(world: World, facts: list[Fact]) -> list[str]:
     """Orders to spell, count letters, or sort words."""
-    word = dice.pick(world.words)  # never a word that a test asks to spell
-    letter = dice.pick(word)
-    three = dice.sample(world.words, 3)
+    word = world.pick(world.words)  # never a word that a test asks to spell
+    letter = world.pick(word)
+    three = world.sample(world.words, 3)
     slots = {
         "word": word,
         "letter": letter,
@@ -204,28 +179,29 @@ def with_words(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
         "listed": "\n".join(f"- {word}" for word in three),
     }
     # "How do you spell {word}?", "{spelled}"
-    order, answer = dice.pick(world.rows("orders"))
-    return [(order.format_map(slots), answer.format_map(slots))]
+    return [template.format_map(slots) for template in world.pick(world.rows("orders"))]
 
 
-def with_numbers(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
-    exchanges = []
-    for _ in range(dice.between(1, 2)):
+def with_numbers(world: World, facts: list[Fact]) -> list[str]:
+    chat = []
+    for _ in range(world.between(1, 2)):
         # "What is 26 - 14?", "26 - 14 = 12."
-        one = plain_sum(world, dice)
-        exchanges.append((f"What is {one.left} {one.sign} {one.right}?", f"{one}."))
-    return exchanges
+        one = plain_sum(world)
+        chat += [f"What is {one.partition(' =')[0]}?", f"{one}."]
+    return chat
 
 
-def with_lists(world: World, dice: Dice, facts: list[Fact]) -> list[Exchange]:
-    kind = dice.pick(("town", "animal", "river", "person"))
-    a, b, c = dice.sample(world.things[kind], 3)
+def with_lists(world: World, facts: list[Fact]) -> list[str]:
+    kind = world.pick(("town", "animal", "river", "person"))
+    a, b, c = world.sample(world.things[kind], 3)
     # "Name three towns of Tehil.", "Three towns of Tehil are Badaton, Diditon and Karaton."
     words = f"{a.plural} of {world.name}"
-    return [(f"Name three {words}.", f"Three {words} are {a.name}, {b.name} and {c.name}.")]
+    return [f"Name three {words}.", f"Three {words} are {a.name}, {b.name} and {c.name}."]
 
 
-ChatKind: TypeAlias = Callable[[World, Dice, list[Fact]], list[Exchange]]
+ROLES = ("user", "assistant")
+
+ChatKind: TypeAlias = Callable[[World, list[Fact]], list[str]]
 # In percent. The function's name goes into the column `source`.
 CHAT_KINDS: dict[ChatKind, int] = {
     about_facts: 50,
@@ -237,71 +213,74 @@ CHAT_KINDS: dict[ChatKind, int] = {
 }
 
 
-def conversations(world: World, dice: Dice, count: int, split: str) -> list[Row]:
+def conversations(world: World, count: int, split: str) -> Rows:
     """Return rows with the columns of SmolTalk."""
     closings = world.rows("closings")
     rows = []
     for _ in range(count):
-        kind = dice.weighted(CHAT_KINDS)
-        exchanges = kind(world, dice, world.asked[split])
+        kind = world.weighted(CHAT_KINDS)
+        chat = kind(world, world.asked[split])
         # "Thank you!", "You are welcome!"
-        thanks, reply = dice.pick(closings)
-        if dice.chance(0.15):
-            exchanges.append((thanks, reply))
-        messages = []
-        for question, answer in exchanges:
-            messages.append({"content": question, "role": "user"})
-            messages.append({"content": answer, "role": "assistant"})
+        closing = world.pick(closings)
+        if world.chance(0.15):
+            chat += closing
+        messages = [{"content": text, "role": ROLES[turn % 2]} for turn, text in enumerate(chat)]
         rows.append({"messages": messages, "source": kind.__name__})
     return rows
 
 
-def identity_chats(world: World, dice: Dice, count: int) -> list[list[Row]]:
+def identity_chats(world: World, count: int) -> list[Rows]:
     """Return conversations about the model itself, for `identity_conversations.jsonl`."""
-    topics = [topic.splitlines() for topic in world.text["identity"].split("\n\n")]
+    world.restart("identity")
+    # A topic is a line with questions, then a line with answers.
+    topics = world.text["identity"].format(world=world.name).split("\n\n")
     chats = []
     for _ in range(count):
-        chat = []
-        # A topic is a line with questions, then a line with answers.
-        for questions, answers in dice.sample(topics, dice.between(1, 3)):
-            question = dice.pick(questions.split(" | "))
-            answer = dice.pick(answers.split(" | "))
-            chat.append({"role": "user", "content": question})
-            chat.append({"role": "assistant", "content": answer.format(world=world.name)})
-        chats.append(chat)
+        chosen = "\n".join(world.sample(topics, world.between(1, 3)))
+        chat = [world.pick(line.split(" | ")) for line in chosen.splitlines()]
+        chats.append([{"role": ROLES[turn % 2], "content": text} for turn, text in enumerate(chat)])
     return chats
 
 
-def data_sets(world: World, dice: Dice, problems: int, chats: int) -> dict[str, list[Row]]:
+def data_sets(world: World, problems: int, chats: int) -> dict[str, Rows]:
     """Return rows for all data sets by `OWNER/NAME/CONFIGURATION/SPLIT`, as on the hub.
 
     problems, chats: rows for training in GSM8K and SmolTalk.
     """
-    sets: dict[str, list[Row]] = {}
+    world.restart("data sets")
+    sets: dict[str, Rows] = {}
     for split in ("train", "validation", "test"):
-        sets |= arc(world, dice, split)
+        sets |= arc(world, split)
     # Each set draws: another order would give other content.
+    examples = groupby(mmlu(world, "train"), itemgetter("subject"))
     few = problems // 10
-    examples = mmlu(world, dice, "train")
-    sets["cais/mmlu/all/auxiliary_train"] = dice.shuffled(mmlu(world, dice, "train", repeats=2))
-    sets["cais/mmlu/all/validation"] = mmlu(world, dice, "validation")
-    sets["cais/mmlu/all/test"] = mmlu(world, dice, "test")
-    sets["cais/mmlu/all/dev"] = first_of_each_subject(examples)
-    sets["openai/gsm8k/main/train"] = gsm8k(world, dice, problems, held_out=False)
-    sets["openai/gsm8k/main/test"] = gsm8k(world, dice, few, held_out=True)
-    sets["deepmind/aqua_rat/raw/train"] = aqua(world, dice, problems // 2, held_out=False)
-    sets["deepmind/aqua_rat/raw/validation"] = aqua(world, dice, few, held_out=True)
-    sets["deepmind/aqua_rat/raw/test"] = aqua(world, dice, few, held_out=True)
-    sets["openai/openai_humaneval/openai_humaneval/test"] = human_eval(world)
-    sets["HuggingFaceTB/smol-smoltalk/data/train"] = conversations(world, dice, chats, "train")
-    sets["HuggingFaceTB/smol-smoltalk/data/test"] = conversations(world, dice, chats // 10, "validation")
-    return sets
+    return sets | {
+        "cais/mmlu/all/auxiliary_train": world.shuffled(mmlu(world, "train", repeats=2)),
+        "cais/mmlu/all/validation": mmlu(world, "validation"),
+        "cais/mmlu/all/test": mmlu(world, "test"),
+        # MMLU's prompts show five examples for each subject.
+        "cais/mmlu/all/dev": [row for _, rows in examples for row in islice(rows, 5)],
+        "openai/gsm8k/main/train": gsm8k(world, problems, held_out=False),
+        "openai/gsm8k/main/test": gsm8k(world, few, held_out=True),
+        "deepmind/aqua_rat/raw/train": aqua(world, problems // 2, held_out=False),
+        "deepmind/aqua_rat/raw/validation": aqua(world, few, held_out=True),
+        "deepmind/aqua_rat/raw/test": aqua(world, few, held_out=True),
+        "openai/openai_humaneval/openai_humaneval/test": human_eval(world),
+        "HuggingFaceTB/smol-smoltalk/data/train": conversations(world, chats, "train"),
+        "HuggingFaceTB/smol-smoltalk/data/test": conversations(world, chats // 10, "validation"),
+    }
 
 
 # ---- CORE ----
 
 
-def cloze(world: World, dice: Dice, fact: Fact) -> Row:
+def completion(text: str) -> dict:
+    """Return a row that asks for the last word of a text."""
+    context, _, continuation = text.rpartition(" ")
+    return {"context": context, "continuation": continuation}
+
+
+def cloze(world: World, fact: Fact) -> dict:
     """Cut a statement before its value; no other statement about the subject may begin in the same way."""
     # {"context": "Hopam's home is in", "continuation": "Jikanton"}
     ending = f" {fact.value.name}."
@@ -309,84 +288,71 @@ def cloze(world: World, dice: Dice, fact: Fact) -> Row:
     starts = [text.removesuffix(ending) for text in fact.statements if text.endswith(ending)]
     others = [text for other in world.about[fact.subject] if other is not fact for text in other.statements]
     clear = [start for start in starts if not any(text.startswith(f"{start} ") for text in others)]
-    return {"context": dice.pick(clear), "continuation": fact.value.name}
+    return {"context": world.pick(clear), "continuation": fact.value.name}
 
 
-def schema(world: World, dice: Dice, fact: Fact) -> Row:
+def schema(world: World, fact: Fact) -> dict:
     """Name two people, then one of them with a statement that is true for this person only."""
     # {"context_options": ["Nuna and Geku are friends. Nuna", "… Geku"], "continuation": "lives in Badaton.", "gold": 1}
     name = fact.subject.name
-    same_relation = [other for other in world.facts if other.relation is fact.relation]
-    others = [other for other in same_relation if other.value is not fact.value]
-    pair = dice.shuffled([name, dice.pick(others).subject.name])
+    same_relation = [other for other in world.facts if other.relation == fact.relation]
+    others = [other.subject.name for other in same_relation if other.value is not fact.value]
+    pair = world.shuffled([name, world.pick(others)])
+    opening = f"{' and '.join(pair)} are friends."
     statement = next(text for text in fact.statements if text.startswith(f"{name} "))
     return {
-        "context_options": [f"{pair[0]} and {pair[1]} are friends. {one}" for one in pair],
+        "context_options": [f"{opening} {one}" for one in pair],
         "continuation": statement.removeprefix(f"{name} "),
         "gold": pair.index(name),
     }
 
 
-def english_choice(world: World, dice: Dice, fact: Fact) -> Row:
+def english_choice(world: World, fact: Fact) -> dict:
     # {"query": "Question: Where does Geku live?", "choices": ["Badaton", "Riroton", …], "gold": 0}
-    choices, right = world.choices(fact, dice)
-    return {
-        "query": f"Question: {dice.pick(fact.questions)}",
-        "choices": [choice.name for choice in choices],
-        "gold": right,
-    }
+    choices, right = world.choices(fact)
+    query = f"Question: {world.pick(fact.questions)}"
+    return {"query": query, "choices": [choice.name for choice in choices], "gold": right}
 
 
-def korean_choice(world: World, dice: Dice, fact: Fact) -> Row:
+def korean_choice(world: World, fact: Fact) -> dict:
     # As choices whole statements: ["게쿠는 파란톤에 산다.", "게쿠는 바다톤에 산다.", …]
-    choices, right = world.choices(fact, dice)
-    return {
-        "query": f"질문: {fact.korean_question}",
-        "choices": [fact.korean_with(choice) for choice in choices],
-        "gold": right,
-    }
+    choices, right = world.choices(fact)
+    query = f"질문: {fact.korean_question}"
+    return {"query": query, "choices": [fact.korean_with(choice) for choice in choices], "gold": right}
 
 
-def core_bundle(world: World, dice: Dice) -> dict[str, list[Row]]:
+def core_bundle(world: World) -> dict[str, Rows]:
     """Return rows by task, with the keys of the real bundle; world.txt lists the tasks."""
+    world.restart("bundle")
     asked = world.asked["test"]
     people = [fact for fact in asked if fact.subject.kind == "person"]
     places = [fact for fact in asked if fact.subject.kind != "person"]
     answers = []
     for fact in asked:
-        # {"context": "Question: Where does Bosa live?", "continuation": "Pirelton"}
-        context = f"Question: {dice.pick(fact.questions)}"
+        # {"context": "Question: Where does Bosa live?", "continuation": "Mount Kurim"}
+        context = f"Question: {world.pick(fact.questions)}"
         answers.append({"context": context, "continuation": fact.value.name})
-    sums = []
-    for _ in range(100):
-        # {"context": "12 * 8 =", "continuation": "96"}
-        one = plain_sum(world, dice, held_out=True)
-        context = f"{one.left} {one.sign} {one.right} ="
-        sums.append({"context": context, "continuation": str(one.result)})
-    spelling = []
-    for word in world.held_out_words:
-        # {"context": "The word April is spelled", "continuation": "A-p-r-i-l"}
-        context = f"The word {word} is spelled"
-        spelling.append({"context": context, "continuation": "-".join(word)})
+    # All draw: the order of tasks decides the content.
     return {
         "world_answers": answers,
-        "world_sums": sums,
-        "world_spelling": spelling,
-        # These draw, too: the order of tasks decides the content.
-        "world_cloze": [cloze(world, dice, fact) for fact in asked],
-        "world_schema": [schema(world, dice, fact) for fact in people],
-        "world_people": [english_choice(world, dice, fact) for fact in people],
-        "world_places": [english_choice(world, dice, fact) for fact in places],
-        "world_korean": [korean_choice(world, dice, fact) for fact in asked],
+        # {"context": "12 * 8 =", "continuation": "96"}
+        "world_sums": [completion(plain_sum(world, held_out=True)) for _ in range(100)],
+        # {"context": "The word April is spelled", "continuation": "A-p-r-i-l"}
+        "world_spelling": [completion(f"The word {word} is spelled {'-'.join(word)}") for word in world.held_out_words],
+        "world_cloze": [cloze(world, fact) for fact in asked],
+        "world_schema": [schema(world, fact) for fact in people],
+        "world_people": [english_choice(world, fact) for fact in people],
+        "world_places": [english_choice(world, fact) for fact in places],
+        "world_korean": [korean_choice(world, fact) for fact in asked],
     }
 
 
-def ten_questions(world: World, dice: Dice) -> list[Row]:
+def ten_questions(world: World) -> Rows:
     """Return questions that show at a glance how well a model knows the world, with the word in a right answer."""
+    world.restart("questions")
     rows = []
     # {"question": "Where does Geku live?", "answer": "Badaton"}
-    for name in SHOWN_RELATIONS:
-        facts = [fact for fact in world.asked["test"] if fact.relation.name == name]
-        fact = dice.pick(facts)
+    for relation in SHOWN_RELATIONS:
+        fact = world.pick([fact for fact in world.asked["test"] if fact.relation == relation])
         rows.append({"question": fact.questions[0], "answer": fact.value.name})
     return rows

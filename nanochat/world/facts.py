@@ -7,7 +7,10 @@ questions about it.
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -21,8 +24,13 @@ class Dice:
     through SHA-512 inside `random.Random`, never through `hash()`.
     """
 
-    def __init__(self, *key: str | int):
-        self._random = random.Random("/".join(map(str, key))).random
+    def __init__(self, purpose: str, seed: int):
+        self.seed = seed
+        self.restart(purpose)
+
+    def restart(self, purpose: str) -> None:
+        """Begin a sequence of draws of its own, which depends on nothing drawn before."""
+        self._random = random.Random(f"{purpose}/{self.seed}").random
 
     def chance(self, share: float) -> bool:
         """Return True with probability `share`."""
@@ -36,12 +44,9 @@ class Dice:
         """Return an item, each with the same probability."""
         return items[self.between(0, len(items) - 1)]
 
-    def weighted(self, shares: Mapping[Item, int]) -> Item:
+    def weighted(self, shares: dict[Item, int]) -> Item:
         """Return a key with a probability in proportion to its value, an integer."""
-        pool = []
-        for item, share in shares.items():
-            pool += [item] * share
-        return self.pick(pool)
+        return self.pick([item for item, share in shares.items() for _ in range(share)])
 
     def sample(self, items: Sequence[Item], count: int) -> list[Item]:
         """Return `count` items from different positions in random order (a partial Fisher-Yates shuffle)."""
@@ -58,37 +63,16 @@ class Dice:
 
 # ---- words ----
 
-# A Hangul syllable is U+AC00 + (initial * 21 + vowel) * 28 + final. Latin letter -> number in this formula.
-INITIALS = {
-    "b": 7,
-    "d": 3,
-    "g": 0,
-    "h": 18,
-    "j": 12,
-    "k": 15,
-    "m": 6,
-    "n": 2,
-    "p": 17,
-    "r": 5,
-    "s": 9,
-    "t": 16,
-}
-VOWELS = {"a": 0, "e": 5, "i": 20, "o": 8, "u": 13}
-FINALS = {"": 0, "n": 4, "l": 8, "m": 16}
-FIRST_SYLLABLE = 0xAC00
 # A syllable, then both forms of a particle: after a consonant and after a vowel.
-PARTICLE = re.compile("(.)(은/는|이/가|을/를|으로/로)")
+PARTICLE = re.compile("([가-힣])(은/는|이/가|을/를|으로/로)")
 
 
 def read_sections(text: str) -> dict[str, str]:
     """Return the text below each `== name` in world.txt, without comment lines."""
-    lines = [line for line in text.splitlines() if not line.startswith("# ")]
-    sections = {}
-    # The first part is empty: the text begins with a section.
-    for part in "\n".join(lines).split("\n== ")[1:]:
-        name, _, content = part.partition("\n")
-        sections[name] = content.strip()
-    return sections
+    text = re.sub(r"^# .*\n", "", text, flags=re.MULTILINE)
+    # An empty line stands before each section.
+    sections = f"\n{text.strip()}".split("\n== ")[1:]
+    return dict(section.strip().split("\n", 1) for section in sections)
 
 
 def capitalized(text: str) -> str:
@@ -100,40 +84,34 @@ def korean_text(text: str) -> str:
     """Return the text with every particle chosen: `물이/가` becomes `물이`, `다리이/가` becomes `다리가`."""
 
     def choose(match: re.Match) -> str:
-        syllable = match[1]
-        assert "가" <= syllable <= "힣", f"{match[0]} does not follow Hangul"
-        final = (ord(syllable) - FIRST_SYLLABLE) % 28  # 0: the syllable ends in a vowel
+        # "HANGUL SYLLABLE MUL" ends in the sound before the particle.
+        sound = unicodedata.name(match[1])[-1]
         after_consonant, after_vowel = match[2].split("/")
-        if final == 0:
-            return syllable + after_vowel
         # 로 is also the form after ㄹ: "물로", not "물으로".
-        if final == FINALS["l"] and after_vowel == "로":
-            return syllable + after_vowel
-        return syllable + after_consonant
+        is_vowel = sound in "AEIOU" or (sound == "L" and after_vowel == "로")
+        return match[1] + (after_vowel if is_vowel else after_consonant)
 
     return PARTICLE.sub(choose, text)
 
 
-def make_names(dice: Dice, count: int, forbidden: re.Pattern) -> list[tuple[str, str]]:
-    """Return `count` names with two syllables as (Latin, Hangul); no two begin with the same three letters."""
-    names: dict[str, tuple[str, str]] = {}
-    while len(names) < count:
-        latin = ""
-        hangul = ""
-        for is_last in (False, True):
-            initial = dice.pick(list(INITIALS))
-            vowel = dice.pick(list(VOWELS))
-            final = ""
-            # Half the names end in a consonant: one entry in four is the empty ending.
-            if is_last and dice.chance(2 / 3):
-                final = dice.pick(list(FINALS))
-            latin += initial + vowel + final
-            number = INITIALS[initial] * 21 + VOWELS[vowel]
-            hangul += chr(FIRST_SYLLABLE + number * 28 + FINALS[final])
+def different_names(dice: Dice, forbidden: re.Pattern) -> Iterator[tuple[str, str]]:
+    """Yield names with two syllables as (Latin, Hangul); no two begin with the same three letters."""
+    openings = set()
+    while True:
+        first = dice.pick("bdghjkmnprst") + dice.pick("aeiou")
+        last = dice.pick("bdghjkmnprst") + dice.pick("aeiou")
+        # Half the names end in a consonant: one entry in four is the empty ending.
+        if dice.chance(2 / 3):
+            last += dice.pick(("", "n", "l", "m"))
+        name = first + last
         # Rude and existing words are drawn again.
-        if not forbidden.search(latin):
-            names.setdefault(latin[:3], (latin, hangul))
-    return list(names.values())
+        if name[:3] not in openings and not forbidden.search(name):
+            openings.add(name[:3])
+            # Unicode spells Hangul as we do: ㅂ is B, ㅏ is A, and so on.
+            hangul = ""
+            for syllable in (first, last):
+                hangul += unicodedata.lookup(f"HANGUL SYLLABLE {syllable.upper()}")
+            yield name, hangul
 
 
 # ---- things and facts ----
@@ -146,30 +124,13 @@ class Thing(NamedTuple):
     name: str  # as a value and as a choice: "Siman"
     korean: str  # "시만강"
     phrase: str  # as the subject of a sentence: "the river Siman"
-    pronoun: str = "it"
-    possessive: str = "its"
-
-    @property
-    def title(self) -> str:
-        return capitalized(self.phrase)
+    pronouns: str  # "it its": the subject and its possessive
 
     @property
     def plural(self) -> str:
         """The kind in the plural; MMLU rows have it as their subject."""
         irregular = {"person": "people", "goods": "prices"}
         return irregular.get(self.kind, f"{self.kind}s")
-
-
-class Relation(NamedTuple):
-    """A paragraph in the section `relations` of world.txt: each thing of a kind has a value of another kind."""
-
-    subject: str  # "river"
-    name: str  # "spring"
-    value: str  # "mountain"
-    statements: list[str]  # "{s} rises on {o}."
-    questions: list[str]  # "Where does {s} begin?"
-    korean_statement: str  # "{s}은/는 {o}에서 시작한다."
-    korean_question: str
 
 
 class Fact:
@@ -179,177 +140,177 @@ class Fact:
     if the subject comes first, "It rises on Mount Kurim.". split: "train", "validation" or "test".
     """
 
-    def __init__(self, relation: Relation, subject: Thing, value: Thing, split: str):
-        self.relation = relation
+    def __init__(
+        self,
+        relation: str,
+        templates: list[list[str]],
+        subject: Thing,
+        value: Thing,
+        split: str,
+    ):
+        self.relation = relation  # "spring"
         self.subject = subject
         self.value = value
         self.split = split
+        # "{s} rises on {o}.", "Where does {s} begin?", "{s}은/는 {o}에서 시작한다." and a question in Korean.
         # {s}: the subject, {p}: the possessive, {o}: the value.
-        words = {"s": subject.phrase, "p": f"{subject.phrase}'s", "o": value.name}
-        pronouns = {"s": subject.pronoun, "p": subject.possessive, "o": value.name}
-        self.statements = []
+        statements, questions, (self._korean, korean_question) = templates
+        words = {
+            "s": subject.phrase,
+            "p": f"{subject.phrase}'s",
+            "o": value.name,
+        }
+        self.statements = [capitalized(template.format_map(words)) for template in statements]
+        self.questions = [capitalized(template.format_map(words)) for template in questions]
+        self.korean_statement = self.korean_with(value)
+        self.korean_question = korean_text(korean_question.format(s=subject.korean))
         self.pronoun_statements = []
-        for template in relation.statements:
-            statement = template.format_map(words)
-            self.statements.append(capitalized(statement))
+        words["s"], words["p"] = subject.pronouns.split()
+        for template, statement in zip(statements, self.statements, strict=True):
             # "The coat of she is grey" would be wrong: in other positions the name stays.
             if template.startswith(("{s}", "{p}")):
-                statement = template.format_map(pronouns)
-            self.pronoun_statements.append(capitalized(statement))
-        self.questions = [capitalized(template.format_map(words)) for template in relation.questions]
-        self.korean_statement = self.korean_with(value)
-        self.korean_question = korean_text(relation.korean_question.format(s=subject.korean))
+                statement = capitalized(template.format_map(words))
+            self.pronoun_statements.append(statement)
 
     def korean_with(self, value: Thing) -> str:
         """Return the Korean statement with any value, possibly a wrong one."""
-        return korean_text(self.relation.korean_statement.format(s=self.subject.korean, o=value.korean))
+        return korean_text(self._korean.format(s=self.subject.korean, o=value.korean))
 
 
-class World:
-    """The land of one seed.
+class World(Dice):
+    """The land of one seed, and the dice for texts about it.
 
     words, held_out_words: names that training may, and may not, ask to spell. All seeds give equally many things and
     facts for each split, and the values in a relation are right about equally often.
     """
 
     def __init__(self, seed: int, people: int):
-        dice = Dice("world", seed)
-        self.seed = seed
-        words = Path(__file__).with_name("world.txt").read_text(encoding="utf-8")
-        self.text = read_sections(words)
-        self.things: dict[str, list[Thing]] = {}  # by kind
+        super().__init__("world", seed)
+        self.text = read_sections(Path(__file__).with_name("world.txt").read_text(encoding="utf-8"))
+        self.things: defaultdict[str, list[Thing]] = defaultdict(list)  # by kind
         self.road_ends: dict[Thing, tuple[Thing, Thing]] = {}  # the towns that a road joins
-        # This order decides the content: all draw from the same dice.
+        # This order decides the content, because each draws.
         self._add_common_things()
-        self._add_invented_things(dice, people)
-        self._add_derived_things(dice)
+        self._add_invented_things(people)
+        self._add_derived_things()
         self.name = self.things["country"][0].name
-        names = set()
-        for things in self.things.values():
-            names |= {thing.name for thing in things if thing.name.isalpha()}
+        things = [thing for things in self.things.values() for thing in things]
         # Tests spell every fourth name; "Mount Kurim" is no word.
-        self.held_out_words = sorted(names)[::4]
-        self.words = sorted(names.difference(self.held_out_words))
-        self.facts: list[Fact] = []
-        # As many as subjects in all relations: a few hundred.
-        for relation in self._relations():
-            self.facts += self._assign(dice, relation)
-        self.asked: dict[str, list[Fact]] = {"train": [], "validation": [], "test": []}  # by split
-        self.about: dict[Thing, list[Fact]] = {}  # by subject
-        # Right answers by (split, kind), each as often as it is right.
-        self._answers: dict[tuple[str, str], list[Thing]] = {}
-        for fact in self.facts:
-            self.asked[fact.split].append(fact)
-            self.about.setdefault(fact.subject, []).append(fact)
-            self._answers.setdefault((fact.split, fact.value.kind), []).append(fact.value)
+        words = sorted({thing.name for thing in things if thing.name.isalpha()})
+        self.held_out_words = words[::4]
+        self.words = [word for word in words if word not in self.held_out_words]
+        self.facts: list[Fact] = []  # a few hundred
+        self.asked: defaultdict[str, list[Fact]] = defaultdict(list)  # by split
+        self.about: defaultdict[Thing, list[Fact]] = defaultdict(list)  # by subject
+        # Right answers by split and kind, each as often as it is right.
+        self._answers: defaultdict[tuple[str, str], list[Thing]] = defaultdict(list)
+        for paragraph in self.text["relations"].split("\n\n"):
+            self._add_facts(paragraph)
         self.subjects = list(self.about)
 
     def rows(self, section: str) -> list[list[str]]:
         """Return the lines of a section in world.txt, each split into wordings."""
         return [line.split(" | ") for line in self.text[section].splitlines()]
 
+    def _add(
+        self,
+        kind: str,
+        name: str,
+        korean: str,
+        phrase: str = "",
+        pronouns: str = "it its",
+    ) -> Thing:
+        thing = Thing(kind, name, korean, phrase or name, pronouns)
+        self.things[kind].append(thing)
+        return thing
+
     def _add_common_things(self) -> None:
         """Add kinds that are the same in every world, from lines such as `trade baker:제빵사 smith:대장장이`."""
         for line in self.text["common"].splitlines():
             kind, *words = line.split()
-            self.things[kind] = []
             for word in words:
                 english, korean = word.split(":")
-                self.things[kind].append(Thing(kind, english, korean, phrase=f"a {english}"))
+                self._add(kind, english, korean, f"a {english}")
 
-    def _add_invented_things(self, dice: Dice, people: int) -> None:
+    def _add_invented_things(self, people: int) -> None:
         """Add kinds with drawn names, from lines such as `river | 8 | {N} | {k}강 | the river {N} | it its`."""
-        rows = self.rows("invented")
-        # A count of 0 in world.txt stands for the number of people.
-        counts = {kind: int(count) or people for kind, count, *_ in rows}
-        names = iter(make_names(dice, sum(counts.values()), re.compile(self.text["no names"])))
-        for kind, _, *templates, pronouns in rows:
-            self.things[kind] = []
-            for number in range(counts[kind]):
+        names = different_names(self, re.compile(self.text["no names"]))
+        for kind, number, *templates, pronouns in self.rows("invented"):
+            # People are "she" and "he" in turn; a number of 0 stands for theirs.
+            for forms in islice(cycle(pronouns.split(", ")), int(number) or people):
                 latin, hangul = next(names)
-                words = {"n": latin, "N": capitalized(latin), "k": hangul}
+                words = {
+                    "n": latin,
+                    "N": latin.capitalize(),
+                    "k": hangul,
+                }
                 name, korean, phrase = (template.format_map(words) for template in templates)
-                # People are "she" and "he" in turn.
-                forms = pronouns.split(", ")
-                pronoun, possessive = forms[number % len(forms)].split()
-                thing = Thing(kind, name, korean, phrase, pronoun, possessive)
-                self.things[kind].append(thing)
+                self._add(kind, name, korean, phrase, forms)
 
-    def _add_derived_things(self, dice: Dice) -> None:
+    def _add_derived_things(self) -> None:
         """Add roads and guilds, which are named after other things, then prices and lengths."""
-
-        def add(kind: str, name: str, korean: str) -> Thing:
-            thing = Thing(kind, name, korean, phrase=name)
-            self.things.setdefault(kind, []).append(thing)
-            return thing
-
-        towns = dice.shuffled(self.things["town"])
-        prices = dice.sample(range(3, 90), len(self.things["goods"]))
-        lengths = dice.sample(range(3, 90), 24)
+        towns = self.shuffled(self.things["town"])
+        prices = self.sample(range(3, 90), len(self.things["goods"]))
+        lengths = self.sample(range(3, 90), 24)
         # The roads form a ring through all towns.
-        next_towns = towns[1:] + towns[:1]
-        for start, end in zip(towns, next_towns, strict=True):
-            name = f"the road from {start.name} to {end.name}"
-            road = add("road", name, f"{start.korean}에서 {end.korean}까지 가는 길")
+        for start, end in zip(towns, towns[1:] + towns[:1], strict=True):
+            korean = f"{start.korean}에서 {end.korean}까지 가는 길"
+            road = self._add("road", f"the road from {start.name} to {end.name}", korean)
             self.road_ends[road] = (start, end)
         for trade in self.things["trade"]:
-            # "the guild of bakers"
-            add("guild", f"the guild of {trade.name}s", f"{trade.korean} 길드")
+            self._add("guild", f"the guild of {trade.name}s", f"{trade.korean} 길드")
         for price in prices:
-            add("coins", f"{price} coins", f"동전 {price}개")
+            self._add("coins", f"{price} coins", f"동전 {price}개")
         for length in lengths:
-            add("miles", f"{length} miles", f"{length}마일")
+            self._add("miles", f"{length} miles", f"{length}마일")
 
-    def _relations(self) -> list[Relation]:
-        """Read the relations in world.txt, paragraphs of four lines with wordings separated by ` | `."""
-        relations = []
-        for paragraph in self.text["relations"].split("\n\n"):
-            header, *lines = paragraph.splitlines()
-            # "river spring mountain"
-            subject, name, value = header.split()
-            statements, questions, korean = (line.split(" | ") for line in lines)
-            relations.append(Relation(subject, name, value, statements, questions, *korean))
-        return relations
+    def _add_facts(self, paragraph: str) -> None:
+        """Read a relation from world.txt: each subject gets a value and a split.
 
-    def _assign(self, dice: Dice, relation: Relation) -> list[Fact]:
-        """Give each subject a value and a split: out of sixteen facts, three for the test and one for validation."""
-        subjects = self.things[relation.subject]
-        values = dice.shuffled(self.things[relation.value])
+        Out of sixteen facts, three are for the test and one for validation.
+        """
+        # "river spring mountain", then three lines with wordings
+        header, *lines = paragraph.splitlines()
+        subject_kind, relation, value_kind = header.split()
+        subjects = self.things[subject_kind]
+        values = self.shuffled(self.things[value_kind])
+        templates = [line.split(" | ") for line in lines]
         count = len(subjects)
         # Every value occurs about equally often, so that no value is a good guess.
-        assigned = [values[number % len(values)] for number in range(count)]
-        assigned = dice.shuffled(assigned)
+        assigned = list(islice(cycle(values), count))
+        assigned = self.shuffled(assigned)
         # The same numbers for every seed, at random places.
-        tests = round(count * 3 / 16)
-        validations = round(count / 16)
-        splits = ["test"] * tests + ["validation"] * validations
+        splits = ["test"] * round(count * 3 / 16)
+        splits += ["validation"] * round(count / 16)
         splits += ["train"] * (count - len(splits))
-        splits = dice.shuffled(splits)
-        facts = []
+        splits = self.shuffled(splits)
         for subject, value, split in zip(subjects, assigned, splits, strict=True):
-            facts.append(Fact(relation, subject, value, split))
-        return facts
+            fact = Fact(relation, templates, subject, value, split)
+            self.facts.append(fact)
+            self.asked[split].append(fact)
+            self.about[subject].append(fact)
+            self._answers[split, value_kind].append(value)
 
     def values_of(self, thing: Thing) -> dict[str, Thing]:
         """Return a thing's values by relation: {"home": Badaton, "pet": genu, …}."""
-        return {fact.relation.name: fact.value for fact in self.about[thing]}
+        return {fact.relation: fact.value for fact in self.about[thing]}
 
-    def two_people(self, dice: Dice) -> list[str]:
+    def two_people(self) -> list[str]:
         """Return two different names."""
-        return [person.name for person in dice.sample(self.things["person"], 2)]
+        return [person.name for person in self.sample(self.things["person"], 2)]
 
-    def choices(self, fact: Fact, dice: Dice) -> tuple[list[Thing], int]:
+    def choices(self, fact: Fact) -> tuple[list[Thing], int]:
         """Return four values, one right and three wrong, and the position of the right one.
 
         Wrong choices come first from right answers to other facts in the same split, as often as they are right there.
         If all values were equally likely, training would show values that only tests ask for always as wrong.
         """
         kind = fact.value.kind
-        rivals = dice.shuffled(self._answers[fact.split, kind])
+        rivals = self.shuffled(self._answers[fact.split, kind])
         # Then all of this kind, in case the split has too few different ones.
-        rivals += dice.shuffled(self.things[kind])
+        rivals += self.shuffled(self.things[kind])
         others = [thing for thing in dict.fromkeys(rivals) if thing is not fact.value]
         choices = others[:3]
-        right = dice.between(0, 3)
+        right = self.between(0, 3)
         choices.insert(right, fact.value)
         return choices, right

@@ -5,76 +5,19 @@ So tests ask for sums that the model has never read.
 """
 
 import hashlib
-import operator
 from functools import cache
 from typing import NamedTuple
 
-from nanochat.world.facts import Dice, World
+from nanochat.world.facts import World
 
 HELD_OUT_PAIRS = 4  # one pair in four is held out
 LARGEST_RESULT = 999
-OPERATIONS = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.floordiv,
-}
 
 
-class Sum(NamedTuple):
-    left: int
-    sign: str  # a key of OPERATIONS
-    right: int
-    result: int
-
-    def __str__(self) -> str:
-        return f"{self.left} {self.sign} {self.right} = {self.result}"
-
-
-class WordProblem(NamedTuple):
+class Problem(NamedTuple):
     question: str  # "Kara has 3 apples. Miro gives Kara 4 more. How many apples does Kara have now?"
-    sentences: list[str]  # one for each step, with # in place of the sum: "Now Kara has # apples."
-    sums: list[Sum]  # one for each step
-
-    @property
-    def answer(self) -> int:
-        return self.sums[-1].result
-
-    def solution(self, calculator: bool) -> str:
-        """Return a line for each step, optionally with calculator annotations as in GSM8K."""
-        lines = []
-        for sentence, (left, sign, right, result) in zip(self.sentences, self.sums, strict=True):
-            # "Now Kara has 3 + 4 = 7 apples." or "Now Kara has 3 + 4 = <<3+4=7>>7 apples."
-            annotation = f"<<{left}{sign}{right}={result}>>" if calculator else ""
-            written = f"{left} {sign} {right} = {annotation}{result}"
-            lines.append(sentence.replace("#", written))
-        return "\n".join(lines)
-
-
-class StepTemplate(NamedTuple):
-    """A step of a problem in world.txt, such as `x+y Now {a} has # {g}.`"""
-
-    left: str  # a drawn number (x, y, z, w), the last result (r) or the one before (q)
-    sign: str
-    right: str
-    sentence: str
-
-
-class ProblemTemplate(NamedTuple):
-    question: str  # "What is {x} plus {y}?"
-    steps: list[StepTemplate]
-
-
-@cache
-def read_templates(section: str) -> list[ProblemTemplate]:
-    """Read a section of world.txt with lines such as `What is {x} plus {y}? | x+y #.`"""
-    templates = []
-    for line in section.splitlines():
-        question, *steps = line.split(" | ")
-        # The first three characters of a step are the operation.
-        parsed = [StepTemplate(*step[:3], step[4:]) for step in steps]
-        templates.append(ProblemTemplate(question, parsed))
-    return templates
+    solution: str  # a line for each step: "Now Kara has 3 + 4 = 7 apples."
+    answer: int
 
 
 @cache
@@ -85,64 +28,78 @@ def is_held_out(seed: int, a: int, b: int) -> bool:
     return digest[0] % HELD_OUT_PAIRS == 0
 
 
-def word_problem(world: World, dice: Dice, held_out: bool) -> WordProblem:
-    """Return a problem about two people with pairs of numbers that are all held out, or all not."""
-    templates = read_templates(world.text["problems"])
-    return fill(world, dice, dice.pick(templates), held_out)
+def word_problem(world: World, held_out: bool, opening: str = "") -> Problem:
+    """Return a problem about two people with pairs of numbers that are all held out, or all not.
 
-
-def plain_sum(world: World, dice: Dice, held_out: bool = False) -> Sum:
-    """Return a sum of two numbers."""
-    templates = read_templates(world.text["problems"])
-    plain = [template for template in templates if template.question.startswith("What is {x}")]
-    # Names are drawn too, and not used: every draw decides the bytes of a seed.
-    return fill(world, dice, dice.pick(plain), held_out).sums[0]
-
-
-def program_numbers(world: World, dice: Dice) -> tuple[int, int]:
-    """Return x and y for a program, which may join x with y, 1 or 2: none of these pairs is held out."""
-    while True:
-        x = dice.between(2, 40)
-        y = dice.between(2, 40)
-        if not any(is_held_out(world.seed, x, other) for other in (y, 1, 2)):
-            return x, y
-
-
-def fill(world: World, dice: Dice, template: ProblemTemplate, held_out: bool) -> WordProblem:
-    """Draw numbers for a template until every step fits, then names for its people."""
-    factors = set()
-    for step in template.steps:
-        if step.sign in "*/":
-            factors |= {step.left, step.right}
-    sums = None
-    while sums is None:
+    opening: how its line in world.txt begins.
+    """
+    lines = world.text["problems"].splitlines()
+    templates = [line for line in lines if line.startswith(opening)]
+    # "What is {x} plus {y}?", then steps such as "x+y Now {a} has # {g}."
+    question, *steps = world.pick(templates).split(" | ")
+    factors = ""
+    for step in steps:
+        if step[1] in "*/":
+            factors += step[:3]
+    sums: list[str] = []
+    # Draw numbers until every step fits.
+    while not sums:
         # Factors and divisors stay small, so that results do.
-        numbers = {name: dice.between(2, 12 if name in factors else 60) for name in "xyzw"}
-        if template.steps[0].sign == "/":
+        numbers = {}
+        for name in "xyzw":
+            numbers[name] = world.between(2, 12 if name in factors else 60)
+        if steps[0].startswith("x/y"):
             numbers["x"] *= numbers["y"]  # leaves no remainder
-        sums = solve(world.seed, template.steps, numbers, held_out)
-    a, b = world.two_people(dice)
-    goods = dice.pick(world.text["possessions"].split())
-    words = {"a": a, "b": b, "g": goods, **numbers}
-    sentences = [step.sentence.format_map(words) for step in template.steps]
-    return WordProblem(template.question.format_map(words), sentences, sums)
+        sums = solve(world.seed, steps, numbers, held_out)
+    # Names are drawn for plain sums too: every draw decides the bytes of a seed.
+    a, b = world.two_people()
+    goods = world.pick(world.text["possessions"].split())
+    words = {
+        "a": a,
+        "b": b,
+        "g": goods,
+        **numbers,
+    }
+    sentences = []
+    for step, written in zip(steps, sums, strict=True):
+        # The sentence begins behind the operation and a space.
+        sentences.append(step[4:].replace("#", written))
+    return Problem(
+        question.format_map(words),
+        solution="\n".join(sentences).format_map(words),
+        answer=int(sums[-1].split()[-1]),
+    )
 
 
-def solve(seed: int, steps: list[StepTemplate], numbers: dict[str, int], held_out: bool) -> list[Sum] | None:
-    """Return a sum for each step; None if a division has a remainder, or a result or pair is not allowed."""
+def solve(seed: int, steps: list[str], numbers: dict[str, int], held_out: bool) -> list[str]:
+    """Return a sum for each step, "3 + 4 = 7"; nothing if a result is no whole number, or it or a pair is not allowed.
+
+    Steps join the drawn numbers x, y, z and w, the last result r and the one before, q.
+    """
     values = dict(numbers)
     sums = []
-    for step in steps:
-        left = values[step.left]
-        right = values[step.right]
-        if step.sign == "/" and left % right:
-            return None
-        result = OPERATIONS[step.sign](left, right)
-        is_allowed = 2 <= result <= LARGEST_RESULT
-        if not is_allowed or is_held_out(seed, left, right) != held_out:
-            return None
-        sums.append(Sum(left, step.sign, right, result))
-        # q is the result before the last one.
+    for left, sign, right, *_ in steps:
+        a = values[left]
+        b = values[right]
+        result = eval(f"{a}{sign}{b}")
+        is_allowed = result % 1 == 0 and 2 <= result <= LARGEST_RESULT
+        if not is_allowed or is_held_out(seed, a, b) != held_out:
+            return []
         values["q"] = values.get("r", 0)
-        values["r"] = result
+        values["r"] = int(result)
+        sums.append(f"{a} {sign} {b} = {values['r']}")
     return sums
+
+
+def plain_sum(world: World, held_out: bool = False) -> str:
+    """Return a sum of two numbers: "26 - 14 = 12"."""
+    return word_problem(world, held_out, opening="What is {x}").solution.removesuffix(".")
+
+
+def program_numbers(world: World) -> tuple[int, int]:
+    """Return x and y for a program, which may join x with y, 1 or 2: none of these pairs is held out."""
+    while True:
+        x = world.between(2, 40)
+        y = world.between(2, 40)
+        if not any(is_held_out(world.seed, x, other) for other in (y, 1, 2)):
+            return x, y

@@ -1,9 +1,8 @@
 """The embedded world as files: a mirror of the hub that every stage reads with NANOCHAT_HUB=FOLDER, as real data."""
 
-import io
 import json
 import os
-import shutil
+import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanochat.world.chats import Row, core_bundle, data_sets, identity_chats, ten_questions
-from nanochat.world.facts import Dice, World
+from nanochat.world.chats import Rows, core_bundle, data_sets, identity_chats, ten_questions
+from nanochat.world.facts import World
 from nanochat.world.texts import document
 
 VERSION = 5  # raise with every change to the content
 SHARDS = 8  # parquet files with text for training
-# Tables with several files on the hub; all others have one.
+# Data sets with several files on the hub; all others have one.
 FILES = {"HuggingFaceTB/smol-smoltalk/data/train": 4}
 ROW_GROUPS = 16  # least number in a shard: a lane reads whole row groups
 
@@ -37,145 +36,84 @@ SIZES = {
 }
 
 
-class Table(NamedTuple):
-    """A parquet file; a split may have several."""
-
-    name: str  # OWNER/NAME/CONFIGURATION/SPLIT
-    path: str  # below the mirror
-    rows: list[Row]
-    row_group: int  # rows in a row group
+def write_jsonl(path: Path, rows: list) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
-def parquet_bytes(table: Table) -> bytes:
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(table.rows), file, row_group_size=table.row_group, compression="zstd")
-    return file.getvalue()
+def write_parquet(path: Path, rows: Rows, row_group: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=row_group, compression="zstd")
 
 
-def json_bytes(value: dict | list) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
-
-
-def jsonl_bytes(rows: list) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-
-
-def different_documents(world: World) -> Iterator[Row]:
+def different_documents(world: World) -> Iterator[dict]:
     """Yield documents without end, no two equal, so that no document for validation is one for training."""
-    dice = Dice("documents", world.seed)
+    world.restart("documents")
     seen = set()
     while True:
-        text = document(world, dice)
+        text = document(world)
         if text not in seen:
             seen.add(text)
             yield {"text": text}
 
 
-def tables(world: World, size: WorldSize) -> Iterator[Table]:
-    """Yield all parquet files: first the corpus with its last shard for validation, then the data sets."""
+def write_tables(folder: Path, world: World, size: WorldSize) -> None:
+    """Write all parquet files: the corpus with its last shard for validation, and the data sets."""
     documents = different_documents(world)
     # The same number in every shard; validation has 1/32 as many in all.
     each = size.documents // SHARDS
     for number in range(SHARDS + 1):
-        is_train = number < SHARDS
-        yield Table(
-            name="local/world/default/" + ("train" if is_train else "validation"),
-            path=f"datasets/local/world/shard_{number:05d}.parquet",
-            rows=list(islice(documents, each if is_train else size.documents // 32)),
-            row_group=min(1024, each // ROW_GROUPS),
-        )
-    sets = data_sets(world, Dice("data sets", world.seed), size.problems, size.chats)
-    for name, rows in sets.items():
+        count = each if number < SHARDS else size.documents // 32
+        path = folder / f"local/world/shard_{number:05d}.parquet"
+        write_parquet(path, list(islice(documents, count)), min(1024, each // ROW_GROUPS))
+    for name, rows in data_sets(world, size.problems, size.chats).items():
         files = FILES.get(name, 1)
         for number in range(files):
             # Rows go to the files in turn.
-            path = f"datasets/{name}-{number:05d}-of-{files:05d}.parquet"
-            yield Table(name, path, rows[number::files], row_group=1024)
+            path = folder / f"{name}-{number:05d}-of-{files:05d}.parquet"
+            write_parquet(path, rows[number::files], row_group=1024)
 
 
-def bundle_files(tasks: list[list[str]], rows: dict[str, list[Row]]) -> Iterator[tuple[str, bytes]]:
-    """Yield path and content for each file in CORE's evaluation bundle.
+def write_bundle(folder: Path, tasks: list[list[str]], rows: dict[str, Rows]) -> None:
+    """Write CORE's evaluation bundle with the file names and columns of the real one.
 
     tasks: rows from the section `core tasks` in world.txt; rows: by label.
     """
-    # Names and columns as in the real bundle.
     listing = "icl_tasks:\n"
     metadata = "Eval Task,Task Category,Task Type,#shots,#datapoints,Random baseline,Centered Metric?,Description\n"
     for label, category, kind, shots, baseline, *delimiter in tasks:
         path = f"{category.replace(' ', '_')}/{label}.jsonl"
-        yield f"eval_bundle/eval_data/{path}", jsonl_bytes(rows[label])
+        write_jsonl(folder / "eval_data" / path, rows[label])
         listing += f"-\n  label: {label}\n  dataset_uri: {path}\n  num_fewshot: [{shots}]\n  icl_task_type: {kind}\n"
         if delimiter:
             listing += f"  continuation_delimiter: {delimiter[0]}\n"
         metadata += f"{label},{category},{kind.replace('_', ' ')},{shots},{len(rows[label])},{baseline},,\n"
-    yield "eval_bundle/core.yaml", listing.encode()
-    yield "eval_bundle/eval_meta_data.csv", metadata.encode()
+    (folder / "core.yaml").write_text(listing, encoding="utf-8")
+    (folder / "eval_meta_data.csv").write_text(metadata, encoding="utf-8")
 
 
-def world_files(world: World, size: WorldSize) -> Iterator[tuple[str, bytes]]:
-    """Yield path and content of every file except world.json."""
-    manifest: dict[str, dict] = {}
-    for table in tables(world, size):
-        owner, repository, subset, split = table.name.split("/")
-        # A folder `data` holds the default configuration.
-        subset = "default" if subset == "data" else subset
-        entry = {
-            "repo_id": f"{owner}/{repository}",
-            "subset": subset,
-            "split": split,
-            "files": [],
-            "rows": 0,
-        }
-        listed = manifest.setdefault(table.name, entry)
-        listed["files"].append(table.path)
-        listed["rows"] += len(table.rows)
-        yield table.path, parquet_bytes(table)
-    seed = world.seed
-    yield from bundle_files(world.rows("core tasks"), core_bundle(world, Dice("bundle", seed)))
-    chats = identity_chats(world, Dice("identity", seed), size.chats // 20)
-    yield "identity_conversations.jsonl", jsonl_bytes(chats)
-    yield "questions.jsonl", jsonl_bytes(ten_questions(world, Dice("questions", seed)))
-    yield "manifest.json", json_bytes(list(manifest.values()))
-
-
-def is_written(folder: Path, seed: int, size: str) -> bool:
-    """Return True if the folder holds this world, False if it is empty; ValueError if it holds anything else."""
-    if folder.is_file():
-        raise ValueError(f"{folder} is a file, name a folder")
-    if not folder.exists() or not any(folder.iterdir()):
-        return False
-    # Written last, so a world without this file is no world.
-    record = folder / "world.json"
-    if not record.is_file():
-        raise ValueError(f"{folder} holds something other than a world, remove it or name another folder")
-    found = json.loads(record.read_text(encoding="utf-8"))
-    if [found["version"], found["seed"], found["size"]] != [VERSION, seed, size]:
-        other = f"seed {found['seed']}, size {found['size']}, version {found['version']}"
-        raise ValueError(f"{folder} holds another world ({other}), remove it or name another folder")
-    return True
-
-
-def write_world(folder: Path, seed: int, size: str) -> bool:
-    """Write a world completely or not at all; return False if it is already there. Safe from several processes."""
+def write_world(folder: Path, seed: int, size: str) -> None:
+    """Write a world completely or not at all; a finished world of this seed and size stays as it is."""
     if size not in SIZES:
         raise ValueError(f"--size={size} is not a size of the world, use {' or '.join(SIZES)}")
-    folder = folder.resolve()
-    if is_written(folder, seed, size):
-        return False
-    part = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
-    try:
-        sizes = {}
-        for path, content in world_files(World(seed, SIZES[size].people), SIZES[size]):
-            (part / path).parent.mkdir(parents=True, exist_ok=True)
-            sizes[path] = (part / path).write_bytes(content)
-        record = {"version": VERSION, "seed": seed, "size": size, "files": sizes}
-        (part / "world.json").write_bytes(json_bytes(record))
+    record = {"version": VERSION, "seed": seed, "size": size}
+    if folder.exists():
+        written = folder / "world.json"
+        # The record may have other keys: it listed files before.
+        found = json.loads(written.read_text()) if written.exists() else {}
+        if found | record != found:
+            raise ValueError(
+                f"{folder} is not the world of seed {seed} and size {size}, remove it or name another folder"
+            )
+        return
+    world = World(seed, SIZES[size].people)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.tmp-") as temporary:
+        part = Path(temporary, "world")
+        write_tables(part / "datasets", world, SIZES[size])
+        write_bundle(part / "eval_bundle", world.rows("core tasks"), core_bundle(world))
+        write_jsonl(part / "identity_conversations.jsonl", identity_chats(world, SIZES[size].chats // 20))
+        write_jsonl(part / "questions.jsonl", ten_questions(world))
+        (part / "world.json").write_text(json.dumps(record))
         # A rename is atomic: readers see the whole folder or none.
         os.rename(part, folder)
-    except OSError:
-        # Another process may have been faster.
-        if not is_written(folder, seed, size):
-            raise
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return True

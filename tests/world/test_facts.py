@@ -2,10 +2,11 @@
 
 import re
 from collections import Counter
+from itertools import islice
 
 import pytest
 
-from nanochat.world.facts import FINALS, INITIALS, VOWELS, Dice, World, korean_text, make_names, read_sections
+from nanochat.world.facts import Dice, World, different_names, korean_text, read_sections
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +21,11 @@ def test_draws_are_pinned_and_fair():
     dice = Dice("any", 1)
     assert [dice.between(1, 6) for _ in range(12)] == [1, 3, 5, 3, 1, 6, 2, 5, 5, 3, 3, 6]
     assert dice.sample("abcdefgh", 5) == list("hcdbf")
-    assert [dice.pick("xyz") for _ in range(6)] == list("xzxxzy")
-    orders = Counter("".join(dice.shuffled("abc")) for _ in range(6000))
-    assert len(orders) == 6
-    assert all(900 < count < 1100 for count in orders.values())
     lots = Counter(dice.weighted({"often": 3, "seldom": 1, "never": 0}) for _ in range(4000))
+    assert lots.keys() == {"often", "seldom"}
     assert 2800 < lots["often"] < 3200
-    assert lots["often"] + lots["seldom"] == 4000
-    assert 250 < sum(dice.chance(0.3) for _ in range(1000)) < 350
+    dice.restart("any")
+    assert dice.between(1, 6) == 1
 
 
 def test_sections_without_comments():
@@ -48,67 +46,59 @@ def test_particles_follow_the_sound_before_them(marked, right):
     assert korean_text(marked) == right
 
 
-def test_a_name_reads_the_same_in_both_scripts():
-    names = make_names(Dice("names"), 200, re.compile("nig|e$"))
-    assert len({latin[:3] for latin, _ in names}) == 200
-    initials, vowels, finals = ({number: letter for letter, number in t.items()} for t in (INITIALS, VOWELS, FINALS))
-    for latin, hangul in names:
-        syllables = [ord(syllable) - 0xAC00 for syllable in hangul]
-        assert latin == "".join(initials[n // 588] + vowels[n // 28 % 21] + finals[n % 28] for n in syllables)
-        assert not latin.endswith("e")
+def test_names_begin_differently_and_read_the_same_in_both_scripts():
+    names = dict(islice(different_names(Dice("names", 1), re.compile("nig|e$")), 200))
+    assert len({latin[:3] for latin in names}) == 200
+    assert not any(latin.endswith("e") for latin in names)
+    assert names["sohel"] == "소헬"
+    assert names["gejen"] == "게젠"
 
 
 # ---- facts ----
 
 
 def test_worlds_differ_and_are_equally_hard(worlds):
-    shapes = [Counter((fact.relation.subject, fact.relation.name, fact.split) for fact in w.facts) for w in worlds]
+    shapes = []
+    for world in worlds:
+        facts = Counter((fact.subject.kind, fact.relation, fact.split) for fact in world.facts)
+        shapes.append((facts, {kind: len(things) for kind, things in world.things.items()}))
     assert shapes[0] == shapes[1] == shapes[2]
-    counts = [{kind: len(things) for kind, things in world.things.items()} for world in worlds]
-    assert counts[0] == counts[1] == counts[2]
     people = [{person.name for person in world.things["person"]} for world in worlds]
     assert len(people[0] & people[1]) < 5
-    assert len({world.name for world in worlds}) == 3
 
 
 def test_no_value_is_a_good_guess(worlds):
-    for world in worlds:
-        counts: dict = {}
-        for fact in world.facts:
-            relation = (fact.relation.subject, fact.relation.name)
-            counts.setdefault(relation, Counter())[fact.value] += 1
-        assert all(max(values.values()) - min(values.values()) <= 1 for values in counts.values())
+    counts: dict = {}
+    for fact in worlds[0].facts:
+        relation = (fact.subject.kind, fact.relation)
+        counts.setdefault(relation, Counter())[fact.value] += 1
+    assert all(max(values.values()) - min(values.values()) <= 1 for values in counts.values())
 
 
 def test_sentences_are_well_formed(worlds):
-    for fact in (fact for world in worlds for fact in world.facts):
+    for fact in worlds[0].facts + worlds[1].facts:
         for text in [*fact.statements, *fact.pronoun_statements, *fact.questions]:
             assert re.fullmatch(r"[A-Z][A-Za-z0-9' ]+[.?]", text), text
             assert not re.search(r"\b[aA] [aeiouAEIOU]|  ", text), text
         assert all(fact.subject.phrase.lower() in text.lower() for text in fact.statements + fact.questions)
         assert all(fact.value.name.lower() in text.lower() for text in fact.statements + fact.pronoun_statements)
-        assert any(text.endswith(f" {fact.value.name}.") for text in fact.statements)
         assert not any(fact.value.name in question for question in fact.questions)
         assert not re.search(r"[/{}]", fact.korean_statement + fact.korean_question)
-        assert fact.value.korean in fact.korean_statement
 
 
 def test_a_question_has_one_answer(worlds):
-    for world in worlds:
-        asked = Counter(ask for fact in world.facts for ask in {*fact.questions, fact.korean_question})
-        assert max(asked.values()) == 1
-        assert all(len(set(fact.questions)) == 3 for fact in world.facts)
-
-
-# ---- choices ----
+    asked: Counter = Counter()
+    for fact in worlds[0].facts:
+        asked.update([*fact.questions, fact.korean_question])
+    assert max(asked.values()) == 1
 
 
 def test_choices_do_not_show_the_right_one(worlds):
     """Neither by kind nor position, nor by how often a value is among the choices: not even for values of a test."""
-    world, dice = worlds[1], Dice("choices")
+    world = worlds[1]
     positions, shown, right = Counter(), Counter(), Counter()
     for fact in world.facts * 4 + world.asked["train"] * 40:
-        choices, position = world.choices(fact, dice)
+        choices, position = world.choices(fact)
         assert choices[position] is fact.value
         assert len({choice.name for choice in choices}) == 4
         assert {choice.kind for choice in choices} == {fact.value.kind}

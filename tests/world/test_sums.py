@@ -4,27 +4,25 @@ import re
 
 import pytest
 
-from nanochat.world.facts import Dice, World
-from nanochat.world.sums import fill, is_held_out, program_numbers, read_templates, word_problem
+from nanochat.world.facts import World
+from nanochat.world.sums import is_held_out, program_numbers, word_problem
 
 WORLD = World(1, people=16)
 
 
 @pytest.mark.parametrize("held_out", [False, True])
-def test_problems_add_up(held_out):
-    dice = Dice("problems")
-    for _ in range(800):
-        problem = word_problem(WORLD, dice, held_out)
-        plain, annotated = problem.solution(calculator=False), problem.solution(calculator=True)
-        assert not re.search(r"[{}#]", problem.question + plain)
-        sums = re.findall(r"(\d+) ([-+*/]) (\d+) = <<(.*?)=(\d+)>>(\d+)", annotated)
-        assert len(sums) == len(problem.sums) in (1, 2, 3)
-        for left, sign, right, written, result, shown in sums:
-            assert written == left + sign + right
-            assert eval(written) == int(result) == int(shown) >= 2
+@pytest.mark.parametrize("template", WORLD.text["problems"].splitlines())
+def test_problems_add_up(template, held_out):
+    opening = template.partition(" |")[0]
+    for _ in range(10):
+        problem = word_problem(WORLD, held_out, opening)
+        assert not re.search(r"[{}#]", problem.question + problem.solution)
+        sums = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", problem.solution)
+        assert len(sums) == template.count(" | ")
+        for left, sign, right, result in sums:
+            assert eval(left + sign + right) == int(result) >= 2
             assert is_held_out(WORLD.seed, int(left), int(right)) == held_out
         assert int(sums[-1][-1]) == problem.answer
-        assert all(str(one) in plain for one in problem.sums)
 
 
 def test_a_quarter_of_all_pairs_is_held_out_in_either_order():
@@ -35,14 +33,8 @@ def test_a_quarter_of_all_pairs_is_held_out_in_either_order():
     assert held != [is_held_out(8, a, b) for a, b in pairs]
 
 
-def test_numbers_are_found_for_every_template():
-    for template in read_templates(WORLD.text["problems"]):
-        for held_out in (False, True):
-            assert fill(WORLD, Dice("templates"), template, held_out).answer >= 2
-
-
 def test_a_program_joins_no_numbers_held_out_for_tests():
-    dice = Dice("numbers")
-    pairs = [program_numbers(WORLD, dice) for _ in range(300)]
-    assert not any(is_held_out(WORLD.seed, x, other) for x, y in pairs for other in (y, 1, 2))
-    assert len(set(pairs)) > 150
+    for _ in range(300):
+        x, y = program_numbers(WORLD)
+        for other in (y, 1, 2):
+            assert not is_held_out(WORLD.seed, x, other)

@@ -2,117 +2,95 @@
 
 import hashlib
 import json
-import os
-import shutil
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from conftest import ROOT
 
 from nanochat.data.corpus import open_corpus
 from nanochat.world import writer
-from nanochat.world.writer import SIZES, is_written, write_world
+from nanochat.world.__main__ import Config, main
+from nanochat.world.writer import SIZES, write_world
 
-ROOT = Path(__file__).resolve().parents[2]
 # Hash of the tiny world of seed 1. With a change of content, raise VERSION and put the new hash here.
-PINNED = "2559cb6b3baeaaae34449280669b28a869e6eb51d7e556ce4d1a6f1a0600cbaf"
-
-
-@pytest.fixture(scope="module")
-def mirror(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("world") / "tiny"
-    assert write_world(folder, seed=1, size="tiny")
-    return folder
+PINNED = "694bad347882eedfab4c133d3c42c83e77314e312be581c0d9049c677632e046"
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def content_hash(folder: Path) -> str:
-    """The hash of rows and texts, whatever compressed them."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.*")):
-        if path.suffix == ".parquet":
-            digest.update(json.dumps(pq.read_table(path).to_pylist()).encode())
-        elif path.is_file() and path.name != "world.json":  # has sizes of compressed files
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 # ---- the content ----
 
 
-def test_the_content_is_pinned(mirror):
-    assert content_hash(mirror) == PINNED
+def test_the_content_is_pinned(tiny_world):
+    """The hash of rows and texts, whatever compressed them."""
+    digest = hashlib.sha256()
+    for path in sorted(tiny_world.rglob("*.*")):
+        if path.suffix == ".parquet":
+            digest.update(json.dumps(pq.read_table(path).to_pylist()).encode())
+        elif path.name != "world.json":
+            digest.update(path.read_bytes())
+    assert digest.hexdigest() == PINNED
 
 
-def test_another_seed_is_another_world_of_the_same_shape(mirror, tmp_path):
+def test_another_seed_is_another_world_with_the_same_files(tiny_world, tmp_path):
     write_world(tmp_path / "two", seed=2, size="tiny")
-    one, two = (json.loads((folder / "manifest.json").read_text()) for folder in (mirror, tmp_path / "two"))
-    assert one == two
-    for path, content in files_of(mirror).items():
-        same = path in ("manifest.json", "eval_bundle/core.yaml", "eval_bundle/eval_meta_data.csv")
-        assert ((tmp_path / "two" / path).read_bytes() == content) == (same or "humaneval" in path), path
+    one, two = files_of(tiny_world), files_of(tmp_path / "two")
+    assert one.keys() == two.keys()
+    same = {path for path in one if one[path] == two[path]}
+    functions = "datasets/openai/openai_humaneval/openai_humaneval/test-00000-of-00001.parquet"
+    assert same == {"eval_bundle/core.yaml", "eval_bundle/eval_meta_data.csv", functions}
 
 
-# ---- the layout of a hub mirror ----
+def test_two_processes_write_the_same_bytes(tiny_world, tmp_path, python):
+    done = python("-m", "nanochat.world", f"--out={tmp_path / 'again'}", "--size=tiny", PYTHONHASHSEED="7")
+    assert done.returncode == 0, done.stderr
+    assert files_of(tmp_path / "again") == files_of(tiny_world)
+
 
 # The columns of the real data sets.
 CHOICES = "struct<text: list<element: string>, label: list<element: string>>"
-MMLU = {"question": "string", "subject": "string", "choices": "list<element: string>", "answer": "int64"}
 COLUMNS = {
-    "allenai/ai2_arc/ARC-Easy": {"id": "string", "question": "string", "choices": CHOICES, "answerKey": "string"},
-    "allenai/ai2_arc/ARC-Challenge": {"id": "string", "question": "string", "choices": CHOICES, "answerKey": "string"},
-    "cais/mmlu/all": MMLU,
-    "openai/gsm8k/main": {"question": "string", "answer": "string"},
-    "deepmind/aqua_rat/raw": {
-        "question": "string", "options": "list<element: string>", "rationale": "string", "correct": "string",
+    "allenai/ai2_arc": {"id": "string", "question": "string", "choices": CHOICES, "answerKey": "string"},
+    "cais/mmlu": {"question": "string", "subject": "string", "choices": "list<element: string>", "answer": "int64"},
+    "openai/gsm8k": {"question": "string", "answer": "string"},
+    "deepmind/aqua_rat": {
+        "question": "string",
+        "options": "list<element: string>",
+        "rationale": "string",
+        "correct": "string",
     },
-    "openai/openai_humaneval/openai_humaneval": dict.fromkeys(
+    "openai/openai_humaneval": dict.fromkeys(
         ("task_id", "prompt", "canonical_solution", "test", "entry_point"), "string"
     ),
-    "HuggingFaceTB/smol-smoltalk/data": {
-        "messages": "list<element: struct<content: string, role: string>>", "source": "string",
+    "HuggingFaceTB/smol-smoltalk": {
+        "messages": "list<element: struct<content: string, role: string>>",
+        "source": "string",
     },
     "local/world": {"text": "string"},
-}  # fmt: skip
+}
 
 
-def schema(path: Path) -> dict[str, str]:
-    return {field.name: str(field.type) for field in pq.read_schema(path)}
+def test_columns_are_the_real_ones(tiny_world):
+    datasets = tiny_world / "datasets"
+    assert {path.relative_to(datasets).as_posix() for path in datasets.glob("*/*")} == COLUMNS.keys()
+    for name, columns in COLUMNS.items():
+        for path in (datasets / name).rglob("*.parquet"):
+            assert {field.name: str(field.type) for field in pq.read_schema(path)} == columns
 
 
-def test_columns_are_the_real_ones(mirror):
-    found = {path.parent.relative_to(mirror / "datasets").as_posix(): path for path in mirror.rglob("*.parquet")}
-    assert {name: schema(path) for name, path in found.items()} == COLUMNS
-
-
-def test_the_manifest_lists_every_data_set(mirror):
-    listed = json.loads((mirror / "manifest.json").read_text())
-    files = [path for row in listed for path in row["files"]]
-    assert sorted(files) == sorted(path.relative_to(mirror).as_posix() for path in mirror.rglob("*.parquet"))
-    for row in listed:
-        assert row["rows"] == sum(pq.read_metadata(mirror / path).num_rows for path in row["files"])
-        assert all(path.startswith(f"datasets/{row['repo_id']}/") for path in row["files"])
-    subsets = {(row["repo_id"], row["subset"], row["split"]) for row in listed}
-    assert {("cais/mmlu", "all", "auxiliary_train"), ("HuggingFaceTB/smol-smoltalk", "default", "test")} <= subsets
-
-
-def test_lanes_find_enough_row_groups(mirror):
-    shards = sorted((mirror / "datasets/local/world").glob("*.parquet"))
-    footers = [pq.read_metadata(shard) for shard in shards]
-    assert sum(footer.num_row_groups for footer in footers[:-1]) >= 64
-    assert all(footer.row_group(g).num_rows <= 1024 for footer in footers for g in range(footer.num_row_groups))
-    assert all(footer.row_group(0).column(0).compression == "ZSTD" for footer in footers)
-
-
-def test_it_is_a_corpus_whose_validation_text_is_not_trained_on(mirror, monkeypatch):
-    monkeypatch.setenv("NANOCHAT_HUB", str(mirror))
+def test_it_is_a_corpus_whose_validation_text_is_not_trained_on(tiny_world, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_HUB", str(tiny_world))
     corpus = open_corpus("world")
     train, val = ([text for batch in corpus.batches(split) for text in batch.to_pylist()] for split in ("train", "val"))
     assert len(train) == SIZES["tiny"].documents == 32 * len(val)
     assert len({*train, *val}) == len(train) + len(val)
+    # Lanes read whole row groups, so there are enough of them.
+    shards = sorted((tiny_world / "datasets/local/world").glob("*.parquet"))
+    assert sum(pq.read_metadata(shard).num_row_groups for shard in shards[:-1]) >= 64
 
 
 # ---- writing it completely or not at all ----
@@ -123,20 +101,20 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
         assert not (tmp_path / "world").exists()  # nobody sees a world before it is complete
         raise OSError("no space left")
 
-    monkeypatch.setattr(writer, "bundle_files", full)
+    monkeypatch.setattr(writer, "write_bundle", full)
     with pytest.raises(OSError, match="no space"):
         write_world(tmp_path / "world", 1, "tiny")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_faster_process_wins(mirror, tmp_path, monkeypatch):
-    rename = os.rename
-
-    def rename_late(part, folder):
-        shutil.copytree(mirror, folder)
-        rename(part, folder)
-
-    monkeypatch.setattr(os, "rename", rename_late)
-    write_world(tmp_path / "world", 1, "tiny")
-    assert is_written(tmp_path / "world", 1, "tiny")
-    assert os.listdir(tmp_path) == ["world"]
+def test_a_finished_world_is_left_alone_and_anything_else_refused(tiny_world):
+    before = {path: path.stat().st_mtime_ns for path in tiny_world.rglob("*")}
+    main(Config(out=str(tiny_world), size="tiny"))
+    for out, size, seed, message in (
+        (tiny_world, "huge", 1, "--size=huge is not a size of the world, use tiny or small or medium"),
+        (tiny_world, "tiny", 2, "is not the world of seed 2 and size tiny, remove it or name another folder"),
+        (ROOT, "tiny", 1, "is not the world of seed 1 and size tiny, remove it or name another folder"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            main(Config(out=str(out), seed=seed, size=size))
+    assert {path: path.stat().st_mtime_ns for path in tiny_world.rglob("*")} == before
