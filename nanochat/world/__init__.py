@@ -8,6 +8,5 @@ a fact becomes statements in documents (`texts`) and questions in conversations,
 The door for other packages:
 
 - writer.write_world(folder, seed, size), writer.SIZES; on the command line `python -m nanochat.world`
-- facts.World(seed, people), facts.Dice(*key)
-- chats.core_bundle and chats.ten_questions, writer.bundle_files (for tests of evaluation)
+- facts.World(seed, people), chats.core_bundle, chats.ten_questions, writer.write_bundle (for tests of evaluation)
 """
