@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from nanochat.world.facts import Dice, World, different_names, korean_text, read_sections
+from nanochat.world.facts import Dice, World, different_names, korean_text
 
 
 @pytest.fixture(scope="module")
@@ -28,22 +28,9 @@ def test_draws_are_pinned_and_fair():
     assert dice.between(1, 6) == 1
 
 
-def test_sections_without_comments():
-    text = "# about\n\n== one\n# comment\na == b # kept\n\nc\n\n== two words\nd\n"
-    assert read_sections(text) == {"one": "a == b # kept\n\nc", "two words": "d"}
-
-
-@pytest.mark.parametrize(
-    ("marked", "right"),
-    [
-        ("카라은/는 민은/는", "카라는 민은"),
-        ("물이/가 다리이/가", "물이 다리가"),
-        ("꿀을/를 빵을/를 치즈을/를", "꿀을 빵을 치즈를"),
-        ("탑으로/로 우물으로/로 다리으로/로", "탑으로 우물로 다리로"),
-    ],
-)
-def test_particles_follow_the_sound_before_them(marked, right):
-    assert korean_text(marked) == right
+def test_particles_follow_the_sound_before_them():
+    assert korean_text("카라은/는 민은/는 물이/가 다리이/가") == "카라는 민은 물이 다리가"
+    assert korean_text("꿀을/를 치즈을/를 탑으로/로 우물으로/로 다리으로/로") == "꿀을 치즈를 탑으로 우물로 다리로"
 
 
 def test_names_begin_differently_and_read_the_same_in_both_scripts():
