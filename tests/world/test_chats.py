@@ -135,12 +135,6 @@ def test_canonical_solutions_pass():
 # ---- conversations ----
 
 
-def test_roles_take_turns():
-    for chat in [row["messages"] for row in rows_of("smoltalk")] + identity_chats(WORLD, 50):
-        assert [message["role"] for message in chat] == ["user", "assistant"] * (len(chat) // 2)
-        assert all(message["content"].strip() == message["content"] != "" for message in chat)
-
-
 def test_questions_about_the_world_are_answered_with_the_fact():
     answers = {}
     for fact in WORLD.asked["train"]:
@@ -174,22 +168,9 @@ def test_orders_about_words_are_followed(order):
 
 # ---- the CORE bundle ----
 
-KEYS = {
-    "multiple_choice": {"query", "choices", "gold"},
-    "language_modeling": {"context", "continuation"},
-    "schema": {"context_options", "continuation", "gold"},
-}
-
-
-def test_the_bundle_has_every_task_with_the_keys_of_its_kind():
-    tasks = WORLD.rows("core tasks")
-    assert {label for label, *_ in tasks} == BUNDLE.keys()
-    for label, _, kind, shots, *_ in tasks:
-        assert len(BUNDLE[label]) > max(10, int(shots))
-        assert all(row.keys() == KEYS[kind] for row in BUNDLE[label])
-
 
 def test_the_bundle_is_right():
+    assert {label for label, *_ in WORLD.rows("core tasks")} == BUNDLE.keys()
     statements = {text for fact in WORLD.facts for text in [*fact.statements, fact.korean_statement]}
     for row in BUNDLE["world_people"] + BUNDLE["world_places"]:
         assert row["choices"][row["gold"]] == FACT_OF[row["query"].removeprefix("Question: ")].value.name

@@ -77,16 +77,6 @@ def test_quizzes_have_the_right_letter():
     assert all(letters[letter] > 50 for letter in "ABCD")
 
 
-def test_words_are_spelled_letter_by_letter():
-    for line in "\n".join(texts(world_texts.spelling)).splitlines():
-        if spelled := re.fullmatch(r"The word (\w+) is spelled ([\w-]+)\. It has (\d+) letters\.", line):
-            assert spelled[2].split("-") == list(spelled[1])
-            assert int(spelled[3]) == len(spelled[1])
-        else:
-            counted = re.fullmatch(r"In the word (\w+) the letter (\w) comes (\d+) times\.", line)
-            assert int(counted[3]) == counted[1].count(counted[2]) > 1
-
-
 @pytest.mark.parametrize("kind", world_texts.DOCUMENT_KINDS, ids=lambda kind: kind.__name__)
 def test_no_slot_of_a_template_is_left(kind):
     for text in texts(kind):
