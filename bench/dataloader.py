@@ -47,29 +47,26 @@ def encoding_of(job: argparse.Namespace) -> Any:
     return tiktoken_encoding(map(base64.b64decode, made["tokens"]), made["pattern"], made["special"])
 
 
-def ours(job: argparse.Namespace, overflow: str) -> Loader:
+def ours(job: argparse.Namespace) -> Loader:
     from nanochat.data.corpus import Corpus, Source, open_shards
-    from nanochat.data.documents import Problems
     from nanochat.dataloader import TextLoader
     from nanochat.tokenizer import Tokenizer
 
-    shards = open_shards(train_files(job), Problems())
+    shards = open_shards(train_files(job))
     corpus = Corpus((Source("bench", 1.0, shards, ()),))
     tokenizer = Tokenizer.load(Path(job.base, "tokenizer.json"))
-    loader = TextLoader(corpus, tokenizer, job.rows, job.length, overflow=overflow, threads=job.threads)
+    loader = TextLoader(corpus, tokenizer, job.rows, job.length, threads=job.threads)
 
     def batches() -> Iterator[int]:
         while loader.epoch < 1:
             yield next(loader)[0].numel()
 
     def facts() -> dict:
-        found = {"dropped": loader.dropped_share}
-        if overflow == "carry":
-            before = peak_memory()
-            while loader.tokens_seen < job.long:
-                next(loader)
-            found["growth"] = peak_memory() - before
-        return found
+        before = peak_memory()
+        tokens = 0
+        while tokens < job.long:
+            tokens += next(loader)[0].numel()
+        return {"dropped": 0.0, "growth": peak_memory() - before}
 
     return batches(), facts
 
@@ -149,8 +146,7 @@ def plain(job: argparse.Namespace) -> Loader:
 
 
 LOADERS = {
-    "ours, carry": partial(ours, overflow="carry"),
-    "ours, crop": partial(ours, overflow="crop"),
+    "ours": ours,
     "reference": reference,
     "plain": plain,
 }

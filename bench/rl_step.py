@@ -33,7 +33,7 @@ def prepare(job: dict) -> None:
 
     folder = Path(job["folder"])
     write_world(folder / "hub", 1, "tiny")
-    tok_train.main(parse(tok_train.Config, [f"--vocab-size={job['vocab']}", "--data=python", "--max-chars=2e7"]))
+    tok_train.main(parse(tok_train.Config, [f"--vocab-size={job['vocab']}", "--data=world", "--max-chars=2e7"]))
     flags = f"--depth={job['depth']} --head-dim=64 --max-seq-len=512 --window-pattern=L --no-compile --dtype=fp32"
     flags += " --tag=bench --num-iterations=1 --total-batch-size=8192 --eval-every=-1 --data=world"
     base_train.main(parse(base_train.Config, flags.split()))

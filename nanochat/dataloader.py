@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from nanochat.data.corpus import Corpus
-from nanochat.data.lanes import Chunk, Deal, Lane, Mix, RowGroups
+from nanochat.data.lanes import Chunk, Deal, Lane, Mix
 from nanochat.tokenizer import Tokenizer
 
 BATCHES_AHEAD = 4
@@ -29,27 +28,6 @@ Prepared = tuple[torch.Tensor, "torch.cuda.Event | None", list]
 
 
 # ---- prefetch ----
-
-
-class Background:
-    """Iterator over items made ahead in a thread; an exception in the thread is raised in order, like an item."""
-
-    def __init__(self, items: Iterator[Prepared], depth: int):
-        self._items = items
-        # One thread, so the items are made one after the other.
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="nanochat-data")
-        self._ahead = deque(self._pool.submit(next, items) for _ in range(depth))
-
-    def __next__(self) -> Prepared:
-        # A failure stays in front, to be raised again on the next call.
-        item = self._ahead[0].result()
-        self._ahead.popleft()
-        self._ahead.append(self._pool.submit(next, self._items))
-        return item
-
-    def close(self) -> None:
-        """End the thread after the current item."""
-        self._pool.shutdown(cancel_futures=True)
 
 
 class Loader(Iterator, AbstractContextManager):
@@ -85,7 +63,7 @@ class Loader(Iterator, AbstractContextManager):
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.wait_seconds = 0.0  # spent in `next`, while the device may be idle
         self._setting = setting
-        self._ahead: Background | None = None
+        self._pool: ThreadPoolExecutor | None = None
 
     def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
         raise NotImplementedError
@@ -95,9 +73,13 @@ class Loader(Iterator, AbstractContextManager):
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
         start = time.perf_counter()
-        if self._ahead is None:
-            self._ahead = Background(self._batches(), BATCHES_AHEAD)
-        batch, copied, marks = next(self._ahead)
+        if self._pool is None:
+            # One thread, so that the batches are made one after the other.
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="nanochat-data")
+            self._batches = self._make_batches()
+            self._ahead = deque(self._pool.submit(next, self._batches) for _ in range(BATCHES_AHEAD))
+        batch, copied, marks = self._ahead.popleft().result()
+        self._ahead.append(self._pool.submit(next, self._batches))
         # The computation, not this thread, waits for the copy.
         if copied is not None:
             stream = torch.cuda.current_stream(self.device)
@@ -109,7 +91,7 @@ class Loader(Iterator, AbstractContextManager):
         self.wait_seconds += time.perf_counter() - start
         return batch[0], batch[1]
 
-    def _batches(self) -> Iterator[Prepared]:
+    def _make_batches(self) -> Iterator[Prepared]:
         """Yield batches; runs in the background thread."""
         shape = (2, self.batch_size // self.world_size, self.seq_len)
         is_cuda = self.device.type == "cuda"
@@ -132,33 +114,26 @@ class Loader(Iterator, AbstractContextManager):
 
     def close(self) -> None:
         """End the background thread; the next batch starts a new one at the position of the consumer."""
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def check_setting(self, state: dict[str, Any]) -> None:
         """Raise a ValueError if a saved state is for other data or another order."""
-        saved = state["setting"]
-        changes = []
-        # All differences in one message, as one cause often changes several.
-        for name, value in self._setting.items():
-            if saved.get(name) != value:
-                changes.append(f"{name}={saved.get(name)!r} and not {value!r}")
-        if changes:
+        if state["setting"] != self._setting:
             raise ValueError(
-                f"the saved state of the data is for {', '.join(changes)}: use the same, or start a new run"
+                f"the saved state of the data is for {state['setting']}, and not {self._setting}:"
+                " use the same, or start a new run"
             )
 
 
 def require_multiple(name: str, count: int, ranks: int) -> None:
     """Raise a ValueError if the ranks cannot have the same number each."""
-    if count < 1 or count % ranks:
-        # The nearest numbers that work, at least one for each rank.
-        below = max(1, count // ranks) * ranks
-        raise ValueError(f"{count} {name} cannot be shared by {ranks} ranks: use {below} or {below + ranks}")
+    if count % ranks:
+        raise ValueError(f"{count} {name} cannot be shared by {ranks} ranks: use a multiple of {ranks}")
 
 
 # ---- text ----
@@ -167,11 +142,7 @@ Place = tuple[int, int]  # (lane, number of the source)
 
 
 class TextLoader(Loader):
-    """Batches of a corpus; nothing is read before the first batch.
-
-    overflow: a document too long for the rest of a row is cut there, and the remainder goes into another row ("carry")
-    or is dropped ("crop"). threads: for tokenizing, 0 for at most 4. Damage is added to `corpus.problems`.
-    """
+    """Batches of a corpus; nothing is read before the first batch. threads: for tokenizing, 0 for at most 4."""
 
     def __init__(
         self,
@@ -183,16 +154,11 @@ class TextLoader(Loader):
         split: str = "train",
         seed: int = 0,
         lanes: int = 64,
-        overflow: str = "carry",
         rank: int = 0,
         world_size: int = 1,
         device: str | torch.device = "cpu",
         threads: int = 0,
     ):
-        if overflow not in ("carry", "crop"):
-            raise ValueError(f"overflow is {overflow!r}: it has to be 'carry' or 'crop'")
-        if seed < 0 or seq_len < 1:
-            raise ValueError(f"seed={seed} and seq_len={seq_len}: the seed has to be 0 or more, the length 1 or more")
         require_multiple("lanes", lanes, world_size)
         # Saved in checkpoints: names and values must not change.
         setting = {
@@ -202,25 +168,16 @@ class TextLoader(Loader):
             "seed": seed,
             "lanes": lanes,
             "seq_len": seq_len,
-            "overflow": overflow,
+            "overflow": "carry",  # earlier versions could also drop the rest of a cut document
         }
         super().__init__(setting, batch_size, seq_len, rank, world_size, device)
         self.lanes = lanes
         self._names = [source.name for source in corpus.sources]
         self._bos = tokenizer.special_tokens["<|bos|>"]
-        self._carry = overflow == "carry"
         self._mix = Mix([source.share for source in corpus.sources], lanes)
         self._deals = []  # one for each source
         for number, source in enumerate(corpus.sources):
-            groups = RowGroups(
-                source.shards(split),
-                tokenizer,
-                threads,
-                corpus.problems,
-            )
-            if not groups.documents:
-                raise ValueError(f"{source.name} has no document for {split}: add text")
-            self._deals.append(Deal(groups, lanes, (seed, number)))
+            self._deals.append(Deal(source.shards(split), tokenizer, lanes, (seed, number), threads))
         # The position of the consumer: rows taken by all ranks, and for each lane of this rank the chunk with the last
         # row taken.
         self._row = 0
@@ -228,24 +185,16 @@ class TextLoader(Loader):
         for lane in self._my_lanes:
             for number in range(len(self._deals)):
                 self._chunks[lane, number] = Chunk()
-        self._last: dict[Place, Chunk] = {}  # in the last batch
 
     def _consumed(self, marks: list[tuple[Place, Chunk]]) -> None:
-        self._last = dict(marks)
-        self._chunks.update(self._last)
+        self._chunks.update(marks)
         self._row += self.batch_size
 
     def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, tuple[Place, Chunk]]]:
         """Yield the rows for this rank, each marked with place and chunk."""
         lanes = {}
         for (number, source), chunk in self._chunks.items():
-            lane = Lane(
-                self._deals[source],
-                number,
-                self.seq_len + 1,
-                self._bos,
-                self._carry,
-            )
+            lane = Lane(self._deals[source], number, self.seq_len + 1, self._bos)
             lanes[number, source] = lane.rows(chunk, self._rows_taken(number)[source])
         # The first row for this rank: another number of ranks may have stopped anywhere.
         row = self._row + (self.rank - self._row) % self.world_size
@@ -258,11 +207,6 @@ class TextLoader(Loader):
             row += self.world_size
 
     # ---- position of the consumer ----
-
-    @property
-    def tokens_seen(self) -> int:
-        """Input tokens taken by all ranks since the start."""
-        return self._row * self.seq_len
 
     @property
     def epochs(self) -> dict[str, float]:
@@ -283,26 +227,9 @@ class TextLoader(Loader):
         """Passes over the source read most often."""
         return max(self.epochs.values())
 
-    @property
-    def dropped_share(self) -> float:
-        """Dropped tokens as a share of all tokens packed on this rank."""
-        # Whole chunks, also rows not yet taken: good enough for a share.
-        dropped = sum(chunk.dropped + chunk.lost for chunk in self._chunks.values())
-        packed = sum(chunk.row + chunk.rows for chunk in self._chunks.values()) * (self.seq_len + 1)
-        return dropped / max(dropped + packed, 1)
-
     def place(self) -> list[str]:
-        """Return shards and row groups in the last batch of this rank, to report a loss that is not finite."""
-        groups: dict[Path, set[int]] = {}
-        for (lane, source), chunk in self._last.items():
-            deal = self._deals[source]
-            # Pieces left over by the chunk before may come from earlier units.
-            units = {*range(chunk.unit, chunk.unit + chunk.units), *(unit for unit, _, _, _ in chunk.left)}
-            for unit in units:
-                _, number, _ = deal.place(lane, unit)
-                shard, group = deal.groups.places[number]
-                groups.setdefault(shard.path, set()).add(group)
-        return [f"{path}, row groups {', '.join(map(str, sorted(groups[path])))}" for path in sorted(groups)]
+        """Return the position, to report a loss that is not finite."""
+        return [f"up to row {self._row:,} of the text"]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as small JSON, only for the lanes of this rank: see `merge_states`."""
@@ -314,16 +241,13 @@ class TextLoader(Loader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at the position of a loader with the same setting; ranks and batch size may differ."""
         self.check_setting(state)
-        if missing := [lane for lane in self._my_lanes if str(lane) not in state["lanes"]]:
-            raise ValueError(f"the saved state lacks lanes {missing}: join the states of all ranks with merge_states")
         self.close()
         self._row = state["rows"]
-        self._last = {}
         for lane, source in self._chunks:
             saved = state["lanes"][str(lane)][source]
             # JSON has lists for tuples.
             left = tuple(tuple(piece) for piece in saved["left"])
-            self._chunks[lane, source] = Chunk(**{**saved, "left": left})
+            self._chunks[lane, source] = Chunk(saved["unit"], saved["units"], saved["row"], saved["rows"], left)
 
     @property
     def _my_lanes(self) -> range:

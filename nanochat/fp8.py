@@ -98,9 +98,7 @@ def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False) -> lis
     device = next(model.parameters()).device
     has_units = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
     if not emulated and not has_units:
-        raise ValueError(
-            "this device does not multiply in fp8 (NVIDIA GPUs from Ada on do): omit --fp8"
-        )
+        raise ValueError("this device does not multiply in fp8 (NVIDIA GPUs from Ada on do): omit --fp8")
     gaining = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "head":

@@ -299,7 +299,6 @@ def pretraining_metrics(state: "State", source: "TextLoader", corpus: "Corpus") 
         "Data": f"{data['name']} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})",
         "Validation text": data["validation"][:12],
         "Epochs": ", ".join(epochs),
-        "Share of tokens dropped": measured(100 * source.dropped_share, spec=".2f", unit="%"),
     }
 
 

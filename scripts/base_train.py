@@ -76,8 +76,6 @@ class Config(TextSettings, TrainingSettings):
         group="data",
         in_card=False,
     )
-    # Carry loses no text; crop drops the rest, so fewer texts begin in the middle.
-    overflow: str = option("carry", "end of a document that is too long for its row: carry, or crop", group="data")
 
     # Counted in bytes, so that runs with other tokenizers read the same text.
     eval_bytes: Count = option(
@@ -155,7 +153,6 @@ def main(config: Config) -> None:
             config.max_seq_len,
             seed=config.seed,
             lanes=config.lanes,
-            overflow=config.overflow,
             rank=trainer.runtime.rank,
             world_size=trainer.runtime.world_size,
             device=trainer.runtime.device,

@@ -6,14 +6,13 @@ python -m scripts.tok_eval --data=FOLDER
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanochat.config import Count, option, run
-from nanochat.log import MetricLog, print0, terminal_table
+from nanochat.config import option, run
+from nanochat.log import print0, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 REFERENCES = {"GPT-2": "gpt2", "GPT-4": "cl100k_base"}  # name on the card -> name in tiktoken
 SAMPLES = ("news", "korean", "code", "math", "science")  # scripts/samples/*.txt, written for this
 SPLIT_BYTES = 4_000_000  # of each split of the corpus
+PATIENCE = 30  # seconds to wait for the download of a vocabulary
 
 
 @dataclass(frozen=True)
@@ -33,36 +33,25 @@ class Config:
     data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data", in_card=False)
     skip_bad: bool = option(False, "leave out damaged files and rows", group="data", in_card=False)
     tag: str = option("default", "name of the run's folder with the tokenizer", group="run", in_card=False)
-    run: str = option("dummy", "name of the run in W&B; dummy: no W&B", group="run", in_card=False)
-    threads: Count = option(0, "threads; 0: all cores", group="run", unit="THREADS", least=0, in_card=False)
-    patience: Count = option(
-        30, "longest wait for the download of a vocabulary", group="run", unit="SECONDS", least=0, in_card=False
-    )
 
 
-def load_references(patience: float) -> dict[str, Encoding | str]:
-    """Return the vocabulary of each of REFERENCES, or the reason why it is not available."""
+def load_reference(name: str) -> Encoding | str:
+    """Return a vocabulary of tiktoken, or the reason why it is not available."""
     import tiktoken
-    from tiktoken_ext.openai_public import ENCODING_CONSTRUCTORS
 
-    answers: dict[str, Encoding | str] = {}
+    answers: list[Encoding | str] = [f"no answer within {PATIENCE} s"]
 
-    def load(label: str, name: str) -> None:
-        # tiktoken.get_encoding holds a lock while it downloads: one hanging download would stop the other.
+    def load() -> None:
         try:
-            answers[label] = tiktoken.Encoding(**ENCODING_CONSTRUCTORS[name]())
+            answers.append(tiktoken.get_encoding(name))
         except (OSError, ValueError) as error:  # no network, or a file with another hash
-            answers[label] = f"{type(error).__name__}, set TIKTOKEN_CACHE_DIR to a folder that holds it"
+            answers.append(f"{type(error).__name__}, set TIKTOKEN_CACHE_DIR to a folder that holds it")
 
-    # Daemons, because tiktoken downloads without a time limit, and a hanging thread must not keep the process alive.
-    loaders = [threading.Thread(target=load, args=item, daemon=True) for item in REFERENCES.items()]
-    for loader in loaders:
-        loader.start()
-    # One deadline for both downloads, which run at the same time.
-    deadline = time.monotonic() + patience
-    for loader in loaders:
-        loader.join(max(0, deadline - time.monotonic()))
-    return {label: answers.get(label, f"no answer within {patience} s") for label in REFERENCES}
+    # tiktoken downloads without a time limit; a daemon does not keep the process alive.
+    loader = threading.Thread(target=load, daemon=True)
+    loader.start()
+    loader.join(PATIENCE)
+    return answers[-1]
 
 
 def byte_count(texts: list[str]) -> int:
@@ -129,19 +118,15 @@ def main(config: Config) -> None:
         texts[f"{corpus.name}-{split}"] = first_texts(corpus.batches(split))
 
     ours: dict[str, int] = {}  # tokens of each text
-    densities: dict[str, float] = {}
     for name, documents in texts.items():
         # Documents are encoded one by one, without bos, like the references do.
-        ids, _ = tokenizer.encode_arrow(pa.array(documents, pa.string()), threads=config.threads)
+        ids, _ = tokenizer.encode_arrow(pa.array(documents, pa.string()))
         ours[name] = len(ids)
-        densities[f"bytes_per_token/{name}"] = byte_count(documents) / len(ids)
-    for label, reference in load_references(config.patience).items():
-        table = comparison(label, reference, texts, ours)
+    for label, name in REFERENCES.items():
+        table = comparison(label, load_reference(name), texts, ours)
         outcome.tables.append(table)
         print0(terminal_table(table), end="\n\n")
     outcome.add_artifact(path)
-    with MetricLog(stage_dir("tok_eval", config.tag), config.run, asdict(config)) as log:
-        log.write("tokenizer", 0, **densities)
     outcome.write()
 
 

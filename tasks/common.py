@@ -129,8 +129,8 @@ class Task:
     def fetch_files(self) -> list[Path]:
         """Return the split's files; missing ones are downloaded."""
         files = self.data.files(self.split)
-        for file, found in zip(files, fetch(files), strict=True):
-            self.files[str(file)] = found.path
+        for file, path in zip(files, fetch(files), strict=True):
+            self.files[str(file)] = path
         return list(self.files.values())
 
     def __len__(self) -> int:

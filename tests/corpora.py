@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanochat.data.corpus import Corpus, Source, open_shards
-from nanochat.data.documents import Problems
 
 
 def write_shard(path: Path, texts: Sequence, kind: pa.DataType | None = None, column: str = "text", **options) -> Path:
@@ -30,7 +29,7 @@ def write_jsonl(path: Path, texts: Sequence) -> Path:
 
 def corpus_of(paths: Sequence[Path]) -> Corpus:
     """A corpus of shards; if there are several, the last one is for validation."""
-    shards = open_shards(list(paths), Problems())
+    shards = open_shards(list(paths))
     return Corpus((Source("letters", 1.0, shards[:-1] or shards, shards[-1:]),))
 
 
@@ -49,13 +48,8 @@ def damage(corpus: Corpus, number: int) -> Corpus:
     content = bytearray(path.read_bytes())
     content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
     path.write_bytes(content)
-    train = open_shards([shard.path for shard in source.train], corpus.problems)
+    train = open_shards([shard.path for shard in source.train])
     return replace(corpus, sources=(replace(source, train=train),))
-
-
-def tolerant(corpus: Corpus) -> Corpus:
-    """The same corpus, with damage left out."""
-    return replace(corpus, problems=Problems(skip=True, log=True))
 
 
 class CountedTokenizer:
@@ -80,6 +74,6 @@ def counted_corpus(folder: Path, *parts: tuple[Sequence[int], int, float]) -> Co
     for number, (lengths, group, share) in enumerate(parts):
         texts = [f"{first + i} {length}" for i, length in enumerate(lengths)]
         path = write_shard(folder / f"part{number}.parquet", texts, row_group_size=group)
-        sources.append(Source(f"part{number}", share, open_shards([path], Problems()), ()))
+        sources.append(Source(f"part{number}", share, open_shards([path]), ()))
         first += len(lengths)
     return Corpus(tuple(sources))

@@ -132,7 +132,7 @@ def test_gpus(tmp_path, monkeypatch, smi, names, memory):
 CORPUS = SimpleNamespace(
     describe=lambda: {"name": "letters", "files": 3, "bytes": 12345, "fingerprint": "f" * 64, "validation": "e" * 64}
 )
-SOURCE = SimpleNamespace(epochs={"letters": 1.5}, dropped_share=0.25)
+SOURCE = SimpleNamespace(epochs={"letters": 1.5})
 
 
 def facts(state: State, runtime=ALONE) -> dict[str, str]:
@@ -154,7 +154,6 @@ def test_the_fields_of_the_reference_and_where_the_text_came_from():
     assert told["Data"] == "letters (3 files, 12,345 bytes, ffffffffffff)"
     assert (told["Tokens seen"], told["Epochs"]) in {("4000", "letters 1.50"), ("4,000", "letters 1.50")}
     assert told["Waited for data"].startswith("1.00")
-    assert told["Share of tokens dropped"].startswith("25.00")
 
 
 def test_mfu_is_never_wrong():

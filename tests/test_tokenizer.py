@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanochat.tokenizer import SPECIAL_TOKENS, ArtifactError, Tokenizer
+from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 TEXTS = [
     path.read_text(encoding="utf-8")
@@ -52,7 +52,6 @@ def test_a_saved_tokenizer_is_the_same_when_loaded(tokenizer: Tokenizer, artifac
     loaded = Tokenizer.load(artifact)
     assert loaded.content_hash == tokenizer.content_hash
     assert loaded.special_tokens == tokenizer.special_tokens
-    assert loaded.training == {"max_chars": 1000}
     array = pa.array(TEXTS)
     bos = loaded.special_tokens["<|bos|>"]
     ids, offsets = loaded.encode_arrow(array, prepend=bos, threads=2)
@@ -70,8 +69,8 @@ def test_the_artifact_is_json_that_says_it_all(tokenizer: Tokenizer, artifact: P
         "merges",
         "special_tokens",
         "token_bytes",
-        "file_hash",
     }
+    assert record["training"] == {"max_chars": 1000}
     assert record["token_bytes"] == tokenizer.token_lengths().tolist()
     assert len(record["merges"]) == 800 - 256 - 9
 
@@ -90,29 +89,12 @@ def test_tiktoken_gives_the_same_ids(tokenizer: Tokenizer):
     assert encoding.n_vocab == tokenizer.vocab_size
 
 
-def test_damage_is_found_wherever_it_is(artifact: Path):
-    whole = artifact.read_bytes()
-    for at in range(0, len(whole), 97):
-        changed = bytearray(whole)
-        changed[at] ^= 1
-        artifact.write_bytes(changed)
-        with pytest.raises(ArtifactError, match=r"tokenizer\.json"):
-            Tokenizer.load(artifact)
-    for cut in (0, 1, len(whole) // 2, len(whole) - 3):
-        artifact.write_bytes(whole[:cut])
-        with pytest.raises(ArtifactError, match=r"tokenizer\.json"):
-            Tokenizer.load(artifact)
-    artifact.write_bytes(whole)
-    Tokenizer.load(artifact)
-
-
 def test_what_is_no_artifact_says_what_to_do(tmp_path: Path):
-    with pytest.raises(ArtifactError, match=r"train one with `python -m scripts\.tok_train`"):
+    with pytest.raises(ValueError, match=r"train one with `python -m scripts\.tok_train`"):
         Tokenizer.load(tmp_path / "absent.json")
-    for other in ("[]", "{}", '{"format": "something else"}'):
-        (tmp_path / "other.json").write_text(other)
-        with pytest.raises(ArtifactError, match="is not a tokenizer file"):
-            Tokenizer.load(tmp_path / "other.json")
+    (tmp_path / "other.json").write_text('{"version": "1.0"}')
+    with pytest.raises(ValueError, match="is not a tokenizer file"):
+        Tokenizer.load(tmp_path / "other.json")
 
 
 def test_an_interrupted_save_leaves_the_old_artifact(artifact: Path):
@@ -121,8 +103,3 @@ def test_an_interrupted_save_leaves_the_old_artifact(artifact: Path):
         Tokenizer.load(artifact).save(artifact, {"not": object()})
     assert artifact.read_bytes() == before
     assert list(artifact.parent.iterdir()) == [artifact]
-
-
-def test_a_vocabulary_without_room_for_the_bytes_is_refused():
-    with pytest.raises(ValueError, match="at least 265"):
-        Tokenizer.train(TEXTS, 264)

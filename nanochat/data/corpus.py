@@ -3,7 +3,6 @@
 `--data` is one of
   climbmix, fineweb-edu, …    a data set on the hub, see CORPORA; shards are downloaded
   world                       the embedded world, written by this repository
-  python                      the standard library for the running Python
   my-text, folder:my-text     a folder with text files, converted to shards once
   auto                        the first data set in AUTO already on this machine, else world
   climbmix:0.7,my-text:0.3    a mix by token shares
@@ -11,44 +10,42 @@
 
 import hashlib
 import math
+import re
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from nanochat.data import hub
-from nanochat.data.documents import TEXT, Damaged, Problems, convert_folder, open_parquet, read_row_group, text_files
-from nanochat.data.hub import HubFile, once_a_node
+from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row_group, text_files
+from nanochat.data.hub import HubFile
 from nanochat.log import print0
-from nanochat.paths import read_sha256
 
 
 @dataclass(frozen=True)
 class HubCorpus:
-    """A data set on the hub: `count` training shards, `default` used unless asked for more, and a validation shard."""
+    """A data set on the hub: `count` training shards, `default` used unless asked for more, and a validation shard.
+
+    path: a shard's path, from its number and from the number divided by 5.
+    """
 
     repo: str
     count: int
     default: int
     validation: str
-    path: Callable[[int], str] = "shard_{:05d}.parquet".format
+    path: str = "shard_{number:05d}.parquet"
 
     def files(self, num_shards: int = 0) -> list[HubFile]:
         """Return the files for a run, the validation shard last; num_shards: 0 for the default."""
         if not 0 <= num_shards <= self.count:
             raise ValueError(f"--num-shards={num_shards} is out of range, {self.repo} has {self.count:,}")
-        paths = [self.path(number) for number in range(num_shards or self.default)]
+        numbers = range(num_shards or self.default)
+        paths = [self.path.format(number=number, part=number // 5) for number in numbers]
         return [HubFile(path, self.repo) for path in [*paths, self.validation]]
-
-
-def _korean_path(number: int) -> str:
-    # Upstream splits each of five files into five parts.
-    return f"data/kor_Hang/train/{number // 5:03d}_{number % 5:05d}.parquet"
 
 
 CORPORA = {
@@ -66,13 +63,13 @@ CORPORA = {
         default=8,
         validation="shard_01822.parquet",
     ),
-    # Korean web pages; a shard has about 4 GB.
+    # Korean web pages; a shard has about 4 GB. Upstream splits each of five files into five parts.
     "fineweb2-ko": HubCorpus(
         repo="HuggingFaceFW/fineweb-2",
         count=25,
         default=1,
         validation="data/kor_Hang/test/000_00000.parquet",
-        path=_korean_path,
+        path="data/kor_Hang/train/{part:03d}_{number:05d}.parquet",
     ),
     # 125 MB: books, documentation, Korean and code; only in a mirror.
     "mixed-text": HubCorpus(
@@ -82,7 +79,6 @@ CORPORA = {
         validation="shard_00007.parquet",
     ),
 }
-LOCAL = ("world", "python")  # sources made on this machine
 AUTO = ("climbmix", "mixed-text")
 BYTES_PER_TOKEN = 5  # upper estimate, to choose the number of shards
 
@@ -95,7 +91,6 @@ class Shard:
     """A parquet file with documents, as found when opened.
 
     hash: SHA-256 of the file. size: text bytes before compression; a dictionary holds repeated texts once.
-    stamp: file size and modification time.
     """
 
     path: Path
@@ -103,58 +98,31 @@ class Shard:
     rows: int
     hash: str
     size: int
-    stamp: tuple[int, int]
 
     def read(self, group: int) -> pa.Array:
-        """Return the documents in one row group; Damaged if the file has changed."""
-        # Hashing again is slow, but a file that was only touched is still good.
-        if _stamp(self.path) != self.stamp and read_sha256(self.path) != self.hash:
-            raise Damaged(f"{self.path} has changed since this run began, restore it or start a new run")
+        """Return the documents in one row group."""
         with open_parquet(self.path) as parquet:
-            texts = read_row_group(parquet, group, self.path)
-        if texts.null_count:
-            raise Damaged(f"{self.path} has {texts.null_count} nulls in row group {group}, write it without them")
-        return texts
+            return read_row_group(parquet, group, self.path)
 
 
-def open_shards(paths: Sequence[Path], problems: Problems) -> tuple[Shard, ...]:
-    """Open shards and hash their content; damaged ones are added to the problems."""
+def open_shards(paths: Sequence[Path]) -> tuple[Shard, ...]:
+    """Open shards and hash their content; ValueError if one is damaged."""
     with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
-        opened = [pool.submit(_open_shard, path) for path in paths]
-    shards = []
-    # In the order of the paths, so that the corpus is the same every time.
-    for shard in opened:
-        with problems.caught():
-            shards.append(shard.result())
-    return tuple(shards)
+        return tuple(pool.map(_open_shard, paths))
 
 
 def _open_shard(path: Path) -> Shard:
     with open_parquet(path) as parquet:
         metadata = parquet.metadata
-        stamp = _stamp(path)
-    if not metadata.num_rows:
-        raise Damaged(f"{path} holds no document")
-    size = 0
-    # Other columns are not read, and do not count.
-    for group in range(metadata.num_row_groups):
-        for number in range(metadata.num_columns):
-            column = metadata.row_group(group).column(number)
-            if column.path_in_schema == TEXT:
-                size += column.total_uncompressed_size
+    column = metadata.schema.names.index(TEXT)  # other columns are not read, and do not count
+    groups = range(metadata.num_row_groups)
     return Shard(
         path=path,
         row_groups=metadata.num_row_groups,
         rows=metadata.num_rows,
         hash=hub.sha256(path),
-        size=size,
-        stamp=stamp,
+        size=sum(metadata.row_group(group).column(column).total_uncompressed_size for group in groups),
     )
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -173,10 +141,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text sources with shares that sum to 1. problems: collects damage found while reading."""
+    """Text sources with shares that sum to 1."""
 
     sources: tuple[Source, ...]
-    problems: Problems = field(default_factory=Problems, compare=False)
 
     @property
     def name(self) -> str:
@@ -194,7 +161,7 @@ class Corpus:
 
         In a mix the source furthest behind its share comes next, by bytes, until all have ended.
         """
-        streams = [self._row_groups(source.shards(split)) for source in self.sources]
+        streams = [_row_groups(source.shards(split)) for source in self.sources]
         progress = dict.fromkeys(range(len(streams)), 0.0)  # bytes so far, divided by the share
         while progress:
             behind = min(progress, key=progress.__getitem__)
@@ -204,13 +171,6 @@ class Corpus:
             else:
                 progress[behind] += batch.nbytes / self.sources[behind].share
                 yield batch
-
-    def _row_groups(self, shards: Sequence[Shard]) -> Iterator[pa.Array]:
-        for shard in shards:
-            for group in range(shard.row_groups):
-                # Damage skips this row group only.
-                with self.problems.caught():
-                    yield shard.read(group)
 
     def describe(self) -> dict[str, str | int]:
         """Return name, counts and content hashes for records, without any path on this machine."""
@@ -223,24 +183,17 @@ class Corpus:
             "files": len(shards),
             "bytes": self.size,
             "documents": sum(shard.rows for _, _, shard in shards),
-            "fingerprint": hashlib.sha256("\n".join(contents).encode()).hexdigest(),
-            "validation": hashlib.sha256("\n".join(held_out).encode()).hexdigest(),
+            "fingerprint": _hash_lines(contents),
+            "validation": _hash_lines(held_out),
         }
 
     def manifest(self) -> list[dict]:
         """Return an entry for every shard, for the manifest of a run."""
-        return [
-            {
-                "source": source.name,
-                "split": split,
-                "file": shard.path.name,
-                "revision": hub.revision(shard.path),
-                "rows": shard.rows,
-                "size": shard.stamp[0],
-                "sha256": shard.hash,
-            }
-            for source, split, shard in self._shards()
-        ]
+        entries = []
+        for source, split, shard in self._shards():
+            entry = {"source": source.name, "split": split, "file": shard.path.name}
+            entries.append({**entry, "rows": shard.rows, "sha256": shard.hash})
+        return entries
 
     def _shards(self) -> list[tuple[Source, str, Shard]]:
         """Return every shard with source and split, in order."""
@@ -251,6 +204,16 @@ class Corpus:
         return shards
 
 
+def _row_groups(shards: Sequence[Shard]) -> Iterator[pa.Array]:
+    for shard in shards:
+        for group in range(shard.row_groups):
+            yield shard.read(group)
+
+
+def _hash_lines(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
 def open_corpus(
     data: str,
     num_shards: int = 0,
@@ -259,30 +222,18 @@ def open_corpus(
 ) -> Corpus:
     """Return the corpus for `--data`; downloads or converts missing files, and opens all shards.
 
-    num_shards: training shards for each data set on the hub, 0 for the default. skip_bad: leave out damaged files and
-    rows instead of raising a ValueError.
+    num_shards: training shards for each data set on the hub, 0 for the default. skip_bad: leave out damaged rows when
+    a folder is converted, instead of raising a ValueError.
     """
-    problems = Problems(skip_bad, log=True)
     parts = parse_data(data)
     if data == "auto":
         print0(f"data: {parts[0][0]} is what --data=auto finds")
     sources = []
     for source, share in parts:
-        paths = shard_files(source, num_shards, offline, skip_bad)
+        shards = open_shards(shard_files(source, num_shards, offline, skip_bad))
         # The last shard is always for validation.
-        train = open_shards(paths[:-1], problems)
-        val = open_shards(paths[-1:], problems)
-        name = source_name(source)
-        if not train or not val:
-            raise ValueError(f"--data: {name} has no undamaged shard for {'val' if train else 'train'}")
-        sources.append(Source(name, share, train, val))
-    # A repeated shard would make the validation loss meaningless.
-    held_out = {shard.hash: shard.path for source in sources for shard in source.val}
-    for source in sources:
-        for shard in source.train:
-            if shard.hash in held_out:
-                raise ValueError(f"{shard.path} is for training and validation: it equals {held_out[shard.hash]}")
-    return Corpus(tuple(sources), problems)
+        sources.append(Source(source_name(source), share, shards[:-1], shards[-1:]))
+    return Corpus(tuple(sources))
 
 
 # ---- from --data to files ----
@@ -295,43 +246,30 @@ def parse_data(data: str) -> list[tuple[str, float]]:
         return [(data, 1.0)]
     parts = []
     for word in data.split(","):
-        source, _, share = word.strip().rpartition(":")
-        try:
-            parts.append((source, float(share)))
-        # No number after the last colon: the colon belongs to the name.
-        except ValueError:
-            parts.append((word.strip(), math.nan))
-    # A single source has everything, with or without a share.
-    if len(parts) == 1:
-        parts = [(parts[0][0], 1.0)]
-    # The comparison is False for nan too.
-    for source, share in parts:
-        if not 0 < share < math.inf:
-            raise ValueError(f"--data={data}: {source} needs its share of the tokens, like climbmix:0.7,my-text:0.3")
-    if len({source for source, _ in parts}) < len(parts):
-        raise ValueError(f"--data={data} names a source twice, add up its shares")
+        # Without a number after the last colon, the colon belongs to the name, and the share is 1.
+        source, share = re.fullmatch(r"(.*?)(?::([\d.]+))?", word.strip()).groups("1")
+        if source == "auto":
+            # Never a download: data that a person did not ask for may be large.
+            here = (name for name in AUTO if hub.is_here(CORPORA[name].files()))
+            source = next(here, "world")
+        parts.append((source, float(share)))
     total = math.fsum(share for _, share in parts)
-    return [(_auto() if source == "auto" else source, share / total) for source, share in parts]
-
-
-def _auto() -> str:
-    # Never a download: data that a person did not ask for may be large.
-    return next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "world")
+    return [(source, share / total) for source, share in parts]
 
 
 def source_files(source: str, num_shards: int = 0, offline: bool = False) -> list[Path]:
     """Return the files of a source before conversion; missing files are downloaded, or written (world)."""
     if source in CORPORA:
-        return [found.path for found in hub.fetch(CORPORA[source].files(num_shards), offline)]
+        return hub.fetch(CORPORA[source].files(num_shards), offline)
     if source == "world":
         return text_files(_world_shards(), (".parquet",))
     root = _folder(source)
-    # Installed packages differ from machine to machine.
-    if source == "python":
-        return [file for file in text_files(root, (".py",)) if "site-packages" not in file.parts]
-    files = text_files(root)
+    files = text_files(root) if root.is_dir() else []
     if not files:
-        raise ValueError(f"--data={source} holds no .parquet, .jsonl, .txt or .md file")
+        names = ", ".join([*CORPORA, "world"])
+        raise ValueError(
+            f"--data={source} is no folder with .parquet, .jsonl, .txt or .md files; corpora with a name are {names}"
+        )
     return files
 
 
@@ -345,21 +283,8 @@ def shard_files(
     files = source_files(source, num_shards, offline)
     if source in CORPORA or source == "world":
         return files
-    root = _folder(source)
-    skip = skip_bad or source == "python"  # a few test files there are not UTF-8 on purpose
-    # One process on each node converts. The answer travels to the others as JSON.
-    home = once_a_node(
-        f"the conversion of {root}",
-        lambda: str(
-            convert_folder(
-                source_name(source),
-                root,
-                files,
-                skip,
-            )
-        ),
-    )
-    return sorted(Path(home).glob("*.parquet"))
+    home = convert_folder(source_name(source), _folder(source), files, skip_bad)
+    return sorted(home.glob("*.parquet"))
 
 
 def hub_files(data: str, num_shards: int = 0) -> list[HubFile]:
@@ -377,9 +302,8 @@ def shards_for(data: str, tokens: float) -> int:
     for source, share in parse_data(data):
         if source in CORPORA:
             named = CORPORA[source]
-            first = hub.fetch(named.files(1)[:1])
             # All shards of a data set have about the same size.
-            [shard] = open_shards([found.path for found in first], Problems())
+            [shard] = open_shards(hub.fetch(named.files(1)[:1]))
             wanted = math.ceil(BYTES_PER_TOKEN * tokens * share / shard.size)
             most = max(most, min(named.count, wanted))
     return most
@@ -388,26 +312,18 @@ def shards_for(data: str, tokens: float) -> int:
 def check_data(data: str) -> None:
     """Raise a ValueError if `--data` names a missing folder; nothing is downloaded or converted."""
     for source, _ in parse_data(data):
-        if source not in CORPORA and source not in LOCAL:
+        if source not in CORPORA and source != "world":
             source_files(source)
 
 
 def source_name(source: str) -> str:
     """Return the short name of a source: for a folder, the last part of the path."""
-    return source if source in CORPORA or source in LOCAL else _folder(source).resolve().name
+    return source if source in CORPORA or source == "world" else _folder(source).resolve().name
 
 
 def _folder(source: str) -> Path:
-    """Return the folder for a source that is not on the hub."""
-    if source == "python":
-        return Path(sysconfig.get_path("stdlib"))
-    root = Path(source.removeprefix("folder:")).expanduser()
-    if root.is_file():
-        raise ValueError(f"--data={source} is a file, name its folder")
-    if not root.is_dir():
-        names = ", ".join([*CORPORA, *LOCAL])
-        raise ValueError(f"--data={source} is no folder; the corpora with a name are auto, {names}")
-    return root
+    """Return the folder for a source that has no name of its own."""
+    return Path(source.removeprefix("folder:")).expanduser()
 
 
 def _world_shards() -> Path:
@@ -416,13 +332,8 @@ def _world_shards() -> Path:
     root = hub.mirror()
     if root is None or not (root / path).is_dir():
         root = hub.world_dir()
-        once_a_node("the embedded world", lambda: _write_world(root))
+    if not (root / path).is_dir():
+        # A process of its own: the data sets of the world are no part of reading text.
+        command = [sys.executable, "-m", "nanochat.world", f"--out={root}"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return root / path
-
-
-def _write_world(folder: Path) -> None:
-    # A process of its own: the data sets of the world are no part of reading text.
-    command = [sys.executable, "-m", "nanochat.world", f"--out={folder}"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise ValueError(done.stderr.strip().removeprefix("error: "))

@@ -4,7 +4,6 @@ A file is .parquet or .jsonl with the text in the column or key `text`, or .txt 
 All but .parquet may be compressed as .gz or .zst. Damage is reported with file and line or row.
 """
 
-import codecs
 import contextlib
 import fcntl
 import hashlib
@@ -13,7 +12,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,54 +21,30 @@ import pyarrow.parquet as pq
 
 from nanochat.log import Progress, print0, print_line
 from nanochat.paths import base_dir, publish_folder, read_sha256
-from nanochat.tokenizer import Tokenizer
 
 TEXT = "text"  # column in parquet, key in JSON
 DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
 COMPRESSED = (".gz", ".zst")
 
 
-# ---- problems ----
-
-
 class Damaged(ValueError):
-    """A file, row group or row cannot be read as text."""
+    """A file or a row group cannot be read as text."""
 
 
-@dataclass
 class Problems:
-    """Damage found in text: an error, or skipped and counted.
+    """Damage found in text: an error, or left out, printed and counted."""
 
-    log: print each skipped problem once, as later epochs meet the same damage again. first: the first messages.
-    """
-
-    skip: bool = False
-    log: bool = False
-    count: int = 0
-    first: list[str] = field(default_factory=list)
-    _logged: set[str] = field(default_factory=set)
+    def __init__(self, skip: bool = False):
+        self.skip = skip
+        self.count = 0
 
     def add(self, message: str) -> None:
         if not self.skip:
-            raise ValueError(f"{message}; repair it, or skip it with --skip-bad")
-        # Each epoch of training meets the same damage.
-        if self.log:
-            if message in self._logged:
-                return
-            self._logged.add(message)
-            print_line(f"data: left out: {message}")
+            raise ValueError(f"{message}; repair it, or leave it out with --skip-bad")
         self.count += 1
-        # A few are enough to print, and bound the memory.
-        if len(self.first) < 20:
-            self.first.append(message)
-
-    @contextlib.contextmanager
-    def caught(self) -> Iterator[None]:
-        """Add damage found inside the block."""
-        try:
-            yield
-        except Damaged as damage:
-            self.add(str(damage))
+        # A few show the cause.
+        if self.count <= 20:
+            print_line(f"data: left out: {message}")
 
 
 # ---- files ----
@@ -106,8 +80,6 @@ def _kind(file: Path) -> str:
     """Return the suffix without compression, in lower case."""
     if file.suffix.lower() in COMPRESSED:
         file = file.with_suffix("")
-        # A parquet file is compressed inside, and cannot be read from a stream: the table of contents is at the end.
-        return "" if file.suffix.lower() == ".parquet" else file.suffix.lower()
     return file.suffix.lower()
 
 
@@ -117,15 +89,12 @@ def _lines(file: Path, problems: Problems) -> Iterator[tuple[int, str]]:
     try:
         with io.BufferedReader(pa.input_stream(str(file), compression="detect"), 1 << 20) as stream:
             for number, line in enumerate(stream, 1):
-                # Some editors put a byte order mark at the start.
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
                 try:
-                    yield number, line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    problems.add(f"{file}:{number}: not UTF-8 (byte {error.start + 1} in the line)")
+                    yield number, line.decode("utf-8-sig")  # some editors put a byte order mark at the start
+                except UnicodeDecodeError:
+                    problems.add(f"{file}:{number}: not UTF-8")
     # A compressed file that was cut, or bad blocks on the disk.
-    except (pa.ArrowException, OSError) as error:
+    except OSError as error:
         problems.add(f"{file} is damaged after line {number} ({error})")
 
 
@@ -143,26 +112,21 @@ def _read_jsonl(file: Path, problems: Problems) -> Iterator[str]:
         try:
             text = json.loads(line)[TEXT]
             text.encode()  # fails for anything but a string, and for half a surrogate pair
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            problems.add(f'{file}:{number}: not a JSON object like {{"{TEXT}": "…"}} ({error!r})')
+        except (ValueError, LookupError, TypeError, AttributeError):
+            problems.add(f'{file}:{number}: not a JSON object like {{"{TEXT}": "…"}}')
         else:
             yield text
 
 
 def _read_parquet(file: Path, problems: Problems) -> Iterator[str]:
-    with problems.caught(), open_parquet(file) as parquet:
-        row = 0  # rows are numbered through all row groups, from 1
-        for group in range(parquet.num_row_groups):
-            next_row = row + parquet.metadata.row_group(group).num_rows
-            with problems.caught():
-                texts = read_row_group(parquet, group, file)
+    try:
+        with open_parquet(file) as parquet:
+            for group in range(parquet.num_row_groups):
                 # One value at a time: a row group may hold much more text than fits into memory twice.
-                for row, text in enumerate(texts, row + 1):  # noqa: B020
-                    if text.is_valid:
-                        yield text.as_py()
-                    else:
-                        problems.add(f"{file}: row {row} is null")
-            row = next_row
+                for text in read_row_group(parquet, group, file):
+                    yield text.as_py() or ""  # a null is a blank document
+    except Damaged as damage:
+        problems.add(str(damage))
 
 
 READERS: dict[str, Callable[[Path, Problems], Iterator[str]]] = {
@@ -170,7 +134,6 @@ READERS: dict[str, Callable[[Path, Problems], Iterator[str]]] = {
     ".jsonl": _read_jsonl,
     ".txt": _read_text,
     ".md": _read_text,
-    ".py": _read_text,  # only for --data=python
 }
 
 
@@ -180,54 +143,21 @@ def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
     try:
         parquet = pq.ParquetFile(file, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
-        raise Damaged(f"{file} is no complete parquet file ({error}), fetch or write it again") from error
+        raise Damaged(f"{file} is no complete parquet file ({error})") from error
     with parquet:
         columns = {column.name: column.type for column in parquet.schema_arrow}
-        if TEXT not in columns:
-            raise Damaged(f"{file} has no column `{TEXT}`, only {', '.join(columns)}: rename the column with the text")
         # The loader hands Arrow buffers to Rust, which reads these two types.
-        if columns[TEXT] not in (pa.string(), pa.large_string()):
-            raise Damaged(f"{file} has a column `{TEXT}` with type {columns[TEXT]}, expected string")
+        if columns.get(TEXT) not in (pa.string(), pa.large_string()):
+            raise Damaged(f"{file} needs a column `{TEXT}` with strings, it has {', '.join(columns)}")
         yield parquet
 
 
 def read_row_group(parquet: pq.ParquetFile, group: int, file: Path) -> pa.Array:
-    """Return the text column for one row group, valid UTF-8, maybe with nulls."""
+    """Return the text column for one row group, maybe with nulls."""
     try:
-        texts = pa.concat_arrays(parquet.read_row_group(group, columns=[TEXT]).column(0).chunks)
-        texts.validate(full=True)  # parquet files may hold anything, only this checks for UTF-8
+        return pa.concat_arrays(parquet.read_row_group(group, columns=[TEXT]).column(0).chunks)
     except (pa.ArrowException, OSError) as error:
-        raise Damaged(f"{file}: row group {group} cannot be read ({error}), fetch or write it again") from error
-    return texts
-
-
-# ---- check ----
-
-MAX_CHARS = 1_000_000  # a book; longer documents are often files that should have been cut
-
-
-def check_documents(
-    name: str,
-    files: Sequence[Path],
-    tokenizer: Tokenizer | None,
-) -> tuple[dict[str, int], list[str]]:
-    """Read all files; return counts, and messages about the first problems. No tokenizer: tokens are not counted."""
-    problems = Problems(skip=True)
-    counts = {"Documents": 0, "Characters": 0, "Tokens": 0}
-    progress = Progress(f"check {name}", "documents")
-    for file in files:
-        for number, text in enumerate(documents(file, problems), 1):
-            counts["Documents"] += 1
-            counts["Characters"] += len(text)
-            # The core returns an array, which is cheaper than a list.
-            if tokenizer:
-                counts["Tokens"] += len(tokenizer.core.encode(text))
-            if not text.strip():
-                problems.add(f"{file}: document {number:,} is blank")
-            elif len(text) > MAX_CHARS:
-                problems.add(f"{file}: document {number:,} has {len(text):,} characters")
-            progress.update(counts["Documents"])
-    return {**counts, "Problems": problems.count}, problems.first
+        raise Damaged(f"{file}: row group {group} cannot be read ({error})") from error
 
 
 # ---- convert ----

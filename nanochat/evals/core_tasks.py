@@ -94,7 +94,7 @@ def data_files(path: Path) -> list[HubFile]:
 
 def read_bundle() -> list[BundleTask]:
     """Return all tasks in the hub's bundle; ValueError if files are missing."""
-    core, meta = (found.path for found in fetch(BUNDLE))
+    core, meta = fetch(BUNDLE)
     fetch(data_files(core))
     with open(meta, encoding="utf-8", newline="") as file:
         percents = {row["Eval Task"]: row["Random baseline"] for row in csv.DictReader(file)}

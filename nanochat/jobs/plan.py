@@ -307,7 +307,8 @@ def _stage_step(
         files = task_files
     parent = PARENTS[name]
     # Tokenizers are trained and evaluated on the CPU.
-    several_gpus = setting.gpus > 1 and not name.startswith("tok")
+    is_tokenizer = name.startswith("tok")
+    several_gpus = setting.gpus > 1 and not is_tokenizer
     return Step(
         name,
         [f"scripts.{SCRIPTS[name]}", *flag_words(flags)],
@@ -316,7 +317,7 @@ def _stage_step(
         data=setting.data if reads_text else "",
         files=[[file.path, file.repo, file.revision] for file in files],
         launch=[*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if several_gpus else [],
-        options=[f"--run={request.wandb}"] if request.wandb else [],
+        options=[f"--run={request.wandb}"] if request.wandb and not is_tokenizer else [],
         skip=skip,
     )
 
@@ -354,7 +355,7 @@ def _bundle_files() -> list[HubFile]:
         return list(BUNDLE)
     # The index names the data files.
     [index] = hub.fetch(BUNDLE[:1], offline=True)
-    return [*BUNDLE, *data_files(index.path)]
+    return [*BUNDLE, *data_files(index)]
 
 
 def resume_command(request: Request, data: str) -> str:

@@ -223,8 +223,7 @@ def _input_files(step: Step) -> dict[str, list[Path]]:
     for entry in step.files:
         file = hub.HubFile(*entry)
         if hub.is_here([file]):
-            [place] = hub.fetch([file], offline=True)
-            found[str(file)] = [place.path]
+            found[str(file)] = hub.fetch([file], offline=True)
     return found
 
 

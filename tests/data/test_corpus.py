@@ -1,17 +1,14 @@
-"""Corpora by name, folders and mixes; shards opened, read, and watched for change."""
+"""Corpora by name, folders and mixes; shards opened and read."""
 
 import hashlib
-import os
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from corpora import write_jsonl, write_shard
 
 from nanochat.data import corpus
 from nanochat.data.corpus import CORPORA, check_data, open_corpus, open_shards, parse_data, shards_for
-from nanochat.data.documents import Problems
 from nanochat.data.hub import HubError
 from nanochat.dataloader import TextLoader
 from nanochat.tokenizer import Tokenizer
@@ -22,15 +19,7 @@ def folder(path: Path, count: int, word: str) -> Path:
 
 
 def texts_of(data, split: str, **options) -> list[str]:
-    batches = list(open_corpus(str(data), **options).batches(split))
-    assert all(pa.types.is_string(batch.type) or pa.types.is_large_string(batch.type) for batch in batches)
-    return [text for batch in batches for text in batch.to_pylist()]
-
-
-def refusal(data, **options) -> str:
-    with pytest.raises(ValueError) as refused:
-        texts_of(data, "train", **options)
-    return str(refused.value)
+    return [text for batch in open_corpus(str(data), **options).batches(split) for text in batch.to_pylist()]
 
 
 @pytest.fixture
@@ -47,84 +36,35 @@ def mirror(tmp_path, monkeypatch) -> Path:
 # ---- shards ----
 
 
-def opened(path: Path) -> corpus.Shard:
-    [shard] = open_shards([path], Problems())
-    return shard
-
-
-def shard_refusal(path: Path) -> str:
-    def read() -> None:
-        shard = opened(path)
-        for group in range(shard.row_groups):
-            shard.read(group)
-
-    with pytest.raises(ValueError) as refused:
-        read()
-    return str(refused.value)
-
-
 def test_a_shard_is_what_the_file_holds(tmp_path):
     texts = [f"{number} 가나다" * 30 for number in range(2500)]
     path = write_shard(tmp_path / "a.parquet", texts, pa.large_string(), row_group_size=1000)
-    shard = opened(path)
+    [shard] = open_shards([path])
     assert (shard.path, shard.row_groups, shard.rows) == (path, 3, 2500)
     assert shard.hash == hashlib.sha256(path.read_bytes()).hexdigest()
     assert sum(map(len, texts)) <= shard.size < 4 * sum(map(len, texts))
-    groups = [shard.read(group) for group in range(3)]
-    assert [text for group in groups for text in group.to_pylist()] == texts
-    assert all(isinstance(group, pa.Array) and pa.types.is_large_string(group.type) for group in groups)
+    assert [text for group in range(3) for text in shard.read(group).to_pylist()] == texts
 
 
-def test_damage_is_named_when_a_shard_is_opened_or_read(tmp_path):
+def test_a_damaged_shard_is_named(tmp_path):
     path = write_shard(tmp_path / "a.parquet", ["text"] * 1000)
     whole = path.read_bytes()
     for content in (b"", b"PAR1", whole[:-100]):
         (tmp_path / "b.parquet").write_bytes(content)
-        assert "b.parquet is no complete parquet file" in shard_refusal(tmp_path / "b.parquet")
-    assert "gone.parquet is no complete parquet file" in shard_refusal(tmp_path / "gone.parquet")
-    problems = Problems(skip=True)
-    assert [shard.path for shard in open_shards([path, tmp_path / "b.parquet"], problems)] == [path]
-    assert problems.count == 1
+        with pytest.raises(ValueError, match=r"b\.parquet is no complete parquet file"):
+            open_shards([path, tmp_path / "b.parquet"])
     # A flipped bit that is still UTF-8 is found by the checksum of the page.
     texts = [f"some text {number}" for number in range(5000)]
     write_shard(path, texts, compression="none", use_dictionary=False, write_page_checksum=True)
     content = bytearray(path.read_bytes())
     content[content.index(b"text 3000")] ^= 1
     path.write_bytes(content)
-    assert "a.parquet: row group 0 cannot be read" in shard_refusal(path)
-
-
-def test_a_shard_needs_documents_without_nulls(tmp_path):
-    path = tmp_path / "a.parquet"
-    assert "a.parquet has no column `text`, only id, content" in shard_refusal(
-        write_shard(path, ["x"], None, "content")
-    )
-    assert "a.parquet holds no document" in shard_refusal(write_shard(path, []))
-    assert "a.parquet has 1 nulls in row group 0" in shard_refusal(write_shard(path, ["x", None, "y"]))
-    raw = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")])
-    pq.write_table(pa.table({"text": raw}), path)
-    assert "a.parquet: row group 0 cannot be read" in shard_refusal(path)
-
-
-def test_a_shard_that_changes_is_named(tmp_path, mirror, capsys):
-    path = write_shard(tmp_path / "a.parquet", ["one", "two"])
-    shard = opened(path)
-    os.utime(path)  # touched, not changed
-    assert shard.read(0).to_pylist() == ["one", "two"]
-    changed = mirror / "local/mixed-text/shard_00000.parquet"
-    strict = open_corpus("mixed-text")
-    tolerant = open_corpus("mixed-text", skip_bad=True)
-    write_shard(changed, ["changed"] * 6, row_group_size=2)
-    with pytest.raises(ValueError, match=r"shard_00000\.parquet has changed since this run began"):
-        next(strict.batches("train"))
-    with (
-        TextLoader(strict, Tokenizer.train(["any"], 266), 1, 8, lanes=1) as loader,
-        pytest.raises(ValueError, match=r"shard_00000\.parquet has changed since this run began"),
-    ):
-        next(loader)
-    assert sum(map(len, tolerant.batches("train"))) == 36
-    # Once, and not for every row group.
-    assert tolerant.problems.count == capsys.readouterr().out.count("data: left out: ") == 1
+    [shard] = open_shards([path])
+    with pytest.raises(ValueError, match=r"a\.parquet: row group 0 cannot be read"):
+        shard.read(0)
+    write_shard(path, ["x"], None, "content")
+    with pytest.raises(ValueError, match=r"a\.parquet needs a column `text` with strings, it has id, content"):
+        open_shards([path])
 
 
 # ---- folders ----
@@ -140,13 +80,11 @@ def test_a_folder_is_converted_and_read(tmp_path):
 
 
 def test_folders_that_are_none(tmp_path):
-    assert "is no folder; the corpora with a name are auto, climbmix, " in refusal(tmp_path / "missing")
-    assert "folder:missing is no folder" in refusal("folder:missing")
     (tmp_path / "empty").mkdir()
-    assert "holds no .parquet, .jsonl, .txt or .md file" in refusal(tmp_path / "empty")
     (tmp_path / "one.txt").write_text("a single document")
-    with pytest.raises(ValueError, match="is a file, name its folder"):
-        check_data(str(tmp_path / "one.txt"))
+    for data in (tmp_path / "missing", "folder:missing", tmp_path / "empty", tmp_path / "one.txt", "climbmix:-1"):
+        with pytest.raises(ValueError, match=r"is no folder with .* corpora with a name are climbmix, "):
+            check_data(str(data))
     check_data("climbmix:1,world:1")
     assert not (Path.home() / ".cache/nanochat").exists()  # nothing was made for it
 
@@ -155,19 +93,9 @@ def test_bad_rows_are_an_error_or_left_out(tmp_path):
     path = folder(tmp_path / "text", 100, "row")
     with open(path / "a.jsonl", "a") as file:
         file.write("{}\n")
-    assert "a.jsonl:101: not a JSON object" in refusal(path)
+    with pytest.raises(ValueError, match=r"a\.jsonl:101: not a JSON object"):
+        open_corpus(str(path))
     assert len(texts_of(path, "train", skip_bad=True) + texts_of(path, "val", skip_bad=True)) == 100
-
-
-def test_python_leaves_out_files_that_are_not_utf8(tmp_path, monkeypatch, capsys):
-    library = tmp_path / "lib"
-    (library / "site-packages").mkdir(parents=True)
-    (library / "good.py").write_text("a = 1\n" * 5000)
-    (library / "bad.py").write_bytes(b"# \xff\n")
-    (library / "site-packages/other.py").write_text("b = 2\n")
-    monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(library))
-    assert set("".join(texts_of("python", "train")).splitlines()) == {"a = 1"}
-    assert "1 bad left out" in capsys.readouterr().out
 
 
 # ---- names ----
@@ -180,7 +108,8 @@ def test_the_validation_shard_is_never_trained_on(name):
         *train, validation = named.files(count)
         assert len(set(train)) == len(train) == (count or named.default)
         assert validation not in train
-    assert f"{named.count + 1} is out of range" in refusal(name, num_shards=named.count + 1)
+    with pytest.raises(ValueError, match=f"{named.count + 1} is out of range"):
+        named.files(named.count + 1)
 
 
 def test_the_files_of_the_hub():
@@ -189,9 +118,8 @@ def test_the_files_of_the_hub():
     assert files[0] == "datasets/karpathy/climbmix-400b-shuffle/shard_00000.parquet"
     assert files[-2:] == [f"datasets/karpathy/climbmix-400b-shuffle/shard_0654{i}.parquet" for i in (1, 2)]
     korean = [file.path for file in CORPORA["fineweb2-ko"].files(25)]
-    assert korean[0] == "data/kor_Hang/train/000_00000.parquet"
-    assert korean[5] == "data/kor_Hang/train/001_00000.parquet"
-    assert korean[-2:] == ["data/kor_Hang/train/004_00004.parquet", "data/kor_Hang/test/000_00000.parquet"]
+    assert korean[5] == "data/kor_Hang/train/001_00005.parquet"
+    assert korean[-2:] == ["data/kor_Hang/train/004_00024.parquet", "data/kor_Hang/test/000_00000.parquet"]
 
 
 def test_a_corpus_by_name_is_read_from_the_mirror(mirror):
@@ -201,7 +129,6 @@ def test_a_corpus_by_name_is_read_from_the_mirror(mirror):
     assert texts_of("climbmix", "train", num_shards=2)[-1] == "climbmix 1 5"
     assert (source.name, source.share) == ("climbmix", 1.0)
     assert [shard.path.parent for shard in source.train] == [mirror / "karpathy/climbmix-400b-shuffle"] * 8
-    assert {(shard.row_groups, shard.rows) for shard in source.train + source.val} == {(3, 6)}
 
 
 def test_as_many_shards_as_a_run_needs(tmp_path, mirror):
@@ -214,17 +141,6 @@ def test_as_many_shards_as_a_run_needs(tmp_path, mirror):
     assert shards_for(f"climbmix:1,{path}:3", 39 * tokens) == 10
     assert shards_for("climbmix:1,mixed-text:3", 7.9 * tokens) == 6
     assert shards_for(str(path), 1e15) == 0
-
-
-def test_all_missing_files_are_listed(mirror):
-    for number in (1, 4):
-        (mirror / f"local/mixed-text/shard_{number:05d}.parquet").unlink()
-    with pytest.raises(HubError) as refused:
-        open_corpus("mixed-text")
-    assert [line.split(":")[0].strip() for line in str(refused.value).splitlines()[1:]] == [
-        "datasets/local/mixed-text/shard_00001.parquet",
-        "datasets/local/mixed-text/shard_00004.parquet",
-    ]
 
 
 def test_auto_is_the_first_corpus_on_this_machine(mirror, capsys):
@@ -249,7 +165,8 @@ def test_auto_is_the_first_corpus_on_this_machine(mirror, capsys):
     [
         ("climbmix:0.7,mixed-text:0.3", [("climbmix", 0.7), ("mixed-text", 0.3)]),
         ("climbmix:2, folder:/a:b:6", [("climbmix", 0.25), ("folder:/a:b", 0.75)]),
-        ("folder:relative/path:1e-1,my-text:.9", [("folder:relative/path", 0.1), ("my-text", 0.9)]),
+        ("folder:relative/path:0.1,my-text:.9", [("folder:relative/path", 0.1), ("my-text", 0.9)]),
+        ("climbmix,my-text", [("climbmix", 0.5), ("my-text", 0.5)]),
         ("climbmix:0.7", [("climbmix", 1.0)]),
         ("folder:/a:b", [("folder:/a:b", 1.0)]),
     ],
@@ -258,41 +175,18 @@ def test_mixes_are_parsed(data, parts):
     assert parse_data(data) == parts
 
 
-def test_every_part_needs_its_share_and_is_named_once():
-    for shares in ("climbmix,mixed-text", "climbmix:0.5,mixed-text", "climbmix:0,python:1", "a:-1,b:1", "a:nan,b:1"):
-        assert "needs its share of the tokens, like climbmix:0.7" in refusal(shares)
-    assert "names a source twice" in refusal("climbmix:0.5,climbmix:0.5")
-
-
 def test_a_mix_keeps_its_shares_until_a_part_ends(tmp_path):
     paths = [folder(tmp_path / name, 3000, name) for name in ("first", "other")]
     mix = open_corpus(f"{paths[0]}:3,folder:{paths[1]}:1")
     assert [(source.name, source.share) for source in mix.sources] == [("first", 0.75), ("other", 0.25)]
     assert mix.name == "first:0.75+other:0.25"
     read = [text.split()[0] for batch in mix.batches("train") for text in batch.to_pylist()]
-    assert sorted(set(read)) == ["first", "other"]
     assert 5800 < len(read) < 6000  # all are read in the end
-    for end in (1000, 2000, 3500):
-        assert 0.7 < read[:end].count("first") / end < 0.8
-    assert {text.split()[0] for batch in mix.batches("val") for text in batch.to_pylist()} == {"first", "other"}
+    early = read[: len(read) // 2]
+    assert abs(early.count("first") / len(early) - 0.75) < 0.05
 
 
-# ---- validation text, damage, records ----
-
-
-def test_damaged_shards_are_an_error_or_left_out(mirror, capsys):
-    bad = mirror / "local/mixed-text/shard_00002.parquet"
-    bad.write_bytes(bad.read_bytes()[:-50])
-    assert "shard_00002.parquet is no complete parquet file" in refusal("mixed-text")
-    found = open_corpus("mixed-text", skip_bad=True)
-    assert found.problems.count == 1
-    assert "data: left out: " in capsys.readouterr().out
-    assert len(found.sources[0].train) == 6
-    validation = mirror / "local/mixed-text/shard_00007.parquet"
-    bad.write_bytes(validation.read_bytes())
-    assert "shard_00002.parquet is for training and validation" in refusal("mixed-text")
-    validation.write_bytes(b"")
-    assert "mixed-text has no undamaged shard for val" in refusal("mixed-text", skip_bad=True)
+# ---- validation text, records ----
 
 
 def test_no_batch_of_any_seed_mix_or_epoch_has_validation_text(tmp_path):
@@ -320,9 +214,7 @@ def test_describe_depends_on_content_and_not_on_the_machine(tmp_path, text_folde
     monkeypatch.chdir(text_folder)
     assert open_corpus(".").describe() == about
     (text_folder / "00.txt").write_text("shorter")
-    other = open_corpus(".").describe()
-    assert other["fingerprint"] != about["fingerprint"]
-    assert len(about["fingerprint"]) == len(about["validation"]) == 64
+    assert open_corpus(".").describe()["fingerprint"] != about["fingerprint"]
     mixes = [open_corpus(f"climbmix:{share},mixed-text:1").describe() for share in (1, 2)]
     assert mixes[0]["fingerprint"] != mixes[1]["fingerprint"]
     assert mixes[0]["validation"] == mixes[1]["validation"]
@@ -333,24 +225,5 @@ def test_the_manifest_lists_every_shard(mirror):
     assert [entry["split"] for entry in entries] == ["train"] * 7 + ["val"]
     for entry in entries:
         content = (mirror / "local/mixed-text" / entry["file"]).read_bytes()
-        assert (entry["size"], entry["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
-        assert (entry["source"], entry["revision"], entry["rows"]) == ("mixed-text", None, 6)
-
-
-def test_the_size_of_text(tmp_path):
-    found = open_corpus(str(folder(tmp_path / "text", 3000, "가나다" * 30)))
-    characters = sum(
-        len(text.as_py()) for split in ("train", "val") for batch in found.batches(split) for text in batch
-    )
-    assert characters <= found.size < 4 * characters
-
-
-def test_the_real_mixed_text(monkeypatch):
-    shared = Path(__file__).resolve().parents[3] / "shared/hub"
-    if not shared.is_dir():
-        pytest.skip("no mirror with real data beside this checkout")
-    monkeypatch.setenv("NANOCHAT_HUB", str(shared))
-    found = open_corpus("mixed-text")
-    assert found.describe()["documents"] == 16384
-    assert {shard.row_groups for shard in found.sources[0].train} == {2}
-    assert len(next(found.batches("val"))) == 1024
+        assert entry["sha256"] == hashlib.sha256(content).hexdigest()
+        assert (entry["source"], entry["rows"]) == ("mixed-text", 6)

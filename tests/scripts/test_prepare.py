@@ -1,4 +1,4 @@
-"""scripts.prepare: converts, downloads, checks; calls in this process, except where the hub's variables are read."""
+"""scripts.prepare: converts and downloads; calls in this process, except where the hub's variables are read."""
 
 import re
 
@@ -6,47 +6,38 @@ import pytest
 from bad_hub import BadHub
 
 
-@pytest.fixture
-def trained(here, text_folder):
-    """A small tokenizer."""
-    done = here("scripts.tok_train", "--vocab-size=320", f"--data={text_folder}", "--threads=1")
-    assert done.returncode == 0, done.stderr
-
-
-def test_prepare_converts_a_folder_and_the_stages_find_it(here, base, text_folder):
+def test_a_folder_is_converted_once_and_damage_is_listed(here, base, text_folder):
     done = here("scripts.prepare", f"--data={text_folder}")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^letters/train-00000\.parquet +[\d,]+ +this machine +\d+\.\d$", done.stdout, re.MULTILINE)
     assert re.search(r"^data: letters: 40 documents, [\d,]+ bytes of text, [0-9a-f]{12}$", done.stdout, re.MULTILINE)
     [made] = [path for path in (base / "corpora").iterdir() if path.is_dir()]
     before = {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
-    done = here("scripts.tok_train", "--vocab-size=300", f"--data=folder:{text_folder}")
-    assert done.returncode == 0, done.stderr
+    assert here("scripts.prepare", f"--data=folder:{text_folder}").returncode == 0
     assert {path.name: path.stat().st_mtime_ns for path in made.iterdir()} == before
+    (text_folder / "bad.jsonl").write_text('{"text": "good"}\n{"text": 5}\n{"text": ""}\n')
+    assert here("scripts.prepare", f"--data={text_folder}").returncode == 2
+    done = here("scripts.prepare", f"--data={text_folder}", "--skip-bad")
+    assert done.returncode == 0, done.stderr
+    assert f"data: left out: {text_folder / 'bad.jsonl'}:2: not a JSON object" in done.stdout
+    assert "1 blank and 1 bad left out" in done.stdout
 
 
-def test_prepare_fetches_from_a_hub(python, base, tmp_path):
+def test_files_come_from_a_hub(python, tmp_path):
     names = {
         f"openai/gsm8k/main/{split}-00000-of-00001.parquet": b"rows of " + split.encode() for split in ("train", "test")
     }
     with BadHub(names) as hub:
         variables = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1"}
-        first, second = (python("-m", "scripts.prepare", "--data=", "--tasks=gsm8k", **variables) for _ in range(2))
+        done = python("-m", "scripts.prepare", "--data=", "--tasks=gsm8k", **variables)
         missing = python("-m", "scripts.prepare", "--data=", "--tasks=gsm8k,humaneval,aqua", "--offline", **variables)
         hub.shutdown()
-    for done, origin in ((first, "hub"), (second, "cache")):
-        assert done.returncode == 0, done.stderr
-        for name, content in names.items():
-            assert re.search(rf"^datasets/{name} +{len(content)} +{origin} +\d+\.\d$", done.stdout, re.MULTILINE), (
-                done.stdout
-            )
-        assert re.search(r"^prepare: 2 files, 25 bytes, in \d+\.\d s$", done.stdout, re.MULTILINE)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^prepare: 2 files, 25 bytes, in \d+\.\d s$", done.stdout, re.MULTILINE)
     assert missing.returncode == 2
     assert missing.stderr.startswith("error: 4 of 6 files are not available:\n")
-    assert len(re.findall(r"^  datasets/\S+\.parquet: not in the cache$", missing.stderr, re.MULTILINE)) == 4
 
 
-def test_prepare_reads_a_mirror(here, tmp_path):
+def test_the_list_of_core_tasks_names_further_files(here, tmp_path):
     mirror = tmp_path / "mirror"
     (mirror / "eval_bundle/eval_data/some").mkdir(parents=True)
     (mirror / "eval_bundle/core.yaml").write_text("icl_tasks:\n" + 2 * "-\n  dataset_uri: some/a.jsonl\n")
@@ -57,33 +48,13 @@ def test_prepare_reads_a_mirror(here, tmp_path):
     (mirror / "eval_bundle/eval_data/some/a.jsonl").write_text("{}\n")
     done = here("scripts.prepare", "--data=", "--tasks=core", NANOCHAT_HUB=str(mirror))
     assert done.returncode == 0, done.stderr
-    names = [f"eval_bundle/{name}" for name in ("core.yaml", "eval_meta_data.csv", "eval_data/some/a.jsonl")]
-    assert re.findall(r"^(eval_bundle/\S+) +[\d,]+ +mirror", done.stdout, re.MULTILINE) == names
-
-
-def test_check_lists_what_is_wrong(trained, here, text_folder):
-    done = here("scripts.prepare", "--check", f"--data={text_folder}")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^letters +40 +40 +[\d,]+ +[\d,]+ +0$", done.stdout, re.MULTILINE), done.stdout
-    assert "check: 0 problems" in done.stdout
-    (text_folder / "bad.jsonl").write_text('{"text": "good"}\n{"text": 5}\n{"text": ""}\n')
-    done = here("scripts.prepare", "--check", f"--data={text_folder}", "--tag=none")
-    assert done.returncode == 1
-    assert f"{text_folder / 'bad.jsonl'}:2: not a JSON object" in done.stdout
-    assert f"{text_folder / 'bad.jsonl'}: document 2 is blank" in done.stdout
-    assert "check: 2 problems" in done.stdout
-    assert here("scripts.prepare", f"--data={text_folder}").returncode == 2
-    done = here("scripts.prepare", f"--data={text_folder}", "--skip-bad")
-    assert done.returncode == 0, done.stderr
-    assert "1 blank left out, 1 bad left out" in done.stdout
+    assert "prepare: 3 files, " in done.stdout
 
 
 def test_the_embedded_world_is_what_a_bare_machine_trains_on(python, base):
-    done = python("-m", "scripts.prepare", "--data=auto", "--tasks=core,aqua", HF_HUB_OFFLINE="1")
+    done = python("-m", "scripts.prepare", "--data=auto", HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     assert "data: world is what --data=auto finds" in done.stdout
-    assert len(re.findall(r"^world/shard_0000\d\.parquet +[\d,]+ +this machine +", done.stdout, re.MULTILINE)) == 9
-    assert len(re.findall(r"^eval_bundle/eval_data/\S+ +[\d,]+ +world +", done.stdout, re.MULTILINE)) == 8
     mirror = base / "world"
     again = python("-m", "scripts.prepare", "--data=world", "--tasks=core,gsm8k", NANOCHAT_HUB=str(mirror))
     assert again.returncode == 0, again.stderr

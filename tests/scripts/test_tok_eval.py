@@ -1,19 +1,15 @@
 """Tokenizer training and evaluation: artifacts, records, figures, mistakes."""
 
 import json
-import os
-import pty
 import re
-import socket
-import subprocess
-import sys
+import threading
 from pathlib import Path
 
 import pytest
 import tiktoken
 
 from nanochat.stages import STAGES
-from scripts.tok_eval import comparison
+from scripts import tok_eval
 
 ROOT = Path(__file__).resolve().parents[2]
 UNREACHABLE = "http://127.0.0.1:9"  # nothing listens on this port
@@ -42,11 +38,7 @@ def sections(card: str) -> dict[str, str]:
 
 
 def test_tokenizer_training(trained, base, text_folder, here):
-    assert [path.name for path in sorted((base / "tok_train/default").iterdir())] == [
-        "metrics.jsonl",
-        "outcome.json",
-        "tokenizer.json",
-    ]
+    assert sorted(path.name for path in (base / "tok_train/default").iterdir()) == ["outcome.json", "tokenizer.json"]
     record = outcome(base, "tok_train")
     assert list(record["metrics"])[:6] == [
         "train_time",
@@ -70,31 +62,6 @@ def test_tokenizer_training(trained, base, text_folder, here):
     assert again.returncode == 0, again.stderr
     artifacts = [(base / "tok_train" / tag / "tokenizer.json").read_bytes() for tag in ("default", "again")]
     assert artifacts[0] == artifacts[1]  # the same text and settings, whatever the threads and the folder
-
-
-def test_training_shows_its_progress_on_a_terminal(base, text_folder):
-    """What is shown under way depends on how fast the machine is; how a phase ends does not."""
-    leader, follower = pty.openpty()
-    env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "TERM": "xterm", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "scripts.tok_train", f"--data={text_folder}", "--vocab-size=320", "--threads=1"]
-    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=follower)
-    os.close(follower)
-    seen = b""
-    while part := read_terminal(leader):
-        seen += part
-    os.close(leader)
-    assert process.wait() == 0
-    counted = re.search(rb"\r?count: ([\d,]+) characters in \S+ \| \S+/s(?:\x1b\[K)?\r\n", seen)
-    assert counted, seen
-    assert int(counted[1].replace(b",", b"")) > 90_000, seen
-    assert re.search(rb"\r?merge: 55 merges in ", seen), seen
-
-
-def read_terminal(leader: int) -> bytes:
-    try:
-        return os.read(leader, 65536)
-    except OSError:  # how Linux tells that the other end is closed
-        return b""
 
 
 def test_the_card_has_the_fields_of_the_reference(trained, base, here, tmp_path):
@@ -139,14 +106,10 @@ def test_a_missing_vocabulary_is_a_row(trained, base, here, text_folder, tmp_pat
     assert "GPT-2 is not available: " in done.stdout
 
 
-def test_a_network_that_never_answers_does_not_hold_up_the_stage(trained, python, text_folder, tmp_path):
-    """The proxy accepts and is silent: the wait has a limit, and so has the end of the process."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        variables = offline(tmp_path) | {"https_proxy": address, "HTTPS_PROXY": address}
-        done = python("-m", "scripts.tok_eval", f"--data={text_folder}", "--patience=1", **variables)
-    assert done.returncode == 0, done.stderr
-    assert "GPT-4 is not available: no answer within 1 s" in done.stdout
+def test_a_network_that_never_answers_does_not_hold_up_the_stage(monkeypatch):
+    monkeypatch.setattr(tok_eval, "PATIENCE", 0.1)
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: threading.Event().wait(60))
+    assert tok_eval.load_reference("gpt2") == "no answer within 0.1 s"
 
 
 def test_known_vocabularies_are_compared(trained, base, here, text_folder):
@@ -167,14 +130,8 @@ def test_the_arithmetic_of_a_comparison():
     """Against a vocabulary of nothing but bytes, which tokens are counted by hand."""
     single_bytes = {bytes([value]): value for value in range(256)}
     reference = tiktoken.Encoding("bytes", pat_str=r"\S+|\s+", mergeable_ranks=single_bytes, special_tokens={})
-    table = comparison("Bytes", reference, {"two": ["abcd", "여우"], "one": ["abcd"]}, {"two": 4, "one": 5})
+    table = tok_eval.comparison("Bytes", reference, {"two": ["abcd", "여우"], "one": ["abcd"]}, {"two": 4, "one": 5})
     assert table["rows"] == [["two", 10, 10, 1.0, 4, 2.5, 0.6], ["one", 4, 4, 1.0, 5, 0.8, -0.25]]
-
-
-def test_the_samples_are_of_one_or_two_kilobytes():
-    sizes = {path.stem: path.stat().st_size for path in (ROOT / "scripts/samples").glob("*.txt")}
-    assert sizes.keys() == {"news", "korean", "code", "math", "science"}
-    assert all(1000 <= size <= 2048 for size in sizes.values()), sizes
 
 
 def test_too_little_text_gives_fewer_tokens(here, base, tmp_path):
@@ -192,11 +149,8 @@ def test_too_little_text_gives_fewer_tokens(here, base, tmp_path):
     ("script", "words", "part"),
     [
         ("tok_train", ["--max-char=5"], "did you mean --max-chars?"),
-        ("tok_train", ["--max-chars=0"], "--max-chars has to be 1 or more"),
-        ("tok_train", ["--threads=-1"], "--threads has to be 0 or more"),
-        ("tok_train", ["--vocab-size=100"], "100"),
+        ("tok_train", ["--vocab-size=100"], "--vocab-size has to be 265 or more, not 100"),
         ("tok_train", ["--data=/no/such/folder"], "--data=/no/such/folder is no folder"),
-        ("tok_train", ["--tag=../up"], "--tag=../up cannot name a folder"),
         ("tok_eval", ["--tag=never"], "tok_train/never/tokenizer.json; train one"),
     ],
 )
