@@ -6,16 +6,12 @@ change and the step gives -1. On CUDA the steps are graphs, replayed without hel
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.log import print0
 from nanochat.runtime import free_memory
 
 BUCKETS = (1, 8, 32, 64, 128, 256)  # row counts for steps on CUDA, with a graph for each
@@ -29,30 +25,15 @@ PREFILL_TOKENS = 8192  # most prompt tokens run at once, padding included
 # ---- caches ----
 
 
-class Cache(Protocol):
-    """Keys and values that the model's layers attend to; `GPT.context` reads the attributes, each layer updates."""
+class Cache(NamedTuple):
+    """Keys and values that the model's layers attend to; `GPT.context` reads the positions, each layer updates."""
 
-    positions: Tensor | None  # (B or 1, T): each given token's position in the row; None: rows begin here
-    previous: Tensor | None  # (B, 1): the token before each row's first given token; any id at position 0
-    capacity: int  # keys per row that `update` returns, if there are positions
-
-    def update(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
-        """Take the given tokens' keys and values (B, T, Hkv, D); return the whole rows', key j at position j."""
-        ...
-
-
-@dataclass
-class Recording:
-    """The cache for rows that begin: hands each layer's keys and values to `keep`."""
-
-    keep: Callable[[int, Tensor, Tensor], None]  # (layer, k, v)
-    positions: None = None
-    previous: None = None
-    capacity: int = 0
-
-    def update(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
-        self.keep(layer, k, v)
-        return k, v
+    # Takes a layer's number and the given tokens' keys and values (B, T, Hkv, D); returns the whole rows', key j at
+    # position j.
+    update: Callable[[int, Tensor, Tensor], KeysValues]
+    positions: Tensor | None = None  # (B or 1, T): each given token's position in the row; None: rows begin here
+    previous: Tensor | None = None  # (B, 1): the token before each row's first given token; any id at position 0
+    capacity: int = 0  # keys per row that `update` returns, if there are positions
 
 
 class Prefix:
@@ -65,11 +46,16 @@ class Prefix:
         self.lengths = lengths
         self.longest = ids.shape[1]
         self.layers: Layers = []  # (texts, longest, Hkv, D) each
-        model.hidden(ids, cache=Recording(lambda layer, k, v: self.layers.append((k, v))))
+
+        def keep(layer: int, k: Tensor, v: Tensor) -> KeysValues:
+            self.layers.append((k, v))
+            return k, v
+
+        model.hidden(ids, Cache(keep))
         last = (lengths - 1).clamp(min=0).to(ids.device)
         self.last = ids.gather(1, last[:, None])  # (texts, 1): each text's last token
 
-    def rows(self, texts: Tensor, lengths: Tensor) -> "PrefixedRows":
+    def rows(self, texts: Tensor, lengths: Tensor) -> Cache:
         """Return the cache for rows that continue texts[i] by lengths[i] tokens; both (rows,), on the host."""
         starts = self.lengths[texts]  # (rows,): where each row's own tokens begin
         width = int(lengths.max())
@@ -81,41 +67,21 @@ class Prefix:
         text_keys = len(self.lengths) * self.longest
         first_own = text_keys + torch.arange(len(texts))[:, None] * width
         from_text = texts[:, None] * self.longest + key.clamp(max=self.longest - 1)
-        source = torch.where(
-            own < 0,
-            from_text,
-            first_own + own.clamp(max=width - 1),
-        )
+        source = torch.where(own < 0, from_text, first_own + own.clamp(max=width - 1))
         positions = starts[:, None] + torch.arange(width)
         positions = positions.clamp(max=capacity - 1)  # padding behind the longest row
         device = self.last.device
-        previous = self.last[texts.to(device)]
-        return PrefixedRows(
-            positions.to(device),
-            previous,
-            capacity,
-            self.layers,
-            source.to(device),
-        )
+        source = source.to(device)
 
+        def joined(text: Tensor, own: Tensor) -> Tensor:
+            every = torch.cat([text.flatten(0, 1), own.flatten(0, 1)])  # (all keys, Hkv, D)
+            return every.index_select(0, source.flatten()).unflatten(0, source.shape)  # (rows, capacity, Hkv, D)
 
-@dataclass
-class PrefixedRows:
-    """The cache for rows that continue the texts in a Prefix."""
+        def update(layer: int, k: Tensor, v: Tensor) -> KeysValues:
+            text_keys, text_values = self.layers[layer]
+            return joined(text_keys, k), joined(text_values, v)
 
-    positions: Tensor
-    previous: Tensor
-    capacity: int
-    layers: Layers
-    source: Tensor  # (rows, capacity): indices into text keys followed by row keys
-
-    def update(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
-        text_keys, text_values = self.layers[layer]
-        return self._joined(text_keys, k), self._joined(text_values, v)
-
-    def _joined(self, text: Tensor, own: Tensor) -> Tensor:
-        every = torch.cat([text.flatten(0, 1), own.flatten(0, 1)])  # (all keys, Hkv, D)
-        return every.index_select(0, self.source.flatten()).unflatten(0, self.source.shape)  # (rows, capacity, Hkv, D)
+        return Cache(update, positions.to(device), self.last[texts.to(device)], capacity)
 
 
 class KVCache:
@@ -126,24 +92,11 @@ class KVCache:
     that gathering would take.
     """
 
-    def __init__(
-        self,
-        config: GPTConfig,
-        slots: int,
-        length: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
+    def __init__(self, config: GPTConfig, slots: int, length: int, dtype: torch.dtype, device: torch.device):
         self.slots = slots
         self.length = length
-        shape = (
-            config.depth,
-            2,  # keys, values
-            slots,
-            config.kv_heads,  # before length: the keys that one head reads lie together
-            length,
-            config.head_dim,
-        )
+        # Keys and values; heads before length: the keys that one head reads lie together.
+        shape = (config.depth, 2, slots, config.kv_heads, length, config.head_dim)
         # Zeros, because masked values must still be finite.
         self.store = torch.zeros(shape, dtype=dtype, device=device)
         self.layers = [(keys, values) for keys, values in self.store]
@@ -151,58 +104,37 @@ class KVCache:
         heads = torch.arange(slots * config.kv_heads, device=device)
         self.offsets = heads.view(slots, -1) * length
 
-    @staticmethod
-    def slot_bytes(config: GPTConfig, length: int, dtype: torch.dtype) -> int:
-        return 2 * config.depth * config.kv_heads * config.head_dim * length * dtype.itemsize
-
-    def prompts(self, slots: Tensor) -> Recording:
+    def prompts(self, slots: Tensor) -> Cache:
         """Return the cache that runs new rows' prompts, padding included, into these slots."""
-        return Recording(partial(self._write, slots))  # `_write` lacks layer, k and v
 
-    def _write(self, slots: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
-        for store, given in zip(self.layers[layer], (k, v), strict=True):
-            # From (rows, T, Hkv, D) to the layout by head.
-            store[slots, :, : given.shape[1]] = given.transpose(1, 2)
+        def update(layer: int, k: Tensor, v: Tensor) -> KeysValues:
+            for store, given in zip(self.layers[layer], (k, v), strict=True):
+                # From (rows, T, Hkv, D) to the layout by head.
+                store[slots, :, : given.shape[1]] = given.transpose(1, 2)
+            return k, v
 
-    def next_tokens(self, positions: Tensor, previous: Tensor, capacity: int) -> "NextTokens":
+        return Cache(update)
+
+    def next_tokens(self, positions: Tensor, previous: Tensor, capacity: int) -> Cache:
         """Return the cache that runs one more token in the first rows, at positions (rows, 1) below `capacity`."""
+        # (rows * kv_heads,): each new key's index among a layer's keys.
         places = (self.offsets[: len(positions)] + positions).flatten()
-        return NextTokens(
-            positions,
-            previous,
-            capacity,
-            self.layers,
-            places,
-        )
+
+        def put(store: Tensor, given: Tensor) -> Tensor:
+            flat = store.view(-1, store.shape[-1])  # (slots * Hkv * length, D)
+            flat.index_copy_(0, places, given.flatten(0, 2))
+            rows = store[: len(given), :, :capacity]
+            return rows.transpose(1, 2)  # (rows, capacity, Hkv, D), a view: nothing is copied
+
+        def update(layer: int, k: Tensor, v: Tensor) -> KeysValues:
+            keys, values = self.layers[layer]
+            return put(keys, k), put(values, v)
+
+        return Cache(update, positions, previous, capacity)
 
     def copy(self, source: int, targets: list[int], length: int) -> None:
         """Copy the first `length` positions from one slot into others."""
         self.store[:, :, targets, :, :length] = self.store[:, :, source, None, :, :length]
-
-    def take(self, other: "KVCache", slots: int) -> None:
-        """Copy the first slots from a cache with at most this length."""
-        self.store[:, :, :slots, :, : other.length] = other.store[:, :, :slots]
-
-
-@dataclass
-class NextTokens:
-    """The cache for a decoding step: the first rows in a KVCache take one token each."""
-
-    positions: Tensor
-    previous: Tensor
-    capacity: int
-    layers: Layers
-    places: Tensor  # (rows * kv_heads,): each new key's index among a layer's keys
-
-    def update(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
-        keys, values = self.layers[layer]
-        return self._put(keys, k), self._put(values, v)
-
-    def _put(self, store: Tensor, given: Tensor) -> Tensor:
-        flat = store.view(-1, store.shape[-1])  # (slots * Hkv * length, D)
-        flat.index_copy_(0, self.places, given.flatten(0, 2))
-        rows = store[: len(given), :, : self.capacity]
-        return rows.transpose(1, 2)  # (rows, capacity, Hkv, D), a view: nothing is copied
 
 
 # ---- decoder ----
@@ -221,21 +153,6 @@ STATE = {
     "uniform": (torch.float64, "positions"),  # the row's random numbers, from 0 to 1
     "forced": (torch.int64, "positions"),  # tokens to put in instead of chosen ones; -1: none
 }
-
-
-@dataclass
-class RowStart:
-    """Row state after the prompt has run up to the last token; the fields are entries in STATE."""
-
-    token: int
-    previous: int
-    position: int
-    last: int
-    temperature: float
-    top_k: int
-    top_p: float
-    halting: frozenset[int]
-    uniform: np.ndarray  # (last - position,), for the positions after `position`
 
 
 class StepKind(NamedTuple):
@@ -258,63 +175,32 @@ class Decoder:
         self.state: dict[str, Tensor] = {}
         self.wanted = 0  # slots; where memory is short there are fewer
 
-    def make_room(self, slots: int, length: int, kept: int = 0) -> int:
-        """Make room for rows with that length, and return the number of `slots` there are: fewer if memory is short.
-
-        kept: the first slots, in which rows run and keep their state; if memory is lacking there are no others.
-        """
+    def make_room(self, slots: int, length: int) -> int:
+        """Make room while no row runs; return the number of slots: fewer than asked if memory is short."""
         length = min(self._keys(length), self.config.max_seq_len)
-        long_enough = self.cache is not None and self.cache.length >= length
-        usable = self.cache.slots if long_enough else kept
-        # A free slot is enough: more were refused before, or not wanted.
-        if usable > kept and self.wanted >= slots:
-            return min(slots, usable)
-        self.wanted = max(slots, self.wanted)
-        if self.cache is not None:
-            length = max(length, self.cache.length)
-        if not kept:
-            # Frees the old memory before the new is allocated.
-            self.cache = None
+        if self.cache is None or slots > self.wanted or length > self.cache.length:
+            self.wanted = max(slots, self.wanted)
+            if self.cache is not None:
+                length = max(length, self.cache.length)
+            self.cache = None  # frees the old memory before the new is allocated
             self.state = {}
-        slot_bytes = KVCache.slot_bytes(self.config, length, self.model.compute_dtype)
-        fit = max(1, free_memory(self.device) // 2 // slot_bytes)  # rows; half the memory stays free
-        if kept and fit <= usable:
-            return min(slots, usable)
-        if fit < self.wanted:
-            print0(f"generation: {fit} rows at once and not {self.wanted}, as memory is short")
-        self._allocate(min(self.wanted, fit), length, kept)
+            key_bytes = self.config.kv_heads * self.config.head_dim * self.model.compute_dtype.itemsize
+            slot_bytes = 2 * self.config.depth * length * key_bytes  # keys and values
+            fit = max(1, free_memory(self.device) // 2 // slot_bytes)  # half the memory stays free
+            self._allocate(min(self.wanted, fit), length)
         return min(slots, self.cache.slots)
 
-    def _allocate(self, slots: int, length: int, kept: int) -> None:
-        old_cache = self.cache
-        old_state = self.state
-        self.state = {}
+    def _allocate(self, slots: int, length: int) -> None:
         self.graphs: dict[tuple[int, int, StepKind], tuple | None] = {}  # old graphs read the old cache
         self.pool = torch.cuda.graph_pool_handle() if self.on_cuda else None
         # torch's own stream for capturing would belong to the first device.
         self.stream = torch.cuda.Stream() if self.on_cuda else None
-        self.cache = KVCache(
-            self.config,
-            slots,
-            length,
-            self.model.compute_dtype,
-            self.device,
-        )
-        sizes = {
-            "one": 1,
-            "positions": length,
-            "vocabulary": self.config.vocab_size,
-        }
+        self.cache = KVCache(self.config, slots, length, self.model.compute_dtype, self.device)
+        sizes = {"one": 1, "positions": length, "vocabulary": self.config.vocab_size}
         for name, (dtype, size) in STATE.items():
             if dtype == torch.float64 and self.device.type == "mps":
                 dtype = torch.float32  # MPS has no fp64
-            new = torch.zeros(slots, sizes[size], dtype=dtype, device=self.device)
-            if kept:
-                old = old_state[name][:kept]
-                new[:kept, : old.shape[1]] = old  # old positions: the length may have grown
-            self.state[name] = new
-        if kept:
-            self.cache.take(old_cache, kept)
+            self.state[name] = torch.zeros(slots, sizes[size], dtype=dtype, device=self.device)
 
     def _keys(self, positions: int) -> int:
         blocks = -(-positions // KEYS_BLOCK)
@@ -341,8 +227,11 @@ class Decoder:
         cache = self.cache.prompts(torch.tensor(slots, device=self.device))
         self.model.hidden(ids.to(self.device), cache=cache)
 
-    def seat(self, slots: list[int], rows: list[RowStart]) -> None:
-        """Begin rows in slots: live, and without forced tokens."""
+    def seat(self, slots: list[int], rows: list[dict[str, Any]]) -> None:
+        """Begin rows in slots, after their prompts have run up to the last token: live, and without forced tokens.
+
+        A row has the entries of STATE. halting: ids. uniform: an array for the positions after `position`.
+        """
         count = len(rows)
         length = self.cache.length
         values = {
@@ -352,13 +241,12 @@ class Decoder:
             "uniform": torch.zeros(count, length, dtype=torch.float64),
         }
         for i, row in enumerate(rows):
-            values["halting"][i, list(row.halting)] = 1
-            values["uniform"][i, row.position + 1 : row.last + 1] = torch.from_numpy(row.uniform)
-        # The other entries: one number per row, from the field with the same name.
-        for name in self.state.keys() - values.keys():
-            values[name] = torch.tensor([getattr(row, name) for row in rows])[:, None]
+            values["halting"][i, list(row["halting"])] = 1
+            values["uniform"][i, row["position"] + 1 : row["last"] + 1] = torch.from_numpy(row["uniform"])
         index = torch.tensor(slots, device=self.device)
         for name, state in self.state.items():
+            if name not in values:  # one number per row
+                values[name] = torch.tensor([row[name] for row in rows])[:, None]
             state[index] = values[name].to(self.device, state.dtype)
 
     def resume(self, slot: int, position: int, forced: list[int]) -> None:
@@ -386,7 +274,7 @@ class Decoder:
         keys = min(keys, self.cache.length)
         if not self.on_cuda:
             return self._compute(rows, keys, kind), None
-        bucket = next((size for size in BUCKETS if size >= rows), rows)
+        bucket = next((size for size in BUCKETS if size >= rows), rows)  # the next larger row count with a graph
         columns = self._replay(min(bucket, self.cache.slots), keys, kind)
         host_columns = [column.to("cpu", non_blocking=True) for column in columns]
         return host_columns, torch.cuda.current_stream().record_event()
@@ -401,12 +289,7 @@ class Decoder:
         if self.graphs[shape] is None:
             graph = torch.cuda.CUDAGraph()
             # thread_local: engines in other threads may use CUDA meanwhile.
-            capture = torch.cuda.graph(
-                graph,
-                self.pool,
-                self.stream,
-                capture_error_mode="thread_local",
-            )
+            capture = torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local")
             with CAPTURING, capture:
                 columns = self._compute(rows, keys, kind)
             self.graphs[shape] = graph, columns
@@ -435,21 +318,19 @@ class Decoder:
                 kind.ranks,
             )
             token = torch.where(state["temperature"] > 0, drawn, token)
-        columns = []
-        if kind.logprobs:
-            columns.append(logits.log_softmax(-1).gather(1, token).flatten())
+        logprobs = [logits.log_softmax(-1).gather(1, token).flatten()] if kind.logprobs else []
         forced = state["forced"].gather(1, following)
         chosen = forced < 0  # the model's token counts: none is put in
         ends = state["halting"].gather(1, token) & chosen
         halts = ends | (following >= state["last"])
         token = torch.where(chosen, token, forced)
-        columns.insert(0, torch.where(live, token, -1).flatten())
+        given = torch.where(live, token, -1).flatten()
         # In place, where a graph's next replay reads the state.
         state["previous"].copy_(torch.where(live, newest, state["previous"]))
         newest.copy_(torch.where(live, token, newest))
         position.add_(live)
         live.logical_and_(~halts)
-        return columns
+        return [given, *logprobs]
 
 
 def sample_tokens(

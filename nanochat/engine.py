@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from nanochat.calculator import Refused, calculate
-from nanochat.decoder import Decoder, RowStart, StepKind
+from nanochat.decoder import Decoder, StepKind
 from nanochat.fused import pack, refresh
 from nanochat.gpt import GPT
 
@@ -116,6 +116,7 @@ class Engine:
         self.rows: list[_Sequence] = []  # in the order of their slots
         self.waiting: deque[_Sequence] = deque()
         self.longest = 0  # most tokens that any sequence so far may have
+        self.room = 0  # rows that the decoder has memory for, at most slots
         self.unread: _Step | None = None  # on CUDA: the last step, with tokens not yet followed
 
     def generate(self, requests: Sequence[Request], logprobs: bool = False) -> list[list[Completion]]:
@@ -141,22 +142,15 @@ class Engine:
         """Queue requests; ValueError for an invalid one. The samples run in the steps that follow."""
         job = Job(logprobs)
         sequences = []
+        context = self.config.max_seq_len
         for number, request in enumerate(requests):
-            stop = self.ends if request.stop is None else request.stop
-            self._check(number, request, stop)
             length = len(request.tokens)
-            most = min(length + request.max_new_tokens, self.config.max_seq_len)
+            if not 0 < length < context:
+                raise ValueError(f"request {number} has {length:,} tokens, the context holds 1 to {context - 1:,}")
+            stop = self.ends if request.stop is None else request.stop
+            most = min(length + request.max_new_tokens, context)
             for sample in range(request.n):
-                sequence = _Sequence(
-                    job,
-                    request,
-                    number,
-                    sample,
-                    stop,
-                    most,
-                    length,
-                )
-                sequences.append(sequence)
+                sequences.append(_Sequence(job, request, number, sample, stop, most, length))
         # The longest first: a lack of memory shows at once.
         sequences.sort(key=lambda sequence: -sequence.length)
         job.open = len(sequences)
@@ -164,24 +158,6 @@ class Engine:
         for sequence in sequences:
             self.longest = max(self.longest, sequence.most)
         return job
-
-    def _check(self, number: int, request: Request, stop: frozenset[int]) -> None:
-        context = self.config.max_seq_len
-        length = len(request.tokens)
-        words = self.config.vocab_size
-        too_long = f"has {length:,} tokens, a prompt must be shorter than the context, {context:,}: cut it"
-        rules = [  # (condition, the message otherwise)
-            (length > 0, "has no tokens: begin it with <|bos|>"),
-            (length < context, too_long),
-            (all(0 <= token < words for token in request.tokens), "has ids beyond the vocabulary"),
-            (all(0 <= token < words for token in stop), "stops at ids beyond the vocabulary"),
-            (request.max_new_tokens > 0 and request.n > 0, "asks for no tokens: max_new_tokens and n start at 1"),
-            (min(request.temperature, request.top_k, request.seed) >= 0, "has a negative setting"),
-            (0 < request.top_p <= 1, f"has top_p {request.top_p}: it is above 0 and at most 1"),
-        ]
-        for holds, sentence in rules:
-            if not holds:
-                raise ValueError(f"request {number} {sentence}")
 
     @torch.inference_mode()
     def cancel(self, job: Job, *samples: tuple[int, int]) -> None:
@@ -215,12 +191,15 @@ class Engine:
 
     def _schedule(self) -> None:
         """Move waiting sequences into free slots."""
-        if not self.waiting or len(self.rows) == self.slots:
+        if not self.waiting:
             return
-        wanted = min(self.slots, len(self.rows) + len(self.waiting))
-        # Running rows keep their slots; a lack of memory leaves fewer than wanted.
-        room = self.decoder.make_room(wanted, self.longest, kept=len(self.rows))
-        admitted = [self.waiting.popleft() for _ in range(room - len(self.rows))]
+        if not self.rows:  # the decoder's memory can change
+            self.room = self.decoder.make_room(min(self.slots, len(self.waiting)), self.longest)
+        admitted: list[_Sequence] = []
+        while self.waiting and len(self.rows) + len(admitted) < self.room:
+            if self.waiting[0].most > self.decoder.cache.length:  # until no row runs
+                break
+            admitted.append(self.waiting.popleft())
         if not admitted:
             return
         # A prompt runs once: later samples copy the slot from a sample already there.
@@ -240,26 +219,25 @@ class Engine:
         self.decoder.prefill(prompts)
         for (source, length), targets in copies.items():
             self.decoder.cache.copy(source, targets, length)
-        self.decoder.seat(
-            [sequence.slot for sequence in admitted],
-            [self._start(sequence) for sequence in admitted],
-        )
+        starts = [self._start(sequence) for sequence in admitted]
+        self.decoder.seat([sequence.slot for sequence in admitted], starts)
 
-    def _start(self, sequence: _Sequence) -> RowStart:
+    def _start(self, sequence: _Sequence) -> dict[str, Any]:
+        """Return the row for `Decoder.seat`."""
         request = sequence.request
         generator = np.random.default_rng([request.seed, sequence.sample])
-        return RowStart(
-            token=request.tokens[-1],
-            previous=request.tokens[-2:][0],  # any id for a prompt with one token
-            position=sequence.length - 1,
-            last=sequence.most - 1,
-            temperature=request.temperature,
-            top_k=request.top_k or self.config.vocab_size,
-            top_p=request.top_p,
-            halting=sequence.stop | {self.special["<|python_end|>"]},
+        return {
+            "token": request.tokens[-1],
+            "previous": request.tokens[-2:][0],  # any id for a prompt with one token
+            "position": sequence.length - 1,
+            "last": sequence.most - 1,
+            "temperature": request.temperature,
+            "top_k": request.top_k or self.config.vocab_size,
+            "top_p": request.top_p,
+            "halting": sequence.stop | {self.special["<|python_end|>"]},
             # All random numbers in advance: a sample does not depend on the rows beside it.
-            uniform=generator.random(sequence.most - sequence.length),
-        )
+            "uniform": generator.random(sequence.most - sequence.length),
+        }
 
     # ---- run ----
 
@@ -300,14 +278,7 @@ class Engine:
             self._end(sequence, "stop", logprob)
             return
         sequence.length += 1
-        event = Event(
-            sequence.number,
-            sequence.sample,
-            token,
-            sampled,
-            logprob=logprob,
-        )
-        sequence.job.events.append(event)
+        sequence.job.events.append(Event(sequence.number, sequence.sample, token, sampled, logprob=logprob))
         answer = self._answer(sequence, token) if sampled else None
         if sequence.length == sequence.most:
             self._end(sequence, "length", 0.0)
@@ -331,23 +302,12 @@ class Engine:
             answer = calculate(self.tokenizer.decode(expression))
         except Refused:
             return []  # the model goes on without an answer
-        return [
-            self.special["<|output_start|>"],
-            *self.tokenizer.encode(answer),
-            self.special["<|output_end|>"],
-        ]
+        return [self.special["<|output_start|>"], *self.tokenizer.encode(answer), self.special["<|output_end|>"]]
 
     def _end(self, sequence: _Sequence, reason: str, logprob: float) -> None:
         self._release(sequence)
         sequence.job.open -= 1
-        end = Event(
-            sequence.number,
-            sequence.sample,
-            token=None,
-            reason=reason,
-            logprob=logprob,
-        )
-        sequence.job.events.append(end)
+        sequence.job.events.append(Event(sequence.number, sequence.sample, None, reason=reason, logprob=logprob))
 
     def _release(self, sequence: _Sequence) -> None:
         """Free a slot and move the last sequence there, because a step runs the first slots."""
