@@ -299,11 +299,11 @@ class Progress:
     unit: counted by `done` and `total`. Rate and time left are averages since the start.
     """
 
-    def __init__(self, label: str, unit: str, stream: TextIO | None = None, plain_every: float = PLAIN_SECONDS):
+    def __init__(self, label: str, unit: str, stream: TextIO | None = None):
         self.label, self.unit = label, unit
         self._stream = stream or sys.stderr
         self._live = is_terminal(self._stream)
-        self._interval = STATUS_SECONDS if self._live else plain_every
+        self._interval = STATUS_SECONDS if self._live else PLAIN_SECONDS
         self._start = self._shown = time.monotonic()
         self._done = 0
 

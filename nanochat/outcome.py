@@ -230,9 +230,9 @@ class Estimate(NamedTuple):
         span = 1 - baseline
         return Estimate((self.value - baseline) / span, self.stderr / span)  # a shift leaves errors alone
 
-    def metric(self, spec: str = ".4f") -> dict[str, Any]:
-        """Return the estimate as an outcome's metric; spec: format for both numbers."""
-        return {"value": self.value, "stderr": self.stderr, "format": spec}
+    def metric(self) -> dict[str, Any]:
+        """Return the estimate as an outcome's metric."""
+        return {"value": self.value, "stderr": self.stderr, "format": ".4f"}
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:

@@ -81,9 +81,9 @@ class Axis:
         return self.start + share * (self.end - self.start)
 
 
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Return round numbers that include `low` and `high`: 1, 2 or 5 times a power of ten apart."""
-    wanted = (high - low) / about
+def ticks(low: float, high: float) -> list[float]:
+    """Return about five round numbers that include `low` and `high`: 1, 2 or 5 times a power of ten apart."""
+    wanted = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(wanted))
     steps = [power * factor for factor in (1, 2, 5, 10)]
     # Tolerances keep rounding errors from adding a tick.
