@@ -250,8 +250,6 @@ class World(Dice):
     def _add_derived_things(self) -> None:
         """Add roads and guilds, which are named after other things, then prices and lengths."""
         towns = self.shuffled(self.things["town"])
-        prices = self.sample(range(3, 90), len(self.things["goods"]))
-        lengths = self.sample(range(3, 90), 24)
         # The roads form a ring through all towns.
         for start, end in zip(towns, towns[1:] + towns[:1], strict=True):
             korean = f"{start.korean}에서 {end.korean}까지 가는 길"
@@ -259,10 +257,9 @@ class World(Dice):
             self.road_ends[road] = (start, end)
         for trade in self.things["trade"]:
             self._add("guild", f"the guild of {trade.name}s", f"{trade.korean} 길드")
-        for price in prices:
-            self._add("coins", f"{price} coins", f"동전 {price}개")
-        for length in lengths:
-            self._add("miles", f"{length} miles", f"{length}마일")
+        for kind, korean, count in (("coins", "동전 {}개", 16), ("miles", "{}마일", 24)):
+            for number in self.sample(range(3, 90), count):
+                self._add(kind, f"{number} {kind}", korean.format(number))
 
     def _add_facts(self, paragraph: str) -> None:
         """Read a relation from world.txt: each subject gets a value and a split.
