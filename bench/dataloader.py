@@ -58,7 +58,7 @@ def ours(job: argparse.Namespace) -> Loader:
     loader = TextLoader(corpus, tokenizer, job.rows, job.length, threads=job.threads)
 
     def batches() -> Iterator[int]:
-        while loader.epoch < 1:
+        while loader.epochs["bench"] < 1:
             yield next(loader)[0].numel()
 
     def facts() -> dict:

@@ -25,7 +25,7 @@ PARTS = {"text": ("", True), "python": ("python", True), "python_output": ("outp
 def check_conversation(conversation: dict) -> None:
     """Raise a ValueError that names the first malformed message, numbered from 1."""
     messages = conversation.get("messages") if isinstance(conversation, dict) else None
-    if not isinstance(messages, list) or not messages:
+    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise ValueError("a conversation has a list `messages` with at least one message")
     system = int(_has_system(messages))  # number of system messages
     if len(messages) == system:
@@ -33,8 +33,24 @@ def check_conversation(conversation: dict) -> None:
     for number, message in enumerate(messages, 1):
         # User and assistant take turns after the system message.
         role = "system" if number <= system else ROLES[(number - system - 1) % 2]
-        if problem := _find_problem(message, role):
-            raise ValueError(f"message {number}: {problem}")
+        if message.get("role") != role:
+            raise ValueError(f"message {number}: its role is {message.get('role')!r} where {role!r} is due")
+        # Only the assistant calls tools.
+        kinds = tuple(PARTS) if role == "assistant" else ("text",)
+        if not _is_content(message.get("content"), kinds):
+            raise ValueError(
+                f"message {number}: its content is neither a string nor a list of parts with a `text`"
+                f" and a `type` in {', '.join(kinds)}"
+            )
+
+
+def _is_content(content: str | list[dict[str, str]], kinds: tuple[str, ...]) -> bool:
+    if not isinstance(content, list):
+        return isinstance(content, str)
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
+            return False
+    return len(content) > 0
 
 
 def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
@@ -100,20 +116,12 @@ def fitted_prompt(
         ids = render_prompt({"messages": head + turns}, tokenizer)
     if len(ids) <= room:
         return ids, dropped
-    # Keep the tokens before the question: bos, user_start and the system message.
-    empty_question = {"role": "user", "content": ""}
-    before, _ = render_conversation({"messages": [*head, empty_question]}, tokenizer)
-    kept = 0
-    limit = min(len(before), room - 2)  # the last two tokens, user_end and assistant_start, have to fit too
-    while kept < limit and ids[kept] == before[kept]:
-        kept += 1
-    end = len(ids) - (room - kept)
-    return ids[:kept] + ids[end:], dropped + 1
+    # Keep bos and user_start, and the end of the question.
+    return ids[:2] + ids[len(ids) - room + 2 :], dropped + 1
 
 
 def _has_system(messages: list) -> bool:
-    # Also called with messages not checked yet.
-    return isinstance(messages[0], dict) and messages[0].get("role") == "system"
+    return messages[0].get("role") == "system"
 
 
 def _parts_of(message: dict) -> list[dict[str, str]]:
@@ -131,25 +139,6 @@ def _merge_system(messages: list[dict]) -> list[dict]:
     # Users have text only, so the first part is text.
     first = {"type": "text", "text": f"{instructions}\n\n{first['text']}"}
     return [{"role": "user", "content": [first, *others]}, *rest]
-
-
-def _find_problem(message: dict, role: str) -> str:
-    """Return the problem with a message that should have this role, or an empty string."""
-    if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-        return "it needs a `role` and a `content`"
-    if message["role"] != role:
-        return f"its role is {message['role']!r} where {role!r} is due: user and assistant take turns"
-    parts = _parts_of(message)
-    if not isinstance(parts, list) or not parts:
-        return "its content is neither a string nor a list of parts"
-    # Only the assistant calls tools.
-    allowed = tuple(PARTS) if role == "assistant" else ("text",)
-    for part in parts:
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            return "a part of its content has no `text`"
-        if part.get("type") not in allowed:
-            return f"a part of its content has type {part.get('type')!r}, {role} may have {', '.join(allowed)}"
-    return ""
 
 
 # ---- a reply back to text ----

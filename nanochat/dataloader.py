@@ -222,11 +222,6 @@ class TextLoader(Loader):
             passes[name] = count * self.world_size / deal.units
         return passes
 
-    @property
-    def epoch(self) -> float:
-        """Passes over the source read most often."""
-        return max(self.epochs.values())
-
     def place(self) -> list[str]:
         """Return the position, to report a loss that is not finite."""
         return [f"up to row {self._row:,} of the text"]

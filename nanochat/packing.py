@@ -15,7 +15,6 @@ import torch
 
 from nanochat.chat import render_conversation
 from nanochat.dataloader import Loader
-from nanochat.log import print0
 from nanochat.tokenizer import Tokenizer
 
 WINDOW = 512  # conversations
@@ -26,8 +25,6 @@ COUNTS = (
     "padding",
     "slots",
 )  # in finished windows; padding and slots in tokens
-WARN_SHARE = 0.1  # conversations too long for a row
-SUPERVISED = ("assistant", "all")
 
 Rendered = tuple[list[int], list[int]]  # ids and loss mask
 
@@ -35,9 +32,8 @@ Rendered = tuple[list[int], list[int]]  # ids and loss mask
 class ChatLoader(Loader):
     """Batches of conversations; a target of -1 has no loss.
 
-    conversations: a malformed one raises a ValueError with the number. supervise: learn the tokens the assistant
-    writes, or all tokens ("all"). Input and target always belong to the same conversation. epochs: progress reaches 1
-    after so many.
+    supervise: learn the tokens the "assistant" writes, or "all" tokens. Input and target always belong to the same
+    conversation. epochs: progress reaches 1 after so many.
     """
 
     def __init__(
@@ -54,9 +50,6 @@ class ChatLoader(Loader):
         world_size: int = 1,
         device: str | torch.device = "cpu",
     ):
-        assert supervise in SUPERVISED, supervise
-        if not len(conversations):
-            raise ValueError("there is no conversation to train on: give the mixture at least one task with rows")
         # Saved in checkpoints: names and values must not change.
         setting = {
             "seed": seed,
@@ -71,7 +64,6 @@ class ChatLoader(Loader):
         self._tokenizer = tokenizer
         self._seed = seed
         self._learn_all = supervise == "all"
-        self._warned = False
         # The position of the next row, and counts for all windows before. rows: in the window of the last row.
         self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, **dict.fromkeys(COUNTS, 0)}
 
@@ -104,8 +96,6 @@ class ChatLoader(Loader):
             if place["window"] * WINDOW >= len(self._conversations):
                 place["window"] = 0
                 place["epoch"] += 1
-                if place["left out"] == place["conversations"]:
-                    raise ValueError(f"no conversation fits into {self.seq_len} tokens: raise the sequence length")
             yield rows[-1], place
 
     def _pack_window(self, place: dict[str, int]) -> tuple[list[np.ndarray], dict[str, int]]:
@@ -115,9 +105,14 @@ class ChatLoader(Loader):
         # The same for every rank and every resumed run.
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self._conversations))
         chosen = order[window * WINDOW : (window + 1) * WINDOW]
-        rendered = [self._render(int(number), counts) for number in chosen]
-        pieces = [piece for piece in rendered if piece is not None]
-        self._warn_if_too_long(counts)
+        pieces = []
+        for number in chosen.tolist():
+            piece, is_short = fit_conversation(self._conversations[number], self._tokenizer, self.seq_len + 1)
+            counts["conversations"] += 1
+            counts["shortened"] += is_short and piece is not None
+            counts["left out"] += piece is None
+            if piece is not None:
+                pieces.append(piece)
         size = self.seq_len + 1
         # If nothing fits, the window still gets one row, without targets.
         packed = best_fit([len(ids) for ids, _ in pieces], size) or [[]]
@@ -126,35 +121,6 @@ class ChatLoader(Loader):
         # Packing goes from long conversations to short ones, so shuffle the rows.
         shuffled = np.random.default_rng((self._seed, epoch, window)).permutation(len(packed))
         return [self._row([pieces[number] for number in packed[row]]) for row in shuffled], counts
-
-    def _render(self, number: int, counts: dict[str, int]) -> Rendered | None:
-        """Return ids and mask for a conversation and count it; None if too long."""
-        try:
-            piece, shortened = fit_conversation(
-                self._conversations[number],
-                self._tokenizer,
-                self.seq_len + 1,
-            )
-        # The task knows its own row numbers, the mixture knows the order of tasks.
-        except ValueError as error:
-            raise ValueError(f"conversation {number} of the mixture: {error}") from None
-        counts["conversations"] += 1
-        # Counted here, and saved with the position when the window is finished.
-        if piece is None:
-            counts["left out"] += 1
-        elif shortened:
-            counts["shortened"] += 1
-        return piece
-
-    def _warn_if_too_long(self, counts: dict[str, int]) -> None:
-        # Once: each window would repeat the warning.
-        long = counts["shortened"] + counts["left out"]
-        if long > WARN_SHARE * counts["conversations"] and not self._warned:
-            self._warned = True
-            print0(
-                f"{long:,} of {counts['conversations']:,} conversations have more than {self.seq_len:,} tokens:"
-                " they lose their last turns, or are left out"
-            )
 
     def _row(self, pieces: list[Rendered]) -> np.ndarray:
         """Return (2, seq_len) inputs and targets for a row, padded with bos."""
@@ -166,7 +132,7 @@ class ChatLoader(Loader):
         for tokens, mask in pieces:
             end = start + len(tokens)
             ids[start:end] = tokens
-            learned[start:end] = True if self._learn_all else mask
+            learned[start:end] = self._learn_all or mask
             # The token before the bos belongs to another conversation.
             learned[start] = False
             start = end
@@ -188,11 +154,9 @@ class ChatLoader(Loader):
 
     def describe(self) -> dict[str, int | float]:
         """Return the counts for finished windows, and padding as a share of the slots."""
-        described: dict[str, int | float] = {}
-        for name in ("conversations", "shortened", "left out"):
-            described[name] = self._place[name]
-        described["padding"] = self._place["padding"] / max(self._place["slots"], 1)
-        return described
+        counts = {name: self._place[name] for name in COUNTS}
+        slots = counts.pop("slots")
+        return {**counts, "padding": counts["padding"] / max(slots, 1)}
 
     def place(self) -> list[str]:
         """Return the position, to report a loss that is not finite."""
@@ -219,15 +183,12 @@ def fit_conversation(
     None instead of ids and mask if not even the first turn fits.
     """
     messages = conversation["messages"]
-    rendered = render_conversation(conversation, tokenizer)
-    if len(rendered[0]) <= room:
-        return rendered, False
     # Drop turns from the end: the last message is always from the assistant.
-    for end in range(len(messages) - 1, 1, -1):
+    for end in range(len(messages), 1, -1):
         if messages[end - 1]["role"] == "assistant":
             rendered = render_conversation({**conversation, "messages": messages[:end]}, tokenizer)
             if len(rendered[0]) <= room:
-                return rendered, True
+                return rendered, end < len(messages)
     return None, True
 
 

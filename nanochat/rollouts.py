@@ -8,9 +8,10 @@ run samples the same answers. Groups with equal rewards carry no gradient and ar
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt
+from nanochat.dataloader import require_multiple
 from nanochat.engine import Completion, Engine, Request
-from nanochat.log import print0, print_figures
+from nanochat.log import print_figures
 from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -33,25 +35,15 @@ ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class RewardedTask(Protocol):
-    """A task with conversations to prompt with, and a reward for each completion."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int) -> dict: ...
-
-    def reward(self, conversation: dict, completion: str) -> float: ...
-
-
 @dataclass(frozen=True)
 class Sampling:
     """examples: prompts in a step, over all ranks. samples: answers to each prompt."""
 
-    examples: int = 16
-    samples: int = 4
-    max_new_tokens: int = 64
-    temperature: float = 0.7
-    top_k: int = 50
+    examples: int
+    samples: int
+    max_new_tokens: int
+    temperature: float
+    top_k: int
 
 
 @dataclass
@@ -75,13 +67,18 @@ class Group:
         """Return the JSON record for samples.jsonl."""
         samples = []
         for i, completion in enumerate(self.completions):
-            sample = {"reward": self.rewards[i], "advantage": self.advantages[i], "tokens": len(completion.tokens)}
-            samples.append({**sample, "reason": completion.reason, "text": self.texts[i]})
-        answer = self.conversation["messages"][-1]["content"]
+            sample = {
+                "reward": self.rewards[i],
+                "advantage": self.advantages[i],
+                "tokens": len(completion.tokens),
+                "reason": completion.reason,
+                "text": self.texts[i],
+            }
+            samples.append(sample)
         return {
             "example": self.example,
             "prompt": decode(self.prompt),
-            "answer": answer,
+            "answer": self.conversation["messages"][-1]["content"],
             "samples": samples,
         }
 
@@ -103,7 +100,7 @@ def columns(prompt: list[int], completion: Completion, advantage: float, end: in
     return inputs, targets, advantage * chosen, logprobs, torch.tensor(prompt[:-1])
 
 
-class Rollouts:
+class Rollouts(Iterator, AbstractContextManager):
     """An endless source of (inputs, targets, advantages, logprobs, prompts, sizes), one row per answer.
 
     The first four have shape (rows, longest answer); logprobs come from the sampler. prompts (rows, longest prompt)
@@ -111,13 +108,15 @@ class Rollouts:
     prompt, and the prompt's number. Answers to one prompt stand together, the longest prompt first, so that
     micro-batches have little padding.
 
-    engine: samples with the weights in training, read again at each step. context: most tokens in prompt and answer.
+    task: conversations. reward: a number for a conversation and a completion. engine: samples with the weights in
+    training, read again at each step. context: most tokens in prompt and answer.
     record: receives kind, step and figures for one record per prompt, as MetricLog.write does.
     """
 
     def __init__(
         self,
-        task: RewardedTask,
+        task: Sequence[dict],
+        reward: Callable[[dict, str], float],
         engine: Engine,
         tokenizer: Tokenizer,
         runtime: "Runtime",
@@ -132,28 +131,26 @@ class Rollouts:
         examples = sampling.examples
         if advantage not in ADVANTAGES:
             raise ValueError(f"--advantage={advantage} is unknown, use one of {', '.join(ADVANTAGES)}")
-        if sampling.samples < 2 or not sampling.temperature:
-            raise ValueError(
-                "answers to one prompt are compared: use --num-samples=2 or more, and --temperature above 0"
-            )
-        if examples % runtime.world_size:  # every rank samples equally many
-            raise ValueError(f"--examples-per-step={examples} is not a multiple of {runtime.world_size} ranks")
+        require_multiple("examples per step", examples, runtime.world_size)  # every rank samples equally many
         if len(task) < examples:
             raise ValueError(f"--examples-per-step={examples} is more than the {len(task)} examples of the task")
-        self.task, self.engine, self.tokenizer, self.runtime = task, engine, tokenizer, runtime
-        self.sampling, self._context, self._advantage = sampling, context, ADVANTAGES[advantage]
-        self._seed, self._record = seed, record
+        self.task = task
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.runtime = runtime
+        self.sampling = sampling
+        self._reward = reward
+        self._context = context
+        self._advantage = ADVANTAGES[advantage]
+        self._seed = seed
+        self._record = record
         # Compared on resume: another setting would draw other prompts.
         self._setting = {"seed": seed, "examples": len(task), "advantage": advantage, "sampling": asdict(sampling)}
         self._end = tokenizer.special_tokens["<|assistant_end|>"]
         self._step = 0
-        self._warned = False  # about prompts longer than the context
         self.steps = max(1, int(len(task) // examples * epochs))  # whole steps only
         self.wait_seconds = 0.0  # spent sampling
         self.metrics: dict[str, float] = {}  # from the last step, over all ranks
-
-    def __iter__(self) -> "Rollouts":
-        return self
 
     def __next__(self) -> tuple[Tensor, ...]:
         start = time.perf_counter()
@@ -183,33 +180,25 @@ class Rollouts:
         completions = self.engine.generate(requests, logprobs=True)  # several per request
         for group, group.completions in zip(groups, completions, strict=True):  # fills each group in passing
             group.texts = [self.tokenizer.decode(completion.tokens) for completion in group.completions]
-            group.rewards = [float(self.task.reward(group.conversation, text)) for text in group.texts]
+            group.rewards = [float(self._reward(group.conversation, text)) for text in group.texts]
         advantages = self._advantage(torch.tensor([group.rewards for group in groups]))  # (prompts, samples)
         for group, row in zip(groups, advantages.tolist(), strict=True):
             group.advantages = row if group.teaches else [0.0 for _ in row]  # exact zeros, free from rounding
         return groups
 
     def _prompts(self, places: range) -> list[Group]:
-        """Draw examples and render their prompts, shortened where prompt and answer exceed the context; warn once.
+        """Draw examples and render their prompts, shortened where prompt and answer exceed the context.
 
         An epoch is the shuffled task, without the rest that does not fill a step.
         """
         epoch, step = divmod(self._step, len(self.task) // self.sampling.examples)
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self.task))  # equal on all ranks
-        groups, dropped = [], []
+        groups = []
         for place in places:
             example = int(order[step * self.sampling.examples + place])  # index into the task, after shuffling
             conversation = self.task[example]
-            prompt, turns = fitted_prompt(conversation, self.tokenizer, self._context, self.sampling.max_new_tokens)
+            prompt, _ = fitted_prompt(conversation, self.tokenizer, self._context, self.sampling.max_new_tokens)
             groups.append(Group(example, conversation, prompt))
-            dropped.append(turns)
-        if any(dropped) and not self._warned:
-            too_long = len(dropped) - dropped.count(0)
-            print0(
-                f"rollouts: {too_long} of {len(groups)} prompts exceed the context and lose {sum(dropped)} turns, "
-                "or their beginning; this is not reported again"
-            )
-            self._warned = True
         return groups
 
     def _request(self, place: int, prompt: list[int]) -> Request:
@@ -268,9 +257,6 @@ class Rollouts:
             )
         self._step = state["step"]
 
-    def __enter__(self) -> "Rollouts":
-        return self
-
     def __exit__(self, *exception: object) -> None:
         pass
 
@@ -299,8 +285,3 @@ def follow_reward(source: Rollouts) -> Callable[["State"], None]:
         print_figures(state.step, source.metrics)
 
     return follow
-
-
-def reward_note(state: "State") -> str:
-    """Return the reward for the training progress line."""
-    return f"reward {state.notes['reward']:.3f}" if "reward" in state.notes else ""

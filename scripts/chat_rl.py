@@ -14,7 +14,8 @@ from nanochat.settings import (
     OptimizerSettings,
     TrainingDeviceSettings,
 )
-from tasks import JUDGED, TASKS, pick
+from tasks import JUDGED, TASKS
+from tasks.common import find_task
 
 
 @dataclass(frozen=True)
@@ -68,18 +69,20 @@ def main(config: Config) -> None:
     from nanochat.log import MetricLog
     from nanochat.objectives import PolicyGradient, by_tokens
     from nanochat.outcome import reinforcement_metrics
-    from nanochat.rollouts import Rollouts, Sampling, follow_reward, reward_note
+    from nanochat.rollouts import Rollouts, Sampling, follow_reward
     from nanochat.run import training
 
-    name, *others = pick(config.task, JUDGED)  # JUDGED tasks can tell right answers from wrong ones
-    if others:
-        raise ValueError(f"--task={config.task}: name one task of {', '.join(JUDGED)}")
+    name = find_task(config.task, JUDGED)  # JUDGED tasks can tell right answers from wrong ones
     if config.total_batch_size:
         raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
-
     rows = config.examples_per_step * config.num_samples  # one per answer
-    decoding = {"max_new_tokens": config.max_new_tokens, "temperature": config.temperature, "top_k": config.top_k}
-    sampling = Sampling(config.examples_per_step, config.num_samples, **decoding)
+    sampling = Sampling(
+        examples=config.examples_per_step,
+        samples=config.num_samples,
+        max_new_tokens=config.max_new_tokens,
+        temperature=config.temperature,
+        top_k=config.top_k,
+    )
     with training("chat_rl", config, rows=rows) as trainer:
         # Spelling tasks need the vocabulary.
         task = TASKS[name]("train", tokenizer=trainer.tokenizer_tag)
@@ -89,6 +92,7 @@ def main(config: Config) -> None:
         engine = Engine(trainer.model, trainer.tokenizer)
         source = Rollouts(
             task,
+            task.reward,
             engine,
             trainer.tokenizer,
             trainer.runtime,
@@ -117,7 +121,6 @@ def main(config: Config) -> None:
             tasks=lambda: {name: {"rows": len(task), "files": task.hashes()}},
             split=by_tokens(trainer.config.max_seq_len),  # answers are short: rows are counted in tokens
             after_step=[follow_reward(source)],
-            note=reward_note,
         )
         trainer.finish(state, reinforcement_metrics(state, name, len(task)))
 

@@ -4,7 +4,6 @@ python -m scripts.prepare --data=climbmix --num-shards=170 --tasks=core,gsm8k
 python -m scripts.prepare --data=my-text --skip-bad
 """
 
-import time
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
@@ -31,29 +30,24 @@ class Config:
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.data.corpus import check_data, hub_files, open_corpus, shards_for
+    from nanochat.data.corpus import open_corpus, shards_for
 
-    start = time.monotonic()
-    wanted: list[HubFile] = []
-    num_shards = config.num_shards
+    # Folders are converted here. All shards are opened, so that damage is found now and not during the run.
     if config.data:
-        check_data(config.data)
+        num_shards = config.num_shards
         if config.tokens and not num_shards:
             num_shards = shards_for(config.data, config.tokens)
-        wanted += hub_files(config.data, num_shards)
+        about = open_corpus(config.data, num_shards, config.offline, config.skip_bad).describe()
+        text = f"{about['files']:,} files, {about['documents']:,} documents, {about['bytes']:,} bytes of text"
+        print0(f"data: {about['name']}: {text}, {about['fingerprint'][:12]}")
+    wanted: list[HubFile] = []
     for name in pick(config.tasks, [CORE, *TASKS]):
         wanted += BUNDLE if name == CORE else TASKS[name].files()
     paths = fetch(wanted, config.offline)
     # The list of CORE tasks names further files, known only after the download.
     if BUNDLE[0] in wanted:
         paths += fetch(data_files(paths[wanted.index(BUNDLE[0])]), config.offline)
-    size = sum(path.stat().st_size for path in paths)
-    print0(f"prepare: {len(paths):,} files, {size:,} bytes, in {time.monotonic() - start:.1f} s")
-    # Folders are converted here. All shards are opened, so that damage is found now and not during the run.
-    if config.data:
-        about = open_corpus(config.data, num_shards, config.offline, config.skip_bad).describe()
-        text = f"{about['documents']:,} documents, {about['bytes']:,} bytes of text"
-        print0(f"data: {about['name']}: {text}, {about['fingerprint'][:12]}")
+    print0(f"tasks: {len(paths):,} files")
 
 
 if __name__ == "__main__":

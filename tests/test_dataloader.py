@@ -197,7 +197,7 @@ def test_documents_are_given_once_an_epoch(tmp_path, lanes):
     corpus = counted_corpus(tmp_path, (lengths, 50, 1.0))
     with loader_of(corpus, CountedTokenizer(), lanes=lanes, batch_size=64) as loader:
         given = Counter()
-        while loader.epoch < 3:
+        while loader.epochs["part0"] < 3:
             given.update(rows_of([loader], 1).ravel().tolist())
         times = np.array([given[1000 + i] / length for i, length in enumerate(lengths)])
     # Lanes are at different places of an epoch, the more so the fewer documents each has.
@@ -211,7 +211,7 @@ def test_three_documents_are_enough(tmp_path, tokenizer):
     with loader_of(corpus, tokenizer, lanes=64, batch_size=64) as loader:
         rows = rows_of([loader], 6)
         assert (rows[:, 0] == tokenizer.special_tokens["<|bos|>"]).all()
-        assert loader.epoch > 64
+        assert loader.epochs["letters"] > 64
         state = state_of([loader])
         after = rows_of([loader], 6)
         loader.load_state_dict(state)

@@ -45,7 +45,7 @@ def rows_of(loader, batches):
     return torch.cat([torch.stack(next(loader), 1) for _ in range(batches)])  # (rows, 2, seq_len)
 
 
-@pytest.mark.parametrize("supervise", packing.SUPERVISED)
+@pytest.mark.parametrize("supervise", ["assistant", "all"])
 def test_an_epoch_holds_every_conversation_once_with_its_own_targets(tokenizer, monkeypatch, supervise):
     monkeypatch.setattr(packing, "WINDOW", 16)
     given, length = chats(50), 160
@@ -108,11 +108,11 @@ def test_it_resumes_exactly_from_any_position_on_any_ranks(tokenizer, monkeypatc
 
 def test_a_state_of_another_setting_is_refused(tokenizer):
     state = ChatLoader(chats(4), tokenizer, 2, 128, seed=3).state_dict()
-    with pytest.raises(ValueError, match="seq_len=128 and not 64"):
+    with pytest.raises(ValueError, match=r"'seq_len': 128.*and not .*'seq_len': 64"):
         ChatLoader(chats(4), tokenizer, 2, 64, seed=3).load_state_dict(state)
 
 
-def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokenizer, monkeypatch, capsys):
+def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokenizer, monkeypatch):
     monkeypatch.setattr(packing, "WINDOW", 8)
     say = lambda role, text: {"role": role, "content": text}  # noqa: E731
     turns = [say("user", "one"), say("assistant", "two"), say("user", "the cat " * 30), say("assistant", "three")]
@@ -126,26 +126,6 @@ def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokeniz
             next(loader)
     counts = loader.describe()
     assert (counts["conversations"], counts["shortened"], counts["left out"], counts["padding"]) == (4, 1, 1, 0)
-    warning = f"2 of 4 conversations have more than {room - 1} tokens: they lose their last turns, or are left out\n"
-    assert capsys.readouterr().out == warning  # in the first window only
-    with monkeypatch.context() as patch, ChatLoader([long] + [short] * 19, tokenizer, 1, room - 1) as loader:
-        patch.setattr(packing, "WINDOW", 20)
-        next(loader)
-    assert capsys.readouterr().out == ""  # they are few
-    with ChatLoader([hopeless] * 20, tokenizer, 1, room - 1) as loader:
-        assert all((next(loader)[1] == -1).all() for _ in range(2))
-        with pytest.raises(ValueError, match="no conversation fits into"):
-            rows_of(loader, 2)
-
-
-def test_a_malformed_conversation_is_named(tokenizer):
-    loader = ChatLoader([{"messages": [{"role": "robot", "content": ""}]}], tokenizer, 1, 64)
-    with loader, pytest.raises(ValueError, match="conversation 0 of the mixture: message 1: its role is 'robot'"):
-        next(loader)
-    with pytest.raises(ValueError, match="no conversation"):
-        ChatLoader([], tokenizer, 1, 64)
-    with pytest.raises(ValueError, match="3 rows of a batch"):
-        ChatLoader(chats(3), tokenizer, 3, 64, world_size=2)
 
 
 def test_best_fit_wastes_little_and_never_overfills():

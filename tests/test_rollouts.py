@@ -24,6 +24,7 @@ from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, LoopOptions, State, TrainingLoop
 
 TOKENIZER = Tokenizer.train(["The number of letters is here to be seen, 12 + 34 = 46. " * 3], 300)
+DECODING = {"max_new_tokens": 8, "temperature": 0.7, "top_k": 50}
 END = TOKENIZER.special_tokens["<|assistant_end|>"]
 
 
@@ -73,8 +74,9 @@ def real_engine(depth: int = 2, **fields):
 
 
 def rollouts(engine, task=None, runtime=ALONE, examples=4, samples=4, **options) -> Rollouts:
-    sampling = Sampling(examples, samples, **{"max_new_tokens": 8} | options.pop("sampling", {}))
-    return Rollouts(task or Words(), engine, TOKENIZER, runtime, sampling, **{"context": 256} | options)
+    sampling = Sampling(examples, samples, **DECODING | options.pop("sampling", {}))
+    task = task or Words()
+    return Rollouts(task, task.reward, engine, TOKENIZER, runtime, sampling, **{"context": 256} | options)
 
 
 # ---- advantages ----
@@ -101,15 +103,6 @@ def test_advantages_by_hand():
 
 
 # ---- a row and a batch ----
-
-
-def test_prompts_that_exceed_the_context_are_reported_once(capsys):
-    _, engine = real_engine()
-    source = rollouts(engine, Words(), context=8)
-    for _ in range(2):
-        next(source)
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rollouts: ")]
-    assert line.startswith("rollouts: 4 of 4 prompts exceed the context and lose 4 turns, or their beginning;")
 
 
 def test_a_row_by_hand():
@@ -345,10 +338,8 @@ def test_metrics_and_records_of_samples(tmp_path):
 def test_what_cannot_be():
     for options, sentence in [
         ({"advantage": "median"}, "--advantage=median is unknown, use one of mean, std"),
-        ({"samples": 1}, "use --num-samples=2"),
-        ({"sampling": {"temperature": 0.0}}, "use --num-samples=2"),
         ({"examples": 21}, "--examples-per-step=21 is more than the 20 examples of the task"),
-        ({"runtime": Alone(0, 3)}, "--examples-per-step=4 is not a multiple of 3 ranks"),
+        ({"runtime": Alone(0, 3)}, "4 examples per step cannot be shared by 3 ranks"),
     ]:
         with pytest.raises(ValueError, match=re.escape(sentence)):
             rollouts(MadeUp(), **options)

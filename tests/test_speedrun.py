@@ -167,4 +167,4 @@ def test_text_of_the_hub_comes_beside_the_tokenizer(speedrun, base, tmp_path):
     assert done.returncode == 0, done.stderr
     assert {"download", "tok_train"} == set(steps_with(done.stdout, "done"))
     assert "text: climbmix" in done.stdout
-    assert re.search(r"^prepare: 9 files, ", (logs / "download.log").read_text(), re.MULTILINE)
+    assert re.search(r"^data: climbmix: 9 files, ", (logs / "download.log").read_text(), re.MULTILINE)

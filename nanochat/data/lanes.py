@@ -136,8 +136,8 @@ class Mix:
         """Return row counts per source for the first `turn` rows in a lane."""
         cycles, rest = divmod(turn, len(self._order))
         places = (self._starts[lane] + np.arange(rest)) % len(self._order)
-        begun = np.bincount(self._order[places], minlength=len(self._counts))
-        return (cycles * self._counts + begun).tolist()
+        in_cycle = np.bincount(self._order[places], minlength=len(self._counts))
+        return (cycles * self._counts + in_cycle).tolist()
 
 
 # ---- pack ----

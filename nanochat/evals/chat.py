@@ -21,7 +21,6 @@ from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.paths import write_text
-from nanochat.rollouts import RewardedTask
 from nanochat.runtime import Runtime
 from nanochat.stages import CHAT, core_name
 from nanochat.tokenizer import Tokenizer
@@ -31,11 +30,15 @@ if TYPE_CHECKING:
     from nanochat.run import Trainer
 
 
-class ChatTask(RewardedTask, Protocol):
+class ChatTask(Protocol):
     """The part of tasks.common.Task that this evaluation uses: a sequence with verdicts."""
 
     kind: str
     baseline: float
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> dict: ...
 
     def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]: ...
 

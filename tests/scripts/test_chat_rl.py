@@ -125,15 +125,10 @@ def test_samples_are_readable(runs, whole, python):
         assert record["prompt"] in done.stdout
         for sample in record["samples"]:
             about = f"-- reward {sample['reward']:g}, advantage {sample['advantage']:+.3g}, {sample['tokens']} tokens"
-            assert f"{about}, {sample['reason']}:\n{sample['text']}" in done.stdout
-    for flags, sentence in [
-        (["--tag=whole", "--step=9"], "--step=9: the samples are of steps 1 to 4"),
-        (["--tag=none"], "there are no samples in "),
-    ]:
-        done = python("-m", "scripts.rollouts", *flags, NANOCHAT_BASE_DIR=str(runs.folder))
-        assert done.returncode == 2
-        assert sentence in done.stderr
-    assert not runs.of("none").exists()
+            assert f"{about}:\n{sample['text']}" in done.stdout
+    done = python("-m", "scripts.rollouts", "--tag=none", NANOCHAT_BASE_DIR=str(runs.folder))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "there are no samples in " in done.stderr
 
 
 def same_run(runs: Runs, one: str, other: str) -> None:
@@ -211,7 +206,6 @@ def test_what_cannot_be_is_one_sentence(runs):
         "--task=GSM9K": "GSM9K is no task, choose from ARC-Easy, ",
         "--total-batch-size=512": "--total-batch-size does not apply to samples: use --examples-per-step",
         "--task=CLIcK": "EunsuKim/CLIcK has no split train, only test",
-        "--task=GSM8K|AQUA": "--task=GSM8K|AQUA: name one task of ",
         "--advantage=median": "--advantage=median is unknown, use one of mean, std",
         "--policy-loss=ppo": "--policy-loss=ppo is not known, take one of plain, clip",
         "--num-samples=1": "--num-samples has to be 2 or more, not 1",
