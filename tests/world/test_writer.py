@@ -2,16 +2,13 @@
 
 import hashlib
 import json
-import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT
 
 from nanochat.data.corpus import open_corpus
 from nanochat.world import writer
-from nanochat.world.__main__ import Config, main
 from nanochat.world.writer import SIZES, write_world
 
 # Hash of the tiny world of seed 1. With a change of content, raise VERSION and put the new hash here.
@@ -43,12 +40,6 @@ def test_another_seed_is_another_world_with_the_same_files(tiny_world, tmp_path)
     same = {path for path in one if one[path] == two[path]}
     functions = "datasets/openai/openai_humaneval/openai_humaneval/test-00000-of-00001.parquet"
     assert same == {"eval_bundle/core.yaml", "eval_bundle/eval_meta_data.csv", functions}
-
-
-def test_two_processes_write_the_same_bytes(tiny_world, tmp_path, python):
-    done = python("-m", "nanochat.world", f"--out={tmp_path / 'again'}", "--size=tiny", PYTHONHASHSEED="7")
-    assert done.returncode == 0, done.stderr
-    assert files_of(tmp_path / "again") == files_of(tiny_world)
 
 
 # The columns of the real data sets.
@@ -105,16 +96,3 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         write_world(tmp_path / "world", 1, "tiny")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_finished_world_is_left_alone_and_anything_else_refused(tiny_world):
-    before = {path: path.stat().st_mtime_ns for path in tiny_world.rglob("*")}
-    main(Config(out=str(tiny_world), size="tiny"))
-    for out, size, seed, message in (
-        (tiny_world, "huge", 1, "--size=huge is not a size of the world, use tiny or small or medium"),
-        (tiny_world, "tiny", 2, "is not the world of seed 2 and size tiny, remove it or name another folder"),
-        (ROOT, "tiny", 1, "is not the world of seed 1 and size tiny, remove it or name another folder"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            main(Config(out=str(out), seed=seed, size=size))
-    assert {path: path.stat().st_mtime_ns for path in tiny_world.rglob("*")} == before
