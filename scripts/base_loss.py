@@ -3,12 +3,11 @@
 python -m scripts.base_loss --tag=d8
 """
 
-import math
 from dataclasses import asdict, dataclass
 
 from nanochat.config import Count, changed, option, run
 from nanochat.log import MetricLog, print0
-from nanochat.outcome import Outcome, measured
+from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import BatchSettings, CheckpointChoice, DeviceSettings, LogSettings, TextSettings
 
@@ -34,14 +33,6 @@ class Config(TextSettings, DeviceSettings, CheckpointChoice, LogSettings):
         least=1,
         in_card=False,
     )
-    sample_tokens: Count = option(
-        32,
-        "tokens of a sample",
-        group="samples",
-        least=0,
-        unit="TOKENS",
-        in_card=False,
-    )
 
 
 def main(config: Config) -> None:
@@ -57,19 +48,14 @@ def main(config: Config) -> None:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, step, runtime)
         data = config.data or checkpoint.manifest["config"]["data"]
         corpus = open_corpus(data, config.num_shards, skip_bad=config.skip_bad)
-        samples = []
-        if config.sample_tokens and runtime.rank == 0:
-            samples = write_samples(model, tokenizer, config.sample_tokens)
+        samples = write_samples(model, tokenizer) if runtime.rank == 0 else []
         texts = {split: read_text(corpus.batches(split), tokenizer, config.eval_bytes) for split in ("train", "val")}
 
         length = model.config.max_seq_len
         tokens = sum(len(text.ids) for text in texts.values())
-        rereads = length / (config.stride or math.inf)  # with a stride, a token is in several rows
-        flops = model.flops_per_token() // 3 * tokens * (1 + rereads)
-        compiles = runtime.device.type == "cpu" and runtime.compiling_pays(flops)
-        if compiles:
+        flops = model.flops_per_token() // 3 * tokens  # the forward pass is a third
+        if runtime.device.type == "cpu" and runtime.compiling_pays(flops):
             model.compile_parts()
-        print0(f"base_loss: {tokens:,} tokens, {flops:.1e} FLOPs: {'compiled' if compiles else 'not worth compiling'}")
 
         figures = {}
         # The overlapping rows first: a stride that is too long is refused before the work.
@@ -78,9 +64,9 @@ def main(config: Config) -> None:
             for stride in strides:
                 found = bits_per_byte(model, text, length, config.device_batch_size, runtime, stride)
                 name = f"{split} bpb (stride {stride})" if stride else f"{split} bpb"
-                outcome.metrics[name] = measured(found.value, found.stderr)
+                outcome.metrics[name] = found.metric()
                 figures[name] = found.value
-                print0(f"base_loss: {name} {found.value:.4f} ± {found.stderr:.4f}, {found.bytes:,} bytes")
+                print0(f"base_loss: {name} {found.value:.4f} ± {found.stderr:.4f}")
         outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.describe()["name"]}
         columns = [["Prompt", ""], ["Continuation", ""]]
         outcome.tables.append({"title": "Samples", "columns": columns, "rows": samples})

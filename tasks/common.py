@@ -39,7 +39,6 @@ class DataSet:
     convert: Callable[..., tuple] = lambda *cells: cells  # a row's cells -> arguments for task.conversation
     baseline: float = 0.0  # score when guessing
     parts: str = "default"  # values for {part} in the path, separated by spaces
-    reward: Callable[[bool, str], float] = lambda right, answer: float(right)  # for reinforcement learning
 
     def __call__(self, split: str = EVALUATION_SPLIT, tokenizer: str = "default", unsafe_exec: bool = False) -> "Task":
         """Open a split; `Task` describes the other arguments."""
@@ -162,7 +161,7 @@ class Task:
 
     def reward(self, conversation: dict, completion: str) -> float:
         """Return a completion's reward for reinforcement learning."""
-        return self.data.reward(self.evaluate(conversation, completion), completion)
+        return float(self.evaluate(conversation, completion))
 
 
 def exchange(question: str, answer: str | list[dict]) -> dict:

@@ -12,8 +12,7 @@ from random import Random
 from string import ascii_lowercase
 from zlib import crc32
 
-from nanochat.data import hub
-from nanochat.data.corpus import AUTO, CORPORA, parse_data, shard_files
+from nanochat.data.corpus import parse_data, shard_files
 from nanochat.data.documents import Problems, documents
 from nanochat.paths import stage_dir
 from tasks.common import DataSet, Task, exchange
@@ -42,14 +41,7 @@ def _text_source(tokenizer: str) -> tuple[str, bool]:
     if record.is_file():
         config = json.loads(record.read_text(encoding="utf-8"))["config"]
         return config["data"], config["skip_bad"]
-    # Without a record of the tokenizer: an embedded world, or the first corpus on this machine.
-    world = (hub.mirror() or hub.world_dir()) / "datasets/local/world"
-    if world.is_dir():
-        return "world", True
-    for name in AUTO:
-        if hub.is_here(CORPORA[name].files()):
-            return name, True
-    raise ValueError("words to spell are those of the tokenizer's text: train one by scripts.tok_train")
+    return "auto", True
 
 
 def frequent_words(tokenizer: str = "default") -> list[str]:

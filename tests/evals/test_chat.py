@@ -142,17 +142,6 @@ def test_a_task_of_letters(batch_size, hub):
     assert score.baseline == 0.25
 
 
-def test_a_letter_of_several_tokens_is_refused(hub):
-    model, tokenizer = make_model()
-
-    class Korean(list):
-        kind, baseline = "categorical", 0.5
-
-    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "가"}]
-    with pytest.raises(ValueError, match="가 나 are not single tokens"):
-        evaluate_task(Korean([{"messages": said, "letters": "가나"}]), model, None, tokenizer, OneProcess(), Options())
-
-
 @pytest.mark.parametrize(("name", "context", "room"), [("ARC-Easy", 96, 96), ("GSM8K", 128, 98), ("GSM8K", 50, 25)])
 def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, room, hub, capsys):
     model, tokenizer = make_model(max_seq_len=context)

@@ -17,7 +17,7 @@ from conftest import ROOT
 from nanochat.evals import sandbox
 from nanochat.evals.sandbox import Limits, Verdict, run, run_all
 
-QUICK = Limits(seconds=20.0, cpu_seconds=2, memory=2**29)
+QUICK = Limits(seconds=20.0, cpu_seconds=2)
 needs_sandbox = pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
 
 HONEST = {
@@ -29,6 +29,7 @@ HONEST = {
 }
 HOSTILE = {  # attack -> a program that reaches its end only if the attack succeeds
     "fork bomb": "import os\nwhile True:\n    os.fork()",
+    "many processes": "import os, time\nfor _ in range(7):\n    if not os.fork():\n        time.sleep(5)",
     "memory bomb": "x = []\nwhile True:\n    x.append(bytearray(2**24))",
     "endless loop": "while True:\n    pass",
     "endless output": "while True:\n    print('x' * 1000)",
@@ -95,19 +96,6 @@ else:
 """
     verdict = run(program, QUICK)
     assert verdict.passed, verdict
-
-
-FORKS = {  # each process is far below the limit, all together are above it
-    "children": "for _ in range(3):\n    os.fork()",
-    "orphans": "for _ in range(7):\n    if not os.fork():\n        if not os.fork(): break\n        os._exit(0)",
-}
-
-
-@needs_sandbox
-@pytest.mark.parametrize("forks", FORKS)
-def test_the_memory_of_all_processes_counts(forks):
-    verdict = run(f"import os, time\n{FORKS[forks]}\nx = b'x' * 10**8\ntime.sleep(60)", QUICK)
-    assert (verdict.passed, verdict.reason) == (False, "too much memory"), verdict
 
 
 @needs_sandbox
@@ -184,7 +172,7 @@ def test_a_user_without_rights_is_contained_too():
     (folder / "ask.py").write_text(
         "import sandbox, json\n"
         "assert not sandbox.missing(), sandbox.missing()\n"
-        f"verdicts = sandbox.run_all({programs}, sandbox.Limits(20.0, 2, 2**29))\n"
+        f"verdicts = sandbox.run_all({programs}, sandbox.Limits(20.0, 2))\n"
         "print(json.dumps([verdict.passed for verdict in verdicts]))"
     )
     command = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", python, "ask.py"]

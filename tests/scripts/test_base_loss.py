@@ -7,6 +7,7 @@ import pytest
 from base_runs import Base
 
 from nanochat import runtime
+from nanochat.gpt import GPT
 from scripts import base_loss
 from scripts.base_loss import Config
 
@@ -19,13 +20,12 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture
-def loss(base, compiled, monkeypatch, capsys):
+def loss(base, monkeypatch, capsys):
     """The metrics that it leaves, and what it prints."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
-    monkeypatch.setenv(*next(iter(compiled.items())))
 
     def run(**options):
-        base_loss.main(Config(tag="small", eval_bytes=3000, sample_tokens=2, dtype="fp32", **options))
+        base_loss.main(Config(tag="small", eval_bytes=3000, dtype="fp32", **options))
         record = json.loads((base.folder / "base_loss/small/outcome.json").read_text(encoding="utf-8"))
         return record["metrics"], capsys.readouterr().out
 
@@ -44,11 +44,11 @@ def test_with_a_stride_there_are_figures_of_overlapping_rows_too(loss):
         loss(stride=33)
 
 
-def test_much_text_is_worth_compiling_and_the_figures_stay(loss, monkeypatch):
-    little, said = loss()
-    assert re.search(r"^base_loss: [\d,]+ tokens, \S+ FLOPs: not worth compiling$", said, re.MULTILINE)
+def test_much_text_is_worth_compiling(loss, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(GPT, "compile_parts", lambda self: compiled.append(self))
+    loss()
+    assert not compiled
     monkeypatch.setattr(runtime, "COMPILING_PAYS", 0)
-    much, said = loss()
-    assert re.search(r"^base_loss: [\d,]+ tokens, \S+ FLOPs: compiled$", said, re.MULTILINE)
-    for name in ("train bpb", "val bpb"):
-        assert much[name]["value"] == pytest.approx(little[name]["value"], rel=1e-5)
+    loss()
+    assert len(compiled) == 1

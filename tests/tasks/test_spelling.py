@@ -55,12 +55,6 @@ def test_words_are_those_of_the_tokenizer_of_the_run(world_hub, tmp_path, base):
         assert {one["messages"][0]["content"].removeprefix("Spell the word: ") for one in task} <= set(words)
 
 
-def test_without_a_text_there_are_no_words(tmp_path, monkeypatch):
-    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
-    with pytest.raises(ValueError, match=r"words to spell are those of the tokenizer's text: train one by"):
-        TASKS["SpellingBee"]()
-
-
 def test_letters_are_counted_right(world_hub):
     task = TASKS["SpellingBee"]("train")
     counts = set()
