@@ -18,7 +18,7 @@ HISTORY = "chat_cli/history.txt"  # typed lines, below the base folder
 
 @dataclass(frozen=True)
 class Config:
-    """Chat with a model; /help lists the commands. In a pipe, stdout has answers only and stderr everything else."""
+    """Chat with a model. In a pipe, stdout has answers only and stderr everything else."""
 
     source: str = option(
         "", f"stage of the model: {', '.join(MODELS)}; empty: the last stage with a model", group="model", short="-i"
@@ -47,11 +47,12 @@ class Config:
 
 def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
-    from nanochat.checkpoint import trained
+    from nanochat.checkpoint import load_model, trained
+    from nanochat.engine import Engine, Request
     from nanochat.runtime import setup
-    from nanochat.serve.cli import TerminalChat, piped_messages, typed_messages
+    from nanochat.serve.cli import COMMANDS, TerminalChat, join_lines, typed_lines
 
-    trained(config.source, config.tag)  # a missing model is an error before anything is set up
+    source, tag = trained(config.source, config.tag)[-1]  # a missing model is an error before anything is set up
     out = sys.stdout
     interactive = config.prompt is None and sys.stdin.isatty() and out.isatty()
     for stream in (sys.stdin, out):
@@ -60,18 +61,25 @@ def main(config: Config) -> None:
         if not interactive:
             stack.enter_context(redirect_stdout(sys.stderr))
         runtime = stack.enter_context(setup(config.device_type, config.dtype))
-        if runtime.world_size > 1:
-            raise ValueError("the chat runs in one process: start it without torchrun")
-        chat = TerminalChat(config, runtime, out, interactive)
+        step = None if config.step < 0 else config.step  # None: the newest
+        model, tokenizer, _ = load_model(MODELS[source], tag, step, runtime)
+        settings = Request(
+            tokens=(),  # of each prompt
+            max_new_tokens=config.max_new_tokens,
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            seed=config.seed,
+            stop=frozenset([tokenizer.special_tokens["<|bos|>"]]) if source == "base" else None,
+        )
+        chat = TerminalChat(Engine(model, tokenizer, slots=1), source == "base", settings, out, interactive)
         if config.prompt is not None:
             chat.ask(sys.stdin.read() if config.prompt == "-" else config.prompt)
         elif interactive:
-            print0("/help lists the commands, Ctrl-D leaves")
-            chat.run(typed_messages(base_dir() / HISTORY))
+            print0(COMMANDS)
+            chat.run(join_lines(typed_lines(base_dir() / HISTORY)))
         else:
-            for message in piped_messages(sys.stdin):  # an error ends a pipe
-                if not chat.handle(message):
-                    break
+            chat.run(join_lines(line.removesuffix("\n") for line in sys.stdin))
 
 
 if __name__ == "__main__":

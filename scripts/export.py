@@ -47,8 +47,7 @@ def main(config: Config) -> None:
     with setup("cpu", "fp32") as runtime:
         model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, step, runtime)
         texts = sample_texts(tokenizer.special_tokens)
-        # The card shows outcomes from the base directory.
-        exported = hf.Exported(name, config.tag, model, tokenizer, checkpoint.manifest, texts, base_dir())
+        exported = hf.Exported(name, model, tokenizer, checkpoint.manifest, texts)
         hf.export(writers[config.format], exported, out)
     print0(f"export: {out}")
 

@@ -1,12 +1,12 @@
 """Import a checkpoint of the public nanochat, to evaluate, chat with, fine-tune or export it.
 
-python -m scripts.import_nanochat --checkpoint=base_checkpoints/d20 --tokenizer=tokenizer.tiktoken --tag=d20
+python -m scripts.import_nanochat --checkpoint=model_021400.pt --tokenizer=tokenizer.tiktoken --tag=d20
 """
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nanochat.config import Count, option, run
+from nanochat.config import option, run
 from nanochat.log import print0
 from nanochat.paths import stage_dir
 from nanochat.stages import MODELS
@@ -16,8 +16,7 @@ from nanochat.stages import MODELS
 class Config:
     """Read model_*.pt, meta_*.json and a tokenizer; write a checkpoint of a stage."""
 
-    checkpoint: str = option("", "a model_*.pt, or the folder of several", group="files", unit="PATH")
-    checkpoint_step: Count = option(-1, "step to import (-1: the newest)", group="files", least=-1)
+    checkpoint: str = option("", "a model_*.pt, with meta_*.json beside it", group="files", unit="FILE")
     tokenizer: str = option(
         "", "our tokenizer.json or tiktoken's ranks; a pickle is not read", group="files", unit="FILE"
     )
@@ -34,8 +33,8 @@ class Config:
 
 def main(config: Config) -> None:
     # Imported here because --help must be fast.
-    from nanochat.checkpoint import Saver, check_free_space, hold, rng_state, steps
-    from nanochat.export.from_nanochat import find_checkpoint, read_checkpoint
+    from nanochat.checkpoint import Saver, hold, rng_state, steps
+    from nanochat.export.from_nanochat import read_checkpoint
     from nanochat.export.tokenizers import read_tokenizer
     from nanochat.models import describe_config
     from nanochat.tokenizer import Tokenizer
@@ -45,8 +44,8 @@ def main(config: Config) -> None:
     stage = MODELS[config.source]
     folder = stage_dir(stage, config.tag)
     tokenizer_path = stage_dir("tok_train", config.tag) / "tokenizer.json"
-    step = None if config.checkpoint_step < 0 else config.checkpoint_step
-    path, step = find_checkpoint(Path(config.checkpoint).expanduser(), step)
+    path = Path(config.checkpoint).expanduser()
+    step = int(path.stem.removeprefix("model_"))
     tokenizer = read_tokenizer(Path(config.tokenizer).expanduser())
     model_config, weights, settings = read_checkpoint(path)
     if tokenizer.vocab_size != model_config.vocab_size:
@@ -54,7 +53,6 @@ def main(config: Config) -> None:
         raise ValueError(f"--tokenizer={config.tokenizer} has {sizes}: take the tokenizer of this model")
     if tokenizer_path.exists() and Tokenizer.load(tokenizer_path).content_hash != tokenizer.content_hash:
         raise ValueError(f"{tokenizer_path} is another tokenizer, take another --tag")
-    check_free_space(folder, sum(weight.nbytes for weight in weights.values()))
     with hold(folder):
         if steps(folder):
             raise ValueError(f"{folder} holds a run, take another --tag")
@@ -74,10 +72,6 @@ def main(config: Config) -> None:
         }
         with Saver(folder) as saver:
             saver.save(step, weights, [], record)
-    # The public mask counts a token's own key in addition to the window.
-    short = sorted({window for window in model_config.windows if window})
-    if short:
-        print0(f"windows: short layers see {short[0]:,} keys here, {short[0] + 1:,} in the public nanochat")
     print0(f"import: {path.name} is {folder}, step {step:,}")
 
 

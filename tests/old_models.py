@@ -55,7 +55,7 @@ def leave(folder: Path, weights: dict, shape: dict = SHAPE, step: int = 650, **m
     torch.save(weights, folder / f"model_{step:06d}.pt")
     about = {"step": step, "val_bpb": 1.0, "model_config": shape, "user_config": {"matrix_lr": 0.03}, **meta}
     (folder / f"meta_{step:06d}.json").write_text(json.dumps(about))
-    return folder
+    return folder / f"model_{step:06d}.pt"
 
 
 def forward_of_october(weights: dict[str, Tensor], ids: Tensor, shape: dict = SHAPE) -> Tensor:

@@ -53,8 +53,7 @@ class RunningServer:
 
     def running(self) -> int:
         """Return the number of samples in slots or waiting for one."""
-        health = self.http.get("/health").json()
-        return health["running"] + health["waiting"]
+        return self.http.get("/health").json()["samples"]
 
     def becomes_idle(self) -> bool:
         """Return True once no sample runs or waits, False after a minute."""

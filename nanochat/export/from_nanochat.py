@@ -24,8 +24,9 @@ SHAPE = {
     "n_head": "heads",
     "n_kv_head": "kv_heads",
     "n_embd": "width",
+    "window_pattern": "window_pattern",  # since March
 }
-# Pattern for a public parameter name -> our name.
+# Pattern for a public parameter name -> our name; other names are the same.
 NAMES = {
     r"transformer\.wte\.weight": "embed.weight",
     r"lm_head\.weight": "head.weight",
@@ -34,9 +35,7 @@ NAMES = {
     r"transformer\.h\.(\d+)\.attn\.ve_gate\.weight": r"blocks.\1.attn.ve_gate.weight",
     r"transformer\.h\.(\d+)\.mlp\.c_fc\.weight": r"blocks.\1.mlp.up.weight",
     r"transformer\.h\.(\d+)\.mlp\.c_proj\.weight": r"blocks.\1.mlp.down.weight",
-    r"value_embeds\.(\d+)\.weight": r"value_embeds.\1.weight",
     r"resid_lambdas": "residual_lambdas",
-    r"(x0_lambdas|smear_lambda|backout_lambda|smear_gate\.weight)": r"\1",
 }
 # Fine-tuning inherits these settings from its parent; defaults of October 2025 for values that the file lacks.
 INHERITED = {
@@ -49,41 +48,31 @@ INHERITED = {
 }
 
 
-def find_checkpoint(place: Path, step: int | None = None) -> tuple[Path, int]:
-    """Return the model file and the step. place: the file or the folder; step None: the newest."""
-    files = [place] if place.is_file() else sorted(place.glob("model_*.pt"))
-    steps = {}
-    for file in files:
-        match = re.fullmatch(r"model_(\d+)\.pt", file.name)
-        if match:
-            steps[int(match[1])] = file
-    # The highest number is the newest.
-    if step is None:
-        step = max(steps, default=None)
-    if step not in steps:
-        missing = "model_*.pt" if step is None else f"model_{step:06d}.pt"
-        raise ValueError(f"there is no {missing} at {place}: name the folder or the file of a checkpoint")
-    return steps[step], step
-
-
 def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str, Any]]:
     """Return our config, our weights in fp32, and the training settings for fine-tuning to inherit."""
-    meta = _read_meta(path.with_name(path.name.replace("model_", "meta_").replace(".pt", ".json")))
-    stored = {}
-    for name, tensor in _read_weights(path).items():
-        stored[name.removeprefix("_orig_mod.")] = tensor.float()  # prefix of compiled models
-    config = _config(meta["model_config"], is_newer="resid_lambdas" in stored, path=path)
-    # On the meta device a model has names and shapes, but no memory.
-    with torch.device("meta"):
-        expected = new_model(config).state_dict()
-    weights = _renamed(stored, path)
+    meta = json.loads(path.with_name(path.name.replace("model_", "meta_")).with_suffix(".json").read_bytes())
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # torch and pickle raise many kinds for a damaged file
+        raise ValueError(f"{path} is damaged, or holds more than weights, which is not loaded") from None
+    weights = {}
+    for name, tensor in stored.items():
+        renamed = name.removeprefix("_orig_mod.")  # prefix of compiled models
+        for pattern, ours in NAMES.items():
+            renamed = re.sub(f"^{pattern}$", ours, renamed)
+        weights[renamed] = tensor.float()
+    config = _config(meta["model_config"], is_newer="residual_lambdas" in weights)
     for name in ("embed.weight", "head.weight"):
         # October's vocabulary was not padded.
         if name in weights and len(weights[name]) == config.vocab_size:
             weights[name] = F.pad(weights[name], (0, 0, 0, config.padded_vocab - config.vocab_size))
-    faults = _faults(weights, expected)
-    if faults:
-        raise ValueError(f"{path} has neither known layout, October 2025 or since March 2026: {', '.join(faults[:5])}")
+    # On the meta device a model has names and shapes, but no memory.
+    with torch.device("meta"):
+        expected = new_model(config).state_dict()
+    wrong = {name for name, _ in _shapes(weights) ^ _shapes(expected)}
+    if wrong:
+        names = ", ".join(sorted(wrong)[:5])
+        raise ValueError(f"{path} has neither known layout, October 2025 or since March 2026, see {names}")
     for name, tensor in weights.items():
         if name.endswith((".q.weight", ".k.weight")):
             weights[name] = swap_halves(tensor, config.head_dim)  # the public model rotates by minus the position
@@ -97,61 +86,14 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
     return config, weights, settings
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Load tensors only: any other pickle could run a program."""
-    try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-        is_sound = bool(stored) and all(isinstance(one, Tensor) for one in stored.values())
-    except Exception:  # torch and pickle raise many kinds for a damaged file
-        is_sound = False
-    if not is_sound:
-        raise ValueError(f"{path} is damaged, or holds more than weights, which is not loaded")
-    return stored
+def _shapes(weights: dict[str, Tensor]) -> set[tuple[str, torch.Size]]:
+    return {(name, tensor.shape) for name, tensor in weights.items()}
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-        shape = meta["model_config"]
-        is_sound = all(isinstance(shape[name], int) for name in SHAPE)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}): put it beside the model") from None
-    except (ValueError, KeyError, TypeError):
-        is_sound = False
-    if not is_sound:
-        raise ValueError(f"{path} has no model_config with {', '.join(SHAPE)}")
-    return meta
-
-
-def _config(shape: dict[str, Any], is_newer: bool, path: Path) -> GPTConfig:
+def _config(shape: dict[str, Any], is_newer: bool) -> GPTConfig:
     # The file has sizes only; the tricks follow from the layout.
     fields = dict(CONFIGURATIONS["reference" if is_newer else "october-2025"])
-    known = SHAPE | ({"window_pattern": "window_pattern"} if is_newer else {})
     for name, value in shape.items():
-        if name not in known:
-            raise ValueError(f"{path}: the model has an unknown setting {name}")
-        fields[known[name]] = value
+        fields[SHAPE[name]] = value
     # No bos_id: the public smear reaches across the start of a document.
     return GPTConfig(**fields)
-
-
-def _renamed(stored: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    weights = {}
-    for name, tensor in stored.items():
-        # At most one pattern fits: they are full names.
-        matching = [pattern for pattern in NAMES if re.fullmatch(pattern, name)]
-        if not matching:
-            raise ValueError(f"{path} has a parameter {name}, which our model does not have")
-        weights[re.sub(matching[0], NAMES[matching[0]], name)] = tensor
-    return weights
-
-
-def _faults(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
-    """Return a sentence for each missing, unknown or misshapen weight."""
-    found = {name: list(tensor.shape) for name, tensor in weights.items()}
-    wanted = {name: list(tensor.shape) for name, tensor in expected.items()}
-    faults = []
-    for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name):
-            faults.append(f"{name} is {found.get(name, 'missing')} and should be {wanted.get(name, 'missing')}")
-    return faults

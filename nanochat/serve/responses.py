@@ -1,22 +1,17 @@
 """Responses in OpenAI's form: text up to a stop and log-probabilities, from the engine's events to JSON and chunks."""
 
 import asyncio
-import codecs
 import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
-import anyio
-
 from nanochat.chat import Piece, Reply, parts
 from nanochat.engine import Event
-from nanochat.serve.requests import ApiError, ApiRequest, ServedModel
+from nanochat.serve.requests import ApiRequest, ServedModel
 from nanochat.serve.worker import Generation, Sample, Score
 from nanochat.tokenizer import Tokenizer
-
-KEEP_ALIVE = 15.0  # seconds without text before a comment keeps the connection open
 
 Json = dict[str, Any]
 
@@ -33,19 +28,17 @@ class StopFinder:
         """Return text to show now: no stop begins there."""
         text = self.held + text
         self.held = ""
-        begins = {}
+        places = []  # (end, begin) of each stop in the text
         for stop in self.stops:
-            begin = text.find(stop)
-            if begin >= 0:
-                begins[stop] = begin
-        if begins:
+            if stop in text:
+                begin = text.index(stop)
+                places.append((begin + len(stop), begin))
+        if places:
             self.found = True
             # The stop with the first end counts, then the longest stop.
-            first = min(begins, key=lambda stop: (begins[stop] + len(stop), begins[stop]))
-            return text[: begins[first]]
+            return text[: min(places)[1]]
         # The next text may complete a stop: hold back the longest possible start.
-        longest = max(map(len, self.stops), default=0)
-        for begin in range(max(0, len(text) - longest + 1), len(text)):
+        for begin in range(len(text)):
             if any(stop.startswith(text[begin:]) for stop in self.stops):
                 self.held = text[begin:]
                 return text[:begin]
@@ -62,41 +55,8 @@ class ChoiceToken(NamedTuple):
     """A token in a choice. start: number of characters before. sampled: False for the calculator's answer."""
 
     token: int
-    logprob: float
     start: int
     sampled: bool
-
-
-class Spelling:
-    """Tokens as text. Special tokens have their names."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self.tokenizer = tokenizer
-        self.names = {token: name for name, token in tokenizer.special_tokens.items()}
-
-    def bytes(self, token: int) -> bytes:
-        name = self.names.get(token)
-        return self.tokenizer.core.token_bytes(token) if name is None else name.encode()
-
-    def text(self, token: int) -> str:
-        """Return the text of a token; pieces of a character are spelled as bytes, in OpenAI's form."""
-        content = self.bytes(token)
-        try:
-            return content.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
-
-    def starts(self, tokens: Sequence[int]) -> list[int]:
-        """Return the number of characters before each token."""
-        # A character may be spread over several tokens.
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        starts = [0]
-        for token in tokens:
-            starts.append(starts[-1] + len(decoder.decode(self.bytes(token))))
-        return starts[:-1]
-
-    def chat_logprob(self, token: int, logprob: float) -> Json:
-        return {"token": self.text(token), "bytes": list(self.bytes(token)), "logprob": logprob}
 
 
 class Choice:
@@ -106,19 +66,20 @@ class Choice:
         self.index = index
         self.request = request
         self.prompt = request.prompts[prompt].tokens
-        self.echo = request.prompt_texts[prompt] if request.echo else ""
-        self.finish_reason = "" if request.generates else "length"
+        self.finish_reason = ""
         self.tokens: list[ChoiceToken] = []  # with the end token, if log-probabilities are shown
         self.completion_tokens = 0
-        self._spelling = Spelling(tokenizer)
+        self.is_started = False  # the first chunk of a stream is sent
+        self.is_sent = False  # the last chunk too
+        self._tokenizer = tokenizer
+        self._names = {token: name for name, token in tokenizer.special_tokens.items()}
         self._reply = Reply(tokenizer)
         self._stops = StopFinder(request.fields.stop)
         self._received = 0  # characters from the engine
         self._shown = 0  # characters for the client, without stops
         self._pieces: list[Piece] = []  # shown, but not sent
-        self._tokens_sent = 0
-        self._deltas_sent = 0
-        self.is_sent = False  # the last chunk of a stream
+        if request.echo:
+            self._pieces.append(Piece("text", request.prompt_texts[prompt]))
 
     # ---- from the engine ----
 
@@ -127,7 +88,7 @@ class Choice:
         if self.finish_reason:
             return
         if event.token is not None:
-            self.tokens.append(ChoiceToken(event.token, event.logprob, self._received, event.sampled))
+            self.tokens.append(ChoiceToken(event.token, self._received, event.sampled))
         # An end token has a log-probability, but no text.
         if event.token is not None and not (event.sampled and event.token in self.request.end_tokens):
             self.completion_tokens += 1
@@ -160,52 +121,46 @@ class Choice:
 
     # ---- to the client ----
 
-    def row(self) -> tuple[int, ...]:
+    def row(self) -> list[int]:
         """Return all tokens, with the prompt before them."""
-        return (*self.prompt, *(token.token for token in self.tokens))
+        return [*self.prompt, *(token.token for token in self.tokens)]
 
     def to_json(self, score: Score | None) -> Json:
-        """Return the whole choice. score: log-probabilities of `row`, None: the engine's own are used."""
+        """Return the whole choice. score: log-probabilities of `row`, if the client asks for them."""
         pieces = self._take_pieces()
-        text = self.echo + "".join(piece.text for piece in pieces if piece.kind == "text")
+        text = "".join(piece.text for piece in pieces if piece.kind == "text")
         content = {"text": text}
         if self.request.is_chat:
             message = {"role": "assistant", "content": text, "refusal": None}
             if any(piece.kind != "text" for piece in pieces):
                 message["parts"] = parts(pieces)
             content = {"message": message}
-        return self._delta(content, self._logprobs(score), self.finish_reason)
+        return self._delta(content, self.finish_reason, None if score is None else self._logprobs(score))
 
     def new_deltas(self) -> list[Json]:
-        """Return the news for a stream: first the role or the echo, then text, at the end the reason."""
-        if self.is_sent:
-            return []
+        """Return the news for a stream: first the role, then text, at the end the reason."""
         is_chat = self.request.is_chat
         deltas = []
-        if not self._deltas_sent and is_chat:
+        if is_chat and not self.is_started:
             deltas.append(self._delta({"delta": {"role": "assistant", "content": ""}}))
-        elif not self._deltas_sent and self.echo:
-            deltas.append(self._delta({"text": self.echo}))
+        self.is_started = True
         pieces = self._take_pieces()
-        logprobs = self._logprobs(None)
-        # Tokens may have no text, such as a character's first byte.
-        if pieces or (logprobs and any(logprobs.values())):
+        if pieces:
             text = "".join(piece.text for piece in pieces if piece.kind == "text")
             content = {"text": text}
             if is_chat:
                 content = {"delta": {"content": text}}
                 if any(piece.kind != "text" or not piece.text for piece in pieces):
                     content["delta"]["parts"] = parts(pieces, ends=True)
-            deltas.append(self._delta(content, logprobs))
+            deltas.append(self._delta(content))
         # The reason has a chunk of its own.
-        if self.finish_reason:
+        if self.finish_reason and not self.is_sent:
             content = {"delta": {}} if is_chat else {"text": ""}
-            deltas.append(self._delta(content, reason=self.finish_reason))
+            deltas.append(self._delta(content, self.finish_reason))
             self.is_sent = True
-        self._deltas_sent += len(deltas)
         return deltas
 
-    def _delta(self, content: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
+    def _delta(self, content: Json, reason: str | None = None, logprobs: Json | None = None) -> Json:
         return {"index": self.index, **content, "logprobs": logprobs, "finish_reason": reason}
 
     def _take_pieces(self) -> list[Piece]:
@@ -213,49 +168,46 @@ class Choice:
         self._pieces = []
         return pieces
 
-    def _logprobs(self, score: Score | None) -> Json | None:
-        """Return log-probabilities of new tokens, with `echo` and a score also the prompt's."""
-        if self.request.top_logprobs < 0:
-            return None
-        tokens, starts, logprobs = [], [], []  # parallel
-        if score is not None and self.request.echo:
-            tokens = list(self.prompt[self.request.added_tokens :])
-            starts = self._spelling.starts(tokens)
-            logprobs = [None, *score][self.request.added_tokens : len(self.prompt)]  # the first token has none
-        while self._tokens_sent < len(self.tokens):
-            token = self.tokens[self._tokens_sent]
-            is_cut = self._stops.found or not self.finish_reason  # by a stop, or perhaps by one
-            if is_cut and token.start >= self._shown:
-                break
-            if token.sampled:  # the calculator's tokens were not the model's choice
-                own = {token.token: token.logprob}
+    def _logprobs(self, score: Score) -> Json:
+        """Return the log-probabilities of shown tokens, with `echo` also the prompt's."""
+        tokens: list[int] = []
+        logprobs: list[dict[int, float] | None] = []  # for each token: its own, and likely others
+        if self.request.echo:
+            added = self.request.added_tokens
+            tokens += self.prompt[added:]
+            logprobs += [None, *score][added : len(self.prompt)]  # the first token has none
+        for token, alternatives in zip(self.tokens, score[len(self.prompt) - 1 :], strict=True):
+            is_cut = self._stops.found and token.start >= self._shown
+            if token.sampled and not is_cut:  # the calculator's tokens were not the model's choice
                 tokens.append(token.token)
-                starts.append(len(self.echo) + token.start)
-                logprobs.append(own if score is None else score[len(self.prompt) + self._tokens_sent - 1])
-            self._tokens_sent += 1
-        if self.request.is_chat:
-            return self._chat_logprobs(tokens, logprobs)
-        return self._completion_logprobs(tokens, starts, logprobs)
+                logprobs.append(alternatives)
+        return self._chat_logprobs(tokens, logprobs) if self.request.is_chat else self._text_logprobs(tokens, logprobs)
 
     def _chat_logprobs(self, tokens: list[int], logprobs: list[dict[int, float]]) -> Json:
         content = []
         for token, alternatives in zip(tokens, logprobs, strict=True):
             # The likeliest tokens come first; the token itself may be one more.
-            top = list(alternatives.items())[: self.request.top_logprobs]
-            top_logprobs = [self._spelling.chat_logprob(other, logprob) for other, logprob in top]
-            own = self._spelling.chat_logprob(token, alternatives[token])
-            content.append({**own, "top_logprobs": top_logprobs})
+            top = list(alternatives.items())[: self.request.alternatives]
+            own = self._chat_logprob(token, alternatives[token])
+            content.append({**own, "top_logprobs": [self._chat_logprob(other, logprob) for other, logprob in top]})
         return {"content": content, "refusal": None}
 
-    def _completion_logprobs(
-        self, tokens: list[int], starts: list[int], logprobs: list[dict[int, float] | None]
-    ) -> Json:
+    def _chat_logprob(self, token: int, logprob: float) -> Json:
+        return {"token": self._spell(token), "bytes": list(self._bytes(token)), "logprob": logprob}
+
+    def _text_logprobs(self, tokens: list[int], logprobs: list[dict[int, float] | None]) -> Json:
         own, tops = [], []
         for token, alternatives in zip(tokens, logprobs, strict=True):
             own.append(alternatives and alternatives[token])
-            tops.append(alternatives and {self._spelling.text(other): one for other, one in alternatives.items()})
-        texts = [self._spelling.text(token) for token in tokens]
-        return {"tokens": texts, "token_logprobs": own, "top_logprobs": tops, "text_offset": starts}
+            tops.append(alternatives and {self._spell(other): logprob for other, logprob in alternatives.items()})
+        return {"tokens": [self._spell(token) for token in tokens], "token_logprobs": own, "top_logprobs": tops}
+
+    def _bytes(self, token: int) -> bytes:
+        name = self._names.get(token)
+        return self._tokenizer.core.token_bytes(token) if name is None else name.encode()
+
+    def _spell(self, token: int) -> str:
+        return self._bytes(token).decode(errors="backslashreplace")  # pieces of a character stay apart
 
 
 class ApiResponse:
@@ -276,31 +228,20 @@ class ApiResponse:
         """Return the JSON of all choices, once they have ended."""
         while not all(choice.finish_reason for choice in self.choices.values()):
             self.add(await self.generation.next_events())
-        scores: dict[tuple, Score] = {}
-        if self.request.needs_scores:
-            rows = list(dict.fromkeys(choice.row() for choice in self.choices.values()))  # without generation all alike
-            found = await self.generation.score(rows, self.request.top_logprobs)
-            scores = dict(zip(rows, found, strict=True))
+        scores: list[Score | None] = [None] * len(self.choices)
+        if self.request.alternatives is not None:
+            rows = [choice.row() for choice in self.choices.values()]
+            scores = await self.generation.score(rows, self.request.alternatives)
         return await asyncio.to_thread(self._to_json, scores)  # many log-probabilities take a while
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """Yield server-sent events as text arrives. An error within the stream is an event too."""
-        try:
-            while True:
-                chunks = self.new_chunks()
-                if chunks:
-                    yield b"".join(map(sse, chunks))
-                if all(choice.is_sent for choice in self.choices.values()):
-                    break
-                events = []  # if the time is over
-                with anyio.move_on_after(KEEP_ALIVE):
-                    events = await self.generation.next_events()
-                if not events:
-                    yield b": keep-alive\n\n"
-                self.add(events)
-        except ApiError as error:  # too late for a status
-            yield sse(error.body)
-            return
+        """Yield server-sent events as text arrives."""
+        while not all(choice.is_sent for choice in self.choices.values()):
+            chunks = self.new_chunks()
+            if chunks:
+                yield b"".join(map(sse, chunks))
+            else:
+                self.add(await self.generation.next_events())
         if self.request.fields.stream_options.include_usage:
             yield sse({**self._body([], is_chunk=True), "usage": self._usage()})
         yield b"data: [DONE]\n\n"
@@ -318,8 +259,8 @@ class ApiResponse:
         deltas = [delta for choice in self.choices.values() for delta in choice.new_deltas()]
         return [self._body([delta], is_chunk=True) for delta in deltas]
 
-    def _to_json(self, scores: dict[tuple, Score]) -> bytes:
-        choices = [choice.to_json(scores.get(choice.row())) for choice in self.choices.values()]
+    def _to_json(self, scores: list[Score | None]) -> bytes:
+        choices = [choice.to_json(score) for choice, score in zip(self.choices.values(), scores, strict=True)]
         return json.dumps({**self._body(choices, is_chunk=False), "usage": self._usage()}).encode()
 
     def _body(self, choices: list[Json], is_chunk: bool) -> Json:
@@ -327,10 +268,7 @@ class ApiResponse:
         if self.request.is_chat:
             kind = "chat.completion.chunk" if is_chunk else "chat.completion"
         # All chunks of a stream have the same id.
-        body = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
-        if is_chunk and self.request.fields.stream_options.include_usage:
-            body["usage"] = None  # the last chunk has the numbers
-        return body
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
     def _usage(self) -> dict[str, int]:
         prompt = sum(len(request.tokens) for request in self.request.prompts)

@@ -1,6 +1,7 @@
 """Engines at work: a thread owns each engine, takes requests from the event loop and returns events once a step."""
 
 import asyncio
+import os
 import threading
 import traceback
 from collections import deque
@@ -14,8 +15,6 @@ from nanochat.log import print_line
 from nanochat.serve.requests import ApiError, ApiRequest
 
 SCORED_AT_ONCE = 256  # positions whose logits are computed together
-JOIN_SECONDS = 5.0  # for a thread's last step
-ENGINE_FAILED = "the engine has failed, restart the server"
 
 Sample = tuple[int, int]  # the prompt's number in the request, the sample's number
 Score = list[dict[int, float]]  # for each token but the first: log-probabilities of this token and likely others
@@ -25,9 +24,6 @@ Score = list[dict[int, float]]  # for each token but the first: log-probabilitie
 def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
     """Return log-probabilities of a row's tokens and the `top` likeliest, by a plain forward pass."""
     found: Score = []
-    # The first token has no score: nothing stands before.
-    if len(tokens) < 2:
-        return found
     ids = torch.tensor(tokens, device=model.device)
     # Hidden states (positions, width); position i predicts token i + 1.
     hidden = model.hidden(ids[None, :-1])[0]
@@ -35,7 +31,7 @@ def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
     for some, targets in zip(hidden.split(SCORED_AT_ONCE), ids[1:].split(SCORED_AT_ONCE), strict=True):
         logprobs = model.logits(some).log_softmax(-1)
         chosen = logprobs.gather(1, targets[:, None])
-        best = logprobs.topk(min(top, logprobs.shape[-1]))
+        best = logprobs.topk(top)
         columns = (targets[:, None], chosen, best.indices, best.values)
         for [token], [logprob], indices, values in zip(*(column.tolist() for column in columns), strict=True):
             alternatives = dict(zip(indices, values, strict=True))
@@ -73,18 +69,11 @@ class Generation:
 
     async def score(self, rows: Sequence[Sequence[int]], top: int) -> list[Score]:
         """Return the log-probabilities of rows, after all events have come."""
-        worker = self.worker
-        if worker.failure:
-            raise ApiError(503, ENGINE_FAILED, code="engine_failed")
-        worker.load += len(rows)  # a row counts like a sample
-        try:
-            worker.order(lambda: worker.scoring.extend((self, row, top) for row in rows))
-            scores: list[Score] = []
-            while len(scores) < len(rows):
-                scores += await self.next_events()  # scores only: no sample is open
-            return scores
-        finally:
-            worker.load -= len(rows)
+        self.worker.order(lambda: self.worker.scoring.extend((self, row, top) for row in rows))
+        scores: list[Score] = []
+        while len(scores) < len(rows):
+            scores += await self.next_events()  # scores only: no sample is open
+        return scores
 
     def deliver(self, events: list[Event]) -> None:
         """Take events from the thread. Events of cancelled samples are dropped."""
@@ -94,24 +83,18 @@ class Generation:
         if wanted:
             self.news.put_nowait(wanted)
 
-    def fail(self, error: ApiError) -> None:
-        """End all samples, and send an error to the client."""
-        self.news.put_nowait(error)
-        self.cancel(self.open)
-
     def cancel(self, samples: set[Sample]) -> None:
         """End samples before their end; ended samples are ignored."""
         ending = self.open & samples
         if ending:
             self._end(ending)
             # Calls keep their order: the job is submitted before.
-            self.worker.order(lambda: self.job and self.worker.engine.cancel(self.job, *ending))
+            self.worker.order(lambda: self.worker.engine.cancel(self.job, *ending))
 
     def close(self) -> None:
         """Leave the worker: the response was sent, or the client has left."""
         self.cancel(self.open)
         self.closed = True
-        self.worker.generations.discard(self)
 
     def _end(self, samples: set[Sample]) -> None:
         self.open = self.open - samples
@@ -119,18 +102,13 @@ class Generation:
 
 
 class Worker(threading.Thread):
-    """A thread with an engine.
-
-    load: number of open samples and of rows to be scored. failure: the error of an engine that has stopped.
-    """
+    """A thread with an engine. load: number of samples without an end. If the engine fails, the process ends."""
 
     def __init__(self, engine: Engine, model: GPT):
-        super().__init__(name="nanochat-engine", daemon=True)  # a second signal ends the process at once
+        super().__init__(name="nanochat-engine", daemon=True)
         self.engine = engine
         self.model = model  # for scores: the engine has packed weights
         self.load = 0
-        self.failure = ""
-        self.generations: set[Generation] = set()  # not closed
         self.scoring: deque[tuple[Generation, Sequence[int], int]] = deque()  # used by the thread only
         self._active: list[Generation] = []  # generations with open samples, used by the thread only
         self._actions: list[Callable[[], object]] = []  # calls for the thread before the next step
@@ -143,12 +121,9 @@ class Worker(threading.Thread):
         self.loop = loop
         self.start()
 
-    def submit(self, requests: Sequence[Request], logprobs: bool) -> Generation:
-        """Start to generate; without requests, the generation can only score rows."""
+    def submit(self, requests: Sequence[Request]) -> Generation:
         generation = Generation(self, requests)
-        self.generations.add(generation)
-        if requests:
-            self.order(lambda: self._start(generation, requests, logprobs))
+        self.order(lambda: self._start(generation, requests))
         return generation
 
     def order(self, action: Callable[[], object]) -> None:
@@ -157,25 +132,17 @@ class Worker(threading.Thread):
             self._actions.append(action)
             self._wake.notify()
 
-    def refuse(self, error: ApiError) -> None:
-        """End all generations with an error."""
-        for generation in self.generations:
-            generation.fail(error)
-
     def stop(self) -> None:
+        """Wait for the end of the step, and of the thread."""
         with self._wake:
             self._stopped = True
             self._wake.notify()
-        self.join(JOIN_SECONDS)
+        self.join()
 
     @property
-    def waiting(self) -> int:
-        """Return the number of samples without a slot, with calls that wait for the thread."""
-        return len(self.engine.waiting) + len(self._actions)
-
-    def _break_down(self, failure: str) -> None:
-        self.failure = failure
-        self.refuse(ApiError(503, ENGINE_FAILED, code="engine_failed"))
+    def samples(self) -> int:
+        """Return the number of samples in slots and in the queue."""
+        return len(self.engine.rows) + len(self.engine.waiting)
 
     # ---- in the engine's thread ----
 
@@ -190,9 +157,9 @@ class Worker(threading.Thread):
                 engine.slots = engine.decoder.make_room(engine.slots, engine.longest)
             while self._prepare():
                 self._step()
-        except Exception as error:  # any error: clients must not wait for ever
+        except Exception:  # any error: clients must not wait for ever
             print_line(f"engine: {traceback.format_exc()}")
-            self._send(self._break_down, f"{type(error).__name__}: {error}")
+            os._exit(1)
 
     def _prepare(self) -> bool:
         """Run waiting calls; sleep while there is nothing to do. Return False to end the thread."""
@@ -205,12 +172,9 @@ class Worker(threading.Thread):
         self._score_one()
         return not self._stopped
 
-    def _start(self, generation: Generation, requests: Sequence[Request], logprobs: bool) -> None:
-        try:
-            generation.job = self.engine.submit(requests, logprobs)
-            self._active.append(generation)
-        except ValueError as error:  # the engine refuses these requests, and works on
-            self._send(generation.fail, ApiError(400, str(error)))
+    def _start(self, generation: Generation, requests: Sequence[Request]) -> None:
+        generation.job = self.engine.submit(requests)
+        self._active.append(generation)
 
     def _step(self) -> None:
         """Make one step of the engine and send the events."""
@@ -233,16 +197,15 @@ class Worker(threading.Thread):
             if generation.closed:  # the client has left
                 continue
             try:
-                self._send(generation.news.put_nowait, [score(self.model, row, top)])
+                found = [score(self.model, row, top)]
             except torch.OutOfMemoryError:
-                error = ApiError(503, "not enough memory to score a text of this length", code="out_of_memory")
-                self._send(generation.fail, error)
+                found = ApiError(503, "not enough memory to score a text of this length")
+            self._send(generation.news.put_nowait, found)
             return
 
     def _send(self, function: Callable, *arguments: object) -> None:
         """Call a function in the event loop."""
-        if not self.loop.is_closed():  # the process ends
-            self.loop.call_soon_threadsafe(function, *arguments)
+        self.loop.call_soon_threadsafe(function, *arguments)
 
 
 def _deliver(news: list[tuple[Generation, list[Event]]]) -> None:
@@ -251,48 +214,19 @@ def _deliver(news: list[tuple[Generation, list[Event]]]) -> None:
 
 
 class Pool:
-    """All workers. queue: limit for samples without a slot. closing: the reason to refuse all requests."""
+    """All workers. queue: limit for samples without a slot."""
 
     def __init__(self, workers: Sequence[Worker], queue: int):
         self.workers = workers
         self.queue = queue
-        self.closing = ""
-
-    @property
-    def failures(self) -> list[str]:
-        return [worker.failure for worker in self.workers if worker.failure]
-
-    @property
-    def running(self) -> int:
-        return sum(len(worker.engine.rows) for worker in self.workers)
-
-    @property
-    def waiting(self) -> int:
-        return sum(worker.waiting for worker in self.workers)
-
-    @property
-    def is_busy(self) -> bool:
-        """Return True while a client waits for a response."""
-        return any(worker.generations for worker in self.workers)
 
     def submit(self, request: ApiRequest) -> Generation:
-        """Hand a request to a worker; an ApiError if there is no room."""
-        worker = self.choose(request.samples)
-        return worker.submit(request.prompts if request.generates else [], request.top_logprobs >= 0)
-
-    def choose(self, samples: int) -> Worker:
-        """Return the worker with the lowest load."""
-        if self.closing:
-            raise ApiError(503, f"the server is {self.closing}", code="unavailable", headers={"retry-after": "5"})
-        # Without a failed engine the others go on.
-        alive = [worker for worker in self.workers if not worker.failure]
-        if not alive:
-            raise ApiError(503, ENGINE_FAILED, code="engine_failed")
+        """Hand a request to the worker with the lowest load; an ApiError if there is no room."""
         # A request is accepted whole: with slots or places in the queue for all samples.
-        places = sum(worker.engine.slots for worker in alive) + self.queue
-        if samples > places:
-            raise ApiError(400, f"the request asks for {samples:,} samples, the server has room for {places:,}", "n")
-        if sum(worker.load for worker in alive) + samples > places:
+        places = sum(worker.engine.slots for worker in self.workers) + self.queue
+        if request.samples > places:
+            raise ApiError(400, f"the request asks for {request.samples:,} samples, there is room for {places:,}", "n")
+        if sum(worker.load for worker in self.workers) + request.samples > places:
             headers = {"retry-after": "1"}
             raise ApiError(429, "the server is busy, try again", code="queue_full", headers=headers)
-        return min(alive, key=lambda worker: worker.load)
+        return min(self.workers, key=lambda worker: worker.load).submit(request.prompts)

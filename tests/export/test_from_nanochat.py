@@ -1,12 +1,10 @@
 """Checkpoints of the public nanochat: October's model computes the same as a plain twin; damage is one sentence."""
 
-import json
-
 import pytest
 import torch
 from old_models import SHAPE, forward_of_october, leave, october, since_march
 
-from nanochat.export.from_nanochat import find_checkpoint, read_checkpoint
+from nanochat.export.from_nanochat import read_checkpoint
 from nanochat.gpt import GPT
 
 
@@ -20,8 +18,7 @@ def model_of(path) -> GPT:
 @pytest.mark.parametrize("padded", [0, 704])
 def test_october_computes_the_same(padded, tmp_path):
     weights = october(padded=padded)
-    path, step = find_checkpoint(leave(tmp_path, weights))
-    assert (path.name, step) == ("model_000650.pt", 650)
+    path = leave(tmp_path, weights)
     ids = torch.randint(701, (2, 192), generator=torch.Generator().manual_seed(2))
     model, expected = model_of(path), forward_of_october(weights, ids)
     assert expected.std() > 1
@@ -33,7 +30,7 @@ def test_all_weights_since_march_are_imported(tmp_path):
     """Every weight finds its place; the public forward is no part of this repository."""
     shape = SHAPE | {"window_pattern": "SL"}
     weights = since_march(shape)
-    path, _ = find_checkpoint(leave(tmp_path, weights, shape))
+    path = leave(tmp_path, weights, shape)
     config, found, _ = read_checkpoint(path)
     assert (config.window_pattern, config.windows, config.bos_id) == ("SL", [128, 0, 0], -1)
     assert config.value_layers == [0, 2]
@@ -55,49 +52,24 @@ def test_all_weights_since_march_are_imported(tmp_path):
 
 
 def test_settings_for_fine_tuning(tmp_path):
-    path, _ = find_checkpoint(
-        leave(tmp_path, october(), total_batch_size=2048, user_config={"matrix_lr": 0.03, "run": "x"})
-    )
+    path = leave(tmp_path, october(), total_batch_size=2048, user_config={"matrix_lr": 0.03, "run": "x"})
     settings = read_checkpoint(path)[2]
     assert settings["total_batch_size"] == 2048
     assert (settings["matrix_lr"], settings["embedding_lr"], settings["max_seq_len"]) == (0.03, 0.2, 192)
     assert "run" not in settings
 
 
-def test_the_newest_step_or_the_one_that_is_named(tmp_path):
-    for step in (9, 650, 1000):
-        leave(tmp_path, {"transformer.wte.weight": torch.zeros(1)}, step=step)
-    assert find_checkpoint(tmp_path)[1] == 1000
-    assert find_checkpoint(tmp_path, 9)[0] == tmp_path / "model_000009.pt"
-    assert find_checkpoint(tmp_path / "model_000650.pt")[1] == 650
-    for place, step, words in [
-        (tmp_path, 10, "no model_000010.pt"),
-        (tmp_path / "nowhere", None, r"no model_\*.pt"),
-        (tmp_path / "meta_000009.json", None, r"no model_\*.pt"),
-    ]:
-        with pytest.raises(ValueError, match=f"there is {words} at .*: name the folder or the file"):
-            find_checkpoint(place, step)
-
-
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        (lambda: since_march() | {"ema": torch.zeros(3)}, "has a parameter ema, which our model does not have"),
-        (
-            lambda: {k: v for k, v in since_march().items() if "smear" not in k},
-            r"smear_gate.weight is missing and should be \[1, 24\], smear_l",
-        ),
-        (lambda: {k: v for k, v in october().items() if "h.2." not in k}, "blocks.2.attn.k.weight is missing"),
-        (lambda: october() | {"x0_lambdas": torch.zeros(3)}, r"x0_lambdas is \[3\] and should be missing"),
-        (
-            lambda: october() | {"lm_head.weight": torch.zeros(700, 64)},
-            r"head.weight is \[700, 64\] and should be \[704, 64\]",
-        ),
-        (lambda: october(SHAPE | {"n_kv_head": 4}), r"attn.k.weight is \[64, 64\] and should be \[32, 64\]"),
+        (lambda: since_march() | {"ema": torch.zeros(3)}, "see ema$"),
+        (lambda: {k: v for k, v in since_march().items() if "smear" not in k}, "see smear_gate.weight, smear_lambda$"),
+        (lambda: october() | {"lm_head.weight": torch.zeros(700, 64)}, "see head.weight$"),
+        (lambda: october(SHAPE | {"n_kv_head": 4}), r"see blocks.0.attn.k.weight, blocks.0.attn.v.weight, blocks.1"),
     ],
 )
 def test_another_layout_is_refused(weights, words, tmp_path):
-    path, _ = find_checkpoint(leave(tmp_path, weights()))
+    path = leave(tmp_path, weights())
     with pytest.raises(ValueError, match=words) as caught:
         read_checkpoint(path)
     assert "\n" not in str(caught.value)
@@ -111,26 +83,12 @@ class Harmful:
 
 
 def test_damage_is_one_sentence_and_no_program_runs(tmp_path):
-    path, _ = find_checkpoint(leave(tmp_path, october()))
-    whole, meta = path.read_bytes(), path.with_name("meta_000650.json")
-    for content in (b"", b"hello", whole[: len(whole) // 2], whole[:2] + whole[9:]):
+    path = leave(tmp_path, october())
+    whole = path.read_bytes()
+    for content in (b"", b"hello", whole[: len(whole) // 2]):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"model_000650.pt is damaged, or holds more than weights, which is not l"):
             read_checkpoint(path)
-    for value in (Harmful(), {"a": Harmful()}, [torch.zeros(3)], {}, {"lr": 0.1}):
-        torch.save(value, path)
-        with pytest.raises(ValueError, match="holds more than weights"):
-            read_checkpoint(path)
-    path.write_bytes(whole)
-    for text in ("", "[]", "{}", '{"model_config": {"n_layer": 3}}', '{"model_config": 3}', meta.read_text()[:-40]):
-        kept = meta.read_text()
-        meta.write_text(text)
-        with pytest.raises(ValueError, match="has no model_config with sequence_len, vocab_size, n_layer"):
-            read_checkpoint(path)
-        meta.write_text(kept)
-    meta.write_text(json.dumps({"model_config": SHAPE | {"n_expert": 8}}))
-    with pytest.raises(ValueError, match="the model has an unknown setting n_expert"):
-        read_checkpoint(path)
-    meta.unlink()
-    with pytest.raises(ValueError, match=r"cannot be read .* put it beside the model"):
+    torch.save({"a": Harmful()}, path)
+    with pytest.raises(ValueError, match="holds more than weights"):
         read_checkpoint(path)

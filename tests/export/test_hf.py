@@ -10,10 +10,8 @@ import torch
 import transformers
 from exports import tokenizer_of, trained
 from models import CONFIGS, lively
-from outcomes import leave
 
 from nanochat import chat
-from nanochat.attention import Rotation
 from nanochat.export import gguf, hf
 from nanochat.export.hf import ARCHITECTURES, Exported, architecture_of, build_hf, hf_settings, hf_weights, unsupported
 from nanochat.export.tokenizers import sample_texts
@@ -44,19 +42,13 @@ def exported(write, name: str, tokenizer: Tokenizer, texts: list[str], out: Path
     model = trained(preset, tokenizer, **fields)
     manifest = MANIFEST | {"tokenizer": {"tag": "default", "hash": tokenizer.content_hash}}
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        hf.export(write, Exported(out.name, "d4", model, tokenizer, manifest, texts, out.parent), out)
+        hf.export(write, Exported(out.name, model, tokenizer, manifest, texts), out)
     return model, out, output.getvalue()
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def folder(request, tokenizer, texts, tmp_path_factory) -> tuple[GPT, Path, str]:
-    out = tmp_path_factory.mktemp("hf") / "a model"
-    metrics = {"Final validation bpb": {"value": 1.5, "stderr": 0.01, "format": ".4f"}}
-    leave(out.parent, "base_train", "d4", metrics=metrics)
-    leave(out.parent, "base_eval", "d4", metrics={"CORE metric": 0.1})
-    leave(out.parent, "base_loss", "d4", metrics={"val bpb": 1.6, "Step": 3})  # of another checkpoint
-    leave(out.parent, "chat_sft", "d4", metrics={"Validation loss": 1.0})  # of another model
-    return exported(hf.write_folder, request.param, tokenizer, texts, out)
+    return exported(hf.write_folder, request.param, tokenizer, texts, tmp_path_factory.mktemp("hf") / "a model")
 
 
 # ---- settings ----
@@ -94,12 +86,9 @@ def test_every_setting_is_exported_or_refused_by_name(preset, name):
     torch.testing.assert_close(theirs(ids).logits, model(ids), atol=2e-5, rtol=1e-5)
 
 
-def test_an_unknown_setting_is_refused():
+def test_a_new_setting_is_refused_and_one_without_effect_is_not():
     made = dataclasses.make_dataclass("Novel", [("novelty", int, 3)], bases=(GPTConfig,), frozen=True)
     assert unsupported(made(**CONFIGS["portable"]), QWEN3) == ["novelty=3"]
-
-
-def test_settings_without_effect_are_no_obstacle():
     fields = {"window_pattern": "S", "max_seq_len": 128}  # no short window is left
     assert unsupported(GPTConfig(**CONFIGS["october-2025"] | fields), NANOCHAT) == []
 
@@ -114,23 +103,6 @@ def test_each_architecture_names_its_obstacles():
     assert f"NanoChatForCausalLM does not support window_pattern=SSSL, qk_scale=1.2, {shared}; " in message
     assert f"Qwen3ForCausalLM does not support mlp=relu2, window_pattern=SSSL, softcap=15.0, {shared}. " in message
     assert message.endswith("--model=october-2025 or --model=portable")
-
-
-def test_swapped_halves_rotate_backwards():
-    """Scores depend on the angle between two tokens: with halves swapped, on minus the angle."""
-    head, width = 8, 24
-    q, k = torch.randn(2, 3 * head, width, dtype=torch.float64)
-    x = torch.randn(1, 5, width, dtype=torch.float64)
-    angles = torch.outer(torch.arange(5), 0.3 ** torch.arange(head // 2))[:, None].double()
-
-    def scores(q, k, angles):
-        rotation = Rotation(angles.cos(), angles.sin())
-        turned = [rotation.apply((x @ w.T).unflatten(-1, (3, head)).float()) for w in (q, k)]
-        return torch.einsum("bihd,bjhd->bhij", *turned)
-
-    ours = scores(q, k, angles)
-    torch.testing.assert_close(scores(hf.swap_halves(q, head), hf.swap_halves(k, head), -angles), ours)
-    assert (scores(q, k, -angles) - ours).abs().max() > 0.1
 
 
 def test_padding_is_left_out_and_the_norm_goes_into_the_embedding():
@@ -151,7 +123,7 @@ def test_padding_is_left_out_and_the_norm_goes_into_the_embedding():
 def test_transformers_computes_the_same(folder):
     model, out, output = folder
     assert float(output.partition("the largest difference in fp32 is ")[2].split(",")[0]) <= 1e-5
-    assert "over 384 tokens\ngreedy: the same 64 tokens\n" in output
+    assert "over 384 tokens\n" in output
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
     assert not any(info.values()), info
     expected = "NanoChatForCausalLM" if model.config.mlp == "relu2" else "Qwen3ForCausalLM"
@@ -163,19 +135,14 @@ def test_transformers_computes_the_same(folder):
         torch.testing.assert_close(theirs(ids).logits, model(ids), atol=1e-5, rtol=0)
 
 
-def test_the_card_has_shape_origin_and_metrics_of_the_model(folder):
+def test_the_card_has_shape_and_origin_of_the_model(folder):
     model, out, output = folder
     card = (out / "README.md").read_text(encoding="utf-8")
     assert card.startswith("---\nlibrary_name: transformers\n")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     for part in (f"{parameters:,} parameters", "vocabulary\n701", "1 for keys and values", "'torch': '2.11'", "step 4"):
         assert part in card
-    assert "## Base model training\n\n- Final validation bpb: 1.5000 ± 0.0100\n" in card
-    assert "## Base model evaluation\n\n- CORE metric: 0.1000\n" in card
-    assert "val bpb: 1.6" not in card
-    assert "Validation loss" not in card
-    assert card.endswith("- greedy: the same 64 tokens\n")
-    assert output.splitlines()[-1] in card
+    assert card.endswith(f"- {output.splitlines()[-1]}\n")
 
 
 def test_padding_in_a_batch_changes_nothing(folder, tokenizer):
@@ -247,8 +214,7 @@ def test_gguf_is_compared_too(tokenizer, texts, tmp_path):
     _, out, output = exported(gguf.write_gguf, "qwen3", tokenizer, texts, tmp_path / "out")
     assert [path.name for path in out.iterdir()] == ["model.gguf"]
     assert "logits: the largest difference in fp32 is " in output
-    assert "greedy: the same 64 tokens\n" in output
-    assert "with llama-bpe, the nearest, " in output
+    assert "splits numbers of three or more digits in another way" in output
     with pytest.raises(ValueError, match=r"Qwen3ForCausalLM does not support mlp=relu2, softcap=15.0"):
         exported(gguf.write_gguf, "nanochat", tokenizer, texts, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -20,23 +19,23 @@ from served import CONTEXT
 from nanochat.chat import Reply
 from nanochat.config import parse
 from nanochat.serve import app as serve_app
-from nanochat.serve.app import HEADERS, Access, Service, application, is_loopback, listen
-from nanochat.serve.requests import RequestLimits, ServedModel, parse_chat, parse_completion
+from nanochat.serve.app import HEADERS, Service, application, is_loopback, listen
+from nanochat.serve.requests import ServedModel, parse_chat, parse_completion
 from nanochat.serve.worker import Pool
 from scripts.chat_web import Config, main
 
 HI = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 MODEL = "nanochat-mine-base"
-SERVICE = Service(ServedModel(MODEL, TOKENIZER, 64, RequestLimits(body_bytes=1000)), Pool([], 0))
+SERVICE = Service(ServedModel(MODEL, TOKENIZER, 64), Pool([], 0))
 
 # ---- access and limits ----
 
 
-def ask(path="/v1/models", method="GET", content=None, headers=(), **settings):
+def ask(path="/v1/models", method="GET", content=None, headers=(), host="127.0.0.1", key=""):
     """Return the response of an application in this process that has no engine."""
 
     async def request():
-        transport = httpx.ASGITransport(application(SERVICE, Access(**settings)))
+        transport = httpx.ASGITransport(application(SERVICE, host, key, ["good.example"]))
         async with httpx.AsyncClient(transport=transport) as client:
             lines = {"host": "localhost:8000", **dict(headers)}
             return await client.request(method, f"http://server{path}", headers=lines, content=content)
@@ -47,9 +46,7 @@ def ask(path="/v1/models", method="GET", content=None, headers=(), **settings):
 @pytest.mark.parametrize(
     ("host", "address", "status"),
     [
-        ("localhost", "127.0.0.1", 200),
         ("LOCALHOST:8000", "127.0.0.1", 200),
-        ("127.0.0.1:8000", "127.0.0.1", 200),
         ("[::1]:8000", "127.0.0.1", 200),
         ("[::1]:8000", "::1", 200),
         ("192.168.1.5:8000", "192.168.1.5", 200),
@@ -58,19 +55,13 @@ def ask(path="/v1/models", method="GET", content=None, headers=(), **settings):
         ("localhost.evil.example", "127.0.0.1", 400),
         ("localhost@evil.example", "127.0.0.1", 400),
         ("", "127.0.0.1", 400),
-        ("[::1", "127.0.0.1", 400),
         ("good.example:80", "127.0.0.1", 200),
-        ("evil.example", "0.0.0.0", 400),
+        ("192.168.1.6:8000", "0.0.0.0", 200),  # the key, which such a server needs, protects it
+        ("192.168.1.6:8000", "::", 200),
     ],
 )
 def test_the_server_answers_to_its_own_names_only(host, address, status):
-    assert ask(headers={"host": host}, host=address, hosts=("Good.example",)).status_code == status
-
-
-def test_a_server_on_all_addresses_answers_to_all_names():
-    """The key, which such a server needs, protects it."""
-    for address in ("0.0.0.0", "::"):
-        assert ask(headers={"host": "192.168.1.6:8000"}, host=address).status_code == 200
+    assert ask(headers={"host": host}, host=address).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -81,49 +72,31 @@ def test_a_server_on_all_addresses_answers_to_all_names():
         ("http://evil.example", 403),
         ("null", 403),
         ("", 403),
-        ("http://[", 403),
-        ("https://good.example", 200),
     ],
 )
 def test_pages_of_other_sites_may_not_use_the_server(origin, status):
-    found = ask(headers={"origin": origin}, origins=["https://good.example"])
+    found = ask(headers={"origin": origin})
     assert found.status_code == status
-    assert found.headers.get("access-control-allow-origin") == (origin if "good" in origin else None)
-
-
-def test_browsers_may_ask_before_they_post():
-    headers = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    settings = {"key": "secret", "origins": ["https://good.example"]}
-    found = ask(method="OPTIONS", headers={"origin": "https://good.example", **headers}, **settings)
-    assert found.status_code == 200
-    assert found.headers["access-control-allow-origin"] == "https://good.example"
-    assert "authorization" in found.headers["access-control-allow-headers"]
-    assert ask(method="OPTIONS", headers={"origin": "https://evil.example", **headers}, **settings).status_code == 400
+    assert "access-control-allow-origin" not in found.headers
 
 
 @pytest.mark.parametrize(
-    ("given", "code"),
+    ("given", "status"),
     [
-        (None, "missing_api_key"),
-        ("Basic c2VjcmV0", "missing_api_key"),
-        ("Bearer", "invalid_api_key"),
-        ("Bearer schlüsse", "invalid_api_key"),
-        ("Bearer schlüssell", "invalid_api_key"),
-        ("Bearer schlüssel", None),
-        ("bearer  schlüssel ", None),
+        (None, 401),
+        ("Basic c2VjcmV0", 401),
+        ("Bearer", 401),
+        ("Bearer schlüssell", 401),
+        ("Bearer schlüssel", 200),
     ],
 )
-def test_keys(given, code):
+def test_keys(given, status):
     found = ask(key="schlüssel", headers={"authorization": given.encode()} if given else {})
-    assert found.status_code == (401 if code else 200)
-    if code:
-        error = found.json()["error"]
-        assert (error["code"], error["type"]) == (code, "authentication_error")
+    assert found.status_code == status
+    if status == 401:
+        assert found.json()["error"]["code"] == "invalid_api_key"
         assert found.headers["www-authenticate"] == "Bearer"
-
-
-def test_the_page_and_health_need_no_key():
-    assert [ask(path, key="secret").status_code for path in ("/", "/health", "//health")] == [200, 200, 401]
+        assert [ask(path, key="secret").status_code for path in ("/", "/health", "//health")] == [200, 200, 401]
 
 
 async def endless_body():
@@ -134,29 +107,12 @@ async def endless_body():
 
 def test_bodies_that_are_too_long_or_too_slow(monkeypatch):
     post = {"path": "/v1/completions", "method": "POST"}
-    assert ask(**post, content=b" " * 1000).status_code == 400  # not JSON
-    found = ask(**post, content=b" " * 1001)
-    assert (found.status_code, found.json()["error"]["message"]) == (413, "the body has more than 1,000 bytes")
-    monkeypatch.setattr(serve_app, "CLIENT_SECONDS", 0.1)
+    assert ask(**post, content=b" " * (1 << 20)).status_code == 400  # not JSON
+    found = ask(**post, content=b" " * ((1 << 20) + 1))
+    assert (found.status_code, found.json()["error"]["message"]) == (413, "the body has more than 1,048,576 bytes")
+    monkeypatch.setattr(serve_app, "BODY_SECONDS", 0.1)
     found = ask(**post, content=endless_body())
     assert (found.status_code, found.json()["error"]["type"]) == (408, "invalid_request_error")
-
-
-def test_a_client_that_does_not_read_is_dropped(monkeypatch):
-    monkeypatch.setattr(serve_app, "CLIENT_SECONDS", 0.1)
-    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"localhost")], "query_string": b""}
-    sent = []
-
-    async def send(message):
-        sent.append(message["type"])
-        if len(sent) > 1:
-            await asyncio.sleep(60)
-
-    async def receive():
-        return {"type": "http.request"}
-
-    asyncio.run(asyncio.wait_for(application(SERVICE, Access())(scope, receive, send), 30))
-    assert sent == ["http.response.start", "http.response.body"]
 
 
 def test_loopback_addresses_need_no_key():
@@ -175,7 +131,7 @@ def client(server):
 
 def alone(twin, parse_body, body):
     """Return (text, reason, tokens) of each sample, from Engine.generate."""
-    request = parse_body(json.dumps(body).encode(), ServedModel(MODEL, twin.tokenizer, CONTEXT, RequestLimits()))
+    request = parse_body(json.dumps(body).encode(), ServedModel(MODEL, twin.tokenizer, CONTEXT))
     found = []
     for completion in (one for samples in twin.generate(request.prompts) for one in samples):
         reply = Reply(twin.tokenizer)
@@ -194,7 +150,6 @@ SETTINGS = [
 
 
 def test_answers_are_those_of_an_engine_alone(server, twin):
-    """All at once, on two engines of four slots each."""
     calls = []
     for i in range(8):
         chat = {"messages": [{"role": "user", "content": f"hi {i}"}], **SETTINGS[i % 4]}
@@ -214,7 +169,7 @@ def test_answers_are_those_of_an_engine_alone(server, twin):
 
 def test_the_clients_chat_and_its_stream(client):
     settings = {"model": MODEL, "messages": HI, "seed": 4, "n": 2, "max_completion_tokens": 25}
-    whole = client.chat.completions.create(**settings, logprobs=True)
+    whole = client.chat.completions.create(**settings, logprobs=True, top_logprobs=3)
     chunks = list(client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True}))
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
     assert chunks[0].id.startswith("chatcmpl-")
@@ -227,13 +182,7 @@ def test_the_clients_chat_and_its_stream(client):
         assert all(token.logprob < 0 for token in choice.logprobs.content)
         spelled = b"".join(bytes(token.bytes) for token in choice.logprobs.content if not token.token.startswith("<|"))
         assert spelled.decode(errors="replace") == choice.message.content
-    likeliest = client.chat.completions.create(**settings, logprobs=True, top_logprobs=3)
-    for choice, other in zip(whole.choices, likeliest.choices, strict=True):
-        assert choice.message.content == other.message.content
-        for token, scored in zip(choice.logprobs.content, other.logprobs.content, strict=True):
-            assert (token.token, len(scored.top_logprobs)) == (scored.token, 3)
-            assert token.logprob == pytest.approx(scored.logprob, abs=1e-4)
-            assert scored.logprob <= scored.top_logprobs[0].logprob
+        assert all(len(token.top_logprobs) == 3 for token in choice.logprobs.content)
 
 
 def test_the_clients_completion_stops_and_models(client):
@@ -251,22 +200,19 @@ def test_the_clients_completion_stops_and_models(client):
     assert "".join(chunk.choices[0].text for chunk in stream) == text[: text.index(stop)]
     [model] = client.models.list().data
     assert model.id == MODEL
-    assert client.models.retrieve(model.id) == model
 
 
 def test_the_clients_errors(client):
     settings = {"model": MODEL, "messages": HI}
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**settings, tools=[{"type": "function", "function": {"name": "f"}}])
-    assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
+    assert caught.value.param == "tools"
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{**settings, "messages": [{"role": "user", "content": "x" * 400}]})
     assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(**{**settings, "model": "gpt-4"})
     assert caught.value.code == "model_not_found"
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("gpt-4")
 
 
 def test_the_bytes_of_a_stream(server):
@@ -282,26 +228,21 @@ def test_the_bytes_of_a_stream(server):
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert chunks[-2]["choices"][0]["finish_reason"] == "length"
     assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 5)
-    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    assert all(chunk.keys() == {"id", "object", "created", "model", "choices", "usage"} for chunk in chunks)
-    echo = {"prompt": "What", "max_tokens": 0, "echo": True, "stream": True}  # nothing to generate
-    lines = server.http.post("/v1/completions", json=echo).text.split()
-    assert lines[-1] == "[DONE]"
-    assert '"What"' in "".join(lines)
 
 
 def test_an_echo_is_scored_by_a_plain_forward(server, twin):
     text = "It is 46, said the quick"
-    body = {"prompt": [text, "The"], "max_tokens": 0, "echo": True, "logprobs": 1}
+    body = {"prompt": [text, "The"], "max_tokens": 1, "echo": True, "logprobs": 1}
     first, second = server.http.post("/v1/completions", json=body).json()["choices"]
-    assert (first["text"], second["text"]) == (text, "The")
+    assert first["text"].startswith(text)
+    assert second["text"].startswith("The")
     tokens = [twin.tokenizer.special_tokens["<|bos|>"], *twin.tokenizer.encode(text)]
-    assert first["logprobs"]["tokens"] == [twin.tokenizer.decode([token]) for token in tokens[1:]]
+    assert first["logprobs"]["tokens"][:-1] == [twin.tokenizer.decode([token]) for token in tokens[1:]]
     expected = twin.plain(torch.tensor([tokens]))[0, :-1].log_softmax(-1)
     chosen = expected.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
-    found = torch.tensor(first["logprobs"]["token_logprobs"])
+    found = torch.tensor(first["logprobs"]["token_logprobs"][:-1])
     torch.testing.assert_close(found, chosen, atol=1e-5, rtol=1e-5)
-    best = torch.tensor([max(top.values()) for top in first["logprobs"]["top_logprobs"]])
+    best = torch.tensor([max(top.values()) for top in first["logprobs"]["top_logprobs"][:-1]])
     torch.testing.assert_close(best, expected.amax(-1), atol=1e-5, rtol=1e-5)
 
 
@@ -332,7 +273,7 @@ def test_headers_and_the_policy_of_the_page(server):
 
 def test_health(server):
     assert server.becomes_idle()
-    assert server.http.get("/health").json() == {"status": "ok", "model": MODEL, "running": 0, "waiting": 0}
+    assert server.http.get("/health").json() == {"status": "ok", "model": MODEL, "samples": 0}
 
 
 # ---- start and end ----
@@ -342,7 +283,7 @@ def test_health(server):
     ("flags", "sentence"),
     [
         (["--host=0.0.0.0"], "--host=0.0.0.0 is open to other machines: set NANOCHAT_API_KEY"),
-        (["--port=70000"], "--port=70000 is too large"),
+        (["--port=70000"], "--port=70000: "),
         (["--source=best"], "--source=best is not one of base, mid, sft, rl"),
         (["--source=base", "--tag=none", "--port=0"], "there is no model in "),
     ],
@@ -361,48 +302,32 @@ def test_an_address_that_is_not_free(server):
             listen(host, number)
 
 
-SLOW_SERVER = """
-import sys, time
-from engines import NEVER, TOKENIZER, model_of
+BROKEN_SERVER = """
+from engines import TOKENIZER, model_of
 from nanochat.engine import Engine
-from nanochat.serve.app import Access, Service, listen, serve
-from nanochat.serve.requests import RequestLimits, ServedModel
+from nanochat.serve.app import Service, listen, serve
+from nanochat.serve.requests import ServedModel
 from nanochat.serve.worker import Pool, Worker
 
-class Slow(Engine):
+class Broken(Engine):
     def step(self):
-        time.sleep(0.1)
-        super().step()
+        raise RuntimeError("the device is gone")
 
-worker = Worker(Slow(model_of(), TOKENIZER, slots=2), model_of())
-served = ServedModel("slow", TOKENIZER, 192, RequestLimits())
-serve(listen("127.0.0.1", 0), Service(served, Pool([worker], 0)), Access(), drain=float(sys.argv[1]))
+worker = Worker(Broken(model_of(), TOKENIZER, slots=2), model_of())
+serve(listen("127.0.0.1", 0), Service(ServedModel("broken", TOKENIZER, 192), Pool([worker], 0)), "127.0.0.1", "", [])
 """
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_shutdown_does_not_wait_for_ever(times):
-    """After --drain seconds open requests get an error; a second signal ends the process at once."""
+def test_a_server_whose_engine_fails_ends():
+    """Nobody waits for it: the connections of all clients end too."""
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", SLOW_SERVER, "0.5" if times == 1 else "1000"]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, env=env, **streams) as process:
+    with subprocess.Popen([sys.executable, "-c", BROKEN_SERVER], env=env, **streams) as process:
         try:
             url = next(found[1] for line in process.stdout if (found := re.match(r"server: (http://\S+)/ ", line)))
-            body = {"prompt": "hi", "max_tokens": 180, "temperature": 0, "logprobs": 0, "stream": times == 2}
-            with ThreadPoolExecutor(1) as threads:
-                post = threads.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=60)
-                while not httpx.get(f"{url}/health").json()["running"]:
-                    assert not post.done()
-                process.send_signal(signal.SIGTERM)
-                assert "a second signal ends it at once" in process.stdout.readline()
-                if times == 1:
-                    assert post.result().status_code == 503
-                    assert post.result().json()["error"]["message"] == "the server has shut down"
-                else:
-                    process.send_signal(signal.SIGTERM)
-                    with pytest.raises(httpx.HTTPError):
-                        post.result()
-            assert process.wait(30) == (0 if times == 1 else -signal.SIGTERM)
+            with pytest.raises(httpx.HTTPError):
+                httpx.post(f"{url}/v1/completions", json={"prompt": "hi"}, timeout=60)
+            assert process.wait(30) == 1
+            assert "RuntimeError: the device is gone" in process.stdout.read()
         finally:
             process.kill()

@@ -6,9 +6,9 @@ import pytest
 from engines import ID, TOKENIZER
 
 from nanochat.chat import render_prompt
-from nanochat.serve.requests import ApiError, RequestLimits, ServedModel, parse_chat, parse_completion
+from nanochat.serve.requests import ApiError, ServedModel, parse_chat, parse_completion
 
-SERVED = ServedModel("mine", TOKENIZER, 64, RequestLimits(messages=4, characters=150, tokens=40, samples=3))
+SERVED = ServedModel("mine", TOKENIZER, 64)
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -31,7 +31,7 @@ def test_settings_reach_the_engine():
     assert (prompt.temperature, prompt.top_p, prompt.top_k, prompt.seed, prompt.n) == (0.5, 0.9, 3, 7, 2)
     assert prompt.max_new_tokens == 5
     assert (request.fields.stop, request.fields.stream) == (["x"], True)
-    assert (request.top_logprobs, request.samples) == (-1, 2)
+    assert (request.alternatives, request.samples) == (None, 2)
     assert chat(max_tokens=5, max_completion_tokens=6).prompts[0].max_new_tokens == 6
     assert chat(seed=-1).prompts[0].seed == 2**64 - 1
 
@@ -40,10 +40,10 @@ def test_defaults_and_nulls():
     first = chat()
     second = chat(temperature=None, stop=None, n=None, max_tokens=None, max_completion_tokens=None, model="mine")
     assert first.prompts[0].temperature == second.prompts[0].temperature == 1.0
-    assert first.prompts[0].max_new_tokens == second.prompts[0].max_new_tokens == 40  # the server's limit
+    assert first.prompts[0].max_new_tokens == second.prompts[0].max_new_tokens == 64  # the context
     assert first.prompts[0].seed != second.prompts[0].seed
     assert completion().prompts[0].max_new_tokens == 16
-    assert chat(tools=[], logit_bias={}, frequency_penalty=0, response_format={"type": "text"}, user="me", store=False)
+    assert chat(tools=[], logit_bias={}, frequency_penalty=0, user="me", store=False)
 
 
 def test_prompts_of_all_kinds():
@@ -57,7 +57,7 @@ def test_prompts_of_all_kinds():
         request = completion(prompt=prompt)
         assert [list(one.tokens) for one in request.prompts] == rows
         assert request.added_tokens == added
-    assert completion(prompt=[[bos, *hi]]).prompt_texts == ["<|bos|>hi"]
+    assert completion(prompt=[[bos, *hi]], echo=True).prompt_texts == ["<|bos|>hi"]
 
 
 def test_names_of_special_tokens_are_plain_text():
@@ -81,59 +81,37 @@ def test_answers_come_back_with_their_parts():
     assert chat_tokens(system) == chat_tokens(developer) == render_prompt({"messages": system}, TOKENIZER)
 
 
-def test_log_probabilities_that_need_a_forward_pass():
-    assert not chat(logprobs=True).needs_scores
-    assert chat(logprobs=True, top_logprobs=2).needs_scores
-    assert not completion(logprobs=0).needs_scores
-    assert completion(logprobs=0, echo=True).needs_scores
-    assert completion(logprobs=1).needs_scores
-    assert not completion(max_tokens=0, echo=True, prompt="x" * 63).generates  # fills the context
-
-
-def message(content="hi", role="user", **more):
-    return {"messages": [{"role": role, "content": content, **more}]}
-
-
-ANSWER = {"role": "assistant", "content": "x"}
+def message(content="hi", role="user"):
+    return {"messages": [{"role": role, "content": content}]}
 
 
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
         ({"messages": []}, "messages", "at least 1 item"),
-        ({"messages": "hi"}, "messages", "a valid list"),
-        ({"messages": HI * 5}, "messages", "5 messages, 4 are allowed"),
-        ({"messages": ["hi"]}, "messages[0]", "dictionary"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "a valid list"),
-        (message(role="bot"), "messages[0].role", "'system', 'user' or 'assistant'"),
+        ({"messages": ["hi"]}, "messages", "messages.0: Input should be"),
+        ({"messages": [{"role": "user"}]}, "messages", "messages.0.content: Field required"),
+        (message(role="bot"), "messages", "its role is 'bot'"),
         ({"messages": HI * 2}, "messages", "message 2"),
-        ({"messages": [*HI, ANSWER]}, "messages", "has to be the user's"),
-        (message("x" * 151), "messages", "151 characters, 150 are allowed"),
-        (message([{"type": "image_url", "image_url": {}}]), "messages[0].content[0].type", "'text'"),
-        (message([{"type": [], "text": "x"}]), "messages[0].content[0].type", "'text'"),
-        ({"messages": [*HI, {**ANSWER, "tool_calls": [{}]}, *HI]}, "messages[1]", "tool_calls is not supported"),
+        ({"messages": [*HI, {"role": "assistant", "content": "x"}]}, "messages", "has to be the user's"),
+        (message([{"type": "image_url", "image_url": {}}]), "messages", "a part of its content has no `text`"),
+        (message([{"type": [], "text": "x"}]), "messages", "user may have text"),
+        (message("x" * 90), "messages", "must fit into 64"),
         ({"model": {"a": 1}}, "model", "a valid string"),
         ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
-        ({"temperature": "1"}, "temperature", "a valid number"),
         ({"temperature": True}, "temperature", "a valid number"),
         ({"temperature": 10**400}, "temperature", "a valid number"),
         ({"top_p": 0}, "top_p", "greater than 0"),
-        ({"top_k": -1}, "top_k", "greater than or equal to 0"),
         ({"top_k": 1.5}, "top_k", "a valid integer"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
-        ({"max_completion_tokens": -1}, "max_completion_tokens", "greater than or equal to 1"),
-        ({"max_tokens": 41}, "max_tokens", "at most 40 tokens"),
-        ({"n": 4}, "n", "at most 3 samples"),
-        ({"seed": 2**63}, "seed", "less than"),
-        ({"stream": "yes"}, "stream", "a valid boolean"),
-        ({"stream_options": []}, "stream_options", "dictionary"),
+        ({"n": 129}, "n", "less than or equal to 128"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4 items"),
-        ({"stop": [""]}, "stop[0]", "at least 1 character"),
-        ({"stop": ["x" * 257]}, "stop[0]", "at most 256 characters"),
-        ({"stop": 3}, "stop", "a valid list"),
-        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"stop": [""]}, "stop", "at least 1 character"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
-        ({"logprobs": True, "top_logprobs": 1, "stream": True}, "stream", "are not streamed"),
+        ({"logprobs": True, "stream": True}, "stream", "are not streamed"),
+        ({"tools": [{"type": "function"}]}, "tools", "does not support the field, leave it out"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "does not support"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "does not support"),
     ],
 )
 def test_refused_chats(fields, param, words):
@@ -145,64 +123,30 @@ def test_refused_chats(fields, param, words):
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "words"),
+    ("fields", "param"),
     [
-        *(({"prompt": prompt}, "prompt", "has to be a text") for prompt in ([], [[]], ["a", 3], {"a": 1}, [True], 3)),
-        ({"prompt": ["a"] * 25}, "prompt", "24 are allowed"),
-        ({"prompt": [1, 265]}, "prompt", "ids beyond the vocabulary"),
-        ({"prompt": [-1]}, "prompt", "ids beyond the vocabulary"),
-        ({"prompt": ["x", "x" * 63]}, "prompt", "64 tokens"),
-        ({"max_tokens": 0}, "max_tokens", "nothing to answer"),
-        ({"best_of": 3}, "best_of", "not supported"),
-        ({"suffix": "end"}, "suffix", "not supported"),
-        ({"logprobs": 6}, "logprobs", "less than or equal to 5"),
-        ({"logprobs": True}, "logprobs", "a valid integer"),
-        ({"logprobs": 0, "echo": True, "stream": True}, "stream", "not streamed"),
+        *(({"prompt": prompt}, "prompt") for prompt in ([], [[]], ["a", 3], {"a": 1}, [True], 3, [-1], [1, 265])),
+        ({"prompt": ["x", "x" * 63]}, "prompt"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": 0, "stream": True}, "stream"),
     ],
 )
-def test_refused_completions(fields, param, words):
+def test_refused_completions(fields, param):
     with pytest.raises(ApiError) as caught:
         completion(**fields)
-    error = caught.value.body["error"]
-    assert (caught.value.status, error["param"]) == (400, param)
-    assert words in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "status", "param", "code"),
-    [
-        ({"model": "gpt-4"}, 404, "model", "model_not_found"),
-        (message("x" * 90), 400, "messages", "context_length_exceeded"),
-        ({"tools": [{"type": "function"}]}, 400, "tools", "unsupported_parameter"),
-        ({"tool_choice": "required"}, 400, "tool_choice", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, 400, "response_format", "unsupported_parameter"),
-        ({"logit_bias": {"50": 1}}, 400, "logit_bias", "unsupported_parameter"),
-        ({"audio": {"voice": "x"}}, 400, "audio", "unsupported_parameter"),
-        ({"modalities": ["text", "audio"]}, 400, "modalities", "unsupported_parameter"),
-        ({"presence_penalty": 0.5}, 400, "presence_penalty", "unsupported_parameter"),
-    ],
-)
-def test_codes_for_programs(fields, status, param, code):
-    with pytest.raises(ApiError) as caught:
-        chat(**fields)
-    error = caught.value.body["error"]
-    assert (caught.value.status, error["param"], error["code"]) == (status, param, code)
+    assert (caught.value.status, caught.value.body["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         (b"", "Invalid JSON"),
-        (b"{", "Invalid JSON"),
         (b"[]", "an object"),
         (b'{"temperature": NaN}', "a finite number"),
         (b'{"a": "\xff"}', "Invalid JSON"),
-        (b"\xff\xfe{\x00}\x00", "Invalid JSON"),
         (rb'{"prompt": "\ud800"}', "Invalid JSON"),
-        (b"[" * 100_000, "recursion limit"),
         (b'{"a":' * 100_000, "recursion limit"),
-        (b'{"a": ' + b"1" * 5000 + b"}", "Invalid JSON"),
-        (b'{"messages": ' + b"[" * 150 + b"]" * 150 + b"}", "messages[0]"),  # deep, but valid JSON
+        (b'{"messages": ' + b"[" * 150 + b"]" * 150 + b"}", "messages.0"),  # deep, but valid JSON
     ],
 )
 def test_refused_bodies(body, words):
