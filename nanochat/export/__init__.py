@@ -5,5 +5,5 @@ The door for scripts:
 - hf.Exported and hf.export: write a new folder with one of the writers, compare, and keep it only if all is equal
 - hf.write_folder, hf.write_tokenizer, gguf.write_gguf: the writers
 - tokenizers.sample_texts and tokenizers.read_tokenizer
-- from_nanochat.find_checkpoint and from_nanochat.read_checkpoint
+- from_nanochat.read_checkpoint
 """
