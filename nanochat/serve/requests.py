@@ -4,7 +4,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from nanochat.chat import render_prompt
 from nanochat.engine import ENDS, Request
@@ -121,14 +121,6 @@ class CommonFields(BaseModel):
     suffix: Unsupported = None
     audio: Unsupported = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def drop_nulls(cls, fields: Any) -> Any:
-        """Read null as absent, as OpenAI does."""
-        if not isinstance(fields, dict):
-            return fields
-        return {name: value for name, value in fields.items() if value is not None}
-
 
 class ChatFields(CommonFields):
     messages: list[Message] = Field(min_length=1)
@@ -149,13 +141,15 @@ class CompletionFields(CommonFields):
 
 # ---- from a body to a checked request ----
 
+JSON_OBJECT = TypeAdapter(dict[str, Any])
 Fields = TypeVar("Fields", bound=CommonFields)
 
 
 def read_fields(model: type[Fields], body: bytes, served: ServedModel) -> Fields:
-    """Return the fields of a JSON body; an ApiError names the first wrong field."""
+    """Return the fields of a JSON body; an ApiError names the first wrong field. Null counts as absent."""
     try:
-        fields = model.model_validate_json(body)
+        found = JSON_OBJECT.validate_json(body)
+        fields = model.model_validate({name: value for name, value in found.items() if value is not None})
     except ValidationError as error:  # also for a body without JSON, in wrong UTF-8, or nested too deeply
         first = error.errors(include_url=False, include_input=False)[0]
         place = [str(part) for part in first["loc"]]  # such as messages, 0, role
