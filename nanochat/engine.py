@@ -194,7 +194,8 @@ class Engine:
         if not self.waiting:
             return
         if not self.rows:  # the decoder's memory can change
-            self.room = self.decoder.make_room(min(self.slots, len(self.waiting)), self.longest)
+            self.decoder.make_room(min(self.slots, len(self.waiting)), self.longest)
+            self.room = min(self.slots, self.decoder.cache.slots)  # requests may come while these run
         admitted: list[_Sequence] = []
         while self.waiting and len(self.rows) + len(admitted) < self.room:
             if self.waiting[0].most > self.decoder.cache.length:  # until no row runs
