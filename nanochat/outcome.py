@@ -5,7 +5,6 @@ A training stage's metrics are put together here too. Reports read these records
 
 import contextlib
 import dataclasses
-import glob
 import importlib.metadata
 import json
 import math
@@ -21,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nanochat.log import duration, metric_curve, read_metrics
+from nanochat.log import duration, metric_curve, print0, read_metrics
 from nanochat.paths import read_sha256, stage_dir, write_json
 
 if TYPE_CHECKING:
@@ -200,19 +199,14 @@ def _hardware() -> dict[str, str]:
     return parts
 
 
-def read_outcomes(base: Path, tag: str = "") -> list[tuple[Path, Outcome | str]]:
-    """Return path and record for each stage below `base`, of all tags or one.
-
-    A damaged record is a sentence instead.
-    """
+def read_outcomes(base: Path, tag: str = "") -> list[Outcome]:
+    """Return the record for each stage below `base`, of all tags or one; a damaged record is named and left out."""
     found = []
-    for path in sorted(base.glob(f"*/{glob.escape(tag) or '*'}/outcome.json")):  # escape: a tag may have brackets
+    for path in sorted(base.glob(f"*/{tag or '*'}/outcome.json")):
         try:
-            found.append((path, Outcome.load(path)))
-        except OSError as error:
-            found.append((path, error.strerror or str(error)))  # the full text has a local path
+            found.append(Outcome.load(path))
         except ValueError as error:
-            found.append((path, str(error)))
+            print0(f"{path} is left out: {error}", file=sys.stderr)
     return found
 
 

@@ -6,6 +6,7 @@ weight decay so that batch / (rate × decay × tokens) stays constant (arXiv 240
 """
 
 import math
+import os
 import re
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from nanochat.hardware import Accelerator, find_accelerator
 from nanochat.log import duration
 from nanochat.models import config_fields, new_model
 from nanochat.optim import KINDS
-from nanochat.outcome import Outcome, environment, read_outcomes
+from nanochat.outcome import environment, read_outcomes
 from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.paths import base_dir
 from nanochat.runtime import asked_precision
@@ -28,7 +29,8 @@ REFERENCE_BATCH = 2**19  # tokens, best for the reference
 BATCH_EXPONENT = 0.383
 TOKENS_PER_PARAMETER = 12.0  # the horizon where no flag gives one
 ASSUMED_VOCABULARY = 2**16  # where no tokenizer is trained yet
-ASSUMED_MFU = 0.4  # where no run was measured
+ASSUMED_MFU = 0.4  # where no run was measured; nobody measured a gain by fp8, so none is assumed
+CORE_FLOPS = 2.5e10  # of a CPU core, where no run was measured; the embedded run reaches 52 GFLOP/s on two
 FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
 # Values that a block keeps for the backward, per token and width: counted for MLP ratio 4, not compiled
 # (compiled: 21).
@@ -167,15 +169,14 @@ def _sizes(config: PlanSettings, depth: int, width: int, kv_heads: int) -> tuple
         note = f"depth {depth} x aspect_ratio {aspect_ratio}, up to a multiple of head_dim {head_dim}"
     notes = [f"width {width:,} = {note}"]
     if width % head_dim:
-        near = max(1, round(width / head_dim)) * head_dim  # at least one head
-        raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}: take {near}")
+        raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}")
     heads = width // head_dim
     notes.append(f"heads {heads:,} = width / head_dim {head_dim}")
     notes.append(f"kv_heads {kv_heads or heads:,} = {'given' if kv_heads else 'heads'}")
     kv_heads = kv_heads or heads
     legal = _divisors(heads)  # each key head serves as many query heads
     if kv_heads not in legal:
-        raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take {_near(kv_heads, legal)}")
+        raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
     return {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}, notes
 
 
@@ -231,54 +232,37 @@ def rate_scale(total_batch_size: int) -> float:
 
 
 def accumulation_steps(total_batch_size: int, device_batch_size: int, seq_len: int, ranks: int) -> int:
-    """Return the micro-batches in a step; a ValueError names the nearest legal values if that is no whole number."""
+    """Return the micro-batches in a step; a ValueError names the legal values if that is no whole number."""
     legal = legal_rows(total_batch_size, seq_len, ranks)
-    micro_batch = device_batch_size * seq_len * ranks  # tokens
-    if device_batch_size in legal:
-        return total_batch_size // micro_batch
-    sentence = (
-        f"--device-batch-size={device_batch_size} (x {seq_len} tokens x {ranks} ranks) does not divide "
-        f"--total-batch-size={total_batch_size}: take --device-batch-size={_near(device_batch_size, legal)}"
-    )
-    if micro_batch > 0:
-        sentence += f", or --total-batch-size={_near(total_batch_size, _around(total_batch_size, micro_batch))}"
-    raise ValueError(sentence)
+    if device_batch_size not in legal:
+        raise ValueError(
+            f"--device-batch-size={device_batch_size} (x {seq_len} tokens x {ranks} ranks) does not divide "
+            f"--total-batch-size={total_batch_size}: take one of {legal}"
+        )
+    return legal[-1] // device_batch_size
 
 
 def legal_rows(total_batch_size: int, seq_len: int, ranks: int) -> list[int]:
     """Return the device batch sizes, in rows, that divide a total batch of tokens, in order."""
     row = seq_len * ranks  # tokens in the smallest step
-    if total_batch_size < row or total_batch_size % row:
-        near = _near(total_batch_size, _around(total_batch_size, row))
+    rows, rest = divmod(total_batch_size, row)
+    if rest or not rows:
         raise ValueError(
             f"--total-batch-size={total_batch_size} is no multiple of a row on every rank ({seq_len} tokens x {ranks} "
-            f"ranks): take --total-batch-size={near}"
+            f"ranks): take --total-batch-size={(rows + 1) * row}"
         )
-    return _divisors(total_batch_size // row)
+    return _divisors(rows)
 
 
 def read_rows(text: str) -> int:
     """Return the number of rows in --device-batch-size."""
-    if not text.isdecimal() or not int(text):
+    if not text.isdecimal():
         raise ValueError(f"--device-batch-size={text} is no number of rows, take auto or a whole number")
     return int(text)
 
 
-def _around(number: int, step: int) -> list[int]:
-    """Return the multiples below and above a number."""
-    below = number // step
-    return [max(1, below) * step, (below + 1) * step]  # never an empty batch
-
-
 def _divisors(number: int) -> list[int]:
     return [count for count in range(1, number + 1) if number % count == 0]
-
-
-def _near(wanted: int, legal: list[int]) -> str:
-    """Return up to three legal values nearest to the wanted one: "4, 8 or 16"."""
-    by_distance = sorted(set(legal), key=lambda value: abs(value - wanted))  # equal values once
-    *first, last = sorted(by_distance[:3])
-    return f"{', '.join(map(str, first))} or {last}" if first else f"{last}"
 
 
 # ---- the cost ----
@@ -288,8 +272,8 @@ def _near(wanted: int, legal: list[int]) -> str:
 class RunCost:
     """A run's cost on some hardware; None where a figure is unknown.
 
-    device_batch_size: rows. memory: a rank's bytes, by part. memory_limit: an accelerator's GB. rate: a rank's FLOP/s;
-    peak: the limit. source: "measured: run TAG", "assumed", or "as asked" (a clock). hourly: an accelerator's dollars.
+    device_batch_size: rows. memory: a rank's bytes, by part. memory_limit: an accelerator's GB. rate: a rank's FLOP/s.
+    source: of the rate, such as "measured: run TAG".
     """
 
     ranks: int
@@ -301,9 +285,7 @@ class RunCost:
     fits: bool
     seconds: float | None
     dollars: float | None
-    hourly: float | None
     rate: float | None
-    peak: float | None
     source: str
 
     def lines(self) -> list[str]:
@@ -313,19 +295,10 @@ class RunCost:
         lines = [f"memory of a rank, GB: {total:.2f} with {self.device_batch_size} rows at once ({parts})"]
         if not self.fits:
             lines.append(f"that is more than {self.memory_limit} GB: take --checkpointing, or more ranks")
-        name = f"{self.ranks}x{self.hardware}"
-        if self.seconds is None:
-            return [*lines, f"time n/a, dollars n/a: no {self.dtype} peak rate is known of {name}"]
-        time = duration(self.seconds)
-        if self.rate is None:  # a clock ends the run
-            time, speed = f"{self.seconds:g} s", self.source
-        elif self.peak is None:
-            speed = f"{self.rate / 1e9:,.0f} GFLOP/s each ({self.source}), MFU n/a"
-        else:
-            mfu = 100 * self.rate / self.peak  # percent, model FLOPs alone
-            speed = f"{mfu:.3g}% MFU ({self.source}) of {self.peak / 1e12:,.0f} TFLOP/s each"
-        price = "n/a" if self.dollars is None else f"{self.dollars:,.2f} at {self.hourly:.2f} an hour each"
-        return [*lines, f"time {time} on {name}, {speed}; dollars {price}"]
+        time = "n/a" if self.seconds is None else duration(self.seconds)
+        speed = "n/a" if self.rate is None else f"{self.rate / 1e12:,.3g} TFLOP/s each ({self.source})"
+        price = "n/a" if self.dollars is None else f"{self.dollars:,.2f}"
+        return [*lines, f"time {time} on {self.ranks}x{self.hardware}, {self.dtype}, {speed}; dollars {price}"]
 
 
 def estimate(plan: RunPlan, config: PlanSettings, ranks: int, accelerator: Accelerator) -> RunCost:
@@ -344,18 +317,13 @@ def estimate(plan: RunPlan, config: PlanSettings, ranks: int, accelerator: Accel
     fitting = [rows for rows in sizes if sum(needed[rows].values()) < limit]
     rows = max(fitting, default=sizes[0])  # if none fits, the smallest shows how much is missing
 
-    peak = accelerator.peak(dtype)
-    rate, seconds, source = None, plan.seconds, "as asked"
-    if plan.tokens is not None:
-        assumed = ASSUMED_MFU * peak if peak else None
-        # A run on such hardware is a better guide than an assumption.
-        rate, source = measured_rate(config, accelerator) or (assumed, "assumed")
+    # A run on such hardware is a better guide than an assumption.
+    rate, source = measured_rate(config, accelerator) or _assumed_rate(accelerator, dtype)
+    seconds = plan.seconds  # None: no clock ends the run
+    if plan.tokens is not None and rate:
         # Without evaluations and compiling.
-        seconds = plan.flops_per_token * plan.tokens / (rate * ranks) if rate else None
+        seconds = plan.flops_per_token * plan.tokens / (rate * ranks)
     hourly = accelerator.dollars  # None: no price is known
-    dollars = None
-    if hourly and seconds is not None:
-        dollars = hourly * ranks * seconds / 3600  # seconds -> hours
     return RunCost(
         ranks=ranks,
         hardware=accelerator.name,
@@ -365,12 +333,20 @@ def estimate(plan: RunPlan, config: PlanSettings, ranks: int, accelerator: Accel
         memory_limit=accelerator.memory,
         fits=bool(fitting),
         seconds=seconds,
-        dollars=dollars,
-        hourly=hourly,
+        dollars=hourly * ranks * seconds / 3600 if hourly and seconds else None,
         rate=rate,
-        peak=peak,
         source=source,
     )
+
+
+def _assumed_rate(accelerator: Accelerator, dtype: str) -> tuple[float | None, str]:
+    """Return a rank's FLOP/s where nothing was measured, None if unknown, and the assumption in words."""
+    if accelerator.name == "CPU":
+        return CORE_FLOPS * (os.cpu_count() or 1), f"assumed: {CORE_FLOPS / 1e9:g} GFLOP/s a core"
+    peak = accelerator.peak(dtype)
+    if not peak:
+        return None, f"no {dtype} speed of {accelerator.name} is known"
+    return ASSUMED_MFU * peak, f"assumed: {ASSUMED_MFU:.0%} of the {dtype} peak"
 
 
 def memory(plan: RunPlan, rows: int, ranks: int, checkpointing: bool = False) -> dict[str, float]:
@@ -398,22 +374,19 @@ def measured_rate(config: PlanSettings, accelerator: Accelerator) -> tuple[float
     """
     here = environment()["Hardware"]
     found = []
-    for _, run in read_outcomes(base_dir()):
-        if not isinstance(run, Outcome) or run.stage != "base_train":
+    for run in read_outcomes(base_dir()):
+        # A run that was too short has no speed.
+        if run.stage != "base_train" or run.metrics["Tokens per second"] == "n/a":
             continue
         there = run.environment["Hardware"]
         device = re.sub(r"^\d+x ", "", there["GPUs"])  # "8x NVIDIA H200"
         same_hardware = find_accelerator(device) == accelerator or (not config.on and there == here)
-        same_settings = all(run.config.get(name) == getattr(config, name) for name in ("device_type", "dtype", "fp8"))
-        speed = run.metrics.get("Tokens per second", "n/a")  # a run that was too short has none
-        if speed != "n/a" and same_hardware and same_settings:
-            flops = run.metrics["Number of FLOPs per token"]["value"]
-            rate = speed["value"] * flops / run.metrics["DDP world size"]  # each rank's FLOP/s
+        if same_hardware and all(run.config[name] == getattr(config, name) for name in ("dtype", "fp8")):
+            flops = run.metrics["Tokens per second"]["value"] * run.metrics["Number of FLOPs per token"]["value"]
+            rate = flops / run.metrics["DDP world size"]  # each rank's FLOP/s
             found.append((abs(run.config["depth"] - config.depth), rate, f"measured: run {run.tag}"))
-    if not found:
-        return None
-    _, rate, source = min(found)  # nearest depth, then the slower run
-    return rate, source
+    # Nearest depth, then the slower run.
+    return min(found)[1:] if found else None
 
 
 def dry_run_record(plan: RunPlan, found: RunCost) -> dict[str, Any]:

@@ -6,10 +6,15 @@ python -m scripts.plan --on=8xH100
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nanochat.config import Count, option, run
 from nanochat.log import print0
+from nanochat.paths import stage_dir
 from tasks import CHAT_CORE, TASKS
+
+if TYPE_CHECKING:
+    from nanochat.jobs.runner import Job
 
 # Data sets that the stages read, and the task without whose files a stage is left out.
 READ = (*CHAT_CORE, "Questions", "SmolTalk", "Identity", "SimpleSpelling")
@@ -39,32 +44,39 @@ class Config:
 
 
 def main(config: Config) -> None:
-    from nanochat.jobs.estimate import base_run_of_flags, dry_run, plan_lines
-    from nanochat.jobs.plan import choose_setting, make_job, stage_flags
-    from nanochat.jobs.runner import archive, hold_job
+    from nanochat.jobs.runner import archive, hold_folder
 
-    setting = choose_setting(config)
-    flags = stage_flags(setting, config)
-    if setting.scale.seconds:
-        base = base_run_of_flags(flags["base_train"])
-    else:
-        vocab_size = int(flags["tok_train"]["--vocab-size"])
-        hardware = setting.hardware if config.on or setting.idle else ""
-        base = dry_run(flags["base_train"], vocab_size, hardware)
-    tasks = {name: TASKS[name].files() for name in READ}
-    job = make_job(setting, config, flags, base.tokens, tasks, NEEDS)
-    lines = plan_lines(job, setting, config, base)
+    if config.cwd:
+        os.chdir(config.cwd)
     if config.save < 0:
-        print0("\n== plan", *lines, sep="\n")
+        plan_job(config)
         return
-    with hold_job(job):
-        print0("\n== plan", *lines, sep="\n")
+    # Locked before the plan is made: a running job with this tag keeps its plan.
+    with hold_folder(stage_dir("speedrun", config.tag)):
+        job = plan_job(config)
         for step in job.steps if config.fresh else []:
             place = archive(job, step)
             if place:
                 print0(f"--fresh: earlier results of {step.name} are in {place}")
         job.save()
     os.write(config.save, str(job.folder.resolve()).encode())
+
+
+def plan_job(config: Config) -> "Job":
+    """Plan the job, and print the plan."""
+    from nanochat.jobs.estimate import base_run_of_flags, dry_run, plan_lines
+    from nanochat.jobs.plan import choose_setting, make_job, stage_flags
+
+    setting = choose_setting(config)
+    flags = stage_flags(setting)
+    if setting.scale.seconds:
+        base = base_run_of_flags(flags["base_train"])
+    else:
+        base = dry_run(flags["base_train"], setting.hardware)
+    tasks = {name: TASKS[name].files() for name in READ}
+    job = make_job(setting, flags, base.tokens, tasks, NEEDS)
+    print0("\n== plan", *plan_lines(job, setting, base), sep="\n")
+    return job
 
 
 if __name__ == "__main__":

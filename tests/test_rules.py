@@ -342,8 +342,10 @@ def rule_12_imported_is_declared_is_used(root: Path) -> Iterator[str]:
         for name, line in imports(path, tree):
             used.setdefault(name.split(".")[0], f"{path}:{line}")
     used.pop("tiktoken_ext", None)  # part of tiktoken
-    if "yaml" in used:
-        used["pyyaml"] = used.pop("yaml")  # the name of its distribution
+    # Their distributions have other names.
+    for name, distribution in {"yaml": "pyyaml", "markdown_it": "markdown_it_py"}.items():
+        if name in used:
+            used[distribution] = used.pop(name)
     for name, where in used.items():
         if name not in found and name not in ours and name not in sys.stdlib_module_names:
             yield f"{where}: {name} is imported but not declared in pyproject.toml"

@@ -65,20 +65,11 @@ def test_the_reference_itself_is_left_as_it_is():
     assert (plan.total_batch_size, plan.rate_scale, plan.decay_scale) == (2**19, 1, 1)
 
 
-def test_sizes_and_batch_follow_from_depth():
-    for depth, width, power in [
-        (1, 128, 16),
-        (5, 384, 18),
-        (8, 512, 18),
-        (10, 640, 19),
-        (16, 1024, 19),
-        (18, 1152, 20),
-        (26, 1664, 20),
-        (32, 2048, 21),
-    ]:
-        plan = plan_of(depth=depth)
-        assert (plan.model.width, plan.model.heads, plan.model.kv_heads) == (width, width // 128, width // 128)
-        assert plan.total_batch_size == 2**power or depth < 8, depth
+@pytest.mark.parametrize(("depth", "width", "power"), [(1, 128, None), (8, 512, 18), (18, 1152, 20), (32, 2048, 21)])
+def test_sizes_and_batch_follow_from_depth(depth, width, power):
+    plan = plan_of(depth=depth)
+    assert (plan.model.width, plan.model.heads, plan.model.kv_heads) == (width, width // 128, width // 128)
+    assert power is None or plan.total_batch_size == 2**power
 
 
 def test_every_derived_value_has_a_note_and_a_flag_overrides_it():
@@ -95,8 +86,8 @@ def test_every_derived_value_has_a_note_and_a_flag_overrides_it():
     assert plan_of(window_pattern="L").flops_per_token > plan_of().flops_per_token
     for flags, sentence in [
         ({"model": "gpt"}, r"--model=gpt is not known, take one of reference, .*induction, portable"),
-        ({"depth": 4, "head_dim": 64, "width": 300}, r"--width=300 .* take 320"),
-        ({"kv_heads": 5}, r"--kv-heads=5 does not divide 12 heads: take 3, 4 or 6"),
+        ({"depth": 4, "head_dim": 64, "width": 300}, r"--width=300 is not a multiple of --head-dim=64"),
+        ({"kv_heads": 5}, r"--kv-heads=5 does not divide 12 heads: take one of \[1, 2, 3, 4, 6, 12\]"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             plan_of(**flags)
@@ -155,21 +146,18 @@ def test_legal_batches_against_a_plain_search():
             assert accumulation_steps(total, rows, length, ranks) * rows * length * ranks == total
             assert rows in legal_rows(total, length, ranks)
             continue
-        with pytest.raises(ValueError, match="take --"):
+        with pytest.raises(ValueError, match=": take "):
             accumulation_steps(total, rows, length, ranks)
 
 
-def test_an_impossible_batch_names_the_nearest_possible():
-    with pytest.raises(ValueError) as caught:
-        accumulation_steps(524288, 24, 2048, 8)
-    assert str(caught.value) == (
-        "--device-batch-size=24 (x 2048 tokens x 8 ranks) does not divide --total-batch-size=524288: "
-        "take --device-batch-size=8, 16 or 32, or --total-batch-size=393216 or 786432"
-    )
-    with pytest.raises(ValueError, match=r"--total-batch-size=5000 .* take --total-batch-size=4608 or 5120"):
-        accumulation_steps(5000, 8, 512, 1)
-    with pytest.raises(ValueError, match=r"take --total-batch-size=1024$"):
-        legal_rows(100, 512, 2)
+def test_an_impossible_batch_names_the_possible_ones():
+    for rows, total, ranks, sentence in [
+        (24, 2**15, 8, r"=24 \(x 2048 tokens x 8 ranks\) .* take one of \[1, 2\]$"),
+        (8, 5000, 1, r"^--total-batch-size=5000 is no multiple .* take --total-batch-size=6144$"),
+        (8, 100, 2, r"take --total-batch-size=4096$"),
+    ]:
+        with pytest.raises(ValueError, match=sentence):
+            accumulation_steps(total, rows, 2048, ranks)
     assert legal_rows(12 * 512, 512, 1) == [1, 2, 3, 4, 6, 12]
 
 
@@ -226,8 +214,10 @@ def test_an_estimate_for_people_and_for_programs():
     seconds = plan.flops_per_token * plan.tokens / (8 * 989.4e12 * ASSUMED_MFU)
     assert found.seconds == pytest.approx(seconds)
     assert found.dollars == pytest.approx(24 * seconds / 3600)
-    price = f"dollars {24 * seconds / 3600:.2f} at 3.00 an hour each"
-    assert time == f"time {duration(seconds)} on 8xH100, 40% MFU (assumed) of 989 TFLOP/s each; {price}"
+    price = f"dollars {24 * seconds / 3600:.2f}"
+    assert (
+        time == f"time {duration(seconds)} on 8xH100, bf16, 396 TFLOP/s each (assumed: 40% of the bf16 peak); {price}"
+    )
     assert json.loads(json.dumps(asdict(found))) == asdict(found)
     total, rows = re.match(r"memory of a rank, GB: ([\d.]+) with (\d+) rows at once \(weights", needs).groups()
     assert float(total) == pytest.approx(sum(found.memory.values()) / 1e9, abs=0.01)
@@ -238,34 +228,30 @@ def test_an_estimate_for_people_and_for_programs():
 
 
 def test_unknown_figures_are_not_available():
-    unknown = Accelerator("Q9000")
-    assert last_line(unknown) == "time n/a, dollars n/a: no bf16 peak rate is known of 8xQ9000"
+    assert last_line(Accelerator("Q9000")) == "time n/a on 8xQ9000, bf16, n/a; dollars n/a"
     assert last_line(find_accelerator("L40S")).endswith("; dollars n/a")
     small = estimate(plan_of(), D24, 1, Accelerator("small", memory=4))
     assert small.lines()[1] == "that is more than 4 GB: take --checkpointing, or more ranks"
-
-
-def test_a_run_that_a_clock_ends_has_a_price():
     timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=90.0)
-    price = f"dollars {8 * 3 * 90 / 3600:.2f} at 3.00 an hour each"
-    assert last_line(H100, 8, timed) == f"time 90 s on 8xH100, as asked; {price}"
-    assert last_line(find_accelerator("T4"), 1, timed) == "time 90 s on 1xT4, as asked; dollars n/a"
+    assert last_line(H100, 8, timed).startswith("time 1m30s on 8xH100, ")
+    assert last_line(H100, 8, timed).endswith(f"; dollars {8 * 3 * 90 / 3600:.2f}")
 
 
 def test_the_precision_of_a_plan_is_that_of_the_run(monkeypatch):
     t4 = find_accelerator("T4")
-    assert "(assumed) of 989 TFLOP/s each" in last_line(H100)
-    assert last_line(H100, dtype="bfloat16") == last_line(H100, dtype="bf16") == last_line(H100)
-    assert "(assumed) of 495 TFLOP/s each" in last_line(H100, dtype="float32")
-    assert "(assumed) of 8 TFLOP/s each" in last_line(t4)  # without bf16 it trains in fp32
-    assert "(assumed) of 65 TFLOP/s each" in last_line(t4, dtype="fp16")
-    assert "no bf16 peak rate is known of 8xT4" in last_line(t4, dtype="bf16")
-    for wrong in ("fp12", "memory", "dollars"):
-        with pytest.raises(ValueError, match=rf"^precision {wrong} is not known, take one of auto, bf16, fp16, fp32$"):
-            last_line(H100, dtype=wrong)
+    for accelerator, dtype, words in [
+        (H100, "auto", "bf16, 396 TFLOP/s"),
+        (H100, "bfloat16", "bf16, 396 TFLOP/s"),
+        (H100, "float32", "fp32, 198 TFLOP/s"),
+        (t4, "auto", "fp32, 3.24 TFLOP/s"),  # it has no bf16
+        (t4, "fp16", "fp16, 26 TFLOP/s"),
+        (t4, "bf16", "bf16, n/a"),
+    ]:
+        assert words in last_line(accelerator, dtype=dtype)
+    with pytest.raises(ValueError, match=r"^precision fp12 is not known, take one of auto, bf16, fp16, fp32$"):
+        last_line(H100, dtype="fp12")
     monkeypatch.setenv("NANOCHAT_DTYPE", "float16")
-    assert last_line(t4) == last_line(t4, dtype="fp16")
-    assert last_line(t4, dtype="fp32") != last_line(t4)
+    assert last_line(t4) == last_line(t4, dtype="fp16") != last_line(t4, dtype="fp32")
 
 
 def leave_a_run(tag: str, depth: int, gpus: str, speed: float | str, **config) -> None:
@@ -288,28 +274,17 @@ def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware():
     found = estimate(plan, D24, 8, H100)
     assert (found.source, found.rate) == ("measured: run d8", 375e12)
     seconds = plan.flops_per_token * plan.tokens / (8 * 375e12)
-    assert f"time {duration(seconds)} on 8xH100, 37.9% MFU (measured: run d8) of 989 TFLOP/s" in found.lines()[-1]
+    assert found.seconds == pytest.approx(seconds)
     assert "(measured: run d24)" in last_line(H100, fp8=True)
-    assert "(assumed)" in last_line(find_accelerator("A100"))
+    assert "(assumed" in last_line(find_accelerator("A100"))
 
 
 def test_unknown_hardware_has_a_time_if_it_is_this_machine():
-    unknown = Accelerator("CPU")
+    unknown = Accelerator("MPS")
     leave_a_run("d2", 2, "", 8.0)
-    assert "1 GFLOP/s each (measured: run d2), MFU n/a; dollars n/a" in last_line(unknown, 1)
-    assert last_line(unknown, 1, on="CPU").startswith("time n/a")
-    leave_a_run("d2", 2, "1x Q9000", 8.0)
-    assert last_line(unknown, 1).startswith("time n/a")
-
-
-def test_impossible_batches_are_refused_on_paper_too():
-    for ranks, flags, sentence in [
-        (8, {"device_batch_size": "3"}, r"--device-batch-size=3 .* take --device-batch-size=1, 2 or 4, or --total"),
-        (8, {"device_batch_size": "some"}, r"--device-batch-size=some is no number of rows, take auto or a whole"),
-        (7, {}, r"--total-batch-size=1048576 is no multiple of a row on every rank"),
-    ]:
-        with pytest.raises(ValueError, match=sentence):
-            last_line(H100, ranks, **flags)
+    assert "0.001 TFLOP/s each (measured: run d2); dollars n/a" in last_line(unknown, 1)
+    assert last_line(unknown, 1, on="MPS").startswith("time n/a")
+    assert "(assumed: 25 GFLOP/s a core)" in last_line(Accelerator("CPU"), 1, on="CPU")
 
 
 @pytest.mark.parametrize("has_tokenizer", [False, True])
@@ -324,12 +299,9 @@ def test_a_dry_run(has_tokenizer, tmp_path, capsys):
     assert ("vocabulary 65,536 = assumed" in text) is not has_tokenizer
     for part in ("width 1,536 = depth 24", "Number of parameters: ", "FLOPs per token: ", "memory of a rank, GB"):
         assert part in text
-    assert re.search(r"^time \d+h\d\dm on 8xH100, .*; dollars [\d.]+ at 3\.00 an hour each$", text, re.M)
+    assert re.search(r"^time \d+h\d\dm on 8xH100, .*; dollars [\d.]+$", text, re.M)
     main(replace(D24, dry_run=True, on="8xH100", json=True))
     record = json.loads(capsys.readouterr().out)
     assert record["plan"]["tokens"] == record["plan"]["steps"] * record["plan"]["total_batch_size"]
-    assert record["estimate"]["source"] == "assumed"
+    assert record["estimate"]["source"].startswith("assumed")
     assert not (tmp_path / "base_train").exists()
-    main(replace(D24, depth=4, dry_run=True))  # for this machine
-    if not torch.cuda.is_available():
-        assert "time n/a, dollars n/a: no bf16 peak rate is known of 1xCPU" in capsys.readouterr().out

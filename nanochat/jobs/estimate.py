@@ -12,25 +12,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nanochat.data import hub
-from nanochat.hardware import find_accelerator
-from nanochat.jobs.plan import TRAINING, Request, Setting, flag_words, skipped_lines
-from nanochat.jobs.runner import Job, Step, read_record, recorded_command
+from nanochat.jobs.plan import TRAINING, Setting, flag_words, skipped_lines
+from nanochat.jobs.runner import Job, Step, read_record
 from nanochat.jobs.scales import time_share
 from nanochat.log import duration, terminal_table
-from nanochat.outcome import ROOT, Outcome, environment, read_outcomes
+from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
 
 Flags = Mapping[str, str]
 
-# Assumed speeds, used where nothing was measured.
-MFU = 0.4  # share in the 16-bit peak; nobody measured a gain by fp8, so none is assumed
-CPU_FLOPS = 2.5e10  # a core; the embedded run reaches 52 GFLOP/s on two
-GENERATION = {"GPU": 0.025, "CPU": 0.2}  # FLOP/s, sampling relative to training: each token reads all weights
-DECODE_SECONDS = {"GPU": 0.015, "CPU": 0.0}  # least time for a sampling step, with DECODE_ROWS samples at once
-DECODE_ROWS = 64
-IN_TRAINING = 0.05  # share in a training stage spent on validation, scores and samples
-START_SECONDS = {"GPU": 30.0, "CPU": 3.0}  # imports, loading and compiling when a stage starts
+GENERATION = {True: 0.025, False: 0.2}  # on a GPU or not: FLOP/s, sampling relative to training
+START_SECONDS = {True: 30.0, False: 3.0}  # on a GPU or not: imports, loading and compiling when a stage starts
 DOWNLOAD_SPEED = 5e7  # bytes a second
 TOKENIZER_SPEED = 2e7  # characters a second, while the vocabulary is learned
 
@@ -52,11 +44,13 @@ FINISHED = "finished"  # basis for a step that will be skipped
 class BaseRun:
     """Figures for base training, before the start."""
 
-    parameters: int
     tokens: int  # 0 if a clock ends the run
     batch: int  # tokens per step
-    flops: float  # per token, forward and backward
-    notes: list[str]  # lines about memory
+    parameters: int = 0
+    flops: float = 0.0  # per token, forward and backward
+    rate: float = 0.0  # FLOP/s of all devices together while training; 0: not known
+    basis: str = "not known"  # of the rate
+    notes: tuple[str, ...] = ()  # lines about memory
 
 
 @dataclass(frozen=True)
@@ -85,18 +79,12 @@ class StepEstimate:
 # ---- base training on paper ----
 
 
-def dry_run(flags: Flags, vocab_size: int, hardware_name: str) -> BaseRun:
-    """Return the figures for base training on this machine or named hardware; a ValueError if training cannot run.
-
-    vocab_size: the planned vocabulary, because the tokenizer may not be trained yet.
-    """
-    words = flag_words(flags)
-    if hardware_name:
-        words.append(f"--on={hardware_name}")
-    command = [sys.executable, "-m", "scripts.base_train", "--dry-run", "--json", *words]
+def dry_run(flags: Flags, hardware_name: str) -> BaseRun:
+    """Return the figures for base training on this machine or named hardware; a ValueError if training cannot run."""
+    command = [sys.executable, "-m", "scripts.base_train", "--dry-run", "--json", f"--on={hardware_name}"]
     # A process, so that the plan alone does not import torch.
     done = subprocess.run(
-        command,
+        [*command, *flag_words(flags)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -106,17 +94,15 @@ def dry_run(flags: Flags, vocab_size: int, hardware_name: str) -> BaseRun:
         message = done.stderr.strip().splitlines()[-1]
         raise ValueError(message.removeprefix("error: "))
     record = json.loads(done.stdout)
-    plan = record["plan"]
-    counts = plan["counts"]
-    # Without a tokenizer the dry run assumes a large vocabulary: take off the share that will not be there.
-    too_many = 1 - vocab_size / plan["model"]["vocab_size"]
-    missing = int(too_many * (counts["embed"] + counts["head"]))
+    plan, cost = record["plan"], record["estimate"]
     return BaseRun(
-        parameters=counts["total"] - missing,
         tokens=plan["tokens"] or 0,
         batch=plan["total_batch_size"],
-        flops=plan["flops_per_token"] - 6 * too_many * counts["head"],
-        notes=record["lines"][:-1],  # the last line is the time, which is estimated here
+        parameters=plan["counts"]["total"],
+        flops=plan["flops_per_token"],
+        rate=(cost["rate"] or 0.0) * cost["ranks"],
+        basis=cost["source"],
+        notes=tuple(record["lines"][:-1]),  # the last line is the time, which is estimated here
     )
 
 
@@ -124,213 +110,104 @@ def base_run_of_flags(flags: Flags) -> BaseRun:
     """Return the figures for a scale with measured times: tokens alone, without waiting for a dry run."""
     batch = int(flags.get("--total-batch-size", 0))
     steps = int(flags.get("--num-iterations", 0))
-    # Measured times need neither parameters nor FLOPs.
-    return BaseRun(
-        parameters=0,
-        tokens=steps * batch,
-        batch=batch,
-        flops=0.0,
-        notes=[],
-    )
+    return BaseRun(tokens=steps * batch, batch=batch)
 
 
 # ---- the work in each step ----
 
 
 def step_work(name: str, flags: Flags, base: BaseRun) -> Work:
-    """Return the work in a step of the main job."""
-    return WORK[name](name, flags, base)
+    """Return the work in a step of the main job. Without a flag that limits it, all of the public data is read."""
 
+    def limited(flag: str, default: float) -> float:
+        return float(flags.get(flag, default))
 
-def _download(name: str, flags: Flags, base: BaseRun) -> Work:
-    return Work(seconds=base.tokens * TEXT_BYTES / DOWNLOAD_SPEED)
-
-
-def _tokenizer(name: str, flags: Flags, base: BaseRun) -> Work:
-    return Work(seconds=float(flags["--max-chars"]) / TOKENIZER_SPEED)
-
-
-def _base_train(name: str, flags: Flags, base: BaseRun) -> Work:
-    return Work(trained=base.tokens)
-
-
-def _base_loss(name: str, flags: Flags, base: BaseRun) -> Work:
-    size = float(flags.get("--eval-bytes", 4e6))
-    return Work(scored=2 * size / BYTES_PER_TOKEN)  # training and validation text
-
-
-def _base_eval(name: str, flags: Flags, base: BaseRun) -> Work:
-    limit = int(flags.get("--max-per-task", CORE["questions"]))
-    questions = min(CORE["questions"], limit * CORE["tasks"])
-    return Work(scored=questions * CORE["tokens"])
-
-
-def _tuning(name: str, flags: Flags, base: BaseRun) -> Work:
-    steps = int(flags.get("--num-iterations", 0))
-    # Tuning inherits the batch size; without a step count the mixture is read once.
-    return Work(trained=steps * base.batch or MIXTURE_TOKENS[name])
-
-
-def _chat_eval(name: str, flags: Flags, base: BaseRun) -> Work:
-    limit = int(flags.get("--max-problems", CHOICES["questions"]))
-    choices = min(CHOICES["questions"], limit * CHOICES["tasks"])
-    written = min(WRITTEN["questions"], limit * WRITTEN["tasks"])
-    length = int(flags.get("--max-new-tokens", 512))
-    return Work(
-        scored=choices * CHOICES["tokens"],
-        generated=written * length,  # at most; many answers end earlier
-    )
-
-
-def _rl(name: str, flags: Flags, base: BaseRun) -> Work:
-    steps = int(flags.get("--num-iterations", RL["questions"] // RL["per_step"]))
-    length = int(flags.get("--max-new-tokens", 64))
-    samples = steps * RL["per_step"] * RL["samples"]
-    evaluations = 2 + steps // 60  # at the ends, and every 60 steps
-    tested = evaluations * int(flags.get("--eval-examples", 400))
-    return Work(
-        trained=samples * (RL["prompt"] + length),
-        generated=(samples + tested) * length,
-    )
-
-
-def _short(name: str, flags: Flags, base: BaseRun) -> Work:
-    return Work(seconds=10)
-
-
-WORK = {
-    "world": _short,
-    "download": _download,
-    "tok_train": _tokenizer,
-    "tok_eval": _short,
-    "base_train": _base_train,
-    "base_loss": _base_loss,
-    "base_eval": _base_eval,
-    "mid_train": _tuning,
-    "chat_eval_mid": _chat_eval,
-    "chat_sft": _tuning,
-    "chat_eval_sft": _chat_eval,
-    "chat_rl": _rl,
-    "chat_eval_rl": _chat_eval,
-    "report": _short,
-}
+    if name == "download":
+        return Work(seconds=base.tokens * TEXT_BYTES / DOWNLOAD_SPEED)
+    if name == "tok_train":
+        return Work(seconds=limited("--max-chars", 2e9) / TOKENIZER_SPEED)
+    if name == "base_train":
+        return Work(trained=base.tokens)
+    if name == "base_loss":
+        return Work(scored=2 * limited("--eval-bytes", 4e6) / BYTES_PER_TOKEN)  # training and validation text
+    if name == "base_eval":
+        limit = limited("--max-per-task", CORE["questions"])
+        return Work(scored=min(CORE["questions"], limit * CORE["tasks"]) * CORE["tokens"])
+    if name in MIXTURE_TOKENS:
+        # Tuning inherits the batch size; without a step count the mixture is read once.
+        return Work(trained=limited("--num-iterations", 0) * base.batch or MIXTURE_TOKENS[name])
+    if name.startswith("chat_eval"):
+        limit = limited("--max-problems", CHOICES["questions"])
+        choices = min(CHOICES["questions"], limit * CHOICES["tasks"])
+        written = min(WRITTEN["questions"], limit * WRITTEN["tasks"])
+        # At most: many answers end earlier.
+        return Work(scored=choices * CHOICES["tokens"], generated=written * limited("--max-new-tokens", 512))
+    if name == "chat_rl":
+        steps = limited("--num-iterations", RL["questions"] // RL["per_step"])
+        length = limited("--max-new-tokens", 64)
+        samples = steps * RL["per_step"] * RL["samples"]
+        tested = (2 + steps // 60) * limited("--eval-examples", 400)  # at the ends, and every 60 steps
+        return Work(trained=samples * (RL["prompt"] + length), generated=(samples + tested) * length)
+    return Work(seconds=10)  # the world, compression, the card
 
 
 # ---- seconds ----
 
 
-def training_speed(setting: Setting) -> tuple[float, str]:
-    """Return FLOP/s for all devices together (0: not known), and the basis.
-
-    Measured by the finished base training on such hardware, nearest in depth.
-    """
-    trained = []
-    for _, outcome in read_outcomes(base_dir()):
-        # A damaged record is text; a run with few steps has no measured speed.
-        if not isinstance(outcome, Outcome) or outcome.stage != "base_train":
-            continue
-        if isinstance(outcome.metrics["Tokens per second"], dict):
-            trained.append(outcome)
-    # Reading this machine's hardware takes time: only for a comparison.
-    here = environment()["Hardware"] if trained else {}
-    trained = [outcome for outcome in trained if _same_hardware(outcome.environment["Hardware"], setting, here)]
-    if trained:
-        nearest = min(trained, key=lambda outcome: abs(outcome.config["depth"] - setting.depth))
-        tokens = nearest.metrics["Tokens per second"]
-        flops = nearest.metrics["Number of FLOPs per token"]
-        return tokens["value"] * flops["value"], f"measured: run {nearest.tag}"
-    if not setting.gpus:
-        cores = os.cpu_count() or 1
-        return cores * CPU_FLOPS, f"assumed: {CPU_FLOPS / 1e9:g} GFLOP/s a core"
-    accelerator = setting.accelerator
-    precision = accelerator.precision
-    peak = accelerator.peak(precision)
-    if not peak:
-        return 0.0, f"no {precision} speed of {accelerator.name} is known"
-    return setting.gpus * peak * MFU, f"assumed: {MFU:.0%} of the {precision} peak"
-
-
-def _same_hardware(there: Mapping[str, str], setting: Setting, here: Mapping[str, str]) -> bool:
-    if setting.planned:
-        # Outcomes record GPUs as "8x NVIDIA H100".
-        count, _, name = there["GPUs"].partition("x ")
-        return count == str(setting.gpus) and find_accelerator(name) == setting.accelerator
-    return all(there.get(part) == here[part] for part in ("CPUs", "Memory", "GPUs"))
-
-
-def work_seconds(work: Work, setting: Setting, base: BaseRun, speed: float) -> float:
-    """Return the time for some work in seconds. speed: training FLOP/s."""
-    device = "GPU" if setting.gpus else "CPU"
+def work_seconds(work: Work, setting: Setting, base: BaseRun) -> float:
+    """Return the time for some work in seconds."""
+    on_gpu = setting.gpus > 0
     forward = base.flops / 3  # per token; the backward pass costs twice as much
-    # FLOPs, as if sampling ran at training speed
-    trained = work.trained * base.flops * (1 + IN_TRAINING)
-    scored = work.scored * forward
-    generated = work.generated * forward / GENERATION[device]
-    computing = (trained + scored + generated) / speed
-    # Small models wait for kernel launches, however fast the device is.
-    decoding = work.generated / DECODE_ROWS * DECODE_SECONDS[device]
-    return START_SECONDS[device] + work.seconds + decoding + computing
+    # FLOPs, as if sampling ran at training speed; each sampled token reads all weights.
+    flops = work.trained * base.flops + (work.scored + work.generated / GENERATION[on_gpu]) * forward
+    return START_SECONDS[on_gpu] + work.seconds + flops / base.rate
 
 
-def estimate_step(
-    job: Job,
-    step: Step,
-    setting: Setting,
-    base: BaseRun,
-    speed: tuple[float, str],
-    share: float,
-) -> StepEstimate:
-    """Return the estimate for a step. speed: training FLOP/s, with a basis. share: factor for the scale's times."""
+def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun, share: float) -> StepEstimate:
+    """Return the estimate for a step. share: factor for the scale's times."""
     flags = dict(word.partition("=")[::2] for word in step.command[1:])
     work = step_work(step.name, flags, base)
     record = read_record(job, step)
     # A step with other flags will be repeated, so the old time does not count.
-    if record.get("finished") and recorded_command(record) == step.command:
+    if record.get("finished") and record["command"] == step.command:
         return StepEstimate(record["seconds"], work.tokens, FINISHED)
     if "--target-seconds" in flags:
         return StepEstimate(float(flags["--target-seconds"]), 0, "as asked")
     measured = setting.scale.seconds.get(step.name)
     if measured:
-        basis = "measured on 2 cores" if share == 1 else "in proportion to 2 cores"
-        return StepEstimate(measured * share, work.tokens, basis)
-    flops, basis = speed
-    # The basis names the missing figure.
-    if not flops:
-        return StepEstimate(0.0, work.tokens, basis)
-    seconds = work_seconds(work, setting, base, flops)
-    return StepEstimate(seconds, work.tokens, basis if work.tokens else "assumed")
+        return StepEstimate(measured * share, work.tokens, "measured on 2 cores")
+    if not base.rate:
+        return StepEstimate(0.0, work.tokens, base.basis)
+    return StepEstimate(work_seconds(work, setting, base), work.tokens, base.basis)
 
 
-def estimate_job(job: Job, setting: Setting, request: Request, base: BaseRun) -> dict[str, StepEstimate]:
+def estimate_job(job: Job, setting: Setting, base: BaseRun) -> dict[str, StepEstimate]:
     """Return step name -> estimate, without the steps that are left out."""
-    speed = training_speed(setting)
+    scale, seconds = setting.scale, setting.request.seconds
     # A scale with measured times has a fixed width: time grows with depth, and with --seconds.
-    share = setting.depth / setting.scale.depth if setting.scale.depth else 1.0
-    if request.seconds:
-        share *= time_share(setting.scale, request.seconds)
-    estimates = {}
-    for step in job.steps:
-        if not step.skip:
-            estimates[step.name] = estimate_step(job, step, setting, base, speed, share)
-    return estimates
+    share = setting.depth / scale.depth if scale.depth else 1.0
+    if seconds:
+        share *= time_share(scale, seconds)
+    return {step.name: estimate_step(job, step, setting, base, share) for step in job.steps if not step.skip}
 
 
 # ---- the plan in words ----
 
 
-def plan_lines(job: Job, setting: Setting, request: Request, base: BaseRun) -> list[str]:
+def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
     """Return the plan as lines for the reader; a ValueError if the disk has too little room."""
-    estimates = estimate_job(job, setting, request, base)
+    estimates = estimate_job(job, setting, base)
+    rows = []
+    for name, estimate in estimates.items():
+        tokens = f"{estimate.tokens / 1e6:,.1f} M" if estimate.tokens else None
+        time = duration(estimate.seconds) if estimate.seconds else None
+        rows.append([name, tokens, time, dollars(estimate.seconds, setting), estimate.basis])
     columns = [[name, ""] for name in ("Step", "Tokens", "Time", "Dollars", "Estimate")]
-    rows = [_row(name, estimate, setting) for name, estimate in estimates.items()]
     # Time still to come: finished steps are skipped.
     seconds = sum(estimate.seconds for estimate in estimates.values() if estimate.basis != FINISHED)
     gpus = f"{setting.gpus} x {setting.accelerator.name}" if setting.accelerator else "no GPU"
     idle = f", {setting.idle} more are idle (rows of a batch are a power of two)" if setting.idle else ""
     text = f"the embedded world in {setting.world}" if setting.own_world else setting.data
-    mirror = hub.mirror()
-    if mirror and not setting.own_world:
-        text += f"; data sets of the mirror {mirror}"
     memory = f", {setting.scale.memory:.1f} GB of memory" if setting.scale.memory else ""
     total = f"in all: about {duration(seconds)}{memory}, {disk_room(job, setting, base)}"
     return [
@@ -345,19 +222,6 @@ def plan_lines(job: Job, setting: Setting, request: Request, base: BaseRun) -> l
     ]
 
 
-def _row(name: str, estimate: StepEstimate, setting: Setting) -> list[str | None]:
-    tokens = f"{estimate.tokens / 1e6:,.1f} M" if estimate.tokens else None
-    if not estimate.seconds:
-        return [name, tokens, None, None, estimate.basis]
-    return [
-        name,
-        tokens,
-        duration(estimate.seconds),
-        dollars(estimate.seconds, setting),
-        estimate.basis,
-    ]
-
-
 def dollars(seconds: float, setting: Setting) -> str:
     """Return the price for some time on all GPUs at work, or n/a."""
     rate = setting.accelerator.dollars if setting.accelerator else None  # per GPU and hour
@@ -368,21 +232,18 @@ def disk_room(job: Job, setting: Setting, base: BaseRun) -> str:
     """Return needed and free disk in words; a ValueError if this machine has too little."""
     if setting.scale.disk:
         # Measured at the scale's depth; a model with a small vocabulary grows by about this power of depth.
-        growth = (setting.depth / setting.scale.depth) ** 2.5
-        needed = 1e9 * setting.scale.disk * growth
+        needed = 1e9 * setting.scale.disk * (setting.depth / setting.scale.depth) ** 2.5
     else:
-        checkpoints = CHECKPOINT_BYTES * base.parameters * CHECKPOINTS
-        needed = checkpoints + TEXT_BYTES * base.tokens
+        needed = CHECKPOINT_BYTES * base.parameters * CHECKPOINTS + TEXT_BYTES * base.tokens
     # A resumed run has written a part already.
     folders = [stage_dir(stage, job.tag) for stage in TRAINING]
     used = sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
     # The base folder may not be there yet: ask the file system that will hold the data.
-    candidates = [base_dir(), *base_dir().absolute().parents]
-    existing = next(path for path in candidates if path.exists())
+    existing = next(path for path in [base_dir().absolute(), *base_dir().absolute().parents] if path.exists())
     free = shutil.disk_usage(existing).free
     missing = needed - used - free
     # For named hardware the local disk does not matter.
-    if missing > 0 and not setting.planned:
+    if missing > 0 and not setting.request.on:
         raise ValueError(
             f"{base_dir()} has too little room: {needed / 1e9:.1f} GB are needed, {missing / 1e9:.1f} are missing; "
             "free some, or set NANOCHAT_BASE_DIR"

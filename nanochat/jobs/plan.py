@@ -5,11 +5,9 @@ Nothing starts here. `nanochat.jobs.scales` has the flags for each stage.
 """
 
 import functools
-import http.client
-import os
-import re
+import json
 import shlex
-import shutil
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -18,11 +16,11 @@ from pathlib import Path
 from typing import Protocol
 
 from nanochat.data import hub
-from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files
+from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files, parse_data
 from nanochat.data.hub import HubFile
-from nanochat.evals.core_tasks import BUNDLE, data_files
+from nanochat.evals.core_tasks import BUNDLE
 from nanochat.hardware import Accelerator, parse_hardware
-from nanochat.jobs.runner import Job, Step, read_settings
+from nanochat.jobs.runner import Job, Step
 from nanochat.jobs.scales import SCALES, Scale, choose_scale, evening_depth, scale_flags
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
@@ -55,16 +53,15 @@ class Request(Protocol):
     seconds: float
     fresh: bool
     on: str
-    cwd: str
 
 
 @dataclass(frozen=True)
 class Setting:
     """Choices that follow from a command line and the machine."""
 
+    request: Request
     name: str  # key of SCALES
     reason: str  # for that scale, in words
-    scale: Scale
     depth: int
     gpus: int  # at work: a power of two, because the number of rows in a batch is one
     idle: int  # other GPUs
@@ -72,19 +69,23 @@ class Setting:
     data: str  # with absolute folders
     own_world: bool  # the job writes an embedded world, and reads text and tasks there
     world: Path
-    planned: bool  # for hardware that is not here: nothing is checked or run
+
+    @property
+    def scale(self) -> Scale:
+        return SCALES[self.name]
 
     @property
     def hardware(self) -> str:
-        """GPUs at work, like 8xH100; empty: none."""
-        return f"{self.gpus}x{self.accelerator.name}" if self.gpus else ""
+        """GPUs to plan for, like 8xH100; empty: all of this machine."""
+        is_other = self.request.on or self.idle
+        return f"{self.gpus}x{self.accelerator.name}" if is_other else ""
 
     def has_files(self, files: Sequence[HubFile]) -> bool:
         """Return True if the files are here, will be written with the world, or can be downloaded."""
         # Repositories named local/ exist in mirrors only.
         on_hub = all(file.repo and not file.repo.startswith("local/") for file in files)
         # The network is asked last, because an answer takes time.
-        return self.own_world or hub.is_here(files) or (on_hub and has_network(self.planned))
+        return self.own_world or hub.is_here(files) or (on_hub and has_network(self.request.on))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -93,7 +94,7 @@ class Setting:
             return {"NANOCHAT_HUB": str(self.world)}
         # An earlier job's world would stand in for real data sets that can be downloaded.
         world_is_here = self.data != "world" and hub.world_dir().exists()
-        return {"NANOCHAT_WORLD": "off"} if world_is_here and has_network(self.planned) else {}
+        return {"NANOCHAT_WORLD": "off"} if world_is_here and has_network(self.request.on) else {}
 
 
 def find_hardware(named: str) -> tuple[int, Accelerator | None]:
@@ -101,21 +102,20 @@ def find_hardware(named: str) -> tuple[int, Accelerator | None]:
     if named:
         return parse_hardware(named)
     # Importing torch takes seconds: without a driver there is nothing to find.
-    has_device = any(Path(path).exists() for path in GPU_DEVICES)
-    if not has_device and not shutil.which("nvidia-smi"):
+    if not any(Path(path).exists() for path in GPU_DEVICES):
         return 0, None
     from nanochat.runtime import planned_hardware
 
     count, accelerator = planned_hardware("")
-    if accelerator.name in ("CPU", "MPS"):
+    if accelerator.name == "CPU":
         return 0, None
     return count, accelerator
 
 
 @functools.lru_cache
-def has_network(planned: bool) -> bool:
-    """Return True if the hub answers; assumed for hardware on another machine. Asked once per process."""
-    if planned:
+def has_network(hardware: str) -> bool:
+    """Return True if the hub answers; assumed for hardware named by --on. Asked once per process."""
+    if hardware:
         return True
     from huggingface_hub import constants  # reads HF_ENDPOINT and HF_HUB_OFFLINE when it is imported
 
@@ -125,10 +125,9 @@ def has_network(planned: bool) -> bool:
     request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
     try:
         urllib.request.urlopen(request, timeout=HUB_TIMEOUT).close()
-    except urllib.error.HTTPError:  # the server refuses, but the network works
-        return True
-    except (OSError, ValueError, http.client.HTTPException):
-        return False
+    except OSError as error:
+        # If the server refuses, the network works.
+        return isinstance(error, urllib.error.HTTPError)
     return True
 
 
@@ -137,23 +136,15 @@ def text_here() -> str:
     return next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "")
 
 
-def absolute_data(data: str, folder: Path) -> str:
-    """Return --data with absolute paths, because stages run in another folder."""
-
-    def absolute(source: str) -> str:
-        path = folder / Path(source.removeprefix("folder:")).expanduser()
-        # A corpus wins over a folder with the same name.
-        is_folder = path.is_dir() and source not in CORPORA
-        return f"folder:{path.resolve()}" if is_folder else source
-
-    whole = absolute(data)
-    if whole != data:  # one folder, perhaps with commas in the name
-        return whole
-    # A mix: SOURCE or SOURCE:SHARE, separated by commas.
+def absolute_data(data: str) -> str:
+    """Return --data with absolute folders, because stages run in another folder."""
     parts = []
-    for part in data.split(","):
-        source, share = re.fullmatch(r"(.*?)(:[\d.]+)?", part.strip()).groups("")
-        parts.append(absolute(source) + share)
+    for source, share in parse_data(data):
+        folder = Path(source.removeprefix("folder:")).expanduser()
+        # A corpus wins over a folder with the same name.
+        if source not in CORPORA and folder.is_dir():
+            source = f"folder:{folder.resolve()}"
+        parts.append(f"{source}:{share:g}" if share < 1 else source)
     return ",".join(parts)
 
 
@@ -163,29 +154,31 @@ def choose_setting(request: Request) -> Setting:
     if request.until:
         _check_choice("--until", request.until, STEPS)
     count, accelerator = find_hardware(request.on)
-    planned = bool(request.on)
     data = request.data
     if data != "auto":
-        data = absolute_data(data, Path(request.cwd or "."))
+        data = absolute_data(data)
         check_data(data)
 
     # A resumed run keeps the first choices.
-    earlier = {} if request.fresh or planned else read_settings(stage_dir("speedrun", request.tag))
+    earlier = {}
+    plan = stage_dir("speedrun", request.tag) / "plan.json"
+    if plan.exists() and not request.fresh and not request.on:
+        earlier = json.loads(plan.read_text(encoding="utf-8"))["settings"]
     name, reason = request.scale, "as asked"
     if name == "auto" and earlier:  # a lost GPU or network must not discard a trained model
         name, reason = earlier["scale"], "as this run started"
     elif name == "auto":
         # Only a GPU needs real text; the checks stop at the cheapest sign.
-        has_text = not count or data != "auto" or bool(text_here()) or has_network(planned)
+        has_text = not count or data != "auto" or bool(text_here()) or has_network(request.on)
         name, reason = choose_scale(count, accelerator, has_text)
     scale = SCALES[name]
     if data == "auto":
-        network_text = "climbmix" if has_network(planned) else ""
-        data = "world" if scale.world else text_here() or network_text
-    if not data:
+        data = "world" if scale.world else text_here()
+    if not data and not has_network(request.on):
         raise ValueError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
+    data = data or "climbmix"
 
-    earlier_depth = earlier.get("depth", 0) if earlier.get("scale") == name else 0
+    earlier_depth = earlier["depth"] if earlier.get("scale") == name else 0
     depth = request.depth or scale.depth or earlier_depth or evening_depth(accelerator)
     # The world has small batches: one GPU is faster than several. Other runs take the largest power of two.
     gpus = min(count, 1) if scale.world else 1 << count.bit_length() >> 1
@@ -196,9 +189,9 @@ def choose_setting(request: Request) -> Setting:
     if request.seed != 1:
         world = world.with_name(f"{world.name}-{request.seed}")
     return Setting(
+        request=request,
         name=name,
         reason=reason,
-        scale=scale,
         depth=depth,
         gpus=gpus,
         idle=count - gpus,
@@ -206,7 +199,6 @@ def choose_setting(request: Request) -> Setting:
         data=data,
         own_world=data == "world" and not mirror_has_world,
         world=world,
-        planned=planned,
     )
 
 
@@ -215,8 +207,9 @@ def _check_choice(flag: str, value: str, known: Sequence[str]) -> None:
         raise ValueError(f"{flag}={value} is not known, take one of {', '.join(known)}")
 
 
-def stage_flags(setting: Setting, request: Request) -> dict[str, dict[str, str]]:
+def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
     """Return stage -> flags, from the scale, the machine and the command line."""
+    request = setting.request
     flags = {}
     for name in PLANNED_STAGES:
         own = scale_flags(setting.scale, SCRIPTS[name], request.seconds)
@@ -250,7 +243,6 @@ def flag_words(flags: Mapping[str, str]) -> list[str]:
 
 def make_job(
     setting: Setting,
-    request: Request,
     flags: Mapping[str, Mapping[str, str]],
     tokens: int,
     tasks: Mapping[str, Sequence[HubFile]],
@@ -261,7 +253,8 @@ def make_job(
     tokens: for base training, so that enough text is downloaded; 0: the corpus's default. tasks: task -> files that
     stages read. needs: stage -> a required task; without the task's files the stage is left out.
     """
-    skips = skip_reasons(setting, tasks, needs, request.until)
+    request = setting.request
+    skips = skip_reasons(setting, tasks, needs)
     # Several tasks share a file: each counts once, in a fixed order.
     task_files = list(dict.fromkeys(file for files in tasks.values() for file in files))
     # Steps that are no stage: no model, no outcome.
@@ -276,14 +269,14 @@ def make_job(
             # The download runs beside the tokenizer, so its lines go to its log alone.
             step = Step(name, commands[name], skip=skips[name], quiet=name == "download")
         else:
-            step = _stage_step(name, setting, request, flags[name], task_files, skips[name])
+            step = _stage_step(name, setting, flags[name], task_files, skips[name])
         steps.append(step)
     return Job(
         "speedrun",
         request.tag,
         steps,
         environment=setting.environment,
-        resume=resume_command(request, setting.data),
+        resume=resume_command(),
         closing=skipped_lines(steps) + talk_lines(steps, request.tag),
         settings={"scale": setting.name, "depth": setting.depth},
     )
@@ -292,20 +285,16 @@ def make_job(
 def _stage_step(
     name: str,
     setting: Setting,
-    request: Request,
     flags: Mapping[str, str],
     task_files: Sequence[HubFile],
     skip: str,
 ) -> Step:
     """Return the step for a stage: the command, and all files that decide the result."""
+    # For these stages the text is an input, by --data.
     reads_text = name in TEXT_STAGES
-    if reads_text:
-        files = []  # the text is an input by --data
-    elif name == "base_eval":
-        files = _bundle_files()
-    else:
-        files = task_files
+    files = BUNDLE if name == "base_eval" else task_files
     parent = PARENTS[name]
+    request = setting.request
     # Tokenizers are trained and evaluated on the CPU.
     is_tokenizer = name.startswith("tok")
     several_gpus = setting.gpus > 1 and not is_tokenizer
@@ -315,20 +304,16 @@ def _stage_step(
         output=f"{name}/{request.tag}",
         parents=[f"{parent}/{request.tag}"] if parent else [],
         data=setting.data if reads_text else "",
-        files=[[file.path, file.repo, file.revision] for file in files],
+        files=[] if reads_text else [[file.path, file.repo, file.revision] for file in files],
         launch=[*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if several_gpus else [],
         options=[f"--run={request.wandb}"] if request.wandb and not is_tokenizer else [],
         skip=skip,
     )
 
 
-def skip_reasons(
-    setting: Setting,
-    tasks: Mapping[str, Sequence[HubFile]],
-    needs: Mapping[str, str],
-    until: str,
-) -> dict[str, str]:
+def skip_reasons(setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs: Mapping[str, str]) -> dict[str, str]:
     """Return step -> reason to leave the step out; empty: the step runs."""
+    until = setting.request.until
     reasons = dict.fromkeys(STEPS, "")
     if not setting.own_world:
         text = "the world of NANOCHAT_HUB" if setting.data == "world" else setting.data
@@ -349,28 +334,10 @@ def skip_reasons(
     return reasons
 
 
-def _bundle_files() -> list[HubFile]:
-    """Return the files in the CORE bundle; only the index until the bundle has been downloaded."""
-    if not hub.is_here(BUNDLE):
-        return list(BUNDLE)
-    # The index names the data files.
-    [index] = hub.fetch(BUNDLE[:1], offline=True)
-    return [*BUNDLE, *data_files(index)]
-
-
-def resume_command(request: Request, data: str) -> str:
-    """Return the command that resumes this job from any folder; without --fresh, which would start again."""
-    words = ["bash", str(ROOT / "speedrun.sh")]
-    for name in ("scale", "depth", "tag", "seed", "data", "wandb", "until", "seconds"):
-        value = getattr(request, name)
-        # Class attributes hold the defaults.
-        if value == getattr(type(request), name):
-            continue
-        # Absolute folders, because users may call from elsewhere.
-        if name == "data":
-            value = data
-        words.append(f"--{name}={value:g}" if name == "seconds" else f"--{name}={value}")
-    return shlex.join(words)
+def resume_command() -> str:
+    """Return the command that resumes this job: the same words without --fresh, which would start again."""
+    words = [word for word in sys.argv[1:] if not word.startswith(("--fresh", "--cwd=", "--save="))]
+    return shlex.join(["bash", str(ROOT / "speedrun.sh"), *words])
 
 
 def skipped_lines(steps: Sequence[Step]) -> list[str]:
@@ -388,11 +355,10 @@ def talk_lines(steps: Sequence[Step], tag: str) -> list[str]:
     sources = [source for source, stage in MODELS.items() if stage in trained]
     if not sources:
         return []
-    place = f"cd {shlex.quote(str(ROOT))} &&"
-    if "NANOCHAT_BASE_DIR" in os.environ:
-        place += f" NANOCHAT_BASE_DIR={shlex.quote(str(base_dir().resolve()))}"
+    root, base = shlex.quote(str(ROOT)), shlex.quote(str(base_dir().resolve()))
+    python = f"cd {root} && NANOCHAT_BASE_DIR={base} .venv/bin/python"
     model = f"-i {sources[-1]} -g {tag}"
     return [
-        f"talk to it: {place} .venv/bin/python -m scripts.chat_cli {model}",
-        f"in a browser: {place} .venv/bin/python -m scripts.chat_web {model}",
+        f"talk to it: {python} -m scripts.chat_cli {model}",
+        f"in a browser: {python} -m scripts.chat_web {model}",
     ]

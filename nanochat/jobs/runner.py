@@ -11,8 +11,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
-import select
 import shlex
 import signal
 import subprocess
@@ -20,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,9 +30,7 @@ from nanochat.log import duration, print0
 from nanochat.outcome import ROOT, Outcome
 from nanochat.paths import base_dir, stage_dir, write_json
 
-POLL_SECONDS = 0.5  # between checks that the calling script is still there
-ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")  # colours and cursor movements of a terminal
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+POLL_SECONDS = 0.05  # between two looks at a running command and its log
 
 
 @dataclass(frozen=True)
@@ -61,11 +57,6 @@ class Step:
     def outcome(self) -> Path:
         return base_dir() / self.output / "outcome.json"
 
-    @property
-    def is_done(self) -> bool:
-        """True if the written stage is there; a step without a stage is never done."""
-        return bool(self.output) and self.outcome.exists()
-
 
 @dataclass(frozen=True)
 class Job:
@@ -90,14 +81,6 @@ class Job:
         write_json(self.folder / "plan.json", asdict(self))
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
-    """Return the plan's settings from a folder; empty without a plan."""
-    path = folder / "plan.json"
-    saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    # Older plans keep their settings at the top level.
-    return saved.get("settings", saved)
-
-
 def load_job(folder: Path) -> Job:
     """Return the job saved in a folder."""
     saved = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
@@ -108,7 +91,7 @@ def load_job(folder: Path) -> Job:
 class StepFailed(Exception):
     """A step ended without a result. status: the exit status for the process that ran it."""
 
-    def __init__(self, message: str, status: int):
+    def __init__(self, message: str, status: int = 1):
         super().__init__(message)
         self.status = status
 
@@ -117,50 +100,39 @@ class StepFailed(Exception):
 
 
 @contextmanager
-def hold_job(job: Job) -> Iterator[int]:
-    """Hold the job's lock; yields the file descriptor. A ValueError if another process holds the lock."""
-    job.folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(job.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        take_lock(lock, job)
-        yield lock
-    finally:
-        os.close(lock)
+def hold_folder(folder: Path) -> Iterator[int]:
+    """Hold a folder's lock; yields the file descriptor. A ValueError if another process holds the lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "a") as lock:
+        take_lock(lock.fileno(), folder)
+        yield lock.fileno()
 
 
-def take_lock(lock: int, job: Job) -> None:
+def take_lock(lock: int, folder: Path) -> None:
     """Lock an open file. The lock lasts until every process with an inherited descriptor has ended."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ValueError(
-            f"{job.kind}: another process runs --tag={job.tag}: wait until it ends, or take another --tag"
-        ) from None
+        raise ValueError(f"another process runs in {folder}: wait until it ends, or take another --tag") from None
     except OSError as error:
         # Some shared file systems cannot lock: warn and continue.
-        print0(f"{job.kind}: cannot lock {job.folder} ({error}): make sure that nothing else runs --tag={job.tag}")
+        print0(f"cannot lock {folder} ({error}): make sure that nothing else runs there")
 
 
 def archive(job: Job, step: Step) -> Path | None:
     """Move a step's stage into the job's archive and forget the record. Returns the new place; deletes no artifact."""
-    record = job.folder / f"{step.name}.json"
     stage = base_dir() / step.output
-    if not step.output or not stage.exists():
-        record.unlink(missing_ok=True)
-        return None
-    with open(stage / "lock", "a") as lock:
-        try:
-            # A training process, perhaps started by hand, holds this lock.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(f"another run writes to {stage}: wait until it ends, or take another --tag") from None
+    place = None
+    if step.output and stage.exists():
         # The process number keeps two archives within one second apart.
         now = time.strftime("%Y%m%d-%H%M%S")
         place = job.folder / "archive" / f"{step.name}-{now}-{os.getpid()}"
         place.parent.mkdir(parents=True, exist_ok=True)
-        stage.rename(place)
+        # A training process, perhaps started by hand, holds this lock.
+        with hold_folder(stage):
+            stage.rename(place)
     # Last: after a crash before this line, the old record still asks for the archive.
-    record.unlink(missing_ok=True)
+    (job.folder / f"{step.name}.json").unlink(missing_ok=True)
     return place
 
 
@@ -173,12 +145,6 @@ def read_record(job: Job, step: Step) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def recorded_command(record: dict[str, Any]) -> list[str]:
-    """Return the command in a record; records of older versions call it `words`."""
-    return record.get("command") or record.get("words", [])
-
-
-TEXT_INPUT = "the text"  # one hash of all files, also if there is one
 _HASHING = threading.Lock()  # steps side by side share the file of hashes
 
 
@@ -188,14 +154,19 @@ def input_hashes(job: Job, step: Step) -> dict[str, str]:
     for parent in step.parents:
         outcome = base_dir() / parent / "outcome.json"
         if outcome.exists():
-            artifacts = _load_outcome(outcome).artifacts
-            found |= {f"{parent}/{name}": digest for name, digest in artifacts.items()}
+            for name, digest in Outcome.load(outcome).artifacts.items():
+                found[f"{parent}/{name}"] = digest
     with _HASHING:
-        for name, paths in _input_files(step).items():
+        text = _text_files(step.data) if step.data else []
+        if text:
             # Sorted: the order in which files are listed does not matter.
-            digests = sorted(hash_files(job.folder / "hashes.json", paths))
-            joined = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-            found[name] = joined if name == TEXT_INPUT else digests[0]
+            digests = sorted(hash_files(job.folder / "hashes.json", text))
+            found["the text"] = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+        for entry in step.files:
+            file = hub.HubFile(*entry)
+            if hub.is_here([file]):
+                paths = hub.fetch([file], offline=True)
+                [found[str(file)]] = hash_files(job.folder / "hashes.json", paths)
     return found
 
 
@@ -206,32 +177,12 @@ def hash_files(memory: Path, paths: Sequence[Path]) -> list[str]:
     for path in paths:
         status = path.stat()
         # Shards are large: hashing them all takes minutes.
-        stamp = [status.st_size, status.st_mtime_ns]
-        *before, digest = known.get(str(path), [None])
-        if before != stamp:
-            digest = hub.sha256(path)
-            known[str(path)] = [*stamp, digest]
-        digests.append(digest)
+        entry = f"{path} {status.st_size} {status.st_mtime_ns}"
+        if entry not in known:
+            known[entry] = hub.sha256(path)
+        digests.append(known[entry])
     write_json(memory, known)
     return digests
-
-
-def _input_files(step: Step) -> dict[str, list[Path]]:
-    """Return input -> local files, for the text and for each data set; inputs not yet downloaded are left out."""
-    text = _text_files(step.data) if step.data else []
-    found = {TEXT_INPUT: text} if text else {}
-    for entry in step.files:
-        file = hub.HubFile(*entry)
-        if hub.is_here([file]):
-            found[str(file)] = hub.fetch([file], offline=True)
-    return found
-
-
-def _load_outcome(path: Path) -> Outcome:
-    try:
-        return Outcome.load(path)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): remove the file to repeat the stage") from None
 
 
 def _text_files(data: str) -> list[Path]:
@@ -246,7 +197,7 @@ def _text_files(data: str) -> list[Path]:
 
 def difference(record: dict[str, Any], step: Step, inputs: dict[str, str]) -> str:
     """Return the difference between a step and the record as text; empty if both match."""
-    before = recorded_command(record)
+    before = record["command"]
     if before != step.command:
         # Name only the flags that differ.
         gone = [word for word in before if word not in step.command]
@@ -267,32 +218,25 @@ def run_job(job: Job, workers: int = 1) -> dict[str, str]:
     A failed step does not stop steps that do not depend on it. Output goes to the logs.
     """
     os.environ.update(job.environment)
-    failures: dict[str, str] = {}
-    lost: set[str] = set()  # outputs that will not come
-    waiting = list(job.steps)
-    running: dict[Future, Step] = {}
-    with hold_job(job) as lock, stop_signals() as stop, ThreadPoolExecutor(workers) as pool:
-        while waiting or running:
-            pending = {step.output for step in [*waiting, *running.values()]}
-            # A copy, because the loop removes steps.
-            for step in list(waiting):
-                parents = set(step.parents)
-                if stop or parents & lost:
-                    waiting.remove(step)
-                    lost.add(step.output)
-                    failures[step.name] = "the job was stopped" if stop else "a step before it failed"
-                elif len(running) < workers and not parents & pending:
-                    waiting.remove(step)
-                    # Lines from several steps would mix on the terminal.
-                    future = pool.submit(run_step, job, replace(step, quiet=True), lock, stop)
-                    running[future] = step
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                step = running.pop(future)
-                error = future.exception()
-                if error:
-                    lost.add(step.output)
-                    failures[step.name] = str(error)
-    return failures
+    slots = threading.Semaphore(workers)
+    futures: dict[str, Future] = {}  # by step
+    outputs: dict[str, Future] = {}
+
+    def run_after(step: Step, parents: list[Future]) -> None:
+        if any(parent.exception() for parent in parents):
+            raise StepFailed("a step before it failed")
+        # Taken after the parents have ended: a waiting step takes no slot.
+        with slots:
+            if stop:
+                raise StepFailed("the job was stopped")
+            # Lines from several steps would mix on the terminal.
+            run_step(job, replace(step, quiet=True), lock, stop)
+
+    with hold_folder(job.folder) as lock, stop_signals() as stop, ThreadPoolExecutor(len(job.steps)) as pool:
+        for step in job.steps:
+            parents = [outputs[parent] for parent in step.parents if parent in outputs]
+            outputs[step.output] = futures[step.name] = pool.submit(run_after, step, parents)
+    return {name: str(future.exception()) for name, future in futures.items() if future.exception()}
 
 
 def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) -> None:
@@ -312,50 +256,37 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     if step.skip:
         print0(f"== {step.name}: left out, {step.skip}")
         return
-    if record.get("finished") and step.is_done:
+    if step.output and record.get("finished") and step.outcome.exists():
         print0(f"== {step.name}: already finished")
         return
     print0(f"\n== {step.name}: python {shlex.join(step.words[1:])}")
     log = job.folder / f"{step.name}.log"
-    seconds = record.get("seconds", 0.0) + _lost_seconds(record, log)
     entry = {
         "command": step.command,
         "inputs": record.get("inputs", inputs),  # as they were when the first attempt began
-        "seconds": seconds,  # all attempts
+        "seconds": record.get("seconds", 0.0),  # all attempts
         "finished": False,
     }
+    # Only an attempt that was killed leaves its start in the record: it lasted until the last line in the log.
+    if "began" in record and log.exists():
+        entry["seconds"] += max(0.0, log.stat().st_mtime - record["began"])
     path = job.folder / f"{step.name}.json"
-    write_json(path, entry | {"began": time.time()})
-
-    start = time.monotonic()
-    status = execute(step.words, log, lock, stop, echo=not step.quiet, script=script)
+    start = time.time()
+    write_json(path, entry | {"began": start})
+    status = execute(step, log, lock, stop, script)
+    entry["seconds"] += time.time() - start
     # A stop request may have come just before a normal end: training has saved, and exits with 0.
-    entry["seconds"] += time.monotonic() - start
-    finished = not status and not stop and (step.is_done or not step.output)
-    if finished:
-        # With files that the command has downloaded.
-        entry["inputs"] = input_hashes(job, step) | entry["inputs"]
-        # The stage itself counted the last attempt alone.
-        if step.output and record:
-            _set_seconds(step.outcome, entry["seconds"])
-    write_json(path, entry | {"finished": finished})
-    if not finished:
+    if status or stop or (step.output and not step.outcome.exists()):
+        write_json(path, entry)
         raise _failure(job, step, log, status, stop)
+    # With files that the command has downloaded.
+    entry["inputs"] = input_hashes(job, step) | entry["inputs"]
+    # For the report card: the stage itself counted the last attempt alone.
+    if step.output and record:
+        outcome = replace(Outcome.load(step.outcome), seconds=entry["seconds"])
+        write_json(step.outcome, asdict(outcome))
+    write_json(path, entry | {"finished": True})
     print0(f"== {step.name}: done in {duration(entry['seconds'])}")
-
-
-def _lost_seconds(record: dict[str, Any], log: Path) -> float:
-    """Return the length in seconds for a killed attempt: until the last line in the log."""
-    # Only an attempt that was killed leaves its start in the record.
-    if "began" not in record or not log.exists():
-        return 0.0
-    return max(0.0, log.stat().st_mtime - record["began"])
-
-
-def _set_seconds(path: Path, seconds: float) -> None:
-    """Write the time for all attempts into an outcome, for the report card."""
-    outcome = replace(Outcome.load(path), seconds=seconds)
-    write_json(path, asdict(outcome))
 
 
 def _failure(job: Job, step: Step, log: Path, status: int, stop: list[int]) -> StepFailed:
@@ -365,10 +296,8 @@ def _failure(job: Job, step: Step, log: Path, status: int, stop: list[int]) -> S
         status = status or 128 + stop[0]  # as a shell reports a signal
     else:
         reason = f"failed with exit status {status}: {failure_line(log)}"
-    lines = [f"{job.kind}: {step.name} {reason}", f"log: {log}"]
-    if job.resume:
-        lines.append(f"resume with: {job.resume}")
-    return StepFailed("\n  ".join(lines), status or 1)  # 0 without an outcome is a failure too
+    message = f"{job.kind}: {step.name} {reason}\n  log: {log}\n  resume with: {job.resume}"
+    return StepFailed(message, status or 1)  # 0 without an outcome is a failure too
 
 
 def failure_line(log: Path) -> str:
@@ -381,72 +310,40 @@ def failure_line(log: Path) -> str:
     return (messages or errors or lines)[-1]
 
 
-# ---- a command and its output ----
+def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> int:
+    """Run a step's command and return the exit status (128 + signal if one killed it).
 
-
-def execute(words: Sequence[str], log: Path, lock: int, stop: list[int], echo: bool = True, script: int = 0) -> int:
-    """Run a command and return its exit status (128 + signal if one killed it).
-
-    Output goes to the log, and if `echo` also to our standard output, without delay.
+    The command writes to the log, which is also shown unless the step is quiet. A SIGTERM is passed on; Ctrl-C reaches
+    the command by itself.
     """
-    with open(log, "ab", buffering=0) as file:
-        file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(words)}\n".encode())
+    with open(log, "ab") as file, open(log, "rb") as shown:
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        file.write(f"== {now} {shlex.join(step.words)}\n".encode())
+        file.flush()
+        shown.seek(0, os.SEEK_END)
         child = subprocess.Popen(
-            words,
+            step.words,
             cwd=ROOT,
-            stdout=subprocess.PIPE,
+            stdout=file,
             stderr=subprocess.STDOUT,
             pass_fds=(lock,),  # held until the last child has ended
         )
-        line = b""
-        # A part may end within a line: the log gets complete lines, the terminal gets everything at once.
-        for part in read_output(child, stop, script):
-            if echo:
-                echo = _write_out(part)
-            *complete, line = (line + part).split(b"\n")
-            file.writelines(plain_line(one) for one in complete)
-        if line:
-            file.write(plain_line(line))
-        child.stdout.close()
-        status = child.wait()
-    # Popen returns the negative number of a signal, a shell 128 + the number.
+        status, is_asked = None, False
+        while status is None:
+            time.sleep(POLL_SECONDS)
+            # Before reading: an ended command has written everything.
+            status = child.poll()
+            if not step.quiet:
+                sys.stdout.buffer.write(shown.read())
+                sys.stdout.flush()
+            # The kernel gives us another parent when the script is killed.
+            if script and not stop and os.getppid() != script:
+                stop.append(signal.SIGTERM)
+            if signal.SIGTERM in stop and not is_asked:
+                child.terminate()
+                is_asked = True
+    # Popen has the negative number of a signal, a shell 128 + the number.
     return 128 - status if status < 0 else status
-
-
-def _write_out(part: bytes) -> bool:
-    """Write to our output; False if nobody reads any more. The step continues, and the log has all lines."""
-    try:
-        sys.stdout.buffer.write(part)
-        sys.stdout.flush()
-    except OSError:
-        return False
-    return True
-
-
-def read_output(child: subprocess.Popen, stop: list[int], script: int) -> Iterator[bytes]:
-    """Yield a child's output until the end. A SIGTERM is passed on; Ctrl-C reaches the child by itself."""
-    asked = False
-    while True:
-        # Checked before reading: an ended child has written everything.
-        ended = child.poll() is not None
-        # The kernel gives us another parent when the script is killed.
-        if script and not stop and os.getppid() != script:
-            stop.append(signal.SIGTERM)
-        if signal.SIGTERM in stop and not asked:
-            child.terminate()
-            asked = True
-        ready, _, _ = select.select([child.stdout], [], [], POLL_SECONDS)
-        part = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
-        if part:
-            yield part
-        elif ready or ended:  # closed; or a process that the child left behind keeps the pipe open
-            return
-
-
-def plain_line(line: bytes) -> bytes:
-    """Return a line without colours and without text overwritten after a carriage return."""
-    shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-    return ESCAPES.sub(b"", shown) + b"\n"
 
 
 @contextmanager
@@ -454,7 +351,7 @@ def stop_signals() -> Iterator[list[int]]:
     """Yield a list that collects SIGINT and SIGTERM, so that the running steps can save and end."""
     received: list[int] = []
     before = {}  # handlers to restore
-    for number in STOP_SIGNALS:
+    for number in (signal.SIGINT, signal.SIGTERM):
         before[number] = signal.signal(number, lambda number, _: received.append(number))
     try:
         yield received
@@ -472,21 +369,17 @@ class Config:
 
     job: str = option("", "folder of the job", group="step", unit="FOLDER")
     step: str = option("", "name of the step", group="step")
-    lock: Count = option(-1, "descriptor that holds the job's lock; -1: take the lock", group="step", least=-1)
+    lock: Count = option(9, "descriptor that holds the job's lock", group="step", least=0)
 
 
 def main(config: Config) -> None:
     job = load_job(Path(config.job))
     os.environ.update(job.environment)
     step = job.step(config.step)
+    take_lock(config.lock, job.folder)
     with stop_signals() as stop:
         try:
-            if config.lock >= 0:
-                take_lock(config.lock, job)
-                run_step(job, step, config.lock, stop, script=os.getppid())
-            else:
-                with hold_job(job) as lock:
-                    run_step(job, step, lock, stop)
+            run_step(job, step, config.lock, stop, script=os.getppid())
         except StepFailed as failure:
             print0(failure, file=sys.stderr)
             raise SystemExit(failure.status) from None

@@ -3,7 +3,6 @@
 A plot is a dictionary with a title and one of these:
   {"x", "y", "series": name -> [xs, ys]}       lines; a short series has a mark at each point
   {"bars": name -> [score, error, text]}       scores with standard errors
-  {"parts": [[name, size, group], ...]}        one stacked bar, a colour for each group
 Colours are variables of STYLE, which a page contains once and a picture file has inside: both follow dark mode.
 """
 
@@ -203,8 +202,8 @@ def _draw_bars(plot: Plot) -> Drawing:
     lows = [score - error for score, error, _ in bars.values()]
     highs = [score + error for score, error, _ in bars.values()]
     across = Axis(
-        low=min(0.0, *lows),
-        high=max(1.0, *highs),
+        low=min([0.0, *lows]),
+        high=max([1.0, *highs]),
         start=0,
         end=WIDTH,
     )
@@ -238,58 +237,10 @@ def _bar(style: str, x: float, y: float, width: float) -> str:
     )
 
 
-# ---- one stacked bar ----
-
-
-def _draw_stack(plot: Plot) -> Drawing:
-    """Return one bar with all parts, and below the bar their names in two columns. A group's later parts get paler."""
-    parts = plot["parts"]
-    # No time at all must not divide by zero.
-    total = sum(size for _, size, _ in parts) or 1.0
-    groups = list(dict.fromkeys(group for *_, group in parts))
-    rows = math.ceil(len(parts) / 2)
-    elements = []
-    earlier: list[str] = []  # groups drawn so far, with repeats
-    x = 0.0
-    for number, (name, size, group) in enumerate(parts):
-        color = _color(groups.index(group))
-        opacity = max(0.25, 1 - 0.3 * earlier.count(group))
-        earlier.append(group)
-        width = size / total * WIDTH
-        part = _shape(
-            "rect",
-            color,
-            opacity=opacity,
-            x=x,
-            y=26,
-            width=max(width - 1, 0.5),  # leaves a gap before the next part
-            height=22,
-            rx=1,
-        )
-        x += width
-        # The legend fills the left column first.
-        column, row = divmod(number, rows)
-        left = column * WIDTH / 2
-        top = 60 + 18 * row
-        square = _shape(
-            "rect",
-            color,
-            opacity=opacity,
-            x=left,
-            y=top,
-            width=9,
-            height=9,
-            rx=2,
-        )
-        elements += [part, square, _text(left + 15, top + 9, name)]
-    return 64 + 18 * rows, elements
-
-
 # Key that a plot of this kind has -> the function that draws it.
 KINDS: dict[str, Callable[[Plot], Drawing]] = {
     "series": _draw_lines,
     "bars": _draw_bars,
-    "parts": _draw_stack,
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 
@@ -35,8 +36,7 @@ def has_mixture(step: Step) -> bool:
 def test_a_job_keeps_the_scale_that_it_started_with(planned, base):
     assert planned()[0].settings["scale"] == "embedded"
     saved = base / "speedrun/default/plan.json"
-    # Plans of older versions keep the scale at the top level.
-    saved.write_text(json.dumps({"scale": "cpu", "depth": 4}))
+    saved.write_text(json.dumps({"settings": {"scale": "cpu", "depth": 4}}))
     job, text = planned(data="world")
     assert job.settings == {"scale": "cpu", "depth": 4}
     assert "as this run started" in text
@@ -62,7 +62,10 @@ def test_every_stage_names_its_inputs(planned):
     assert steps["chat_eval_rl"].parents == ["chat_rl/default"]
     assert steps["base_train"].parents == ["tok_train/default"]
     assert [name for name, step in steps.items() if step.data] == ["tok_train", "tok_eval", "base_train", "base_loss"]
-    assert {entry[0] for entry in steps["base_eval"].files} >= {"eval_bundle/core.yaml"}
+    assert [entry[0] for entry in steps["base_eval"].files] == [
+        "eval_bundle/core.yaml",
+        "eval_bundle/eval_meta_data.csv",
+    ]
     assert steps["mid_train"].files == steps["chat_eval_rl"].files != []
     assert not steps["report"].output
 
@@ -80,10 +83,12 @@ def test_several_gpus_work_under_torchrun(named, at_work, planned, monkeypatch):
 def plan_of_a_model():
     from nanochat.jobs.estimate import BaseRun
 
-    return BaseRun(parameters=10**8, tokens=10**9, batch=2**19, flops=1e9, notes=["memory of a rank, GB: 3"])
+    return BaseRun(tokens=10**9, batch=2**19, flops=1e9, rate=1e15)
 
 
-def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base):
+def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, monkeypatch):
+    monkeypatch.chdir(base.parent)  # restored after --cwd
+    monkeypatch.setattr(sys, "argv", ["plan", f"--data={text_folder.name}", "--fresh", "--cwd=/", "--save=3"])
     job, text = planned(data=text_folder.name, cwd=str(text_folder.parent), wandb="mine")
     assert job.step("tok_train").data == f"folder:{text_folder}"
     reasons = {step.name: step.skip for step in job.steps if step.skip}
@@ -93,8 +98,7 @@ def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base):
     assert "left out: chat_eval_mid, chat_sft (mid_train is left out)" in text
     assert job.step("base_train").options == ["--run=mine"]
     assert not has_mixture(job.step("mid_train"))  # it names tasks of the embedded world
-    assert "--tag" not in job.resume
-    assert f"--data=folder:{text_folder}" in job.resume
+    assert job.resume == f"bash {plan.ROOT}/speedrun.sh --data={text_folder.name}"
 
 
 def test_a_fresh_start_archives_earlier_results(planned, base):
@@ -109,12 +113,10 @@ def test_the_closing_lines_name_the_last_model(tmp_path, monkeypatch):
     trained = {"base_train": "", "mid_train": "", "chat_sft": "after --until=mid_train", "chat_rl": "same"}
     steps = [Step(name, [], skip=reason) for name, reason in trained.items()]
     monkeypatch.setattr(plan, "ROOT", tmp_path / "the house")
-    monkeypatch.delenv("NANOCHAT_BASE_DIR", raising=False)
-    python = f"cd '{tmp_path / 'the house'}' && .venv/bin/python"
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "my runs"))
+    python = f"cd '{tmp_path}/the house' && NANOCHAT_BASE_DIR='{tmp_path}/my runs' .venv/bin/python"
     assert plan.talk_lines(steps, "d8") == [
         f"talk to it: {python} -m scripts.chat_cli -i mid -g d8",
         f"in a browser: {python} -m scripts.chat_web -i mid -g d8",
     ]
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "my runs"))
-    assert f" && NANOCHAT_BASE_DIR='{tmp_path / 'my runs'}' .venv/bin/python -m " in plan.talk_lines(steps, "d8")[0]
     assert plan.talk_lines([Step("base_train", [], skip="no")], "d8") == []

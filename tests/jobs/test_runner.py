@@ -1,28 +1,16 @@
 """Job runner: output and logs, signals, locks, reasons to repeat a step, several steps at once."""
 
-import fcntl
 import json
 import signal
 import subprocess
-import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from nanochat.jobs import runner
-from nanochat.jobs.runner import Job, Step, load_job, run_job
+from nanochat.jobs.runner import Job, Step, run_job
 
-PRINTS = r"""
-import sys
-print(sys.stdout.isatty())
-sys.stderr.write("\r10%\x1b[K\r90%\x1b[K\r\x1b[1mdone\x1b[0m\x1b[K\n")
-sys.exit(3)
-"""
-EXECUTE = """
-import sys; from pathlib import Path; from nanochat.jobs.runner import execute, stop_signals
-with stop_signals() as stop:
-    print(execute([sys.executable, "-c", sys.argv[2]], Path(sys.argv[1]), 0, stop), stop)
-"""
 # A stage in one file: prints, counts how often it ran, fails if asked, and leaves an outcome.
 STAGE = """
 import sys
@@ -107,76 +95,74 @@ def test_a_failed_step_stops_only_the_steps_that_need_it(job, capsys, base):
 
 def test_a_job_in_another_folder_runs_beside_it_and_the_same_is_refused(job):
     own = job(tok=("", ""))
-    with runner.hold_job(own):
-        with pytest.raises(ValueError, match="another process runs --tag=t: wait until it ends"):
+    with runner.hold_folder(own.folder):
+        with pytest.raises(ValueError, match="lab/t: wait until it ends, or take another --tag"):
             run_job(own)
         assert run_job(Job("lab", "second", own.steps)) == {}
 
 
-def test_a_job_can_be_saved_and_loaded(job):
-    own = job(tok=("", ""), base=("tok", "--depth=1"))
-    own.save()
-    assert load_job(own.folder) == own
+def test_processes_that_inherit_the_lock_hold_it(job):
+    own = job()
+    with runner.hold_folder(own.folder) as lock:
+        runner.take_lock(lock, own.folder)  # as each step of a job does
+        child = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
+    with pytest.raises(ValueError, match="another process runs in"), runner.hold_folder(own.folder):
+        pass
+    child.kill()
+    child.wait()
+    with runner.hold_folder(own.folder):
+        pass
 
 
 # ---- a command and its output ----
 
 
-def run_in_process(stdout: int, log: Path, code: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", EXECUTE, str(log), code], stdout=stdout)
+def python_step(base: Path, code: str) -> tuple[Job, Step]:
+    (base / "stages/code.py").write_text(code)
+    own = Job("lab", "t", [Step("code", ["code"])])
+    own.folder.mkdir(parents=True)
+    return own, own.steps[0]
 
 
-def test_output_reaches_the_log_as_plain_lines(tmp_path, capfdbinary):
-    status = runner.execute([sys.executable, "-c", PRINTS], tmp_path / "log", 0, [])
-    assert status == 3
-    assert (tmp_path / "log").read_text().splitlines()[-2:] == ["False", "done"]
-    assert b"\r90%" in capfdbinary.readouterr().out  # progress passes through
+def test_a_step_is_shown_and_logged_and_has_its_exit_status(job, base, capfd):
+    own, step = python_step(
+        base, "import sys\nprint(sys.stdout.isatty(), flush=True)\nprint('done', file=sys.stderr)\nsys.exit(3)"
+    )
+    with pytest.raises(runner.StepFailed, match="failed with exit status 3: done") as failed:
+        runner.run_step(own, step, 0, [])
+    assert failed.value.status == 3
+    assert (own.folder / "code.log").read_text().splitlines()[1:] == ["False", "done"]
+    assert "done\n" in capfd.readouterr().out
 
 
-def test_a_signal_is_passed_on(tmp_path):
-    waits = "import signal, time\nsignal.signal(15, lambda *_: exit(0))\nprint('ready', flush=True)\ntime.sleep(60)"
-    process = run_in_process(subprocess.PIPE, tmp_path / "log", waits)
-    assert process.stdout.readline() == b"ready\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60)[0] == b"0 [15]\n"
+@pytest.mark.parametrize("sent", ["signal", "script"])
+def test_a_stop_is_passed_on(job, base, sent):
+    """A SIGTERM, or the end of the calling script, reaches the command, which may save and end normally."""
+    waits = "import signal, time\nsignal.signal(15, lambda *_: exit(0))\ntime.sleep(60)"
+    own, step = python_step(base, waits)
+    log, stop = own.folder / "code.log", []
+    if sent == "signal":
+        threading.Timer(2, stop.append, [signal.SIGTERM]).start()
+    with pytest.raises(runner.StepFailed, match="was stopped by SIGTERM\n  log: ") as failed:
+        # No process has this number: the script is gone.
+        runner.run_step(own, step, 0, stop, script=0 if sent == "signal" else 2**22)
+    assert failed.value.status == 128 + signal.SIGTERM
+    assert log.exists()
 
 
-class LateWriter(subprocess.Popen):
-    """A child that prints and ends just before `poll` checks whether it has ended."""
-
-    def poll(self) -> int | None:
-        if not self.stdin.closed:
-            self.stdin.close()
-            self.wait()
-        return super().poll()
-
-
-def test_the_last_line_of_a_child_is_not_lost(monkeypatch):
-    monkeypatch.setattr(runner, "POLL_SECONDS", 0.01)
-    command = [sys.executable, "-c", "import sys; sys.stdin.read(); print('last')"]
-    with LateWriter(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert b"".join(runner.read_output(child, [], 0)) == b"last\n"
-
-
-def test_without_its_script_a_command_is_ended(tmp_path):
-    waits = "import time; print('ready', flush=True); time.sleep(60)"
-    # No process is the parent of this number: the script is gone.
-    status = runner.execute([sys.executable, "-c", waits], tmp_path / "log", 0, [], script=2**22)
-    assert status == 128 + signal.SIGTERM
-
-
-def test_processes_that_inherit_the_lock_hold_it(tmp_path, job):
-    own = job()
-    with open(tmp_path / "lock", "w") as ours, open(tmp_path / "lock", "w") as theirs:
-        runner.take_lock(ours.fileno(), own)
-        runner.take_lock(ours.fileno(), own)  # as each step of a job does
-        child = subprocess.Popen(["sleep", "60"], pass_fds=[ours.fileno()])
-        ours.close()
-        with pytest.raises(ValueError, match="another process runs --tag=t"):
-            runner.take_lock(theirs.fileno(), own)
-        child.kill()
-        child.wait()
-        runner.take_lock(theirs.fileno(), own)
+def test_a_killed_attempt_counts_and_the_step_runs_again(job, base, capsys):
+    """As a power cut leaves it: a start in the record, some lines in the log, no outcome."""
+    own = job(tok=("", ""))
+    assert run_job(own) == {}
+    record, outcome = own.folder / "tok.json", base / "tok/t/outcome.json"
+    outcome.unlink()
+    killed = json.loads(record.read_text()) | {"finished": False, "seconds": 100.0}
+    killed["began"] = (own.folder / "tok.log").stat().st_mtime - 50
+    record.write_text(json.dumps(killed))
+    capsys.readouterr()
+    assert run_job(own) == {}
+    assert ran(capsys.readouterr().out) == ["tok"]
+    assert json.loads(record.read_text())["seconds"] == json.loads(outcome.read_text())["seconds"] > 150
 
 
 # ---- records and inputs ----
@@ -188,33 +174,20 @@ def test_reasons_to_repeat_a_step():
     assert runner.difference(record, step, {"text": "1", "new": "3"}) == ""
     assert runner.difference(record, step, {"text": "2"}) == "text changed"
     assert runner.difference(record, Step("a", ["scripts.a", "--depth=2"]), {}) == "--depth=1 --fp8 is now --depth=2"
-    older = {"words": record["command"], "inputs": {}}
-    assert runner.difference(older, step, {}) == ""
 
 
-def test_a_file_is_hashed_again_when_it_changed(tmp_path):
-    file, memory = tmp_path / "file", tmp_path / "hashes.json"
-    file.write_text("one")
-    [before] = runner.hash_files(memory, [file])
-    memory.write_text(memory.read_text().replace(before, "remembered"))
-    assert runner.hash_files(memory, [file]) == ["remembered"]
-    file.write_text("three")
-    assert runner.hash_files(memory, [file])[0] not in ("remembered", before)
-
-
-def test_inputs_are_artifacts_of_parents_and_text(job, base, text_folder):
+def test_a_file_of_text_is_hashed_again_when_it_changed(job, text_folder):
     own = job()
     own.folder.mkdir(parents=True)
-    step = Step("tok_train", [], data=f"folder:{text_folder}")
+    step, memory = Step("tok_train", [], data=f"folder:{text_folder}"), own.folder / "hashes.json"
     before = runner.input_hashes(own, step)
     assert list(before) == ["the text"]
-    (text_folder / "00.txt").write_text("other")
+    digests = dict.fromkeys(json.loads(memory.read_text()), "remembered")
+    memory.write_text(json.dumps(digests))
     assert runner.input_hashes(own, step) != before
-    assert runner.input_hashes(own, Step("world", [])) == {}
-    (base / "tok_train/t").mkdir(parents=True)
-    (base / "tok_train/t/outcome.json").write_text("{}")
-    with pytest.raises(ValueError, match="remove the file to repeat the stage"):
-        runner.input_hashes(own, Step("base_train", [], parents=["tok_train/t"]))
+    (text_folder / "00.txt").write_text("other")
+    runner.input_hashes(own, step)
+    assert set(json.loads(memory.read_text()).values()) > {"remembered"}
 
 
 def test_a_stage_is_archived_unless_a_run_writes_to_it(job, base):
@@ -225,10 +198,8 @@ def test_a_stage_is_archived_unless_a_run_writes_to_it(job, base):
     for path in (stage / "step_000001", own.folder):
         path.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps({}))
-    with open(stage / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="another run writes to"):
-            runner.archive(own, step)
+    with runner.hold_folder(stage), pytest.raises(ValueError, match="another process runs in"):
+        runner.archive(own, step)
     assert record.exists()  # it still says that the stage has to be archived
     place = runner.archive(own, step)
     assert (place / "step_000001").is_dir()

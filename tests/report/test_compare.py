@@ -3,8 +3,6 @@
 import itertools
 import json
 import math
-import random
-import statistics
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from outcomes import ENVIRONMENT, leave
 from nanochat.paths import read_sha256
 from nanochat.report.__main__ import read_record
 from nanochat.report.card import read_card
-from nanochat.report.compare import compare, decisions, mcnemar, paired, unpaired
+from nanochat.report.compare import compare, decisions, mcnemar
 
 
 def test_mcnemar_is_the_share_of_coins_that_fall_so_or_worse():
@@ -27,28 +25,13 @@ def test_mcnemar_is_the_share_of_coins_that_fall_so_or_worse():
     assert mcnemar(5000, 5000) == 1.0
 
 
-def test_pairs_are_compared_more_sharply():
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    draws = random.Random(seed)
-    one = [draws.random() for _ in range(400)]
-    other = [value + draws.gauss(0.1, 0.1) for value in one]
-    difference, error = paired(one, other)
-    assert difference == pytest.approx(unpaired(one, other)[0])
-    assert error == pytest.approx(statistics.stdev(b - a for a, b in zip(one, other, strict=True)) / 20)
-    variances = statistics.variance(one) + statistics.variance(other)
-    assert unpaired(one, other)[1] == pytest.approx(math.sqrt(variances / 400))
-    assert unpaired(one, other)[1] > 2 * error
-    assert math.isnan(paired([1.0], [0.0])[1])
-
-
-def evaluated(base: Path, right: str, stage: str = "base_eval", first: int = 0, **changes) -> Path:
+def evaluated(base: Path, right: str, stage="base_eval", first=0, question=True, **changes) -> Path:
     """A run with an evaluation on one task, like base_eval's or chat_eval's; right: 1 or 0, of each question."""
     path = base / stage / "default" / "step_000001-abc" / "task.jsonl"
     path.parent.mkdir(parents=True)
     lines = []
     for number, verdict in enumerate(right, first):
-        line = {"item": number, "question": f"q{number}", "correct": verdict == "1"}
+        line = {"item": number, "correct": verdict == "1"} | ({"question": f"q{number}"} if question else {})
         if stage.startswith("chat"):
             line = {"prompt": f"q{number}", "answer": "a", "completions": [{"right": int(verdict) > k} for k in (0, 1)]}
         lines.append(json.dumps(line))
@@ -79,19 +62,13 @@ def test_the_same_questions_are_paired(tmp_path):
     assert row(a, a, "task ") == "task 10 0.4000 0.4000 +0.0000 0.0000 0 0 1".split()
 
 
-def test_other_questions_are_told_and_not_paired(tmp_path):
+def test_other_questions_are_not_paired(tmp_path):
     a = evaluated(tmp_path / "a", "1100110000")
-    others = evaluated(tmp_path / "b", "1111110001", first=3)
-    more = evaluated(tmp_path / "c", "11111100010")
-    assert row(a, others, "task ") == "task 10, 10 0.4000 0.7000 +0.3000 0.2236 - - other questions".split()
-    assert row(a, more, "task ")[:4] == "task 10, 11 0.4000".split()
-    old = evaluated(tmp_path / "d", "11")
-    path = old / "base_eval/default/step_000001-abc/task.jsonl"
-    path.write_text('{"item": 0, "correct": true}\n{"item": 1, "correct": true}\n')
-    record = json.loads((old / "base_eval/default/outcome.json").read_text())
-    record["artifacts"]["task.jsonl"] = read_sha256(path)
-    (old / "base_eval/default/outcome.json").write_text(json.dumps(record))
-    assert row(old, old, "task ")[-3:] == "questions not known".split()
+    for name, right, first in [("b", "1111110001", 3), ("c", "11111100010", 0)]:
+        other = evaluated(tmp_path / name, right, first=first)
+        assert "\ntask " not in compare([read_record(a), read_record(other)], "ab")
+    old = evaluated(tmp_path / "d", "11", question=False)
+    assert "\ntask " not in compare([read_record(old), read_record(old)], "ab")
 
 
 def test_several_answers_to_a_question(tmp_path):
@@ -101,33 +78,22 @@ def test_several_answers_to_a_question(tmp_path):
     assert row(a, b, "task ") == "task 4 0.6250 0.8750 +0.2500 0.1443 - - -".split()
 
 
-def test_verdicts_that_are_gone_are_told(tmp_path):
-    a, b = evaluated(tmp_path / "a", "10"), evaluated(tmp_path / "b", "11")
-    (b / "base_eval/default/step_000001-abc/task.jsonl").write_text("{}\n")
-    assert "task: B: task.jsonl is missing or was changed" in compare([read_record(a), read_record(b)], "ab")
-
-
-def test_what_only_one_has_and_what_differs(tmp_path):
+def test_what_differs(tmp_path):
     a, b = tmp_path / "a", tmp_path / "b"
     leave(a, metrics={"train_time": 2.0, "data": "x" * 99, "new": True})
     leave(a, "tok_eval")
     config = {"max_chars": 5, "doc_cap": 10_000, "vocab_size": 65_536}
     machine = ENVIRONMENT | {"Software": {"Python": "3.13.0", "PyTorch": "2.8.0+cu128"}}
     leave(b, metrics={"train_time": 3.5, "data": "y", "size": 7}, config=config, environment=machine)
-    leave(b, tag="older", timestamp="2025-10-23T23:00:00.000+00:00")
-    leave(b, "zebra").write_text("")
+    leave(b, tag="older", metrics={"train_time": 9.0}, timestamp="2025-10-23T23:00:00.000+00:00")
     text = compare([read_record(a), read_record(b)], ["a", "b"])
-    assert "B has tok_train of older too: the newer, default, is shown" in text
-    assert "B: zebra/default/outcome.json is damaged: Expecting value" in text
-    assert "\nTokenizer evaluation: only A has it" in text
     rows = {line.split("  ")[0].strip(): line.split() for line in text.splitlines()}
     assert rows["Python"][1:] == ["3.10.12", "3.13.0"]
-    assert "PyTorch" not in rows
     assert rows["max_chars"][1:] == ["10,000,000,000", "5", "-", "-"]
     assert rows["train_time"][1:] == ["2.0000", "3.5000", "+1.5000", "-"]
     assert rows["data"][1:] == ["x" * 48, "y", "-", "-"]
     assert rows["size"][1:] == ["-", "7", "-", "-"]
-    assert "doc_cap" not in rows
+    assert not {"PyTorch", "doc_cap", "Tokenizer evaluation"} & rows.keys()
 
 
 def test_the_command_takes_folders_and_records(tmp_path, here):
@@ -146,11 +112,3 @@ def test_what_is_no_number_is_a_dash(tmp_path):
     loss = {"value": math.nan, "stderr": math.nan, "format": ".4f"}
     a, b = (evaluated(tmp_path / name, "10", Loss=loss | more) for name, more in [("a", {}), ("b", {"value": 0.5})])
     assert row(a, b, "Loss ") == "Loss - 0.5000 - -".split()
-
-
-def test_three_runs_are_compared_with_the_first(tmp_path):
-    runs = [evaluated(tmp_path / name, right) for name, right in [("a", "1100"), ("b", "1110"), ("c", "1111")]]
-    text = compare([read_record(run) for run in runs], "abc")
-    [metric] = [line.split() for line in text.splitlines() if line.startswith("CORE metric")]
-    assert metric[-4:] == ["+0.2500", "0.0424", "+0.5000", "0.0424"]
-    assert [line.split()[4] for line in text.splitlines() if line.startswith("task ")] == ["+0.2500", "+0.5000"]

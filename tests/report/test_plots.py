@@ -16,7 +16,6 @@ CURVE = {
     "series": {"train": [list(range(100)), [5 / (i + 1) for i in range(100)]], "val": [[0, 50, 99], [5.0, 1.0, 0.5]]},
 }
 BARS = {"title": "Scores", "bars": {"a<b": [0.5, 0.1, "0.50 ± 0.10"], "below": [-0.25, 0.0, "-0.25"]}}
-PARTS = {"title": "Time", "parts": [["train", 30.0, "base"], ["look", 10.0, "base"], ["tune", 60.0, "sft"]]}
 
 
 def parsed(plot: dict) -> ElementTree.Element:
@@ -79,13 +78,6 @@ def test_bars_reach_as_far_as_their_scores():
     assert {"a<b", "0.50 ± 0.10", "-0.25"} <= {text.text for text in root.iter("text")}
 
 
-def test_parts_fill_one_bar():
-    parts = [part for part in parsed(PARTS).iter("rect") if part.get("height") == "22"]
-    assert [float(part.get("x")) for part in parts] == pytest.approx([0, 0.3 * WIDTH, 0.4 * WIDTH], abs=0.1)
-    looks = [(part.get("class"), float(part.get("opacity"))) for part in parts]
-    assert looks == [("s0", 1.0), ("s0", 0.7), ("s1", 1.0)]
-
-
 def test_ticks_are_round_and_reach_around():
     assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
     assert ticks(0.31, 0.42) == pytest.approx([0.3, 0.35, 0.4, 0.45])
@@ -93,17 +85,9 @@ def test_ticks_are_round_and_reach_around():
     assert labels([-0.5, 0, 0.5]) == ["-0.5", "0", "0.5"]
 
 
-@pytest.mark.parametrize("plot", [CURVE, BARS, PARTS])
+@pytest.mark.parametrize("plot", [CURVE, BARS])
 def test_a_file_of_its_own_is_whole_and_always_the_same(plot):
     root = ElementTree.fromstring(picture_file(draw_plot(plot)))
     svg = "{http://www.w3.org/2000/svg}"
-    assert root.tag == f"{svg}svg"
-    assert root.find(f"{svg}style").text == STYLE
-    assert float(root.get("width")) / float(root.get("height")) == pytest.approx(
-        WIDTH / float(root.get("viewBox").split()[3]), rel=0.01
-    )
-    assert (
-        picture_file(draw_plot(plot))
-        == picture_file(draw_plot(plot))
-        != picture_file(draw_plot(plot | {"title": "Another"}))
-    )
+    assert (root.tag, root.find(f"{svg}style").text) == (f"{svg}svg", STYLE)
+    assert picture_file(draw_plot(plot)) == picture_file(draw_plot(plot))
