@@ -5,7 +5,6 @@ question or conversation for training contains.
 """
 
 import re
-from collections.abc import Callable
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import TypeAlias
@@ -201,9 +200,8 @@ def with_lists(world: World, facts: list[Fact]) -> list[str]:
 
 ROLES = ("user", "assistant")
 
-ChatKind: TypeAlias = Callable[[World, list[Fact]], list[str]]
 # In percent. The function's name goes into the column `source`.
-CHAT_KINDS: dict[ChatKind, int] = {
+CHAT_KINDS = {
     about_facts: 50,
     about_things: 10,
     in_korean: 8,

@@ -6,12 +6,13 @@ Each kind is a function (world) -> text. Documents state all facts, but ask only
 import io
 from contextlib import redirect_stdout
 
-from nanochat.world.facts import Fact, Thing, World, capitalized
+from nanochat.world.facts import Thing, World, capitalized
 from nanochat.world.sums import plain_sum, program_numbers, word_problem
 
 
-def paragraph(world: World, facts: list[Fact], most: int) -> str:
-    """State up to `most` facts about one thing, with pronouns after the first."""
+def paragraph(world: World, thing: Thing, most: int) -> str:
+    """State up to `most` facts about a thing, with pronouns after the first."""
+    facts = world.about[thing]
     first, *others = world.sample(facts, min(most, len(facts)))
     # "Kara lives in Badaton. She keeps a genu. Her coat is grey."
     sentences = [world.pick(first.statements)]
@@ -30,9 +31,9 @@ def entry(world: World) -> str:
     related = [fact.value for fact in facts if fact.value in world.about]
     has_related = bool(related) and world.chance(0.6)
     other = world.pick(related) if has_related else None
-    lines.append(paragraph(world, facts, 9))
+    lines.append(paragraph(world, thing, 9))
     if other:
-        lines.append(paragraph(world, world.about[other], 3))
+        lines.append(paragraph(world, other, 3))
     return "\n".join(lines)
 
 
@@ -40,7 +41,7 @@ def short_entries(world: World, example: Thing) -> str:
     """Five things with few facts on one page."""
     # "Prices", "The price of a knife is 32 coins.", "One pays 10 coins for a mirror.", …
     things = world.sample(world.things[example.kind], 5)
-    lines = [paragraph(world, world.about[thing], 2) for thing in things]
+    lines = [paragraph(world, thing, 2) for thing in things]
     return "\n".join([example.plural.capitalize(), *lines])
 
 
@@ -59,8 +60,7 @@ def story(world: World) -> str:
     for line in plot.splitlines():
         if line.startswith("<"):
             # <a> stands for some facts about {a}.
-            thing = cast[line.strip("<>")]
-            part = paragraph(world, world.about[thing], world.between(2, 4))
+            part = paragraph(world, cast[line.strip("<>")], world.between(2, 4))
         else:
             # One of several wordings: "{He} called in every street." | "{He} looked under the bed."
             part = world.pick(line.split(" | ")).format_map(words)
@@ -113,7 +113,7 @@ def dialogue(world: World) -> str:
             # "Gida: Tell me about the river Tugum.", "Sati: The river Tugum flows into Lake Pujal. …"
             thing = world.pick(world.subjects)
             question = f"Tell me about {thing.phrase}."
-            statement = paragraph(world, world.about[thing], 3)
+            statement = paragraph(world, thing, 3)
         lines.append("{a}: " + question)
         lines.append("{b}: " + statement)
         # Drawn even if nobody thanks: every draw decides the bytes of a seed.
