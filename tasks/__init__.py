@@ -4,6 +4,8 @@ Others import from here: TASKS, JUDGED, CHAT_CORE, pick, mixture, open_tasks. A 
 SETS, or a new module and a line in TASKS; docs/tasks.md has a row for each task.
 """
 
+from functools import partial
+
 from nanochat.data.hub import is_here
 from nanochat.log import print0
 from nanochat.stages import CHAT
@@ -24,16 +26,7 @@ CHAT_CORE = CHAT[:-1]  # the tasks whose mean is ChatCORE, the last name
 WORLD_TASKS = ("ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # evaluated too on an embedded world
 
 
-def mixture(
-    spec: str, split: str = "train", seed: int = 0, default: str = "", tokenizer: str = "default"
-) -> mixing.Mixture:
-    """Return a mixture to learn from or to validate with; `tasks.mixing` describes specifications.
-
-    default: taken where the specification is empty, without the tasks that have no files on this machine.
-    tokenizer: see `Task`.
-    """
-    available_only = spec in ("", default)
-    return mixing.mix(spec or default, TASKS, split, seed, tokenizer, available_only)
+mixture = partial(mixing.mix, TASKS)  # a mixture to learn from or to validate with
 
 
 def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:

@@ -57,18 +57,20 @@ class Mixture:
 
 
 def mix(
-    spec: str,
     known: Mapping[str, DataSet],
-    split: str,
-    seed: int,
-    tokenizer: str,
-    available_only: bool = False,
+    spec: str,
+    split: str = "train",
+    seed: int = 0,
+    default: str = "",
+    tokenizer: str = "default",
 ) -> Mixture:
     """Open the mixture that a specification names; epochs and samples apply to the split train alone.
 
-    available_only: leave out tasks without files on this machine, with a printed line, and take all rows where a task
-    has fewer than the specification asks for.
+    default: taken where the specification is empty; it is taken without the tasks that have no files on this machine,
+    and with all rows where a task has fewer than asked for. tokenizer: see `Task`.
     """
+    available_only = spec in ("", default)
+    spec = spec or default
     parts: dict[str, tuple[Task, np.ndarray]] = {}
     for number, member in enumerate(_parse(spec, known)):
         try:

@@ -266,21 +266,10 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, ChatTask]) -> list[Evalu
         scores = {}
         with model.as_written():
             for name, task in scored.items():
-                scores[name] = evaluate_task(
-                    task,
-                    model,
-                    engine,
-                    trainer.tokenizer,
-                    trainer.runtime,
-                    options,
-                    label=name,
-                )
+                scores[name] = evaluate_task(task, model, engine, trainer.tokenizer, trainer.runtime, options, name)
         found = {name: score.accuracy for name, score in scores.items()} | core_of(scores)
         state.notes["scores"] = {name: list(estimate) for name, estimate in found.items()}
-        shown = [f"{name} {estimate.value:.4f}" for name, estimate in found.items()]
-        print0(f"step {state.step:05d} | {', '.join(shown)}")
-        figures = {f"chat/{name}": estimate.value for name, estimate in found.items()}
-        trainer.log.write("tasks", state.step, **figures)
+        _log(trainer, state, "tasks", {f"chat/{name}": estimate.value for name, estimate in found.items()})
 
     return [Evaluation(config.eval_metrics_every, score)]
 
@@ -297,13 +286,16 @@ def answer_scores(
 
     def score(state: State) -> None:
         engine.refresh()
-        scores = evaluate_task(task, trainer.model, engine, trainer.tokenizer, trainer.runtime, options, label=label)
+        scores = evaluate_task(task, trainer.model, engine, trainer.tokenizer, trainer.runtime, options, label)
         found = scores.pass_at
         state.notes["after"] = {f"pass@{k}": list(estimate) for k, estimate in found.items()}
         state.notes.setdefault("before", state.notes["after"])  # the first evaluation precedes the first step
-        shown = [f"pass@{k} {estimate.value:.4f}" for k, estimate in found.items()]
-        print0(f"step {state.step:05d} | {' | '.join(shown)}")
-        figures = {f"eval/pass@{k}": estimate.value for k, estimate in found.items()}
-        trainer.log.write("eval", state.step, **figures)
+        _log(trainer, state, "eval", {f"eval/pass@{k}": estimate.value for k, estimate in found.items()})
 
     return Evaluation(every, score, at_start=True)
+
+
+def _log(trainer: "Trainer", state: State, kind: str, figures: dict[str, float]) -> None:
+    shown = [f"{name} {value:.4f}" for name, value in figures.items()]
+    print0(f"step {state.step:05d} | {' | '.join(shown)}")
+    trainer.log.write(kind, state.step, **figures)

@@ -147,12 +147,8 @@ def _evaluate_task(
 # ---- plan: from prompts to rows ----
 
 
-class Option(NamedTuple):
-    """An option with scored tokens."""
-
-    number: int  # among all options in the task
-    ids: np.ndarray  # tokens after the prefix
-    scored: int  # tokens at the end that count
+# An option with scored tokens: its number in the task, its tokens after the prefix, how many at the end are scored.
+Option = tuple[int, np.ndarray, int]
 
 
 class Target(NamedTuple):
@@ -186,33 +182,32 @@ def _plan(items: Sequence[Item], context: int) -> list[Row]:
     rows = []
     first = 0  # the item's first option among all options
     for item in items:
-        numbered = [Option(first + number, ids, item.scored[number]) for number, ids in enumerate(item.options)]
+        numbers = range(first, first + len(item.options))
         first += len(item.options)
-        options = [option for option in numbered if option.scored]
+        options = [option for option in zip(numbers, item.options, item.scored, strict=True) if option[2]]
         if not options or not _fits(item, context):
             continue
         if len(item.prefix) + max(len(ids) for ids in item.options) <= context:
             rows.append(_row(item.prefix, options))
             continue
         # Prompts are cut from the left, so that options with different lengths have different prefixes.
-        for option in options:
-            ids = np.concatenate([item.prefix, option.ids])[-context:]
-            cut = option._replace(ids=ids[-option.scored :])
-            rows.append(_row(ids[: -option.scored], [cut]))
+        for number, ids, scored in options:
+            text = np.concatenate([item.prefix, ids])[-context:]
+            rows.append(_row(text[:-scored], [(number, text[-scored:], scored)]))
     return rows
 
 
 def _row(prefix: np.ndarray, options: list[Option]) -> Row:
     branches: dict[bytes, np.ndarray] = {}
     targets = []
-    for option in options:
-        branch = np.concatenate([prefix[-1:], option.ids[:-1]])  # the output after the last token is not used
+    for number, ids, scored in options:
+        branch = np.concatenate([prefix[-1:], ids[:-1]])  # the output after the last token is not used
         # Equal options share a branch, so that their losses are a tie.
         branches.setdefault(branch.tobytes(), branch)
         owner = list(branches).index(branch.tobytes())
         # The last shared token predicts token 0 of an option.
-        start = len(option.ids) - option.scored
-        targets.append(Target(option.number, owner, start, option.ids[start:]))
+        start = len(ids) - scored
+        targets.append(Target(number, owner, start, ids[start:]))
     shared = prefix[:-1]
     if len(branches) > 1:
         return Row(shared, list(branches.values()), targets)

@@ -156,9 +156,9 @@ def test_ties_go_to_the_first_option(tasks, tokenizer, tmp_path):
 def test_batches_and_ranks_do_not_matter_and_prefixes_are_computed_once(model, tokenizer, tasks, tmp_path, monkeypatch):
     hidden, shapes = model.hidden, []
 
-    def watched_hidden(ids, **given):
+    def watched_hidden(ids, cache=None):
         shapes.append(ids.shape)
-        return hidden(ids, **given)
+        return hidden(ids, cache)
 
     monkeypatch.setattr(model, "hidden", watched_hidden)
     [task] = [task for task in tasks if task.label == "world_places"]
