@@ -18,11 +18,11 @@ def base_dir() -> Path:
     return Path(os.environ.get("NANOCHAT_BASE_DIR") or "~/.cache/nanochat").expanduser()
 
 
-def stage_dir(stage: str, tag: str, base: Path | None = None) -> Path:
+def stage_dir(stage: str, tag: str) -> Path:
     """Return a stage's folder for a tag, which may not exist yet."""
     if not re.fullmatch(r"[\w][\w.+-]*", tag):
         raise ValueError(f"--tag={tag} cannot name a folder, use letters, digits, '-', '_' and '.'")
-    return (base or base_dir()) / stage / tag
+    return base_dir() / stage / tag
 
 
 @contextmanager

@@ -17,7 +17,7 @@ def test_base_dir_is_read_when_asked(monkeypatch, tmp_path):
     assert paths.base_dir() == Path.home() / "elsewhere"
     monkeypatch.delenv("NANOCHAT_BASE_DIR")
     assert paths.base_dir() == Path.home() / ".cache/nanochat"
-    assert paths.stage_dir("tok_train", "d8-v1.0", tmp_path) == tmp_path / "tok_train" / "d8-v1.0"
+    assert paths.stage_dir("tok_train", "d8-v1.0") == paths.base_dir() / "tok_train" / "d8-v1.0"
 
 
 @pytest.mark.parametrize("tag", ["", "..", "a/b", "/tmp", ".hidden", "a\nb", "a b"])

@@ -287,10 +287,10 @@ def shard_files(
     return sorted(home.glob("*.parquet"))
 
 
-def hub_files(data: str, num_shards: int = 0) -> list[HubFile]:
+def hub_files(data: str) -> list[HubFile]:
     """Return the hub files for `--data`, downloaded or not."""
     named = [CORPORA[source] for source, _ in parse_data(data) if source in CORPORA]
-    return [file for corpus in named for file in corpus.files(num_shards)]
+    return [file for corpus in named for file in corpus.files()]
 
 
 def shards_for(data: str, tokens: float) -> int:
