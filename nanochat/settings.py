@@ -76,14 +76,6 @@ class TextSettings:
     # corpus.open_corpus has the grammar for names and mixes.
     data: str = option("auto", "folder of text, name of a corpus, or a mix of them", group="data")
     num_shards: Count = option(0, "shards of a named corpus (0: its default)", group="data", least=0, in_card=False)
-    # Off by default: damage should be noticed before hours are spent on training.
-    skip_bad: bool = option(
-        False,
-        "leave out damaged files and rows instead of stopping",
-        group="data",
-        may_change=True,
-        in_card=False,
-    )
 
 
 # ---- groups for training ----

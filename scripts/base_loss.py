@@ -47,7 +47,7 @@ def main(config: Config) -> None:
         step = None if config.step < 0 else config.step
         model, tokenizer, checkpoint = load_model("base_train", config.tag, step, runtime)
         data = config.data or checkpoint.manifest["config"]["data"]
-        corpus = open_corpus(data, config.num_shards, skip_bad=config.skip_bad)
+        corpus = open_corpus(data, config.num_shards)
         samples = write_samples(model, tokenizer) if runtime.rank == 0 else []
         texts = {split: read_text(corpus.batches(split), tokenizer, config.eval_bytes) for split in ("train", "val")}
 

@@ -145,7 +145,7 @@ def main(config: Config) -> None:
     with training("base_train", config, plan, tokenizer, in_fp8=config.fp8) as trainer:
         # A clock gives no token count: 0 leaves the choice to the corpus.
         num_shards = config.num_shards or shards_for(config.data, plan.tokens or 0)
-        corpus = open_corpus(config.data, num_shards, skip_bad=config.skip_bad)
+        corpus = open_corpus(config.data, num_shards)
         source = TextLoader(
             corpus,
             tokenizer,

@@ -1,7 +1,7 @@
 """Download and convert everything a run needs, before the run.
 
 python -m scripts.prepare --data=climbmix --num-shards=170 --tasks=core,gsm8k
-python -m scripts.prepare --data=my-text --skip-bad
+python -m scripts.prepare --data=my-text
 """
 
 from dataclasses import dataclass
@@ -25,29 +25,30 @@ class Config:
     num_shards: Count = option(0, "training shards of a named corpus; 0: its default", group="data", unit="SHARDS")
     tokens: Count = option(0, "training tokens of the run: take enough shards; 0: --num-shards", group="data", least=0)
     offline: bool = option(False, "download nothing: a missing file is an error", group="data")
-    skip_bad: bool = option(False, "leave out damaged files and rows of a folder, and list them", group="data")
 
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus, shards_for
 
+    tasks = pick(config.tasks, [CORE, *TASKS])  # a typing error ends it before the download
     # Folders are converted here. All shards are opened, so that damage is found now and not during the run.
     if config.data:
         num_shards = config.num_shards
         if config.tokens and not num_shards:
             num_shards = shards_for(config.data, config.tokens)
-        about = open_corpus(config.data, num_shards, config.offline, config.skip_bad).describe()
+        about = open_corpus(config.data, num_shards, config.offline).describe()
         text = f"{about['files']:,} files, {about['documents']:,} documents, {about['bytes']:,} bytes of text"
         print0(f"data: {about['name']}: {text}, {about['fingerprint'][:12]}")
-    wanted: list[HubFile] = []
-    for name in pick(config.tasks, [CORE, *TASKS]):
-        wanted += BUNDLE if name == CORE else TASKS[name].files()
-    paths = fetch(wanted, config.offline)
-    # The list of CORE tasks names further files, known only after the download.
-    if BUNDLE[0] in wanted:
-        paths += fetch(data_files(paths[wanted.index(BUNDLE[0])]), config.offline)
-    print0(f"tasks: {len(paths):,} files")
+    if tasks:
+        wanted: list[HubFile] = []
+        for name in tasks:
+            wanted += BUNDLE if name == CORE else TASKS[name].files()
+        paths = fetch(wanted, config.offline)
+        # The list of CORE tasks names further files, known only after the download.
+        if BUNDLE[0] in wanted:
+            paths += fetch(data_files(paths[wanted.index(BUNDLE[0])]), config.offline)
+        print0(f"tasks: {len(paths):,} files")
 
 
 if __name__ == "__main__":

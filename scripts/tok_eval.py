@@ -31,7 +31,6 @@ class Config:
     """Compare the tokenizer with those of GPT-2 and GPT-4."""
 
     data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data", in_card=False)
-    skip_bad: bool = option(False, "leave out damaged files and rows", group="data", in_card=False)
     tag: str = option("default", "name of the run's folder with the tokenizer", group="run", in_card=False)
 
 
@@ -108,7 +107,7 @@ def main(config: Config) -> None:
     outcome = Outcome.begin("tok_eval", config.tag, config)
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
     tokenizer = Tokenizer.load(path)
-    corpus = open_corpus(config.data, skip_bad=config.skip_bad)
+    corpus = open_corpus(config.data)
     texts: dict[str, list[str]] = {}
     for name in SAMPLES:
         sample = Path(__file__).parent / f"samples/{name}.txt"

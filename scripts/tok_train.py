@@ -26,7 +26,6 @@ class Config:
         least=265,
     )
     data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data", in_card=False)
-    skip_bad: bool = option(False, "leave out damaged files and rows", group="data", in_card=False)
     tag: str = option("default", "name of this run's folder", group="run", in_card=False)
     threads: Count = option(0, "threads; 0: all cores", group="run", unit="THREADS", least=0, in_card=False)
 
@@ -39,7 +38,7 @@ def main(config: Config) -> None:
     outcome = Outcome.begin("tok_train", config.tag, config)
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
     path.parent.mkdir(parents=True, exist_ok=True)  # a folder that cannot be written fails before the work
-    corpus = open_corpus(config.data, skip_bad=config.skip_bad)
+    corpus = open_corpus(config.data)
     print0(f"tok_train: {config.vocab_size:,} tokens from up to {config.max_chars:,} characters of {corpus.name}")
 
     start = time.monotonic()

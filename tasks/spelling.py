@@ -13,7 +13,7 @@ from string import ascii_lowercase
 from zlib import crc32
 
 from nanochat.data.corpus import parse_data, shard_files
-from nanochat.data.documents import Problems, documents
+from nanochat.data.documents import documents
 from nanochat.paths import stage_dir
 from tasks.common import DataSet, Task, exchange
 from tasks.gsm8k import GSM8K
@@ -35,22 +35,20 @@ QUESTIONS = (
 )
 
 
-def _text_source(tokenizer: str) -> tuple[str, bool]:
-    """Return the text that a tokenizer was trained on, or else a text on this machine; and if damage is skipped."""
+def _text_source(tokenizer: str) -> str:
+    """Return the text that a tokenizer was trained on, or else a text on this machine."""
     record = stage_dir("tok_train", tokenizer) / "outcome.json"
     if record.is_file():
-        config = json.loads(record.read_text(encoding="utf-8"))["config"]
-        return config["data"], config["skip_bad"]
-    return "auto", True
+        return json.loads(record.read_text(encoding="utf-8"))["config"]["data"]
+    return "auto"
 
 
 def frequent_words(tokenizer: str = "default") -> list[str]:
     """Return the lower-case words in a tokenizer's training text, the most frequent first."""
-    data, skip_bad = _text_source(tokenizer)
     counts: Counter[str] = Counter()
-    for source, _ in parse_data(data):
-        first_shard = shard_files(source, skip_bad=skip_bad)[0]
-        texts = documents(first_shard, Problems(skip=True))
+    for source, _ in parse_data(_text_source(tokenizer)):
+        first_shard = shard_files(source)[0]
+        texts = documents(first_shard)
         for text in islice(texts, DOCUMENTS):
             counts.update(WORD.findall(text.lower()))
     # Equally frequent words are in alphabetical order: the list does not depend on the text's order.

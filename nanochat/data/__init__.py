@@ -3,7 +3,7 @@
 Other packages import from here:
   corpus     open_corpus, Corpus, Source, open_shards: `--data` to shards of text; CORPORA, AUTO, check_data, hub_files,
              parse_data, shard_files, shards_for, source_files, source_name
-  documents  Problems, documents: text files and damage in them
+  documents  documents: the texts in a file
   hub        fetch, HubFile, HubError, is_here, mirror, sha256, world_dir: files by name
   lanes      Chunk, Deal, Lane, Mix: the order of the rows, for `nanochat.dataloader`
 """

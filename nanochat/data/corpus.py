@@ -135,8 +135,7 @@ class Source:
     val: tuple[Shard, ...]
 
     def shards(self, split: str) -> tuple[Shard, ...]:
-        # Any other split is a mistake in the program: KeyError.
-        return {"train": self.train, "val": self.val}[split]
+        return self.train if split == "train" else self.val
 
 
 @dataclass(frozen=True)
@@ -214,23 +213,17 @@ def _hash_lines(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def open_corpus(
-    data: str,
-    num_shards: int = 0,
-    offline: bool = False,
-    skip_bad: bool = False,
-) -> Corpus:
+def open_corpus(data: str, num_shards: int = 0, offline: bool = False) -> Corpus:
     """Return the corpus for `--data`; downloads or converts missing files, and opens all shards.
 
-    num_shards: training shards for each data set on the hub, 0 for the default. skip_bad: leave out damaged rows when
-    a folder is converted, instead of raising a ValueError.
+    num_shards: training shards for each data set on the hub, 0 for the default.
     """
     parts = parse_data(data)
     if data == "auto":
         print0(f"data: {parts[0][0]} is what --data=auto finds")
     sources = []
     for source, share in parts:
-        shards = open_shards(shard_files(source, num_shards, offline, skip_bad))
+        shards = open_shards(shard_files(source, num_shards, offline))
         # The last shard is always for validation.
         sources.append(Source(source_name(source), share, shards[:-1], shards[-1:]))
     return Corpus(tuple(sources))
@@ -273,17 +266,12 @@ def source_files(source: str, num_shards: int = 0, offline: bool = False) -> lis
     return files
 
 
-def shard_files(
-    source: str,
-    num_shards: int = 0,
-    offline: bool = False,
-    skip_bad: bool = False,
-) -> list[Path]:
+def shard_files(source: str, num_shards: int = 0, offline: bool = False) -> list[Path]:
     """Return the parquet shards of a source, the validation shard last; a folder is converted once."""
     files = source_files(source, num_shards, offline)
     if source in CORPORA or source == "world":
         return files
-    home = convert_folder(source_name(source), _folder(source), files, skip_bad)
+    home = convert_folder(source_name(source), _folder(source), files)
     return sorted(home.glob("*.parquet"))
 
 

@@ -1,7 +1,7 @@
 """Documents in text files: read, checked, and converted to shuffled parquet shards.
 
 A file is .parquet or .jsonl with the text in the column or key `text`, or .txt or .md, cut at line ends into documents.
-All but .parquet may be compressed as .gz or .zst. Damage is reported with file and line or row.
+All but .parquet may be compressed as .gz or .zst. Damage is an error with file and line.
 """
 
 import contextlib
@@ -19,32 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from nanochat.log import Progress, print0, print_line
+from nanochat.log import Progress, print0
 from nanochat.paths import base_dir, publish_folder, read_sha256
 
 TEXT = "text"  # column in parquet, key in JSON
 DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
 COMPRESSED = (".gz", ".zst")
-
-
-class Damaged(ValueError):
-    """A file or a row group cannot be read as text."""
-
-
-class Problems:
-    """Damage found in text: an error, or left out, printed and counted."""
-
-    def __init__(self, skip: bool = False):
-        self.skip = skip
-        self.count = 0
-
-    def add(self, message: str) -> None:
-        if not self.skip:
-            raise ValueError(f"{message}; repair it, or leave it out with --skip-bad")
-        self.count += 1
-        # A few show the cause.
-        if self.count <= 20:
-            print_line(f"data: left out: {message}")
 
 
 # ---- files ----
@@ -56,9 +36,9 @@ def text_files(folder: Path, kinds: Sequence[str] = (".parquet", ".jsonl", ".txt
     return sorted(files, key=lambda file: file.relative_to(folder).as_posix())
 
 
-def documents(file: Path, problems: Problems) -> Iterator[str]:
-    """Yield the documents in one file in order; damage is added to the problems."""
-    yield from READERS[_kind(file)](file, problems)
+def documents(file: Path) -> Iterator[str]:
+    """Yield the documents in one file in order; damage is a ValueError that names the place."""
+    yield from READERS[_kind(file)](file)
 
 
 def by_size(texts: Iterable[str], chars: int) -> Iterator[list[str]]:
@@ -83,29 +63,26 @@ def _kind(file: Path) -> str:
     return file.suffix.lower()
 
 
-def _lines(file: Path, problems: Problems) -> Iterator[tuple[int, str]]:
-    """Yield (number, line with line end); a damaged file yields the lines before the damage."""
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield (number, line with line end)."""
     number = 0
     try:
         with io.BufferedReader(pa.input_stream(str(file), compression="detect"), 1 << 20) as stream:
             for number, line in enumerate(stream, 1):
-                try:
-                    yield number, line.decode("utf-8-sig")  # some editors put a byte order mark at the start
-                except UnicodeDecodeError:
-                    problems.add(f"{file}:{number}: not UTF-8")
-    # A compressed file that was cut, or bad blocks on the disk.
-    except OSError as error:
-        problems.add(f"{file} is damaged after line {number} ({error})")
+                yield number, line.decode("utf-8-sig")  # some editors put a byte order mark at the start
+    # Bytes in another encoding, a compressed file that was cut, or bad blocks on the disk.
+    except (UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{file}:{number}: {error}") from error
 
 
-def _read_text(file: Path, problems: Problems) -> Iterator[str]:
-    lines = (line for _, line in _lines(file, problems))
+def _read_text(file: Path) -> Iterator[str]:
+    lines = (line for _, line in _lines(file))
     for batch in by_size(lines, DOCUMENT_CHARS):
         yield "".join(batch)
 
 
-def _read_jsonl(file: Path, problems: Problems) -> Iterator[str]:
-    for number, line in _lines(file, problems):
+def _read_jsonl(file: Path) -> Iterator[str]:
+    for number, line in _lines(file):
         # An empty last line is common.
         if not line.strip():
             continue
@@ -113,23 +90,19 @@ def _read_jsonl(file: Path, problems: Problems) -> Iterator[str]:
             text = json.loads(line)[TEXT]
             text.encode()  # fails for anything but a string, and for half a surrogate pair
         except (ValueError, LookupError, TypeError, AttributeError):
-            problems.add(f'{file}:{number}: not a JSON object like {{"{TEXT}": "…"}}')
-        else:
-            yield text
+            raise ValueError(f'{file}:{number}: not a JSON object like {{"{TEXT}": "…"}}') from None
+        yield text
 
 
-def _read_parquet(file: Path, problems: Problems) -> Iterator[str]:
-    try:
-        with open_parquet(file) as parquet:
-            for group in range(parquet.num_row_groups):
-                # One value at a time: a row group may hold much more text than fits into memory twice.
-                for text in read_row_group(parquet, group, file):
-                    yield text.as_py() or ""  # a null is a blank document
-    except Damaged as damage:
-        problems.add(str(damage))
+def _read_parquet(file: Path) -> Iterator[str]:
+    with open_parquet(file) as parquet:
+        for group in range(parquet.num_row_groups):
+            # One value at a time: a row group may hold much more text than fits into memory twice.
+            for text in read_row_group(parquet, group, file):
+                yield text.as_py() or ""  # a null is a blank document
 
 
-READERS: dict[str, Callable[[Path, Problems], Iterator[str]]] = {
+READERS: dict[str, Callable[[Path], Iterator[str]]] = {
     ".parquet": _read_parquet,
     ".jsonl": _read_jsonl,
     ".txt": _read_text,
@@ -139,16 +112,16 @@ READERS: dict[str, Callable[[Path, Problems], Iterator[str]]] = {
 
 @contextlib.contextmanager
 def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
-    """Open a parquet file with a text column; Damaged if the file is anything else."""
+    """Open a parquet file with a text column; ValueError if the file is anything else."""
     try:
         parquet = pq.ParquetFile(file, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
-        raise Damaged(f"{file} is no complete parquet file ({error})") from error
+        raise ValueError(f"{file} is no complete parquet file ({error})") from error
     with parquet:
         columns = {column.name: column.type for column in parquet.schema_arrow}
         # The loader hands Arrow buffers to Rust, which reads these two types.
         if columns.get(TEXT) not in (pa.string(), pa.large_string()):
-            raise Damaged(f"{file} needs a column `{TEXT}` with strings, it has {', '.join(columns)}")
+            raise ValueError(f"{file} needs a column `{TEXT}` with strings, it has {', '.join(columns)}")
         yield parquet
 
 
@@ -157,7 +130,7 @@ def read_row_group(parquet: pq.ParquetFile, group: int, file: Path) -> pa.Array:
     try:
         return pa.concat_arrays(parquet.read_row_group(group, columns=[TEXT]).column(0).chunks)
     except (pa.ArrowException, OSError) as error:
-        raise Damaged(f"{file}: row group {group} cannot be read ({error})") from error
+        raise ValueError(f"{file}: row group {group} cannot be read ({error})") from error
 
 
 # ---- convert ----
@@ -171,19 +144,17 @@ VALIDATION_BELOW = 2**64 // 100  # documents with a smaller hash are held out, o
 SEED = 0
 
 
-def convert_folder(
-    name: str,
-    root: Path,
-    files: Sequence[Path],
-    skip_bad: bool = False,
-) -> Path:
+def convert_folder(name: str, root: Path, files: Sequence[Path]) -> Path:
     """Convert files below `root` to shuffled shards, once; return the folder with train-*.parquet and val.parquet.
 
     Later calls find the folder by the content of the files. Blank documents are left out. Documents with a small hash
     are for validation: the hash depends on the text alone, so no document moves into training when files are added.
     Memory holds one shard.
     """
-    content = _hash_content(root, files, skip_bad)
+    # Everything that decides the shards; the path of the folder is left out, so that a moved folder is found again.
+    constants = (DOCUMENT_CHARS, SHARD_BYTES, MAX_SHARDS, ROW_GROUP, MIN_ROW_GROUPS, VALIDATION_BELOW, SEED, False)
+    lines = [f"{read_sha256(file)} {file.relative_to(root).as_posix()}" for file in files]
+    content = hashlib.sha256("\n".join([repr(constants), *lines]).encode()).hexdigest()
     # The name is for people, the hash identifies the content.
     home = base_dir() / "corpora" / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{content[:16]}"
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -196,27 +167,14 @@ def convert_folder(
             part.mkdir()
             # The folder gets the final name only when complete.
             try:
-                _write_shards(name, files, part, Problems(skip_bad))
+                _write_shards(name, files, part)
                 publish_folder(part, home)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
     return home
 
 
-def _hash_content(root: Path, files: Sequence[Path], skip_bad: bool) -> str:
-    """Return a hash for everything that decides the shards: file names, file contents, constants."""
-    constants = (DOCUMENT_CHARS, SHARD_BYTES, MAX_SHARDS, ROW_GROUP, MIN_ROW_GROUPS, VALIDATION_BELOW, SEED, skip_bad)
-    # The path of the folder is left out, so that a moved folder is found again.
-    lines = [f"{read_sha256(file)} {file.relative_to(root).as_posix()}" for file in files]
-    return hashlib.sha256("\n".join([repr(constants), *lines]).encode()).hexdigest()
-
-
-def _write_shards(
-    name: str,
-    files: Sequence[Path],
-    out: Path,
-    problems: Problems,
-) -> None:
+def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
     """Write train-*.parquet and val.parquet, and print the counts."""
     # Compressed text is a few times longer than the file. A wrong guess only changes the shard size.
     size = 0
@@ -225,15 +183,15 @@ def _write_shards(
         size += file.stat().st_size * (4 if is_compressed else 1)
     dealt = [out / f"dealt-{number}" for number in range(min(MAX_SHARDS, size // SHARD_BYTES + 1))]
     random = np.random.RandomState(SEED)  # the old generator, because numpy promises never to change the stream
-    texts = _all_documents(name, files, problems)
-    smallest, count, blank = _deal_out(texts, dealt, random)
+    progress = Progress(f"data: convert {name}", "documents")
+    smallest, count, blank = _deal_out(files, dealt, random, progress)
     # Among few documents maybe none has a small hash: then hold out the smallest one.
     cutoff = pa.scalar(max(VALIDATION_BELOW, smallest), pa.uint64())
     # Lanes share row groups, so each lane should find some of its own.
     row_group = max(1, min(ROW_GROUP, count // MIN_ROW_GROUPS))
     # Text seldom repeats, so a dictionary would only cost time. Checksums find damage on disk.
     options = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
-    rows = {"train": 0, "val": 0}
+    held_out = 0
     schema = pa.schema([(TEXT, pa.large_string())])
     with pq.ParquetWriter(out / "val.parquet", schema, **options) as validation:
         for number, path in enumerate(dealt):
@@ -241,41 +199,32 @@ def _write_shards(
             path.unlink()
             # Dealing chose the shard at random, this chooses the place within the shard.
             table = table.take(random.permutation(len(table)))
-            held_out = pc.less_equal(table["key"], cutoff)
-            train = table.filter(pc.invert(held_out)).select([TEXT])
-            val = table.filter(held_out).select([TEXT])
+            is_held_out = pc.less_equal(table["key"], cutoff)
+            train = table.filter(pc.invert(is_held_out)).select([TEXT])
+            val = table.filter(is_held_out).select([TEXT])
             if len(val):
                 validation.write_table(val, row_group)
             if len(train):
                 pq.write_table(train, out / f"train-{number:05d}.parquet", row_group, **options)
-            rows["train"] += len(train)
-            rows["val"] += len(val)
+            held_out += len(val)
     # Equal documents have equal hashes, and all go into validation.
-    if not rows["train"]:
+    if held_out == count:
         raise ValueError(f"--data: {name} needs two different documents, one for training and one for validation")
-    counts = f"{rows['train']:,} documents for training, {rows['val']:,} for validation"
-    print0(f"data: {name}: {counts}, {blank:,} blank and {problems.count:,} bad left out")
-
-
-def _all_documents(name: str, files: Sequence[Path], problems: Problems) -> Iterator[str]:
-    progress = Progress(f"data: convert {name}", "documents")
-    done = 0
-    for file in files:
-        for text in documents(file, problems):
-            done += 1
-            progress.update(done)
-            yield text
+    counts = f"{count - held_out:,} documents for training, {held_out:,} for validation"
+    print0(f"data: {name}: {counts}, {blank:,} blank left out")
 
 
 def _deal_out(
-    texts: Iterable[str],
+    files: Sequence[Path],
     paths: list[Path],
     random: np.random.RandomState,
+    progress: Progress,
 ) -> tuple[int, int, int]:
     """Deal documents out at random to temporary files, each with a text hash as key.
 
     Returns (smallest key, number of documents, number of blank documents left out).
     """
+    texts = (text for file in files for text in documents(file))
     schema = pa.schema([(TEXT, pa.large_string()), ("key", pa.uint64())])
     smallest = 2**64 - 1
     count = blank = 0
@@ -289,6 +238,7 @@ def _deal_out(
             smallest = min([smallest, *keys])
             count += len(full)
             blank += len(batch) - len(full)
+            progress.update(count)
             table = pa.table({TEXT: full, "key": keys}, schema)
             # The file for each document.
             places = random.randint(len(paths), size=len(full))

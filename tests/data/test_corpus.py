@@ -89,15 +89,6 @@ def test_folders_that_are_none(tmp_path):
     assert not (Path.home() / ".cache/nanochat").exists()  # nothing was made for it
 
 
-def test_bad_rows_are_an_error_or_left_out(tmp_path):
-    path = folder(tmp_path / "text", 100, "row")
-    with open(path / "a.jsonl", "a") as file:
-        file.write("{}\n")
-    with pytest.raises(ValueError, match=r"a\.jsonl:101: not a JSON object"):
-        open_corpus(str(path))
-    assert len(texts_of(path, "train", skip_bad=True) + texts_of(path, "val", skip_bad=True)) == 100
-
-
 # ---- names ----
 
 

@@ -16,7 +16,7 @@ import pytest
 from corpora import write_jsonl, write_shard
 
 from nanochat.data import documents as module
-from nanochat.data.documents import Problems, convert_folder, documents, text_files
+from nanochat.data.documents import convert_folder, documents, text_files
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["first text\n", "", "둘째 — text", "with\0zero and \U0001f30d", "line\r\nends\n"]
@@ -34,27 +34,13 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def read(path: Path) -> list[str]:
-    return list(documents(path, Problems()))
+    return list(documents(path))
 
 
 def refusal(path: Path) -> str:
-    with pytest.raises(ValueError, match="; repair it, or leave it out with --skip-bad") as refused:
+    with pytest.raises(ValueError) as refused:
         read(path)
     return str(refused.value)
-
-
-@pytest.fixture
-def skipped(capsys):
-    """Return a function: path -> (documents that can be read, messages about the rest)."""
-
-    def read_on(path: Path) -> tuple[list[str], list[str]]:
-        problems = Problems(skip=True)
-        texts = list(documents(path, problems))
-        messages = capsys.readouterr().out.splitlines()
-        assert problems.count == len(messages)
-        return texts, [message.removeprefix("data: left out: ") for message in messages]
-
-    return read_on
 
 
 # ---- reading ----
@@ -94,56 +80,46 @@ def test_files_of_a_folder_in_one_order(tmp_path):
 # ---- damage ----
 
 
-def test_bad_lines_are_named_and_the_others_read(tmp_path, skipped):
-    lines = [
-        b'{"text": "good 1"}\n',
-        b"{not json\n",
-        b"\n",
-        b'{"content": "no text"}\n',
-        b'{"text": 5}\n',
-        b'["a list"]\n',
-        b'{"text": "half \\ud83d"}\n',
-        b'{"text": "\xff"}\n',
-        b'{"text": "good 2"}\n',
-    ]
-    path = write(tmp_path / "a.jsonl", b"".join(lines))
-    no_object, no_text = 'not a JSON object like {"text": "…"}', "not UTF-8"
-    expected = [f"{path}:{number}: {no_object}" for number in (2, 4, 5, 6, 7)] + [f"{path}:8: {no_text}"]
-    assert skipped(path) == (["good 1", "good 2"], expected)
-    assert f"{path}:2: not a JSON object" in refusal(path)
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{not json",
+        b'{"content": "no text"}',
+        b'{"text": 5}',
+        b'["a list"]',
+        b'{"text": "half \\ud83d"}',
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line):
+    path = write(tmp_path / "a.jsonl", b'{"text": "good"}\n\n' + line + b"\n")
+    assert refusal(path) == f'{path}:3: not a JSON object like {{"text": "…"}}'
+
+
+def test_files_that_are_cut_or_not_utf8_are_named(tmp_path):
     path = write(tmp_path / "bad.txt", "good\nañb\nend".encode("latin-1"))
-    assert skipped(path) == (["good\nend"], [f"{path}:2: {no_text}"])
-
-
-def test_cut_files_are_named(tmp_path, skipped):
+    assert refusal(path).startswith(f"{path}:2: 'utf-8' codec can't decode byte")
     whole = write_shard(tmp_path / "a.parquet", [f"text {number}" for number in range(5000)]).read_bytes()
     for cut in (0, 4, 1000, len(whole) - 100):
         path = write(tmp_path / "a.parquet", whole[:cut])
         assert f"{path} is no complete parquet file" in refusal(path)
     for suffix in (".gz", ".zst"):
-        text = "".join(f"{number} line\n" for number in range(100_000)).encode()
-        path = write(tmp_path / f"a.txt{suffix}", text)
+        path = write(tmp_path / f"a.txt{suffix}", "".join(f"{number} line\n" for number in range(100_000)).encode())
         path.write_bytes(path.read_bytes()[:-1000])
-        assert f"{path} is damaged after line " in refusal(path)
-        texts, messages = skipped(path)
-        assert len(messages) == 1
-        assert text.startswith("".join(texts).encode())
+        assert refusal(path).startswith(f"{path}:")
         path.write_bytes(b"not compressed at all, despite its name")
-        assert f"{path} is damaged after line 0" in refusal(path)
+        assert refusal(path).startswith(f"{path}:0: ")
 
 
-def test_a_damaged_row_group_is_named_and_a_null_is_blank(tmp_path, skipped):
+def test_a_damaged_row_group_is_named_and_a_null_is_blank(tmp_path):
     texts = [f"some text {number}" for number in range(3000)]
     texts[500] = None
     options = {"row_group_size": 1000, "use_dictionary": False, "write_page_checksum": True}
     path = write_shard(tmp_path / "a.parquet", texts, **options)
+    assert read(path) == [text or "" for text in texts]
     data = bytearray(path.read_bytes())
     column = pq.read_metadata(path).row_group(1).column(1)
     data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
     path.write_bytes(data)
-    good, [message] = skipped(path)
-    assert good == [text or "" for text in texts[:1000]]
-    assert message.startswith(f"{path}: row group 1 cannot be read")
     assert f"{path}: row group 1 cannot be read" in refusal(path)
     write_shard(path, [1, 2], pa.int64())
     assert "needs a column `text` with strings, it has id, text" in refusal(path)
@@ -152,8 +128,8 @@ def test_a_damaged_row_group_is_named_and_a_null_is_blank(tmp_path, skipped):
 # ---- conversion ----
 
 
-def convert(path: Path, **options) -> Path:
-    return convert_folder("text", path, text_files(path), **options)
+def convert(path: Path) -> Path:
+    return convert_folder("text", path, text_files(path))
 
 
 def rows(home: Path, split: str) -> list[str]:
@@ -226,7 +202,7 @@ def test_few_documents_and_small_row_groups(tmp_path, monkeypatch, capsys):
         assert sorted(rows(home, "train") + rows(home, "val")) == sorted(numbers(count))
         assert rows(home, "val")
         assert sizes_of_row_groups(home / "train-00000.parquet") == [1] * len(rows(home, "train"))
-        assert "2 blank and 0 bad left out" in capsys.readouterr().out
+        assert "2 blank left out" in capsys.readouterr().out
     home = convert(write_jsonl(tmp_path / "many/a.jsonl", numbers(1000)).parent)
     assert max(sizes_of_row_groups(home / "train-00000.parquet")) == 1000 // 64
     monkeypatch.setattr(module, "MIN_ROW_GROUPS", 1)
@@ -236,25 +212,10 @@ def test_few_documents_and_small_row_groups(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("texts", [[], ["one"], ["same", "same"], [" \n", "one"]])
 def test_too_few_documents(tmp_path, texts):
-    with pytest.raises(ValueError, match="needs two different documents"):
-        convert(write_jsonl(tmp_path / "tiny/a.jsonl", texts).parent)
-    assert corpora() == []
-
-
-def test_bad_rows_are_an_error_or_counted(tmp_path, capsys):
-    path = write_jsonl(tmp_path / "text/a.jsonl", numbers(50)).parent
-    with open(path / "a.jsonl", "a") as file:
-        file.write("not json\n")
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"a\.jsonl:51: not a JSON object .*--skip-bad"):
-            convert(path)
-        assert corpora() == []
-    home = convert(path, skip_bad=True)
-    assert len(rows(home, "train") + rows(home, "val")) == 50
-    assert "0 blank and 1 bad left out" in capsys.readouterr().out
-    assert convert(path, skip_bad=True) == home
-    with pytest.raises(ValueError, match=r"a\.jsonl:51"):  # a folder without the bad rows is not the whole one
-        convert(path)
+        with pytest.raises(ValueError, match="needs two different documents"):
+            convert(write_jsonl(tmp_path / "tiny/a.jsonl", texts).parent)
+    assert corpora() == []
 
 
 # Converts a folder; waits for a line of input before it publishes the result.

@@ -93,7 +93,7 @@ def test_a_choice_of_tasks_says_so_in_the_name_of_chat_core(base, hub, capsys):
 
 
 def test_words_to_spell_are_those_of_the_models_tokenizer(base, hub, text_folder):
-    config = {"config": {"data": str(text_folder), "skip_bad": False}}
+    config = {"config": {"data": str(text_folder)}}
     (base / "tok_train/own/outcome.json").write_text(json.dumps(config), encoding="utf-8")
     evaluate("--tasks=SimpleSpelling", "--max-new-tokens=2", "--max-problems=20")
     answers = re.findall('"answer": "(.*?)"', (base / "chat_eval_base/mine/SimpleSpelling.jsonl").read_text("utf-8"))

@@ -22,7 +22,7 @@ def base(tmp_path: Path, monkeypatch) -> Path:
 def write_tokenizer_record(base: Path, tag: str, text: Path) -> None:
     record = base / f"tok_train/{tag}/outcome.json"
     record.parent.mkdir(parents=True)
-    record.write_text(json.dumps({"config": {"data": str(text), "skip_bad": False}}))
+    record.write_text(json.dumps({"config": {"data": str(text)}}))
 
 
 def test_words_come_from_the_text(world_hub):
