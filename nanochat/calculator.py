@@ -3,7 +3,6 @@
 import ast
 import operator
 import re
-import warnings
 from decimal import Context, Decimal
 from fractions import Fraction
 
@@ -13,6 +12,7 @@ MAX_EXPONENT = 64
 SHOWN_DIGITS = 12  # significant digits shown for a result that is not a whole number
 SHOWN_DECIMALS = 2  # least decimals shown, however many digits stand before the point
 
+NUMBER = re.compile(r"\d+\.?\d*|\.\d+")  # no exponent, which could take forever
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 # Only where no operand follows: in "20 % 3" the sign is the modulo operator.
 PERCENT = re.compile(r"(\d+\.?\d*|\.\d+)\s*%(?=\s*(?:[-+*/)]|$))")
@@ -30,9 +30,7 @@ def calculate(expression: str) -> str:
     if not {"'", '"'} & set(text):  # quoted text stays unchanged
         text = PERCENT.sub(r"(\1/100)", THOUSANDS.sub("", text))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns about odd literals, but the model never reads warnings
-            tree = ast.parse(text, mode="eval").body
+        tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Refused(f"no expression: {error}") from None
     return _written(_value(tree, text))
@@ -52,7 +50,6 @@ OPERATORS = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Pow: _power,
-    ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
 
@@ -60,13 +57,12 @@ OPERATORS = {
 def _value(node: ast.expr, text: str) -> Fraction:
     """Return the exact value of a node; `text` is the source, for reading decimals digit by digit."""
     match node:
-        case ast.Constant(value=number) if type(number) in (int, float) and abs(number) < 10**MAX_DIGITS:
+        case ast.Constant(value=int() | float()):
             # The source text rather than the float: 0.1 means exactly one tenth.
-            exact = Decimal(number if type(number) is int else ast.get_source_segment(text, node))
-            # Checked first: Fraction would compute 10**exponent and might never end.
-            if abs(exact.as_tuple().exponent) >= MAX_DIGITS:
-                raise Refused(f"a number has more than {MAX_DIGITS} digits")
-            return Fraction(exact)
+            digits = ast.get_source_segment(text, node)
+            if not NUMBER.fullmatch(digits):
+                raise Refused(f"{digits} is not calculated")
+            return Fraction(digits)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
             values = [_value(left, text), _value(right, text)]
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in OPERATORS:

@@ -250,7 +250,7 @@ class Decoder:
             state[index] = values[name].to(self.device, state.dtype)
 
     def resume(self, slot: int, position: int, forced: list[int]) -> None:
-        """Let a row that stands still go on; `forced` tokens are put in from the position on."""
+        """Let a row that stands still continue; `forced` tokens are put in from the position on."""
         if forced:
             tokens = torch.tensor(forced).to(self.device)
             self.state["forced"][slot, position : position + len(forced)] = tokens

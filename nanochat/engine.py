@@ -302,7 +302,7 @@ class Engine:
         try:
             answer = calculate(self.tokenizer.decode(expression))
         except Refused:
-            return []  # the model goes on without an answer
+            return []  # no answer: the model continues
         return [self.special["<|output_start|>"], *self.tokenizer.encode(answer), self.special["<|output_end|>"]]
 
     def _end(self, sequence: _Sequence, reason: str, logprob: float) -> None:

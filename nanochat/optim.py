@@ -137,7 +137,6 @@ class _State:
 
     def write(self, chunk: int, place: int, rank: int, whole: Tensor) -> None:
         """Take from a parameter's whole state the elements that this rank owns, if any."""
-        assert tuple(whole.shape) == tuple(self.shape), f"{whole.shape} and not {self.shape}"
         size = self.share.size(1)
         # The state's beginning, counted in this rank's share: it may lie before the share, and reach beyond its end.
         start = place * self.slot - rank * size
@@ -154,11 +153,9 @@ class _Stack:
     that other modules look up: the states' names and size, and the Group fields that schedules move.
     """
 
-    kind: ClassVar[str]  # as rules of param_groups name it
     states_of: ClassVar[tuple[str, ...]]  # state names in checkpoints, beside "step"
     state_bytes: ClassVar[int]  # per parameter element
-    pretraining: ClassVar[tuple[str, ...]]  # Group fields that schedules.pretraining moves
-    finetuning: ClassVar[tuple[str, ...]]  # the same for schedules.finetuning
+    scheduled: ClassVar[tuple[str, ...]]  # Group fields that schedules move
 
     # Set by `_layout`:
     slot: int  # elements from one parameter to the next within a chunk
@@ -179,8 +176,7 @@ class _Stack:
         self.mine = self.values[:, rank]  # (chunks, share): the values that this rank updates
         self.reduced = self.grads[:, 0] if ranks == 1 else self._zeros(self.share)  # their gradients, summed
         self.states = self._new_states()
-        for index, (name, parameter) in enumerate(members):
-            assert parameter.dtype == torch.float32, f"{name} is {parameter.dtype}: master weights are float32"
+        for index, (_, parameter) in enumerate(members):
             value = self._view(self.values, index)
             parameter.grad = self._view(self.grads, index)
             parameter.data = value.copy_(parameter.data)  # the model now reads the buffer itself
@@ -228,17 +224,9 @@ class _Stack:
         return whole
 
     def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
-        """Take this rank's share from each whole state; a ValueError names another kind's states."""
-        expected = set(self.states_of)
-        if self.steps is not None:
-            expected.add("step")
+        """Take this rank's share from each whole state."""
         for index, (name, _) in enumerate(self.members):
             saved = read(name)  # whole, whatever number of ranks saved it
-            if saved.keys() != expected:
-                raise ValueError(
-                    f"the checkpoint has {', '.join(sorted(saved))} of {name}, {self.kind} needs "
-                    f"{', '.join(sorted(expected))}: begin without the optimizer's states, by --no-warm-start"
-                )
             chunk, place = divmod(index, self.per_chunk)
             if self.steps is not None:
                 self.steps[chunk] = saved["step"]
@@ -249,14 +237,11 @@ class _Stack:
 class MuonStack(_Stack):
     """Muon, for matrices; a rank owns whole ones."""
 
-    kind = "muon"
     states_of = ("momentum", "variance")
     state_bytes = 4  # the variances, one a row or column, are few
-    pretraining = ("lr", "momentum", "weight_decay")
-    finetuning = ("lr", "momentum")
+    scheduled = ("lr", "momentum", "weight_decay")
 
     def _layout(self, chunk_bytes: int) -> None:
-        assert len(self.shape) == 2, f"{self.members[0][0]} is no matrix, Muon cannot step it"
         # Each rank owns as many matrices, in chunks of equal size: the largest divisor that fits.
         owned = math.ceil(len(self.members) / self.ranks)
         most = max(chunk_bytes // (4 * self.ranks * self.numel), 1)
@@ -292,11 +277,9 @@ class MuonStack(_Stack):
 class AdamWStack(_Stack):
     """AdamW, for any shape; a rank owns an equal share of each chunk's elements."""
 
-    kind = "adamw"
     states_of = ("exp_avg", "exp_avg_sq")
     state_bytes = 8
-    pretraining = ("lr",)
-    finetuning = ("lr",)
+    scheduled = ("lr",)
 
     def _layout(self, chunk_bytes: int) -> None:
         self.slot = 4 * math.ceil(self.numel / 4)  # 16 bytes: compiled code asks for aligned parameters
@@ -311,12 +294,13 @@ class AdamWStack(_Stack):
         group = self.group
         averages = self.states["exp_avg"].share
         squares = self.states["exp_avg_sq"].share
+        # No AMSGrad; the kernel divides by grad_scale.
         adamw(
             list(self.mine),
             list(self.reduced),
             list(averages),
             list(squares),
-            [],  # no AMSGrad
+            [],
             list(self.steps),
             fused=True,
             amsgrad=False,
@@ -326,7 +310,7 @@ class AdamWStack(_Stack):
             beta2=group.beta2,
             eps=group.eps,
             weight_decay=group.weight_decay,
-            grad_scale=scale.reciprocal(),  # the kernel divides by it
+            grad_scale=scale.reciprocal(),
         )
 
 
@@ -372,7 +356,7 @@ class Optimizer:
 
     @torch.no_grad
     def step(self, grad_scale: float | Tensor = 1.0, clip: float = 0.0) -> Tensor:
-        """Update by the ranks' summed gradients × grad_scale; return the gradient's norm, 0-d on the device.
+        """Update by the ranks' summed gradients × grad_scale, 0-d; return the gradient's norm, 0-d on the device.
 
         The norm is that before clipping to `clip` (0: none). The host does not wait for the device. Gradients are
         undefined afterwards, until `zero_grad`.
@@ -383,8 +367,8 @@ class Optimizer:
         squares = torch.stack(torch._foreach_norm(shares)).square().sum()  # of this rank's shares
         if self._shared:
             dist.all_reduce(squares)
-        norm = squares.sqrt() * grad_scale  # without touching the gradients
-        scale = grad_scale if isinstance(grad_scale, Tensor) else torch.full_like(norm, grad_scale)
+        scale = torch.as_tensor(grad_scale, device=squares.device)
+        norm = squares.sqrt() * scale  # without touching the gradients
         if clip > 0:  # on the device: the host does not learn the norm
             scale = scale * (clip / norm).clamp(max=1)
         gathers: list[dist.Work] = []

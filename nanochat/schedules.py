@@ -50,21 +50,21 @@ def _interpolate(share: float, low: float, high: float) -> float:
 
 def pretraining(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
     """Return base training's schedules for each kind of optimizer."""
-    schedules = {
-        "lr": partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr),
-        "momentum": partial(momentum, warmdown=warmdown),
-        "weight_decay": cosine,
-    }
-    return {name: {field: schedules[field] for field in kind.pretraining} for name, kind in KINDS.items()}
+    lr = partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr)
+    return _by_kind({"lr": lr, "momentum": partial(momentum, warmdown=warmdown), "weight_decay": cosine})
 
 
 def finetuning(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
     """Return fine-tuning's schedules: momentum only rises, and weight decay stays as given."""
-    schedules = {
-        "lr": partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr),
-        "momentum": partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95),
-    }
-    return {name: {field: schedules[field] for field in kind.finetuning} for name, kind in KINDS.items()}
+    lr = partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr)
+    return _by_kind({"lr": lr, "momentum": partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95)})
+
+
+def _by_kind(schedules: dict[str, Schedule]) -> Table:
+    table: Table = {}
+    for name, kind in KINDS.items():
+        table[name] = {field: schedules[field] for field in kind.scheduled if field in schedules}
+    return table
 
 
 def apply(groups: Iterable[Group], table: Mapping[str, Mapping[str, Schedule]], progress: float, step: int) -> None:

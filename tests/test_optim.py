@@ -107,23 +107,6 @@ def test_polar_express_makes_singular_values_one():
             assert (along - torch.diag_embed(values)).abs().max() < 0.2 * near
 
 
-def test_what_muon_does_not_depend_on():
-    """The size of the gradients, and the other matrices of its shape."""
-    results = []
-    for size, company in [(1, 0), (1e-6, 0), (1e6, 3)]:
-        torch.manual_seed(SEED)
-        params = [("p", Parameter(torch.ones(6, 9)))] + [(f"q{i}", Parameter(torch.ones(6, 9))) for i in range(company)]
-        optimizer = Optimizer([Group("matrices", "muon", params, 0.1, 0.9, 0.9)])
-        for _ in range(2):
-            gradient = torch.randn(6, 9)
-            for _, parameter in params:
-                parameter.grad.copy_(gradient * size)
-            optimizer.step()
-        results.append(params[0][1].detach())
-    torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(results[2], results[0], atol=1e-5, rtol=0)
-
-
 # ---- AdamW ----
 
 
@@ -132,25 +115,17 @@ def test_adamw_equals_its_plain_twin():
     params = parameters(*shapes, shapes[0])
     group = Group("rest", "adamw", params, 0.1, 0.8, 0.95, 0.3, eps=1e-3)
     optimizer = Optimizer([group])
-    twins = [parameter.detach().clone() for _, parameter in params]
-    moments = [[torch.zeros_like(twin), torch.zeros_like(twin)] for twin in twins]
-    peers = [Parameter(twin.clone()) for twin in twins]
+    peers = [Parameter(parameter.detach().clone()) for _, parameter in params]
     peer = torch.optim.AdamW(peers, lr=group.lr, betas=(0.8, 0.95), eps=group.eps, weight_decay=0.3, foreach=False)
-    for step in range(1, 5):
+    for _ in range(4):
         gradients = give_gradients(params)
         optimizer.step(0.1)
-        for index, gradient in enumerate(gradients):
-            beta1, beta2, g = group.momentum, group.beta2, 0.1 * gradient
-            peers[index].grad = g
-            mean, square = moments[index]
-            mean[...], square[...] = beta1 * mean + (1 - beta1) * g, beta2 * square + (1 - beta2) * g**2
-            direction = (mean / (1 - beta1**step)) / ((square / (1 - beta2**step)) ** 0.5 + group.eps)
-            twins[index] = twins[index] * (1 - group.lr * group.weight_decay) - group.lr * direction
+        for parameter, gradient in zip(peers, gradients, strict=True):
+            parameter.grad = 0.1 * gradient
         peer.step()
         group.lr = peer.param_groups[0]["lr"] = group.lr * 0.9
-    for (name, parameter), twin, peer in zip(params, twins, peers, strict=True):
-        torch.testing.assert_close(parameter.detach(), twin, atol=1e-5, rtol=1e-5, msg=name)
-        torch.testing.assert_close(parameter.detach(), peer.detach(), atol=1e-5, rtol=1e-5, msg=name)
+    for (name, parameter), twin in zip(params, peers, strict=True):
+        torch.testing.assert_close(parameter.detach(), twin.detach(), atol=1e-5, rtol=1e-5, msg=name)
 
 
 # ---- one step of both ----
@@ -202,11 +177,6 @@ def test_compiled_equals_eager_and_is_compiled_once():
     torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
-def test_half_precision_is_refused():
-    with pytest.raises(AssertionError, match=r"p is torch\.bfloat16: master weights are float32"):
-        Optimizer([Group("m", "muon", [("p", Parameter(torch.zeros(2, 2, dtype=torch.bfloat16)))], 0.1, 0.9, 0.9)])
-
-
 # ---- every kind ----
 
 
@@ -219,13 +189,8 @@ def optimizer_of(kind: str) -> tuple[list[tuple[str, Parameter]], Optimizer]:
 def test_a_kind_is_complete(kind):
     """Its schedules, states and their size; and a step changes the parameters."""
     stack = KINDS[kind]
-    assert stack.kind == kind
-    for table, moved in [
-        (schedules.pretraining(1, 0.5, 0.0), stack.pretraining),
-        (schedules.finetuning(1, 0.5, 0.0), stack.finetuning),
-    ]:
-        assert tuple(table[kind]) == moved
-        assert set(moved) <= {"lr", "momentum", "weight_decay"}
+    assert tuple(schedules.pretraining(1, 0.5, 0.0)[kind]) == stack.scheduled
+    assert set(schedules.finetuning(1, 0.5, 0.0)[kind]) <= set(stack.scheduled) <= {"lr", "momentum", "weight_decay"}
     params, optimizer = optimizer_of(kind)
     before = [parameter.detach().clone() for _, parameter in params]
     give_gradients(params)
@@ -238,14 +203,6 @@ def test_a_kind_is_complete(kind):
         size += stack.state_bytes * parameter.numel()
     assert size == pytest.approx(sum(state.nbytes for saved in states.values() for state in saved.values()), rel=0.05)
     optimizer_of(kind)[1].load_state_tensors(states.__getitem__)
-
-
-def test_states_of_another_kind_are_refused():
-    states = {kind: dict(optimizer_of(kind)[1].state_tensors()) for kind in KINDS}
-    for kind in KINDS:
-        for other in set(KINDS) - {kind}:
-            with pytest.raises(ValueError, match=rf"^the checkpoint has .* of p0, {kind} needs .* --no-warm-start"):
-                optimizer_of(kind)[1].load_state_tensors(states[other].__getitem__)
 
 
 # ---- on an accelerator ----
