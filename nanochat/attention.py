@@ -52,14 +52,21 @@ def make_mask(
         allowed = _cached_mask(path, queries, keys, window, device)
     else:  # new values in each decoding step
         path = "sdpa" if path == "flash3" else path  # FlashAttention has no masks
-        allowed = PATHS[path].mask(positions, keys, window)
+        allowed = _mask(path, positions, keys, window)
     kernel = _flash_kernel() if path == "flash3" else None
-    return Mask(path, window, allowed, positions is not None, bounded, kernel)
+    return Mask(
+        path,
+        window,
+        allowed,
+        positions is not None,
+        bounded,
+        kernel,
+    )
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """Return attention from q (B, Tq, H, D) to k and v (B, Tk, Hkv, D), H a multiple of Hkv, by the mask's path."""
-    return PATHS[mask.path].run(q, k, v, mask, scale)
+    return PATHS[mask.path](q, k, v, mask, scale)
 
 
 def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: bool) -> str:
@@ -159,7 +166,20 @@ def _block_mask(positions: Tensor, keys: int, window: int) -> "BlockMask":
         return _sees(positions[row, query], key, window)
 
     rows_or_any = rows if rows > 1 else None
-    return create_block_mask(sees, rows_or_any, None, queries, keys, device=positions.device)  # None: all heads alike
+    return create_block_mask(
+        sees,
+        rows_or_any,
+        None,
+        queries,
+        keys,
+        device=positions.device,
+    )  # None: all heads alike
+
+
+def _mask(path: str, positions: Tensor, keys: int, window: int) -> "Tensor | BlockMask":
+    """Return Mask.allowed from the query positions, (B or 1, Tq)."""
+    make = _block_mask if path == "flex" else _dense_mask
+    return make(positions, keys, window)
 
 
 @lru_cache(maxsize=16)
@@ -172,7 +192,7 @@ def _cached_mask(path: str, queries: int, keys: int, window: int, device: torch.
     # An evaluation may make the mask that the next training step's backward reads.
     with torch.inference_mode(False):
         positions = torch.arange(keys - queries, keys, device=device)  # the last positions
-        return PATHS[path].mask(positions[None], keys, window)
+        return _mask(path, positions[None], keys, window)
 
 
 # ---- paths ----
@@ -209,7 +229,16 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
             first_key = max(0, earlier + first - mask.window + 1)
         seen = slice(first_key, earlier + end)
         allowed = mask.allowed[..., first:end, seen]
-        parts.append(_plain(q[:, first:end], k[:, seen], v[:, seen], allowed, scale, mask.bounded))
+        parts.append(
+            _plain(
+                q[:, first:end],
+                k[:, seen],
+                v[:, seen],
+                allowed,
+                scale,
+                mask.bounded,
+            )
+        )
     return torch.cat(parts, dim=1)
 
 
@@ -217,7 +246,15 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     causal = mask.allowed is None and q.shape[1] > 1  # a single query sees all keys
     grouped = q.shape[2] != k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, mask.allowed, is_causal=causal, scale=scale, enable_gqa=grouped)
+    out = F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        mask.allowed,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=grouped,
+    )
     return out.transpose(1, 2)  # (B, Tq, H, D) again
 
 
@@ -249,14 +286,28 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
         run = _compiled(run)
     grouped = q.shape[2] != k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = run(q, k, v, block_mask=mask.allowed, scale=scale, enable_gqa=grouped)
+    out = run(
+        q,
+        k,
+        v,
+        block_mask=mask.allowed,
+        scale=scale,
+        enable_gqa=grouped,
+    )
     return out.transpose(1, 2)
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     # The package does not count a query's own key; -1: no limit.
     window = (mask.window - 1, 0) if mask.window else (-1, -1)
-    out = mask.kernel(q, k, v, softmax_scale=scale, causal=True, window_size=window)
+    out = mask.kernel(
+        q,
+        k,
+        v,
+        softmax_scale=scale,
+        causal=True,
+        window_size=window,
+    )
     return out[0] if isinstance(out, tuple) else out  # some versions add the log-sum-exp
 
 
@@ -264,19 +315,11 @@ def _twin(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     return _plain(q, k, v, mask.allowed, scale)
 
 
-class Path(NamedTuple):
-    """One way to compute attention. All paths do windows, grouped queries and any lengths."""
-
-    run: Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]
-    # (query positions, keys, window) → Mask.allowed
-    mask: "Callable[[Tensor, int, int], Tensor | BlockMask]" = _dense_mask
-
-
-PATHS = {
-    "chunks": Path(_chunks),  # for CPUs
-    "flash3": Path(_flash),  # FlashAttention 3, for Hopper GPUs in half precision
-    "flex": Path(_flex, _block_mask),  # for GPUs
-    "sdpa": Path(_sdpa),
-    "twin": Path(_twin),
-    "decode": Path(_decode),  # for generation on CPUs (fused.py)
+PATHS = {  # all do windows, grouped queries and any lengths
+    "chunks": _chunks,  # for CPUs
+    "flash3": _flash,  # FlashAttention 3, for Hopper GPUs in half precision
+    "flex": _flex,  # for GPUs
+    "sdpa": _sdpa,
+    "twin": _twin,
+    "decode": _decode,  # for generation on CPUs (fused.py)
 }

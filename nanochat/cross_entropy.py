@@ -51,15 +51,41 @@ def cross_entropy(
     chunks = max(1, -(-len(targets) // chunk))
     chunk = -(-len(targets) // chunks)  # equal lengths: few shapes to compile for
     if recorded and reduction == "sum":
-        return _SumOfLosses.apply(hidden, weight, targets, chunk, chunk_losses, softcap, vocab_size)
+        return _SumOfLosses.apply(
+            hidden,
+            weight,
+            targets,
+            chunk,
+            chunk_losses,
+            softcap,
+            vocab_size,
+        )
     head = weight if recorded else weight.to(hidden.dtype)  # cast once, unless gradients of chunks add up in it
     each = []
     for rows, labels in zip(hidden.split(chunk), targets.split(chunk), strict=True):
         if recorded:  # autograd differentiates losses of single tokens, and computes the chunk's logits again for that
             options = (torch_form, softcap, vocab_size)
-            each.append(checkpoint(_losses, rows, head, labels, *options, use_reentrant=False))
+            each.append(
+                checkpoint(
+                    _losses,
+                    rows,
+                    head,
+                    labels,
+                    *options,
+                    use_reentrant=False,
+                )
+            )
         else:
-            each.append(_losses(rows, head, labels, chunk_losses, softcap, vocab_size))
+            each.append(
+                _losses(
+                    rows,
+                    head,
+                    labels,
+                    chunk_losses,
+                    softcap,
+                    vocab_size,
+                )
+            )
     return torch.cat(each) if reduction == "none" else torch.cat(each).sum()
 
 
@@ -143,7 +169,14 @@ def compiled_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: i
 def triton_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool) -> Losses:
     from nanochat import cross_entropy_triton  # imports triton, which some platforms lack
 
-    return cross_entropy_triton.triton_losses(logits, targets, softcap, vocab_size, with_gradient, ignored=IGNORED)
+    return cross_entropy_triton.triton_losses(
+        logits,
+        targets,
+        softcap,
+        vocab_size,
+        with_gradient,
+        ignored=IGNORED,
+    )
 
 
 FORMS: dict[str, Form] = {"torch": torch_form, "compiled": compiled_form, "triton": triton_form}

@@ -81,7 +81,12 @@ class Prefix:
             text_keys, text_values = self.layers[layer]
             return joined(text_keys, k), joined(text_values, v)
 
-        return Cache(update, positions.to(device), self.last[texts.to(device)], capacity)
+        return Cache(
+            update,
+            positions.to(device),
+            self.last[texts.to(device)],
+            capacity,
+        )
 
 
 class KVCache:
@@ -115,7 +120,12 @@ class KVCache:
 
         return Cache(update)
 
-    def next_tokens(self, positions: Tensor, previous: Tensor, capacity: int) -> Cache:
+    def next_tokens(
+        self,
+        positions: Tensor,
+        previous: Tensor,
+        capacity: int,
+    ) -> Cache:
         """Return the cache that runs one more token in the first rows, at positions (rows, 1) below `capacity`."""
         # (rows * kv_heads,): each new key's index among a layer's keys.
         places = (self.offsets[: len(positions)] + positions).flatten()
@@ -130,11 +140,21 @@ class KVCache:
             keys, values = self.layers[layer]
             return put(keys, k), put(values, v)
 
-        return Cache(update, positions, previous, capacity)
+        return Cache(
+            update,
+            positions,
+            previous,
+            capacity,
+        )
 
-    def copy(self, source: int, targets: list[int], length: int) -> None:
-        """Copy the first `length` positions from one slot into others."""
-        self.store[:, :, targets, :, :length] = self.store[:, :, source, None, :, :length]
+    def copy(
+        self,
+        source: int,
+        target: int,
+        length: int,
+    ) -> None:
+        """Copy the first `length` positions from one slot into another."""
+        self.store[:, :, target, :, :length] = self.store[:, :, source, :, :length]
 
 
 # ---- decoder ----
@@ -174,6 +194,7 @@ class Decoder:
         self.cache: KVCache | None = None
         self.state: dict[str, Tensor] = {}
         self.wanted = 0  # slots; where memory is short there are fewer
+        self.graphs: dict[tuple[int, int, StepKind], tuple | None] = {}  # on CUDA
 
     def make_room(self, slots: int, length: int) -> int:
         """Make room while no row runs; return the number of slots: fewer than asked if memory is short."""
@@ -187,20 +208,28 @@ class Decoder:
             key_bytes = self.config.kv_heads * self.config.head_dim * self.model.compute_dtype.itemsize
             slot_bytes = 2 * self.config.depth * length * key_bytes  # keys and values
             fit = max(1, free_memory(self.device) // 2 // slot_bytes)  # half the memory stays free
-            self._allocate(min(self.wanted, fit), length)
+            self.cache = KVCache(
+                self.config,
+                min(self.wanted, fit),
+                length,
+                self.model.compute_dtype,
+                self.device,
+            )
+            sizes = {"one": 1, "positions": length, "vocabulary": self.config.vocab_size}
+            for name, (dtype, size) in STATE.items():
+                if dtype == torch.float64 and self.device.type == "mps":
+                    dtype = torch.float32  # MPS has no fp64
+                self.state[name] = torch.zeros(
+                    self.cache.slots,
+                    sizes[size],
+                    dtype=dtype,
+                    device=self.device,
+                )
+            if self.on_cuda:
+                self.graphs = {}  # old ones read the old cache
+                self.pool = torch.cuda.graph_pool_handle()
+                self.stream = torch.cuda.Stream()  # torch's own for capturing would belong to the first device
         return min(slots, self.cache.slots)
-
-    def _allocate(self, slots: int, length: int) -> None:
-        self.graphs: dict[tuple[int, int, StepKind], tuple | None] = {}  # old graphs read the old cache
-        self.pool = torch.cuda.graph_pool_handle() if self.on_cuda else None
-        # torch's own stream for capturing would belong to the first device.
-        self.stream = torch.cuda.Stream() if self.on_cuda else None
-        self.cache = KVCache(self.config, slots, length, self.model.compute_dtype, self.device)
-        sizes = {"one": 1, "positions": length, "vocabulary": self.config.vocab_size}
-        for name, (dtype, size) in STATE.items():
-            if dtype == torch.float64 and self.device.type == "mps":
-                dtype = torch.float32  # MPS has no fp64
-            self.state[name] = torch.zeros(slots, sizes[size], dtype=dtype, device=self.device)
 
     def _keys(self, positions: int) -> int:
         blocks = -(-positions // KEYS_BLOCK)
@@ -249,47 +278,70 @@ class Decoder:
                 values[name] = torch.tensor([row[name] for row in rows])[:, None]
             state[index] = values[name].to(self.device, state.dtype)
 
-    def resume(self, slot: int, position: int, forced: list[int]) -> None:
+    def resume(
+        self,
+        slot: int,
+        position: int,
+        forced: list[int],
+    ) -> None:
         """Let a row that stands still continue; `forced` tokens are put in from the position on."""
         if forced:
             tokens = torch.tensor(forced).to(self.device)
             self.state["forced"][slot, position : position + len(forced)] = tokens
         self.state["live"][slot] = True
 
-    def move(self, source: int, target: int, length: int) -> None:
+    def move(
+        self,
+        source: int,
+        target: int,
+        length: int,
+    ) -> None:
         """Move a row into another slot; `length` is the number of tokens that the host knows."""
         # One more: a step under way may have added a token.
-        copied = min(length + 1, self.cache.length)
-        self.cache.copy(source, [target], copied)
+        self.cache.copy(source, target, length + 1)
         for state in self.state.values():
             state[target] = state[source]
 
-    def step(self, rows: int, longest: int, kind: StepKind) -> tuple[list[Tensor], torch.cuda.Event | None]:
+    def step(
+        self,
+        rows: int,
+        longest: int,
+        kind: StepKind,
+    ) -> tuple[list[Tensor], torch.cuda.Event | None]:
         """Return the columns from `_compute` for the first rows, on the host, and on CUDA the event to wait for first.
 
         longest: tokens in the longest row, as far as the host knows.
         """
         # On CUDA the host is one step late, so the row may be a token longer.
-        keys = self._keys(longest + self.on_cuda)
-        keys = min(keys, self.cache.length)
+        keys = min(self._keys(longest + self.on_cuda), self.cache.length)
         if not self.on_cuda:
             return self._compute(rows, keys, kind), None
         bucket = next((size for size in BUCKETS if size >= rows), rows)  # the next larger row count with a graph
         columns = self._replay(min(bucket, self.cache.slots), keys, kind)
-        host_columns = [column.to("cpu", non_blocking=True) for column in columns]
-        return host_columns, torch.cuda.current_stream().record_event()
+        on_host = [column.to("cpu", non_blocking=True) for column in columns]
+        return on_host, torch.cuda.current_stream().record_event()
 
-    def _replay(self, rows: int, keys: int, kind: StepKind) -> list[Tensor]:
+    def _replay(
+        self,
+        rows: int,
+        keys: int,
+        kind: StepKind,
+    ) -> list[Tensor]:
         """Run a step as a CUDA graph, captured by the second step with the same shape."""
         shape = (rows, keys, kind)
         if shape not in self.graphs:
             # The first step runs without a graph and does all one-time work.
             self.graphs[shape] = None
             return self._compute(rows, keys, kind)
-        if self.graphs[shape] is None:
+        if not self.graphs[shape]:
             graph = torch.cuda.CUDAGraph()
             # thread_local: engines in other threads may use CUDA meanwhile.
-            capture = torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local")
+            capture = torch.cuda.graph(
+                graph,
+                self.pool,
+                self.stream,
+                capture_error_mode="thread_local",
+            )
             with CAPTURING, capture:
                 columns = self._compute(rows, keys, kind)
             self.graphs[shape] = graph, columns
@@ -297,7 +349,12 @@ class Decoder:
         graph.replay()
         return columns
 
-    def _compute(self, rows: int, keys: int, kind: StepKind) -> list[Tensor]:
+    def _compute(
+        self,
+        rows: int,
+        keys: int,
+        kind: StepKind,
+    ) -> list[Tensor]:
         """Return the token given to each row, and with kind.logprobs the model's log-probability for its choice."""
         state = {name: value[:rows] for name, value in self.state.items()}
         newest = state["token"]  # (rows, 1), as the other entries of size "one"

@@ -150,7 +150,17 @@ class Engine:
             stop = self.ends if request.stop is None else request.stop
             most = min(length + request.max_new_tokens, context)
             for sample in range(request.n):
-                sequences.append(_Sequence(job, request, number, sample, stop, most, length))
+                sequences.append(
+                    _Sequence(
+                        job,
+                        request,
+                        number,
+                        sample,
+                        stop,
+                        most,
+                        length,
+                    )
+                )
         # The longest first: a lack of memory shows at once.
         sequences.sort(key=lambda sequence: -sequence.length)
         job.open = len(sequences)
@@ -206,7 +216,7 @@ class Engine:
         # A prompt runs once: later samples copy the slot from a sample already there.
         holders = {id(sequence.request): sequence.slot for sequence in self.rows}
         prompts: dict[int, Sequence[int]] = {}
-        copies: dict[tuple[int, int], list[int]] = {}  # (slot, length) → slots that take a copy
+        copies: list[tuple[int, _Sequence]] = []  # (slot with the prompt, sequence that takes a copy)
         for sequence in admitted:
             sequence.slot = len(self.rows)
             self.rows.append(sequence)
@@ -214,12 +224,11 @@ class Engine:
             if holder == sequence.slot:
                 prompts[holder] = sequence.request.tokens
             else:
-                # The last prompt token is not stored: the first step feeds it.
-                targets = copies.setdefault((holder, sequence.length - 1), [])
-                targets.append(sequence.slot)
+                copies.append((holder, sequence))
         self.decoder.prefill(prompts)
-        for (source, length), targets in copies.items():
-            self.decoder.cache.copy(source, targets, length)
+        for holder, sequence in copies:
+            # The last prompt token is not stored: the first step feeds it.
+            self.decoder.cache.copy(holder, sequence.slot, sequence.length - 1)
         starts = [self._start(sequence) for sequence in admitted]
         self.decoder.seat([sequence.slot for sequence in admitted], starts)
 
@@ -279,7 +288,15 @@ class Engine:
             self._end(sequence, "stop", logprob)
             return
         sequence.length += 1
-        sequence.job.events.append(Event(sequence.number, sequence.sample, token, sampled, logprob=logprob))
+        sequence.job.events.append(
+            Event(
+                sequence.number,
+                sequence.sample,
+                token,
+                sampled,
+                logprob=logprob,
+            )
+        )
         answer = self._answer(sequence, token) if sampled else None
         if sequence.length == sequence.most:
             self._end(sequence, "length", 0.0)
@@ -308,7 +325,15 @@ class Engine:
     def _end(self, sequence: _Sequence, reason: str, logprob: float) -> None:
         self._release(sequence)
         sequence.job.open -= 1
-        sequence.job.events.append(Event(sequence.number, sequence.sample, None, reason=reason, logprob=logprob))
+        sequence.job.events.append(
+            Event(
+                sequence.number,
+                sequence.sample,
+                None,
+                reason=reason,
+                logprob=logprob,
+            )
+        )
 
     def _release(self, sequence: _Sequence) -> None:
         """Free a slot and move the last sequence there, because a step runs the first slots."""

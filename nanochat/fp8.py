@@ -32,18 +32,37 @@ class _Float8Product(torch.autograd.Function):
         x8, x_scale = quantize(x, FORWARD)
         ctx.save_for_backward(x8, x_scale, by_columns, weight_scale)
         ctx.weight_dtype = weight.dtype
-        return _product(x8, by_rows, x_scale, weight_scale, x.dtype, fast=True)
+        return _product(
+            x8,
+            by_rows,
+            x_scale,
+            weight_scale,
+            x.dtype,
+            fast=True,
+        )
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: FunctionCtx, outer: Tensor) -> tuple[Tensor | None, ...]:
         x8, x_scale, by_columns, weight_scale = ctx.saved_tensors
         outer8, outer_scale = quantize(outer, BACKWARD)
-        x_gradient = _product(outer8, by_columns, outer_scale, weight_scale, outer.dtype)
+        x_gradient = _product(
+            outer8,
+            by_columns,
+            outer_scale,
+            weight_scale,
+            outer.dtype,
+        )
         # The kernel reads both matrices along the summed dimension: tokens here.
         outer8_by_columns = outer8.t().contiguous()
         x8_by_columns = x8.t().contiguous()
-        weight_gradient = _product(outer8_by_columns, x8_by_columns, outer_scale, x_scale, ctx.weight_dtype)
+        weight_gradient = _product(
+            outer8_by_columns,
+            x8_by_columns,
+            outer_scale,
+            x_scale,
+            ctx.weight_dtype,
+        )
         return x_gradient, weight_gradient, None, None, None
 
 

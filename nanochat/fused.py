@@ -61,7 +61,14 @@ class PackedLinear(nn.Module):
 
     def _product(self, x: Tensor) -> Tensor:
         # No bias, and no activation fused into the kernel.
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(
+            x,
+            self.weight,
+            None,
+            "none",
+            [],
+            "",
+        )
 
     def _padded(self, rows: Tensor) -> Tensor:
         size = next(size for size in SIZES if size >= len(rows))  # exists: parts have at most SIZES[-1] rows
@@ -137,7 +144,7 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
 def refresh(packed: GPT, model: GPT) -> None:
     """Copy the model's present weights into the packed model."""
     sources = dict(model.named_parameters())
-    # Parameters outside Linear layers: embeddings, residual factors, gains.
+    # Parameters outside Linear layers: embeddings, residual factors.
     for name, parameter in packed.named_parameters():
         parameter.copy_(sources[name])
     for module in packed.modules():

@@ -160,7 +160,15 @@ class Attention(nn.Module):
         parts = [norm(self.rotate(part, layer.rotation)) for part in parts]
         q, k = parts if len(parts) == 2 else parts[0].split([config.heads, config.kv_heads], dim=2)
         k, v = self.keys_and_values(k.to(x.dtype), v, layer.store)
-        return self.o(attend(q.to(x.dtype), k, v, layer.mask, config.attention_scale).flatten(-2))
+        return self.o(
+            attend(
+                q.to(x.dtype),
+                k,
+                v,
+                layer.mask,
+                config.attention_scale,
+            ).flatten(-2)
+        )
 
     def project(self, x: Tensor) -> list[Tensor]:
         """Return queries, keys and values, or the parts that one product makes, (B, T, some heads, head_dim) each."""
@@ -350,7 +358,13 @@ class GPT(nn.Module):
             )
         rotation = self.rotary(slice(length) if positions is None else positions)
         x0 = self._smear(self._embed(ids), ids, cache)
-        return Context(ids, x0, rotation, masks, cache)
+        return Context(
+            ids,
+            x0,
+            rotation,
+            masks,
+            cache,
+        )
 
     def sweep(self, x: Tensor, context: Context) -> Tensor:
         """Run all blocks on the state x (B, T, width); return the new state, normed. May run again on a context."""

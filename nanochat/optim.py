@@ -63,7 +63,13 @@ def polar_express(x: Tensor) -> Tensor:
     tall = x.size(-2) > x.size(-1)
     for a, b, c in POLAR_EXPRESS:
         gram = x.mT @ x if tall else x @ x.mT  # the smaller of both
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b·G + c·G²
+        polynomial = torch.baddbmm(
+            gram,
+            gram,
+            gram,
+            beta=b,
+            alpha=c,
+        )  # b·G + c·G²
         left, right = (x, polynomial) if tall else (polynomial, x)
         x = torch.baddbmm(x, left, right, beta=a)
     return x
@@ -135,7 +141,13 @@ class _State:
         start = place * self.slot
         return gathered[start : start + math.prod(self.shape)].view(self.shape)
 
-    def write(self, chunk: int, place: int, rank: int, whole: Tensor) -> None:
+    def write(
+        self,
+        chunk: int,
+        place: int,
+        rank: int,
+        whole: Tensor,
+    ) -> None:
         """Take from a parameter's whole state the elements that this rank owns, if any."""
         size = self.share.size(1)
         # The state's beginning, counted in this rank's share: it may lie before the share, and reach beyond its end.
@@ -350,7 +362,16 @@ class Optimizer:
                 by_shape.setdefault(tuple(parameter.shape), []).append((name, parameter))
             for members in by_shape.values():
                 number = len(self._stacks)
-                self._stacks.append(KINDS[group.kind](group, members, number, rank, world_size, limit))
+                self._stacks.append(
+                    KINDS[group.kind](
+                        group,
+                        members,
+                        number,
+                        rank,
+                        world_size,
+                        limit,
+                    )
+                )
         self._shared = self._stacks if world_size > 1 else []  # with other ranks
         self._reduce = _Reduce(self._shared)
 

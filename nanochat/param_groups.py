@@ -50,21 +50,18 @@ def build_groups(
     matrix_weight_decay: float,
 ) -> list[Group]:
     """Return the groups that have parameters, in RULES order. learning_rates: by names in LEARNING_RATES."""
-    members: dict[str, list[tuple[str, Parameter]]] = {rule.name: [] for rule in RULES}
     parameters = dict(named_parameters)
-    for name, parameter in parameters.items():
-        # A tied embedding takes the head's settings.
-        tied = name == "embed.weight" and "head.weight" not in parameters
-        row = parameter_row("head.weight" if tied else name)
-        members[row.group].append((name, parameter))
+    group_of = {name: parameter_row(name).group for name in parameters}
+    if "head.weight" not in parameters and "embed.weight" in parameters:
+        group_of["embed.weight"] = "unembedding"  # a tied embedding takes the head's settings
     scales = {"batch": batch_scale, "width": (width / TUNED_WIDTH) ** -0.5}
     groups = []
     for rule in RULES:
-        if not members[rule.name]:
-            continue
-        lr = rule.share * (learning_rates[rule.rate] if rule.rate else 1.0)
-        for scale in rule.scaled_by:
-            lr *= scales[scale]
-        decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
-        groups.append(Group(rule.name, rule.kind, members[rule.name], lr, *rule.betas, decay, rule.eps))
+        members = [(name, parameter) for name, parameter in parameters.items() if group_of[name] == rule.name]
+        if members:
+            lr = rule.share * (learning_rates[rule.rate] if rule.rate else 1.0)
+            for scale in rule.scaled_by:
+                lr *= scales[scale]
+            decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
+            groups.append(Group(rule.name, rule.kind, members, lr, *rule.betas, decay, rule.eps))
     return groups

@@ -10,7 +10,14 @@ Schedule = Callable[[float, int], float]
 Table = dict[str, dict[str, Schedule]]  # a group's kind or name → field of Group → schedule
 
 
-def warmup_warmdown(progress: float, step: int, *, warmup_steps: int, warmdown: float, final: float) -> float:
+def warmup_warmdown(
+    progress: float,
+    step: int,
+    *,
+    warmup_steps: int,
+    warmdown: float,
+    final: float,
+) -> float:
     """Rise to 1 within warmup_steps, stay, then fall to `final` over the last share `warmdown` of progress."""
     rising = (step + 1) / warmup_steps if warmup_steps else 1.0  # the first step is not 0
     falling = _interpolate(_remaining(progress, warmdown), final, 1.0)

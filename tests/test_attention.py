@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from nanochat.attention import RotaryTable, attend, find_path, make_mask
+from nanochat.attention import attend, find_path, make_mask
 
 CPU = torch.device("cpu")
 # name → (queries, keys, what else is asked). positions are drawn for three rows.
@@ -112,22 +112,6 @@ def test_a_mask_made_in_inference_mode_serves_training():
         with torch.inference_mode():
             attention(*given, path, **options)
         result_and_gradients(given, path, options)
-
-
-def test_pairs_rotate():
-    table = RotaryTable(positions=4, channels=4, base=100.0)
-    table.fill()
-    x = torch.arange(8.0).view(1, 1, 2, 4)
-    rotation = table(slice(3, 4))
-    angles = [3 * 100.0**-exponent for exponent in (0, 0.5)]
-    torch.testing.assert_close(rotation.cos.flatten(), torch.tensor(angles).cos())
-    turned = rotation.apply(x)[0, 0]
-    for head in (0, 1):
-        for pair, angle in enumerate(angles):
-            number = complex(x[0, 0, head, pair], x[0, 0, head, pair + 2])
-            expected = number * complex(math.cos(angle), math.sin(angle))
-            assert turned[head, pair].item() == pytest.approx(expected.real, abs=1e-5)
-            assert turned[head, pair + 2].item() == pytest.approx(expected.imag, abs=1e-5)
 
 
 @pytest.mark.gpu

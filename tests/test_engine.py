@@ -1,6 +1,5 @@
 """The engine: what comes out is what a plain loop over one row gives, whoever else is there; tools, ends, slots."""
 
-import random
 from dataclasses import replace
 from itertools import chain, pairwise
 
@@ -53,36 +52,11 @@ def test_greedy_is_the_plain_loop(name, count):
     assert ended > count / 10
 
 
-def test_a_plain_loop_token_by_token():
-    model, requests = model_of(), mixed(4, seed=12)
-    requests.append(Request([ID["<|bos|>"]] * 150, 100, stop=NEVER))
-    assert tokens_of(Engine(model, TOKENIZER).generate(requests)) == [[plain(model, request)] for request in requests]
-
-
 def test_samples_are_the_plain_loops():
     model = model_of()
     requests = [replace(r, **SETTINGS[i % 5], max_new_tokens=8, n=2) for i, r in enumerate(mixed(10))]
     expected = [[plain(model, request, sample) for sample in range(2)] for request in requests]
     assert tokens_of(Engine(model, TOKENIZER).generate(requests)) == expected
-
-
-def test_company_and_order_change_nothing():
-    """Alone, in any company and order, with few slots or many: each row is the same."""
-    model = model_of()
-    requests = [replace(r, **SETTINGS[i % 5], n=1 + i % 3) for i, r in enumerate(mixed(30, seed=21))]
-    together = tokens_of(Engine(model, TOKENIZER, slots=12).generate(requests))
-    for slots in (1, 5, 64):
-        order = random.Random(slots).sample(range(30), 30)
-        shuffled = tokens_of(Engine(model, TOKENIZER, slots=slots).generate([requests[i] for i in order]))
-        assert shuffled == [together[i] for i in order]
-    engine = Engine(model, TOKENIZER)
-    assert [tokens_of(engine.generate([request]))[0] for request in requests] == together
-
-
-def test_seeds_and_samples_differ():
-    request = Request([ID["<|bos|>"], 65], 20, temperature=1.0, stop=NEVER, n=5)
-    first, other = tokens_of(Engine(model_of(), TOKENIZER).generate([request, replace(request, seed=1, n=2)]))
-    assert len({tuple(tokens) for tokens in [*first, *other]}) == 7
 
 
 # ---- slots ----
@@ -123,23 +97,6 @@ def test_prompts_are_run_once_in_batches_of_like_length(monkeypatch):
     assert found == few.generate(requests)
     # A sample that comes later takes the prompt from one that is still there.
     assert len(list(chain.from_iterable(runs))) < 2 * len(lengths)
-
-
-def test_a_stream_tells_what_generate_gives():
-    requests = [replace(request, n=2) for request in mixed(6, temperature=1.0)]
-    engine = Engine(model_of(), TOKENIZER, slots=5)
-    given = next(engine.stream(requests))  # and is left
-    assert given.token is not None
-    found = [[Completion(), Completion()] for _ in requests]
-    for number, sample, token, sampled, reason, _ in engine.stream(requests):
-        completion = found[number][sample]
-        assert not completion.reason
-        completion.reason = reason
-        if token is not None:
-            completion.tokens.append(token)
-            completion.mask.append(int(sampled))
-    assert found == engine.generate(requests)
-    assert engine.generate([]) == []
 
 
 # ---- ends, and what is refused ----
@@ -251,28 +208,6 @@ def test_only_the_row_that_asks_gets_an_answer():
 # ---- weights ----
 
 
-def test_refresh_takes_the_present_weights():
-    model, requests = model_of(), mixed(5)
-    engine = Engine(model, TOKENIZER)
-    before, place = engine.generate(requests), engine.decoder.cache.store.data_ptr()
-    other = lively({**CONFIGS["reference"], **SIZES}, seed=8)
-    model.load_state_dict(other.state_dict())
-    assert engine.generate(requests) == before
-    engine.refresh()
-    assert before != engine.generate(requests) == Engine(other, TOKENIZER).generate(requests)
-    assert engine.decoder.cache.store.data_ptr() == place
-
-
-def test_bf16_is_near():
-    model, requests = model_of(), mixed(6)
-    model.compute_dtype = torch.bfloat16
-    found = Engine(model, TOKENIZER).generate(requests)
-    for request, [completion] in zip(requests, found, strict=True):
-        logits = model(torch.tensor([[*request.tokens, *completion.tokens][:-1]]))[0, len(request.tokens) - 1 :]
-        taken = logits.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
-        assert (logits.amax(-1) - taken).max() < 0.5
-
-
 @pytest.mark.parametrize("device", devices())
 def test_company_slots_and_a_refresh_change_nothing_in_fp32(device):
     model, other = (lively({**CONFIGS["reference"], **SIZES}, seed).requires_grad_(False).to(device) for seed in (5, 8))
@@ -289,26 +224,3 @@ def test_company_slots_and_a_refresh_change_nothing_in_fp32(device):
         engine.refresh()
         assert engine.generate(requests) == fresh
         assert device == "cpu" or any(graph is not None for graph in engine.decoder.graphs.values())
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_a_gpu_writes_is_near_the_models_choice(dtype):
-    model, greedy = model_of().cuda(), mixed(40)
-    model.compute_dtype = dtype
-    for request, [completion] in zip(greedy, Engine(model, TOKENIZER).generate(greedy), strict=True):
-        ids = torch.tensor([[*request.tokens, *completion.tokens][:-1]]).cuda()
-        logits = model(ids)[0, len(request.tokens) - 1 :].cpu()
-        taken = logits.gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
-        assert (logits.amax(-1) - taken).max() < (0.01 if dtype == torch.float32 else 0.5)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_tools_on_a_gpu():
-    model = script_model(*ids_of("A[python_start]12*3[python_end]B[output_end]Z[assistant_end]"))
-    starts = ["A", "B", "2", "[python_start]", "Z", "A", "[output_end]", "*"]
-    requests = [Request(ids_of(start), 4 + 3 * i) for i, start in enumerate(starts)]
-    on_cpu = Engine(model, TOKENIZER, slots=3).generate(requests)
-    assert Engine(model.cuda(), TOKENIZER, slots=3).generate(requests) == on_cpu

@@ -1,5 +1,6 @@
 import math
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from nanochat import schedules
-from nanochat.optim import KINDS, POLAR_EXPRESS, Group, Optimizer, polar_express
+from nanochat.optim import KINDS, POLAR_EXPRESS, Group, Optimizer
 
 SEED = random.SystemRandom().randrange(2**32)
 
@@ -93,20 +94,6 @@ def test_muon_equals_its_plain_twin(rows, loudness):
         assert twin.sure.float().mean() > 0.7
 
 
-def test_polar_express_makes_singular_values_one():
-    for m, n in [(32, 32), (64, 16), (16, 64)]:
-        x = torch.randn(3, m, n)
-        exact = torch.linalg.svd(x, full_matrices=False)
-        x /= x.norm(dim=(-2, -1), keepdim=True)
-        for dtype, near in [(torch.float32, 0.3), (torch.bfloat16, 0.35)]:
-            got = polar_express(x.to(dtype)).float()
-            along = exact.U.mT @ got @ exact.Vh.mT  # diagonal, if singular vectors are kept
-            values = along.diagonal(dim1=-2, dim2=-1)
-            large = exact.S / exact.S.amax(-1, keepdim=True) > 0.05
-            assert (values - 1)[large].abs().max() < near, (m, n, dtype)
-            assert (along - torch.diag_embed(values)).abs().max() < 0.2 * near
-
-
 # ---- AdamW ----
 
 
@@ -159,7 +146,8 @@ def test_the_norm_is_true_and_clipping_scales_by_it():
     assert true > 1
 
 
-def test_compiled_equals_eager_and_is_compiled_once():
+def test_compiled_equals_eager_and_is_compiled_once(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     results = []
     for compiled in (False, True):
         torch.manual_seed(SEED)

@@ -42,14 +42,6 @@ def test_parameters_matched_by_none_or_by_two_are_named(monkeypatch):
         groups(["embed.weight", "head.weight"])
 
 
-def test_a_plain_model_has_fewer_groups():
-    assert list(groups(["head.weight", "embed.weight", "blocks.0.attn.q.weight"])) == [
-        "unembedding",
-        "embedding",
-        "matrices",
-    ]
-
-
 def test_an_embedding_that_is_also_the_unembedding_is_stepped_as_that():
     assert list(groups(["embed.weight", "blocks.0.attn.q.weight"])) == ["unembedding", "matrices"]
 
@@ -80,9 +72,3 @@ def test_every_learning_rate_is_a_flag():
     assert grown == pytest.approx(dict.fromkeys(plain, 3.0) | {"smear": 1.0})
     one = groups(learning_rates=default | {"matrix_lr": 0.5})
     assert {name for name in plain if one[name].lr != plain[name].lr} == {"matrices"}
-
-
-def test_weight_decay():
-    found = groups(matrix_weight_decay=0.25)
-    assert (found["matrices"].weight_decay, found["matrices"].initial_weight_decay) == (0.25, 0.25)
-    assert found["x0_lambdas"].weight_decay == 0

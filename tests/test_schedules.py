@@ -1,4 +1,3 @@
-import math
 from itertools import pairwise
 
 import pytest
@@ -44,12 +43,6 @@ def test_momentum_of_muon():
     assert (values[0], values[200]) == pytest.approx((0.85, 0.91))
     assert values[400:601] == pytest.approx([0.97] * 201)
     assert (values[800], values[STEPS]) == pytest.approx((0.935, 0.90))
-
-
-def test_cosine():
-    values = over_a_run(cosine)
-    assert (values[0], values[500], values[STEPS]) == pytest.approx((1.0, 0.5, 0.0))
-    assert values[250] == pytest.approx((1 + math.sqrt(0.5)) / 2)
 
 
 def test_apply_moves_groups_from_where_they_began():
