@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -56,15 +55,12 @@ class RunningServer:
         return self.http.get("/health").json()["samples"]
 
     def becomes_idle(self) -> bool:
-        """Return True once no sample runs or waits, False after a minute."""
-        end = time.monotonic() + 60
-        while self.running() and time.monotonic() < end:
+        """Return True once no sample runs or waits, five times in a row; False after a minute."""
+        quiet, end = 0, time.monotonic() + 60
+        while quiet < 5 and time.monotonic() < end:
+            quiet = 0 if self.running() else quiet + 1
             time.sleep(0.02)
-        return self.running() == 0
-
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(timeout)
+        return quiet == 5
 
 
 @contextmanager

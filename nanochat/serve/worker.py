@@ -141,8 +141,8 @@ class Worker(threading.Thread):
 
     @property
     def samples(self) -> int:
-        """Return the number of samples in slots and in the queue."""
-        return len(self.engine.rows) + len(self.engine.waiting)
+        """Return the number of samples in slots and in the queue, with calls that wait for the thread."""
+        return len(self.engine.rows) + len(self.engine.waiting) + len(self._actions)
 
     # ---- in the engine's thread ----
 

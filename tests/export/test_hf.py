@@ -145,24 +145,6 @@ def test_the_card_has_shape_and_origin_of_the_model(folder):
     assert card.endswith(f"- {output.splitlines()[-1]}\n")
 
 
-def test_padding_in_a_batch_changes_nothing(folder, tokenizer):
-    """Generation for a batch of prompts, the shorter one padded on the left."""
-    model, out, _ = folder
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
-    words = transformers.AutoTokenizer.from_pretrained(out, padding_side="left")
-    prompts = ["The", "All human beings are born"]
-    batch = words(prompts, padding=True, return_tensors="pt")
-    generated = theirs.generate(**batch, max_new_tokens=8, min_new_tokens=8, do_sample=False)
-    stops = theirs.generation_config.eos_token_id
-    assert stops == [tokenizer.special_tokens[name] for name in ("<|assistant_end|>", "<|bos|>")]
-    for text, tokens in zip(prompts, generated[:, batch.input_ids.shape[1] :].tolist(), strict=True):
-        ids = torch.tensor([[tokenizer.special_tokens["<|bos|>"], *tokenizer.encode(text)]])
-        for token in tokens:
-            logits = model(ids)[0, -1].index_fill(0, torch.tensor(stops), -torch.inf)
-            assert token == logits.argmax()
-            ids = torch.cat([ids, logits.argmax().view(1, 1)], dim=1)
-
-
 QUESTION = {"role": "user", "content": "What is 12 * 34?"}
 PARTS = [
     {"type": "text", "text": "Let me see. "},

@@ -87,10 +87,6 @@ def test_mistakes_are_refused_and_leave_nothing(flags, tmp_path):
         main(Config(**flags, source="rl"))
 
 
-@pytest.mark.parametrize("missing", ["checkpoint", "tokenizer", "tag"])
-def test_a_missing_flag_is_named(missing):
-    given = {"checkpoint": "x", "tokenizer": "y", "tag": "z", missing: ""}
-    with pytest.raises(ValueError, match=f"^--{missing} is needed, see --help$"):
-        Config(**given)
-    with pytest.raises(ValueError, match="--source=tok is not one of base, mid, sft, rl"):
-        Config(source="tok", **given)
+def test_a_missing_flag_is_named():
+    with pytest.raises(ValueError, match=r"^--tokenizer is needed, see --help$"):
+        Config(checkpoint="x", tag="z")

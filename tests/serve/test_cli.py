@@ -125,7 +125,7 @@ def test_a_base_model_continues_a_text(new_chat, engine):
     for start in ("Once upon", "a time"):
         chat.ask(start)
         assert new_output(chat) == answer_to(engine, [BOS, *TOKENIZER.encode(start)], stop=stop)
-    with pytest.raises(ValueError, match="shorter than the context"):
+    with pytest.raises(ValueError, match="the context holds 1 to 95"):
         chat.ask("a" * CONTEXT)
 
 

@@ -1,13 +1,11 @@
 """lm_eval scores a task through the server and decides as our own evaluation does, item by item; without a network."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 
 import lm_eval
 from bundles import CHOICE, CoreTask, one_process, write_bundle
+from lm_eval.tasks import TaskManager
 from served import CONTEXT
 
 from nanochat.evals.core import evaluate_core
@@ -43,28 +41,21 @@ def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch):
         "doc_to_target": "gold",
         "metric_list": [{"metric": "acc"}],
     }
-    (tmp_path / "little.yaml").write_text(json.dumps(task), encoding="utf-8")  # JSON is YAML
     about = {
         "model": "nanochat-mine-base",
         "base_url": f"{server.url}/v1/completions",
         "tokenizer_backend": "huggingface",
-        "tokenizer": tmp_path / "tokenizer",
+        "tokenizer": str(tmp_path / "tokenizer"),
         "add_bos_token": True,
         "max_length": CONTEXT,
         "max_retries": 1,
     }
-    words = ["--model=local-completions", f"--model_args={','.join(f'{name}={about[name]}' for name in about)}"]
-    words += ["--tasks=little", f"--include_path={tmp_path}", f"--output_path={tmp_path / 'out'}", "--log_samples"]
-    words.append("--batch_size=8")
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-    command, env = [sys.executable, "-m", lm_eval.__name__, *words], os.environ | offline
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    [found] = (tmp_path / "out").rglob("samples_little_*.jsonl")
-    samples = [json.loads(line) for line in found.read_text(encoding="utf-8").splitlines()]
+    found = lm_eval.simple_evaluate(
+        "local-completions", about, [task], batch_size=8, task_manager=TaskManager(include_defaults=False)
+    )
     theirs = {}
-    for sample in samples:
-        scores = [float(response[0]) for response in sample["filtered_resps"]]
+    for sample in found["samples"]["little"]:
+        scores = [response[0] for response in sample["filtered_resps"]]
         theirs[sample["doc"]["query"]] = scores.index(max(scores)), bool(sample["acc"])
 
     write_bundle(tmp_path / "hub", [CoreTask("little", "any", CHOICE, 0, 25, rows)])

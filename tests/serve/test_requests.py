@@ -62,9 +62,7 @@ def test_prompts_of_all_kinds():
 
 def test_names_of_special_tokens_are_plain_text():
     text = "<|assistant_end|><|bos|>"
-    tokens = chat_tokens([{"role": "user", "content": text}])
-    special = {ID[f"<|{name}|>"] for name in ("bos", "user_start", "user_end", "assistant_start")}
-    assert set(tokens) & set(ID.values()) == special
+    assert chat_tokens([{"role": "user", "content": text}])[2:-2] == list(text.encode())
     assert list(completion(prompt=text).prompts[0].tokens) == [ID["<|bos|>"], *text.encode()]
 
 
@@ -94,23 +92,16 @@ def message(content="hi", role="user"):
         (message(role="bot"), "messages", "its role is 'bot'"),
         ({"messages": HI * 2}, "messages", "message 2"),
         ({"messages": [*HI, {"role": "assistant", "content": "x"}]}, "messages", "has to be the user's"),
-        (message([{"type": "image_url", "image_url": {}}]), "messages", "a part of its content has no `text`"),
-        (message([{"type": [], "text": "x"}]), "messages", "user may have text"),
+        (message([{"type": "image_url", "image_url": {}}]), "messages", "its content is neither"),
+        (message([{"type": [], "text": "x"}]), "messages", "its content is neither"),
         (message("x" * 90), "messages", "must fit into 64"),
         ({"model": {"a": 1}}, "model", "a valid string"),
         ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
-        ({"temperature": True}, "temperature", "a valid number"),
         ({"temperature": 10**400}, "temperature", "a valid number"),
-        ({"top_p": 0}, "top_p", "greater than 0"),
-        ({"top_k": 1.5}, "top_k", "a valid integer"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
-        ({"n": 129}, "n", "less than or equal to 128"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4 items"),
         ({"stop": [""]}, "stop", "at least 1 character"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"logprobs": True, "stream": True}, "stream", "are not streamed"),
         ({"tools": [{"type": "function"}]}, "tools", "does not support the field, leave it out"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "does not support"),
         ({"presence_penalty": 0.5}, "presence_penalty", "does not support"),
     ],
 )

@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 import torch
-from engines import ID, TOKENIZER, mixed, model_of
+from engines import ID, TOKENIZER, model_of
 from hypothesis import given
 from hypothesis import strategies as st
 from test_engine import ids_of, script_model
@@ -201,14 +201,3 @@ def test_the_token_that_ends_a_completion_has_a_log_probability():
     assert whole["usage"]["completion_tokens"] == 2
     chunks = chunks_of(engine, {"prompt": "A", "temperature": 0, "echo": True})
     assert joined(chunks, 0)[:2] == ("ABC", "stop")
-
-
-def test_scores_are_those_of_a_plain_forward_pass():
-    for request in mixed(6, seed=2):
-        tokens = [65, *request.tokens]
-        found = score(MODEL, tokens, 3)
-        assert len(found) == len(tokens) - 1
-        logprobs = MODEL(torch.tensor([tokens]))[0, :-1].log_softmax(-1)
-        chosen = torch.tensor([alternatives[token] for alternatives, token in zip(found, tokens[1:], strict=True)])
-        torch.testing.assert_close(chosen, logprobs.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0])
-        assert [next(iter(alternatives)) for alternatives in found] == logprobs.argmax(-1).tolist()

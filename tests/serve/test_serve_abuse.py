@@ -4,7 +4,6 @@ import json
 import random
 import signal
 import socket
-import statistics
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -30,14 +29,15 @@ def server(tmp_path_factory):
     write_model(base, endless=True)
     with serving(base, "--slots=4", "--queue=8", NANOCHAT_API_KEY=f"{KEY}\n") as server:
         server.http = httpx.Client(base_url=server.url, headers=HEADERS, timeout=60)
-        server.over, server.waits = threading.Event(), []
+        server.over = threading.Event()
 
         def watch():
+            answers = 0
             with httpx.Client(base_url=server.url, timeout=60) as client:
                 while not server.over.wait(0.02):
-                    start = time.perf_counter()
                     assert client.get("/health").status_code == 200
-                    server.waits.append(time.perf_counter() - start)
+                    answers += 1
+            return answers
 
         with ThreadPoolExecutor(1) as threads:
             server.watching = threads.submit(watch)
@@ -57,21 +57,6 @@ def request(body, length=None):
     return head.encode() + f"Content-Length: {length or len(content)}\r\n\r\n".encode() + content
 
 
-def test_strangers_are_refused(server):
-    for headers, status in [
-        ({}, 401),
-        ({"authorization": "Bearer wrong"}, 401),
-        ({**HEADERS, "host": "evil.example"}, 400),
-        ({**HEADERS, "origin": "https://evil.example"}, 403),
-        ({**HEADERS, "origin": "null"}, 403),
-    ]:
-        for method, path in [("POST", CHAT), ("GET", "/v1/models")]:
-            found = httpx.request(method, server.url + path, headers=headers, json=LONG)
-            assert found.status_code == status
-            assert "access-control-allow-origin" not in found.headers
-    assert server.http.get("/v1/models").status_code == 200
-
-
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_of_ten_megabytes(server, chunked):
     content = b'{"messages": [{"role": "user", "content": "' + b"x" * 10_000_000 + b'"}]}'
@@ -79,14 +64,6 @@ def test_a_body_of_ten_megabytes(server, chunked):
     found = server.http.post(CHAT, content=pieces if chunked else content)
     assert found.status_code == 413
     assert found.json()["error"]["type"] == "invalid_request_error"
-
-
-def test_bodies_that_are_not_requests(server):
-    """tests/serve/test_requests.py has more of them: here the server goes on."""
-    for content in (b"[" * 90_000, b'{"messages": "\xff\xfe"}', rb'{"prompt": "\ud800"}', b"\x00" * 1000, b""):
-        for path in (CHAT, "/v1/completions"):
-            found = server.http.post(path, content=content)
-            assert (found.status_code, found.json()["error"]["param"]) == (400, None), found.text
 
 
 def test_bytes_that_are_not_http(server):
@@ -113,26 +90,20 @@ def test_the_queue_has_an_end(server):
     assert server.becomes_idle()
 
 
-def test_openais_client_sees_the_refusals_and_retries(server):
+def test_openais_client_sees_the_refusals(server):
     settings = {"model": "nanochat-mine-base", "messages": HI, "temperature": 0, "max_tokens": 100}
-    clients = {}
-    for key, retries in [("wrong", 0), (KEY, 0), ("patient", 20)]:
-        own = KEY if key == "patient" else key
-        clients[key] = openai.OpenAI(base_url=f"{server.url}/v1", api_key=own, max_retries=retries)
+    wrong, right = (openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) for key in ("wrong", KEY))
     with pytest.raises(openai.AuthenticationError) as caught:
-        clients["wrong"].chat.completions.create(**settings)
+        wrong.chat.completions.create(**settings)
     assert caught.value.code == "invalid_api_key"
     with pytest.raises(openai.APIStatusError) as caught:
-        clients[KEY].chat.completions.create(**settings, user="x" * (1 << 20))
+        right.chat.completions.create(**settings, user="x" * (1 << 20))
     assert caught.value.status_code == 413
     with ThreadPoolExecutor(40) as threads:
-        posts = [threads.submit(clients[KEY].chat.completions.create, **settings) for _ in range(40)]
+        posts = [threads.submit(right.chat.completions.create, **settings) for _ in range(40)]
     errors = [post.exception() for post in posts if post.exception()]
     assert {type(error) for error in errors} == {openai.RateLimitError}
     assert {error.code for error in errors} == {"queue_full"}
-    with ThreadPoolExecutor(20) as threads:  # more than there is room for, but each tries again
-        posts = [threads.submit(clients["patient"].chat.completions.create, **settings) for _ in range(20)]
-    assert all(post.result().choices for post in posts)
 
 
 def test_a_thousand_clients_leave(server):
@@ -178,13 +149,8 @@ def test_slow_readers_and_halves_keep_nobody_waiting(server):
 
 
 def test_health_was_answered_all_the_while(server):
-    """The benchmark measures how fast, on a machine that does nothing else: here the times are printed."""
     server.over.set()
-    server.watching.result(60)
-    waits = sorted(server.waits)
-    assert len(waits) >= 20
-    median, percentile, worst = statistics.median(waits), waits[len(waits) * 99 // 100], waits[-1]
-    print(f"/health: {len(waits):,} times, median {median:.4f} s, 99 % {percentile:.4f} s, worst {worst:.4f} s")
+    assert server.watching.result(60) >= 20
 
 
 def test_open_requests_are_finished_before_the_server_ends(server):

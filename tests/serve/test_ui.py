@@ -13,12 +13,11 @@ LINKS = (
 )
 
 
-def test_an_answer_is_streamed_and_can_be_copied(serve, visit, tmp_path):
+def test_an_answer_is_streamed_and_can_be_copied(serve, visit):
     more = threading.Event()
     server = serve({"Tell me": [MARKDOWN[:90], more, MARKDOWN[90:]]}, models=["small", "large"])
     page = visit(server.address)
     page.wait("document.querySelector('.hello h2').innerText === 'Talk to small'")
-    page.shot(tmp_path / "hello.png")
     page.js("document.querySelector('#model').value = 'large'; document.querySelector('#model').onchange()")
     send(page, "Tell me", wait=False)
     page.wait(f"document.querySelector('{LAST_TURN} .body').innerText.includes('Things')")
@@ -27,7 +26,6 @@ def test_an_answer_is_streamed_and_can_be_copied(serve, visit, tmp_path):
         "Stop",
         "Answering.",
     ]
-    page.shot(tmp_path / "streaming.png")
     more.set()
     settle(page)
     assert "2*3*4 and snake_case_name stay." in page.js("getSelection().toString()")  # a reader's selection stays
@@ -35,7 +33,6 @@ def test_an_answer_is_streamed_and_can_be_copied(serve, visit, tmp_path):
     assert page.js(made).startswith("p strong em code h4 ul li p li p ol li p div div span button")
     assert page.text(f"{LAST_TURN} pre") == MARKDOWN.split("```")[1].removeprefix("python\n").rstrip("\n")
     assert page.js("document.querySelector('#announcement').textContent") == MARKDOWN
-    page.shot(tmp_path / "answer.png")
     press(page, "Copy message")
     assert clipboard(page) == MARKDOWN
     press(page, "Copy code")
@@ -73,7 +70,7 @@ def test_stopping_ends_the_request_and_keeps_the_beginning(serve, visit):
     assert texts(page)[4:] == ["Else", "You said: Else"]
 
 
-def test_other_answers_and_edits_are_branches(serve, visit, tmp_path):
+def test_other_answers_and_edits_are_branches(serve, visit):
     server = serve({"Name one": [["Apple"], ["Pear"]], "And?": ["More"]})
     page = visit(server.address)
     send(page, "Name one")
@@ -84,7 +81,6 @@ def test_other_answers_and_edits_are_branches(serve, visit, tmp_path):
     press(page, "Version before")
     assert texts(page) == ["Name one", "Apple", "And?", "More"]
     press(page, "Edit message", ".turn:nth-of-type(3)")
-    page.shot(tmp_path / "edit.png")
     page.type(" Really")
     page.press("Escape")
     assert texts(page)[2] == "And?"
@@ -98,13 +94,12 @@ def test_other_answers_and_edits_are_branches(serve, visit, tmp_path):
     assert texts(page)[2:] == ["And?", "More"]
 
 
-def test_the_calculators_work_is_shown_and_sent_back(serve, visit, tmp_path):
+def test_the_calculators_work_is_shown_and_sent_back(serve, visit):
     server = serve({"How much?": CALCULATION})
     page = visit(server.address)
     send(page, "How much?")
     assert texts(page)[1] == "It costs 12*(3+4) = 84 coins."
     assert page.js("document.querySelectorAll('.turn p').length") == 1
-    page.shot(tmp_path / "tool.png")
     press(page, "Copy message")
     assert clipboard(page) == "It costs 12*(3+4) = 84 coins."
     send(page, "And?")
@@ -113,7 +108,7 @@ def test_the_calculators_work_is_shown_and_sent_back(serve, visit, tmp_path):
     assert server.asked[-1]["messages"][1] == {"role": "assistant", "content": sent}
 
 
-def test_nothing_becomes_html(serve, visit, tmp_path):
+def test_nothing_becomes_html(serve, visit):
     flood = "*[`_" * 2000 + "\n" + "- " * 2000
     page = visit(serve({EVIL: [f"# {EVIL}\n\n- {EVIL}\n\n{LINKS}\n\n`{EVIL}`\n\n```{EVIL}\n{EVIL}\n```"]} | {
         "tool": [{"parts": [{"type": "python", "text": EVIL}, {"type": "python_output", "text": EVIL}]}],
@@ -139,7 +134,6 @@ def test_nothing_becomes_html(serve, visit, tmp_path):
     assert len(page.js(f"document.querySelector('{LAST_TURN} .body').textContent")) > 9000
     send(page, "error")
     assert EVIL in page.text(".trouble")
-    page.shot(tmp_path / "evil.png")
     page.goto(page.js("location.href"))  # from what the browser keeps
     assert texts(page)[0] == EVIL
     assert page.js("typeof harmed") == "undefined"
@@ -154,7 +148,7 @@ TROUBLES = {
 }
 
 
-def test_errors_are_shown_and_can_be_retried(serve, visit, tmp_path):
+def test_errors_are_shown_and_can_be_retried(serve, visit):
     refused = {name: [[about[:3]], ["Now it works."]] for name, about in TROUBLES.items()}
     page = visit(serve({**refused, "broken": [["This much came", CUT], ["All of it came."]]}).address)
     for name, (*_, sentence, act) in TROUBLES.items():
@@ -162,7 +156,6 @@ def test_errors_are_shown_and_can_be_retried(serve, visit, tmp_path):
         assert page.text(".trouble span").endswith(sentence)
         assert page.text(".trouble button") == act
         assert page.js("document.querySelector('.trouble span').role") == "alert"
-        page.shot(tmp_path / f"trouble-{name}.png")
         page.wait("!document.querySelector('.trouble button').disabled")
         page.click(".trouble button")
         settle(page)
@@ -175,26 +168,12 @@ def test_errors_are_shown_and_can_be_retried(serve, visit, tmp_path):
     assert texts(page)[-1] == "All of it came."
 
 
-def test_a_server_may_come_back(serve, visit):
-    server = serve()
-    page = visit(server.address)
-    page.wait("document.querySelector('#model').value")
-    server.close()
-    send(page, "There?")
-    assert "cannot be reached" in page.text(".trouble")
-    serve(port=server.server.server_port)
-    page.click(".trouble button")
-    settle(page)
-    assert texts(page) == ["There?", "You said: There?"]
-
-
-def test_a_key_is_requested_until_it_is_right(serve, visit, tmp_path):
+def test_a_key_is_requested_until_it_is_right(serve, visit):
     page = visit(serve(key="sécret—한").address)
     page.wait("document.querySelector('#lock').open")
     page.type("wrong")
     page.press("Enter")
     page.wait("document.querySelector('#lock-note').innerText === 'This key was not accepted.'")
-    page.shot(tmp_path / "key.png")
     page.press("Escape")
     page.wait("document.querySelector('#toast').innerText.includes('needs a key')")
     send(page, "Hello", wait=False)
@@ -217,7 +196,6 @@ def test_with_the_real_server(visit, tmp_path):
         page.press("Escape")
         send(page, "Hello", wait=False)
         page.wait("document.querySelector('.live .body')?.innerText.length > 20")
-        page.shot(tmp_path / "streaming.png")
         page.press("Escape")
         settle(page)
         assert page.text(f"{LAST_TURN} .end") == "Stopped."
@@ -285,17 +263,15 @@ def test_the_page_works_without_storage(serve, visit, before):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(320, "light"), (390, "dark")])
-def test_on_a_phone_nothing_is_wider_than_the_screen(serve, visit, tmp_path, width, scheme):
+def test_on_a_phone_nothing_is_wider_than_the_screen(serve, visit, width, scheme):
     server = serve(
         {"Tell me": [MARKDOWN], "sum": [*CALCULATION, "x" * 300], "busy": [(429, {"Retry-After": "9"}, {})]},
         models=["m" * 60, "b"],
     )
     page = visit(server.address, width, 700, scheme)
     page.wait("document.querySelector('#model').value")
-    page.shot(tmp_path / "hello.png")
     for text in ("Tell me", "sum", "x" * 200, "busy"):
         send(page, text)
-        page.shot(tmp_path / f"{text[:7]}.png")
         out = f"e => e.getBoundingClientRect().right > {width} + .5 && !e.closest('pre, .unseen')"
         assert page.js(f"[...document.querySelectorAll('#page *')].filter({out}).map(e => e.outerHTML)") == []
         scrolls = (
@@ -304,33 +280,22 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(serve, visit, tmp_path, wid
         assert page.js(scrolls) == [0, 0]
     assert page.js("document.querySelector('pre').scrollWidth > document.querySelector('pre').clientWidth")
     page.click("#menu")
-    page.shot(tmp_path / "list.png")
     page.click("#close")
     page.click("#tune")
-    page.shot(tmp_path / "settings.png")
     assert page.js("document.querySelector('dialog[open]').getBoundingClientRect().right") <= width
     page.press("Escape")
     page.click("#bar .new")
     assert texts(page) == []
 
 
-def test_light_and_dark(serve, visit, tmp_path):
-    page = visit(serve({"Tell me": [MARKDOWN], "sum": CALCULATION}).address, 1200, 800, "dark")
+def test_light_and_dark(serve, visit):
+    page = visit(serve().address, 1200, 800, "dark")
     shade = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
-    send(page, "Tell me")
     assert page.js(shade) < 50
-    send(page, "sum")
-    page.shot(tmp_path / "dark.png")
-    page.resize(1200, 800, "light")
-    assert page.js(shade) > 200
-    page.shot(tmp_path / "light.png")
     page.click("#theme")
-    assert page.js(shade) < 50
+    assert page.js(shade) > 200
     page.goto(page.js("location.href"))
-    assert page.js(shade) < 50
-    page.click("#theme")  # as the system has it again
-    page.resize(1200, 800, "dark")
-    page.wait(f"{shade} < 50")
+    assert page.js(shade) > 200
 
 
 def test_the_keyboard_is_enough(serve, visit):
@@ -343,18 +308,8 @@ def test_the_keyboard_is_enough(serve, visit):
     page.press("Enter")
     settle(page)
     assert texts(page) == ["Hi\nyou", "Yes"]
-    names, here = [], "document.activeElement"
-    for _ in range(16):
-        page.press("Tab")
-        names.append(page.js(f"{here}.title || {here}.getAttribute('aria-label') || {here}.id"))
-        if names[-1]:  # not the document, between its end and its beginning
-            assert (
-                page.js(f"getComputedStyle({here}.id === 'text' ? {here}.form : {here}).outlineStyle") != "none"
-                or names[-1] == "Message"
-            )
-    order = "New conversation|Hi|Rename conversation|Delete conversation|Conversations|Light or dark|Settings|scroll"
-    order += "|Copy message|Edit message|Copy message|Answer again|Message"
-    assert "|".join(filter(None, names)).startswith(order), names
+    here = "document.activeElement"
+    page.js(f"{here}.blur()")
     while page.js(f"{here}.title") != "Answer again":
         page.press("Tab")
     page.press("Enter")
@@ -367,20 +322,17 @@ def test_the_keyboard_is_enough(serve, visit):
 
 
 def test_the_page_scrolls_only_if_the_reader_is_at_the_end(serve, visit):
-    steps = [threading.Event() for _ in range(3)]
+    more = threading.Event()
     lines = "\n\n".join(f"Line {n}" for n in range(60))
-    page = visit(serve({"Go": [lines, steps[0], lines, steps[1], lines, steps[2]]}).address)
+    page = visit(serve({"Go": [lines, more, lines]}).address)
     send(page, "Go", wait=False)
     scroll = "document.querySelector('#scroll')"
     left = f"({scroll}.scrollHeight - {scroll}.scrollTop - {scroll}.clientHeight)"
     page.wait(f"document.querySelectorAll('.body p').length === 60 && {left} < 2")
     page.js(f"{scroll}.scrollTop = 100")
     page.wait("!document.querySelector('#down').hidden")
-    steps[0].set()
-    page.wait("document.querySelectorAll('.body p').length > 100")
+    more.set()
+    settle(page)
     assert page.js(f"{scroll}.scrollTop") == 100
     page.click("#down")
-    steps[1].set()
-    page.wait(f"document.querySelectorAll('.body p').length > 160 && {left} < 2")
-    steps[2].set()
-    settle(page)
+    page.wait(f"{left} < 2")
