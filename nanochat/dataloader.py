@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -181,10 +182,7 @@ class TextLoader(Loader):
         # The position of the consumer: rows taken by all ranks, and for each lane of this rank the chunk with the last
         # row taken.
         self._row = 0
-        self._chunks: dict[Place, Chunk] = {}
-        for lane in self._my_lanes:
-            for number in range(len(self._deals)):
-                self._chunks[lane, number] = Chunk()
+        self._chunks: dict[Place, Chunk] = dict.fromkeys(product(self._my_lanes, range(len(self._deals))), Chunk())
 
     def _consumed(self, marks: list[tuple[Place, Chunk]]) -> None:
         self._chunks.update(marks)
@@ -221,10 +219,6 @@ class TextLoader(Loader):
         for name, count, deal in zip(self._names, units, self._deals, strict=True):
             passes[name] = count * self.world_size / deal.units
         return passes
-
-    def place(self) -> list[str]:
-        """Return the position, to report a loss that is not finite."""
-        return [f"up to row {self._row:,} of the text"]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as small JSON, only for the lanes of this rank: see `merge_states`."""

@@ -32,9 +32,6 @@ class BatchSource(Protocol):
 
     def __next__(self) -> Batch: ...
 
-    def place(self) -> list[str]:
-        """Return the last batch's position in the source, for the error message about a loss that is not finite."""
-
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -158,10 +158,6 @@ class ChatLoader(Loader):
         slots = counts.pop("slots")
         return {**counts, "padding": counts["padding"] / max(slots, 1)}
 
-    def place(self) -> list[str]:
-        """Return the position, to report a loss that is not finite."""
-        return [f"epoch {self._place['epoch']}, up to row {self._place['row']} of window {self._place['window']}"]
-
     def state_dict(self) -> dict[str, Any]:
         """Return the position as small JSON, the same on all ranks."""
         return {"setting": dict(self._setting), "place": dict(self._place)}

@@ -100,6 +100,7 @@ def columns(prompt: list[int], completion: Completion, advantage: float, end: in
     return inputs, targets, advantage * chosen, logprobs, torch.tensor(prompt[:-1])
 
 
+@dataclass(eq=False)
 class Rollouts(Iterator, AbstractContextManager):
     """An endless source of (inputs, targets, advantages, logprobs, prompts, sizes), one row per answer.
 
@@ -113,42 +114,35 @@ class Rollouts(Iterator, AbstractContextManager):
     record: receives kind, step and figures for one record per prompt, as MetricLog.write does.
     """
 
-    def __init__(
-        self,
-        task: Sequence[dict],
-        reward: Callable[[dict, str], float],
-        engine: Engine,
-        tokenizer: Tokenizer,
-        runtime: "Runtime",
-        sampling: Sampling,
-        *,
-        context: int,
-        advantage: str = "mean",
-        seed: int = 0,
-        epochs: float = 1.0,
-        record: Callable[..., None] = lambda kind, step, **figures: None,
-    ):
-        examples = sampling.examples
-        if advantage not in ADVANTAGES:
-            raise ValueError(f"--advantage={advantage} is unknown, use one of {', '.join(ADVANTAGES)}")
-        require_multiple("examples per step", examples, runtime.world_size)  # every rank samples equally many
-        if len(task) < examples:
-            raise ValueError(f"--examples-per-step={examples} is more than the {len(task)} examples of the task")
-        self.task = task
-        self.engine = engine
-        self.tokenizer = tokenizer
-        self.runtime = runtime
-        self.sampling = sampling
-        self._reward = reward
-        self._context = context
-        self._advantage = ADVANTAGES[advantage]
-        self._seed = seed
-        self._record = record
+    task: Sequence[dict]
+    reward: Callable[[dict, str], float]
+    engine: Engine
+    tokenizer: Tokenizer
+    runtime: "Runtime"
+    sampling: Sampling
+    context: int
+    advantage: str = "mean"
+    seed: int = 0
+    epochs: float = 1.0
+    record: Callable[..., None] = lambda kind, step, **figures: None
+
+    def __post_init__(self):
+        examples = self.sampling.examples
+        if self.advantage not in ADVANTAGES:
+            raise ValueError(f"--advantage={self.advantage} is unknown, use one of {', '.join(ADVANTAGES)}")
+        require_multiple("examples per step", examples, self.runtime.world_size)  # every rank samples equally many
+        if len(self.task) < examples:
+            raise ValueError(f"--examples-per-step={examples} is more than the {len(self.task)} examples of the task")
         # Compared on resume: another setting would draw other prompts.
-        self._setting = {"seed": seed, "examples": len(task), "advantage": advantage, "sampling": asdict(sampling)}
-        self._end = tokenizer.special_tokens["<|assistant_end|>"]
+        self._setting = {
+            "seed": self.seed,
+            "examples": len(self.task),
+            "advantage": self.advantage,
+            "sampling": asdict(self.sampling),
+        }
+        self._end = self.tokenizer.special_tokens["<|assistant_end|>"]
         self._step = 0
-        self.steps = max(1, int(len(task) // examples * epochs))  # whole steps only
+        self.steps = max(1, int(len(self.task) // examples * self.epochs))  # whole steps only
         self.wait_seconds = 0.0  # spent sampling
         self.metrics: dict[str, float] = {}  # from the last step, over all ranks
 
@@ -180,8 +174,8 @@ class Rollouts(Iterator, AbstractContextManager):
         completions = self.engine.generate(requests, logprobs=True)  # several per request
         for group, group.completions in zip(groups, completions, strict=True):  # fills each group in passing
             group.texts = [self.tokenizer.decode(completion.tokens) for completion in group.completions]
-            group.rewards = [float(self._reward(group.conversation, text)) for text in group.texts]
-        advantages = self._advantage(torch.tensor([group.rewards for group in groups]))  # (prompts, samples)
+            group.rewards = [float(self.reward(group.conversation, text)) for text in group.texts]
+        advantages = ADVANTAGES[self.advantage](torch.tensor([group.rewards for group in groups]))  # (prompts, samples)
         for group, row in zip(groups, advantages.tolist(), strict=True):
             group.advantages = row if group.teaches else [0.0 for _ in row]  # exact zeros, free from rounding
         return groups
@@ -192,12 +186,12 @@ class Rollouts(Iterator, AbstractContextManager):
         An epoch is the shuffled task, without the rest that does not fill a step.
         """
         epoch, step = divmod(self._step, len(self.task) // self.sampling.examples)
-        order = np.random.default_rng((self._seed, epoch)).permutation(len(self.task))  # equal on all ranks
+        order = np.random.default_rng((self.seed, epoch)).permutation(len(self.task))  # equal on all ranks
         groups = []
         for place in places:
             example = int(order[step * self.sampling.examples + place])  # index into the task, after shuffling
             conversation = self.task[example]
-            prompt, _ = fitted_prompt(conversation, self.tokenizer, self._context, self.sampling.max_new_tokens)
+            prompt, _ = fitted_prompt(conversation, self.tokenizer, self.context, self.sampling.max_new_tokens)
             groups.append(Group(example, conversation, prompt))
         return groups
 
@@ -209,7 +203,7 @@ class Rollouts(Iterator, AbstractContextManager):
             temperature=self.sampling.temperature,
             top_k=self.sampling.top_k,
             n=self.sampling.samples,
-            seed=(self._seed << 32) + draw,  # no two prompts share random numbers
+            seed=(self.seed << 32) + draw,  # no two prompts share random numbers
             stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
         )
 
@@ -219,7 +213,7 @@ class Rollouts(Iterator, AbstractContextManager):
         # Prompts are dealt to ranks in turn, so the ranks' records alternate.
         records = [record for records_at_place in zip(*by_rank, strict=True) for record in records_at_place]
         for record in records:
-            self._record(f"example {record['example']}", self._step, **record)
+            self.record(f"example {record['example']}", self._step, **record)
         samples = list(itertools.chain(*(record["samples"] for record in records)))
         rewards = [[sample["reward"] for sample in record["samples"]] for record in records]  # (prompts, samples)
         self.metrics = {
@@ -240,10 +234,6 @@ class Rollouts(Iterator, AbstractContextManager):
     @property
     def progress(self) -> float:
         return self._step / self.steps
-
-    def place(self) -> list[str]:
-        """Name the current batch for an error message."""
-        return [f"the answers of step {self._step}"]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, equal on all ranks."""

@@ -125,7 +125,6 @@ class _LaunchedStep:
     lr_multiplier: float  # learning rate / initial one
     tokens: int  # on all ranks, padding included, as in the throughput
     wait: float  # seconds until the batch was there
-    place: str  # in the data
 
 
 @dataclass
@@ -240,7 +239,6 @@ class TrainingLoop:
             lr_multiplier=lr_multiplier,
             tokens=batch[0].numel() * self.runtime.world_size,
             wait=wait,
-            place=f"rank {self.runtime.rank}, reading {', '.join(self.source.place())}",
         )
         self._launched.append(launched)
 
@@ -421,15 +419,13 @@ class LossScale:
 
 def not_finite(step: _LaunchedStep, loss: float, norm: float, runtime: Runtime) -> str:
     """Return the sentence about a step without finite figures: a collective, all ranks come to the same step."""
-    is_finite = bool(step.own.isfinite().all())
-    ranks = runtime.all_gather([is_finite, step.place])
-    culprits = [place for fine, place in ranks if not fine]
-    if not culprits:  # only the sum of the gradients over ranks is known: any rank may be at fault
-        culprits = [place for _, place in ranks]
+    is_finite = runtime.all_gather(bool(step.own.isfinite().all()))
+    # No rank: only the sum of the gradients over ranks is not finite, and any rank may be at fault.
+    culprits = [f"rank {rank}" for rank, fine in enumerate(is_finite) if not fine] or ["any rank"]
     found = f"the loss is {loss}"
     if math.isfinite(loss):
         found = f"the gradient's norm is {norm}, all losses are finite"
-    return f"step {step.number}: {found} ({'; '.join(culprits)})"
+    return f"step {step.number}: {found} ({', '.join(culprits)})"
 
 
 def smaller_device_batch(state: State, rows: int, rank: int) -> int:

@@ -75,15 +75,11 @@ def main(config: Config) -> None:
     name = find_task(config.task, JUDGED)  # JUDGED tasks can tell right answers from wrong ones
     if config.total_batch_size:
         raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
-    rows = config.examples_per_step * config.num_samples  # one per answer
     sampling = Sampling(
-        examples=config.examples_per_step,
-        samples=config.num_samples,
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
-        top_k=config.top_k,
+        config.examples_per_step, config.num_samples, config.max_new_tokens, config.temperature, config.top_k
     )
-    with training("chat_rl", config, rows=rows) as trainer:
+    # A row per answer.
+    with training("chat_rl", config, rows=config.examples_per_step * config.num_samples) as trainer:
         # Spelling tasks need the vocabulary.
         task = TASKS[name]("train", tokenizer=trainer.tokenizer_tag)
         test = TASKS[name]("test", tokenizer=trainer.tokenizer_tag)

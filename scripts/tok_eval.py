@@ -81,17 +81,15 @@ def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]
         ["Ours Ratio", ".2f"],
         ["Relative Diff %", "+.1%"],
     ]
-    # None in a cell is printed as a dash.
     rows: list[list] = []
     for name, documents in texts.items():
         # Bytes, because characters need one byte in English and three in Korean.
         size = byte_count(documents)
-        tokens = ratio = saved = None
+        found = [None, None, ours[name], size / ours[name], None]  # None is printed as a dash
         if not isinstance(reference, str):
             tokens = sum(map(len, reference.encode_ordinary_batch(documents)))
-            ratio = size / tokens
-            saved = (tokens - ours[name]) / tokens
-        rows.append([name, size, tokens, ratio, ours[name], size / ours[name], saved])
+            found = [tokens, size / tokens, ours[name], size / ours[name], (tokens - ours[name]) / tokens]
+        rows.append([name, size, *found])
     if isinstance(reference, str):
         rows.append([f"{label} is not available: {reference}", None, None, None, None, None, None])
     return {"title": f"Comparison with {label}", "columns": columns, "rows": rows}

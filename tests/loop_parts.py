@@ -78,9 +78,6 @@ class Rows:
         self.taken += 1
         return ids[self.rank :: self.ranks, :-1], targets[self.rank :: self.ranks]
 
-    def place(self) -> list[str]:
-        return [f"rows-{self.taken}.parquet"]
-
 
 def uneven(row: int) -> int:
     return 5 * row % LENGTH

@@ -233,7 +233,7 @@ def test_sampler_and_trainer_agree_also_after_a_step():
 
 def asked(source: Rollouts, steps: int) -> list[list[int]]:
     found = []
-    source._record = lambda kind, step, **record: found[-1].append(record["example"])
+    source.record = lambda kind, step, **record: found[-1].append(record["example"])
     for _ in range(steps):
         found.append([])
         next(source)
