@@ -58,6 +58,7 @@ def main(config: Config) -> None:
     for stream in (sys.stdin, out):
         stream.reconfigure(errors="replace")  # bytes and characters outside the encoding
     with ExitStack() as stack:
+        # Messages of the program do not mix with the answers.
         if not interactive:
             stack.enter_context(redirect_stdout(sys.stderr))
         runtime = stack.enter_context(setup(config.device_type, config.dtype))

@@ -51,6 +51,7 @@ def main(config: Config) -> None:
     if tokenizer.vocab_size != model_config.vocab_size:
         sizes = f"{tokenizer.vocab_size:,} ids and the model {model_config.vocab_size:,}"
         raise ValueError(f"--tokenizer={config.tokenizer} has {sizes}: take the tokenizer of this model")
+    # Other stages of the tag may use this file.
     if tokenizer_path.exists() and Tokenizer.load(tokenizer_path).content_hash != tokenizer.content_hash:
         raise ValueError(f"{tokenizer_path} is another tokenizer, take another --tag")
     with hold(folder):

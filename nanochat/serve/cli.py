@@ -169,6 +169,7 @@ class TerminalChat:
                 printer.add(new)
                 if interrupts:
                     break  # closing the events frees the engine's slot
+        # The last event has the reason.
         if event.reason == "length":
             print_note("the answer reached --max-new-tokens")
         answer = parts(pieces)
@@ -178,11 +179,13 @@ class TerminalChat:
 
     def _request(self, messages: list[dict]) -> Request:
         tokenizer = self.engine.tokenizer
+        # A text begins with <|bos|> and has no roles.
         if self.is_base:
             bos = tokenizer.special_tokens["<|bos|>"]
             return replace(self.settings, tokens=[bos, *tokenizer.encode(messages[-1]["content"])])
         if self.system:
             messages = [{"role": "system", "content": self.system}, *messages]
+        # The oldest messages make room for the answer.
         context = self.engine.config.max_seq_len
         conversation = {"messages": messages}
         tokens, left_out = fitted_prompt(conversation, tokenizer, context, self.settings.max_new_tokens)

@@ -1,27 +1,18 @@
-"""The GGUF file: read back as written, under the names and types that llama.cpp expects."""
+"""The GGUF file: names and types that llama.cpp expects; test_hf.py compares the model in it."""
 
 import gguf
-import pytest
-import torch
 from exports import tokenizer_of, trained
 
-from nanochat.export.gguf import gguf_metadata, gguf_tensors, read_qwen3, write_file
-from nanochat.export.hf import ARCHITECTURES, Exported, hf_weights
+from nanochat.export.gguf import gguf_metadata, gguf_tensors, write_file
+from nanochat.export.hf import Exported
 from nanochat.export.tokenizers import CHAT_TEMPLATE
 from nanochat.tokenizer import SPECIAL_TOKENS
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """The model and its file."""
-    path, tokenizer = tmp_path_factory.mktemp("gguf") / "model.gguf", tokenizer_of()
+def test_llama_cpp_finds_the_keys_and_tensors_it_expects(tmp_path):
+    path, tokenizer = tmp_path / "model.gguf", tokenizer_of()
     exported = Exported("d4", trained("portable", tokenizer), tokenizer, {}, [])
     write_file(path, gguf_metadata(exported), gguf_tensors(exported))
-    return exported, path
-
-
-def test_llama_cpp_finds_the_keys_and_tensors_it_expects(written):
-    exported, path = written
     config, special = exported.model.config, exported.tokenizer.special_tokens
     reader = gguf.GGUFReader(path)
     metadata = {key: field.contents() for key, field in reader.fields.items()}
@@ -53,12 +44,3 @@ def test_llama_cpp_finds_the_keys_and_tensors_it_expects(written):
     assert shapes["blk.3.attn_k.weight"] == [64, 16]
     assert shapes["blk.0.attn_q_norm.weight"] == [16]
     assert ("output.weight" in shapes) is not config.tie_embeddings
-
-
-def test_it_is_read_back_as_weights_of_transformers(written):
-    exported, path = written
-    expected = dict(hf_weights(exported.model, ARCHITECTURES["Qwen3ForCausalLM"]))
-    settings, found = read_qwen3(path, exported)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert settings["tie_word_embeddings"] is exported.model.config.tie_embeddings

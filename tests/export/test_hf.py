@@ -105,18 +105,6 @@ def test_each_architecture_names_its_obstacles():
     assert message.endswith("--model=october-2025 or --model=portable")
 
 
-def test_padding_is_left_out_and_the_norm_goes_into_the_embedding():
-    model = lively(CONFIGS["portable"] | {"tie_embeddings": True})
-    weights = dict(hf_weights(model, QWEN3))
-    embedding = weights["model.embed_tokens.weight"]
-    assert embedding.shape == (100, 64)
-    torch.testing.assert_close(embedding.square().mean(-1), torch.ones(100), atol=1e-3, rtol=0)
-    assert torch.equal(weights["lm_head.weight"], model.embed.weight[:100])
-    special = {"<|bos|>": 90, "<|assistant_end|>": 94}
-    assert hf_settings(model, QWEN3, special)["tie_word_embeddings"] is False  # the tables differ now
-    assert hf_settings(model, NANOCHAT, special)["tie_word_embeddings"] is True
-
-
 # ---- the folder ----
 
 

@@ -1,7 +1,6 @@
 """The tokenizer in files of other programs: the same ids, and one sentence for a file that is no vocabulary."""
 
 import base64
-import random
 
 import pytest
 import tokenizers
@@ -46,21 +45,6 @@ def test_our_file_and_tiktokens_ranks_are_read(tokenizer, tmp_path):
     (tmp_path / "tokenizer.tiktoken").write_text(ranks_file(tokenizer))
     for name in ("tokenizer.json", "tokenizer.tiktoken"):
         assert files.read_tokenizer(tmp_path / name).content_hash == tokenizer.content_hash
-
-
-def test_merges_come_back_from_ranks():
-    """For any vocabulary of merges, not only a trained one."""
-    rng = random.Random(3)
-    ranks = [bytes([byte]) for byte in range(256)]
-    while len(ranks) < 500:
-        token = rng.choice(ranks[97:123] + ranks[256:]) + rng.choice(ranks[97:123])
-        if token not in ranks:
-            ranks.append(token)
-    places = {token: rank for rank, token in enumerate(ranks)}
-    for rank, token in enumerate(ranks[256:], 256):
-        left, right = files.merged_pair(token, places)
-        assert ranks[left] + ranks[right] == token
-        assert max(left, right) < rank
 
 
 @pytest.mark.parametrize("content", [b"!!! 0", b"YQ== 0\nYQ== 2\n", b"YQ== 0\n", b"\x80\x04\x95pickle", b"{"])
