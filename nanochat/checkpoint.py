@@ -1,13 +1,12 @@
 """Checkpoints: written whole or not at all, in the background; verified when read; the same for any number of ranks.
 
 A step's folder holds the model, optimizer files with whole parameters, and a manifest, written last, with each
-parameter's file and each file's size and hash. `latest` is a link for people; readers verify and choose.
+parameter's file and each file's size and hash. Readers verify and choose.
 """
 
 import fcntl
 import hashlib
 import json
-import random
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]  # JSON: a run as a manifest describes it
 
 MODEL, MANIFEST = "model.safetensors", "manifest.json"  # both written by rank 0
-RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source", "rng"}  # keys in every manifest
+RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source"}  # keys in every manifest
 PATIENCE = 3600.0  # seconds that ranks wait for each other's writing
 
 # ---- reading ----
@@ -59,8 +57,6 @@ class Checkpoint:
 
     def optimizer_state(self, name: str) -> dict[str, Tensor]:
         """Return a parameter's optimizer states by name, on the CPU."""
-        if name not in self.manifest["optimizer"]:
-            raise ValueError(f"{self.path} has no optimizer state of {name}: it is of another model or optimizer")
         with safe_open(self.path / self.manifest["optimizer"][name], "pt") as file:
             # A key is "parameter/state", and a parameter's name may have slashes too.
             keys = [key.rpartition("/") for key in file.keys()]  # noqa: SIM118 (no dict: not iterable)
@@ -73,38 +69,21 @@ def load(folder: Path, step: int, hashes: bool = True) -> Checkpoint:
     hashes: read every file and compare the hash. One rank has to; the others can trust the step it chose.
     """
     path = _home(folder, step)
-    manifest = _read_manifest(path / MANIFEST, step)  # first: nothing else can be trusted without it
-    with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
-        found = pool.map(lambda item: _damage(path / item[0], item[1], hashes), manifest["files"].items())
-        damages = [damage for damage in found if damage]
-    if damages:
-        raise ValueError(", ".join(damages))
-    return Checkpoint(path, step, manifest)
-
-
-def _read_manifest(path: Path, step: int) -> Record:
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         # The step too: a manifest may have been copied from another folder.
         intact = manifest.pop("sha256") == _manifest_hash(manifest) and manifest["step"] == step
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error!r})") from error
-    if not intact:
-        raise ValueError(f"{path} is damaged or of another step")
-    return manifest
-
-
-def _damage(file: Path, expected: Mapping[str, int | str], hashes: bool) -> str:
-    """Return a sentence about a file's damage, empty if it is intact."""
-    try:
-        size = file.stat().st_size
-        if size != expected["size"]:  # cheap, and finds most damage
-            return f"{file} has {size:,} bytes and not {expected['size']:,}"
-        if hashes and read_sha256(file) != expected["sha256"]:
-            return f"{file} is damaged"
-    except OSError as error:
-        return f"{file} cannot be read ({error.strerror})"
-    return ""
+        damaged = [] if intact else [MANIFEST]
+        if intact and hashes:
+            with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
+                found = list(pool.map(lambda name: read_sha256(path / name), manifest["files"]))
+            files = manifest["files"].items()
+            damaged = [name for (name, file), sha256 in zip(files, found, strict=True) if sha256 != file["sha256"]]
+    except (ValueError, KeyError, OSError) as error:
+        raise ValueError(f"{path} cannot be read ({error})") from error
+    if damaged:
+        raise ValueError(f"{path} is damaged: {', '.join(damaged)}")
+    return Checkpoint(path, step, manifest)
 
 
 def newest(folder: Path) -> Checkpoint | None:
@@ -139,8 +118,7 @@ class Saver:
 
     Every rank has a saver and calls `save` at the same steps. Their threads exchange results through `store`
     (torch.distributed's; needed with more ranks than one), never through collectives, which belong to training.
-    keep_last: newest steps to keep, 0 for all; multiples of keep_every stay too. No other run uses the
-    folder (see `hold`), and all ranks see it.
+    keep_last: newest steps to keep, 0 for all. No other run uses the folder (see `hold`), and all ranks see it.
     """
 
     def __init__(
@@ -149,20 +127,14 @@ class Saver:
         rank: int = 0,
         world_size: int = 1,
         keep_last: int = 0,
-        keep_every: int = 0,
         store: "Store | None" = None,
     ):
         assert store is not None or world_size == 1, "ranks need a store to exchange results"
-        assert min(keep_last, keep_every) >= 0, (keep_last, keep_every)
         self.folder = folder
         self.rank, self.world_size = rank, world_size
-        self.keep_last, self.keep_every = keep_last, keep_every
-        self.saved: int | None = None  # the last step that this object published
+        self.keep_last = keep_last
         self._store = store or torch.distributed.HashStore()
-        # All ranks make and use their savers in the same order, so they agree on these numbers; no key is used twice.
-        number = self._store.add(f"{folder}/savers of rank {rank}", 1)
-        self._prefix = f"{folder}/{number}"
-        self._saves = 0  # part of each key in the store
+        self._saves = 0  # part of each key in the store: no key is used twice
         self._job: Future | None = None  # the write under way
 
     def save(
@@ -174,18 +146,15 @@ class Saver:
     ) -> None:
         """Copy a state, start to write the copy, and return; first waits for the save before.
 
-        If the save before failed (a full disk), this one is waited for as well. model_tensors and record (JSON, at
-        least RECORD) count on rank 0. optimizer_tensors: (name, states) for the parameters that this rank writes;
-        each parameter is written by one rank, and may be gathered on the way. Does nothing at a step that is saved.
+        If the save before failed (a full disk), this one is waited for as well. model_tensors and record (JSON, with
+        the keys in RECORD) count on rank 0. optimizer_tensors: (name, states) for the parameters that this rank writes;
+        each parameter is written by one rank, and may be gathered on the way. A step that is saved is replaced.
         """
         failed = False
         try:
             self.wait()
         except OSError:  # printed when it happened; there may be room now
             failed = True
-        if step == self.saved:
-            return
-        assert self.rank or record.keys() >= RECORD, RECORD - record.keys()
         owned: list[str] = []
         states: dict[str, Tensor] = {}
         for name, each in optimizer_tensors:  # copied before the next is gathered: the device has room for few
@@ -228,7 +197,7 @@ class Saver:
 
     def _key(self, name: str) -> str:
         """Return the store's key for a result in this save."""
-        return f"{self._prefix}/{self._saves}/{name}"
+        return f"{self.folder}/{self._saves}/{name}"
 
     # What follows runs in the writing thread; `save` does not go on to the next save before it ends.
 
@@ -243,59 +212,37 @@ class Saver:
         if copied:
             copied.synchronize()  # else half-copied tensors would be written
         part = _home(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
-        size = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
-        self._store.add(self._key("bytes"), size)  # sum over ranks, for the message about a full disk
-        post_result(self._store, self._key(f"rank {self.rank}"), lambda: [_write_files(part, files), owned], OSError)
+        post_result(self._store, self._key(f"rank {self.rank}"), lambda: [_write_files(part, files), owned])
         if self.rank == 0:
-            post_result(
-                self._store, self._key("published"), lambda: self._publish(part, step, json.loads(record)), OSError
-            )
+            post_result(self._store, self._key("published"), lambda: self._publish(part, step, json.loads(record)))
         try:
-            wait_result(self._store, self._key("published"), OSError, PATIENCE)
+            wait_result(self._store, self._key("published"), PATIENCE)
         except OSError as error:
             print0(f"checkpoint: {error}")  # now: the run may wait for this job a thousand steps later
             raise
-        self.saved = step
 
     def _publish(self, part: Path, step: int, record: Record) -> None:
-        """Wait for all ranks, write the manifest, give the folder its name, move `latest`, remove old steps."""
-        results, faults = [], []
-        for rank in range(self.world_size):  # even after a failure: no rank may write while it is swept away
-            try:
-                results.append(wait_result(self._store, self._key(f"rank {rank}"), OSError, PATIENCE))
-            except OSError as error:
-                faults.append(error)
+        """Wait for all ranks, write the manifest, give the folder its name, and remove the steps that are not kept."""
+        manifest = record | {"step": step, "versions": versions(), "optimizer": {}, "files": {}}
         try:
-            if faults:
-                raise faults[0]
-            manifest = record | {"step": step, "versions": versions(), "optimizer": {}, "files": {}}
-            for rank, (files, owned) in enumerate(results):
+            for rank in range(self.world_size):
+                files, owned = wait_result(self._store, self._key(f"rank {rank}"), PATIENCE)
                 manifest["files"] |= files
                 manifest["optimizer"] |= dict.fromkeys(owned, f"optimizer-{rank:05d}.safetensors")
             write_json(part / MANIFEST, manifest | {"sha256": _manifest_hash(manifest)})
-            self._name(part, step)  # from here on readers see the checkpoint
+            home = _home(self.folder, step)
+            if home.exists():
+                home.rename(home.with_suffix(".tmp-replaced"))
+            publish_folder(part, home)  # from here on readers see the checkpoint
+            # Later steps, from before the run went back, are left alone.
+            earlier = [old for old in steps(self.folder) if old <= step]
+            surplus = earlier[: -self.keep_last] if self.keep_last else []
+            for old in surplus:  # renamed first: a folder that is half removed must not look like a checkpoint
+                _home(self.folder, old).rename(_home(self.folder, old).with_suffix(".tmp-old"))
+            _sweep(self.folder)
         except OSError as error:
             _sweep(self.folder)
-            check_free_space(self.folder, self._store.add(self._key("bytes"), 0), f"step {step:,}")
             raise OSError(f"step {step:,} is not saved: {error}") from error
-
-    def _name(self, part: Path, step: int) -> None:
-        """Give a complete folder its final name, point `latest` to it, and remove the steps that are not kept."""
-        home = _home(self.folder, step)
-        if home.exists():  # damaged, or the run was stopped here and resumed
-            home.rename(home.with_suffix(".tmp-replaced"))
-        publish_folder(part, home)
-        link = self.folder / "latest.tmp-link"
-        link.symlink_to(home.name)  # relative: the folder may be moved
-        link.replace(self.folder / "latest")
-        # Later steps, from before the run went back, are left alone.
-        earlier = [old for old in steps(self.folder) if old <= step]
-        surplus = earlier[: -self.keep_last] if self.keep_last else []
-        for old in surplus:
-            if not self.keep_every or old % self.keep_every:
-                # Renamed first: a folder that is half removed must not look like a checkpoint.
-                _home(self.folder, old).rename(_home(self.folder, old).with_suffix(".tmp-old"))
-        _sweep(self.folder)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -323,19 +270,12 @@ def _write_files(folder: Path, files: dict[str, dict[str, Tensor]]) -> dict[str,
 
 
 def check_free_space(folder: Path, needed: int, name: str = "a checkpoint") -> None:
-    """Raise an OSError that names the missing bytes where `needed` bytes do not fit."""
+    """Raise an OSError where `needed` bytes do not fit."""
     # The folder may not exist yet: ask the nearest parent's disk.
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:
-        raise OSError(
-            f"{folder} has no room for {name}: it takes {_megabytes(needed)}, {_megabytes(free)} are free, "
-            f"{_megabytes(needed - free)} are missing"
-        )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
+        raise OSError(f"{folder} has no room for {name}: {needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free")
 
 
 @contextmanager
@@ -350,8 +290,6 @@ def hold(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel unlocks when the process dies
         except BlockingIOError:
             raise ValueError(f"another run is at work in {folder}: wait for its end, or take another --tag") from None
-        except OSError as error:  # some shared file systems have no locks
-            print0(f"{folder} cannot be locked ({error}): see that no other run uses it")
         _sweep(folder)  # safe now: no other run is saving
         yield
 
@@ -361,12 +299,10 @@ def _sweep(folder: Path) -> None:
 
     A step that was to be replaced, and was not, gets its name back.
     """
-    for stale in (*folder.glob("step_*.tmp-*"), *folder.glob("latest.tmp-*")):
+    for stale in folder.glob("step_*.tmp-*"):
         home = stale.with_suffix("")
         if stale.suffix == ".tmp-replaced" and not home.exists():
             stale.rename(home)  # the replacing save did not end
-        elif stale.is_symlink():
-            stale.unlink()
         else:
             shutil.rmtree(stale, ignore_errors=True)
 
@@ -379,35 +315,7 @@ def set_aside(folder: Path, abandoned: list[int]) -> None:
         # Not `step_…`: neither `steps` nor `newest` sees the folder.
         kept = folder / f"given_up_step_{step:06d}"
         shutil.rmtree(kept, ignore_errors=True)
-        (folder / f"step_{step:06d}").rename(kept)
-        print0(f"checkpoint: step {step:,} is given up, the folder is now {kept.name}")
-
-
-# ---- random numbers ----
-
-
-def rng_state() -> dict[str, str]:
-    """Return this process's generator states: torch's on CPU and CUDA device, Python's, numpy's."""
-    kind, keys, *rest = np.random.get_state()  # the legacy global generator
-    state = {
-        "python": random.getstate(),
-        "numpy": [kind, keys.tolist(), *rest],
-        "cpu": torch.get_rng_state().tolist(),
-    }
-    if torch.cuda.is_initialized():  # asking would start CUDA
-        state["cuda"] = torch.cuda.get_rng_state().tolist()
-    return {name: json.dumps(value) for name, value in state.items()}  # as lists they would be thousands of lines
-
-
-def set_rng_state(texts: Mapping[str, str]) -> None:
-    """Continue where `rng_state` was, on this process's devices."""
-    state = {name: json.loads(text) for name, text in texts.items()}
-    version, keys, gauss = state["python"]
-    random.setstate((version, tuple(keys), gauss))
-    np.random.set_state(tuple(state["numpy"]))
-    torch.set_rng_state(torch.tensor(state["cpu"], dtype=torch.uint8))
-    if "cuda" in state and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(torch.tensor(state["cuda"], dtype=torch.uint8))
+        _home(folder, step).rename(kept)
 
 
 # ---- trained models ----
@@ -422,35 +330,29 @@ def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
         raise ValueError(f"the source {source} is not one of {', '.join(MODELS)}")
     found = []
     for name in [source] if source else MODELS:
-        folders = [stage_dir(MODELS[name], tag)] if tag else (base_dir() / MODELS[name]).glob("*")  # a tag, or all
+        folders = (base_dir() / MODELS[name]).glob(tag or "*")
         with_checkpoints = [folder for folder in folders if steps(folder)]
         with_checkpoints.sort(key=lambda folder: folder.stat().st_mtime)  # last trained comes last
         found += [(name, folder.name) for folder in with_checkpoints]
     if not found:
-        wanted = f"{source} model" if source else "model"
-        if tag:
-            wanted += f" of --tag={tag}"
-        command = f"python -m scripts.{MODELS[source]} trains one" if source else "bash speedrun.sh trains one"
-        raise ValueError(f"there is no {wanted} below {base_dir()}: {command}")
+        wanted = f"model {source} {tag}".strip()
+        raise ValueError(f"there is no {wanted} below {base_dir()}: bash speedrun.sh trains one")
     return found
 
 
-def load_model(stage: str, tag: str, step: int | None, runtime: Runtime) -> tuple[GPT, Tokenizer, Checkpoint]:
-    """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
-
-    step: None for the newest checkpoint.
-    """
+def load_model(stage: str, tag: str, step: int, runtime: Runtime) -> tuple[GPT, Tokenizer, Checkpoint]:
+    """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint."""
     checkpoint = find_model(stage, tag, step, runtime)
     model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
     return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
 
 
-def find_model(stage: str, tag: str, step: int | None, runtime: Runtime) -> Checkpoint:
-    """Return a trained model's checkpoint, the same on all ranks; step: None for the newest that is intact."""
+def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
+    """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact."""
     folder = stage_dir(stage, tag)
 
     def choose() -> int:
-        found = newest(folder) if step is None else load(folder, step)
+        found = newest(folder) if step < 0 else load(folder, step)
         if found is None:
             raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
         return found.step

@@ -4,31 +4,28 @@ import contextlib
 import dataclasses
 import difflib
 import io
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from decimal import Decimal
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 
-from nanochat.log import clear_status, print_line
+from nanochat.log import print_line
 
 Config = TypeVar("Config")
 
 
 def _parse_count(words: list[str]) -> int:
-    """Return a whole number in any notation that people use: 2e9, 2_000_000, 2,000,000."""
+    """Return a whole number: 20000, 20_000 or 2e4."""
     text = words[0]  # nargs=1
-    # Any other comma is a decimal comma: it stays, and Decimal refuses it.
-    has_thousands = re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", text)
     try:
-        number = Decimal(text.replace(",", "") if has_thousands else text)
-        if abs(number) < 2**63 and number == int(number):  # fits int64, no fraction
-            return int(number)
-    except (ArithmeticError, ValueError):  # not a number, out of range, or NaN
+        return int(text)
+    except ValueError:
         pass
+    with contextlib.suppress(ValueError):
+        if float(text).is_integer():  # False for infinities and NaN
+            return int(float(text))
     raise ValueError(f"{text} is not a whole number, write it like 20000 or 2e4")
 
 
@@ -47,7 +44,6 @@ def option(
     text: str,
     *,
     group: str,
-    unit: str | None = None,
     in_card: bool = True,
     may_change: bool = False,
     least: float | None = None,
@@ -55,14 +51,12 @@ def option(
 ) -> Any:
     """Return a config field: default, help, and how both are shown.
 
-    group: title of its box in `--help`, one word. unit: stands for the value in `--help`, in capitals. in_card: in the
-    report card. may_change: a run may resume with another value. least: the smallest value, besides the default.
-    short: a second name of the flag, like -i.
+    group: title of its box in `--help`, one word. in_card: in the report card. may_change: a run may resume with
+    another value. least: the smallest value, besides the default. short: a second name of the flag, like -i.
     """
     metadata = {
         "text": text,
         "group": group,
-        "unit": unit,
         "in_card": in_card,
         "may_change": may_change,
         "least": least,
@@ -90,7 +84,6 @@ def _grouped(config_class: type) -> type:
         short = field.metadata["short"]
         flag = tyro.conf.arg(
             help=field.metadata["text"],
-            metavar=field.metadata["unit"],
             aliases=[short] if short else None,
             prefix_name=False,
         )
@@ -170,9 +163,7 @@ def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
     Exit code 2: a setting that is not possible. 1: a file or folder that fails, a loss that is not finite. 130: Ctrl-C.
     """
     try:
-        with contextlib.ExitStack() as stack:
-            stack.callback(clear_status)  # the last message starts on a line of its own
-            main(parse(config_class))
+        main(parse(config_class))
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         if sys.flags.dev_mode:  # python -X dev shows the traceback
             raise

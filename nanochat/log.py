@@ -1,20 +1,16 @@
 """Output: printed lines, progress, text tables, and the metric log with a mirror in W&B.
 
-Rank 0 speaks for all ranks, apart from `print_line`. On a terminal, a status line changes in place below the other
-lines; in a file, progress is a plain line now and then.
+Rank 0 speaks for all ranks, apart from `print_line`. Progress is a line now and then.
 """
 
 import json
 import math
 import os
-import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 Record = dict[str, Any]  # JSON
 Figures = Mapping[str, float | None]
@@ -22,10 +18,8 @@ Figures = Mapping[str, float | None]
 WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends; W&B adds some of its own
 RESUMED = "resumed"  # kind of marker records, written where a run resumes
 
-ERASE = "\r\x1b[K"  # go to the first column and clear the line
-STATUS_SECONDS = 0.1  # between two states of the status line
-PLAIN_SECONDS = 5.0  # between plain lines about a long job
-STEP_SECONDS = 0.5, 10.0  # between plain lines about training steps: at first, and at most
+PLAIN_SECONDS = 5.0  # between lines about a long job
+STEP_SECONDS = 0.5, 10.0  # between lines about training steps: at first, and at most
 STEP_SHARE = 0.02  # in between: this share of the time since training began
 
 # ---- printing ----
@@ -36,69 +30,20 @@ def is_main_rank() -> bool:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Return True if a line that goes there can change in place."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"  # dumb: no cursor control, as in some editors
+    """Return True if colors can be shown there."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-class StatusLine:
-    """The last line on a terminal, which changes in place; a process has one, STATUS."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.stream: TextIO | None = None  # None: there is no status line now
-        self.lock = threading.RLock()  # threads print too
-
-    def draw(self) -> None:
-        # Clear behind the text: the state before may have been longer.
-        print(end=f"\r{self.text}\x1b[K", file=self.stream, flush=True)
-
-    def erase(self) -> None:
-        print(end=ERASE, file=self.stream, flush=True)
-
-
-STATUS = StatusLine()
-
-
-def print_line(*values: Any, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
+def print_line(*values: Any, sep: str = " ", file: TextIO | None = None) -> None:
     """Print whole lines at once, from any rank: the last lines of a run that dies are in its log."""
-    text = sep.join(map(str, values)) + end
-    stream = file or sys.stdout
-    with STATUS.lock:
-        if STATUS.stream:
-            STATUS.erase()
-        elif not is_main_rank() and is_terminal(stream):  # rank 0 may have a status line there
-            text = ERASE + text
-        print(end=text, file=stream, flush=True)  # in one piece: lines from threads and ranks must not mix
-        if STATUS.stream and is_terminal(stream):  # through a pipe, the text may arrive later: the next state draws
-            STATUS.draw()
+    text = sep.join(map(str, values)) + "\n"
+    print(end=text, file=file, flush=True)  # in one piece: lines from threads and ranks must not mix
 
 
-def print0(*values: Any, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
+def print0(*values: Any, sep: str = " ", file: TextIO | None = None) -> None:
     """Print on rank 0 only."""
     if is_main_rank():
-        print_line(*values, sep=sep, end=end, file=file)
-
-
-def show_status(label: str, share: float | None, text: str, stream: TextIO) -> None:
-    """Draw the status line: `label: [###....] text`. The bar shows a share 0..1 in the room there is; None: no bar."""
-    width = shutil.get_terminal_size().columns - 1  # a full line would wrap
-    bar = ""
-    if share is not None:
-        # 5 to 20 marks, as the label and text leave room.
-        size = min(20, max(5, width - len(f"{label}: [] {text}")))
-        bar = f"[{'#' * round(size * share):.<{size}}] "
-    with STATUS.lock:
-        STATUS.text = f"{label}: {bar}{text}"[:width]  # a wrapped line could not be erased
-        STATUS.stream = stream
-        STATUS.draw()
-
-
-def clear_status() -> None:
-    """Remove the status line, if there is one."""
-    with STATUS.lock:
-        if STATUS.stream:
-            STATUS.erase()
-        STATUS.stream = None
+        print_line(*values, sep=sep, file=file)
 
 
 # ---- numbers, durations and tables as text ----
@@ -217,19 +162,16 @@ def metric_curve(records: Sequence[Record], name: str, most: int = 300, over: st
 class MetricLog:
     """Appends JSON records to `metrics.jsonl` (or `name`.jsonl) on rank 0, mirrored to W&B when `run` names a run.
 
-    The file is the record. W&B may be absent, offline or broken: one line says so, and the run continues. W&B has a
-    thread, so that training never waits for the W&B server; only the end does. Readers use `read_metrics`.
+    The file is the record. If W&B fails, one line says so, and the run continues. Readers use `read_metrics`.
     """
 
     def __init__(self, folder: Path, run: str = "", config: Record | None = None, name: str = "metrics"):
         self.path = folder / f"{name}.jsonl"
         self._marker: Record | None = None  # goes before the next record
-        self._wandb: Any = None
-        self._thread: ThreadPoolExecutor | None = None  # None: no mirror, or none any more
+        self._wandb: Any = None  # None: no mirror
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
             if run not in ("", "dummy"):  # the default flag means no mirror
-                self._thread = ThreadPoolExecutor(1)  # a single worker keeps calls in order
                 self._mirror(lambda: self._start_wandb(run, config))
 
     def write(self, kind: str, step: int, **figures: Any) -> None:
@@ -238,7 +180,8 @@ class MetricLog:
         The operating system has the record when this returns; it is not fsynced.
         """
         self._append({"kind": kind, "step": step, **figures})
-        self._mirror(lambda: self._wandb.log({"step": step, **figures}))
+        if self._wandb:
+            self._mirror(lambda: self._wandb.log({"step": step, **figures}))
 
     def resume(self, step: int) -> None:
         """Continue from a step: earlier records with later steps are dropped once the next one is written.
@@ -251,10 +194,8 @@ class MetricLog:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        thread = self._thread
-        if thread is not None:
+        if self._wandb:
             self._mirror(lambda: self._wandb.finish())
-            thread.shutdown()  # waits for queued calls
 
     def _append(self, record: Record) -> None:
         if not is_main_rank():
@@ -271,17 +212,11 @@ class MetricLog:
                 file.write(json.dumps(each, ensure_ascii=False).encode() + b"\n")
 
     def _mirror(self, act: Callable[[], None]) -> None:
-        """Queue a call to the W&B library."""
-        if self._thread is not None:
-            self._thread.submit(self._call, act)
-
-    def _call(self, act: Callable[[], None]) -> None:
         try:
-            if self._thread is not None:
-                act()
+            act()
         except Exception as error:  # training goes on, whatever a service does
             print0(f"W&B is off for the rest of this run ({type(error).__name__}: {error}); see {self.path}")
-            self._thread = None  # no further calls
+            self._wandb = None
 
     def _start_wandb(self, run: str, config: Record | None) -> None:
         import wandb  # slow, and not needed by a run without a name
@@ -294,179 +229,91 @@ class MetricLog:
 
 
 class Progress:
-    """Shows the progress in a long job: a status line with a bar on a terminal, else a plain line every few seconds.
+    """Prints a line about the progress in a long job every few seconds, on rank 0.
 
     unit: counted by `done` and `total`. Rate and time left are averages since the start.
     """
 
-    def __init__(self, label: str, unit: str, stream: TextIO | None = None):
-        self.label, self.unit = label, unit
-        self._stream = stream or sys.stderr
-        self._live = is_terminal(self._stream)
-        self._interval = STATUS_SECONDS if self._live else PLAIN_SECONDS
+    def __init__(self, label: str, unit: str):
+        self._label, self._unit = label, unit
         self._start = self._shown = time.monotonic()
         self._done = 0
 
     def update(self, done: int, total: int = 0, note: str = "") -> None:
-        """Show the state if it is time to; cheap enough to call at every step. total: 0 if it is not known."""
+        """Print a line if it is time to; cheap enough to call at every step. total: 0 if it is not known."""
         self._done = done  # for the closing line
         now = time.monotonic()
-        if now - self._shown < self._interval or not is_main_rank():
-            return  # too soon, or not the rank that prints
+        if now - self._shown < PLAIN_SECONDS:
+            return
         self._shown = now
         rate = done / (now - self._start)
-        if total:
+        text = f"{short(done)} {self._unit} | {short(rate)}/s"
+        if total and done:
             total = max(total, done)  # some totals are estimates
-            left = duration((total - done) / rate) if rate else "?"
-            text = f"{done / total:4.0%} of {short(total)} {self.unit} | {short(rate)}/s | {left} left"
-        else:
-            text = f"{short(done)} {self.unit} | {short(rate)}/s"
+            text = f"{done / total:4.0%} of {short(total)} {self._unit} | {short(rate)}/s"
+            text += f" | {duration((total - done) / rate)} left"
         if note:
             text += f" | {note}"
-        if self._live:
-            show_status(self.label, done / total if total else None, text, self._stream)
-        else:
-            print_line(f"{self.label}: {text}", file=self._stream)
+        print0(f"{self._label}: {text}", file=sys.stderr)
 
     def close(self) -> None:
-        """Leave one closing line with the totals."""
-        self.clear()
+        """Print the totals."""
         seconds = time.monotonic() - self._start
         rate = short(self._done / max(seconds, 1e-6))  # never a division by zero
-        print0(f"{self.label}: {self._done:,} {self.unit} in {duration(seconds)} | {rate}/s", file=self._stream)
-
-    def clear(self) -> None:
-        """Leave no line: the caller prints a result."""
-        if self._live and is_main_rank():
-            clear_status()
-
-
-class PhaseProgress:
-    """A callback (phase, done, total) that shows one Progress after the other: phase=(unit, total; 0: as called)."""
-
-    def __init__(self, **phases: tuple[str, int]):
-        self._phases = phases
-        self._current: Progress | None = None
-
-    def __call__(self, phase: str, done: int, total: int) -> None:
-        unit, known_total = self._phases[phase]
-        if self._current is None or self._current.label != phase:
-            self.close()
-            self._current = Progress(phase, unit)
-        self._current.update(done, known_total or total)
-
-    def close(self) -> None:
-        if self._current is not None:
-            self._current.close()
-
-    def __enter__(self) -> "PhaseProgress":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-class _Mark(NamedTuple):
-    """Training after a step. wall: wall-clock time in seconds; seconds: spent in training alone."""
-
-    wall: float
-    progress: float
-    tokens: int
-    seconds: float
+        print0(f"{self._label}: {self._done:,} {self._unit} in {duration(seconds)} | {rate}/s", file=sys.stderr)
 
 
 class StepProgress:
-    """Shows training steps on stdout: a status line on a terminal, else a plain line now and then.
+    """Prints a line about training steps now and then.
 
     steps: in the whole run; None where a clock or the data ends training. The time left follows the wall clock, so that
-    evaluations and checkpoints count; the first step of this process, which compiles, and the work after the last one
-    do not.
+    evaluations and checkpoints count; the first step of this process, which compiles, does not.
     """
 
     def __init__(self, steps: int | None):
-        self._steps = steps
-        self._live = is_main_rank() and is_terminal(sys.stdout)
+        self._of_all = "" if steps is None else f"/{steps:05d}"
         self._start = time.monotonic()
         self._shown = -math.inf
-        self._first: _Mark | None = None
-        self._pending = False  # the last step has no plain line yet
+        self._first: tuple[float, float] | None = None  # wall clock and progress after the first step
+        self._line = ""  # about the last step, not printed yet
 
-    def update(self, figures: Figures, loss: float, tokens: int, note: str = "") -> None:
-        """Take a step's figures, and show them if the last line is old enough.
-
-        figures: the step's record in the metric log. loss: smoothed. tokens: so far. note: replaces the loss in
-        the status line.
-        """
+    def update(self, figures: Figures, loss: float) -> None:
+        """Print a step's line if the last one is old enough. figures: its record in the metric log. loss: smoothed."""
         now = time.monotonic()
-        self._last = _Mark(now, figures["progress"], tokens, figures["total_training_time"])
-        self._first = self._first or self._last  # the first step compiles: no rate includes it
-        self._figures, self._loss = figures, loss
-        self._pending = True
-        first_pause, longest_pause = STEP_SECONDS
-        # Half a second at first, 2 % after 25 seconds, 10 seconds from 500 on.
-        pause = min(longest_pause, max(first_pause, STEP_SHARE * (now - self._start)))
-        if now - self._shown < (STATUS_SECONDS if self._live else pause):
-            return
-        self._shown = now
-        if self._live:
-            text = note or f"loss {loss:.4f}"
-            progress = self._last.progress
-            parts = [f"{progress:4.0%}", text, f"{short(self._rate())} tokens/s", f"{self._left()} left"]
-            show_status(self._label(), progress, " | ".join(parts), sys.stdout)
-        else:
-            self._print()
-
-    def close(self) -> None:
-        """Leave a plain line about the last step."""
-        if self._live:
-            clear_status()
-        if self._pending:
-            self._print()
-
-    def __enter__(self) -> "StepProgress":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _rate(self) -> float:
-        """Return training tokens per second since the first step."""
-        seconds = self._last.seconds - self._first.seconds
-        return (self._last.tokens - self._first.tokens) / seconds if seconds else self._figures["train/tok_per_sec"]
-
-    def _left(self) -> str:
-        """Return the time left, "?" after one step."""
-        progress = self._last.progress - self._first.progress
-        if progress <= 0:
-            return "?"
-        # Wall time per progress so far, times the remaining share.
-        return duration((self._last.wall - self._first.wall) * (1 - self._last.progress) / progress)
-
-    def _label(self) -> str:
-        of_all = "" if self._steps is None else f"/{self._steps:05d}"
-        return f"step {self._figures['step']:05d}{of_all}"
-
-    def _print(self) -> None:
-        self._pending = False
-        figures = self._figures
+        progress = figures["progress"]
+        self._first = self._first or (now, progress)
+        left = "?"
+        if progress > self._first[1]:
+            # Wall time per progress so far, times the remaining share.
+            left = duration((now - self._first[0]) * (1 - progress) / (progress - self._first[1]))
         mfu = "n/a" if figures["train/mfu"] is None else f"{100 * figures['train/mfu']:.1f}"
         parts = [
-            f"{self._label()} ({100 * figures['progress']:.2f}%)",
-            f"loss: {self._loss:.4f}",
+            f"step {figures['step']:05d}{self._of_all} ({100 * progress:.2f}%)",
+            f"loss: {loss:.4f}",
             f"lrm: {figures['train/lrm']:.2f}",
             f"dt: {1000 * figures['train/dt']:.0f}ms",
             f"tok/sec: {figures['train/tok_per_sec']:,.0f}",
             f"mfu: {mfu}",
             f"wait: {100 * figures['train/wait']:.1f}%",
             f"total time: {duration(figures['total_training_time'])}",
+            f"eta: {left}",
         ]
-        if figures["progress"] < 1:
-            parts.append(f"eta: {self._left()}")
-        print0(*parts, sep=" | ")
+        self._line = " | ".join(parts)
+        # Half a second at first, 2 % after 25 seconds, 10 seconds from 500 on.
+        first_pause, longest_pause = STEP_SECONDS
+        pause = min(longest_pause, max(first_pause, STEP_SHARE * (now - self._start)))
+        if now - self._shown >= pause:
+            self._shown = now
+            self.close()
+
+    def close(self) -> None:
+        """Print the line about the last step, unless it is printed already."""
+        if self._line:
+            print0(self._line)
+        self._line = ""
 
 
 def print_figures(step: int, figures: Mapping[str, float]) -> None:
-    """Print further figures about a step, but not on a terminal, which has the status line."""
-    if not is_terminal(sys.stdout):
-        text = " | ".join(f"{name} {value:.3g}" for name, value in figures.items())
-        print0(f"step {step:05d} | {text}")
+    """Print further figures about a step."""
+    text = " | ".join(f"{name} {value:.3g}" for name, value in figures.items())
+    print0(f"step {step:05d} | {text}")

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import platform
-import re
 import shlex
 import statistics
 import subprocess
@@ -90,19 +89,8 @@ class Outcome:
 
     @classmethod
     def load(cls, path: Path) -> "Outcome":
-        """Return the record in `path`; ValueError or OSError if there is none that is sound."""
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record, dict):
-            raise ValueError("it is no JSON object")
-        record.setdefault("curves", [])  # older records have none
-        # A record may come from another version, or from a full disk.
-        for field in dataclasses.fields(cls):
-            if not isinstance(record.get(field.name), field.type):
-                raise ValueError(f"it has no `{field.name}` of type {field.type.__name__}")
-        # fromisoformat raises a ValueError too.
-        for moment in (record["started"], record["timestamp"]):
-            datetime.fromisoformat(moment)
-        return cls(**{field.name: record[field.name] for field in dataclasses.fields(cls)})
+        """Return the record in `path`; TypeError if it lacks a field."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def _now() -> str:
@@ -138,65 +126,43 @@ def environment(root: Path = ROOT) -> dict[str, dict[str, str]]:
 
 
 def bloat(root: Path = ROOT) -> dict[str, dict]:
-    """Return the source's size: the files that git tracks, or outside a checkout all but hidden and built ones."""
+    """Return the size of the source files that git tracks."""
     # -z: file names with spaces stay whole.
-    files = [root / name for name in git(root, "ls-files", "-z").split("\0") if name]
-    if not files:
-        for folder, below, names in os.walk(root):
-            # os.walk descends into the folders that stay in the list.
-            below[:] = [name for name in below if not name.startswith(".") and name not in ("target", "out", "wandb")]
-            files += [Path(folder, name) for name in names]
-    sources = [file for file in files if file.suffix in SOURCE_SUFFIXES and file.is_file()]
-    texts = [file.read_text(encoding="utf-8", errors="replace") for file in sources]  # replace: odd bytes are no error
-    characters = sum(len(text) for text in texts)
-    counts = {
-        "Characters": characters,
-        "Lines": sum(len(text.splitlines()) for text in texts),
-        "Files": len(texts),
-        "Tokens (approx)": characters // 4,  # four characters a token, roughly
-    }
+    files = [root / name for name in git(root, "ls-files", "-z").split("\0") if name.endswith(SOURCE_SUFFIXES)]
+    text = "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
     lock = root / LOCK
-    if lock.exists():
-        counts[f"Dependencies ({LOCK} lines)"] = len(lock.read_text(encoding="utf-8").splitlines())
+    counts = {
+        "Characters": len(text),
+        "Lines": text.count("\n"),
+        "Files": len(files),
+        "Tokens (approx)": len(text) // 4,  # four characters a token, roughly
+        f"Dependencies ({LOCK} lines)": lock.read_text(encoding="utf-8").count("\n") if lock.exists() else 0,
+    }
     return {label: {"value": count, "format": ",d"} for label, count in counts.items()}
 
 
 def _checkout(root: Path) -> dict[str, str]:
     commit = git(root, "rev-parse", "--short", "HEAD")
-    if not commit:
-        return {"Commit": "unknown (not a git checkout)"}
     # Every run rewrites the report card: a new card alone does not make the tree dirty.
     card = [":!report.md", ":!report"]
     changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *card)
     return {
         "Branch": git(root, "rev-parse", "--abbrev-ref", "HEAD"),
-        "Commit": f"{commit} ({'dirty' if changes else 'clean'})",
+        "Commit": f"{commit} ({'dirty' if changes else 'clean'})" if commit else "unknown (not a git checkout)",
         "Message": git(root, "log", "-1", "--format=%s"),
     }
 
 
 def _hardware() -> dict[str, str]:
-    parts = {"Platform": platform.system()}
-    cpuinfo = Path("/proc/cpuinfo")  # Linux only
-    text = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
-    # A core is a (package, core) pair; logical processors share it.
-    cores = len(set(re.findall(r"physical id\s*: (\d+)(?:\n.+)*?\ncore id\s*: (\d+)", text)))
-    logical = f"{os.cpu_count()} logical"
-    parts["CPUs"] = f"{cores} cores ({logical})" if cores else logical
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        parts["Memory"] = f"{memory / 2**30:.1f} GB"  # binary gigabytes
-    listed = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-    # "NVIDIA H100 80GB HBM3, 81559": name and MiB; the memory may be "[N/A]".
-    gpus = [line.rsplit(", ", 1) for line in listed.splitlines() if ", " in line]
-    names = [name for name, _ in gpus]
-    counted = [f"{names.count(name)}x {name}" for name in dict.fromkeys(names)]
-    parts["GPUs"] = ", ".join(counted) or "none"
-    if gpus and all(memory.isdigit() for _, memory in gpus):
-        parts["GPU Memory"] = f"{sum(int(memory) for _, memory in gpus) / 1024:.1f} GB total"
-    if "torch" in sys.modules and sys.modules["torch"].version.cuda:  # never imported for this alone
-        parts["CUDA Version"] = sys.modules["torch"].version.cuda
-    return parts
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpus = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
+    counted = [f"{gpus.count(name)}x {name}" for name in dict.fromkeys(gpus)]
+    return {
+        "Platform": platform.system(),
+        "CPUs": f"{os.cpu_count()} logical",
+        "Memory": f"{memory / 2**30:.1f} GB",  # binary gigabytes
+        "GPUs": ", ".join(counted) or "none",
+    }
 
 
 def read_outcomes(base: Path, tag: str = "") -> list[Outcome]:
@@ -205,7 +171,7 @@ def read_outcomes(base: Path, tag: str = "") -> list[Outcome]:
     for path in sorted(base.glob(f"*/{tag or '*'}/outcome.json")):
         try:
             found.append(Outcome.load(path))
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             print0(f"{path} is left out: {error}", file=sys.stderr)
     return found
 
@@ -226,7 +192,7 @@ class Estimate(NamedTuple):
 
     def metric(self) -> dict[str, Any]:
         """Return the estimate as an outcome's metric."""
-        return {"value": self.value, "stderr": self.stderr, "format": ".4f"}
+        return measured(self.value, self.stderr)
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:
@@ -335,16 +301,6 @@ def validation_metrics(notes: dict[str, Any], figure: str, name: str) -> Metrics
         f"Minimum validation {figure}": measured(notes.get(lowest), notes.get(f"{lowest} stderr")),
         name: measured(notes.get(last), notes.get(f"{last} stderr")),
     }
-
-
-def task_table(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return an outcome's table with rows and files for each task."""
-    rows = []
-    for name, task in tasks.items():
-        for file, content_hash in task["files"].items():
-            rows.append([name, task["rows"], file, content_hash])  # one line per source file
-    columns = [["Task", ""], ["Rows", ",d"], ["File", ""], ["SHA-256", ""]]
-    return {"title": "Learned from", "columns": columns, "rows": rows}
 
 
 TOKENS = ("tokens", "total_training_tokens")  # title of an x axis, and its figure in the metric log

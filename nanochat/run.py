@@ -7,8 +7,8 @@ with training("chat_sft", config) as trainer:
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,7 @@ from nanochat.checkpoint import (
     hold,
     load,
     newest,
-    rng_state,
     set_aside,
-    set_rng_state,
     steps,
     tokenizer_of,
 )
@@ -37,7 +35,7 @@ from nanochat.log import MetricLog, print0
 from nanochat.models import config_of, describe_config
 from nanochat.objectives import Batch, BatchSource, Objective, next_token
 from nanochat.optim import Optimizer
-from nanochat.outcome import Outcome, run_metrics, task_table, training_curves
+from nanochat.outcome import Outcome, chat_tuning_metrics, run_metrics, training_curves
 from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import COMPILING_SECONDS, Runtime, setup, stop_requests
@@ -57,69 +55,61 @@ OPTIMIZER_BYTES = 8  # for each parameter, shared by the ranks
 # ---- model and optimizer ----
 
 
-def build(
-    shape: GPTConfig,
-    config: TrainingSettings,
-    weights: Checkpoint | int,
-    runtime: Runtime,
-    *,
-    batch: int,
-    steps: int | None,
-    weight_decay: float,
-    in_fp8: bool = False,
-) -> tuple[GPT, Optimizer, int]:
-    """Return a model, its optimizer, and the rows in a micro-batch.
-
-    weights: a checkpoint's, or the seed of new ones. batch: tokens in a step. steps: in the whole run, None if unknown.
-    """
-    model = build_model(shape, runtime, weights, config.checkpointing)
+def build(start: "_Start", runtime: Runtime, in_fp8: bool = False) -> tuple[GPT, Optimizer, int]:
+    """Return a model, its optimizer, and the rows in a micro-batch."""
+    config = start.config
+    model = build_model(start.shape, runtime, start.weights, config.checkpointing)
     # Before compiling and 8 bits: the memory search runs the plain model.
-    rows = _device_rows(config, weights, batch, model, runtime)
+    rows = _device_rows(start, model, runtime)
     if in_fp8:
         print0(f"fp8: {len(fp8.convert(model))} layers")
-    if config.compile:
-        flops = None if steps is None else model.flops_per_token() * batch * steps  # whole run, on all ranks
-        if _is_long_enough(config.target_seconds, flops, runtime):
-            model.compile_parts()
-        else:
-            print0("not compiled: the run ends before the compiler would")
+    if config.compile and _is_long_enough(start, model, runtime):
+        model.compile_parts()
     groups = build_groups(
         model.named_parameters(),
         learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
-        batch_scale=rate_scale(batch),
-        width=shape.width,
-        matrix_weight_decay=weight_decay,
+        batch_scale=rate_scale(start.batch),
+        width=start.shape.width,
+        matrix_weight_decay=start.weight_decay,
     )
-    return model, Optimizer(groups, runtime.rank, runtime.world_size, **runtime.optimizer_options), rows
+    optimizer = Optimizer(
+        groups,
+        runtime.rank,
+        runtime.world_size,
+        polar_dtype=torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
+        compile=runtime.device.type == "cuda",  # on a CPU it gains too little
+    )
+    return model, optimizer, rows
 
 
-def _device_rows(config: TrainingSettings, weights: Checkpoint | int, batch: int, model: GPT, runtime: Runtime) -> int:
-    """Return the rows in a micro-batch for `batch` tokens a step, and print how they were chosen."""
-    length = config.max_seq_len
+def _device_rows(start: "_Start", model: GPT, runtime: Runtime) -> int:
+    """Return the rows in a micro-batch."""
+    asked, length, weights = start.config.device_batch_size, start.config.max_seq_len, start.weights
     # Sizes that divide a step's rows on each rank.
-    legal = legal_rows(batch, length, runtime.world_size)
+    legal = legal_rows(start.batch, length, runtime.world_size)
     before = weights.manifest["loop"]["device_batch"] if isinstance(weights, Checkpoint) else None
-    if config.device_batch_size != "auto":
-        size, reason = read_rows(config.device_batch_size), "as asked"
+    if asked != "auto":
+        size = read_rows(asked)
     elif before in legal:
         # Free memory may differ by now, and another size would change the rounding.
-        size, reason = before, "as before"
+        size = before
     else:
         # Any tokens will do; all rows in this rank's step.
         ids = torch.zeros(legal[-1], length, dtype=torch.int64, device=runtime.device)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         reserve = OPTIMIZER_BYTES * parameters // runtime.world_size
-        size, reason = largest_device_batch(model, next_token, (ids, ids), runtime, reserve), "the most that fit"
-    parts = accumulation_steps(batch, size, length, runtime.world_size)  # refuses impossible sizes
-    print0(f"device batch: {size} rows of {length:,} tokens, {reason}; {parts} of them make a step on each rank")
+        size = largest_device_batch(model, next_token, (ids, ids), legal, runtime, reserve)
+    parts = accumulation_steps(start.batch, size, length, runtime.world_size)  # refuses impossible sizes
+    print0(f"device batch: {size} rows of {length:,} tokens, {parts} of them in a step on each rank")
     return size
 
 
-def _is_long_enough(seconds: float, flops: float | None, runtime: Runtime) -> bool:
-    """Return True if a compiler pays in a run of so many seconds, or FLOPs; unknown length is long enough."""
-    if seconds > 0:
-        return seconds > COMPILING_SECONDS or runtime.device.type != "cpu"
-    return flops is None or runtime.compiling_pays(flops)
+def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime) -> bool:
+    """Return True if a compiler pays in the whole run; an unknown length is long enough."""
+    if start.steps is not None:
+        return runtime.compiling_pays(model.flops_per_token() * start.batch * start.steps)
+    is_short = start.seconds is not None and start.seconds <= COMPILING_SECONDS
+    return not (is_short and runtime.device.type == "cpu")
 
 
 # ---- resuming ----
@@ -149,20 +139,20 @@ def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer
     if resume == "never":
         set_aside(folder, saved)
         return None
-    if resume != "auto" and not resume.isdecimal():
-        raise ValueError(f"--resume={resume} is not known, take auto, never or a step's number")
-    if resume != "auto" and int(resume) not in saved:
-        raise ValueError(f"--resume={resume}: {folder} has {', '.join(map(str, saved)) or 'no checkpoints'}")
-    checkpoint = newest(folder) if resume == "auto" else load(folder, int(resume))
-    if checkpoint is None:
-        if saved:
+    if resume == "auto":
+        if not saved:
+            return None
+        checkpoint = newest(folder)
+        if checkpoint is None:
             raise ValueError(f"{folder} has checkpoints, but none is intact: --resume=never starts again")
-        return None
-    if differences := _differences(checkpoint, config, tokenizer):
-        differences = "; ".join(differences)
-        raise ValueError(
-            f"{folder} holds another run: {differences}. Take another --tag, or start again: --resume=never"
-        )
+    else:
+        if resume not in map(str, saved):
+            raise ValueError(f"--resume={resume}: take auto, never, or a step of {saved} in {folder}")
+        checkpoint = load(folder, int(resume))
+    differences = _differences(checkpoint, config, tokenizer)
+    if differences:
+        found = "; ".join(differences)
+        raise ValueError(f"{folder} holds another run: {found}. Take another --tag, or start again: --resume=never")
     if resume != "auto":
         set_aside(folder, [step for step in saved if step > checkpoint.step])
     return checkpoint.step
@@ -229,13 +219,9 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
     parent = {"stage": MODELS[config.source], "tag": config.parent_tag}
     origin = resumed  # has everything that the parent gave
     if origin is None:
-        # -1: the parent's newest checkpoint.
-        step = None if config.model_step < 0 else config.model_step
-        origin = find_model(parent["stage"], parent["tag"], step, runtime)
+        origin = find_model(parent["stage"], parent["tag"], config.model_step, runtime)
     manifest = origin.manifest
-    takes_states = config.warm_start and not resumed
-    if takes_states and not manifest["optimizer"]:  # an imported model
-        raise ValueError(f"{origin.path} has no optimizer's state to begin with, give --no-warm-start")
+    takes_states = config.warm_start and not resumed and manifest["optimizer"]  # an imported model has none
     config = inherit(config, manifest)  # no field is None from here on
     # Rollouts count rows, at most as long as the context.
     batch = rows * config.max_seq_len if rows else config.total_batch_size
@@ -286,16 +272,7 @@ def training(
             start = _start_from_parent(config, rows, resumed, runtime)
         if resumed:
             runtime = runtime.with_dtype(resumed.manifest["dtype"])  # `auto` may choose another on another day
-        model, optimizer, device_rows = build(  # prints the choices that were made
-            start.shape,
-            start.config,
-            start.weights,
-            runtime,
-            batch=start.batch,
-            steps=start.steps,
-            weight_decay=start.weight_decay,
-            in_fp8=in_fp8,
-        )
+        model, optimizer, device_rows = build(start, runtime, in_fp8)
         # Schedules multiply the initial rate.
         for group in optimizer.groups:
             group.initial_lr *= start.first_rate
@@ -320,7 +297,6 @@ class Trainer:
     model: GPT
     optimizer: Optimizer
     device_rows: int  # in a micro-batch
-    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # task to learn from -> rows and file hashes
 
     @property
     def config(self) -> TrainingSettings:
@@ -351,20 +327,15 @@ class Trainer:
         merge: Callable[[list[dict]], dict] = lambda states: states[0],
         split: Callable[[Batch, int], list[Batch]] = by_rows,
         after_step: Sequence[Callable[[State], None]] = (),
-        note: Callable[[State], str] = lambda state: "",
     ) -> State:
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
 
         source: a context manager too. data: describes it in the manifest, or else `tasks`, which returns rows and file
-        hashes of each task; they must not change before a resume. merge: joins all ranks' source states. split,
-        after_step, note: as in LoopOptions.
+        hashes of each task. merge: joins all ranks' source states. split, after_step: as in LoopOptions.
         """
-        self.tasks = self.runtime.broadcast(tasks)  # one rank reads the files and hashes
-        self._check_tasks()
-        if data is None:
-            data = source.state_dict()["setting"] | {"tasks": self.tasks}
+        if data is None:  # one rank reads the files and hashes
+            data = source.state_dict()["setting"] | {"tasks": self.runtime.broadcast(tasks)}
         config = self.config
-        refresh = [lambda state: fp8.refresh(self.model)]  # 8-bit copies follow the weights
         options = LoopOptions(
             device_batch=self.device_rows,
             flops_per_token=self.model.flops_per_token(),
@@ -374,9 +345,8 @@ class Trainer:
             untimed_steps=config.untimed_steps,
             clip=config.grad_clip,
             save_every=config.save_every,
-            after_step=[*refresh, *after_step],
+            after_step=[lambda state: fp8.refresh(self.model), *after_step],  # 8-bit copies follow the weights
             split=split,
-            note=note,
         )
         # The last save ends inside `stop_requests`: a second signal ends it too.
         with stop_requests() as requests, source, self._saving(source, merge, data) as save:
@@ -399,7 +369,6 @@ class Trainer:
         if state.stop:
             print0(f"stopped by {state.stop} after step {state.step:,}: run the same command again to resume")
             return
-        # Nothing was trained: the first outcome stays.
         is_old = self.resumed is not None and self.resumed.step == state.step
         if is_old and (self.folder / "outcome.json").exists():  # else a crash came before writing
             print0(f"the run ended at step {state.step:,}: nothing is left to train")
@@ -409,27 +378,45 @@ class Trainer:
         self.outcome.config = asdict(self.config)
         self.outcome.metrics = {**metrics, **run_metrics(state, self.runtime)}
         self.outcome.curves = training_curves(self.log.path)  # also from before a resume
-        if self.tasks:
-            self.outcome.tables.append(task_table(self.tasks))
         # The manifest has the hashes for all other files.
-        self.outcome.add_artifact(self.folder / "latest" / MANIFEST)
+        self.outcome.add_artifact(self.folder / f"step_{state.step:06d}" / MANIFEST)
         self.outcome.write()
 
-    def _check_tasks(self) -> None:
-        """Refuse to resume on other tasks than the run was started with."""
-        if not (self.resumed and self.tasks):
-            return
-        now = self.tasks
-        before = self.resumed.manifest["data"].get("tasks", {})
-        changed = [name for name in before | now if before.get(name) != now.get(name)]  # also added or left out
-        if changed:
-            raise ValueError(
-                f"{self.folder}: the data of {', '.join(changed)} has changed since the run was started. Put the old "
-                f"data back, take another --tag, or start again: --resume=never"
-            )
+    def tune_on_chats(
+        self,
+        chats: Any,
+        new_chats: Sequence[dict],
+        supervise: str,
+        evaluations: Sequence[Evaluation],
+        metrics: Mapping[str, Any],
+    ) -> None:
+        """Train on conversations and write the outcome; the config is ChatTuneSettings.
+
+        chats: a Mixture (tasks/mixing.py). new_chats: counted only. supervise: as in ChatLoader. metrics: further ones.
+        """
+        from nanochat.packing import ChatLoader  # base training does without
+
+        source = ChatLoader(
+            chats,
+            self.tokenizer,
+            self.rows,
+            self.config.max_seq_len,
+            supervise=supervise,
+            epochs=self.config.epochs,
+            seed=self.config.seed,
+            rank=self.runtime.rank,
+            world_size=self.runtime.world_size,
+            device=self.runtime.device,
+        )
+        state = self.fit(source, next_token, evaluations, tasks=chats.origin)
+        rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
+        self.finish(state, rows | metrics | chat_tuning_metrics(state, source))
 
     def _restore(self, source: BatchSource) -> State:
-        """Return the state to train from; optimizer, source and random generators are as they were saved."""
+        """Return the state to train from; optimizer and source are as they were saved.
+
+        Random generators are not: all of them start from a seed and a position.
+        """
         if self.resumed is None:
             self.log.resume(-1)  # marks old records as another run's
             return State()
@@ -437,7 +424,6 @@ class Trainer:
         # The model has its weights since it was built.
         self.optimizer.load_state_tensors(self.resumed.optimizer_state)
         source.load_state_dict(manifest["source"])  # even in the middle of an epoch
-        set_rng_state(manifest["rng"])  # rank 0's, on every rank
         self.log.resume(self.resumed.step)
         return State.from_record(manifest["loop"])
 
@@ -449,7 +435,10 @@ class Trainer:
         data: list[dict[str, Any]] | dict[str, Any],
     ) -> Iterator[Callable[[State], None]]:
         """Yield a function that saves a checkpoint: a collective. The last one is on disk when the block ends."""
-        self._check_room()
+        # Refuse to start without room for the checkpoints of this run: one is written before an old one goes.
+        copies = max(1, self.config.keep_last + 1 - len(steps(self.folder)))
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        check_free_space(self.folder, copies * CHECKPOINT_BYTES * parameters, "the checkpoints of this run")
         # Manifest entries shared by all checkpoints.
         record = self.start.record | {
             "stage": self.stage,
@@ -463,32 +452,14 @@ class Trainer:
             self.runtime.rank,
             self.runtime.world_size,
             self.config.keep_last,
-            self.config.keep_every,
             self.runtime.store,
         )
 
         def save(state: State) -> None:
             # The optimizer's states are gathered a parameter at a time, while they are copied.
             merged = merge(self.runtime.all_gather(source.state_dict()))  # works for another number of ranks too
-            progress = {"loop": asdict(state), "source": merged, "rng": rng_state()}
+            progress = {"loop": asdict(state), "source": merged}
             saver.save(state.step, self.model.state_dict(), self.optimizer.state_tensors(), record | progress)
 
         with saver:
-            try:
-                yield save
-            except FloatingPointError as error:
-                with suppress(OSError):  # printed when it happened; it does not end this run
-                    saver.wait()
-                saved = steps(self.folder)  # candidates for a resume
-                kept = f"the checkpoint of step {saved[-1]:,} is kept" if saved else "no checkpoint was saved before"
-                raise FloatingPointError(f"{error}; {kept} in {self.folder}") from None
-
-    def _check_room(self) -> None:
-        """Refuse to start if the disk has no room for the checkpoints that will exist at the same time."""
-        config = self.config
-        copies = max(1, config.keep_last + 1 - len(steps(self.folder)))  # one is written before an old one goes
-        parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        check_free_space(self.folder, copies * CHECKPOINT_BYTES * parameters, "the checkpoints of this run")
-        if config.keep_every or not config.keep_last:
-            flag = f"--keep-every={config.keep_every}" if config.keep_last else "--keep-last=0"
-            print0(f"checkpoints: there is room for {copies}; the ones that {flag} keeps besides are not counted")
+            yield save

@@ -7,9 +7,9 @@ gives a shared flag another default in one script.
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
-from nanochat.config import Count, changed, option
+from nanochat.config import Count, changed, flag_of, option
 from nanochat.log import print0
-from nanochat.stages import MODELS
+from nanochat.stages import Source
 
 Settings = TypeVar("Settings", bound="FineTuneSettings")
 
@@ -44,7 +44,7 @@ class DeviceSettings:
 
     # A run may move to another machine, but keeps the precision that it began with.
     device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", may_change=True)
-    dtype: str = option("auto", "precision: auto, bf16, fp16 or fp32 (auto on a CPU: the faster one)", group="device")
+    dtype: str = option("auto", "precision: auto, bf16, fp16 or fp32", group="device")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,17 @@ class CheckpointChoice(TagSettings):
 class ModelChoice(CheckpointChoice):
     """A trained model: stage, run and checkpoint."""
 
-    source: str = option("sft", f"stage of the model: {', '.join(MODELS)}", group="model", short="-i")
+    source: Source = option("sft", "stage of the model", group="model", short="-i")
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """The choice of each next token."""
+
+    temperature: float = option(0.0, "sampling temperature (0: greedy)", group="samples", least=0, short="-t")
+    top_k: Count = option(50, "sample from the k likeliest tokens (0: from all)", group="samples", least=0, short="-k")
+    max_new_tokens: Count = option(512, "maximum length of an answer", group="samples", least=1)
+    seed: Count = option(0, "seed for sampled answers", group="samples", least=0, in_card=False)
 
 
 @dataclass(frozen=True)
@@ -74,8 +84,21 @@ class TextSettings:
     """Text for training a tokenizer or a model, and for evaluation."""
 
     # corpus.open_corpus has the grammar for names and mixes.
-    data: str = option("auto", "folder of text, name of a corpus, or a mix of them", group="data")
-    num_shards: Count = option(0, "shards of a named corpus (0: its default)", group="data", least=0, in_card=False)
+    data: str = option("auto", "folder of text, name of a corpus, or a mix of them", group="data", in_card=False)
+
+
+@dataclass(frozen=True)
+class CorpusSettings(TextSettings):
+    """Text for a model."""
+
+    num_shards: Count = option(0, "shards of a named corpus (0: chosen)", group="data", least=0, in_card=False)
+
+
+@dataclass(frozen=True)
+class TokenizerSettings(TextSettings, TagSettings):
+    """A tokenizer and its text."""
+
+    tag: str = changed(TagSettings, "tag", "default")
 
 
 # ---- groups for training ----
@@ -130,14 +153,13 @@ class HorizonSettings:
     """The length of a run: at most one flag that ends a run is given."""
 
     # -1: not given. Flags in this group end a run; a script may add others.
-    num_iterations: Count = option(-1, "steps to train", group="horizon", unit="STEPS")
-    target_seconds: float = option(-1.0, "seconds to train", group="horizon", unit="SECONDS")
+    num_iterations: Count = option(-1, "steps to train", group="horizon")
+    target_seconds: float = option(-1.0, "seconds to train", group="horizon")
     # A limit on training time alone, as in competitions, should not include the compiler.
     untimed_steps: Count = option(
         0,
         "first steps of each process that do not count toward --target-seconds (compilation)",
         group="horizon",
-        unit="STEPS",
         least=0,
         may_change=True,
         in_card=False,
@@ -145,11 +167,11 @@ class HorizonSettings:
 
     def __post_init__(self):
         given = self.given_horizon()
-        flags = [f"--{name.replace('_', '-')}={value:g}" for name, value in given.items()]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(flags)} are {len(given)} horizons: keep one of them")
-        if given and not min(given.values()) > 0:  # NaN is not above 0 either
-            raise ValueError(f"{flags[0]} is no horizon: the value has to be more than 0")
+            raise ValueError(f"{' and '.join(map(flag_of, given))} each end the run: keep one of them")
+        for name, value in given.items():
+            if not value > 0:  # NaN is not above 0 either
+                raise ValueError(f"{flag_of(name)} has to be more than 0, not {value:g}")
 
     def given_horizon(self) -> dict[str, float]:
         """Return the flag that ends the run and its value; nothing for the script's default."""
@@ -164,7 +186,7 @@ class BatchSettings:
     """The size of a step. Gradients are summed over micro-batches and ranks, so only the total changes the training."""
 
     # Also limits prompts with answers, once the model is used.
-    max_seq_len: Count | None = option(2048, "length of a row", group="batch", least=1, unit="TOKENS")
+    max_seq_len: Count | None = option(2048, "length of a row", group="batch", least=1)
     # Only memory decides: the result differs by rounding only.
     device_batch_size: str = option(
         "auto",
@@ -178,7 +200,6 @@ class BatchSettings:
         "tokens of a step (-1: chosen for the horizon)",
         group="batch",
         least=1,
-        unit="TOKENS",
     )
 
 
@@ -204,7 +225,6 @@ class OptimizerSettings:
         "steps of learning rate warmup",
         group="optimizer",
         least=0,
-        unit="STEPS",
     )
     warmdown_ratio: float = option(
         0.65,
@@ -231,7 +251,6 @@ class CheckpointSettings:
         1000,
         "save a checkpoint every N steps (-1: only at the end)",
         group="checkpoints",
-        unit="N",
         least=-1,
         may_change=True,
         in_card=False,
@@ -241,15 +260,6 @@ class CheckpointSettings:
         2,
         "newest checkpoints to keep (0: all)",
         group="checkpoints",
-        least=0,
-        may_change=True,
-        in_card=False,
-    )
-    keep_every: Count = option(
-        0,
-        "also keep the checkpoints of every N-th step (0: none)",
-        group="checkpoints",
-        unit="N",
         least=0,
         may_change=True,
         in_card=False,
@@ -265,7 +275,6 @@ class EvaluationSettings:
         250,
         "validate every N steps (0: only before and after training; -1: never)",
         group="evaluation",
-        unit="N",
         least=-1,
     )
 
@@ -291,7 +300,7 @@ class FineTuneSettings(TrainingSettings):
     """Training from another stage's checkpoint. A setting that is None is the parent's (see `inherit`)."""
 
     # The parent: its stage, its run, its checkpoint.
-    source: str = changed(ModelChoice, "source", "base", text=f"stage to start from: {', '.join(MODELS)}", short=None)
+    source: Source = changed(ModelChoice, "source", "base", text="stage to start from", short=None)
     # One tag through all stages needs no flag.
     model_tag: str = option("", "run to start from (default: the run of the same tag)", group="model")
     model_step: Count = option(
@@ -306,7 +315,6 @@ class FineTuneSettings(TrainingSettings):
         -1.0,
         "passes over the data (1 if no horizon is given)",
         group="horizon",
-        unit="EPOCHS",
     )
 
     # None: the parent's value.
@@ -330,12 +338,7 @@ class FineTuneSettings(TrainingSettings):
         group="optimizer",
         least=0,
     )
-    warm_start: bool = option(True, "start with the optimizer state of the parent", group="optimizer")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.source not in MODELS:
-            raise ValueError(f"--source={self.source} is not one of {', '.join(MODELS)}")
+    warm_start: bool = option(True, "start with the optimizer state of the parent, if it has one", group="optimizer")
 
     @property
     def parent_tag(self) -> str:
@@ -362,14 +365,12 @@ class ChatTuneSettings(FineTuneSettings):
         -1,
         "tokens of the validation rows (-1: 5e6, on a CPU 125,000)",
         group="evaluation",
-        unit="TOKENS",
     )
     # Task scores cost more than validation.
     eval_metrics_every: Count = option(
         200,
         "score the tasks every N steps (0: only after training; -1: never)",
         group="evaluation",
-        unit="N",
         least=-1,
     )
     eval_metrics_max_problems: Count = option(1024, "problems of each task (0: all)", group="evaluation", least=0)
@@ -387,10 +388,9 @@ def inherit(config: Settings, manifest: dict[str, Any]) -> Settings:
     if parent["total_batch_size"] == -1:  # the parent chose the batch for its horizon
         parent = parent | {"total_batch_size": loop["tokens"] // loop["step"]}  # exact: all steps were equally large
     found = {name: parent[name] for name, value in asdict(config).items() if value is None}
+    print0("inherited:", *(f"{name}={value:g}" for name, value in found.items()))
+    config = replace(config, **found)
     limit = manifest["model"]["max_seq_len"]  # positions beyond were never trained
-    if config.max_seq_len is not None and config.max_seq_len > limit:
+    if config.max_seq_len > limit:
         raise ValueError(f"--max-seq-len={config.max_seq_len} is longer than the model's context, take at most {limit}")
-    if found:
-        shown = ", ".join(f"{name} {value:,}" for name, value in found.items())
-        print0(f"inherited: {shown}")
-    return replace(config, **found)
+    return config

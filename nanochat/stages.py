@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,4 @@ STAGES = (
     Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", "RL", SHOWN, source="rl"),
 )
 MODELS = {stage.source: stage.parent for stage in STAGES if stage.source}  # --source → stage
+Source = Literal[tuple(MODELS)]  # type of such a flag

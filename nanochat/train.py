@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nanochat import schedules
-from nanochat.log import MetricLog, StepProgress, print0, print_line
+from nanochat.log import MetricLog, StepProgress, print_line
 from nanochat.objectives import Batch, BatchSource, Objective
 from nanochat.optim import Optimizer
 from nanochat.runtime import Runtime, without_garbage_collection
@@ -64,10 +64,8 @@ class State:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "State":
         """Return the state in a manifest, also from an earlier version."""
-        names = [known.name for known in fields(cls)]
-        known = {name: record[name] for name in names if name in record}
-        # Until November 2026 `evaluated` was called `hooked`.
-        return cls(**{"evaluated": record.get("hooked", -1), **known})
+        names = {known.name for known in fields(cls)}
+        return cls(**{name: value for name, value in record.items() if name in names})
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,6 @@ class LoopOptions:
     save_every: int = 0  # steps; besides, a checkpoint is saved at the end and before a stop
     after_step: Sequence[Callable[[State], None]] = ()  # called in order when the weights have changed
     split: Callable[[Batch, int], list[Batch]] = by_rows  # a batch into micro-batches
-    note: Callable[[State], str] = lambda state: ""  # on a terminal, instead of the loss
 
 
 @dataclass
@@ -118,7 +115,6 @@ class _LaunchedStep:
     number: int  # the first one has 1
     start: float
     figures: Tensor  # of all ranks: loss sum, count, stop requests, rank 0's clock, metrics as pairs; gradient norm
-    own: Tensor  # of this rank, the same without the norm
     ready: torch.cuda.Event | None  # when `figures` have arrived on the host
     metrics: list[str]
     source_metrics: dict[str, float]
@@ -145,10 +141,10 @@ class TrainingLoop:
         self.state.stop = ""
         self._first_step = self.state.step  # where this process begins
         self._progress_line = StepProgress(self.options.steps)
-        self._loss_scale = LossScale(self.runtime, self.state)
+        self._is_fp16 = self.runtime.dtype == torch.float16
         self._seconds = self.state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
         self._settled_at = 0.0
-        self._launched: list[_LaunchedStep] = []  # oldest first; on a GPU one stays under way
+        self._under_way: _LaunchedStep | None = None  # on a GPU
 
     def run(self, evaluations: Sequence[Evaluation], save: Callable[[State], None], requests: Sequence[str]) -> None:
         """Train. Evaluations run between two steps, then the checkpoint is saved.
@@ -157,13 +153,13 @@ class TrainingLoop:
         loss or gradient that is not finite on one rank is a FloatingPointError on all, before the step is saved.
         """
         state = self.state
-        with without_garbage_collection() as collect, self._progress_line:
+        with without_garbage_collection() as collect:
             while True:
                 finished = self._progress() >= 1
                 due = [evaluation for evaluation in evaluations if evaluation.is_due(state, finished)]
                 saves = finished or is_multiple(state.step, self.options.save_every)
                 if due or saves or state.stop:
-                    self._settle()  # figures from steps under way; they may bring a request to stop
+                    self._settle()  # figures from the step under way; they may bring a request to stop
                 if finished:
                     state.stop = ""
                 if finished or state.stop:
@@ -171,14 +167,19 @@ class TrainingLoop:
                 if (due or saves or state.stop) and not self._is_as_resumed():
                     self._seconds = state.seconds = self.runtime.all_gather(self._seconds)[0]  # rank 0's clock
                     if not state.stop:
-                        self._evaluate(due, save)
+                        if finished and due and state.step > self._first_step:
+                            save(state)  # an evaluation that fails costs no step
+                        self._evaluate(due)
                     if saves or state.stop:
                         save(state)
                 if finished or state.stop:
                     return
-                self._launch(requests)
+                launched = self._launch(requests)
                 # On a GPU the host reads a step's figures while the device computes the next.
-                self._settle(keep=1 if self.runtime.device.type == "cuda" else 0)
+                self._settle()
+                self._under_way = launched
+                if self.runtime.device.type != "cuda":
+                    self._settle()
                 if state.step == self._first_step + 1 or state.step % COLLECT_EVERY == 0:
                     collect()  # compiling leaves much garbage
 
@@ -196,7 +197,7 @@ class TrainingLoop:
 
     # ---- a step ----
 
-    def _launch(self, requests: list[str]) -> None:
+    def _launch(self, requests: list[str]) -> _LaunchedStep:
         """Hand a step to the device: forward, backward, update. Only fp16 waits for a result.
 
         An idle step leaves the weights alone: with momentum, a zero gradient would still be an update.
@@ -215,8 +216,7 @@ class TrainingLoop:
         if not idle:
             totals, metrics = self._gradients(batch)
             self.optimizer.finish_reducing()  # first: all ranks need one order of collectives
-        own = self._own_figures(totals, metrics, requests)
-        figures = self.runtime.all_reduce(own.clone())  # `own` is kept, to find the rank at fault
+        figures = self.runtime.all_reduce(self._own_figures(totals, metrics, requests))
         norm = figures.new_zeros(()) if idle else self._update(figures[1])  # [1]: targets on all ranks
         state.step += 1
         state.progress = min(self._progress(), 1.0)
@@ -228,11 +228,10 @@ class TrainingLoop:
         if figures.device.type == "cuda":
             figures = figures.to("cpu", non_blocking=True)  # queued behind the update
             ready = torch.cuda.current_stream().record_event()
-        launched = _LaunchedStep(
+        return _LaunchedStep(
             number=state.step,
             start=start,
             figures=figures,
-            own=own,
             ready=ready,
             metrics=list(metrics),
             source_metrics=dict(self.source.metrics),
@@ -240,7 +239,6 @@ class TrainingLoop:
             tokens=batch[0].numel() * self.runtime.world_size,
             wait=wait,
         )
-        self._launched.append(launched)
 
     def _own_figures(self, totals: Tensor, metrics: dict[str, Tensor], requests: list[str]) -> Tensor:
         """Return this rank's figures, which are summed over ranks: the clock is rank 0's because others add 0."""
@@ -263,14 +261,15 @@ class TrainingLoop:
 
         Out of memory, the step starts again in smaller parts; an fp16 overflow, with half the scale.
         """
-        self._loss_scale.grow()
+        if self._is_fp16:
+            grow_loss_scale(self.state)
         while True:
             try:
                 sums = self._accumulate(batch)
             except torch.OutOfMemoryError:
                 self.state.device_batch = smaller_device_batch(self.state, len(batch[0]), self.runtime.rank)
             else:
-                if self._loss_scale.fits(self.optimizer):
+                if not (self._is_fp16 and halve_loss_scale(self.state, self.optimizer, self.runtime)):
                     return sums
             self.optimizer.restart()  # gradients already sent are complete, and stay
             if self.runtime.device.type == "cuda":
@@ -282,7 +281,7 @@ class TrainingLoop:
         micro_batches = self.options.split(batch, self.state.device_batch)
         for number, micro_batch in enumerate(micro_batches, 1):
             # The last backward sends the gradients, layer by layer. fp16 has to check them before.
-            sends = number == len(micro_batches) and not self._loss_scale.is_used
+            sends = number == len(micro_batches) and not self._is_fp16
             with self.optimizer.reduce_in_backward() if sends else nullcontext():
                 loss, count, measured = self.objective(self.model, micro_batch)
                 (loss * self.state.loss_scale).backward()  # adds up in `.grad` over micro-batches
@@ -294,18 +293,17 @@ class TrainingLoop:
 
     # ---- a step's figures ----
 
-    def _settle(self, keep: int = 0) -> None:
-        """Read and log the launched steps' figures, except for the last `keep`."""
-        while len(self._launched) > keep:
-            self._settle_step(self._launched.pop(0))
-
-    def _settle_step(self, step: _LaunchedStep) -> None:
+    def _settle(self) -> None:
+        """Read and log the figures of the step under way."""
+        step, self._under_way = self._under_way, None
+        if step is None:
+            return
         if step.ready is not None:
             step.ready.synchronize()  # for this copy; a later step computes on
         loss_sum, count, stop, clock, *pairs, norm = step.figures.tolist()
         loss = loss_sum / max(count, 1)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise FloatingPointError(not_finite(step, loss, norm, self.runtime))
+            raise FloatingPointError(f"step {step.number}: the loss is {loss}, the gradient's norm is {norm}")
         seconds = self._count(step, loss, clock)
         self.state.stop = "a signal" if stop else ""
         figures = self._figures(step, norm, seconds)
@@ -315,7 +313,7 @@ class TrainingLoop:
         self.log.write("train", step.number, **figures)
         smooth = self.state.smooth_loss / (1 - SMOOTHING**step.number)  # removes the pull toward 0 at the start
         figures["step"] = step.number
-        self._progress_line.update(figures, smooth, self.state.tokens, self.options.note(self.state))
+        self._progress_line.update(figures, smooth)
 
     def _count(self, step: _LaunchedStep, loss: float, clock: float) -> float:
         """Add a step to the state's clocks and totals; returns its seconds."""
@@ -363,99 +361,70 @@ class TrainingLoop:
 
     # ---- between steps ----
 
-    def _evaluate(self, due: Sequence[Evaluation], save: Callable[[State], None]) -> None:
-        """Run evaluations. If one fails, the trained steps are saved before the error ends the run."""
+    def _evaluate(self, due: Sequence[Evaluation]) -> None:
+        self.model.eval()
         for evaluation in due:
-            self.model.eval()
-            try:
-                evaluation.evaluate(self.state)
-            except Exception:
-                self._save_before_error(save)
-                raise
-            self.model.train()
+            evaluation.evaluate(self.state)
+        self.model.train()
         self.state.evaluated = self.state.step  # not repeated after a resume
-
-    def _save_before_error(self, save: Callable[[State], None]) -> None:
-        """Save if all ranks have failed; where only some have, a collective would wait for ever."""
-        state = self.state
-        if state.step > self._first_step and self.runtime.barrier(f"failed, step {state.step}"):
-            save(state)
-            print0(f"evaluation failed after step {state.step:,}: run the same command again to resume")
 
 
 # ---- beside the loop: fp16, memory, failures ----
 
 
-class LossScale:
-    """The loss factor that keeps small fp16 gradients from vanishing: halved on overflow, doubled in time."""
-
-    def __init__(self, runtime: Runtime, state: State):
-        self.is_used = runtime.dtype == torch.float16
-        self._runtime = runtime
-        self._state = state
-
-    def grow(self) -> None:
-        """Double the scale if it has not changed for long; called before a step."""
-        state = self._state
-        if self.is_used and state.step - state.loss_scale_step >= GROW_LOSS_SCALE_EVERY:
-            state.loss_scale = min(2 * state.loss_scale, MAX_LOSS_SCALE)
-            state.loss_scale_step = state.step
-
-    def fits(self, optimizer: Optimizer) -> bool:
-        """Return False if gradients overflowed on some rank; the scale is halved for another try."""
-        state = self._state
-        if not self.is_used or state.loss_scale <= MIN_LOSS_SCALE or self._all_finite(optimizer):
-            return True
-        state.loss_scale /= 2  # halving is exact
+def grow_loss_scale(state: State) -> None:
+    """Double fp16's factor for the loss, which keeps small gradients from vanishing, if it has not changed for long."""
+    if state.step - state.loss_scale_step >= GROW_LOSS_SCALE_EVERY:
+        state.loss_scale = min(2 * state.loss_scale, MAX_LOSS_SCALE)
         state.loss_scale_step = state.step
+
+
+def halve_loss_scale(state: State, optimizer: Optimizer, runtime: Runtime) -> bool:
+    """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
+    parameters = [parameter for group in optimizer.groups for _, parameter in group.params]
+    norm = nn.utils.get_total_norm(parameter.grad for parameter in parameters if parameter.grad is not None)
+    # All ranks decide alike. At the lowest scale the step counts, and its norm ends the run.
+    if runtime.all_reduce(norm).isfinite() or state.loss_scale <= MIN_LOSS_SCALE:
         return False
-
-    def _all_finite(self, optimizer: Optimizer) -> bool:
-        parameters = [parameter for group in optimizer.groups for _, parameter in group.params]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        overflowed = sum((~gradient.isfinite()).any().float() for gradient in gradients)
-        return not self._runtime.all_reduce(overflowed)  # all ranks decide alike
-
-
-def not_finite(step: _LaunchedStep, loss: float, norm: float, runtime: Runtime) -> str:
-    """Return the sentence about a step without finite figures: a collective, all ranks come to the same step."""
-    is_finite = runtime.all_gather(bool(step.own.isfinite().all()))
-    # No rank: only the sum of the gradients over ranks is not finite, and any rank may be at fault.
-    culprits = [f"rank {rank}" for rank, fine in enumerate(is_finite) if not fine] or ["any rank"]
-    found = f"the loss is {loss}"
-    if math.isfinite(loss):
-        found = f"the gradient's norm is {norm}, all losses are finite"
-    return f"step {step.number}: {found} ({', '.join(culprits)})"
+    state.loss_scale /= 2  # exact
+    state.loss_scale_step = state.step
+    return True
 
 
 def smaller_device_batch(state: State, rows: int, rank: int) -> int:
-    """Return about half a micro-batch's rows, a divisor of this rank's `rows`; ValueError if it was one row."""
+    """Return half a micro-batch's rows of this rank's `rows`; ValueError if it was one row."""
     where = f"step {state.step + 1}, rank {rank}: out of memory"
     size = min(state.device_batch, rows)
     if size == 1:
         raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
-    smaller = _largest_divisor(rows, size // 2)
+    smaller = size // 2
     print_line(f"{where}, the step starts again with --device-batch-size={smaller}")
     return smaller
 
 
 def largest_device_batch(
-    model: nn.Module, objective: Objective, batch: Batch, runtime: Runtime, reserve: int = 0
+    model: nn.Module,
+    objective: Objective,
+    batch: Batch,
+    sizes: Sequence[int],
+    runtime: Runtime,
+    reserve: int,
 ) -> int:
-    """Return the most rows from a step's batch that fit through forward and backward at once, the same on all ranks.
+    """Return the largest size, in rows, whose forward and backward fit into memory, the same on all ranks.
 
-    reserve: bytes that the optimizer will take later. A GPU tries; elsewhere the bytes that one row saves for its
-    backward are counted, and half the free memory is given to them. The model is not compiled yet.
+    batch: a step's. sizes: to choose from, in order. reserve: bytes that the optimizer will take later. A GPU tries;
+    elsewhere a size with at most CPU_TOKENS fits. The model is not compiled yet.
     """
-    rows = len(batch[0])
-    size = rows
-    if runtime.device.type == "cuda":
-        while size > 1 and not _fits(model, objective, batch, size, reserve):
-            size = _largest_divisor(rows, size - 1)
-    else:
-        bytes_per_row = max(1, _saved_bytes(model, objective, batch))
-        size = min(runtime.free_memory() // 2 // bytes_per_row, CPU_TOKENS // batch[0][0].numel())
-    return _largest_divisor(rows, min(runtime.all_gather(size)))  # the rank with least memory decides
+    fitting = sizes[0]
+    for size in reversed(sizes):
+        if runtime.device.type == "cuda":
+            fits = _fits(model, objective, batch, size, reserve)
+        else:
+            fits = size * batch[0][0].numel() <= CPU_TOKENS
+        if fits:
+            fitting = size
+            break
+    return min(runtime.all_gather(fitting))  # the rank with least memory decides
 
 
 def _fits(model: nn.Module, objective: Objective, batch: Batch, rows: int, reserve: int) -> bool:
@@ -470,24 +439,3 @@ def _fits(model: nn.Module, objective: Objective, batch: Batch, rows: int, reser
     finally:
         model.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
-
-
-def _saved_bytes(model: nn.Module, objective: Objective, batch: Batch) -> int:
-    """Return the bytes that the first row of a batch saves for its backward, without weights and the batch itself."""
-    sizes: dict[int, int] = {}  # storage address -> bytes: tensors may share one
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        objective(model, tuple(part[:1] for part in batch))
-    for tensor in (*model.parameters(), *batch):
-        sizes.pop(tensor.untyped_storage().data_ptr(), None)  # in memory anyway
-    return sum(sizes.values())
-
-
-def _largest_divisor(number: int, limit: int) -> int:
-    """Return the largest divisor of a number that is at most `limit`, and at least 1."""
-    return next(size for size in range(max(1, min(number, limit)), 0, -1) if number % size == 0)

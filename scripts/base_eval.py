@@ -10,18 +10,14 @@ from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
+from nanochat.settings import CheckpointChoice, DeviceSettings, LogSettings
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(DeviceSettings, CheckpointChoice, LogSettings):
     """Evaluate a base model on the CORE metric."""
 
-    tag: str = option("d12", "run to evaluate", group="model", in_card=False)
-    step: Count = option(-1, "checkpoint step, -1: newest", group="model", least=-1, in_card=False)
-    max_per_task: Count = option(-1, "items per task, -1: all", group="tasks", least=-1)
-    device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", in_card=False)
-    dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device", in_card=False)
-    run: str = option("dummy", "run name in W&B, dummy: no W&B", group="run", in_card=False)
+    max_per_task: Count = option(-1, "items of each task (-1: all)", group="tasks", least=-1)
 
 
 def main(config: Config) -> None:
@@ -33,8 +29,7 @@ def main(config: Config) -> None:
 
     outcome = Outcome.begin("base_eval", config.tag, config)
     with setup(config.device_type, config.dtype) as runtime:
-        step = None if config.step < 0 else config.step
-        model, tokenizer, checkpoint = load_model("base_train", config.tag, step, runtime)
+        model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
         folder = stage_dir("base_eval", config.tag)
         limit = max(config.max_per_task, 0)
         results = evaluate_core(model, tokenizer, read_bundle(), runtime, limit, folder)

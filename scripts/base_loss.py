@@ -9,21 +9,27 @@ from nanochat.config import Count, changed, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
-from nanochat.settings import BatchSettings, CheckpointChoice, DeviceSettings, LogSettings, TextSettings
+from nanochat.settings import (
+    BatchSettings,
+    CheckpointChoice,
+    CorpusSettings,
+    DeviceSettings,
+    LogSettings,
+    TextSettings,
+)
 
 
 @dataclass(frozen=True)
-class Config(TextSettings, DeviceSettings, CheckpointChoice, LogSettings):
+class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
     """Evaluate the loss of a base model on training and validation text, and print samples."""
 
     data: str = changed(TextSettings, "data", "", text="folder of text, corpus or mix (default: the model's)")
-    eval_bytes: Count = option(4_000_000, "bytes of each kind of text", group="data", least=1, unit="BYTES")
+    eval_bytes: Count = option(4_000_000, "bytes of each kind of text", group="data", least=1)
     stride: Count = option(
         0,
         "also evaluate rows that overlap: tokens from one row to the next (0: do not)",
         group="data",
         least=0,
-        unit="TOKENS",
     )
     device_batch_size: Count = changed(
         BatchSettings,
@@ -44,8 +50,7 @@ def main(config: Config) -> None:
 
     outcome = Outcome.begin("base_loss", config.tag, config)
     with setup(config.device_type, config.dtype) as runtime:
-        step = None if config.step < 0 else config.step
-        model, tokenizer, checkpoint = load_model("base_train", config.tag, step, runtime)
+        model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
         data = config.data or checkpoint.manifest["config"]["data"]
         corpus = open_corpus(data, config.num_shards)
         samples = write_samples(model, tokenizer) if runtime.rank == 0 else []

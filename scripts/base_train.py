@@ -11,21 +11,14 @@ from nanochat.config import Count, changed, option, run
 from nanochat.log import format_value, print0
 from nanochat.outcome import pretraining_metrics
 from nanochat.paths import stage_dir
-from nanochat.settings import RunSettings, TextSettings, TrainingSettings
+from nanochat.settings import CorpusSettings, RunSettings, TrainingSettings
 
 
 @dataclass(frozen=True)
-class Config(TextSettings, TrainingSettings):
+class Config(CorpusSettings, TrainingSettings):
     """Pretrain the base model on a corpus. Everything that is not given follows from --depth."""
 
     tag: str = changed(RunSettings, "tag", "", text="name of the run, and of its folders (default: d and the depth)")
-    # The plan is made before data is downloaded: the horizon gives the number.
-    num_shards: Count = changed(
-        TextSettings,
-        "num_shards",
-        0,
-        text="shards of a named corpus (0: as many as the horizon needs)",
-    )
     # A dry run needs shapes alone, so no GPU, corpus or tokenizer has to be there.
     dry_run: bool = option(
         False,
@@ -48,7 +41,7 @@ class Config(TextSettings, TrainingSettings):
     # A row of models.CONFIGURATIONS; fields of GPTConfig may follow: --model=reference,backout=false
     model: str = option("reference", "architecture: reference, induction, october-2025 or portable", group="model")
     # With --aspect-ratio and --head-dim, depth gives width and heads: see scaling._sizes.
-    depth: Count = option(12, "layers; other sizes follow from it", group="model", least=1, unit="LAYERS")
+    depth: Count = option(12, "layers; other sizes follow from it", group="model", least=1)
     aspect_ratio: Count = option(64, "width per layer of depth", group="model", least=1)
     width: Count = option(0, "width of the model (0: from the depth)", group="model", least=0)
     head_dim: Count = option(128, "width of a head; the model's is a multiple of it", group="model", least=1)
@@ -60,12 +53,11 @@ class Config(TextSettings, TrainingSettings):
         group="model",
     )
     # HorizonSettings allows one flag in this group, --num-iterations and --target-seconds included.
-    target_flops: float = option(-1.0, "FLOPs to spend", group="horizon", unit="FLOPS")
+    target_flops: float = option(-1.0, "FLOPs to spend", group="horizon")
     target_param_data_ratio: float = option(
         -1.0,
         "tokens per parameter (12 if no horizon is given)",
         group="horizon",
-        unit="RATIO",
     )
 
     tokenizer_tag: str = option("default", "run that trained the tokenizer", group="data", in_card=False)
@@ -83,13 +75,11 @@ class Config(TextSettings, TrainingSettings):
         "bytes of validation text (-1: 20 MB, on a CPU 500 kB)",
         group="evaluation",
         least=1,
-        unit="BYTES",
     )
     core_metric_every: Count = option(
         -1,
         "estimate the CORE metric every N steps (0: only after training; -1: never)",
         group="evaluation",
-        unit="N",
         least=-1,
         may_change=True,
     )
@@ -105,7 +95,6 @@ class Config(TextSettings, TrainingSettings):
         2000,
         "print samples every N steps (0: only after training; -1: never)",
         group="evaluation",
-        unit="N",
         least=-1,
         may_change=True,
     )
@@ -125,20 +114,19 @@ def main(config: Config) -> None:
 
     config = replace(config, tag=config.tag or f"d{config.depth}")
     vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
-    is_trained = vocabulary.exists()  # a dry run may come first
-    tokenizer = Tokenizer.load(vocabulary) if is_trained or not config.dry_run else None
-    vocab_size = tokenizer.vocab_size if tokenizer else None  # None: plan_run assumes a size
-    bos_id = tokenizer.special_tokens["<|bos|>"] if tokenizer else 0
-    plan = plan_run(config, vocab_size, bos_id)
-    if config.dry_run and config.json:  # nothing else on stdout, for programs that parse the record
-        ranks, accelerator = planned_hardware(config.on)
-        print0(json.dumps(dry_run_record(plan, estimate(plan, config, ranks, accelerator))))
-        return
-    summary = [f"{name}: {format_value(value)}" for name, value in plan.summary.items()]
-    print0(*plan.notes, *summary, sep="\n")
+    if config.dry_run and not vocabulary.exists():
+        tokenizer = None
+        plan = plan_run(config, None)  # assumes a size of the vocabulary
+    else:
+        tokenizer = Tokenizer.load(vocabulary)
+        plan = plan_run(config, tokenizer.vocab_size, tokenizer.special_tokens["<|bos|>"])
+    if not config.json:  # for programs: nothing else on stdout
+        summary = [f"{name}: {format_value(value)}" for name, value in plan.summary.items()]
+        print0(*plan.notes, *summary, sep="\n")
     if config.dry_run:
-        ranks, accelerator = planned_hardware(config.on)
-        print0(*estimate(plan, config, ranks, accelerator).lines(), sep="\n")
+        estimated = estimate(plan, config, *planned_hardware(config.on))
+        lines = [json.dumps(dry_run_record(plan, estimated))] if config.json else estimated.lines()
+        print0(*lines, sep="\n")
         return
 
     # From here on the folder is locked, and the model is built.

@@ -8,37 +8,26 @@ import sys
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 
-from nanochat.config import Count, option, run
+from nanochat.config import changed, option, run
 from nanochat.log import print0
 from nanochat.paths import base_dir
+from nanochat.settings import DeviceSettings, ModelChoice, SamplingSettings
 from nanochat.stages import MODELS
 
 HISTORY = "chat_cli/history.txt"  # typed lines, below the base folder
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(SamplingSettings, DeviceSettings, ModelChoice):
     """Chat with a model. In a pipe, stdout has answers only and stderr everything else."""
 
-    source: str = option(
-        "", f"stage of the model: {', '.join(MODELS)}; empty: the last stage with a model", group="model", short="-i"
-    )
-    tag: str = option("", "run of the model, empty: the newest", group="model", short="-g")
-    step: Count = option(-1, "checkpoint of the model, -1: the newest", group="model", least=0, short="-s")
-    prompt: str | None = option(
-        None, "answer one message and exit; -: read the message from stdin", group="chat", unit="TEXT", short="-p"
-    )
-    temperature: float = option(0.6, "sampling temperature, 0: greedy", group="sampling", least=0, short="-t")
-    top_k: Count = option(50, "sample from the k likeliest tokens, 0: from all", group="sampling", least=0, short="-k")
-    top_p: float = option(1.0, "sample from the likeliest tokens with this total probability", group="sampling")
-    max_new_tokens: Count = option(512, "most tokens of an answer", group="sampling", least=1, unit="TOKENS")
-    seed: Count = option(0, "seed of the first answer; each next answer adds 1", group="sampling", least=0)
-    device_type: str = option("auto", "auto, cuda, mps or cpu", group="device")
-    dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device")
+    source: str = changed(ModelChoice, "source", "", text="stage of the model (default: the last with a model)")
+    tag: str = changed(ModelChoice, "tag", "", text="run of the model (default: the newest)")
+    prompt: str | None = option(None, "answer one message and exit (-: read it from stdin)", group="chat", short="-p")
+    temperature: float = changed(SamplingSettings, "temperature", 0.6)
+    top_p: float = option(1.0, "sample from the likeliest tokens with this total probability", group="samples")
 
     def __post_init__(self):
-        if self.source not in ("", *MODELS):
-            raise ValueError(f"--source={self.source} is not one of {', '.join(MODELS)}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"--top-p={self.top_p} has to be above 0 and at most 1")
         if self.prompt == "":
@@ -62,8 +51,7 @@ def main(config: Config) -> None:
         if not interactive:
             stack.enter_context(redirect_stdout(sys.stderr))
         runtime = stack.enter_context(setup(config.device_type, config.dtype))
-        step = None if config.step < 0 else config.step  # None: the newest
-        model, tokenizer, _ = load_model(MODELS[source], tag, step, runtime)
+        model, tokenizer, _ = load_model(MODELS[source], tag, config.step, runtime)
         settings = Request(
             tokens=(),  # of each prompt
             max_new_tokens=config.max_new_tokens,

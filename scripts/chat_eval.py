@@ -10,6 +10,7 @@ from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
+from nanochat.settings import DeviceSettings, LogSettings, ModelChoice, SamplingSettings
 from nanochat.stages import STAGES
 from tasks import JUDGED, open_tasks, pick
 
@@ -18,29 +19,17 @@ SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(SamplingSettings, DeviceSettings, ModelChoice, LogSettings):
     """Evaluate a model on tasks."""
 
-    source: str = option("sft", f"model's stage: {', '.join(SOURCES)}", group="model", short="-i")
-    tasks: str = option("", f"tasks, joined by |: {', '.join(JUDGED)}; empty: ChatCORE", group="tasks", short="-a")
-    dtype: str = option("auto", "auto, bf16, fp16 or fp32", group="device")
-    temperature: float = option(0.0, "sampling temperature, 0: the likeliest token", group="samples", least=0)
-    max_new_tokens: Count = option(512, "maximum length of an answer", group="samples", least=1, unit="TOKENS")
-    num_samples: Count = option(1, "answers per problem, for pass@k", group="samples", least=1)
-    top_k: Count = option(50, "sample from the k likeliest tokens, 0: from all", group="samples", least=0)
-    batch_size: Count = option(64, "prompts per batch where letters are chosen", group="device", least=1)
-    slots: Count = option(0, "rows generated at once, 0: device default", group="device", least=0, in_card=False)
-    tag: str = option("d12", "run to evaluate", group="model", in_card=False)
-    step: Count = option(-1, "checkpoint step, -1: newest", group="model", least=-1)
-    max_problems: Count = option(0, "problems per task, 0: all", group="tasks", least=0)
+    tasks: str = option("", f"tasks, joined by |: {', '.join(JUDGED)} (default: ChatCORE)", group="tasks", short="-a")
+    max_problems: Count = option(0, "problems of each task (0: all)", group="tasks", least=0)
     unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them", group="tasks")
-    device_type: str = option("auto", "auto, cuda, mps or cpu", group="device")
-    seed: Count = option(0, "seed for sampled answers", group="samples", least=0, in_card=False)
-    run: str = option("dummy", "run name in W&B, dummy: no W&B", group="run", in_card=False)
+    num_samples: Count = option(1, "answers per problem, for pass@k", group="samples", least=1)
+    batch_size: Count = option(64, "prompts per batch where letters are chosen", group="device", least=1)
+    slots: Count = option(0, "rows generated at once (0: chosen)", group="device", least=0, in_card=False)
 
     def __post_init__(self):
-        if self.source not in SOURCES:
-            raise ValueError(f"--source={self.source} is not one of {', '.join(SOURCES)}")
         if self.num_samples > 1 and not self.temperature:
             raise ValueError(f"--num-samples={self.num_samples} would all be the same, add --temperature=1")
         pick(self.tasks, JUDGED)  # an unknown task is an error before the model is loaded
@@ -66,8 +55,7 @@ def main(config: Config) -> None:
         seed=config.seed,
     )
     with setup(config.device_type, config.dtype) as runtime:
-        step = None if config.step < 0 else config.step
-        model, tokenizer, checkpoint = load_model(stage.parent, config.tag, step, runtime)
+        model, tokenizer, checkpoint = load_model(stage.parent, config.tag, config.step, runtime)
         # Spelling tasks take their words from the tokenizer's training text.
         tasks = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
         if not tasks:

@@ -12,27 +12,28 @@ from nanochat.settings import (
     EvaluationSettings,
     FineTuneSettings,
     OptimizerSettings,
+    SamplingSettings,
     TrainingDeviceSettings,
 )
+from nanochat.stages import Source
 from tasks import JUDGED, TASKS
 from tasks.common import find_task
 
 
 @dataclass(frozen=True)
-class Config(FineTuneSettings):
+class Config(FineTuneSettings, SamplingSettings):
     """Improve a model at a task with rewards for sampled answers. Settings that are None are the parent's."""
 
-    source: str = changed(FineTuneSettings, "source", "sft")
+    source: Source = changed(FineTuneSettings, "source", "sft")
     task: str = option("GSM8K", "task to learn; needs a train and a test split", group="data")
 
     # A step has examples_per_step * num_samples answers, each a training row.
     examples_per_step: Count = option(16, "prompts per step, over all ranks", group="samples", least=1)
     num_samples: Count = option(4, "answers sampled for each prompt", group="samples", least=2)
     # A longer answer is cut off, and then has no end token to learn.
-    max_new_tokens: Count = option(64, "longest answer", group="samples", least=1, unit="TOKENS")
+    max_new_tokens: Count = changed(SamplingSettings, "max_new_tokens", 64)
     # Above 0: without randomness all answers to a prompt would be equal, and teach nothing.
-    temperature: float = option(0.7, "sampling temperature", group="samples", least=0)
-    top_k: Count = option(50, "sample from the K likeliest tokens (0: from all)", group="samples", least=0)
+    temperature: float = changed(SamplingSettings, "temperature", 0.7)
 
     advantage: str = option(
         "mean",
@@ -57,7 +58,7 @@ class Config(FineTuneSettings):
     eval_every: Count = changed(EvaluationSettings, "eval_every", 60)
     eval_examples: Count = option(400, "test prompts per evaluation (0: all)", group="evaluation", least=0)
     # One answer is the likeliest; several are sampled, for pass@k.
-    eval_samples: Count = option(1, "answers per test prompt; above 1 also pass@k", group="evaluation", least=1)
+    eval_samples: Count = option(1, "answers per test prompt (above 1: also pass@k)", group="evaluation", least=1)
     save_every: Count = changed(CheckpointSettings, "save_every", 60)
 
 
@@ -99,10 +100,8 @@ def main(config: Config) -> None:
             epochs=config.epochs,
             record=samples.write,
         )
-        reference = None
-        if config.kl:
-            parent = trainer.start.record["parent"]  # with the step: a resumed run compares with the same weights
-            reference = load_model(parent["stage"], parent["tag"], parent["step"], trainer.runtime)[0]
+        parent = trainer.start.record["parent"]  # with the step: a resumed run compares with the same weights
+        reference = load_model(**parent, runtime=trainer.runtime)[0] if config.kl else None
         answers = Options(
             temperature=config.temperature if config.eval_samples > 1 else 0.0,
             top_k=config.top_k,

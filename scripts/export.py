@@ -6,30 +6,23 @@ python -m scripts.export -i base --tag=d8 --format=gguf
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from nanochat.config import Count, option, run
+from nanochat.config import option, run
 from nanochat.log import print0
 from nanochat.paths import base_dir
+from nanochat.settings import ModelChoice
 from nanochat.stages import MODELS
-
-FORMATS = ("hf", "tokenizer", "gguf")
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(ModelChoice):
     """Export a model, load it with the other program, and keep the files if both compute the same."""
 
-    format: str = option("hf", "hf (transformers), gguf (llama.cpp), or tokenizer (of hf, alone)", group="files")
-    out: str = option("", "new folder to write (default: one in NANOCHAT_BASE_DIR)", group="files", unit="FOLDER")
-    source: str = option("sft", f"stage of the model: {', '.join(MODELS)}", group="model", short="-i")
-    tag: str = option("d12", "tag of the run", group="model", short="-g")
-    step: Count = option(-1, "step of the checkpoint (-1: the newest)", group="model", least=-1, short="-s")
-
-    def __post_init__(self):
-        if self.format not in FORMATS:
-            raise ValueError(f"--format={self.format} is not one of {', '.join(FORMATS)}")
-        if self.source not in MODELS:
-            raise ValueError(f"--source={self.source} is not one of {', '.join(MODELS)}")
+    format: Literal["hf", "gguf", "tokenizer"] = option(
+        "hf", "hf (transformers), gguf (llama.cpp), or tokenizer (of hf, alone)", group="files"
+    )
+    out: str = option("", "new folder to write (default: one in NANOCHAT_BASE_DIR)", group="files")
 
 
 def main(config: Config) -> None:
@@ -42,10 +35,9 @@ def main(config: Config) -> None:
     writers = {"hf": hf.write_folder, "tokenizer": hf.write_tokenizer, "gguf": gguf.write_gguf}
     name = f"{config.tag}-{config.source}"
     out = Path(config.out).expanduser() if config.out else base_dir() / f"export/{name}-{config.format}"
-    step = None if config.step < 0 else config.step
     # Comparisons need fp32 on both sides.
     with setup("cpu", "fp32") as runtime:
-        model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, step, runtime)
+        model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, config.step, runtime)
         texts = sample_texts(tokenizer.special_tokens)
         exported = hf.Exported(name, model, tokenizer, checkpoint.manifest, texts)
         hf.export(writers[config.format], exported, out)

@@ -6,26 +6,23 @@ python -m scripts.import_nanochat --checkpoint=model_021400.pt --tokenizer=token
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nanochat.config import option, run
+from nanochat.config import changed, option, run
 from nanochat.log import print0
 from nanochat.paths import stage_dir
-from nanochat.stages import MODELS
+from nanochat.settings import ModelChoice, TagSettings
+from nanochat.stages import MODELS, Source
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(TagSettings):
     """Read model_*.pt, meta_*.json and a tokenizer; write a checkpoint of a stage."""
 
-    checkpoint: str = option("", "a model_*.pt, with meta_*.json beside it", group="files", unit="FILE")
-    tokenizer: str = option(
-        "", "our tokenizer.json or tiktoken's ranks; a pickle is not read", group="files", unit="FILE"
-    )
-    source: str = option("base", f"stage of the model: {', '.join(MODELS)}", group="model", short="-i")
-    tag: str = option("", "tag for the new run", group="model", short="-g")
+    checkpoint: str = option("", "a model_*.pt, with meta_*.json beside it", group="files")
+    tokenizer: str = option("", "our tokenizer.json or tiktoken's ranks; a pickle is not read", group="files")
+    source: Source = changed(ModelChoice, "source", "base")
+    tag: str = changed(TagSettings, "tag", "", text="tag of the new run")
 
     def __post_init__(self):
-        if self.source not in MODELS:
-            raise ValueError(f"--source={self.source} is not one of {', '.join(MODELS)}")
         for name in ("checkpoint", "tokenizer", "tag"):
             if not getattr(self, name):
                 raise ValueError(f"--{name} is needed, see --help")
@@ -33,7 +30,7 @@ class Config:
 
 def main(config: Config) -> None:
     # Imported here because --help must be fast.
-    from nanochat.checkpoint import Saver, hold, rng_state, steps
+    from nanochat.checkpoint import Saver, hold, steps
     from nanochat.export.from_nanochat import read_checkpoint
     from nanochat.export.tokenizers import read_tokenizer
     from nanochat.models import describe_config
@@ -65,7 +62,6 @@ def main(config: Config) -> None:
             "config": settings,
             "data": None,
             "source": None,
-            "rng": rng_state(),
             "tokenizer": {"tag": config.tag, "hash": tokenizer.content_hash},
             "loop": asdict(State(step=step)),
             "dtype": "fp32",

@@ -26,18 +26,18 @@ class Config:
     """Print the plan of the main job: steps, time, disk, dollars."""
 
     scale: str = option("auto", "auto, embedded, cpu, 1gpu or 8xh100", group="run")
-    depth: Count = option(0, "layers of the model; 0: the scale's", group="run", unit="LAYERS", least=1)
+    depth: Count = option(0, "layers of the model (0: the scale's)", group="run", least=1)
     data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="run")
     tag: str = option("default", "name of the run's folders", group="run")
     seed: Count = option(1, "seed of the embedded world, the weights and the data order", group="run", least=0)
-    wandb: str = option("", "name of the run in W&B; empty: no W&B", group="run", unit="NAME")
-    until: str = option("", "last step to run", group="run", unit="STAGE")
+    wandb: str = option("", "name of the run in W&B (default: no W&B)", group="run")
+    until: str = option("", "last step to run", group="run")
     seconds: float = option(
-        0.0, "time for base training, other stages in proportion; 0: the scale's", group="run", least=0
+        0.0, "time for base training, other stages in proportion (0: the scale's)", group="run", least=0
     )
     fresh: bool = option(False, "start again; earlier results are archived", group="run")
-    on: str = option("", "hardware to plan for, like 8xH100; empty: this machine", group="plan")
-    cwd: str = option("", "folder that a relative --data starts from", group="plan", unit="FOLDER")
+    on: str = option("", "hardware to plan for, like 8xH100 (default: this machine)", group="plan")
+    cwd: str = option("", "folder that a relative --data starts from", group="plan")
     save: Count = option(
         -1, "for speedrun.sh: save the plan, write its folder to this descriptor", group="plan", least=-1
     )

@@ -20,10 +20,10 @@ CORE = "core"  # the bundle of base evaluations, beside the tasks of the table
 class Config:
     """Download and convert everything a run needs."""
 
-    data: str = option("climbmix", "corpus, folder, or mix like climbmix:0.7,my-text:0.3; empty: none", group="data")
+    data: str = option("climbmix", "corpus, folder, or mix like climbmix:0.7,my-text:0.3 (empty: none)", group="data")
     tasks: str = option("", f"download the files of these tasks, by comma: {', '.join([CORE, *TASKS])}", group="data")
-    num_shards: Count = option(0, "training shards of a named corpus; 0: its default", group="data", unit="SHARDS")
-    tokens: Count = option(0, "training tokens of the run: take enough shards; 0: --num-shards", group="data", least=0)
+    num_shards: Count = option(0, "training shards of a named corpus (0: its default)", group="data")
+    tokens: Count = option(0, "training tokens of the run: take enough shards (0: --num-shards)", group="data", least=0)
     offline: bool = option(False, "download nothing: a missing file is an error", group="data")
 
 

@@ -27,9 +27,9 @@ class Config:
     """Compare finished base models, as runs/miniseries.sh and runs/scaling_laws.sh train them."""
 
     kind: str = option("miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs", group="runs")
-    prefix: str = option("", "prefix of the runs' tags; empty: all of base_train", group="runs")
-    base_dir: str = option("", "folder of the runs; empty: NANOCHAT_BASE_DIR", group="place", unit="FOLDER")
-    out: str = option("", "file to write, with the plot beside it; empty: KIND.md", group="place", unit="FILE")
+    prefix: str = option("", "prefix of the runs' tags (default: all of base_train)", group="runs")
+    base_dir: str = option("", "folder of the runs (default: NANOCHAT_BASE_DIR)", group="place")
+    out: str = option("", "file to write, with the plot beside it (default: KIND.md)", group="place")
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanochat.config import option, run
+from nanochat.config import run
 from nanochat.log import print0, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
+from nanochat.settings import TokenizerSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,11 +28,8 @@ PATIENCE = 30  # seconds to wait for the download of a vocabulary
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(TokenizerSettings):
     """Compare the tokenizer with those of GPT-2 and GPT-4."""
-
-    data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data", in_card=False)
-    tag: str = option("default", "name of the run's folder with the tokenizer", group="run", in_card=False)
 
 
 def load_reference(name: str) -> Encoding | str:
@@ -122,7 +120,7 @@ def main(config: Config) -> None:
     for label, name in REFERENCES.items():
         table = comparison(label, load_reference(name), texts, ours)
         outcome.tables.append(table)
-        print0(terminal_table(table), end="\n\n")
+        print0(terminal_table(table), "\n")
     outcome.add_artifact(path)
     outcome.write()
 

@@ -4,30 +4,41 @@ python -m scripts.tok_train --vocab-size=65536 --max-chars=2e9 --data=FOLDER
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
-from nanochat.log import PhaseProgress, duration, print0
+from nanochat.log import Progress, duration, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
+from nanochat.settings import TokenizerSettings
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(TokenizerSettings):
     """Train the tokenizer on your own text or on a named corpus."""
 
-    max_chars: Count = option(2_000_000_000, "characters to read in total", group="data", unit="CHARACTERS", least=1)
-    doc_cap: Count = option(10_000, "characters to read of each document", group="data", unit="CHARACTERS", least=1)
+    max_chars: Count = option(2_000_000_000, "characters to read in total", group="data", least=1)
+    doc_cap: Count = option(10_000, "characters to read of each document", group="data", least=1)
     vocab_size: Count = option(
         65_536,
         "bytes, merges and special tokens together",
         group="tokenizer",
-        unit="TOKENS",
         least=265,
     )
-    data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="data", in_card=False)
-    tag: str = option("default", "name of this run's folder", group="run", in_card=False)
-    threads: Count = option(0, "threads; 0: all cores", group="run", unit="THREADS", least=0, in_card=False)
+    threads: Count = option(0, "threads (0: all cores)", group="run", least=0, in_card=False)
+
+
+def show_phases(characters: int) -> Callable[[str, int, int], None]:
+    """Return a function (phase, done, total) that prints the progress of counting `characters` and of merging."""
+    phases: dict[str, Progress] = {}
+
+    def show(phase: str, done: int, total: int) -> None:
+        if phase not in phases:  # the clock of a phase starts
+            phases[phase] = Progress(phase, "merges" if phase == "merge" else "characters")
+        phases[phase].update(done, total if phase == "merge" else characters)
+
+    return show
 
 
 def main(config: Config) -> None:
@@ -44,15 +55,14 @@ def main(config: Config) -> None:
     start = time.monotonic()
     # The text may end before --max-chars.
     characters = min(config.max_chars, corpus.size)
-    with PhaseProgress(count=("characters", characters), merge=("merges", 0)) as progress:
-        tokenizer = Tokenizer.train(
-            corpus.batches("train"),
-            config.vocab_size,
-            max_chars=config.max_chars,
-            doc_cap=config.doc_cap,
-            threads=config.threads,
-            progress=progress,
-        )
+    tokenizer = Tokenizer.train(
+        corpus.batches("train"),
+        config.vocab_size,
+        max_chars=config.max_chars,
+        doc_cap=config.doc_cap,
+        threads=config.threads,
+        progress=show_phases(characters),
+    )
     train_time = time.monotonic() - start
     # No error: a small folder is enough to try the pipeline.
     if tokenizer.vocab_size < config.vocab_size:

@@ -1,13 +1,14 @@
 """The table with all tasks, and functions that open tasks by name.
 
-Others import from here: TASKS, JUDGED, CHAT_CORE, pick, mixture, open_tasks. A new task is a row in a module's table
-SETS, or a new module and a line in TASKS; docs/tasks.md has a row for each task.
+Others import from here: TASKS, JUDGED, CHAT_CORE, pick, mixture, open_tasks, chat_data. A new task is a row in a
+module's table SETS, or a new module and a line in TASKS; docs/tasks.md has a row for each task.
 """
 
 from functools import partial
 
 from nanochat.data.hub import is_here
 from nanochat.log import print0
+from nanochat.settings import ChatTuneSettings
 from nanochat.stages import CHAT
 from tasks import chats, gsm8k, hrm8k, humaneval, mixing, multiple_choice, questions, spelling
 from tasks.common import DataSet, Task, pick
@@ -27,6 +28,18 @@ WORLD_TASKS = ("ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # evaluate
 
 
 mixture = partial(mixing.mix, TASKS)  # a mixture to learn from or to validate with
+
+
+def chat_data(
+    config: ChatTuneSettings, default: str, tokenizer: str
+) -> tuple[mixing.Mixture, mixing.Mixture, dict[str, Task]]:
+    """Return the conversations to learn from, those to validate with, and the tasks to score."""
+    chats = mixture(config.mixture, "train", config.seed, default, tokenizer)
+    new_chats = mixture(config.mixture, "validation", config.seed, default, tokenizer)
+    tasks = {}
+    if config.eval_metrics_every >= 0:
+        tasks = open_tasks(config.eval_metrics_tasks, tokenizer=tokenizer)
+    return chats, new_chats, tasks
 
 
 def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:

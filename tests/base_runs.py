@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,21 +102,19 @@ def files_of(folder: Path, step: int = STEPS) -> dict[str, bytes]:
 
 
 class After:
-    """Something happens once the process has written down a step; None: each step."""
+    """Something happens once the process has written down a step."""
 
-    def __init__(self, step: int | None, happens: Callable[..., Any], *arguments: Any):
+    def __init__(self, step: int, happens: Callable[..., Any], *arguments: Any):
         self.step, self.happens, self.arguments = step, happens, arguments
 
-    def __call__(self, act: Callable = lambda: None) -> None:
-        """act: what is done before."""
+    def __call__(self) -> None:
         from nanochat.log import MetricLog
 
         write = MetricLog.write
 
         def watched(log: MetricLog, kind: str, step: int, **metrics: Any) -> None:
             write(log, kind, step, **metrics)
-            if self.step in (None, step) and "train/loss" in metrics:
-                act()
+            if self.step == step and "train/loss" in metrics:
                 self.happens(*self.arguments)
 
         MetricLog.write = watched
@@ -128,20 +125,6 @@ class SignalAfter(After):
 
     def __init__(self, step: int, number: int):
         super().__init__(step, signal.raise_signal, number)
-
-
-class InFp8:
-    """--fp8 does what it does, also where nothing multiplies in 8 bits."""
-
-    def __init__(self, then: Callable | None = None):
-        self.then = then
-
-    def __call__(self) -> None:
-        from nanochat import fp8
-
-        fp8.convert = partial(fp8.convert, min_dim=32, emulated=True)
-        if self.then:
-            self.then()
 
 
 def impatient() -> None:
@@ -162,14 +145,11 @@ class Room:
 
 
 class FileLimit:
-    """No file may become larger than so many bytes, until a signal comes: what a full disk does to a save."""
+    """No file may become larger than so many bytes: what a full disk does to a save."""
 
-    def __init__(self, size: int, until: SignalAfter | None = None):
-        self.size, self.until = size, until
+    def __init__(self, size: int):
+        self.size = size
 
     def __call__(self) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, limits[1]))
-        if self.until:
-            self.until(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from nanochat import checkpoint
 from nanochat.checkpoint import Saver, hold, newest
 
-CALLS = "fsync rename replace mkdir symlink unlink rmdir".split()
+CALLS = "fsync rename replace mkdir unlink rmdir".split()
 
 
 class DyingFile:
@@ -130,8 +130,7 @@ def main(folder: Path, earlier: list[int]) -> None:
         found = newest(folder)
         assert found.step == 300, (act, found.step)
         check(found)
-        assert names(folder) == {"step_000300", "latest"}, (act, names(folder))
-        assert os.readlink(folder / "latest") == found.path.name
+        assert names(folder) == {"step_000300"}, (act, names(folder))
     print("points", act - 1)
 
 

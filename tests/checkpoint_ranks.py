@@ -34,7 +34,6 @@ def rank_of(folder: Path, rank: int, ranks: int, pipe: tuple[int, int], step: in
         for number in steps:
             save(saver, number)
             dist.barrier()  # training's collectives go on meanwhile
-    assert saver.saved == steps[-1]
     dist.barrier()  # the store goes with rank 0 (torchrun's outlives all ranks)
 
 

@@ -18,7 +18,6 @@ from loop_parts import ROWS, Rows, Trained, every_other, plant, skipping, small_
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nanochat import runtime as runtime_module
 from nanochat import train as loop
 from nanochat.objectives import next_token
 from nanochat.runtime import Runtime, setup
@@ -126,26 +125,6 @@ class Cases:
         self.train("stop", steps=10, evaluations=[loop.Evaluation(1, ask, at_start=True)], save=save)
         self.seen["stop"]["acts"] = acts
 
-    def failing(self, case: str, ranks: int, at: int) -> None:
-        """An evaluation fails on so many ranks, on the others only after they waited in vain."""
-        acts: list[tuple[str, int]] = []
-
-        def fail(state: loop.State) -> None:
-            if self.runtime.rank >= ranks:
-                time.sleep(2 * runtime_module.BARRIER_SECONDS)
-            raise KeyError("planted")
-
-        runtime_module.BARRIER_SECONDS = 30.0 if ranks == self.runtime.world_size else 0.3
-
-        def save(state: loop.State) -> None:
-            acts.append(("saved", sum(self.runtime.all_gather(state.step))))  # a collective, as saving is
-
-        start = time.perf_counter()
-        try:
-            train(self.folder / case, self.runtime, evaluations=[loop.Evaluation(at, fail)], save=save)
-        except KeyError:
-            self.seen[case] = {"acts": acts, "seconds": time.perf_counter() - start}
-
 
 def main(folder: Path) -> None:
     with setup("cpu", "fp32") as runtime:
@@ -157,6 +136,4 @@ def main(folder: Path) -> None:
         cases.half_precision()
         cases.clock()
         cases.stop()
-        cases.failing("all fail", runtime.world_size, at=2)
-        cases.failing("some fail", 1, at=1)
     (folder / f"{runtime.rank}.json").write_text(json.dumps(cases.seen))

@@ -7,12 +7,11 @@ import signal
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from checkpoints import PARAMETERS, check, model_of, names, record_of, save, saved, states_of
+from checkpoints import check, model_of, names, record_of, save, saved, states_of
 
-from nanochat.checkpoint import Saver, hold, load, newest, rng_state, set_rng_state, steps
+from nanochat.checkpoint import Saver, hold, load, newest, steps
 from nanochat.paths import read_sha256
 
 TESTS = Path(__file__).parent
@@ -25,36 +24,28 @@ def test_a_round_trip(tmp_path):
     before = saved(tmp_path / "run", 100, 200)
     checkpoint = newest(before)
     assert checkpoint.step == 200
+    assert newest(tmp_path / "absent") is None
     check(checkpoint)
     check(load(before, 100))
-    assert names(before) == {"step_000100", "step_000200", "latest"}
-    assert (before / "latest").resolve() == checkpoint.path
+    assert names(before) == {"step_000100", "step_000200"}
     manifest = json.loads((checkpoint.path / "manifest.json").read_text())
     assert manifest["files"].keys() == names(checkpoint.path) - {"manifest.json"}
     for name, about in manifest["files"].items():
         file = checkpoint.path / name
         assert about == {"size": file.stat().st_size, "sha256": read_sha256(file)}
     assert manifest["versions"]["torch"].startswith("2.")
-    with pytest.raises(ValueError, match="no optimizer state of novelty"):
-        checkpoint.optimizer_state("novelty")
 
 
-@pytest.mark.parametrize("dtype", "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split())
-def test_every_dtype_and_shape_comes_back(dtype, tmp_path):
-    dtype = getattr(torch, dtype)
-    seed = random.randrange(1000)
-    print("seed", seed)
-    torch.manual_seed(seed)
-    shapes = [(), (0,), (1,), (3, 5), (2, 1, 7)]
-    tensors = {str(shape): (torch.randn(shape) * 3).to(dtype) for shape in shapes}
-    tensors["turned"] = (torch.randn(4, 6) * 3).to(dtype).t()
-    tensors["float32 beside it"] = torch.randn(3)
-    saver = Saver(tmp_path)
-    saver.save(1, tensors, [], record_of(1))
-    saver.wait()
-    data = (load(tmp_path, 1).path / "model.safetensors").read_bytes()
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    assert all(header[name]["data_offsets"][0] % tensor.itemsize == 0 for name, tensor in tensors.items())
+def test_every_dtype_and_shape_comes_back(tmp_path):
+    torch.manual_seed(0)
+    tensors = {}
+    for name in "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool".split():
+        dtype = getattr(torch, name)
+        for shape in [(), (0,), (1,), (3, 5), (2, 1, 7)]:
+            tensors[f"{name} {shape}"] = (torch.randn(shape) * 3).to(dtype)
+        tensors[f"{name} turned"] = (torch.randn(4, 6) * 3).to(dtype).t()
+    with Saver(tmp_path) as saver:
+        saver.save(1, tensors, [], record_of(1))
     back = load(tmp_path, 1).model_tensors()
     assert back.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -73,14 +64,9 @@ def test_a_parameter_is_not_taken_for_one_whose_name_it_begins(tmp_path):
         assert torch.equal(read["m"], state["m"])
 
 
-def test_a_record_that_lacks_a_key_is_a_defect(tmp_path):
-    with pytest.raises(AssertionError, match="tokenizer"):
-        Saver(tmp_path).save(1, {}, [], {k: v for k, v in record_of(1).items() if k != "tokenizer"})
-
-
 def test_old_steps_go(tmp_path):
-    saved(tmp_path, *range(10, 101, 10), keep_last=2, keep_every=40)
-    assert steps(tmp_path) == [40, 80, 90, 100]
+    saved(tmp_path, *range(10, 101, 10), keep_last=2)
+    assert steps(tmp_path) == [90, 100]
     saved(tmp_path, 110, keep_last=1)
     assert steps(tmp_path) == [110]
     saved(tmp_path, 120, 130)
@@ -92,12 +78,9 @@ def test_old_steps_go(tmp_path):
 def test_a_step_that_lies_there_from_before_is_replaced(tmp_path):
     saved(tmp_path, 100, 200)
     (tmp_path / "step_000200" / "model.safetensors").write_bytes(b"")
-    saver = Saver(tmp_path)
-    save(saver, 200)
-    save(saver, 200)  # this one is the same state
-    saver.wait()
+    saved(tmp_path, 200)
     check(newest(tmp_path))
-    assert (names(tmp_path), saver._saves) == ({"step_000100", "step_000200", "latest"}, 1)
+    assert names(tmp_path) == {"step_000100", "step_000200"}
 
 
 def test_steps_are_in_the_order_of_numbers(tmp_path):
@@ -123,7 +106,6 @@ def test_save_returns_before_anything_is_published_and_what_it_saves_is_of_that_
     ranks[1].save(100, {}, states[1], {})
     for saver in ranks:
         saver.wait()
-        assert saver.saved == 100
     check(newest(tmp_path))
 
 
@@ -159,7 +141,7 @@ def test_what_goes_wrong_on_one_rank_is_raised_on_all_and_the_next_save_works(tm
     save(ranks[0], 100)
     ranks[1].save(100, {}, [("a", {"m": torch.ones(2, dtype=torch.complex128)})], {})  # safetensors has no such
     for saver in ranks:
-        with pytest.raises(BaseException, match=r"rank 1 stopped, its log says why|complex128") as caught:
+        with pytest.raises(BaseException, match=r"rank 1 stopped, the log of a rank says why|complex128") as caught:
             saver.wait()
         assert saver.rank == 1 or isinstance(caught.value, OSError)
     assert steps(tmp_path) == []
@@ -173,37 +155,27 @@ def test_what_goes_wrong_on_one_rank_is_raised_on_all_and_the_next_save_works(tm
 # ---- damage ----
 
 
-FILES = ["model.safetensors", "optimizer-00000.safetensors", "manifest.json"]
-DAMAGE = {
-    "flipped": lambda data, at: data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :],
-    "truncated": lambda data, at: data[:at],
-    "emptied": lambda data, at: b"",
-    "longer": lambda data, at: data + b"}",
-}
+DAMAGE = [
+    lambda data, at: data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :],
+    lambda data, at: data[:at],
+    lambda data, at: data + b"}",
+]
 
 
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_found_and_named_and_the_step_before_is_taken(damage, file, tmp_path, capsys):
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer-00000.safetensors", "manifest.json"])
+def test_damage_is_found_and_named_and_the_step_before_is_taken(file, tmp_path, capsys):
     path = saved(tmp_path, 100, 200) / "step_000200" / file
-    seed = random.randrange(1000)
-    print("seed", seed)
     data = path.read_bytes()
-    for at in random.Random(seed).sample(range(len(data)), 20):
-        path.write_bytes(DAMAGE[damage](data, at))
-        checkpoint = newest(tmp_path)
-        assert checkpoint.step == 100, at
-        assert f"skipped step 200: {path}" in capsys.readouterr().out
+    for damage in DAMAGE:
+        for at in random.Random(0).sample(range(len(data)), 10):
+            path.write_bytes(damage(data, at))
+            checkpoint = newest(tmp_path)
+            assert checkpoint.step == 100, at
+            assert f"skipped step 200: {path.parent}" in capsys.readouterr().out
     check(checkpoint)
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_missing_file_is_named(file, tmp_path, capsys):
-    path = saved(tmp_path, 100, 200) / "step_000200" / file
     path.unlink()
     assert newest(tmp_path).step == 100
-    assert str(path) in capsys.readouterr().out
-    with pytest.raises(ValueError, match=re.escape(str(path))):
+    with pytest.raises(ValueError, match=re.escape(f"{path.parent} cannot be read")):
         load(tmp_path, 200)
 
 
@@ -211,24 +183,7 @@ def test_a_manifest_of_another_step_is_not_believed(tmp_path, capsys):
     saved(tmp_path, 100, 200)
     shutil.copy(tmp_path / "step_000100" / "manifest.json", tmp_path / "step_000200" / "manifest.json")
     assert newest(tmp_path).step == 100
-    assert "another step" in capsys.readouterr().out
-
-
-def test_nothing_whole_is_none(tmp_path, capsys):
-    assert newest(tmp_path / "absent") is None
-    (saved(tmp_path, 100) / "step_000100" / "manifest.json").write_text("[]")
-    assert newest(tmp_path) is None
-    assert "skipped step 100" in capsys.readouterr().out
-
-
-def test_without_hashes_sizes_are_looked_at(tmp_path):
-    model = saved(tmp_path, 100) / "step_000100" / "model.safetensors"
-    data = model.read_bytes()
-    model.write_bytes(data[:-1] + b"?")
-    load(tmp_path, 100, hashes=False)
-    model.write_bytes(data + b"?")
-    with pytest.raises(ValueError, match="bytes"):
-        load(tmp_path, 100, hashes=False)
+    assert "is damaged: manifest.json" in capsys.readouterr().out
 
 
 # ---- ranks ----
@@ -247,17 +202,7 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path, python):
     check(load(folder, 500))
 
 
-def test_a_rank_with_no_parameter_of_its_own_writes_none(tmp_path):
-    store, ranks = torch.distributed.HashStore(), len(PARAMETERS) + 1
-    savers = [Saver(tmp_path, rank, ranks, store=store) for rank in range(ranks)]
-    for saver in savers:
-        save(saver, 100)
-    for saver in savers:
-        saver.wait()
-    check(newest(tmp_path))
-
-
-# ---- two runs, random numbers ----
+# ---- two runs ----
 
 
 def test_a_second_run_on_the_folder_says_so_and_a_dead_one_holds_nothing(tmp_path):
@@ -279,19 +224,6 @@ def test_a_second_run_on_the_folder_says_so_and_a_dead_one_holds_nothing(tmp_pat
             pass
 
 
-def draw() -> list:
-    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.randn(3).tolist()]
-
-
-def test_random_numbers_go_on(tmp_path):
-    draw()
-    state = json.loads(json.dumps(rng_state()))
-    expected = draw()
-    draw()
-    set_rng_state(state)
-    assert draw() == expected
-
-
 # ---- on a GPU ----
 
 
@@ -302,7 +234,7 @@ def test_a_copy_from_the_gpu_is_of_the_moment_of_the_call(tmp_path):
     for step in range(1, 4):
         for _ in range(50):  # work that is queued before the copy
             tensor += 1
-        saver.save(step, {"a": tensor}, [("a", {"m": tensor})], record_of(step) | {"rng": rng_state()})
+        saver.save(step, {"a": tensor}, [("a", {"m": tensor})], record_of(step))
         tensor += 1000
         tensor -= 1000
     saver.wait()
@@ -317,8 +249,3 @@ def test_a_copy_from_the_gpu_is_of_the_moment_of_the_call(tmp_path):
         torch.zeros_like(tensor)
     read = [load(tmp_path, 4).optimizer_state(name)["m"].unique().tolist() for name in "abcd"]
     assert read == [[150], [151], [152], [153]]
-    state = checkpoint.manifest["rng"]
-    set_rng_state(state)
-    first = torch.rand(3, device="cuda")
-    set_rng_state(state)
-    assert torch.equal(torch.rand(3, device="cuda"), first)

@@ -1,17 +1,20 @@
 import dataclasses
+import re
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from nanochat.config import Count, option, parse
+from nanochat.config import Count, option, parse, run
 
 
 @dataclass(frozen=True)
 class Config:
     """Bake a cake."""
 
-    max_chars: Count = option(2_000_000_000, "how much to read", group="data", unit="CHARACTERS")
+    max_chars: Count = option(2_000_000_000, "how much to read", group="data")
     data: str = option("auto", "where from", group="data")
     heat: float = option(0.5, "how hot", group="oven")
     fan: bool = option(False, "with air", group="oven")
@@ -38,7 +41,7 @@ def test_defaults_are_the_fields():
 
 
 @pytest.mark.parametrize("spelling", ["--max-chars", "--max_chars"])
-@pytest.mark.parametrize("number", ["2e4", "2E4", "20000", "20_000", "20,000", "2.0e4"])
+@pytest.mark.parametrize("number", ["2e4", "20000", "20_000"])
 def test_counts_and_both_spellings(spelling, number):
     assert parse(Config, [f"{spelling}={number}"]).max_chars == 20_000
     assert parse(Config, [spelling, number]).max_chars == 20_000
@@ -48,7 +51,7 @@ def test_a_count_is_exact():
     assert parse(Config, ["--max-chars=9007199254740993"]).max_chars == 2**53 + 1
 
 
-@pytest.mark.parametrize("number", ["2.5", "2,5", "20,00", "many", "", "nan", "inf", "1e400", "1e999999999", "0x10"])
+@pytest.mark.parametrize("number", ["2.5", "2,5", "many", "", "nan", "inf", "0x10"])
 def test_what_is_no_count(number):
     message = refusal(f"--max-chars={number}")
     assert message.startswith("--max-chars: ")
@@ -114,61 +117,42 @@ def test_help_is_grouped_with_defaults_and_units(capsys):
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert "Bake a cake." in text
-    for part in ("data options", "oven options", "--max-chars CHARACTERS", "how much to read (default: 2,000,000,000)"):
+    for part in ("data options", "oven options", "--max-chars COUNT", "how much to read (default: 2,000,000,000)"):
         assert part in text
     assert "data." not in text  # a group is no prefix of its flags
 
 
-SCRIPT = """
-from dataclasses import dataclass
-from nanochat.config import Count, option, run
-@dataclass(frozen=True)
-class Config:
-    loaves: Count = option(1, "how many", group="bakery")
-def main(config):
-    if config.loaves > 9:
-        raise ValueError("--loaves has to be at most 9")
-    if config.loaves < 0:
-        int("minus")
-    if config.loaves == 7:
-        open("/no such folder/bread", "w")
-    if config.loaves == 8:
+def bake(config: Config) -> None:
+    if config.size == 8:
         raise KeyboardInterrupt
-    print(f"{config.loaves} baked")
-if __name__ == "__main__":
-    run(main, Config)
-"""
+    if config.size == 7:
+        Path("/no such folder/bread").touch()
+    if config.size == 6:
+        int("minus")  # a defect
+    print(f"{config.size} baked")
 
 
-@pytest.fixture
-def bakery(tmp_path, python):
-    (tmp_path / "bakery.py").write_text(SCRIPT)
-    return lambda *words, options=(): python(*options, "-m", "bakery", *words, PYTHONPATH=f"{tmp_path}:.")
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--heat=2"], 2, "error: --heat has to be at most 1, not 2.0\n"),
+        (["--heatt=1"], 2, r"error: unknown argument --heatt, did you mean --heat\?\n"),
+        (["--size=6"], 2, ":[0-9]+[)]\n"),  # its place
+        (["--size=7"], 1, "error: /no such folder/bread: No such file or directory\n"),
+        (["--size=8"], 130, "interrupted\n"),
+    ],
+)
+def test_a_script_ends_with_one_sentence_and_a_code(words, code, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bake", *words])
+    with pytest.raises(SystemExit) as stop:
+        run(bake, Config)
+    assert stop.value.code == code
+    assert re.search(f"{said}$", capsys.readouterr().err)
 
 
-def test_a_script_ends_with_one_sentence_and_code_2(bakery):
-    assert bakery("--loaves=3").stdout == "3 baked\n"
-    for words, sentence in [
-        (["--loaves=10"], "error: --loaves has to be at most 9\n"),
-        (["--loafs=1"], "error: unknown argument --loafs, did you mean --loaves?\n"),
-        (["--loaves=1.5"], "error: --loaves: 1.5 is not a whole number, write it like 20000 or 2e4\n"),
-    ]:
-        done = bakery(*words)
-        assert (done.returncode, done.stderr) == (2, sentence)
-
-
-def test_a_defect_says_where_it_is_and_dev_mode_shows_the_traceback(bakery):
-    done = bakery("--loaves=-1")
-    assert done.returncode == 2
-    assert done.stderr.endswith("bakery.py:11)\n")
-    assert "Traceback" in bakery("--loaves=-1", options=["-X", "dev"]).stderr
-
-
-def test_a_file_that_fails_and_an_interruption_are_no_tracebacks(bakery):
-    done = bakery("--loaves=7")
-    assert (done.returncode, done.stderr) == (1, "error: /no such folder/bread: No such file or directory\n")
-    done = bakery("--loaves=8")
-    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+def test_dev_mode_shows_the_traceback(python, tmp_path):
+    words = ("-X", "dev", "-m", "scripts.rollouts", f"--tag={'x' * 20}")
+    assert "Traceback" in python(*words, NANOCHAT_BASE_DIR=str(tmp_path)).stderr
 
 
 @pytest.mark.parametrize("script", ["scripts.tok_train", "scripts.tok_eval", "nanochat.report"])

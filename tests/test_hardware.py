@@ -8,16 +8,10 @@ from nanochat.hardware import ACCELERATORS, Accelerator, find_accelerator, hourl
     [
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H100 PCIe", "H100-PCIe"),
-        ("NVIDIA H100 NVL", "H100-NVL"),
         ("NVIDIA H200", "H200"),
-        ("NVIDIA H200 NVL", "H200-NVL"),
-        ("NVIDIA B200", "B200"),
         ("NVIDIA A100-SXM4-80GB", "A100"),
-        ("NVIDIA A100 80GB PCIe", "A100"),
         ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
         ("NVIDIA L4", "L4"),
-        ("NVIDIA L40S", "L40S"),
         ("Tesla T4", "T4"),
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
         ("AMD Instinct MI300X", "MI300X"),
@@ -31,11 +25,8 @@ def test_what_a_driver_calls_it(device, name):
     "device",
     [
         "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA GeForce RTX 4090 D",
-        "NVIDIA GH200 480GB",
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
         "NVIDIA L40",
-        "cpu",
         "",
     ],
 )
@@ -58,15 +49,6 @@ def test_peaks_are_flops_a_second_or_none():
     assert find_accelerator("H100").peak("bf16") == pytest.approx(989.4e12)
     assert find_accelerator("T4").peak("bf16") is None
     assert Accelerator("Q9").peak("fp32") is None
-
-
-def test_the_precision_where_nobody_asks():
-    assert {name: find_accelerator(name).precision for name in ("T4", "H100", "B200")} == {
-        "T4": "fp32",
-        "H100": "bf16",
-        "B200": "bf16",
-    }
-    assert Accelerator("Q9").precision == "bf16"
 
 
 def test_named_hardware():

@@ -1,6 +1,4 @@
 import hashlib
-import json
-import platform
 import subprocess
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -11,7 +9,15 @@ from loop_parts import ALONE, train
 from nanochat.config import option
 from nanochat.hardware import find_accelerator
 from nanochat.log import MetricLog, format_value, read_metrics
-from nanochat.outcome import Outcome, bloat, environment, pretraining_metrics, run_metrics, training_curves
+from nanochat.outcome import (
+    Outcome,
+    bloat,
+    environment,
+    pretraining_metrics,
+    read_outcomes,
+    run_metrics,
+    training_curves,
+)
 from nanochat.train import State
 
 
@@ -47,22 +53,13 @@ def test_a_record_comes_back_as_it_was_written(written, tmp_path):
     assert outcome.started <= outcome.timestamp
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: "",
-        lambda text: text[: len(text) // 2],
-        lambda text: "[1, 2]",
-        lambda text: text.replace('"stage"', '"Stage"'),
-        lambda text: json.dumps({**json.loads(text), "metrics": [1]}),
-        lambda text: json.dumps({**json.loads(text), "timestamp": "yesterday"}),
-    ],
-)
-def test_a_damaged_record_is_refused(written, damage):
+def test_a_damaged_record_is_a_sentence(written, tmp_path):
     _, path = written
-    path.write_text(damage(path.read_text()))
-    with pytest.raises(ValueError):
-        Outcome.load(path)
+    text = path.read_text()
+    for damaged in (text[: len(text) // 2], text.replace('"stage"', '"Stage"')):
+        path.write_text(damaged)
+        [(_, record)] = read_outcomes(tmp_path)
+        assert isinstance(record, str)
 
 
 def git(folder, *words):
@@ -71,60 +68,45 @@ def git(folder, *words):
 
 
 def test_where_it_ran(tmp_path):
-    assert environment(tmp_path)["Git Information"] == {"Commit": "unknown (not a git checkout)"}
+    def commit() -> str:
+        return environment(tmp_path)["Git Information"]["Commit"]
+
+    assert commit() == "unknown (not a git checkout)"
     git(tmp_path, "init")
     for name in ("report.md", "code.py"):
         (tmp_path / name).write_text("old")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "First words")
-    found = environment(tmp_path)["Git Information"]
-    assert found["Branch"] == "trunk"
-    assert found["Message"] == "First words"
-    assert found["Commit"].endswith(" (clean)")
     (tmp_path / "report.md").write_text("a new card")  # every run rewrites it
-    assert environment(tmp_path)["Git Information"]["Commit"].endswith(" (clean)")
-    (tmp_path / "report").mkdir()
-    (tmp_path / "report/time.svg").write_text("and its pictures")
-    git(tmp_path, "add", ".")
-    assert environment(tmp_path)["Git Information"]["Commit"].endswith(" (clean)")
+    assert commit().endswith(" (clean)")
     (tmp_path / "code.py").write_text("new")
-    assert environment(tmp_path)["Git Information"]["Commit"].endswith(" (dirty)")
+    assert commit().endswith(" (dirty)")
 
 
-def test_bloat_counts_what_git_tracks_or_what_lies_there(tmp_path):
-    (tmp_path / "target").mkdir()
+def test_bloat_counts_what_git_tracks(tmp_path):
     (tmp_path / "a.py").write_text("import os\n" * 3)
     (tmp_path / "b.md").write_text("# ü")
     (tmp_path / "c.txt").write_text("no source")
-    (tmp_path / "target/d.rs").write_text("built\n")
     (tmp_path / "requirements.lock").write_text("a==1\n" * 2220)
-    counts = {"Characters": 33, "Lines": 4, "Files": 2, "Tokens (approx)": 8}
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    counts = {"Characters": 33, "Lines": 3, "Files": 2, "Tokens (approx)": 8}
     counts["Dependencies (requirements.lock lines)"] = 2220
     assert {label: count["value"] for label, count in bloat(tmp_path).items()} == counts
-    git(tmp_path, "init")
-    git(tmp_path, "add", "a.py")
-    assert [count["value"] for count in bloat(tmp_path).values()][:3] == [30, 3, 1]
-
-
-SMI = "#!/bin/sh\nprintf 'NVIDIA H100 80GB HBM3, 81559\\nNVIDIA H100 80GB HBM3, %s\\n' "
 
 
 @pytest.mark.parametrize(
-    ("smi", "names", "memory"),
+    ("smi", "names"),
     [
-        (SMI + "81559", "2x NVIDIA H100 80GB HBM3", "159.3 GB total"),
-        (SMI + "'[N/A]'", "2x NVIDIA H100 80GB HBM3", None),  # unknown: left out, never a wrong number
-        ("#!/bin/sh\necho no devices; exit 9", "none", None),
+        ("printf 'NVIDIA H100 80GB HBM3\\nNVIDIA H100 80GB HBM3\\n'", "2x NVIDIA H100 80GB HBM3"),
+        ("echo no devices; exit 9", "none"),
     ],
 )
-def test_gpus(tmp_path, monkeypatch, smi, names, memory):
-    (tmp_path / "nvidia-smi").write_text(smi)
+def test_gpus(tmp_path, monkeypatch, smi, names):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    hardware = environment()["Hardware"]
-    assert hardware["Platform"] == platform.system()
-    assert hardware["GPUs"] == names
-    assert hardware.get("GPU Memory") == memory
+    assert environment()["Hardware"]["GPUs"] == names
 
 
 # ---- metrics of a training stage ----

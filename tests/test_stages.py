@@ -30,13 +30,3 @@ def test_a_mean_over_other_tasks_has_another_name():
     assert core_name(["GSM8K"]) == "ChatCORE (1 of 6 tasks)"
     assert core_name([*core, "KMMLU"]) == name
     assert core_name(["KMMLU"]) == ""
-
-
-def test_the_sources_of_chat_eval():
-    found = {stage.source: stage for stage in STAGES if stage.source}
-    assert {source: (stage.name, stage.parent, stage.column) for source, stage in found.items()} == {
-        "base": ("chat_eval_base", "base_train", "BASE"),
-        "mid": ("chat_eval_mid", "mid_train", "MID"),
-        "sft": ("chat_eval_sft", "chat_sft", "SFT"),
-        "rl": ("chat_eval_rl", "chat_rl", "RL"),
-    }

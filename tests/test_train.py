@@ -25,8 +25,6 @@ from loop_parts import (
 )
 
 from nanochat import train as loop
-from nanochat.fp8 import Float8Linear, convert, refresh
-from nanochat.hardware import find_accelerator
 from nanochat.objectives import next_token
 from nanochat.runtime import setup
 
@@ -63,12 +61,6 @@ def test_the_size_of_micro_batches_does_not_matter(clip, tmp_path):
     for size in (1, 2, 4):
         assert furthest(model(size), whole) < EXACT
 
-    def mean(net, batch):
-        loss, count, _ = next_token(net, batch)
-        return loss / count.clamp(min=1), torch.tensor(1), {}
-
-    assert furthest(model(1, objective=mean), model(8, objective=mean)) > 10 * EXACT  # what a usual mistake would do
-
 
 # ---- faults ----
 
@@ -82,7 +74,7 @@ def test_what_is_not_finite_is_told_with_its_own_step(runtime, tmp_path):
         return loss * (math.inf if source.taken == 2 else 1.0), count, metrics
 
     evaluations = [loop.Evaluation(3, lambda state: steps.append(state.step))]
-    with pytest.raises(FloatingPointError, match=r"^step 2: the loss is inf \(rank 0\)$"):
+    with pytest.raises(FloatingPointError, match=r"^step 2: the loss is inf, the gradient's norm is "):
         train(tmp_path, runtime, objective=spoilt, source=source, evaluations=evaluations)
     assert steps == []
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1]
@@ -129,7 +121,7 @@ def test_the_loss_scale_falls_and_grows(runtime, tmp_path, plain, monkeypatch):
     assert scales == [1 / 4] * 4 + [1 / 2] * 4 + [1.0] * 4 + [2.0] * 6
     assert source.taken == 18
     assert furthest(trained.parameters, train(tmp_path / "single", steps=18).parameters) < EXACT
-    with pytest.raises(FloatingPointError, match="step 1: the gradient's norm is"):
+    with pytest.raises(FloatingPointError, match=r"step 1: .* the gradient's norm is (nan|inf)"):
         train(tmp_path / "bad", replace(ALONE, dtype=torch.float16), model=plant(small_model(), lambda g: g / 0))
 
 
@@ -187,12 +179,12 @@ def test_evaluations_run_when_due_and_the_checkpoint_is_saved_last(runtime, tmp_
     acts = Acts()
     evaluations = [acts.evaluation("text", 2, at_start=True), acts.evaluation("end", 0), acts.evaluation("never", -1)]
     trained = train(tmp_path, runtime, steps=7, evaluations=evaluations, save=acts.save, save_every=3)
-    at_the_end = [("text", 7), ("end", 7), ("save", 7)]
+    at_the_end = [("save", 7), ("text", 7), ("end", 7), ("save", 7)]  # saved before, because evaluations may fail
     due = [("text", 0), ("text", 2), ("save", 3), ("text", 4), ("text", 6), ("save", 6), *at_the_end]
     assert acts == due
     assert trained.state.progress == 1
     # A run that resumes: evaluations that were complete do not run again, postponed ones do.
-    for step, evaluated, again in ((6, 6, at_the_end), (6, 5, due[-5:]), (7, 7, [])):
+    for step, evaluated, again in ((6, 6, at_the_end), (6, 5, due[-6:]), (7, 7, [])):
         acts.clear()
         state = replace(trained.state, step=step, evaluated=evaluated)
         folder = tmp_path / f"{step} {evaluated}"
@@ -221,80 +213,21 @@ def test_a_signal_stops_after_the_step_and_saves(runtime, every, tmp_path):
     assert state.evaluated < state.step
 
 
-@BOTH
-def test_a_signal_within_the_last_steps_lets_the_run_end(runtime, tmp_path):
-    acts = Acts()
-
-    def ask(state):
-        if state.step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    state = train(tmp_path, runtime, steps=3, evaluations=[loop.Evaluation(2, ask)], save=acts.save).state
-    assert (state.step, state.stop, acts) == (3, "", [("save", 3)])
-
-
-@BOTH
-@pytest.mark.parametrize("step", [2, 7], ids=["midway", "at the end"])
-def test_an_evaluation_that_fails_ends_the_run_after_a_save(runtime, step, tmp_path, capsys):
+def test_an_evaluation_that_fails_at_the_end_costs_no_step(tmp_path):
     acts, states = Acts(), []
-
-    def fail(state):
-        acts.append(("fail", state.step))
-        if state.step == step:
-            raise KeyError("planted")
 
     def save(state):
         acts.save(state)
         states.append(replace(state))
 
-    first, last = acts.evaluation("first", 2), acts.evaluation("last", 1)
-    failing = [first, loop.Evaluation(2, fail), last]
+    def fail(state):
+        raise KeyError("planted")
+
     with pytest.raises(KeyError, match="planted"):
-        train(tmp_path / "fails", runtime, steps=7, evaluations=failing, save=save)
-    assert acts[-3:] == [("first", step), ("fail", step), ("save", step)]
-    sentence = f"evaluation failed after step {step}: run the same command again to resume"
-    assert sentence in capsys.readouterr().out
-    # The resumed run evaluates again; a failure right at its start has nothing to save.
-    acts.clear()
-    with pytest.raises(KeyError):
-        train(tmp_path / "again", runtime, steps=7, evaluations=failing, save=save, state=replace(states[-1]))
-    assert acts == [("first", step), ("fail", step)]
-    acts.clear()
-    train(tmp_path / "mended", runtime, steps=7, evaluations=[first, last], save=save, state=replace(states[-1]))
-    assert acts[:2] == [("first", step), ("last", step)]
-    assert acts[-1] == ("save", 7)
-
-
-def test_evaluations_find_the_model_in_evaluation_mode_and_steps_do_not(tmp_path):
-    model, modes = small_model(), []
-
-    def objective(net, batch):
-        modes.append(("step", net.training))
-        return next_token(net, batch)
-
-    evaluations = [loop.Evaluation(2, lambda state: modes.append(("evaluation", model.training)), at_start=True)]
-    train(tmp_path, model=model, objective=objective, evaluations=evaluations, steps=2)
-    assert modes == [("evaluation", False), ("step", True), ("step", True), ("evaluation", False)]
-    assert model.training
-
-
-def test_the_state_of_an_earlier_version_is_read():
-    old = {"step": 6, "tokens": 60, "hooked": 5, "records": 12, "loss": 1.5, "notes": {"a": 1}}
-    state = loop.State.from_record(old)
-    assert (state.step, state.tokens, state.evaluated, state.loss, state.notes) == (6, 60, 5, 1.5, {"a": 1})
-
-
-def test_copies_in_fp8_follow_the_weights(tmp_path):
-    """Made anew after each step; the same plan without that is a mistake that would show."""
-    for follow in (True, False):
-        model = small_model()
-        assert len(convert(model, min_dim=32, emulated=True)) > 4
-        layers = [module for module in model.modules() if isinstance(module, Float8Linear)]
-        actions = [lambda state, model=model: refresh(model)] if follow else []
-        train(tmp_path / f"{follow}", model=model, device_batch=4, steps=2, after_step=actions)
-        for layer in layers:
-            pairs = zip(layer.quantized, layer._copies(), strict=True)  # numbers in fp8 cannot be compared
-            assert all(torch.equal(copy.float(), fresh.float()) for copy, fresh in pairs) is follow
+        train(tmp_path / "fails", steps=3, evaluations=[loop.Evaluation(0, fail)], save=save)
+    assert acts == [("save", 3)]
+    train(tmp_path / "again", steps=3, evaluations=[acts.evaluation("last", 0)], save=save, state=states[-1])
+    assert acts[1:] == [("last", 3), ("save", 3)]
 
 
 # ---- what it tells ----
@@ -306,7 +239,7 @@ def test_the_console_and_the_file(tmp_path, capsys):
     number = r"[\d,]+"
     assert re.fullmatch(
         rf"step 00002/00002 \(100\.00%\) \| loss: \d\.\d{{4}} \| lrm: 0\.05 \| dt: {number}ms \| tok/sec: {number} "
-        r"\| mfu: n/a \| wait: \d+\.\d% \| total time: \d+\.\ds",
+        r"\| mfu: n/a \| wait: \d+\.\d% \| total time: \d+\.\ds \| eta: 0\.0s",
         line,
     )
     losses = [record["train/loss"] for record in trained.records]
@@ -320,54 +253,23 @@ def test_the_console_and_the_file(tmp_path, capsys):
     assert trained.records[1]["total_training_flops"] == 2 * ROWS * LENGTH * 1e6 == trained.state.flops
 
 
-def test_mfu_is_that_of_a_known_accelerator(tmp_path, capsys):
-    for name in ("H100", "T4"):  # which has no peak in single precision beyond its own
-        runtime = replace(ALONE, accelerator=find_accelerator(name))
-        record = train(tmp_path / name, runtime, steps=1).records[0]
-        peak = find_accelerator(name).fp32 * 1e12
-        assert record["train/mfu"] == pytest.approx(ROWS * LENGTH * 1e6 / record["train/dt"] / peak)
-    assert "mfu: 0.0 |" in capsys.readouterr().out
-
-
 # ---- the device batch ----
 
 
-class Small(type(ALONE)):
-    """A machine of little memory, or one that runs ahead."""
-
-    memory = 0
-
-    def free_memory(self) -> int:
-        return self.memory
-
-
 def test_the_largest_device_batch(monkeypatch):
-    model, batch = small_model(), next(Rows())
-    assert loop.largest_device_batch(model, next_token, batch, ALONE) == 8
-    machine = Small(ALONE.device, ALONE.dtype, ALONE.attention)
-    row = loop._saved_bytes(model, next_token, batch)
-    for rows, fit in ((0, 1), (3.5, 2), (4, 4), (100, 8)):
-        monkeypatch.setattr(Small, "memory", int(2 * rows * row))
-        assert loop.largest_device_batch(model, next_token, batch, machine) == fit
-    monkeypatch.setattr(loop, "CPU_TOKENS", 3 * LENGTH)
-    assert loop.largest_device_batch(model, next_token, batch, machine) == 2
-
-    ahead, many = Small(AHEAD.device, ALONE.dtype, ALONE.attention), tuple(part.repeat(6, 1) for part in batch)
-    for rows, limit, fit in ((8, 3, 2), (48, 17, 16), (48, 15, 12), (48, 1, 1), (48, 48, 48)):
+    model, batch = small_model(), tuple(part.repeat(2, 1) for part in next(Rows()))
+    for tokens, size in ((100, 2), (8 * LENGTH, 8), (9 * LENGTH, 8), (1, 1)):
+        monkeypatch.setattr(loop, "CPU_TOKENS", tokens)
+        assert loop.largest_device_batch(model, next_token, batch, [1, 2, 4, 8, 16], ALONE, 0) == size
+    for limit, fit in ((3, 2), (16, 16), (1, 1)):
 
         def limited(net, part, limit=limit):  # where it is tried
             if len(part[0]) > limit:
                 raise torch.OutOfMemoryError("planted")
             return next_token(net, part)
 
-        assert loop.largest_device_batch(model, limited, tuple(part[:rows] for part in many), ahead) == fit
+        assert loop.largest_device_batch(model, limited, batch, [1, 2, 4, 8, 16], AHEAD, 0) == fit
     assert all(p.grad is None for p in model.parameters())
-
-
-def test_what_a_row_keeps_for_its_backward_is_counted():
-    """Against a count by hand: square keeps what comes in; the batch and the matrix are there anyway."""
-    matrix, rows = torch.nn.Linear(64, 32, bias=False), torch.randn(8, 100, 64)
-    assert loop._saved_bytes(matrix, lambda net, batch: net(batch[0]).square(), (rows,)) == 4 * 100 * 32
 
 
 # ---- compiled, and on a GPU ----

@@ -36,6 +36,11 @@ def sums(count: int, first: int = 0) -> list[dict]:
     return made
 
 
+class Chats(list):
+    def origin(self) -> dict:
+        return {}
+
+
 class Letters:
     """A task whose right answer is always B."""
 
@@ -66,9 +71,6 @@ def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Cal
     from nanochat.config import run
     from nanochat.evals.bpb import chat_validation
     from nanochat.evals.chat import task_scores
-    from nanochat.objectives import next_token
-    from nanochat.outcome import chat_tuning_metrics
-    from nanochat.packing import ChatLoader
     from nanochat.run import training
 
     if before:
@@ -78,22 +80,10 @@ def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Cal
         with training("chat_sft", config) as trainer:
             if inspect:
                 inspect(trainer)
-            chats = sums(90)
-            source = ChatLoader(
-                chats,
-                trainer.tokenizer,
-                trainer.rows,
-                trainer.config.max_seq_len,
-                supervise=supervise,
-                epochs=config.epochs,
-                seed=config.seed,
-                rank=trainer.runtime.rank,
-                world_size=trainer.runtime.world_size,
-            )
-            evaluations = chat_validation(trainer, sums(30, 100), supervise)
+            chats, new_chats = Chats(sums(90)), sums(30, 100)
+            evaluations = chat_validation(trainer, new_chats, supervise)
             evaluations += task_scores(trainer, {"Letters": Letters()})
-            state = trainer.fit(source, next_token, evaluations)
-            trainer.finish(state, {"Training rows": len(chats)} | chat_tuning_metrics(state, source))
+            trainer.tune_on_chats(chats, new_chats, supervise, evaluations, {})
 
     sys.argv = ["tune", *flags]
     run(main, Config)

@@ -149,7 +149,6 @@ def sum_rows(
         sums[:, numbers] = pairs[:, : len(numbers)].cpu().double()
         done += len(numbers) * runtime.world_size
         progress.update(done, count)
-    progress.clear()
     return runtime.all_reduce(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
 
 

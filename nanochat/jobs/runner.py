@@ -367,7 +367,7 @@ def stop_signals() -> Iterator[list[int]]:
 class Config:
     """Run one step of a planned job, unless it is finished."""
 
-    job: str = option("", "folder of the job", group="step", unit="FOLDER")
+    job: str = option("", "folder of the job", group="step")
     step: str = option("", "name of the step", group="step")
     lock: Count = option(9, "descriptor that holds the job's lock", group="step", least=0)
 

@@ -23,10 +23,10 @@ FORMAT = 1  # version number in report.json, raised when a key changes meaning
 class Config:
     """Write the report card for all finished stages, or compare two runs."""
 
-    out: str = option("report.md", "the card; .html, .json and pictures lie beside it", group="place", unit="FILE.md")
-    base_dir: str = option("", "folder of the run; empty: NANOCHAT_BASE_DIR", group="place", unit="FOLDER")
+    out: str = option("report.md", "the card; .html, .json and pictures lie beside it", group="place")
+    base_dir: str = option("", "folder of the run; empty: NANOCHAT_BASE_DIR", group="place")
     tag: str = option("", "tag of the run; empty: all tags", group="place")
-    compare: tuple[str, ...] = option((), "two runs: folders or report.json files", group="place", unit="A B")
+    compare: tuple[str, ...] = option((), "two runs: folders or report.json files", group="place")
 
     def __post_init__(self):
         if len(self.compare) not in (0, 2):

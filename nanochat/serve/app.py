@@ -259,7 +259,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"--host={host} --port={port}: {error}, take another") from None
 
 
-def open_engines(source: str, tag: str, step: int | None, runtime: Runtime, slots: int) -> list[Worker]:
+def open_engines(source: str, tag: str, step: int, runtime: Runtime, slots: int) -> list[Worker]:
     """Load a model into an engine on each GPU, or into one on the CPU."""
     checkpoint = find_model(MODELS[source], tag, step, runtime)
     tokenizer = tokenizer_of(checkpoint)

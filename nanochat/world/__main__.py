@@ -12,9 +12,9 @@ from nanochat.world.writer import SIZES, write_world
 class Config:
     """Write an embedded world as a local mirror of the hub."""
 
-    out: str = option("world", "folder to write", group="place", unit="FOLDER")
-    seed: Count = option(1, "seed of all names and facts", group="world", unit="SEED", least=0)
-    size: str = option("small", f"one of {', '.join(SIZES)}", group="world", unit="SIZE")
+    out: str = option("world", "folder to write", group="place")
+    seed: Count = option(1, "seed of all names and facts", group="world", least=0)
+    size: str = option("small", f"one of {', '.join(SIZES)}", group="world")
 
 
 def main(config: Config) -> None:

@@ -97,10 +97,9 @@ def test_without_a_model_the_error_names_the_command_that_trains_one(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--source=best"], "--source=best is not one of base, mid, sft, rl"),
         (["-p", ""], "--prompt is empty: give a message, or leave the option out to chat"),
         (["--top-p=0"], "--top-p=0.0 has to be above 0 and at most 1"),
-        (["-s", "-2"], "--step has to be 0 or more, not -2"),
+        (["-s", "-2"], "--step has to be -1 or more, not -2"),
     ],
 )
 def test_mistakes_are_one_sentence(flags, sentence):

@@ -125,7 +125,6 @@ def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys):
     ("flag", "sentence"),
     [
         ("--tasks=GSM8K|SmolTalk", "SmolTalk is no task, choose from ARC-Easy, "),  # it has no verdicts
-        ("--source=sfp", "--source=sfp is not one of base, mid, sft, rl"),
         ("--num-samples=4", "--num-samples=4 would all be the same, add --temperature=1"),
     ],
 )

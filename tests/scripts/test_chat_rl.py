@@ -109,8 +109,6 @@ def test_a_run_and_its_record(runs, whole):
     section = markdown(read_card(runs.folder), "report").partition("## Chat RL\n")[2]
     assert re.search(r"^- Task: GSM8K$", section, re.MULTILINE), section
     assert re.search(r"^- GSM8K pass@1 after: 0\.\d{4} ± \S+$", section, re.MULTILINE), section
-    [table] = record["tables"]
-    assert table["rows"][0][:2] == ["GSM8K", record["metrics"]["Training questions"]]
     assert re.search(r"^step 00004 \| rl/reward \S+ \|", whole, re.MULTILINE)
 
 
@@ -143,7 +141,7 @@ def same_run(runs: Runs, one: str, other: str) -> None:
 def test_a_run_goes_on_bit_for_bit(runs, whole):
     """From a step in its midst, where what came after it was not to be; the optimizer's states are saved as well."""
     runs.copy("whole", "again")
-    assert "step 4 is given up" in runs.run("again", "--resume=2")
+    runs.run("again", "--resume=2")
     same_run(runs, "whole", "again")
     assert "nothing is left to train" in runs.run("again")
     same_run(runs, "whole", "again")

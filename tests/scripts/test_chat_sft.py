@@ -6,7 +6,6 @@ import json
 import pytest
 from tune_runs import Stages
 
-from nanochat.log import read_metrics
 from nanochat.report.card import markdown, read_card
 
 
@@ -55,33 +54,5 @@ def test_it_is_recorded_what_was_learned_from(base):
     record = base.record("chat_sft", "record")
     assert record["metrics"]["aqua_train_examples"] == 20
     hashed = hashlib.sha256(path.read_bytes()).hexdigest()
-    [table] = record["tables"]
-    assert table["rows"][0] == ["json:changing.jsonl", 57, "changing.jsonl", hashed]
-    assert [row[:2] for row in table["rows"][1:]] == [["AQUA", 40]]
-    manifest = json.loads((base.folder / "chat_sft/record/latest/manifest.json").read_text(encoding="utf-8"))
+    manifest = json.loads((base.folder / "chat_sft/record/step_000004/manifest.json").read_text(encoding="utf-8"))
     assert manifest["data"]["tasks"]["json:changing.jsonl"] == {"rows": 57, "files": {"changing.jsonl": hashed}}
-    assert "nothing is left to train" in base.stage("chat_sft", *flags).done()
-    path.write_text(path.read_text(encoding="utf-8").replace("fox", "cow"), encoding="utf-8")
-    job = base.stage("chat_sft", *flags)
-    assert job.codes() == [2]
-    assert (
-        "chat_sft/record: the data of json:changing.jsonl has changed since the run was started. Put the old data back"
-        in job.err()
-    )
-
-
-def test_without_a_mid_trained_model_it_says_how_to_make_one(base, own):
-    job = base.stage("chat_sft", "--tag=alone", "--model-tag=parent", own)
-    assert job.codes() == [2]
-    assert job.err().strip().endswith("mid_train/parent: python -m scripts.mid_train makes one")
-
-
-def test_two_ranks_learn_the_same(base, own):
-    losses = {}
-    for ranks in (1, 2):
-        tag = f"ranks-{ranks}"
-        base.stage("chat_sft", "--source=base", f"--tag={tag}", "--model-tag=parent", own, ranks=ranks).done()
-        records = read_metrics(base.folder / f"chat_sft/{tag}/metrics.jsonl")
-        losses[ranks] = [record[name] for record in records for name in ("train/loss", "val/loss") if name in record]
-    assert len(losses[1]) == 4 + 3
-    assert losses[1] == pytest.approx(losses[2], abs=1e-4)

@@ -34,7 +34,7 @@ def test_imported_exported_and_loaded_again(flags, tokenizer, tmp_path, capsys):
     main(Config(**flags, source="sft"))
     assert capsys.readouterr().out == (f"import: model_000650.pt is {tmp_path / 'base/chat_sft/d3'}, step 650\n")
     with setup("cpu", "fp32") as runtime:
-        model, found, checkpoint = load_model("chat_sft", "d3", None, runtime)
+        model, found, checkpoint = load_model("chat_sft", "d3", -1, runtime)
     assert found.content_hash == tokenizer.content_hash
     assert checkpoint.manifest["loop"]["step"] == checkpoint.step == 650
     ids = torch.randint(701, (1, 192), generator=torch.Generator().manual_seed(4))
@@ -60,9 +60,7 @@ def test_an_imported_model_is_fine_tuned(flags, tmp_path, capsys):
         "source": "base",
     }
     words |= {"total_batch_size": 192, "device_type": "cpu", "dtype": "fp32", "eval_tokens": 200}
-    with pytest.raises(ValueError, match="has no optimizer's state to begin with, give --no-warm-start"):
-        teach(TeachConfig(**words))
-    teach(TeachConfig(**words, warm_start=False))
+    teach(TeachConfig(**words))
     assert "step 00002" in capsys.readouterr().out
     assert (tmp_path / "base/chat_sft/d3/step_000002/manifest.json").exists()
 

@@ -46,6 +46,6 @@ def test_the_section_has_the_fields_of_the_reference(base, said):
 
 
 def test_all_tokens_are_learned(base, said):
-    manifest = json.loads((base.folder / "mid_train/parent/latest/manifest.json").read_text(encoding="utf-8"))
+    manifest = json.loads((base.folder / "mid_train/parent/step_000004/manifest.json").read_text(encoding="utf-8"))
     assert manifest["data"]["supervise"] == "all"
     assert manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 6}

@@ -247,7 +247,6 @@ def test_health(server):
     [
         (["--host=0.0.0.0"], "--host=0.0.0.0 is open to other machines: set NANOCHAT_API_KEY"),
         (["--port=70000"], "--port=70000: "),
-        (["--source=best"], "--source=best is not one of base, mid, sft, rl"),
         (["--source=base", "--tag=none", "--port=0"], "there is no model in "),
     ],
 )
