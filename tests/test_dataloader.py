@@ -218,18 +218,6 @@ def test_three_documents_are_enough(tmp_path, tokenizer):
         assert np.array_equal(rows_of([loader], 6), after)
 
 
-def test_a_document_longer_than_all_buffers(tmp_path, tokenizer):
-    text = " ".join(map(str, range(60_000)))
-    corpus = text_corpus(tmp_path, [["short", text, "brief"]], 1024)
-    ids = tokenizer.encode(text)
-    with loader_of(corpus, tokenizer, lanes=1, batch_size=100) as loader:
-        rows = rows_of([loader], len(ids) // LENGTH // 100 + 20)
-    bodies = {row[1:].tobytes() for row in rows}
-    starts = range(0, len(ids) - LENGTH, LENGTH)
-    pieces = [np.array(ids[start : start + LENGTH], np.int64).tobytes() for start in starts]
-    assert sum(piece in bodies for piece in pieces) > 0.99 * len(pieces)
-
-
 def test_the_shares_of_a_mix_hold(tmp_path):
     chance = np.random.default_rng(6)
     long, short = chance.integers(200, 900, 100).tolist(), chance.integers(1, 30, 900).tolist()

@@ -126,12 +126,6 @@ def test_a_source_is_not_read_past_max_chars():
     assert len(rustbpe.train(endless(), 260, max_chars=10_000_000)) == 4
 
 
-def test_text_with_too_few_pairs_gives_fewer_merges():
-    assert rustbpe.train(["ab"], 1000).tolist() == [[97, 98]]
-    assert rustbpe.train([], 1000).shape == (0, 2)
-    assert rustbpe.train(["", "a", "\x00"], 1000).shape == (0, 2)
-
-
 def test_progress_is_reported_in_order_and_to_the_end():
     reports = []
     merges = rustbpe.train(sample_texts(), 900, progress=lambda *state: reports.append(state))
@@ -174,15 +168,6 @@ def test_real_vocabularies_give_tiktokens_ids(name: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ours", "cl100k_base", "o200k_base"])
-def test_a_million_random_strings_give_tiktokens_ids(name: str, tokenizer: rustbpe.Tokenizer):
-    encoding = as_tiktoken(rustbpe.Tokenizer(tokenizer.merges)) if name == "ours" else reference(name)
-    other = rustbpe.Tokenizer(tokenizer.merges) if name == "ours" else from_reference(encoding)
-    for part in range(20):
-        assert_same_ids(other, encoding, random_texts(50_000, seed=part))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ours", "cl100k_base", "o200k_base"])
 def test_a_hundred_megabytes_of_text_give_tiktokens_ids(name: str):
     hub = os.environ.get("NANOCHAT_HUB")
     shards = sorted(Path(hub, "datasets/local/mixed-text").glob("*.parquet")) if hub else []
@@ -220,13 +205,6 @@ def test_a_vocabulary_beyond_16_bits_has_32_bit_ids():
     many = rustbpe.Tokenizer([], [f"<|{i}|>" for i in range(65_537 - 256)])
     assert (few.encode(text).dtype, many.encode(text).dtype) == (np.uint16, np.uint32)
     assert few.encode(text).tolist() == many.encode(text).tolist() == list(text.encode())
-
-
-def test_special_tokens_never_come_from_text(tokenizer: rustbpe.Tokenizer):
-    text = "<|bos|>hello<|end|>"
-    ids = tokenizer.encode(text)
-    assert ids.max() < tokenizer.special_tokens["<|bos|>"]
-    assert tokenizer.decode(ids) == text
 
 
 def test_extreme_strings_are_exact():
@@ -273,53 +251,28 @@ def test_token_lengths_are_byte_counts(tokenizer: rustbpe.Tokenizer):
 
 BAD_CALLS = {
     "lone surrogate": (lambda t: t.encode("a\ud800"), ValueError, "lone surrogate"),
-    "lone surrogate in a batch": (lambda t: t.encode_batch(["a", "\udfff"]), ValueError, "text 1"),
     "lone surrogate in training": (lambda t: rustbpe.train(["a", "b\ud912"], 300), ValueError, "text 1"),
-    "no str": (lambda t: t.encode(7), TypeError, "str"),
-    "None in a batch": (lambda t: t.encode_batch(["a", None]), TypeError, "text 1 is a NoneType"),
-    "one str as a batch": (lambda t: t.encode_batch("abc"), TypeError, "single str"),
     "one str as a source": (lambda t: rustbpe.train("abc", 300), TypeError, "single str"),
-    "numbers as a source": (lambda t: rustbpe.train([1], 300), TypeError, "item 0 of source is a int"),
-    "small vocabulary": (lambda t: rustbpe.train(["a"], 255), ValueError, "from 256"),
     "null in an Arrow array": (lambda t: t.encode_arrow(pa.array(["a", None])), ValueError, "element 1"),
-    "null in a slice": (lambda t: t.encode_arrow(pa.array(["a"] * 9 + [None])[3:]), ValueError, "element 6"),
-    "null in training": (lambda t: rustbpe.train([pa.array([None, "a"])], 300), ValueError, "element 0"),
     "no Arrow array": (lambda t: t.encode_arrow(["a"]), TypeError, "not an Arrow array"),
-    "chunked Arrow array": (lambda t: t.encode_arrow(pa.chunked_array([["a"]])), TypeError, "chunks"),
     "Arrow array of numbers": (lambda t: t.encode_arrow(pa.array([1])), ValueError, "not string"),
-    "dictionary": (lambda t: t.encode_arrow(pa.array(["a"]).dictionary_encode()), ValueError, "not string"),
     "unknown id": (lambda t: t.decode([5000]), ValueError, "id 5000"),
-    "negative id": (lambda t: t.decode([-1]), ValueError, "id -1"),
-    "unknown id to prepend": (lambda t: t.encode_batch(["a"], prepend=1002), ValueError, "id 1002"),
     "merges out of order": (lambda t: rustbpe.Tokenizer([(97, 257), (97, 98)]), ValueError, "out of order"),
-    "no merges": (lambda t: rustbpe.Tokenizer("merges"), TypeError, "whole numbers"),
     "merges in threes": (lambda t: rustbpe.Tokenizer([(1, 2, 3)]), ValueError, "rows of two"),
-    "merges of floats": (lambda t: rustbpe.Tokenizer([(97.0, 98.0)]), TypeError, "whole numbers"),
-    "negative merges": (lambda t: rustbpe.Tokenizer([(-1, 98)]), ValueError, "only ids below"),
-    "merges twice": (lambda t: rustbpe.Tokenizer([(97, 98), (97, 98)]), ValueError, "a second time"),
     "endless tokens": (
         lambda t: rustbpe.Tokenizer([(97, 97), *[(i, i) for i in range(256, 320)]]),
         ValueError,
         "bytes in all",
     ),
     "huge vocabulary": (lambda t: rustbpe.train(["a"], 10**12), ValueError, "2097152"),
-    "negative limits": (lambda t: rustbpe.train(["a"], 300, max_chars=-1), ValueError, "max_chars is -1"),
     "negative threads": (lambda t: t.encode_batch(["a"], threads=-1), ValueError, "threads is -1"),
-    "ids of floats": (lambda t: t.decode([1.5]), TypeError, "whole numbers"),
-    "ids beyond 64 bits": (lambda t: t.decode([2**70]), TypeError, "whole numbers"),
-    "a table of ids": (lambda t: t.decode([[1], [2]]), ValueError, "one row"),
-    "special id out of reach": (lambda t: rustbpe.Tokenizer.from_ranks(ALL_BYTES, {"x": 2**31}), ValueError, "beyond"),
     "tokens out of order": (
         lambda t: rustbpe.Tokenizer.from_ranks([*ALL_BYTES, b"abc", b"ab"]),
         ValueError,
         "in the order they were learned",
     ),
-    "merges of ranks": (lambda t: rustbpe.Tokenizer.from_ranks(ALL_BYTES).merges, ValueError, "given by ranks"),
     "special token twice": (lambda t: rustbpe.Tokenizer([], ["<|a|>", "<|a|>"]), ValueError, "twice"),
-    "special token without a name": (lambda t: rustbpe.Tokenizer([], [""]), ValueError, "no name"),
-    "special token over a token": (lambda t: rustbpe.Tokenizer.from_ranks(ALL_BYTES, {"x": 5}), ValueError, "ordinary"),
     "bytes missing": (lambda t: rustbpe.Tokenizer.from_ranks([b"a"]), ValueError, "single byte"),
-    "empty token": (lambda t: rustbpe.Tokenizer.from_ranks([*ALL_BYTES, b""]), ValueError, "no bytes"),
     "broken pattern": (lambda t: rustbpe.train(["a"], 300, pattern="(["), ValueError, "regular expression"),
 }
 ALL_BYTES = [bytes([byte]) for byte in range(256)]
@@ -346,6 +299,8 @@ def test_nul_bytes_and_empty_strings_are_text(tokenizer: rustbpe.Tokenizer):
     for text in ("", "\x00", "a\x00b", "\x00" * 100):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert rustbpe.train(["\x00\x00"], 300).tolist() == [[0, 0]]
+    assert rustbpe.train(["ab"], 1000).tolist() == [[97, 98]]  # fewer merges than asked for
+    assert rustbpe.train(["", "a"], 1000).shape == (0, 2)
 
 
 def test_errors_of_an_iterator_or_a_callback_come_through():
@@ -360,11 +315,6 @@ def test_errors_of_an_iterator_or_a_callback_come_through():
         rustbpe.train(breaks(), 300)
     with pytest.raises(LookupError, match="enough"):
         rustbpe.train(sample_texts(), 300, progress=callback)
-
-
-def test_a_billion_threads_do_no_harm():
-    assert rustbpe.train(["some text"], 260, threads=10**9).shape == (4, 2)
-    assert rustbpe.Tokenizer([]).encode_batch(["a"] * 9, threads=10**9)[0].tolist() == [97] * 9
 
 
 PEAK_MEMORY = """

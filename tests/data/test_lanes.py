@@ -101,11 +101,6 @@ def test_every_document_is_in_one_unit_of_every_epoch(groups, lanes):
         assert seen == Counter(range(1, sum(groups) + 1))
 
 
-def test_lanes_have_row_groups_of_their_own_if_there_are_enough():
-    assert deal_of([[1] * 4] * 700, 8).stripes == 1
-    assert deal_of([[1] * 50] * 14, 64).stripes == 37  # 8 units for each of 64 lanes
-
-
 def test_epochs_and_seeds_have_different_orders():
     orders = set()
     for seed in (0, 1):
