@@ -7,9 +7,10 @@ tokens and overlap: then no token is predicted from a short context, except in t
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,24 +60,16 @@ def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_byte
     bos = tokenizer.special_tokens["<|bos|>"]
     ids: list[int] = []
     size = 0
-    for text in _first_texts(batches, max_bytes):
-        ids.append(bos)  # a document is predicted from its start on
-        ids.extend(tokenizer.encode(text))
-        size += len(text.encode())
+    for text in chain.from_iterable(batch.to_pylist() for batch in batches):
+        kept = text.encode()[: max_bytes - size].decode(errors="ignore")  # without a character that was cut in two
+        if kept:
+            ids.append(bos)  # a document is predicted from its start on
+            ids.extend(tokenizer.encode(kept))
+            size += len(kept.encode())
+        if len(kept) < len(text) or size == max_bytes:  # cut, or exactly full
+            break
     lengths = torch.from_numpy(tokenizer.token_lengths().astype(np.int64))
     return EvalText(torch.tensor(ids), lengths, size)
-
-
-def _first_texts(batches: Iterable["pyarrow.Array"], max_bytes: int) -> Iterator[str]:
-    room = max_bytes
-    for batch in batches:
-        for text in batch.to_pylist():
-            kept = text.encode()[:room].decode(errors="ignore")  # without a character that was cut in two
-            room -= len(kept.encode())
-            if kept:
-                yield kept
-            if len(kept) < len(text) or room == 0:  # cut, or exactly full
-                return
 
 
 # ---- sums over rows ----

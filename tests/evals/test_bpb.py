@@ -163,35 +163,27 @@ def test_processes_and_batches_find_the_same(tokenizer, tmp_path):
     assert alone[1] == alone[5] != alone[3]  # a stride of the whole context is the plain form
 
 
-def test_validation_is_compiled_once_that_has_paid(capsys):
-    """30 FLOPs a token and 1,000 tokens every 10 steps, where compiling pays from 25,000 FLOPs on: the third time."""
-    ways, written = [], []
+@pytest.mark.parametrize(("every", "steps", "eager"), [(10, (0, 10, 20), 2), (0, (640,), 1)])
+def test_validation_is_compiled_once_that_has_paid(every, steps, eager):
+    """30 FLOPs a token and 1,000 tokens, where compiling pays from 25,000 FLOPs on: the third time."""
+    ways, notes, written = [], {}, []
 
     @contextmanager
     def as_written():
         ways.append("as written")
         yield
-        ways.append("over")
 
     model = SimpleNamespace(flops_per_token=lambda: 30, as_written=as_written)
     runtime = SimpleNamespace(compiling_pays=lambda flops: flops > 25_000)
-    log = SimpleNamespace(write=lambda kind, step, **found: written.append(found))
-    trainer = SimpleNamespace(model=model, runtime=runtime, log=log)
+    log = SimpleNamespace(write=lambda kind, step, **found: written.append(found["val/bpb"]))
     values = iter([2.0, 1.0, 1.5])
-    measure = lambda: {"bpb": (ways.append("measured") or next(values), 0.1)}  # noqa: E731
-    validate = _validation(trainer, 10, 1000, measure).evaluate
-    notes = {}
-    for step in (0, 10, 20):
-        validate(SimpleNamespace(step=step, notes=notes))
-    assert ways == ["as written", "measured", "over"] * 2 + ["measured"]
-    assert notes["val bpb"] == 1.5
-    assert notes["lowest val bpb"] == 1.0
-    assert [found["val/bpb"] for found in written] == [2.0, 1.0, 1.5]
-
-    ways.clear()  # at the ends alone: the second time is the last
-    measure = lambda: {"bpb": (ways.append("measured") or 1.0, 0.1)}  # noqa: E731
-    _validation(trainer, 0, 400, measure).evaluate(SimpleNamespace(step=640, notes=notes))
-    assert ways == ["as written", "measured", "over"]
+    trainer = SimpleNamespace(model=model, runtime=runtime, log=log)
+    validation = _validation(trainer, every, 1000, lambda: {"bpb": (next(values), 0.1)})
+    for step in steps:
+        validation.evaluate(SimpleNamespace(step=step, notes=notes))
+    assert len(ways) == eager
+    assert written == [2.0, 1.0, 1.5][: len(steps)]
+    assert (notes["val bpb"], notes["lowest val bpb"]) == (written[-1], min(written))
 
 
 # ---- samples ----

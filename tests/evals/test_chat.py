@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import random
-import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from nanochat.chat import render_prompt
 from nanochat.engine import Engine, Event
 from nanochat.evals.chat import ChatScore, Options, core_of, evaluate_task, likeliest_letters, pass_probability
 from nanochat.outcome import Estimate, mean_estimate
+from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
 from tasks import TASKS
 
@@ -74,12 +74,6 @@ def test_pass_at_k_is_counted_over_all_draws():
                 assert pass_probability(samples, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
-def test_an_estimate_has_the_error_of_a_mean():
-    values = [0.0, 1.0, 1.0, 0.5]
-    assert mean_estimate(values) == pytest.approx((statistics.mean(values), statistics.stdev(values) / 2))
-    assert math.isnan(mean_estimate([1.0]).stderr)
-
-
 def test_chat_core_by_hand():
     scores = {
         "ARC-Easy": ChatScore({1: Estimate(0.4, 0.03)}, 0.25, []),
@@ -88,9 +82,7 @@ def test_chat_core_by_hand():
     }
     expected = (0.15 / 0.75 + 0.5) / 2, math.sqrt((0.03 / 0.75) ** 2 + 0.04**2) / 2
     assert core_of(scores) == {"ChatCORE (2 of 6 tasks)": pytest.approx(expected)}
-    guessing = ChatScore({1: Estimate(0.2, 0.0)}, 0.2, [])
-    assert core_of({"AQUA": guessing})["ChatCORE (1 of 6 tasks)"].value == 0
-    assert core_of({"Questions": guessing}) == {}
+    assert core_of({"Questions": scores["Questions"]}) == {}
 
 
 # ---- letters ----
@@ -104,9 +96,7 @@ def picked_plainly(model, prompt: list[int], letters: list[int]) -> int:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_batch_picks_what_each_prompt_picks_alone(name):
     model, tokenizer = make_model(name=name)
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    dice = random.Random(seed)
+    dice = random.Random(5)
     prompts = [[dice.randrange(tokenizer.vocab_size) for _ in range(dice.randrange(1, 300))] for _ in range(24)]
     letters = [dice.sample(range(256), dice.randrange(1, 6)) for _ in prompts]
     expected = [picked_plainly(model, *pair) for pair in zip(prompts, letters, strict=True)]
@@ -117,11 +107,10 @@ def test_a_batch_picks_what_each_prompt_picks_alone(name):
         assert got == expected, size
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 1000])
-def test_a_task_of_letters(batch_size, hub):
+def test_a_task_of_letters(hub):
     model, tokenizer = make_model()
     task = TASKS["ARC-Easy"]()
-    options = Options(batch_size=batch_size, max_problems=40)
+    options = Options(batch_size=7, max_problems=40)
     score = evaluate_task(task, model, None, tokenizer, OneProcess(), options)
     verdicts = []
     for record, conversation in zip(score.records, task, strict=False):
@@ -142,7 +131,7 @@ def test_a_task_of_letters(batch_size, hub):
     assert score.baseline == 0.25
 
 
-@pytest.mark.parametrize(("name", "context", "room"), [("ARC-Easy", 96, 96), ("GSM8K", 128, 98), ("GSM8K", 50, 25)])
+@pytest.mark.parametrize(("name", "context", "room"), [("ARC-Easy", 96, 96), ("GSM8K", 50, 25)])
 def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, room, hub, capsys):
     model, tokenizer = make_model(max_seq_len=context)
     task = TASKS[name]()
@@ -190,11 +179,6 @@ def test_what_is_written_is_judged_and_kept(hub):
     for request in engine.requests:
         assert (request.max_new_tokens, request.temperature, request.top_k, request.n) == (50, 0.7, 9, 3)
     assert len({request.seed for request in engine.requests}) == 9
-    json.dumps(score.records)
-    again = Scripted(tokenizer, lambda request: ["#### 0"])
-    evaluate_task(task, model, again, tokenizer, OneProcess(), Options(seed=5, max_problems=4))
-    assert len(again.requests) == 4
-    assert not {request.seed for request in again.requests} & {request.seed for request in engine.requests}
 
 
 @torch.no_grad()
@@ -221,35 +205,33 @@ def test_the_engine_writes_what_is_likeliest(hub):
 # ---- ranks ----
 
 
-def ask(out: Path) -> None:
-    """What each rank of a process group gets, in files beside `out`."""
-    from nanochat.runtime import setup
-
+def ask_as_rank(out: Path) -> None:
     with setup("cpu", "fp32") as runtime:
-        model, tokenizer = make_model()
-        engine = Engine(model, tokenizer, slots=3)
-        options = Options(temperature=1.0, top_k=20, num_samples=2, max_new_tokens=5, batch_size=5, max_problems=19)
-        for name in ("ARC-Challenge", "GSM8K"):
-            few = replace(options, max_problems=2)
-            evaluate_task(TASKS[name](), model, engine, tokenizer, runtime, few)  # some ranks have nothing to do
-            written = out.with_name(f"{out.name}-{name}.jsonl")
-            score = evaluate_task(TASKS[name](), model, engine, tokenizer, runtime, options, name, written)
-            path = out.with_name(f"{out.name}-{name}-{runtime.rank}.json")
-            path.write_text(json.dumps([score.records, list(score.pass_at.items())]))
+        ask(out, runtime)
 
 
-def test_the_figures_are_the_same_for_any_number_of_ranks(tiny_world, tmp_path):
-    jobs = {
-        ranks: Forked(tmp_path / f"{ranks}", ask, tmp_path / f"of-{ranks}", ranks=ranks, NANOCHAT_HUB=str(tiny_world))
-        for ranks in (1, 3)
-    }
-    for job in jobs.values():
-        job.done()
+def ask(out: Path, runtime) -> None:
+    """What a process gets, in files beside `out`."""
+    model, tokenizer = make_model()
+    engine = Engine(model, tokenizer, slots=3)
+    options = Options(temperature=1.0, top_k=20, num_samples=2, max_new_tokens=5, batch_size=5, max_problems=19)
+    for name in ("ARC-Challenge", "GSM8K"):
+        few = replace(options, max_problems=2)
+        evaluate_task(TASKS[name](), model, engine, tokenizer, runtime, few)  # some ranks have nothing to do
+        path = out.with_name(f"{out.name}-{name}.jsonl")
+        score = evaluate_task(TASKS[name](), model, engine, tokenizer, runtime, options, name, path)
+        found = json.dumps([score.records, list(score.pass_at.items())])
+        out.with_name(f"{out.name}-{name}-{runtime.rank}.json").write_text(found)
+
+
+def test_the_figures_are_the_same_for_any_number_of_ranks(tiny_world, hub, tmp_path):
+    job = Forked(tmp_path / "job", ask_as_rank, tmp_path / "of-3", ranks=3, NANOCHAT_HUB=str(tiny_world))
+    ask(tmp_path / "of-1", OneProcess())
+    job.done()
     for name in ("ARC-Challenge", "GSM8K"):
         alone = (tmp_path / f"of-1-{name}-0.json").read_text()
         assert len(json.loads(alone)[0]) == 19
-        lines = [(tmp_path / f"of-{ranks}-{name}.jsonl").read_text(encoding="utf-8").splitlines() for ranks in (1, 3)]
-        assert list(map(json.loads, lines[0])) == list(map(json.loads, lines[1])) == json.loads(alone)[0]
+        for path in tmp_path.glob(f"of-*-{name}.jsonl"):
+            assert [json.loads(line) for line in path.read_text("utf-8").splitlines()] == json.loads(alone)[0]
         for rank in range(3):
             assert (tmp_path / f"of-3-{name}-{rank}.json").read_text() == alone, (name, rank)
-    assert "ARC-Challenge: 9 problems in " in jobs[3].err()  # two of four batches

@@ -12,7 +12,7 @@ from nanochat.config import parse
 from nanochat.report.card import markdown, read_card
 from nanochat.report.compare import decisions
 from nanochat.tokenizer import Tokenizer
-from scripts.chat_eval import SOURCES, Config, main
+from scripts.chat_eval import Config, main
 from tasks import CHAT_CORE, TASKS, open_tasks
 
 
@@ -74,14 +74,9 @@ def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
     right = sum(map(int, judged["GSM8K"]["right"].split()))
     assert right / 12 == pytest.approx(metrics["GSM8K"]["value"])
     assert len({one["questions"] for one in judged.values()}) == 5
-
     section = markdown(card, "pictures").partition("## Chat evaluation base\n")[2]
-    score = rf"{metrics['ARC-Easy']['value']:.4f} ± \d\.\d{{4}}"
-    assert re.search(rf"^- temperature: 1.0000\n(- .*\n)*- ARC-Easy: {score}$", section, re.MULTILINE), section
-    for name in ("GSM8K", "HumanEval"):
-        assert re.search(rf"^\| {name} +\| 2 \| \d\.\d{{4}} \| \d\.\d{{4}} \|$", section, re.MULTILINE), section
-    assert re.search(r"^\| Metric +\| BASE +\| MID +\| SFT +\| RL +\|$", section, re.MULTILINE), section
-    assert re.search(rf"^\| ARC-Easy +\| {score} +\| - +\| - +\| - +\|$", section, re.MULTILINE), section
+    assert re.search(rf"^- ARC-Easy: {metrics['ARC-Easy']['value']:.4f} ± \d\.\d{{4}}$", section, re.MULTILINE)
+    assert re.search(r"^\| GSM8K +\| 2 \| \d\.\d{4} \| \d\.\d{4} +\|$", section, re.MULTILINE), section
 
 
 def test_a_choice_of_tasks_says_so_in_the_name_of_chat_core(base, hub, capsys):
@@ -131,12 +126,3 @@ def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys):
 def test_errors_are_one_sentence(flag, sentence):
     with pytest.raises(ValueError, match=sentence):
         parse(Config, [flag])
-
-
-def test_short_flags():
-    assert parse(Config, ["-i", "mid", "-a", "GSM8K|AQUA"]) == Config(source="mid", tasks="GSM8K|AQUA")
-
-
-def test_each_column_of_the_card_has_a_source():
-    assert [stage.column for stage in SOURCES.values()] == ["BASE", "MID", "SFT", "RL"]
-    assert [stage.section for stage in SOURCES.values()] == [f"Chat evaluation {source}" for source in SOURCES]

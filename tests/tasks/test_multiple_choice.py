@@ -1,6 +1,5 @@
 """Multiple choice: letters read from prose, the prompt, layouts of columns, the Korean data sets."""
 
-import random
 from collections import Counter
 
 import numpy as np
@@ -37,16 +36,6 @@ from tasks.multiple_choice import extract_letter
 )
 def test_letters_in_prose(text, letter):
     assert extract_letter(text, "ABCDE") == letter
-
-
-def test_an_announced_letter_is_found_after_any_prose():
-    dice = random.Random(7)
-    frames = ["The answer is {}.", "Answer: {}", "answer is ({}).", r"so \boxed{{{}}}", "Correct answer - {}"]
-    words = "therefore 3x + 2 = 11, Answers may vary; B(x) A a (i) option choose 12.5% \n E=mc".split(" ")
-    for _ in range(500):
-        prose = " ".join(dice.choices(words, k=dice.randrange(20)))
-        letter = dice.choice("ABCDE")
-        assert extract_letter(f"{prose}\n{dice.choice(frames).format(letter)}", "ABCDE") == letter, prose
 
 
 def test_real_rationales_are_read_right(mirror):
