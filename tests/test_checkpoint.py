@@ -186,22 +186,6 @@ def test_a_manifest_of_another_step_is_not_believed(tmp_path, capsys):
     assert "is damaged: manifest.json" in capsys.readouterr().out
 
 
-# ---- ranks ----
-
-
-def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path, python):
-    """One writes; four read that and write; two read that and write; one reads that."""
-    folder = saved(tmp_path / "run", 100)
-    script = str(TESTS / "checkpoint_ranks.py")
-    done = python(script, str(folder), "4: 100 -> 200 300 400", "2: 400 -> 500", PYTHONPATH=str(TESTS.parent))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split() == ["4", "2"]
-    assert steps(folder) == [400, 500]
-    check(load(folder, 400))
-    assert len(set(load(folder, 400).manifest["optimizer"].values())) == 4
-    check(load(folder, 500))
-
-
 # ---- two runs ----
 
 

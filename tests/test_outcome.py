@@ -148,11 +148,6 @@ def test_mfu_is_never_wrong():
     assert (warming["MFU %"], warming["Tokens per second"]) == ("n/a", "n/a")
 
 
-def test_without_validation_there_is_no_figure_of_it():
-    told = facts(State(step=4, seconds=1.0))
-    assert (told["Minimum validation bpb"], told["Final validation bpb"]) == ("n/a", "n/a")
-
-
 def test_curves_are_of_what_was_measured(tmp_path):
     train(tmp_path, steps=4)
     with MetricLog(tmp_path) as log:

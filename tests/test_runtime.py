@@ -65,14 +65,6 @@ def test_what_cannot_be_is_refused(choices, sentence):
     assert str(refusal.value).startswith(sentence)
 
 
-def test_half_a_launcher_is_none(monkeypatch):
-    """Slurm sets some of torchrun's variables."""
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    with setup("cpu", "fp32") as found:
-        assert (found.rank, found.world_size) == (0, 1)
-
-
 def test_hardware_for_a_plan(monkeypatch):
     assert planned_hardware("8xH100") == (8, find_accelerator("H100"))
     if not torch.cuda.is_available():

@@ -1,7 +1,6 @@
 """Signals that wait for a step's end, and the garbage collector that waits for its turn; real processes."""
 
 import contextlib
-import gc
 import os
 import signal
 import subprocess
@@ -9,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from nanochat.runtime import stop_requests, without_garbage_collection
+from nanochat.runtime import stop_requests
 
 ROOT = Path(__file__).parent.parent
 STEPS = """
@@ -58,12 +57,3 @@ def test_handlers_are_given_back():
         assert asked == ["SIGINT"]
         raise ZeroDivisionError
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_garbage_is_collected_when_told_and_normally_afterwards():
-    with without_garbage_collection() as collect:
-        assert gc.isenabled()
-        collect()
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    assert gc.get_freeze_count() == 0
