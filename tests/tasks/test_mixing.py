@@ -66,12 +66,6 @@ def test_validation_has_every_held_out_row_once(world_hub, own_file):
     assert own_rows & {*map(key, train)} == own_rows - {*map(key, held_out)}
 
 
-def test_sizes_on_the_mirror(mirror):
-    assert mixture("aqua", "validation").rows == {"AQUA": 254}
-    sizes = {"Identity": 1900, "GSM8K": 1000, "ARC-Challenge": 1119}
-    assert mixture("identity:2,gsm8k@1000,arc-challenge", "train", 1).rows == sizes
-
-
 @pytest.mark.parametrize(
     ("spec", "split", "sentence"),
     [

@@ -79,21 +79,6 @@ def test_named_choices_are_judged_by_the_letter(write_rows):
 @pytest.mark.parametrize(
     ("name", "row"),
     [
-        ("ARC-Challenge", {"choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "B"}),
-        ("MMLU", {"choices": ["x", "y"], "answer": 1, "subject": "none"}),
-        ("AQUA", {"options": ["A)x", "B) y"], "correct": "B", "rationale": "it is so"}),
-    ],
-)
-def test_every_layout_of_columns_gives_the_same_conversation(name, row, write_rows):
-    write_rows(name, [{"question": "x or y?", **row}])
-    [conversation] = TASKS[name]()
-    assert conversation["messages"][0]["content"].startswith("x or y?\n\n- x=A\n- y=B\n\n")
-    assert conversation["messages"][1]["content"] == "B"
-
-
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
         ("MMLU", {"choices": ["x", "y"], "answer": 2}),
         ("ARC-Easy", {"choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "C"}),
         ("AQUA", {"options": ["A)x", "B)y"], "correct": "C"}),
