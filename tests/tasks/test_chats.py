@@ -1,17 +1,13 @@
 """Chats, instructions and users' own files."""
 
 import re
-from collections import Counter
-from dataclasses import replace
 
-import pyarrow.parquet as pq
 import pytest
 from chat_files import chat, key, write_lines
 
 from nanochat.chat import check_conversation
 from tasks import TASKS
-from tasks.chats import Chat, instruction, json_lines
-from tasks.common import FILE, DataSet
+from tasks.chats import json_lines
 
 
 def test_chats_of_the_world_are_well_formed(world_hub):
@@ -25,41 +21,18 @@ def test_chats_of_the_world_are_well_formed(world_hub):
     assert len(TASKS["Identity"]("train")) == len(lines)
 
 
-def test_chats_of_the_mirror_are_well_formed(mirror):
-    for split, count in (("train", 12624), ("test", 2921)):
-        task = TASKS["Multi-Turn"](split)
-        assert len(task) == count
-        for index in range(0, count, 7):
-            check_conversation(task[index])
-
-
-def test_instructions_of_any_columns_are_a_row_of_the_table(mirror):
-    """Three data sets of the mirror are not in the table."""
-    three = TASKS["KoAlpaca-v1"]
-    gpteacher = {"repo": "local/gpteacher", "path": "codegen/" + FILE, "columns": "instruction input response"}
-    two = DataSet(
-        task=Chat,
-        repo="local/korean-chatbot-data",
-        path="data/" + FILE,
-        splits="train",
-        columns="Q A",
-        convert=instruction,
-    )
-    counts = [(three, 11420), (replace(three, repo="tatsu-lab/alpaca"), 4700), (replace(three, **gpteacher), 4535)]
-    for data, count in [*counts, (two, 11823)]:
-        task = data("train")
-        assert len(task) == count
-        rows = pq.read_table(mirror / str(data.files("train")[0])).select(data.columns.split()).to_pylist()
-        expected = Counter()
-        for *question, answer in (row.values() for row in rows):
-            expected["\n\n".join(filter(None, question)), answer] += 1
-        assert Counter(tuple(message["content"] for message in one["messages"]) for one in task) == expected
-
-
-def test_koalpaca(write_rows):
-    write_rows("KoAlpaca", [{"instruction": "왜?", "output": "그냥.", "url": "x"}], split="train")
-    messages = [{"role": "user", "content": "왜?"}, {"role": "assistant", "content": "그냥."}]
-    assert [*TASKS["KoAlpaca"]("train")] == [{"messages": messages}]
+@pytest.mark.parametrize(
+    ("name", "row", "question"),
+    [
+        ("KoAlpaca", {"instruction": "왜?", "output": "그냥.", "url": "x"}, "왜?"),
+        ("KoAlpaca-v1", {"instruction": "왜?", "input": "비", "output": "그냥."}, "왜?\n\n비"),
+        ("KoAlpaca-v1", {"instruction": "왜?", "input": "", "output": "그냥."}, "왜?"),
+    ],
+)
+def test_instructions_may_have_several_columns(name, row, question, write_rows):
+    write_rows(name, [row], split="train")
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "그냥."}]
+    assert [*TASKS[name]("train")] == [{"messages": messages}]
 
 
 # ---- users' own files ----

@@ -37,7 +37,6 @@ def test_words_come_from_the_text(world_hub):
     assert set(words) == set(counts)
     for name in ("SimpleSpelling", "SpellingBee"):
         train, test = ([json.dumps(one) for one in TASKS[name](split)] for split in ("train", "test"))
-        assert train == [json.dumps(one) for one in TASKS[name]("train")]
         assert len(train) > 5 * len(test)
         assert not set(train) & set(test)
 
