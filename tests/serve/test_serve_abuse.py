@@ -66,18 +66,6 @@ def test_a_body_of_ten_megabytes(server, chunked):
     assert found.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_bytes_that_are_not_http(server):
-    for sent in (
-        b"\x16\x03\x01\x02\x00\x01\x00",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"A" * 100_000,
-        b"GET /\xff HTTP/1.1\r\n\r\n",
-    ):
-        with connect(server) as connection, suppress(ConnectionError):
-            connection.sendall(sent)
-            assert connection.recv(1000).startswith(b"HTTP/1.1 4")
-
-
 def test_the_queue_has_an_end(server):
     with ThreadPoolExecutor(40) as threads:
         posts = [threads.submit(server.http.post, CHAT, json=LONG) for _ in range(40)]
