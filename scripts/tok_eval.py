@@ -51,10 +51,6 @@ def load_reference(name: str) -> Encoding | str:
     return answers[-1]
 
 
-def byte_count(texts: list[str]) -> int:
-    return sum(len(text.encode()) for text in texts)
-
-
 def first_texts(batches: Iterator[pa.Array]) -> list[str]:
     """Return the first documents, SPLIT_BYTES of them or all."""
     texts: list[str] = []
@@ -82,7 +78,7 @@ def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]
     rows: list[list] = []
     for name, documents in texts.items():
         # Bytes, because characters need one byte in English and three in Korean.
-        size = byte_count(documents)
+        size = sum(len(text.encode()) for text in documents)
         found = [None, None, ours[name], size / ours[name], None]  # None is printed as a dash
         if not isinstance(reference, str):
             tokens = sum(map(len, reference.encode_ordinary_batch(documents)))

@@ -51,7 +51,7 @@ def test_tokenizer_training(trained, base, text_folder, here):
     assert record["metrics"]["vocab_size_reached"] == 320
     assert "tokenizer.json" in record["artifacts"]
     assert str(text_folder.parent) not in str(record["metrics"])
-    assert "320 tokens in " in trained.stdout
+    assert "320 of 320 tokens in " in trained.stdout
 
     from nanochat.tokenizer import Tokenizer
 
@@ -134,7 +134,7 @@ def test_too_little_text_gives_fewer_tokens(here, base, tmp_path):
     assert done.returncode == 0, done.stderr
     reached = outcome(base, "tok_train")["metrics"]["vocab_size_reached"]
     assert 256 + 9 < reached < 300
-    assert f"the text yields {reached} tokens, not the 5,000 asked for" in done.stdout
+    assert f"tok_train: {reached} of 5,000 tokens in " in done.stdout
 
 
 @pytest.mark.parametrize(
