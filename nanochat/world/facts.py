@@ -46,7 +46,10 @@ class Dice:
 
     def weighted(self, shares: dict[Item, int]) -> Item:
         """Return a key with a probability in proportion to its value, an integer."""
-        return self.pick([item for item, share in shares.items() for _ in range(share)])
+        pool = []
+        for item, share in shares.items():
+            pool += [item] * share
+        return self.pick(pool)
 
     def sample(self, items: Sequence[Item], count: int) -> list[Item]:
         """Return `count` items from different positions in random order (a partial Fisher-Yates shuffle)."""

@@ -5,6 +5,7 @@ So tests ask for sums that the model has never read.
 """
 
 import hashlib
+import operator
 from functools import cache
 from typing import NamedTuple
 
@@ -12,6 +13,12 @@ from nanochat.world.facts import World
 
 HELD_OUT_PAIRS = 4  # one pair in four is held out
 LARGEST_RESULT = 999
+OPERATIONS = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
 
 
 class Problem(NamedTuple):
@@ -81,7 +88,7 @@ def solve(seed: int, steps: list[str], numbers: dict[str, int], held_out: bool) 
     for left, sign, right, *_ in steps:
         a = values[left]
         b = values[right]
-        result = eval(f"{a}{sign}{b}")
+        result = OPERATIONS[sign](a, b)
         is_allowed = result % 1 == 0 and 2 <= result <= LARGEST_RESULT
         if not is_allowed or is_held_out(seed, a, b) != held_out:
             return []
