@@ -4,8 +4,6 @@ Others import from here: TASKS, JUDGED, CHAT_CORE, pick, mixture, open_tasks, ch
 module's table SETS, or a new module and a line in TASKS; docs/tasks.md has a row for each task.
 """
 
-from functools import partial
-
 from nanochat.data.hub import is_here
 from nanochat.log import print0
 from nanochat.settings import ChatTuneSettings
@@ -27,19 +25,11 @@ CHAT_CORE = CHAT[:-1]  # the tasks whose mean is ChatCORE, the last name
 WORLD_TASKS = ("ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # evaluated too on an embedded world
 
 
-mixture = partial(mixing.mix, TASKS)  # a mixture to learn from or to validate with
-
-
-def chat_data(
-    config: ChatTuneSettings, default: str, tokenizer: str
-) -> tuple[mixing.Mixture, mixing.Mixture, dict[str, Task]]:
-    """Return the conversations to learn from, those to validate with, and the tasks to score."""
-    chats = mixture(config.mixture, "train", config.seed, default, tokenizer)
-    new_chats = mixture(config.mixture, "validation", config.seed, default, tokenizer)
-    tasks = {}
-    if config.eval_metrics_every >= 0:
-        tasks = open_tasks(config.eval_metrics_tasks, tokenizer=tokenizer)
-    return chats, new_chats, tasks
+def mixture(
+    spec: str, split: str = "train", seed: int = 0, default: str = "", tokenizer: str = "default"
+) -> mixing.Mixture:
+    """Return a mixture to learn from or to validate with, see `mixing.mix`."""
+    return mixing.mix(TASKS, spec, split, seed, default, tokenizer)
 
 
 def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:

@@ -59,10 +59,10 @@ class Mixture:
 def mix(
     known: Mapping[str, DataSet],
     spec: str,
-    split: str = "train",
-    seed: int = 0,
-    default: str = "",
-    tokenizer: str = "default",
+    split: str,
+    seed: int,
+    default: str,
+    tokenizer: str,
 ) -> Mixture:
     """Open the mixture that a specification names; epochs and samples apply to the split train alone.
 
