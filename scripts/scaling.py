@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from nanochat.lab.scaling_fit import Optimum, ScalingRun
     from nanochat.report.plots import Plot
 
-CURVE_POINTS = 50  # enough for a smooth line
-COLUMNS = ["Run", "Depth", "N", "Tokens", "Tokens : N", "FLOPs", "Bits per byte", "CORE"]
+COLUMNS = ["Run", "Depth", "N", "Tokens", "Tokens : N", "FLOPs", "Bits per byte"]
 
 
 @dataclass(frozen=True)
@@ -32,29 +31,14 @@ class Config:
     out: str = option("", "file to write, with the plot beside it (default: KIND.md)", group="place")
 
 
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    # Cells are padded, so that the source reads as a table too.
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    rule = ["-" * width for width in widths]
-    lines = []
-    for cells in (columns, rule, *rows):
-        padded = map(str.rjust, cells, widths)
-        lines.append("| " + " | ".join(padded) + " |")
-    return "\n".join(lines)
+def runs_table(runs: Sequence["ScalingRun"]) -> str:
+    from nanochat.report.card import markdown_table
 
-
-def run_row(one: "ScalingRun") -> list[str]:
-    # In the order given by COLUMNS.
-    return [
-        one.tag,
-        f"{one.depth}",
-        f"{one.n:,}",
-        f"{one.tokens:,}",
-        f"{one.tokens / one.n:.2f}",
-        f"{one.flops:.3e}",
-        f"{one.bpb:.4f} ± {one.stderr:.4f}",
-        "-" if one.core is None else f"{one.core:.4f}",
-    ]
+    rows = [COLUMNS]
+    for one in runs:
+        sizes = [f"{one.depth}", f"{one.n:,}", f"{one.tokens:,}", f"{one.tokens / one.n:.2f}"]
+        rows.append([one.tag, *sizes, f"{one.flops:.3e}", f"{one.bpb:.4f} ± {one.stderr:.4f}"])
+    return markdown_table(rows)
 
 
 def miniseries(runs: Sequence["ScalingRun"]) -> tuple[list[str], "Plot"]:
@@ -62,60 +46,49 @@ def miniseries(runs: Sequence["ScalingRun"]) -> tuple[list[str], "Plot"]:
     from nanochat.lab.scaling_fit import power_law
 
     flops = [one.flops for one in runs]
+    losses = [one.bpb for one in runs]
     # FLOPs span several powers of ten: the axis is logarithmic.
     log_flops = [math.log10(count) for count in flops]
-    losses = [one.bpb for one in runs]
     series = {"runs": (log_flops, losses)}
-    try:
+    parts = [runs_table(runs)]
+    if len(set(flops)) > 1:
         law = power_law(flops, losses)
-        text = (
+        parts.append(
             f"With ten times the FLOPs, bits per byte are {10**law.exponent:.3f} times as many: they scale as "
             f"FLOPs^{law.exponent:.4f}, exponent ± {law.stderr:.4f}."
         )
-        low = min(log_flops)
-        high = max(log_flops)
-        # A curve, because only the loss axis is linear.
-        xs = [low + (high - low) * place / (CURVE_POINTS - 1) for place in range(CURVE_POINTS)]
-        series["power law"] = (xs, [law(10**x) for x in xs])
-    except ValueError as error:  # too few sizes: the page gives the reason, and the plot shows the points alone
-        text = f"{error}."
+        series["power law"] = (log_flops, list(map(law, flops)))
     plot = {
         "title": "Bits per byte against compute",
         "x": "log10 FLOPs",
         "y": "bits per byte",
         "series": series,
     }
-    table = markdown_table(COLUMNS, [run_row(one) for one in runs])
-    return [table, text], plot
+    return parts, plot
 
 
 def laws(runs: Sequence["ScalingRun"]) -> tuple[list[str], "Plot"]:
     """Return parts of the page, and the plot: each budget's best size, the growth, and tokens per parameter."""
     from nanochat.lab.scaling_fit import by_budget, optimum
+    from nanochat.report.card import markdown_table
 
-    budgets = by_budget(runs)
-    if not budgets:
-        raise ValueError("no run has --target-flops, the budget: take another --prefix")
-    rows = []
     found = []  # best sizes, for budgets that have one
-    notes = []  # reasons, for all other budgets
+    rows = [["FLOPs", "N", "Tokens", "Tokens : N", "Bits per byte"]]
     series = {}
-    for budget, group in budgets.items():
-        rows += [run_row(one) for one in group]
+    for budget, group in by_budget(runs).items():
         sizes = [math.log10(one.n) for one in group]
         series[f"{budget:.3g} FLOPs"] = (sizes, [one.bpb for one in group])
-        try:
-            found.append(optimum(group))
-        except ValueError as error:  # names the depths to train
-            notes.append(f"- {error}.")
-    parts = [markdown_table(COLUMNS, rows), "## The best size of each budget"]
-    # A table without rows would be no Markdown table.
-    if found:
-        columns = ["FLOPs", "N", "Tokens", "Tokens : N", "Bits per byte"]
-        parts.append(markdown_table(columns, [optimum_row(best) for best in found]))
-    if notes:
-        parts.append("\n".join(notes))
-    parts += ["## Growth", growth(found)]
+        best = optimum(group)
+        if best:
+            found.append(best)
+            ratio = best.tokens / best.n
+            rows.append([f"{budget:.3g}", f"{best.n:,.0f}", f"{best.tokens:,.0f}", f"{ratio:.2f}", f"{best.bpb:.4f}"])
+        else:
+            rows.append([f"{budget:.3g}", "not among these sizes: train more depths", "-", "-", "-"])
+    parts = [runs_table(runs), "## The best size of each budget", markdown_table(rows)]
+    # With a single budget there is no growth.
+    if len(found) > 1:
+        parts += ["## Growth", growth(found)]
     plot = {
         "title": "Bits per byte at fixed compute",
         "x": "log10 N",
@@ -125,28 +98,13 @@ def laws(runs: Sequence["ScalingRun"]) -> tuple[list[str], "Plot"]:
     return parts, plot
 
 
-def optimum_row(best: "Optimum") -> list[str]:
-    ratio = best.tokens / best.n
-    return [
-        f"{best.flops:.3g}",
-        f"{best.n:,.0f}",
-        f"{best.tokens:,.0f}",
-        f"{ratio:.2f}",
-        f"{best.bpb:.4f}",
-    ]
-
-
 def growth(found: Sequence["Optimum"]) -> str:
     """Return the growth laws for N and tokens as a list, and the tokens per parameter at the largest budget."""
-    from nanochat.lab.scaling_fit import LEAST_POINTS, power_law
+    from nanochat.lab.scaling_fit import power_law
 
     flops = [best.flops for best in found]
-    try:
-        # With a single budget there is no growth.
-        sizes = power_law(flops, [best.n for best in found])
-        tokens = power_law(flops, [best.tokens for best in found])
-    except ValueError as error:
-        return f"{error}."
+    sizes = power_law(flops, [best.n for best in found])
+    tokens = power_law(flops, [best.tokens for best in found])
     # Read from the fitted lines: the noise in a single budget averages out.
     most = max(flops)
     ratio = tokens(most) / sizes(most)
@@ -158,9 +116,6 @@ def growth(found: Sequence["Optimum"]) -> str:
         f"- at {most:.3g} FLOPs this suggests {ratio:.1f} tokens for each parameter: "
         f"`--target-param-data-ratio={ratio:.1f}`"
     )
-    # Two points fit exactly.
-    if len(found) < LEAST_POINTS:
-        lines.append(f"- {len(found)} budgets give no error, take {LEAST_POINTS}")
     return "\n".join(lines)
 
 
@@ -176,12 +131,10 @@ def main(config: Config) -> None:
         raise ValueError(f"--kind={config.kind} is not one of {', '.join(KINDS)}")
     base = Path(config.base_dir).expanduser() if config.base_dir else base_dir()
     out = Path(config.out or f"{config.kind}.md").expanduser()
-    runs, left_out = read_runs(base, config.prefix)
+    runs = read_runs(base, config.prefix)
     if not runs:
-        raise ValueError(f"no run has finished below {base / 'base_train'} / {config.prefix}*; {'; '.join(left_out)}")
+        raise ValueError(f"no run with a validation loss has finished below {base / 'base_train'} / {config.prefix}*")
     parts, plot = KINDS[config.kind](runs)
-    # Failed and unfinished runs are named at the end.
-    parts += [f"- {line}" for line in left_out]
     picture = out.with_suffix(".svg")
     write_text(picture, picture_file(draw_plot(plot)))
     # The link is relative, so that both files can move together.

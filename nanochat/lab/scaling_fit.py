@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanochat.outcome import Outcome
+from nanochat.outcome import read_outcomes
 
 LEAST_POINTS = 3  # for a parabola, and for the error of a power law
 
@@ -29,7 +29,6 @@ class ScalingRun(NamedTuple):
     budget: float  # FLOPs by --target-flops; -1 for another horizon
     bpb: float  # bits per byte on validation text
     stderr: float  # standard error, in bits per byte
-    core: float | None  # CORE metric; None if not measured
 
 
 class Optimum(NamedTuple):
@@ -56,43 +55,28 @@ class PowerLaw:
 # ---- finished runs ----
 
 
-def read_runs(base: Path, prefix: str) -> tuple[list[ScalingRun], list[str]]:
-    """Return the base runs with a tag prefix, by depth and FLOPs, and a line about each unusable one."""
-    runs, left_out = [], []
-    for folder in sorted(base.glob(f"base_train/{prefix}*/")):
-        # A failed run must not hide the others.
-        try:
-            runs.append(_read_run(folder))
-        except OSError as error:
-            left_out.append(f"{folder.name} is left out: {error.strerror}")
-        except (KeyError, ValueError) as error:
-            left_out.append(f"{folder.name} is left out: {error}")
-    runs.sort(key=lambda run: (run.depth, run.flops))
-    return runs, left_out
-
-
-def _read_run(folder: Path) -> ScalingRun:
-    path = folder / "outcome.json"
-    if not path.exists():
-        raise ValueError("the run has not finished")
-    outcome = Outcome.load(path)
-    metrics = outcome.metrics
-    bpb = metrics["Final validation bpb"]
-    core = metrics["CORE metric estimate"]
-    # A metric that was not measured is text.
-    if not isinstance(bpb, dict):
-        raise ValueError("the run has no validation, take --eval-every=0 or more")
-    return ScalingRun(
-        tag=folder.name,
-        depth=outcome.config["depth"],
-        n=metrics["Number of parameters, matrices"] + metrics["Number of parameters, head"],
-        tokens=metrics["Tokens seen"],
-        flops=metrics["Total training flops"]["value"],
-        budget=outcome.config["target_flops"],
-        bpb=bpb["value"],
-        stderr=bpb["stderr"],
-        core=core["value"] if isinstance(core, dict) else None,
-    )
+def read_runs(base: Path, prefix: str) -> list[ScalingRun]:
+    """Return the finished base runs with a tag prefix and a validation loss, by depth and FLOPs."""
+    runs = []
+    for outcome in read_outcomes(base):
+        metrics = outcome.metrics
+        if outcome.stage != "base_train" or not outcome.tag.startswith(prefix):
+            continue
+        bpb = metrics["Final validation bpb"]
+        # Text if it was not measured.
+        if isinstance(bpb, dict):
+            run = ScalingRun(
+                tag=outcome.tag,
+                depth=outcome.config["depth"],
+                n=metrics["Number of parameters, matrices"] + metrics["Number of parameters, head"],
+                tokens=metrics["Tokens seen"],
+                flops=metrics["Total training flops"]["value"],
+                budget=outcome.config["target_flops"],
+                bpb=bpb["value"],
+                stderr=bpb["stderr"],
+            )
+            runs.append(run)
+    return sorted(runs, key=lambda run: (run.depth, run.flops))
 
 
 def by_budget(runs: Sequence[ScalingRun]) -> dict[float, list[ScalingRun]]:
@@ -108,34 +92,23 @@ def by_budget(runs: Sequence[ScalingRun]) -> dict[float, list[ScalingRun]]:
 # ---- fits ----
 
 
-def optimum(runs: Sequence[ScalingRun]) -> Optimum:
-    """Return the best size for a budget; a ValueError names the missing runs. runs: all with this budget."""
-    flops = runs[0].budget
-    budget = f"the budget of {flops:.3g} FLOPs"
-    sizes = len({run.n for run in runs})
-    if sizes < LEAST_POINTS:
-        raise ValueError(
-            f"{budget} has runs of {sizes} sizes, too few for a lowest point: train {LEAST_POINTS} or more"
-        )
+def optimum(runs: Sequence[ScalingRun]) -> Optimum | None:
+    """Return the best size for a budget; None if the sizes do not include one. runs: all with this budget."""
+    if len(runs) < LEAST_POINTS:
+        return None
     log_n = np.log([run.n for run in runs])
     # Centred, because the squares of large numbers lose digits.
     middle = log_n.mean()
     x = log_n - middle
     curve = np.polyfit(x, [run.bpb for run in runs], 2)
-    square, slope, _ = curve
-    # A noisy or far too short sweep may bend downwards.
-    if square <= 0:
-        raise ValueError(f"{budget} has no lowest point, its runs bend the other way: train other depths, or longer")
-    best = -slope / (2 * square)
-    # An extrapolated minimum is not trusted.
-    if best < x.min():
-        raise ValueError(f"{budget} has its lowest point below all sizes: train smaller depths")
-    if best > x.max():
-        raise ValueError(f"{budget} has its lowest point above all sizes: train larger depths")
+    best = -curve[1] / (2 * curve[0])
+    # A noisy or far too short sweep may bend downwards. An extrapolated minimum is not trusted.
+    if curve[0] <= 0 or not x.min() <= best <= x.max():
+        return None
     # At one budget, log tokens are nearly a line in log N.
     line = np.polyfit(x, np.log([run.tokens for run in runs]), 1)
     return Optimum(
-        flops=flops,
+        flops=runs[0].budget,
         n=math.exp(best + middle),
         tokens=math.exp(np.polyval(line, best)),
         bpb=np.polyval(curve, best),
@@ -143,10 +116,7 @@ def optimum(runs: Sequence[ScalingRun]) -> Optimum:
 
 
 def power_law(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw:
-    """Return the power law through positive points: least squares of the logarithms."""
-    places = len(set(xs))
-    if places < 2:
-        raise ValueError(f"a power law needs points at two places, not {places}: run another size or budget")
+    """Return the power law through points at two places or more: least squares of the logarithms."""
     x, y = np.log(xs), np.log(ys)
     middle = x.mean()
     centred = x - middle

@@ -7,10 +7,12 @@ Colours are variables of STYLE, which a page contains once and a picture file ha
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
+
+from nanochat.log import short
 
 WIDTH = 400  # pixels, as all sizes here
 TOP = 44  # the plot area begins below title and legend
@@ -19,7 +21,6 @@ LINES_HEIGHT = 252
 CHARACTER = 7.4  # width per digit in the widest common font
 MOST_MARKS = 40  # a longer series has no marks
 COLORS = 6  # STYLE has so many; further series repeat them
-UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 STYLE = """
 .plot { color: #4b5563; font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
   font-variant-numeric: tabular-nums; }
@@ -46,8 +47,7 @@ Drawing = tuple[int, list[str]]  # height, SVG elements
 
 def draw_plot(plot: Plot) -> str:
     """Return a plot as an SVG element for a page that contains STYLE."""
-    kind = next(kind for kind in KINDS if kind in plot)
-    height, elements = KINDS[kind](plot)
+    height, elements = _draw_bars(plot) if "bars" in plot else _draw_lines(plot)
     title = escape(plot["title"])
     head = f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">'
     return "\n".join([head, _text(0, 14, plot["title"], "title"), *elements, "</svg>"])
@@ -93,13 +93,8 @@ def ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
-def labels(values: Sequence[float]) -> list[str]:
-    """Return ticks as text, all in the largest one's unit: 0, 0.5M, 1M."""
-    largest = max(map(abs, values))
-    # UNITS is sorted from large to small.
-    fitting = [unit for unit in UNITS if largest >= unit[0]]
-    size, suffix = fitting[0] if fitting else (1, "")
-    return [f"{value / size:g}{suffix}" if value else "0" for value in values]
+def label(value: float) -> str:
+    return short(value) if value >= 1000 else f"{value:g}"
 
 
 def _spread(low: float, high: float) -> tuple[float, float]:
@@ -122,11 +117,9 @@ def _draw_lines(plot: Plot) -> Drawing:
     ys = [y for _, y in points]
     lowest, highest = _spread(min(ys), max(ys))
     rows = ticks(lowest, highest)
-    # The x axis starts at zero, except if most of the picture would stay empty, as with logarithms.
-    start = min(xs) if min(xs) > 0.2 * max(xs) else min(0.0, *xs)
-    first, last = _spread(start, max(xs))
+    first, last = _spread(min(xs), max(xs))
     # The labels stand to the left, and need room for the longest.
-    longest = max(map(len, labels(rows)))
+    longest = max(len(label(row)) for row in rows)
     left = 10 + CHARACTER * longest
     across = Axis(first, last, left, WIDTH - 6)
     # Pixels count from the top, values from the bottom.
@@ -148,16 +141,15 @@ def _draw_lines(plot: Plot) -> Drawing:
 def _grid(across: Axis, down: Axis, rows: Sequence[float]) -> list[str]:
     """Return a line and a label for each row, and a label for each column."""
     elements = []
-    for row, label in zip(rows, labels(rows), strict=True):
+    for row in rows:
         y = down(row)
         elements.append(f'<path class="grid" d="M{across.start:.1f} {y:.1f}H{WIDTH}"/>')
         # Four pixels lower: text stands on the baseline, and the label is centred.
-        elements.append(_text(across.start - 6, y + 4, label, "end"))
-    # Round numbers beyond the data would lie outside the picture.
-    columns = [x for x in ticks(across.low, across.high) if across.low <= x <= across.high]
-    for column, label in zip(columns, labels(columns), strict=True):
-        x = across(column)
-        elements.append(_text(x, LINES_BOTTOM + 16, label, "middle"))
+        elements.append(_text(across.start - 6, y + 4, label(row), "end"))
+    for column in ticks(across.low, across.high):
+        # Round numbers beyond the data would lie outside the picture.
+        if across.low <= column <= across.high:
+            elements.append(_text(across(column), LINES_BOTTOM + 16, label(column), "middle"))
     return elements
 
 
@@ -166,7 +158,7 @@ def _line(points: Points, color: str) -> list[str]:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     elements = [f'<polyline class="line {color}" points="{path}"/>']
     if len(points) < MOST_MARKS:
-        elements += [_shape("circle", color, cx=x, cy=y, r=2.5) for x, y in points]
+        elements += [f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in points]
     return elements
 
 
@@ -179,16 +171,7 @@ def _legend(names: Sequence[str]) -> list[str]:
         elements.append(_text(place, 31, name, "end"))
         place -= CHARACTER * len(name) + 14
         # A coloured square before the name.
-        square = _shape(
-            "rect",
-            _color(number),
-            x=place,
-            y=23,
-            width=9,
-            height=9,
-            rx=2,
-        )
-        elements.append(square)
+        elements.append(f'<rect class="{_color(number)}" x="{place:.1f}" y="23" width="9" height="9" rx="2"/>')
         place -= 12
     return elements
 
@@ -226,22 +209,7 @@ def _draw_bars(plot: Plot) -> Drawing:
 
 
 def _bar(style: str, x: float, y: float, width: float) -> str:
-    return _shape(
-        "rect",
-        style,
-        x=x,
-        y=y,
-        width=width,
-        height=6,
-        rx=2,  # rounded corners
-    )
-
-
-# Key that a plot of this kind has -> the function that draws it.
-KINDS: dict[str, Callable[[Plot], Drawing]] = {
-    "series": _draw_lines,
-    "bars": _draw_bars,
-}
+    return f'<rect class="{style}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="6" rx="2"/>'
 
 
 # ---- elements ----
@@ -254,12 +222,6 @@ def _color(number: int) -> str:
 def _finite(xs: Sequence[float], ys: Sequence[float]) -> Points:
     """Return the points that can be drawn: a diverged loss is NaN or infinite."""
     return [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
-
-
-def _shape(tag: str, style: str, **sizes: float) -> str:
-    """Return an element with numbers as attributes, rounded to 0.01 pixel."""
-    numbers = " ".join(f'{name}="{round(size, 2):g}"' for name, size in sizes.items())
-    return f'<{tag} class="{style}" {numbers}/>'
 
 
 def _text(x: float, y: float, words: str, style: str = "") -> str:

@@ -1,15 +1,14 @@
 """The fits, on data of known laws with noise, and on what does not decide."""
 
-import json
 import math
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from outcomes import leave
 
 from nanochat.lab.scaling_fit import ScalingRun, by_budget, optimum, power_law, read_runs
-from nanochat.outcome import Outcome
 from scripts.scaling import laws
 
 ALPHA, BETA = 0.34, 0.28  # of L = 1.69 + 406 / N^ALPHA + 411 / D^BETA, with which N grows as C^(BETA / (ALPHA + BETA))
@@ -22,9 +21,7 @@ def sweep(budget: float, sizes: list[float], noise: float = 0.0, seed: int = 0) 
     for depth, n in enumerate(sizes):
         tokens = budget / (6 * n)
         loss = 1.69 + 406 / n**ALPHA + 411 / tokens**BETA + noise * draws.standard_normal()
-        runs.append(
-            ScalingRun(f"{budget:g}-d{depth}", depth, round(n), round(tokens), budget, budget, loss, 0.01, None)
-        )
+        runs.append(ScalingRun(f"{budget:g}-d{depth}", depth, round(n), round(tokens), budget, budget, loss, 0.01))
     return runs
 
 
@@ -32,7 +29,7 @@ def best_size(budget: float) -> float:
     return (ALPHA * 406 / (BETA * 411)) ** (1 / (ALPHA + BETA)) * (budget / 6) ** SHARE
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_exponents_of_a_known_law_are_found(seed):
     print(f"seed {seed}")
     budgets = [1e18, 2.15e18, 4.64e18, 1e19, 1e20]
@@ -65,22 +62,16 @@ def test_without_noise_a_power_law_is_exact():
     assert law.stderr < 1e-9
     assert law(1e21) == pytest.approx(3 * 1e21**-0.05)
     assert math.isnan(power_law([1.0, 2.0], [1.0, 2.0]).stderr)
-    with pytest.raises(
-        ValueError, match=r"^a power law needs points at two places, not 1: run another size or budget$"
-    ):
-        power_law([5.0, 5.0], [1.0, 2.0])
 
 
-def test_what_does_not_decide_is_told():
+def test_sizes_without_a_lowest_point_have_no_best():
     near = best_size(1e18)
-    with pytest.raises(ValueError, match=r"^the budget of 1e\+18 FLOPs has runs of 2 sizes, .*: train 3 or more$"):
-        optimum(sweep(1e18, [near, 2 * near]))
-    bent = [run._replace(bpb=-run.bpb) for run in sweep(1e18, [near / 2, near, 2 * near])]
-    with pytest.raises(ValueError, match=r"^the budget of 1e\+18 FLOPs has no lowest point, .*: train other depths"):
-        optimum(bent)
-    for factor, where in ((9, "below all sizes: train smaller"), (1 / 9, "above all sizes: train larger")):
-        with pytest.raises(ValueError, match=rf"^the budget of 1e\+18 FLOPs has its lowest point {where} depths$"):
-            optimum(sweep(1e18, [factor * near * x for x in (0.8, 1, 1.2)]))
+    around = [near / 2, near, 2 * near]
+    assert optimum(sweep(1e18, around)).n == pytest.approx(near, rel=0.1)
+    assert optimum(sweep(1e18, around[:2])) is None
+    assert optimum([run._replace(bpb=-run.bpb) for run in sweep(1e18, around)]) is None
+    for factor in (9, 1 / 9):
+        assert optimum(sweep(1e18, [factor * n for n in around])) is None
 
 
 # ---- finished runs ----
@@ -88,36 +79,18 @@ def test_what_does_not_decide_is_told():
 
 def write_run(base: Path, tag: str, **changes) -> None:
     """An outcome of base_train, with what is read of it."""
-    metrics = {"Number of parameters": 90, "Number of parameters, matrices": 50, "Number of parameters, head": 20}
-    metrics |= {"Tokens seen": 840, "Total training flops": {"value": 4e5, "format": ".4e"}}
-    metrics |= {"Final validation bpb": {"value": 1.5, "stderr": 0.1}, "CORE metric estimate": "n/a"}
-    config = {"depth": 2, "target_flops": -1.0}
-    moment = "2026-11-20T12:00:00+00:00"
-    about = {"stage": "base_train", "tag": tag, "started": moment, "timestamp": moment, "command": "", "card": []}
-    record = Outcome(**about, config=config, metrics=metrics | changes, versions={}, environment={})
-    path = base / "base_train" / tag / "outcome.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(vars(record)))
+    metrics = {"Number of parameters, matrices": 50, "Number of parameters, head": 20, "Tokens seen": 840}
+    metrics |= {"Total training flops": {"value": 4e5}, "Final validation bpb": {"value": 1.5, "stderr": 0.1}}
+    leave(base, "base_train", tag, config={"depth": 2, "target_flops": -1.0}, metrics=metrics | changes)
 
 
-def test_finished_runs_are_read_and_others_are_named(tmp_path):
-    core = {"value": 0.2, "stderr": 0.01}
-    for tag, changes in {
-        "mine-d2": {},
-        "mine-d4": {"CORE metric estimate": core, "Total training flops": {"value": 9e5}},
-        "mine-d6": {"Final validation bpb": "n/a"},
-        "other-d2": {},
-    }.items():
-        write_run(tmp_path, tag, **changes)
-    (tmp_path / "base_train/mine-d8").mkdir()
-    (tmp_path / "base_train/mine-d9").mkdir()
-    (tmp_path / "base_train/mine-d9/outcome.json").write_text("{}")
-    runs, left_out = read_runs(tmp_path, "mine-d")
-    assert runs[0] == ("mine-d2", 2, 70, 840, 4e5, -1.0, 1.5, 0.1, None)
-    assert [(run.tag, run.core) for run in runs] == [("mine-d2", None), ("mine-d4", 0.2)]
-    assert left_out == [
-        "mine-d6 is left out: the run has no validation, take --eval-every=0 or more",
-        "mine-d8 is left out: the run has not finished",
-        "mine-d9 is left out: it has no `stage` of type str",
-    ]
+def test_finished_runs_are_read(tmp_path):
+    write_run(tmp_path, "mine-d2")
+    write_run(tmp_path, "mine-d4", **{"Total training flops": {"value": 9e5}})
+    write_run(tmp_path, "mine-d6", **{"Final validation bpb": "n/a"})
+    write_run(tmp_path, "other-d2")
+    leave(tmp_path, "tok_train", "mine-d2")
+    runs = read_runs(tmp_path, "mine-d")
+    assert runs[0] == ("mine-d2", 2, 70, 840, 4e5, -1.0, 1.5, 0.1)
+    assert [run.tag for run in runs] == ["mine-d2", "mine-d4"]
     assert by_budget(runs) == {}
