@@ -9,7 +9,7 @@ import math
 import os
 import re
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +24,9 @@ from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.paths import base_dir
 from nanochat.runtime import asked_precision
 
+if TYPE_CHECKING:
+    from nanochat.settings import TrainingSettings  # base training adds the sizes of the model
+
 REFERENCE_DEPTH = 12
 REFERENCE_BATCH = 2**19  # tokens, best for the reference
 BATCH_EXPONENT = 0.383
@@ -36,30 +39,6 @@ FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
 # (compiled: 21).
 BLOCK_KEEPS = 24
 HORIZONS = ("num_iterations", "target_flops", "target_param_data_ratio", "target_seconds")  # flags that end a run
-
-
-class PlanSettings(Protocol):
-    """Fields in base training's config that a plan and its cost depend on."""
-
-    model: str
-    depth: int
-    aspect_ratio: int
-    width: int
-    head_dim: int
-    kv_heads: int
-    max_seq_len: int
-    window_pattern: str
-    num_iterations: int
-    target_flops: float
-    target_seconds: float
-    target_param_data_ratio: float
-    total_batch_size: int
-    device_batch_size: str
-    checkpointing: bool
-    device_type: str
-    dtype: str
-    fp8: bool
-    on: str
 
 
 # ---- the plan ----
@@ -87,11 +66,6 @@ class RunPlan:
     notes: list[str]
 
     @property
-    def rows(self) -> int:
-        """Return the rows in a step, over all ranks."""
-        return self.total_batch_size // self.model.max_seq_len
-
-    @property
     def tokens(self) -> int | None:
         """Return the whole run's tokens; None if a clock ends it."""
         return None if self.steps is None else self.steps * self.total_batch_size
@@ -112,7 +86,7 @@ class RunPlan:
         return facts
 
 
-def plan_run(config: PlanSettings, vocab_size: int | None, bos_id: int = 0) -> RunPlan:
+def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0) -> RunPlan:
     """Return the plan that follows from the flags; vocab_size None: no tokenizer is trained yet."""
     notes: list[str] = []
     if vocab_size is None:
@@ -160,13 +134,13 @@ def plan_run(config: PlanSettings, vocab_size: int | None, bos_id: int = 0) -> R
     )
 
 
-def _sizes(config: PlanSettings, depth: int, width: int, kv_heads: int) -> tuple[dict[str, int], list[str]]:
+def _sizes(config: "TrainingSettings", depth: int, width: int, kv_heads: int) -> tuple[dict[str, int], list[str]]:
     """Return a model's sizes as GPTConfig fields, and their notes; a width or kv_heads 0 is derived."""
-    head_dim, aspect_ratio = config.head_dim, config.aspect_ratio
+    head_dim = config.head_dim
     note = "given"
     if not width:
-        width = math.ceil(depth * aspect_ratio / head_dim) * head_dim
-        note = f"depth {depth} x aspect_ratio {aspect_ratio}, up to a multiple of head_dim {head_dim}"
+        width = math.ceil(depth * config.aspect_ratio / head_dim) * head_dim
+        note = f"depth {depth} x aspect_ratio {config.aspect_ratio}, up to a multiple of head_dim {head_dim}"
     notes = [f"width {width:,} = {note}"]
     if width % head_dim:
         raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}")
@@ -180,7 +154,7 @@ def _sizes(config: PlanSettings, depth: int, width: int, kv_heads: int) -> tuple
     return {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}, notes
 
 
-def _model_config(config: PlanSettings, sizes: dict[str, int], vocab_size: int, bos_id: int) -> GPTConfig:
+def _model_config(config: "TrainingSettings", sizes: dict[str, int], vocab_size: int, bos_id: int) -> GPTConfig:
     fields = config_fields(config.model) | sizes
     if config.window_pattern:
         fields["window_pattern"] = config.window_pattern
@@ -207,7 +181,7 @@ def _state_bytes(model: GPT) -> int:
     return size
 
 
-def _horizon(config: PlanSettings, n: int, flops: float, batch: int) -> tuple[int | None, float | None, str]:
+def _horizon(config: "TrainingSettings", n: int, flops: float, batch: int) -> tuple[int | None, float | None, str]:
     """Return steps or seconds (the other is None), and a note about the steps. flops: per token."""
     # -1 is the default of all horizons; HorizonSettings refuses two of them, and values that are not above 0.
     given = {name: getattr(config, name) for name in HORIZONS if getattr(config, name) != -1}
@@ -301,7 +275,7 @@ class RunCost:
         return [*lines, f"time {time} on {self.ranks}x{self.hardware}, {self.dtype}, {speed}; dollars {price}"]
 
 
-def estimate(plan: RunPlan, config: PlanSettings, ranks: int, accelerator: Accelerator) -> RunCost:
+def estimate(plan: RunPlan, config: "TrainingSettings", ranks: int, accelerator: Accelerator) -> RunCost:
     """Return a plan's cost on some accelerators."""
     dtype = asked_precision(config.dtype)
     if dtype == "auto":
@@ -367,7 +341,7 @@ def memory(plan: RunPlan, rows: int, ranks: int, checkpointing: bool = False) ->
     }
 
 
-def measured_rate(config: PlanSettings, accelerator: Accelerator) -> tuple[float, str] | None:
+def measured_rate(config: "TrainingSettings", accelerator: Accelerator) -> tuple[float, str] | None:
     """Return a rank's FLOP/s and "measured: run TAG" from the finished run nearest in depth on such hardware.
 
     None without such a run. Hardware outside the table of accelerators has to be this machine.

@@ -1,7 +1,7 @@
 """From flags to a run plan: the reference's figures, flags that override them, and the cost on paper."""
 
+import itertools
 import json
-import random
 import re
 from dataclasses import asdict, replace
 
@@ -17,7 +17,6 @@ from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.scaling import (
     ASSUMED_MFU,
     BLOCK_KEEPS,
-    HORIZONS,
     RunPlan,
     accumulation_steps,
     estimate,
@@ -50,26 +49,16 @@ def test_depth_24_at_ratio_8_is_the_reference():
     assert plan.tokens == 2**20 * 5568 == pytest.approx(5.84e9, rel=1e-3)
     assert 0.02 * plan.rate_scale == pytest.approx(0.0283, abs=5e-5)
     assert 0.28 * plan.decay_scale == pytest.approx(0.060, abs=5e-4)
-    assert plan.rows == 512
     assert plan.model.bos_id == 32759
-    assert list(plan.summary) == [
-        *("Number of parameters", *(f"Number of parameters, {kind}" for kind in counts if kind != "total")),
-        *("Total batch size", "Number of FLOPs per token", "Calculated number of iterations"),
-        *("Number of training tokens", "Tokens : Params ratio"),
-    ]
     assert plan.summary["Tokens : Params ratio"]["value"] == pytest.approx(8, rel=1e-4)
 
 
-def test_the_reference_itself_is_left_as_it_is():
-    plan = plan_of(depth=12)
-    assert (plan.total_batch_size, plan.rate_scale, plan.decay_scale) == (2**19, 1, 1)
-
-
-@pytest.mark.parametrize(("depth", "width", "power"), [(1, 128, None), (8, 512, 18), (18, 1152, 20), (32, 2048, 21)])
+@pytest.mark.parametrize(("depth", "width", "power"), [(1, 128, None), (12, 768, 19), (32, 2048, 21)])
 def test_sizes_and_batch_follow_from_depth(depth, width, power):
     plan = plan_of(depth=depth)
     assert (plan.model.width, plan.model.heads, plan.model.kv_heads) == (width, width // 128, width // 128)
     assert power is None or plan.total_batch_size == 2**power
+    assert depth != 12 or (plan.rate_scale, plan.decay_scale) == (1, 1)  # the reference
 
 
 def test_every_derived_value_has_a_note_and_a_flag_overrides_it():
@@ -125,26 +114,15 @@ def test_horizons():
     assert (timed.steps, timed.seconds, timed.tokens) == (None, 60, None)
     assert timed.notes[-1] == "num_iterations ? = as many as 60 seconds allow"
     assert "Number of training tokens" not in timed.summary
-    with pytest.raises(ValueError, match="--num-iterations=7 and --target-seconds=60 are 2 horizons: keep one"):
-        plan_of(config, num_iterations=7, target_seconds=60.0)
-    for name in HORIZONS:
-        with pytest.raises(ValueError, match="more than 0"):
-            plan_of(config, **{name: 0})
 
 
 # ---- batches ----
 
 
 def test_legal_batches_against_a_plain_search():
-    seed = random.randrange(1000)
-    print("seed", seed)
-    generator = random.Random(seed)
-    for _ in range(300):
-        total, rows = generator.randrange(1, 400), generator.randrange(0, 20)
-        length, ranks = generator.randrange(1, 9), generator.randrange(1, 5)
+    for total, rows, length, ranks in itertools.product(range(1, 50), range(6), range(1, 4), range(1, 4)):
         if rows and total % (rows * length * ranks) == 0:
             assert accumulation_steps(total, rows, length, ranks) * rows * length * ranks == total
-            assert rows in legal_rows(total, length, ranks)
             continue
         with pytest.raises(ValueError, match=": take "):
             accumulation_steps(total, rows, length, ranks)
@@ -219,10 +197,8 @@ def test_an_estimate_for_people_and_for_programs():
         time == f"time {duration(seconds)} on 8xH100, bf16, 396 TFLOP/s each (assumed: 40% of the bf16 peak); {price}"
     )
     assert json.loads(json.dumps(asdict(found))) == asdict(found)
-    total, rows = re.match(r"memory of a rank, GB: ([\d.]+) with (\d+) rows at once \(weights", needs).groups()
-    assert float(total) == pytest.approx(sum(found.memory.values()) / 1e9, abs=0.01)
-    assert float(total) < 0.9 * h100.memory
-    assert int(rows) == found.device_batch_size
+    assert needs.startswith(f"memory of a rank, GB: {sum(found.memory.values()) / 1e9:.2f} with ")
+    assert sum(found.memory.values()) < 0.9e9 * h100.memory
     assert estimate(plan, replace(D24, checkpointing=True), ranks, h100).device_batch_size > found.device_batch_size
     assert estimate(plan, replace(D24, device_batch_size="2"), ranks, h100).device_batch_size == 2
 

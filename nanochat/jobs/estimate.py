@@ -208,8 +208,7 @@ def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
     gpus = f"{setting.gpus} x {setting.accelerator.name}" if setting.accelerator else "no GPU"
     idle = f", {setting.idle} more are idle (rows of a batch are a power of two)" if setting.idle else ""
     text = f"the embedded world in {setting.world}" if setting.own_world else setting.data
-    memory = f", {setting.scale.memory:.1f} GB of memory" if setting.scale.memory else ""
-    total = f"in all: about {duration(seconds)}{memory}, {disk_room(job, setting, base)}"
+    total = f"in all: about {duration(seconds)}, {disk_room(job, setting, base)}"
     return [
         f"scale: {setting.name}, {setting.scale.description}: {setting.reason}",
         f"machine: {os.cpu_count()} cores, {gpus}{idle}; depth {setting.depth}",

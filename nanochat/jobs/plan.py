@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from nanochat.data import hub
 from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files, parse_data
@@ -40,26 +40,11 @@ GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none 
 HUB_TIMEOUT = 3.0  # seconds to wait before the network counts as absent
 
 
-class Request(Protocol):
-    """Command-line fields from scripts.plan."""
-
-    scale: str
-    depth: int
-    data: str
-    tag: str
-    seed: int
-    wandb: str
-    until: str
-    seconds: float
-    fresh: bool
-    on: str
-
-
 @dataclass(frozen=True)
 class Setting:
     """Choices that follow from a command line and the machine."""
 
-    request: Request
+    request: Any  # Config of scripts.plan
     name: str  # key of SCALES
     reason: str  # for that scale, in words
     depth: int
@@ -93,8 +78,7 @@ class Setting:
         if self.own_world:
             return {"NANOCHAT_HUB": str(self.world)}
         # An earlier job's world would stand in for real data sets that can be downloaded.
-        world_is_here = self.data != "world" and hub.world_dir().exists()
-        return {"NANOCHAT_WORLD": "off"} if world_is_here and has_network(self.request.on) else {}
+        return {"NANOCHAT_WORLD": "off"} if self.data != "world" and has_network(self.request.on) else {}
 
 
 def find_hardware(named: str) -> tuple[int, Accelerator | None]:
@@ -148,7 +132,7 @@ def absolute_data(data: str) -> str:
     return ",".join(parts)
 
 
-def choose_setting(request: Request) -> Setting:
+def choose_setting(request: Any) -> Setting:
     """Return the choices for this machine; a ValueError if a flag names something that does not exist."""
     _check_choice("--scale", request.scale, ["auto", *SCALES])
     if request.until:

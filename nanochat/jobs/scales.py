@@ -39,13 +39,12 @@ class Scale:
     depth: int  # layers in the model; 0: chosen by GPU memory
     flags: Mapping[str, str]  # script -> flags
     seconds: Mapping[str, float] = field(default_factory=dict)  # step -> time on two cores; others are estimated
-    memory: float = 0  # GB, as measured; 0: not known
     disk: float = 0  # GB, as measured; 0: estimated from the parameter count
 
 
 SCALES = {
     "embedded": Scale(
-        "the embedded world on a CPU, some minutes of training",
+        "the embedded world on a CPU, some minutes of training, 1.5 GB of memory",
         world=True,
         depth=8,
         flags={
@@ -73,11 +72,10 @@ SCALES = {
             "chat_eval_rl": 14,
             "report": 1,
         },
-        memory=1.5,
         disk=1.5,
     ),
     "cpu": Scale(
-        "real text on a CPU, an evening",
+        "real text on a CPU, an evening, 2 GB of memory",
         world=False,
         depth=4,
         flags={
@@ -88,7 +86,6 @@ SCALES = {
             "chat_rl": f"--num-iterations=100 {CPU_RL}",
             **FEW_PROBLEMS,
         },
-        memory=2,
         disk=4,
     ),
     "1gpu": Scale(

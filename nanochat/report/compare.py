@@ -34,7 +34,11 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
         # Answers are kept one a line. Evaluations from earlier checkpoints wrote files with the same name.
         for path in sorted(folder.rglob("*.jsonl")):
             if outcome.artifacts.get(path.name) == read_sha256(path):
-                about = {"stage": outcome.stage, "tag": outcome.tag, "task": path.stem}
+                about = {
+                    "stage": outcome.stage,
+                    "tag": outcome.tag,
+                    "task": path.stem,
+                }
                 found.append(about | _count_correct(path))
     return found
 
@@ -109,7 +113,8 @@ def _all_keys(records: Iterable[Mapping[str, Any]]) -> dict[str, None]:
 def _newest_stages(run: Record) -> dict[str, Record]:
     """Return stage -> newest record."""
     # By age, so that a newer record replaces an older one.
-    return {stage["stage"]: stage for stage in sorted(run["stages"], key=lambda stage: stage["timestamp"])}
+    by_age = sorted(run["stages"], key=lambda stage: stage["timestamp"])
+    return {stage["stage"]: stage for stage in by_age}
 
 
 def _table_lines(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -117,7 +122,12 @@ def _table_lines(title: str, header: Sequence[str], rows: Sequence[Sequence[str]
     if not rows:
         return []
     columns = [[name, ""] for name in header]  # no number format: all cells are text
-    return ["", terminal_table({"title": title, "columns": columns, "rows": rows})]
+    table = {
+        "title": title,
+        "columns": columns,
+        "rows": rows,
+    }
+    return ["", terminal_table(table)]
 
 
 def _differing(records: Sequence[Mapping[str, str]]) -> list[list[str]]:
@@ -168,11 +178,9 @@ def _number(value: Metric) -> float | None:
 
 def _difference(one: Metric, other: Metric) -> list[str]:
     """Return other - one and the standard error as text; dashes for values that are no numbers."""
-    low = _number(one)
-    high = _number(other)
-    if low is None or high is None:
+    if _number(one) is None or _number(other) is None:
         return ["-", "-"]
-    difference = high - low
+    difference = _number(other) - _number(one)
     # A plain number has neither a format nor an error.
     details = [value if isinstance(value, dict) else {} for value in (one, other)]
     plain = ",d" if isinstance(difference, int) else ".4f"
@@ -195,7 +203,17 @@ def _answers_of(run: Record, stage: Record) -> dict[str, Record]:
 
 def _answer_lines(title: str, ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> list[str]:
     """Return a table with all tasks for which both runs answered the same questions."""
-    header = ["Question by question", "Questions", "A", "B", "B - A", "±", "only A", "only B", "p"]
+    header = [
+        "Question by question",
+        "Questions",
+        "A",
+        "B",
+        "B - A",
+        "±",
+        "only A",
+        "only B",
+        "p",
+    ]
     rows = []
     for task, one in ours.items():
         # Two unknown sets are not the same set.
@@ -208,7 +226,8 @@ def _paired_cells(one: Record, other: Record) -> list[str]:
     """Return a task's cells, tested if each question was answered once."""
     a = _correct_shares(one)
     b = _correct_shares(other)
-    difference, error = mean_estimate([y - x for x, y in zip(a, b, strict=True)])
+    pairs = list(zip(a, b, strict=True))
+    difference, error = mean_estimate([y - x for x, y in pairs])
     cells = [
         f"{len(a)}",
         f"{statistics.fmean(a):.4f}",
@@ -219,9 +238,10 @@ def _paired_cells(one: Record, other: Record) -> list[str]:
     # McNemar's test needs one verdict per question, not a share.
     if max(one["samples"], other["samples"]) > 1:
         return [*cells, "-", "-", "-"]
-    only_one = sum(x > y for x, y in zip(a, b, strict=True))
-    only_other = sum(x < y for x, y in zip(a, b, strict=True))
-    return [*cells, f"{only_one}", f"{only_other}", f"{mcnemar(only_one, only_other):.3g}"]
+    only_one = sum(x > y for x, y in pairs)
+    only_other = sum(x < y for x, y in pairs)
+    p = mcnemar(only_one, only_other)
+    return [*cells, f"{only_one}", f"{only_other}", f"{p:.3g}"]
 
 
 def _correct_shares(answers: Record) -> list[float]:

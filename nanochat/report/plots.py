@@ -55,12 +55,9 @@ def draw_plot(plot: Plot) -> str:
 
 def picture_file(element: str) -> str:
     """Return the content of an SVG file for a plot's element."""
-    size = element.partition('viewBox="0 0 ')[2].partition('"')[0]
-    # Markdown viewers show a picture at its own size: a third larger reads well.
-    width, height = (round(1.3 * float(side)) for side in size.split())
-    root = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-    head, _, rest = element.partition(">")
-    return f"{head.replace('<svg ', root)}><style>{STYLE}</style>{rest}\n"
+    head, _, rest = element.removeprefix("<svg ").partition(">")
+    # Markdown viewers show a picture at its own size: a third larger than drawn reads well.
+    return f'<svg xmlns="http://www.w3.org/2000/svg" width="520" {head}><style>{STYLE}</style>{rest}\n'
 
 
 # ---- axes ----

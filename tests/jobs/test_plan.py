@@ -70,7 +70,7 @@ def test_every_stage_names_its_inputs(planned):
     assert not steps["report"].output
 
 
-@pytest.mark.parametrize(("named", "at_work"), [("H100", 1), ("2xRTX-4090", 2), ("6xH100", 4)])
+@pytest.mark.parametrize(("named", "at_work"), [("H100", 1), ("6xH100", 4)])
 def test_several_gpus_work_under_torchrun(named, at_work, planned, monkeypatch):
     monkeypatch.setattr("nanochat.jobs.estimate.dry_run", lambda *_: plan_of_a_model())
     job, text = planned(on=named, seconds=60.0)

@@ -181,10 +181,8 @@ def test_a_file_of_text_is_hashed_again_when_it_changed(job, text_folder):
     own.folder.mkdir(parents=True)
     step, memory = Step("tok_train", [], data=f"folder:{text_folder}"), own.folder / "hashes.json"
     before = runner.input_hashes(own, step)
-    assert list(before) == ["the text"]
-    digests = dict.fromkeys(json.loads(memory.read_text()), "remembered")
-    memory.write_text(json.dumps(digests))
-    assert runner.input_hashes(own, step) != before
+    memory.write_text(json.dumps(dict.fromkeys(json.loads(memory.read_text()), "remembered")))
+    assert runner.input_hashes(own, step).keys() == before.keys() == {"the text"}
     (text_folder / "00.txt").write_text("other")
     runner.input_hashes(own, step)
     assert set(json.loads(memory.read_text()).values()) > {"remembered"}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from nanochat.hardware import Accelerator, parse_hardware
+from nanochat.hardware import parse_hardware
 from nanochat.jobs.plan import STEPS
-from nanochat.jobs.scales import EVENING_DEPTHS, SCALES, choose_scale, evening_depth, scale_flags
+from nanochat.jobs.scales import SCALES, choose_scale, scale_flags
 from nanochat.stages import STAGES
 
 
@@ -22,12 +22,6 @@ from nanochat.stages import STAGES
 def test_the_scale_follows_the_hardware(named, has_text, name):
     assert choose_scale(*parse_hardware(named), has_text)[0] == name
     assert choose_scale(0, None, has_text) == ("embedded", "no GPU is here")
-
-
-def test_depth_follows_the_memory():
-    depths = [evening_depth(Accelerator("some", memory=memory)) for memory in (8, 12, 24, 48, 80, 192)]
-    assert depths == sorted(set(depths)) + depths[-1:]
-    assert evening_depth(None) == evening_depth(Accelerator("unknown")) == EVENING_DEPTHS[-1][1]
 
 
 def test_the_table_names_scripts_and_steps_that_exist():
