@@ -20,6 +20,7 @@ Facts = dict[str, str]
 
 STAGE_OF = {stage.name: stage for stage in STAGES}
 ORDER = list(STAGE_OF)
+PADDED = 32  # characters; a longer cell stands out of its column
 MEANS = ("CORE metric", "ChatCORE")  # a stage with one of these headlines is an evaluation, with a score for each task
 
 
@@ -196,7 +197,9 @@ def body(card: Card, pictures: str) -> list[str]:
         parts.append(f"### {name}\n{_listing(facts)}")
     parts += [f"Run started: {card.started}", "---"]
     for section in card.sections:
-        parts += [f"## {section.title}\ntimestamp: {section.moment}", _listing(section.facts)]
+        parts.append(f"## {section.title}\ntimestamp: {section.moment}")
+        if section.facts:
+            parts.append(_listing(section.facts))
         for table in section.tables:
             parts += [f"### {table['title']}", markdown_table(format_rows(table))]
         for name, element in section.plots.items():
@@ -231,10 +234,10 @@ def _listing(facts: Facts) -> str:
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table, header first. Cells are padded, so that the source reads as a table too."""
+    """Return a table, header first. Short cells are padded, so that the source reads as a table too."""
     # On one line, with escaped bars.
     cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [min(PADDED, max(map(len, column))) for column in zip(*cells, strict=True)]
     rule = ["-" * width for width in widths]
     lines = []
     for row in (cells[0], rule, *cells[1:]):

@@ -31,15 +31,14 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
     found = []
     for outcome in outcomes:
         folder = base / outcome.stage / outcome.tag
-        # Answers are kept one a line. Evaluations from earlier checkpoints wrote files with the same name.
-        for path in sorted(folder.rglob("*.jsonl")):
-            if outcome.artifacts.get(path.name) == read_sha256(path):
-                about = {
-                    "stage": outcome.stage,
-                    "tag": outcome.tag,
-                    "task": path.stem,
-                }
-                found.append(about | _count_correct(path))
+        for name, digest in outcome.artifacts.items():
+            # Answers are kept one a line; other artifacts are no evaluation.
+            paths = folder.rglob(name) if name.endswith(".jsonl") else []
+            # Evaluations from earlier checkpoints wrote files with the same name: the hash decides.
+            for path in paths:
+                if read_sha256(path) == digest:
+                    about = {"stage": outcome.stage, "tag": outcome.tag, "task": path.stem}
+                    found.append(about | _count_correct(path))
     return found
 
 
