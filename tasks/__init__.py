@@ -32,6 +32,18 @@ def mixture(
     return mixing.mix(TASKS, spec, split, seed, default, tokenizer)
 
 
+def chat_data(
+    config: ChatTuneSettings, default: str, tokenizer: str
+) -> tuple[mixing.Mixture, mixing.Mixture, dict[str, Task]]:
+    """Return the conversations to learn from, those to validate with, and the tasks to score."""
+    chats = mixture(config.mixture, "train", config.seed, default, tokenizer)
+    new_chats = mixture(config.mixture, "validation", config.seed, default, tokenizer)
+    tasks = {}
+    if config.eval_metrics_every >= 0:
+        tasks = open_tasks(config.eval_metrics_tasks, tokenizer=tokenizer)
+    return chats, new_chats, tasks
+
+
 def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:
     """Return the test splits of the named tasks.
 
