@@ -160,15 +160,8 @@ class Attention(nn.Module):
         parts = [norm(self.rotate(part, layer.rotation)) for part in parts]
         q, k = parts if len(parts) == 2 else parts[0].split([config.heads, config.kv_heads], dim=2)
         k, v = self.keys_and_values(k.to(x.dtype), v, layer.store)
-        return self.o(
-            attend(
-                q.to(x.dtype),
-                k,
-                v,
-                layer.mask,
-                config.attention_scale,
-            ).flatten(-2)
-        )
+        y = attend(q.to(x.dtype), k, v, layer.mask, config.attention_scale)  # (B, T, heads, head_dim)
+        return self.o(y.flatten(-2))
 
     def project(self, x: Tensor) -> list[Tensor]:
         """Return queries, keys and values, or the parts that one product makes, (B, T, some heads, head_dim) each."""
