@@ -28,7 +28,6 @@ LONGEST = (
     "test_docs.py",
     "test_end_to_end.py",
     "test_speedrun.py",
-    "test_restore.py",
     "test_engine.py",
     "test_runs.py",
 )

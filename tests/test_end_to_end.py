@@ -42,6 +42,8 @@ def test_the_main_job(speedrun, base, text_folder, python, here, tmp_path):
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.startswith("\n== plan\n")
     assert steps_with(done.stdout, "done") == [*(stage.name for stage in RAN), "report"]
+    scripts = {"tok_train", "tok_eval", "base_train", "base_loss", "base_eval", "mid_train", "chat_sft", "chat_rl"}
+    assert {stage.script for stage in RAN} == scripts | {"chat_eval"}
     assert f"report card: {speedrun.home / 'report.md'}" in done.stdout
     assert "| Metric " in done.stdout
     *_, world, download, cli, web = done.stdout.splitlines()

@@ -63,13 +63,7 @@ CEILINGS = {
 }
 MIN_COMMENTS = 0.12  # useful comment lines per code line
 # Figures that are not at their ceiling yet, as they stand. They may only fall; a row goes when its ceiling is met.
-OPEN = {
-    "AST nodes": 154_790,
-    "bytes of code": 694_996,
-    "test lines": 21_408,
-    "test AST nodes": 193_655,
-    "AST nodes that base_train loads": 76_966,
-}
+OPEN = {"AST nodes": 123_047}
 
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
 PURE_CALLS = set(
