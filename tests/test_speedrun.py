@@ -99,7 +99,7 @@ def test_killed_started_twice_and_changed(speedrun, base):
     assert steps_with(text, "already finished") == ["tok_train", "tok_eval"]
     assert "speedrun: base_train was stopped by SIGTERM\n  log: " in text
     assert text.splitlines()[-1] == f"  resume with: bash '{speedrun.home}/speedrun.sh' {' '.join(LONG)}"
-    assert (stage / "latest/manifest.json").exists()
+    assert list(stage.glob("step_*/manifest.json"))
 
     # Another flag: the stage and the following ones are repeated, earlier ones are not; old results are kept.
     done = speedrun.run(*SHORT)
@@ -143,4 +143,4 @@ def test_text_of_the_hub_comes_beside_the_tokenizer(speedrun, base, tmp_path):
     assert done.returncode == 0, done.stderr
     assert {"download", "tok_train"} == set(steps_with(done.stdout, "done"))
     assert "text: climbmix" in done.stdout
-    assert re.search(r"^prepare: 9 files, ", (base / "speedrun/hub/download.log").read_text(), re.MULTILINE)
+    assert "\ndata: climbmix: 9 files, " in (base / "speedrun/hub/download.log").read_text()
