@@ -7,7 +7,8 @@ kernels of a module, and triton is imported only where it is used.
 
 import importlib.util
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ LEAST_TOKENS = {False: 64, True: 512}
 # their dtype or None. A form may overwrite the logits.
 Losses = tuple[Tensor, Tensor | None]
 Form = Callable[[Tensor, Tensor, float, int, bool], Losses]
+Settings = tuple[Form, float, int]  # form, softcap, vocab_size
 
 
 def cross_entropy(
@@ -43,53 +45,27 @@ def cross_entropy(
     hidden (N, D); weight (V, D) in any dtype, padding from row vocab_size on; targets (N,). reduction: "sum", a scalar,
     or "none", (N,); in fp32. softcap: 0 for none. chunk: tokens, 0: chosen. form: a key of FORMS.
     """
-    chunk_losses = FORMS[form or choose_form(hidden.device)]
-    vocab_size = vocab_size or len(weight)
+    settings = FORMS[form or choose_form(hidden.device)], softcap, vocab_size or len(weight)
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     fitting = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
     chunk = chunk or max(LEAST_TOKENS[recorded], fitting)
     chunks = max(1, -(-len(targets) // chunk))
     chunk = -(-len(targets) // chunks)  # equal lengths: few shapes to compile for
     if recorded and reduction == "sum":
-        return _SumOfLosses.apply(
-            hidden,
-            weight,
-            targets,
-            chunk,
-            chunk_losses,
-            softcap,
-            vocab_size,
-        )
-    head = weight if recorded else weight.to(hidden.dtype)  # cast once, unless gradients of chunks add up in it
-    each = []
-    for rows, labels in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-        if recorded:  # autograd differentiates losses of single tokens, and computes the chunk's logits again for that
-            options = (torch_form, softcap, vocab_size)
-            each.append(
-                checkpoint(
-                    _losses,
-                    rows,
-                    head,
-                    labels,
-                    *options,
-                    use_reentrant=False,
-                )
-            )
-        else:
-            each.append(
-                _losses(
-                    rows,
-                    head,
-                    labels,
-                    chunk_losses,
-                    softcap,
-                    vocab_size,
-                )
-            )
-    return torch.cat(each) if reduction == "none" else torch.cat(each).sum()
+        return _SumOfLosses.apply(hidden, weight, targets, chunk, settings)
+    if recorded:  # autograd differentiates losses of single tokens, and computes the chunk's logits again for that
+        settings = torch_form, *settings[1:]
+        losses = partial(checkpoint, _losses, use_reentrant=False)
+    else:
+        weight = weight.to(hidden.dtype)  # once; recorded, gradients of chunks add up in the weight's dtype
+        losses = _losses
+    chunks = zip(hidden.split(chunk), targets.split(chunk), strict=True)
+    each = torch.cat([losses(rows, weight, labels, settings) for rows, labels in chunks])
+    return each if reduction == "none" else each.sum()
 
 
-def _losses(hidden: Tensor, head: Tensor, targets: Tensor, form: Form, softcap: float, vocab_size: int) -> Tensor:
+def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: Settings) -> Tensor:
+    form, softcap, vocab_size = settings
     logits = hidden @ head.to(hidden.dtype).t()
     return form(logits, targets, softcap, vocab_size, False)[0]
 
@@ -104,10 +80,9 @@ class _SumOfLosses(torch.autograd.Function):
         weight: Tensor,
         targets: Tensor,
         chunk: int,
-        chunk_losses: Form,
-        softcap: float,
-        vocab_size: int,
+        settings: Settings,
     ) -> Tensor:
+        form, softcap, vocab_size = settings
         head = weight.to(hidden.dtype)
         total = torch.zeros((), device=hidden.device)  # sums are kept in fp32
         hidden_gradient = torch.empty_like(hidden)
@@ -115,7 +90,7 @@ class _SumOfLosses(torch.autograd.Function):
         chunks = zip(hidden.split(chunk), targets.split(chunk), hidden_gradient.split(chunk), strict=True)
         for rows, labels, rows_gradient in chunks:
             logits = rows @ head.t()
-            losses, gradient = chunk_losses(logits, labels, softcap, vocab_size, True)
+            losses, gradient = form(logits, labels, softcap, vocab_size, True)
             total += losses.sum()
             rows_gradient.copy_(gradient @ head)
             weight_gradient += gradient.t() @ rows
@@ -126,7 +101,7 @@ class _SumOfLosses(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, outer: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
-        return hidden_gradient * outer, weight_gradient * outer, None, None, None, None, None
+        return hidden_gradient * outer, weight_gradient * outer, None, None, None
 
 
 # ---- forms ----
@@ -161,22 +136,15 @@ def _compiled() -> Form:
     return torch.compile(torch_form, dynamic=True)
 
 
-def compiled_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool) -> Losses:
+def compiled_form(*given: Any) -> Losses:
     form = torch_form if torch.compiler.is_compiling() else _compiled()
-    return form(logits, targets, softcap, vocab_size, with_gradient)
+    return form(*given)
 
 
-def triton_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool) -> Losses:
+def triton_form(*given: Any) -> Losses:
     from nanochat import cross_entropy_triton  # imports triton, which some platforms lack
 
-    return cross_entropy_triton.triton_losses(
-        logits,
-        targets,
-        softcap,
-        vocab_size,
-        with_gradient,
-        ignored=IGNORED,
-    )
+    return cross_entropy_triton.triton_losses(*given, ignored=IGNORED)
 
 
 FORMS: dict[str, Form] = {"torch": torch_form, "compiled": compiled_form, "triton": triton_form}

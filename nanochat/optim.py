@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -124,38 +124,15 @@ def _matrix_sum(x: Tensor) -> Tensor:
 # ---- optimizer kinds: a subclass of _Stack each, complete in itself ----
 
 
-@dataclass
-class _State:
-    """One kind of state, for all parameters in a stack.
+class _Layout(NamedTuple):
+    """Place of same-shaped tensors in a flat chunk: one begins `slot` elements after the one before."""
 
-    share: (chunks, size), the part that this rank owns. shape: a single parameter's. slot: elements from one
-    parameter's state to the next, in a chunk gathered from all ranks.
-    """
-
-    share: Tensor
     shape: tuple[int, ...]
     slot: int
 
-    def read(self, gathered: Tensor, place: int) -> Tensor:
-        """Return a parameter's state from its place in a chunk, gathered from all ranks."""
+    def view(self, chunk: Tensor, place: int) -> Tensor:
         start = place * self.slot
-        return gathered[start : start + math.prod(self.shape)].view(self.shape)
-
-    def write(
-        self,
-        chunk: int,
-        place: int,
-        rank: int,
-        whole: Tensor,
-    ) -> None:
-        """Take from a parameter's whole state the elements that this rank owns, if any."""
-        size = self.share.size(1)
-        # The state's beginning, counted in this rank's share: it may lie before the share, and reach beyond its end.
-        start = place * self.slot - rank * size
-        first = max(start, 0)
-        last = min(start + whole.numel(), size)
-        if first < last:
-            self.share[chunk, first:last] = whole.flatten()[first - start : last - start]
+        return chunk.view(-1)[start : start + math.prod(self.shape)].view(self.shape)
 
 
 class _Stack:
@@ -166,39 +143,40 @@ class _Stack:
     """
 
     states_of: ClassVar[tuple[str, ...]]  # state names in checkpoints, beside "step"
+    counts_steps: ClassVar[bool] = False
     state_bytes: ClassVar[int]  # per parameter element
     scheduled: ClassVar[tuple[str, ...]]  # Group fields that schedules move
 
-    # Set by `_layout`:
-    slot: int  # elements from one parameter to the next within a chunk
+    # Set by `_arrange`:
+    layout: _Layout  # of the parameters
+    layouts: dict[str, _Layout]  # of the states
     per_chunk: int  # parameters
     share: int  # elements in a chunk that one rank owns
-    steps: Tensor | None = None  # (chunks,), updates so far; None: the kind does not count them
 
     def __init__(self, group: Group, members: list[Named], number: int, rank: int, ranks: int, chunk_bytes: int):
         self.group, self.members, self.number = group, members, number
         self.rank, self.ranks = rank, ranks
         first = members[0][1]
         self.shape, self.numel, self.device = first.shape, first.numel(), first.device
-        self._layout(chunk_bytes)
+        self._arrange(chunk_bytes)
         # The last chunk may have empty places.
         self.chunks = math.ceil(len(members) / self.per_chunk)
         self.values = self._zeros(ranks, self.share)
         self.grads = self._zeros(ranks, self.share)
         self.mine = self.values[:, rank]  # (chunks, share): the values that this rank updates
         self.reduced = self.grads[:, 0] if ranks == 1 else self._zeros(self.share)  # their gradients, summed
-        self.states = self._new_states()
+        self.steps = self._zeros()  # updates so far, all alike: AdamW's fused kernel wants one for each tensor
+        self.states: dict[str, Tensor] = {}  # (chunks, elements that this rank owns)
+        for name, layout in self.layouts.items():
+            self.states[name] = self._zeros(self.share * layout.slot // self.layout.slot)
         for index, (_, parameter) in enumerate(members):
-            value = self._view(self.values, index)
-            parameter.grad = self._view(self.grads, index)
+            chunk, place = divmod(index, self.per_chunk)
+            value = self.layout.view(self.values[chunk], place)
+            parameter.grad = self.layout.view(self.grads[chunk], place)
             parameter.data = value.copy_(parameter.data)  # the model now reads the buffer itself
 
-    def _layout(self, chunk_bytes: int) -> None:
+    def _arrange(self, chunk_bytes: int) -> None:
         raise NotImplementedError
-
-    def _new_states(self) -> dict[str, _State]:
-        """Return all members' states, zero; by default in the members' shape."""
-        return {name: _State(self._zeros(self.share), self.shape, self.slot) for name in self.states_of}
 
     def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
         """Step this rank's share, `mine`, by the gradients `reduced` × scale (0-d)."""
@@ -207,24 +185,20 @@ class _Stack:
     def _zeros(self, *sizes: int) -> Tensor:
         return torch.zeros(self.chunks, *sizes, device=self.device)
 
-    def _view(self, buffer: Tensor, index: int) -> Tensor:
-        """Return one member's part in a buffer (chunks, ranks, share), in the member's shape."""
-        chunk, place = divmod(index, self.per_chunk)
-        start = place * self.slot
-        flat = buffer[chunk].view(-1)
-        return flat[start : start + self.numel].view(self.shape)
+    def _names(self, chunk: int) -> list[str]:
+        first = chunk * self.per_chunk
+        return [name for name, _ in self.members[first : first + self.per_chunk]]
 
     def save(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Yield (name, whole states); ranks gather together, and take turns to save a chunk."""
         for chunk in range(self.chunks):
-            gathered = {key: self._gather(state.share[chunk]) for key, state in self.states.items()}
+            gathered = {key: self._gather(state[chunk]) for key, state in self.states.items()}
             if (self.number + chunk) % self.ranks != self.rank:
                 continue
-            first = chunk * self.per_chunk
-            for place, (name, _) in enumerate(self.members[first : first + self.per_chunk]):
-                saved = {} if self.steps is None else {"step": self.steps[chunk]}
-                for key, state in self.states.items():
-                    saved[key] = state.read(gathered[key], place)
+            for place, name in enumerate(self._names(chunk)):
+                saved = {key: self.layouts[key].view(whole, place) for key, whole in gathered.items()}
+                if self.counts_steps:
+                    saved["step"] = self.steps[chunk]
                 yield name, saved
 
     def _gather(self, share: Tensor) -> Tensor:
@@ -237,13 +211,16 @@ class _Stack:
 
     def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
         """Take this rank's share from each whole state."""
-        for index, (name, _) in enumerate(self.members):
-            saved = read(name)  # whole, whatever number of ranks saved it
-            chunk, place = divmod(index, self.per_chunk)
-            if self.steps is not None:
-                self.steps[chunk] = saved["step"]
-            for key, state in self.states.items():
-                state.write(chunk, place, self.rank, saved[key])
+        for chunk in range(self.chunks):
+            wholes = {key: state.new_zeros(self.ranks, state.shape[1]) for key, state in self.states.items()}
+            for place, name in enumerate(self._names(chunk)):
+                saved = read(name)  # whole, whatever number of ranks saved it
+                for key, whole in wholes.items():
+                    self.layouts[key].view(whole, place).copy_(saved[key])
+                if self.counts_steps:
+                    self.steps[chunk] = saved["step"]
+            for key, whole in wholes.items():
+                self.states[key][chunk] = whole[self.rank]
 
 
 class MuonStack(_Stack):
@@ -253,23 +230,17 @@ class MuonStack(_Stack):
     state_bytes = 4  # the variances, one a row or column, are few
     scheduled = ("lr", "momentum", "weight_decay")
 
-    def _layout(self, chunk_bytes: int) -> None:
+    def _arrange(self, chunk_bytes: int) -> None:
         # Each rank owns as many matrices, in chunks of equal size: the largest divisor that fits.
         owned = math.ceil(len(self.members) / self.ranks)
         most = max(chunk_bytes // (4 * self.ranks * self.numel), 1)
         at_once = max(count for count in range(1, owned + 1) if owned % count == 0 and count <= most)
-        self.slot = self.numel
         self.per_chunk = at_once * self.ranks
         self.share = at_once * self.numel
-
-    def _new_states(self) -> dict[str, _State]:
+        self.layout = _Layout(self.shape, self.numel)
         m, n = self.shape
-        lines = max(m, n)  # the variances of a matrix
-        variances = self._zeros(self.share // self.numel * lines)
-        return {
-            "momentum": _State(self._zeros(self.share), self.shape, self.slot),
-            "variance": _State(variances, (m, 1) if m >= n else (1, n), lines),
-        }
+        variances = _Layout((m, 1), m) if m >= n else _Layout((1, n), n)
+        self.layouts = {"momentum": self.layout, "variance": variances}
 
     def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
         group = self.group
@@ -279,7 +250,7 @@ class MuonStack(_Stack):
         optimizer.muon_update(
             self.mine.view(self.chunks, -1, m, n),
             self.reduced.view(-1, m, n),
-            [state.share.view(-1, *state.shape) for state in self.states.values()],
+            [self.states[key].view(-1, *layout.shape) for key, layout in self.layouts.items()],
             scale,
             list(map(optimizer.factor, factors)),
             optimizer.polar_dtype,
@@ -290,28 +261,25 @@ class AdamWStack(_Stack):
     """AdamW, for any shape; a rank owns an equal share of each chunk's elements."""
 
     states_of = ("exp_avg", "exp_avg_sq")
+    counts_steps = True
     state_bytes = 8
     scheduled = ("lr",)
 
-    def _layout(self, chunk_bytes: int) -> None:
-        self.slot = 4 * math.ceil(self.numel / 4)  # 16 bytes: compiled code asks for aligned parameters
-        self.per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * self.slot)))
-        self.share = 4 * math.ceil(self.per_chunk * self.slot / (4 * self.ranks))
-
-    def _new_states(self) -> dict[str, _State]:
-        self.steps = self._zeros()  # all alike; the fused kernel wants one for each tensor
-        return super()._new_states()
+    def _arrange(self, chunk_bytes: int) -> None:
+        slot = 4 * math.ceil(self.numel / 4)  # 16 bytes: compiled code asks for aligned parameters
+        self.per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * slot)))
+        self.share = 4 * math.ceil(self.per_chunk * slot / (4 * self.ranks))
+        self.layout = _Layout(self.shape, slot)
+        self.layouts = dict.fromkeys(self.states_of, self.layout)
 
     def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
         group = self.group
-        averages = self.states["exp_avg"].share
-        squares = self.states["exp_avg_sq"].share
         # No AMSGrad; the kernel divides by grad_scale.
         adamw(
             list(self.mine),
             list(self.reduced),
-            list(averages),
-            list(squares),
+            list(self.states["exp_avg"]),
+            list(self.states["exp_avg_sq"]),
             [],
             list(self.steps),
             fused=True,
@@ -361,17 +329,8 @@ class Optimizer:
             for name, parameter in group.params:
                 by_shape.setdefault(tuple(parameter.shape), []).append((name, parameter))
             for members in by_shape.values():
-                number = len(self._stacks)
-                self._stacks.append(
-                    KINDS[group.kind](
-                        group,
-                        members,
-                        number,
-                        rank,
-                        world_size,
-                        limit,
-                    )
-                )
+                kind = KINDS[group.kind]
+                self._stacks.append(kind(group, members, len(self._stacks), rank, world_size, limit))
         self._shared = self._stacks if world_size > 1 else []  # with other ranks
         self._reduce = _Reduce(self._shared)
 

@@ -1,13 +1,14 @@
 """Schedules for learning rate, momentum and weight decay: pure functions of progress (0 to 1) and step (from 0)."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from nanochat.optim import KINDS, Group
 
 Schedule = Callable[[float, int], float]
-Table = dict[str, dict[str, Schedule]]  # a group's kind or name → field of Group → schedule
+Table = dict[str, Schedule]  # field of Group → schedule
+MOMENTUM_AT_FIRST, MOMENTUM_AT_LAST = 0.85, 0.90
 
 
 def warmup_warmdown(
@@ -30,13 +31,11 @@ def momentum(
     *,
     warmdown: float,
     warmup_steps: int = 400,
-    start: float = 0.85,
     peak: float = 0.97,
-    end: float = 0.90,
 ) -> float:
-    """Return Muon's momentum: from `start` up to `peak`, then down to `end` while the learning rate warms down."""
-    rising = _interpolate(min(1.0, step / warmup_steps), start, peak)
-    falling = _interpolate(_remaining(progress, warmdown), end, peak)
+    """Return Muon's momentum: it rises to `peak`, then falls while the learning rate warms down."""
+    rising = _interpolate(min(1.0, step / warmup_steps), MOMENTUM_AT_FIRST, peak)
+    falling = _interpolate(_remaining(progress, warmdown), MOMENTUM_AT_LAST, peak)
     return min(rising, falling)
 
 
@@ -56,30 +55,24 @@ def _interpolate(share: float, low: float, high: float) -> float:
 
 
 def pretraining(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
-    """Return base training's schedules for each kind of optimizer."""
+    """Return base training's schedules."""
     lr = partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr)
-    return _by_kind({"lr": lr, "momentum": partial(momentum, warmdown=warmdown), "weight_decay": cosine})
+    return {"lr": lr, "momentum": partial(momentum, warmdown=warmdown), "weight_decay": cosine}
 
 
 def finetuning(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
     """Return fine-tuning's schedules: momentum only rises, and weight decay stays as given."""
     lr = partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr)
-    return _by_kind({"lr": lr, "momentum": partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95)})
+    return {"lr": lr, "momentum": partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95)}
 
 
-def _by_kind(schedules: dict[str, Schedule]) -> Table:
-    table: Table = {}
-    for name, kind in KINDS.items():
-        table[name] = {field: schedules[field] for field in kind.scheduled if field in schedules}
-    return table
-
-
-def apply(groups: Iterable[Group], table: Mapping[str, Mapping[str, Schedule]], progress: float, step: int) -> None:
-    """Set the scheduled fields; an entry for a group's name replaces the one for its kind.
+def apply(groups: Iterable[Group], table: Table, progress: float, step: int) -> None:
+    """Set the fields that each group's kind schedules.
 
     lr and weight_decay become a multiple of their initial value, momentum the value of the schedule.
     """
     for group in groups:
-        for field, schedule in table.get(group.name, table[group.kind]).items():
-            initial = getattr(group, f"initial_{field}", 1.0)  # there is none for momentum
-            setattr(group, field, schedule(progress, step) * initial)
+        for field in KINDS[group.kind].scheduled:
+            if field in table:
+                initial = getattr(group, f"initial_{field}", 1.0)  # there is none for momentum
+                setattr(group, field, table[field](progress, step) * initial)

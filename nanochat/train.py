@@ -98,7 +98,7 @@ class LoopOptions:
 
     device_batch: int  # rows in a micro-batch, as `split` takes them
     flops_per_token: float
-    schedules: schedules.Table  # kind of group -> field -> schedule
+    schedules: schedules.Table  # field of Group -> schedule
     steps: int | None = None
     seconds: float | None = None
     untimed_steps: int = 0  # first steps of this process that do not count toward `seconds`

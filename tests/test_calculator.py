@@ -44,33 +44,33 @@ def test_it_computes(expression, answer):
 
 
 @pytest.mark.parametrize(
-    ("expression", "words"),
+    "expression",
     [
-        ("", "no expression"),
-        ("1+", "no expression"),
-        ("\0", "no expression"),
-        ("1,2", "Tuple"),
-        ("__import__('os').system('true')", "Call"),
-        ("().__class__", "Attribute"),
-        ("'a'.upper()", "Call"),
-        ("'a'.count('a', 1)", "Call"),
-        ("'a'*1000", "Constant"),
-        ("1j*1j", "Constant"),
-        ("1<<100000", "BinOp"),
-        ("~1", "UnaryOp"),
-        ("1/0", "division by zero"),
-        ("0**-1", "division by zero"),
-        ("9**9**9", "exponent"),
-        ("2**0.5", "exponent"),
-        ("9**64", "more than 40 digits"),
-        ("1e-300000000", "1e-300000000 is not calculated"),
-        ("1/3**60/3**60", "more than 40 digits"),
-        ("1" * (MAX_LENGTH + 1), "201 characters"),
-        ("(" * 100 + "1" + ")" * 99, "no expression"),
+        "",
+        "1+",
+        "\0",
+        "1,2",
+        "__import__('os').system('true')",
+        "().__class__",
+        "'a'.upper()",
+        "'a'.count('a', 1)",
+        "'a'*1000",
+        "1j*1j",
+        "1<<100000",
+        "~1",
+        "1/0",
+        "0**-1",
+        "9**9**9",
+        "2**0.5",
+        "9**64",
+        "1e-300000000",
+        "1/3**60/3**60",
+        "1" * (MAX_LENGTH + 1),
+        "(" * 100 + "1" + ")" * 99,
     ],
 )
-def test_it_refuses(expression, words):
-    with pytest.raises(Refused, match=words):
+def test_it_refuses(expression):
+    with pytest.raises(Refused):
         calculate(expression)
 
 

@@ -55,5 +55,3 @@ def test_apply_moves_groups_from_where_they_began():
     assert (muon.lr, muon.momentum, muon.beta2) == pytest.approx((0.02, 0.935, 0.9))
     assert muon.weight_decay == pytest.approx(0.1 * cosine(0.75, 800))
     assert (rest.initial_lr, muon.initial_lr, muon.initial_weight_decay) == (0.2, 0.04, 0.1)
-    apply(groups, table | {"rest": {"lr": lambda progress, step: 3.0}}, 0.75, 800)  # a name before its kind
-    assert (rest.lr, muon.lr) == pytest.approx((0.6, 0.02))
