@@ -53,15 +53,8 @@ def make_mask(
     else:  # new values in each decoding step
         path = "sdpa" if path == "flash3" else path  # FlashAttention has no masks
         allowed = _mask(path, positions, keys, window)
-    kernel = _flash_kernel() if path == "flash3" else None
-    return Mask(
-        path,
-        window,
-        allowed,
-        positions is not None,
-        bounded,
-        kernel,
-    )
+    kernel = importlib.import_module("flash_attn_interface").flash_attn_func if path == "flash3" else None
+    return Mask(path, window, allowed, positions is not None, bounded, kernel)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
@@ -81,11 +74,6 @@ def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: boo
     if asked not in PATHS:
         raise ValueError(f"--attention={asked} is not known, take one of auto, {', '.join(PATHS)}")
     return asked
-
-
-@lru_cache(maxsize=1)
-def _flash_kernel() -> Kernel:
-    return importlib.import_module("flash_attn_interface").flash_attn_func
 
 
 # ---- positions ----
@@ -150,12 +138,6 @@ def _sees(query: Tensor, key: Tensor, window: int) -> Tensor:
     return seen & (key > query - window) if window else seen
 
 
-def _dense_mask(positions: Tensor, keys: int, window: int) -> Tensor:
-    """Return (B or 1, 1, Tq, Tk) from the query positions, (B or 1, Tq)."""
-    key = torch.arange(keys, device=positions.device)
-    return _sees(positions[:, None, :, None], key, window)
-
-
 def _block_mask(positions: Tensor, keys: int, window: int) -> "BlockMask":
     from torch.nn.attention.flex_attention import create_block_mask  # takes seconds: only for this path
 
@@ -165,21 +147,16 @@ def _block_mask(positions: Tensor, keys: int, window: int) -> "BlockMask":
         row = row if rows > 1 else row * 0  # one row's positions may stand for all rows
         return _sees(positions[row, query], key, window)
 
-    rows_or_any = rows if rows > 1 else None
-    return create_block_mask(
-        sees,
-        rows_or_any,
-        None,
-        queries,
-        keys,
-        device=positions.device,
-    )  # None: all heads alike
+    # None: all heads alike.
+    return create_block_mask(sees, rows if rows > 1 else None, None, queries, keys, device=positions.device)
 
 
 def _mask(path: str, positions: Tensor, keys: int, window: int) -> "Tensor | BlockMask":
     """Return Mask.allowed from the query positions, (B or 1, Tq)."""
-    make = _block_mask if path == "flex" else _dense_mask
-    return make(positions, keys, window)
+    if path == "flex":
+        return _block_mask(positions, keys, window)
+    key = torch.arange(keys, device=positions.device)
+    return _sees(positions[:, None, :, None], key, window)  # (B or 1, 1, Tq, Tk)
 
 
 @lru_cache(maxsize=16)
@@ -224,9 +201,8 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
     parts = []
     for first in range(0, queries, size):
         end = min(first + size, queries)
-        first_key = 0
-        if mask.window:  # the oldest key that the part's first query sees
-            first_key = max(0, earlier + first - mask.window + 1)
+        # The oldest key that the part's first query sees.
+        first_key = max(0, earlier + first - mask.window + 1) if mask.window else 0
         seen = slice(first_key, earlier + end)
         allowed = mask.allowed[..., first:end, seen]
         parts.append(
@@ -274,9 +250,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
     return torch.bmm(weights, v).view(q.shape)
 
 
-@lru_cache(maxsize=1)
-def _compiled(flex_attention: Kernel) -> Kernel:
-    return torch.compile(flex_attention)
+_compiled = lru_cache(maxsize=1)(torch.compile)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:

@@ -25,7 +25,7 @@ LEAST_TOKENS = {False: 64, True: 512}
 # (logits (n, V), targets (n,), softcap, vocab_size, with_gradient) → losses (n,), and the gradient of the logits in
 # their dtype or None. A form may overwrite the logits.
 Losses = tuple[Tensor, Tensor | None]
-Form = Callable[[Tensor, Tensor, float, int, bool], Losses]
+Form = Callable[..., Losses]
 Settings = tuple[Form, float, int]  # form, softcap, vocab_size
 
 
@@ -147,7 +147,7 @@ def triton_form(*given: Any) -> Losses:
     return cross_entropy_triton.triton_losses(*given, ignored=IGNORED)
 
 
-FORMS: dict[str, Form] = {"torch": torch_form, "compiled": compiled_form, "triton": triton_form}
+FORMS = {"torch": torch_form, "compiled": compiled_form, "triton": triton_form}
 
 
 def choose_form(device: torch.device, compiling: bool = False) -> str:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.runtime import free_memory
@@ -17,7 +18,6 @@ from nanochat.runtime import free_memory
 BUCKETS = (1, 8, 32, 64, 128, 256)  # row counts for steps on CUDA, with a graph for each
 KEYS_BLOCK = 32  # a step reads a multiple of 32 keys, on CUDA 32 times a power of two
 KeysValues = tuple[Tensor, Tensor]
-Layers = list[KeysValues]
 CAPTURING = threading.Lock()  # a process captures one graph at a time
 PREFILL_TOKENS = 8192  # most prompt tokens run at once, padding included
 
@@ -30,7 +30,7 @@ class Cache(NamedTuple):
 
     # Takes a layer's number and the given tokens' keys and values (B, T, Hkv, D); returns the whole rows', key j at
     # position j.
-    update: Callable[[int, Tensor, Tensor], KeysValues]
+    update: Callable[..., KeysValues]
     positions: Tensor | None = None  # (B or 1, T): each given token's position in the row; None: rows begin here
     previous: Tensor | None = None  # (B, 1): the token before each row's first given token; any id at position 0
     capacity: int = 0  # keys per row that `update` returns, if there are positions
@@ -45,7 +45,7 @@ class Prefix:
     def __init__(self, model: GPT, ids: Tensor, lengths: Tensor):
         self.lengths = lengths
         self.longest = ids.shape[1]
-        self.layers: Layers = []  # (texts, longest, Hkv, D) each
+        self.layers: list[KeysValues] = []  # (texts, longest, Hkv, D) each
 
         def keep(layer: int, k: Tensor, v: Tensor) -> KeysValues:
             self.layers.append((k, v))
@@ -66,10 +66,9 @@ class Prefix:
         own = key - starts[:, None]  # (rows, capacity); below 0: the key belongs to the text
         text_keys = len(self.lengths) * self.longest
         first_own = text_keys + torch.arange(len(texts))[:, None] * width
-        from_text = texts[:, None] * self.longest + key.clamp(max=self.longest - 1)
+        from_text = texts[:, None] * self.longest + key
         source = torch.where(own < 0, from_text, first_own + own.clamp(max=width - 1))
-        positions = starts[:, None] + torch.arange(width)
-        positions = positions.clamp(max=capacity - 1)  # padding behind the longest row
+        positions = (starts[:, None] + torch.arange(width)).clamp(max=capacity - 1)  # padding behind the longest row
         device = self.last.device
         source = source.to(device)
 
@@ -99,12 +98,11 @@ class KVCache:
 
     def __init__(self, config: GPTConfig, slots: int, length: int, dtype: torch.dtype, device: torch.device):
         self.slots = slots
-        self.length = length
         # Keys and values; heads before length: the keys that one head reads lie together.
         shape = (config.depth, 2, slots, config.kv_heads, length, config.head_dim)
         # Zeros, because masked values must still be finite.
         self.store = torch.zeros(shape, dtype=dtype, device=device)
-        self.layers = [(keys, values) for keys, values in self.store]
+        self.layers = [layer.unbind() for layer in self.store]
         # (slots, kv_heads): the index that each head's position 0 has among a layer's keys.
         heads = torch.arange(slots * config.kv_heads, device=device)
         self.offsets = heads.view(slots, -1) * length
@@ -159,19 +157,19 @@ class KVCache:
 
 # ---- decoder ----
 
-# Row state: name → (dtype, size). Index p in a "positions" entry belongs to the token at position p.
+# Row state: name → dtype; one number per row, but for the last three.
 STATE = {
-    "token": (torch.int64, "one"),  # the newest, input for the next step
-    "previous": (torch.int64, "one"),  # the token before it
-    "position": (torch.int64, "one"),  # where the newest token stands
-    "last": (torch.int64, "one"),  # the position at which the row is full
-    "live": (torch.bool, "one"),
-    "temperature": (torch.float32, "one"),
-    "top_k": (torch.int64, "one"),
-    "top_p": (torch.float32, "one"),
-    "halting": (torch.bool, "vocabulary"),  # the row stands still after choosing one of these tokens
-    "uniform": (torch.float64, "positions"),  # the row's random numbers, from 0 to 1
-    "forced": (torch.int64, "positions"),  # tokens to put in instead of chosen ones; -1: none
+    "token": torch.int64,  # the newest, input for the next step
+    "previous": torch.int64,  # the token before it
+    "position": torch.int64,  # where the newest token stands
+    "last": torch.int64,  # the position at which the row is full
+    "live": torch.bool,
+    "temperature": torch.float32,
+    "top_k": torch.int64,
+    "top_p": torch.float32,
+    "halting": torch.bool,  # by token: the row stands still after choosing it
+    "uniform": torch.float64,  # by position: the row's random numbers, from 0 to 1
+    "forced": torch.int64,  # by position: a token to put in instead of a chosen one; -1: none
 }
 
 
@@ -191,42 +189,40 @@ class Decoder:
         self.config = model.config
         self.device = model.device
         self.on_cuda = self.device.type == "cuda"
-        self.cache: KVCache | None = None
-        self.state: dict[str, Tensor] = {}
+        self.cache = None  # a KVCache, made by make_room
         self.wanted = 0  # slots; where memory is short there are fewer
-        self.graphs: dict[tuple[int, int, StepKind], tuple | None] = {}  # on CUDA
+        self.length = 0  # positions in a slot
 
     def make_room(self, slots: int, length: int) -> int:
         """Make room while no row runs; return the number of slots: fewer than asked if memory is short."""
         length = min(self._keys(length), self.config.max_seq_len)
-        if self.cache is None or slots > self.wanted or length > self.cache.length:
+        if slots > self.wanted or length > self.length:
             self.wanted = max(slots, self.wanted)
-            if self.cache is not None:
-                length = max(length, self.cache.length)
+            self.length = max(length, self.length)
             self.cache = None  # frees the old memory before the new is allocated
-            self.state = {}
+            self.state = {}  # name → (slots, size)
+            self.graphs = {}  # on CUDA, by step shape; old ones read the old cache
             key_bytes = self.config.kv_heads * self.config.head_dim * self.model.compute_dtype.itemsize
-            slot_bytes = 2 * self.config.depth * length * key_bytes  # keys and values
+            slot_bytes = 2 * self.config.depth * self.length * key_bytes  # keys and values
             fit = max(1, free_memory(self.device) // 2 // slot_bytes)  # half the memory stays free
             self.cache = KVCache(
                 self.config,
                 min(self.wanted, fit),
-                length,
+                self.length,
                 self.model.compute_dtype,
                 self.device,
             )
-            sizes = {"one": 1, "positions": length, "vocabulary": self.config.vocab_size}
-            for name, (dtype, size) in STATE.items():
+            sizes = {"halting": self.config.vocab_size, "uniform": self.length, "forced": self.length}
+            for name, dtype in STATE.items():
                 if dtype == torch.float64 and self.device.type == "mps":
                     dtype = torch.float32  # MPS has no fp64
                 self.state[name] = torch.zeros(
                     self.cache.slots,
-                    sizes[size],
+                    sizes.get(name, 1),
                     dtype=dtype,
                     device=self.device,
                 )
             if self.on_cuda:
-                self.graphs = {}  # old ones read the old cache
                 self.pool = torch.cuda.graph_pool_handle()
                 self.stream = torch.cuda.Stream()  # torch's own for capturing would belong to the first device
         return min(slots, self.cache.slots)
@@ -242,41 +238,34 @@ class Decoder:
         longer = [slot for slot, tokens in prompts.items() if len(tokens) > 1]
         slots = sorted(longer, key=lambda slot: -len(prompts[slot]))  # longest first: little padding in a batch
         while slots:
-            longest = len(prompts[slots[0]]) - 1
-            rows = max(1, PREFILL_TOKENS // longest)
-            batch = slots[:rows]
-            self._run_prompts([prompts[slot][:-1] for slot in batch], batch)
+            rows = max(1, PREFILL_TOKENS // (len(prompts[slots[0]]) - 1))
+            self._run_prompts([prompts[slot][:-1] for slot in slots[:rows]], slots[:rows])
             slots = slots[rows:]
 
     def _run_prompts(self, prompts: list[Sequence[int]], slots: list[int]) -> None:
-        # The longest prompt comes first.
-        ids = torch.zeros(len(prompts), len(prompts[0]), dtype=torch.int64)
-        for row, tokens in zip(ids, prompts, strict=True):
-            row[: len(tokens)] = torch.as_tensor(tokens)
+        ids = pad_sequence([torch.as_tensor(tokens, dtype=torch.int64) for tokens in prompts], batch_first=True)
         cache = self.cache.prompts(torch.tensor(slots, device=self.device))
         self.model.hidden(ids.to(self.device), cache=cache)
 
-    def seat(self, slots: list[int], rows: list[dict[str, Any]]) -> None:
-        """Begin rows in slots, after their prompts have run up to the last token: live, and without forced tokens.
+    def seat(self, first: int, rows: list[dict[str, Any]]) -> None:
+        """Begin rows in the slots from `first` on, after their prompts have run up to the last token.
 
-        A row has the entries of STATE. halting: ids. uniform: an array for the positions after `position`.
+        They are live, and without forced tokens. A row has the entries of STATE. halting: ids. uniform: an array for
+        the positions after `position`.
         """
-        count = len(rows)
-        length = self.cache.length
-        values = {
-            "live": torch.ones(count, 1),
-            "forced": torch.full((count, length), -1),
-            "halting": torch.zeros(count, self.config.vocab_size),
-            "uniform": torch.zeros(count, length, dtype=torch.float64),
-        }
+        halting = torch.zeros(len(rows), self.config.vocab_size)
+        uniform = torch.zeros(len(rows), self.length, dtype=torch.float64)
         for i, row in enumerate(rows):
-            values["halting"][i, list(row["halting"])] = 1
-            values["uniform"][i, row["position"] + 1 : row["last"] + 1] = torch.from_numpy(row["uniform"])
-        index = torch.tensor(slots, device=self.device)
-        for name, state in self.state.items():
+            halting[i, list(row["halting"])] = 1
+            uniform[i, row["position"] + 1 : row["last"] + 1] = torch.from_numpy(row["uniform"])
+        values = {"halting": halting, "uniform": uniform}
+        slots = slice(first, first + len(rows))
+        self.state["live"][slots] = True
+        self.state["forced"][slots] = -1
+        for name in rows[0]:
             if name not in values:  # one number per row
                 values[name] = torch.tensor([row[name] for row in rows])[:, None]
-            state[index] = values[name].to(self.device, state.dtype)
+            self.state[name][slots] = values[name]
 
     def resume(
         self,
@@ -285,9 +274,8 @@ class Decoder:
         forced: list[int],
     ) -> None:
         """Let a row that stands still continue; `forced` tokens are put in from the position on."""
-        if forced:
-            tokens = torch.tensor(forced).to(self.device)
-            self.state["forced"][slot, position : position + len(forced)] = tokens
+        tokens = torch.tensor(forced, dtype=torch.int64, device=self.device)
+        self.state["forced"][slot, position : position + len(forced)] = tokens
         self.state["live"][slot] = True
 
     def move(
@@ -313,7 +301,7 @@ class Decoder:
         longest: tokens in the longest row, as far as the host knows.
         """
         # On CUDA the host is one step late, so the row may be a token longer.
-        keys = min(self._keys(longest + self.on_cuda), self.cache.length)
+        keys = min(self._keys(longest + self.on_cuda), self.length)
         if not self.on_cuda:
             return self._compute(rows, keys, kind), None
         bucket = next((size for size in BUCKETS if size >= rows), rows)  # the next larger row count with a graph
@@ -357,13 +345,13 @@ class Decoder:
     ) -> list[Tensor]:
         """Return the token given to each row, and with kind.logprobs the model's log-probability for its choice."""
         state = {name: value[:rows] for name, value in self.state.items()}
-        newest = state["token"]  # (rows, 1), as the other entries of size "one"
+        newest = state["token"]  # (rows, 1), as the other single numbers
         position = state["position"]
         live = state["live"]
         cache = self.cache.next_tokens(position, state["previous"], keys)
-        logits = self.model.logits(self.model.hidden(newest, cache=cache)[:, -1])  # (rows, vocab_size)
+        logits = self.model(newest, cache=cache)[:, -1]  # (rows, vocab_size)
         # The position to fill; a full row stands still, but its index must be valid.
-        following = (position + 1).clamp(max=self.cache.length - 1)
+        following = (position + 1).clamp(max=self.length - 1)
         token = logits.argmax(-1, keepdim=True)
         if kind.sampled:
             drawn = sample_tokens(

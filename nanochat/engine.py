@@ -6,7 +6,7 @@ step late, so no step waits for the host.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
@@ -108,7 +108,7 @@ class Engine:
         packed = pack(model)
         self.decoder = Decoder(packed)
         self.config = model.config
-        self.refresh: Callable[[], None] = partial(refresh, packed, model)
+        self.refresh = partial(refresh, packed, model)
         self.slots = slots or SLOTS.get(self.decoder.device.type, SLOTS["cpu"])
         self.tokenizer = tokenizer
         self.special = tokenizer.special_tokens
@@ -116,8 +116,7 @@ class Engine:
         self.rows: list[_Sequence] = []  # in the order of their slots
         self.waiting: deque[_Sequence] = deque()
         self.longest = 0  # most tokens that any sequence so far may have
-        self.room = 0  # rows that the decoder has memory for, at most slots
-        self.unread: _Step | None = None  # on CUDA: the last step, with tokens not yet followed
+        self.unread = None  # on CUDA: the last step, with tokens not yet followed
 
     def generate(self, requests: Sequence[Request], logprobs: bool = False) -> list[list[Completion]]:
         """Return the n completions of each request."""
@@ -149,24 +148,13 @@ class Engine:
                 raise ValueError(f"request {number} has {length:,} tokens, the context holds 1 to {context - 1:,}")
             stop = self.ends if request.stop is None else request.stop
             most = min(length + request.max_new_tokens, context)
+            self.longest = max(self.longest, most)
             for sample in range(request.n):
-                sequences.append(
-                    _Sequence(
-                        job,
-                        request,
-                        number,
-                        sample,
-                        stop,
-                        most,
-                        length,
-                    )
-                )
+                sequences.append(_Sequence(job, request, number, sample, stop, most, length))
         # The longest first: a lack of memory shows at once.
         sequences.sort(key=lambda sequence: -sequence.length)
         job.open = len(sequences)
         self.waiting.extend(sequences)
-        for sequence in sequences:
-            self.longest = max(self.longest, sequence.most)
         return job
 
     @torch.inference_mode()
@@ -174,17 +162,15 @@ class Engine:
         """End a job's samples, or only these (request, sample) pairs, and free the slots."""
 
         def leaves(sequence: _Sequence) -> bool:
-            if sequence.job is not job:
-                return False
-            return not samples or (sequence.number, sequence.sample) in samples
+            return sequence.job is job and (not samples or (sequence.number, sequence.sample) in samples)
 
-        kept = deque(sequence for sequence in self.waiting if not leaves(sequence))
-        job.open -= len(self.waiting) - len(kept)
-        self.waiting = kept
-        # A list first: a release changes the rows.
-        for sequence in [sequence for sequence in self.rows if leaves(sequence)]:
-            self._release(sequence)
-            job.open -= 1
+        leaving = list(filter(leaves, (*self.waiting, *self.rows)))  # first: a release changes the rows
+        job.open -= len(leaving)
+        for sequence in leaving:
+            if sequence.slot >= 0:
+                self._release(sequence)
+            else:
+                self.waiting.remove(sequence)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -205,19 +191,15 @@ class Engine:
             return
         if not self.rows:  # the decoder's memory can change
             self.decoder.make_room(min(self.slots, len(self.waiting)), self.longest)
-            self.room = min(self.slots, self.decoder.cache.slots)  # requests may come while these run
-        admitted: list[_Sequence] = []
-        while self.waiting and len(self.rows) + len(admitted) < self.room:
-            if self.waiting[0].most > self.decoder.cache.length:  # until no row runs
-                break
-            admitted.append(self.waiting.popleft())
-        if not admitted:
-            return
+        running = len(self.rows)
+        room = min(self.slots, self.decoder.cache.slots)
         # A prompt runs once: later samples copy the slot from a sample already there.
         holders = {id(sequence.request): sequence.slot for sequence in self.rows}
-        prompts: dict[int, Sequence[int]] = {}
-        copies: list[tuple[int, _Sequence]] = []  # (slot with the prompt, sequence that takes a copy)
-        for sequence in admitted:
+        prompts = {}
+        copies = []  # (slot with the prompt, sequence that takes a copy)
+        # A sequence too long for the slots waits until no row runs.
+        while self.waiting and len(self.rows) < room and self.waiting[0].most <= self.decoder.length:
+            sequence = self.waiting.popleft()
             sequence.slot = len(self.rows)
             self.rows.append(sequence)
             holder = holders.setdefault(id(sequence.request), sequence.slot)
@@ -229,8 +211,8 @@ class Engine:
         for holder, sequence in copies:
             # The last prompt token is not stored: the first step feeds it.
             self.decoder.cache.copy(holder, sequence.slot, sequence.length - 1)
-        starts = [self._start(sequence) for sequence in admitted]
-        self.decoder.seat([sequence.slot for sequence in admitted], starts)
+        if self.rows[running:]:
+            self.decoder.seat(running, [self._start(sequence) for sequence in self.rows[running:]])
 
     def _start(self, sequence: _Sequence) -> dict[str, Any]:
         """Return the row for `Decoder.seat`."""
@@ -256,10 +238,10 @@ class Engine:
         # Only the parts that some row needs run in this step.
         sampled = [sequence.request for sequence in self.rows if sequence.request.temperature]
         # top-p alone may need any number of ranks.
-        filtered = [request.top_k or words for request in sampled if request.top_k or request.top_p < 1]
-        ranks = 0
-        if filtered:
-            ranks = min(1 << (max(filtered) - 1).bit_length(), words)  # a power of two: fewer graphs
+        filtered = (request.top_k or words for request in sampled if request.top_k or request.top_p < 1)
+        ranks = max(filtered, default=0)
+        if ranks:
+            ranks = min(1 << (ranks - 1).bit_length(), words)  # a power of two: fewer graphs
         logprobs = any(sequence.job.logprobs for sequence in self.rows)
         longest = max(sequence.length for sequence in self.rows)
         columns, event = self.decoder.step(len(self.rows), longest, StepKind(bool(sampled), ranks, logprobs))
@@ -298,12 +280,12 @@ class Engine:
             )
         )
         answer = self._answer(sequence, token) if sampled else None
-        if sequence.length == sequence.most:
+        room = sequence.most - sequence.length
+        if room == 0:
             self._end(sequence, "length", 0.0)
         elif answer is not None:
-            answer = answer[: sequence.most - sequence.length]  # within the length limit
-            sequence.forced = len(answer)
-            self.decoder.resume(sequence.slot, sequence.length, answer)
+            sequence.forced = min(len(answer), room)
+            self.decoder.resume(sequence.slot, sequence.length, answer[:room])
 
     def _answer(self, sequence: _Sequence, token: int) -> list[int] | None:
         """Return the calculator's answer, perhaps empty, if the token ends an expression (the row waits); else None."""

@@ -118,15 +118,14 @@ def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False) -> lis
     has_units = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
     if not emulated and not has_units:
         raise ValueError("this device does not multiply in fp8 (NVIDIA GPUs from Ada on do): omit --fp8")
-    gaining = []
-    for name, module in model.named_modules():
+    replaced = []
+    for name, module in list(model.named_modules()):  # a list, because the loop changes the modules
         if isinstance(module, nn.Linear) and name != "head":
             dims = module.weight.shape
             if min(dims) >= min_dim and not any(dim % MULTIPLE for dim in dims):
-                gaining.append(name)
-    for name in gaining:  # afterwards: it changes what named_modules goes through
-        model.set_submodule(name, Float8Linear(model.get_submodule(name)))
-    return gaining
+                model.set_submodule(name, Float8Linear(module))
+                replaced.append(name)
+    return replaced
 
 
 def refresh(model: nn.Module) -> None:

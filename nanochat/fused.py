@@ -32,7 +32,7 @@ class PackedLinear(nn.Module):
         self.weights = weights  # (outputs, inputs) each
         self.dtype = dtype
         self.order = order
-        self.weight: Tensor | None = None
+        self.weight = None
         smallest = min(sum(map(len, weights)), weights[0].shape[1])
         has_onednn = weights[0].device.type == "cpu" and torch.backends.mkldnn.is_available()
         # Small weights keep their layout, and so do weights in fp16.
@@ -102,14 +102,11 @@ def pack(model: GPT) -> GPT:
     """Return a copy for inference, in the model's compute_dtype; the weights are those at the last `refresh`."""
     device = model.device
     dtype = model.compute_dtype
-    config = model.config
     with torch.device("meta"):  # no memory yet: most layers are replaced below
-        packed = new_model(config, attention="decode" if device.type == "cpu" else "sdpa")
+        packed = new_model(model.config, attention="decode" if device.type == "cpu" else "sdpa")
     packed.compute_dtype = dtype
-    # Attention first: joined queries, keys and values leave fewer Linear layers for the second loop.
-    for name, module in list(packed.named_modules()):
-        if isinstance(module, Attention):
-            _pack_attention(module, model.get_submodule(name), dtype)
+    for block, source in zip(packed.blocks, model.blocks, strict=True):
+        _pack_attention(block.attn, source.attn, dtype)
     for name, module in list(packed.named_modules()):
         if isinstance(module, nn.Linear):
             packed.set_submodule(name, PackedLinear(model.get_submodule(name).weight, dtype=dtype))

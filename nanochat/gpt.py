@@ -99,8 +99,8 @@ MLP_KINDS = {  # name → (has a gate, hidden units from the outputs up and gate
     "relu2": (False, lambda up, gate: F.relu(up).square()),
     "swiglu": (True, lambda up, gate: F.silu(gate) * up),
 }
-Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-Initial = Callable[[Tensor, GPTConfig, Generator], Tensor]  # from (an empty fp32 tensor on the CPU, config, generator)
+Store = Callable[..., tuple[Tensor, Tensor]]  # from (keys, values)
+Initial = Callable[..., Tensor]  # from (an empty fp32 tensor on the CPU, config, generator)
 
 
 class Linear(nn.Linear):
@@ -148,7 +148,7 @@ class Attention(nn.Module):
         self.o = Linear(config.width, config.width)
         self.ve_gate = Linear(VALUE_GATE_INPUTS, config.kv_heads) if has_values else None
         # For inference (fused.py): one product in place of q, k and v, and the heads of each part of the result.
-        self.qkv: nn.Module | None = None
+        self.qkv = None
         self.qkv_parts = [config.heads + config.kv_heads, config.kv_heads]
 
     def forward(self, x: Tensor, layer: LayerContext) -> Tensor:
@@ -254,7 +254,7 @@ class GPT(nn.Module):
         self.checkpointing = checkpointing  # compute activations twice to save memory
         self.compute_dtype = torch.float32  # for activations; parameters stay fp32
         self.compiled = False
-        self.loss_form: str | None = None  # a key in cross_entropy.FORMS; None: the fastest uncompiled
+        self.loss_form = None  # a key in cross_entropy.FORMS; None: the fastest uncompiled
         values_width = config.kv_heads * config.head_dim
         self.embed = Embedding(config.padded_vocab, config.width)
         tables = {str(i): Embedding(config.padded_vocab, values_width) for i in config.value_layers}
@@ -337,7 +337,7 @@ class GPT(nn.Module):
         config, length = self.config, ids.shape[1]
         positions = None if cache is None else cache.positions
         keys = length if positions is None else cache.capacity
-        assert keys <= config.max_seq_len, f"{keys} positions do not fit into the context, {config.max_seq_len}"
+        assert keys <= config.max_seq_len
         masks = {}
         for window in set(config.windows):  # layers share them
             masks[window] = make_mask(
@@ -350,14 +350,7 @@ class GPT(nn.Module):
                 bounded=config.scores_are_bounded and self.compute_dtype != torch.float16,  # at most exp(11) in fp16
             )
         rotation = self.rotary(slice(length) if positions is None else positions)
-        x0 = self._smear(self._embed(ids), ids, cache)
-        return Context(
-            ids,
-            x0,
-            rotation,
-            masks,
-            cache,
-        )
+        return Context(ids, self._smear(self._embed(ids), ids, cache), rotation, masks, cache)
 
     def sweep(self, x: Tensor, context: Context) -> Tensor:
         """Run all blocks on the state x (B, T, width); return the new state, normed. May run again on a context."""
@@ -393,11 +386,11 @@ class GPT(nn.Module):
         if not self.config.smear:
             return x
         is_first = ids == self.config.bos_id
-        if cache is None or cache.positions is None:  # rows begin here
-            before = previous(x)
-        else:
-            before = previous(x, self._embed(cache.previous))
+        first = None
+        if cache is not None and cache.positions is not None:  # rows began before
+            first = self._embed(cache.previous)
             is_first = is_first | (cache.positions == 0)
+        before = previous(x, first)
         gate = self.smear_lambda.to(x.dtype) * torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_INPUTS]))
         return x + gate.masked_fill(is_first[..., None], 0) * before
 
@@ -414,7 +407,8 @@ class GPT(nn.Module):
         counts = dict.fromkeys((*KINDS.values(), "scalars"), 0)
         for name, parameter in self.named_parameters():
             counts[KINDS.get(parameter_row(name).group, "scalars")] += parameter.numel()
-        return {**counts, "total": sum(counts.values())}
+        counts["total"] = sum(counts.values())
+        return counts
 
     def flops_per_token(self) -> int:
         """Return FLOPs forward and backward: 6 per matmul weight, 12 per channel and key; norms are left out."""

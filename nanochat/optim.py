@@ -6,7 +6,7 @@ become views into them. Nothing is copied to be batched or sent, and a parameter
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -19,6 +19,7 @@ from torch.optim.adamw import adamw
 
 Named = tuple[str, Parameter]
 Factor = float | Tensor
+ReadStates = Callable[[str], Mapping[str, Tensor]]  # from a parameter's name
 
 # Coefficients (a, b, c) for the odd polynomials a·x + b·x³ + c·x⁵. Applied one after the other, they bring singular
 # values in (0, 1] near 1: Polar Express (arXiv 2505.16932) for 5 steps, safety factor 2e-2, cushion 2.
@@ -166,7 +167,7 @@ class _Stack:
         self.mine = self.values[:, rank]  # (chunks, share): the values that this rank updates
         self.reduced = self.grads[:, 0] if ranks == 1 else self._zeros(self.share)  # their gradients, summed
         self.steps = self._zeros()  # updates so far, all alike: AdamW's fused kernel wants one for each tensor
-        self.states: dict[str, Tensor] = {}  # (chunks, elements that this rank owns)
+        self.states = {}  # name → (chunks, elements that this rank owns)
         for name, layout in self.layouts.items():
             self.states[name] = self._zeros(self.share * layout.slot // self.layout.slot)
         for index, (_, parameter) in enumerate(members):
@@ -209,7 +210,7 @@ class _Stack:
         dist.all_gather_into_tensor(whole, share)
         return whole
 
-    def load(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
+    def load(self, read: ReadStates) -> None:
         """Take this rank's share from each whole state."""
         for chunk in range(self.chunks):
             wholes = {key: state.new_zeros(self.ranks, state.shape[1]) for key, state in self.states.items()}
@@ -294,7 +295,7 @@ class AdamWStack(_Stack):
         )
 
 
-KINDS: dict[str, type[_Stack]] = {"muon": MuonStack, "adamw": AdamWStack}
+KINDS = {"muon": MuonStack, "adamw": AdamWStack}
 
 
 # ---- all groups together ----
@@ -321,18 +322,25 @@ class Optimizer:
         self.polar_dtype = polar_dtype
         self.muon_update = torch.compile(muon_update, fullgraph=True, dynamic=False) if compile else muon_update
         # A graph would be compiled again for each float.
-        self.factor: Callable[[float], Factor] = torch.tensor if compile else float
-        self._stacks: list[_Stack] = []
+        self.factor = torch.tensor if compile else float
+        self._stacks = []
+        # Gradients are summed over the ranks chunk by chunk, in the same order on all ranks.
+        self._chunks = []  # reduced (share,), gradients (ranks × share,); one rank: none
+        self._members = []  # parameters in each chunk
+        self._order = []  # in which the first backward on rank 0 completed the chunks; empty before
+        self._missing = []  # per chunk, gradients that the last backward is still to bring
+        self._complete = []  # in the last backward
+        self._works = []  # of the first chunks in order
         limit = chunk_bytes if world_size > 1 else 2**63  # one rank sends nothing: one chunk
         for group in self.groups:
-            by_shape: dict[tuple[int, ...], list[Named]] = {}
+            by_shape = {}
             for name, parameter in group.params:
                 by_shape.setdefault(tuple(parameter.shape), []).append((name, parameter))
             for members in by_shape.values():
-                kind = KINDS[group.kind]
-                self._stacks.append(kind(group, members, len(self._stacks), rank, world_size, limit))
-        self._shared = self._stacks if world_size > 1 else []  # with other ranks
-        self._reduce = _Reduce(self._shared)
+                stack = KINDS[group.kind](group, members, len(self._stacks), rank, world_size, limit)
+                self._stacks.append(stack)
+                if world_size > 1:
+                    self._count_gradients(stack)
 
     @torch.no_grad
     def step(self, grad_scale: float | Tensor = 1.0, clip: float = 0.0) -> Tensor:
@@ -342,19 +350,19 @@ class Optimizer:
         undefined afterwards, until `zero_grad`.
         """
         self.finish_reducing()
-        self._reduce.works = []
+        self._works = []
         shares = [stack.reduced for stack in self._stacks]
         squares = torch.stack(torch._foreach_norm(shares)).square().sum()  # of this rank's shares
-        if self._shared:
+        if self._chunks:
             dist.all_reduce(squares)
         scale = torch.as_tensor(grad_scale, device=squares.device)
         norm = squares.sqrt() * scale  # without touching the gradients
         if clip > 0:  # on the device: the host does not learn the norm
             scale = scale * (clip / norm).clamp(max=1)
-        gathers: list[dist.Work] = []
+        gathers = []
         for stack in self._stacks:
             stack.update(scale, self)
-            if self._shared:  # new values travel while the next stack computes
+            if self._chunks:  # new values travel while the next stack computes
                 pairs = zip(stack.values.flatten(1), stack.mine, strict=True)
                 gathers += [dist.all_gather_into_tensor(whole, mine, async_op=True) for whole, mine in pairs]
         for gather in gathers:
@@ -365,19 +373,62 @@ class Optimizer:
         for stack in self._stacks:
             stack.grads.zero_()  # in place: `.grad` stays a view
 
-    def reduce_in_backward(self) -> AbstractContextManager:
+    @contextmanager
+    def reduce_in_backward(self) -> Iterator[None]:
         """Wrap the last backward before a step: gradients that are complete start to be summed over the ranks."""
-        return self._reduce.during_backward()
+        self._missing = list(self._members)  # hooks count down from here
+        self._complete = []
+        try:
+            yield
+        finally:
+            self._missing = []
+        if self._chunks and not self._order:
+            # Parameters without a gradient leave their chunks incomplete: these come last.
+            rest = [chunk for chunk in range(len(self._chunks)) if chunk not in self._complete]
+            order = torch.tensor(self._complete + rest, device=self._chunks[0][0].device)
+            dist.broadcast(order, 0)  # backward may end in another order on each rank
+            self._order = order.tolist()
 
     def finish_reducing(self) -> None:
         """Sum the gradients that no backward has sent; other collectives may follow. `step` does it where needed."""
-        self._reduce.send(everything=True)
-        self._reduce.wait()
+        self._send(everything=True)
+        self._wait()
 
     def restart(self) -> None:
         """Discard gradients, to accumulate this rank's step again; gradients that were sent (complete) stay."""
-        self._reduce.wait()  # sending reads the gradients
+        self._wait()  # sending reads the gradients
         self.zero_grad()
+
+    def _count_gradients(self, stack: _Stack) -> None:
+        first = len(self._chunks)
+        self._chunks += zip(stack.reduced, stack.grads.flatten(1), strict=True)
+        self._members += [0] * stack.chunks
+        for index, (_, parameter) in enumerate(stack.members):
+            chunk = first + index // stack.per_chunk
+            self._members[chunk] += 1
+            parameter.register_post_accumulate_grad_hook(partial(self._arrived, chunk))
+
+    def _arrived(self, chunk: int, _: Tensor) -> None:
+        """Count a gradient that autograd has accumulated, and send the chunks whose turn has come."""
+        if self._missing:
+            self._missing[chunk] -= 1
+            if self._missing[chunk] == 0:
+                self._complete.append(chunk)
+            if self._order:
+                self._send()
+
+    def _send(self, everything: bool = False) -> None:
+        """Start to reduce the next chunks in order, up to the first incomplete one, or all of them."""
+        order = self._order or range(len(self._chunks))
+        for chunk in order[len(self._works) :]:
+            if not everything and self._missing[chunk]:
+                return
+            reduced, gradients = self._chunks[chunk]
+            self._works.append(dist.reduce_scatter_tensor(reduced, gradients, async_op=True))
+
+    def _wait(self) -> None:
+        for work in self._works:  # queued on the device, in sending order
+            work.wait()
 
     def state_tensors(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Yield (name, whole states) for the parameters that this rank saves; all ranks iterate to the end.
@@ -389,68 +440,7 @@ class Optimizer:
             yield from stack.save()
 
     @torch.no_grad
-    def load_state_tensors(self, read: Callable[[str], Mapping[str, Tensor]]) -> None:
+    def load_state_tensors(self, read: ReadStates) -> None:
         """Continue from states that any number of ranks saved; `read` returns a parameter's states."""
         for stack in self._stacks:
             stack.load(read)
-
-
-class _Reduce:
-    """Sums gradients over the ranks, chunk by chunk, each rank receiving its share; all ranks in the same order.
-
-    The order is that in which chunks became complete in the first backward, on rank 0. Without stacks it does nothing.
-    """
-
-    def __init__(self, stacks: Sequence[_Stack]):
-        self.chunks: list[tuple[Tensor, Tensor]] = []  # reduced (share,), gradients (ranks × share,)
-        self._members: list[int] = []  # parameters in each chunk
-        for stack in stacks:
-            first = len(self.chunks)
-            self._members += [0] * stack.chunks
-            for index, (_, parameter) in enumerate(stack.members):
-                chunk = first + index // stack.per_chunk
-                self._members[chunk] += 1
-                parameter.register_post_accumulate_grad_hook(partial(self._arrived, chunk))
-            self.chunks += zip(stack.reduced, stack.grads.flatten(1), strict=True)
-        self._order = list(range(len(self.chunks)))
-        self._order_is_known = not stacks
-        self._missing: list[int] = []  # per chunk, gradients that the last backward is still to bring
-        self._complete: list[int] = []
-        self.works: list[dist.Work] = []  # of the first chunks in order
-
-    @contextmanager
-    def during_backward(self) -> Iterator[None]:
-        self._missing = list(self._members)  # hooks count down from here
-        self._complete = []
-        try:
-            yield
-        finally:
-            self._missing = []
-        if not self._order_is_known:
-            # Parameters without a gradient leave their chunks incomplete: these come last.
-            rest = [chunk for chunk in self._order if chunk not in self._complete]
-            order = torch.tensor(self._complete + rest, device=self.chunks[0][0].device)
-            dist.broadcast(order, 0)  # backward may end in another order on each rank
-            self._order = order.tolist()
-            self._order_is_known = True
-
-    def _arrived(self, chunk: int, _: Tensor) -> None:
-        """Count a gradient that autograd has accumulated, and send the chunks whose turn has come."""
-        if self._missing:
-            self._missing[chunk] -= 1
-            if self._missing[chunk] == 0:
-                self._complete.append(chunk)
-            if self._order_is_known:
-                self.send()
-
-    def send(self, everything: bool = False) -> None:
-        """Start to reduce the next chunks in order, up to the first incomplete one, or all of them."""
-        for chunk in self._order[len(self.works) :]:
-            if not everything and self._missing[chunk]:
-                return
-            reduced, gradients = self.chunks[chunk]
-            self.works.append(dist.reduce_scatter_tensor(reduced, gradients, async_op=True))
-
-    def wait(self) -> None:
-        for work in self.works:  # queued on the device, in sending order
-            work.wait()

@@ -62,7 +62,7 @@ def pretraining(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
 
 def finetuning(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
     """Return fine-tuning's schedules: momentum only rises, and weight decay stays as given."""
-    lr = partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr)
+    lr = pretraining(warmup_steps, warmdown, final_lr)["lr"]
     return {"lr": lr, "momentum": partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95)}
 
 

@@ -103,7 +103,7 @@ class Run:
         return self
 
     def _sent(self) -> int:
-        return len(self.optimizer._reduce.works)
+        return len(self.optimizer._works)
 
     def load(self, tensors: dict[str, Tensor]) -> "Run":
         self.model.load_state_dict({name: t for name, t in tensors.items() if "|" not in name and name != "norms"})
@@ -146,7 +146,7 @@ def main(folder: Path) -> None:
         "reloaded": Run(*place).load(load_file(folder / "half1.safetensors")),
     }
     # In a backward chunks are sent; in the one that failed some had been, some had not.
-    chunks = len(runs["straight"].optimizer._reduce.chunks)
+    chunks = len(runs["straight"].optimizer._chunks)
     assert runs["straight"].sent_early > chunks // 2
     assert 0 < runs["fault_later"].sent_early < chunks // 2 or rank < ranks - 1
     for name, tensors in {"half": half, **{name: run.tensors() for name, run in runs.items()}}.items():

@@ -20,9 +20,9 @@ def test_room_grows_and_is_kept():
     assert decoder.make_room(1, 10) == 1
     assert decoder.cache.store is store
     decoder.make_room(1, 70)
-    assert (decoder.cache.slots, decoder.cache.length) == (2, 96)
+    assert (decoder.cache.slots, decoder.length) == (2, 96)
     decoder.make_room(3, 512)
-    assert (decoder.cache.slots, decoder.cache.length) == (3, 512)
+    assert (decoder.cache.slots, decoder.length) == (3, 512)
 
 
 @torch.inference_mode()

@@ -19,8 +19,6 @@ def test_a_config_survives_a_manifest():
     assert config_of({"model": {**entry, "qk_gain": False, "norm_eps": 2**-23}}) == config  # as older manifests have it
     with pytest.raises(ValueError, match="a model with qk_gain, which this version does not have"):
         config_of({"model": {**entry, "qk_gain": True}})
-    with pytest.raises(ValueError, match="a model of kind mamba, take one of gpt"):
-        config_of({"model": {**entry, "kind": "mamba"}})
 
 
 def test_a_model_flag_names_a_configuration_and_changes_of_it():
