@@ -18,6 +18,7 @@ class Config(DeviceSettings, ModelChoice):
     host: str = option("127.0.0.1", "address to listen on; all but loopback need NANOCHAT_API_KEY", group="network")
     port: int = option(8000, "port to listen on (0: any free port)", group="network", least=0)
     allow_host: str = option("", "more host names that clients use, separated by blanks", group="network")
+    allow_origin: str = option("", "origins of web pages that may call it, separated by spaces", group="network")
     slots: Count = option(0, "samples in one batch of an engine (0: chosen)", group="engine", least=0)
     queue: Count = option(256, "samples waiting for a slot; more get status 429", group="engine", least=0)
 
@@ -25,13 +26,13 @@ class Config(DeviceSettings, ModelChoice):
 def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
     from nanochat.runtime import setup
-    from nanochat.serve.app import Service, is_loopback, listen, open_engines, serve
+    from nanochat.serve.app import LOOPBACK, Service, listen, open_engines, serve
     from nanochat.serve.requests import ServedModel
     from nanochat.serve.worker import Pool
 
     # In the environment, because all users of a machine see command lines.
     key = os.environ.get("NANOCHAT_API_KEY", "").strip()  # a mounted secret ends with a newline
-    if not key and not is_loopback(config.host):
+    if not key and config.host not in LOOPBACK:
         raise ValueError(f"--host={config.host} is open to other machines: set NANOCHAT_API_KEY")
     bound = listen(config.host, config.port)  # before the model is loaded: a mistake shows at once
     with setup(config.device_type, config.dtype) as runtime:
@@ -39,7 +40,7 @@ def main(config: Config) -> None:
         engine = workers[0].engine
         served = ServedModel(f"nanochat-{config.tag}-{config.source}", engine.tokenizer, engine.config.max_seq_len)
         service = Service(served, Pool(workers, config.queue))
-        serve(bound, service, config.host, key, config.allow_host.split())
+        serve(bound, service, config.host, key, config.allow_host.split(), config.allow_origin.split())
 
 
 if __name__ == "__main__":

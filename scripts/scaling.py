@@ -8,15 +8,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from nanochat.config import option, run
+from nanochat.lab.scaling_fit import Optimum, ScalingRun, by_budget, optimum, power_law, read_runs
 from nanochat.log import print0
 from nanochat.paths import base_dir, write_text
-
-if TYPE_CHECKING:
-    from nanochat.lab.scaling_fit import Optimum, ScalingRun
-    from nanochat.report.plots import Plot
+from nanochat.report.card import markdown_table
+from nanochat.report.plots import Plot, draw_plot, picture_file
 
 COLUMNS = ["Run", "Depth", "N", "Tokens", "Tokens : N", "FLOPs", "Bits per byte"]
 
@@ -25,15 +24,15 @@ COLUMNS = ["Run", "Depth", "N", "Tokens", "Tokens : N", "FLOPs", "Bits per byte"
 class Config:
     """Compare finished base models, as runs/miniseries.sh and runs/scaling_laws.sh train them."""
 
-    kind: str = option("miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs", group="runs")
+    kind: Literal["miniseries", "laws"] = option(
+        "miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs", group="runs"
+    )
     prefix: str = option("", "prefix of the runs' tags (default: all of base_train)", group="runs")
     base_dir: str = option("", "folder of the runs (default: NANOCHAT_BASE_DIR)", group="place")
     out: str = option("", "file to write, with the plot beside it (default: KIND.md)", group="place")
 
 
-def runs_table(runs: Sequence["ScalingRun"]) -> str:
-    from nanochat.report.card import markdown_table
-
+def runs_table(runs: Sequence[ScalingRun]) -> str:
     rows = [COLUMNS]
     for one in runs:
         sizes = [f"{one.depth}", f"{one.n:,}", f"{one.tokens:,}", f"{one.tokens / one.n:.2f}"]
@@ -41,10 +40,8 @@ def runs_table(runs: Sequence["ScalingRun"]) -> str:
     return markdown_table(rows)
 
 
-def miniseries(runs: Sequence["ScalingRun"]) -> tuple[list[str], "Plot"]:
+def miniseries(runs: Sequence[ScalingRun]) -> tuple[list[str], Plot]:
     """Return parts of the page, and the plot: bits per byte against compute, with their power law."""
-    from nanochat.lab.scaling_fit import power_law
-
     flops = [one.flops for one in runs]
     losses = [one.bpb for one in runs]
     # FLOPs span several powers of ten: the axis is logarithmic.
@@ -58,20 +55,16 @@ def miniseries(runs: Sequence["ScalingRun"]) -> tuple[list[str], "Plot"]:
             f"FLOPs^{law.exponent:.4f}, exponent ± {law.stderr:.4f}."
         )
         series["power law"] = (log_flops, list(map(law, flops)))
-    plot = {
+    return parts, {
         "title": "Bits per byte against compute",
         "x": "log10 FLOPs",
         "y": "bits per byte",
         "series": series,
     }
-    return parts, plot
 
 
-def laws(runs: Sequence["ScalingRun"]) -> tuple[list[str], "Plot"]:
+def laws(runs: Sequence[ScalingRun]) -> tuple[list[str], Plot]:
     """Return parts of the page, and the plot: each budget's best size, the growth, and tokens per parameter."""
-    from nanochat.lab.scaling_fit import by_budget, optimum
-    from nanochat.report.card import markdown_table
-
     found = []  # best sizes, for budgets that have one
     rows = [["FLOPs", "N", "Tokens", "Tokens : N", "Bits per byte"]]
     series = {}
@@ -89,19 +82,16 @@ def laws(runs: Sequence["ScalingRun"]) -> tuple[list[str], "Plot"]:
     # With a single budget there is no growth.
     if len(found) > 1:
         parts += ["## Growth", growth(found)]
-    plot = {
+    return parts, {
         "title": "Bits per byte at fixed compute",
         "x": "log10 N",
         "y": "bits per byte",
         "series": series,
     }
-    return parts, plot
 
 
-def growth(found: Sequence["Optimum"]) -> str:
+def growth(found: Sequence[Optimum]) -> str:
     """Return the growth laws for N and tokens as a list, and the tokens per parameter at the largest budget."""
-    from nanochat.lab.scaling_fit import power_law
-
     flops = [best.flops for best in found]
     sizes = power_law(flops, [best.n for best in found])
     tokens = power_law(flops, [best.tokens for best in found])
@@ -123,12 +113,6 @@ KINDS = {"miniseries": miniseries, "laws": laws}  # --kind -> function
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
-    from nanochat.lab.scaling_fit import read_runs
-    from nanochat.report.plots import draw_plot, picture_file
-
-    if config.kind not in KINDS:
-        raise ValueError(f"--kind={config.kind} is not one of {', '.join(KINDS)}")
     base = Path(config.base_dir).expanduser() if config.base_dir else base_dir()
     out = Path(config.out or f"{config.kind}.md").expanduser()
     runs = read_runs(base, config.prefix)

@@ -51,12 +51,8 @@ INHERITED = {
 def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str, Any]]:
     """Return our config, our weights in fp32, and the training settings for fine-tuning to inherit."""
     meta = json.loads(path.with_name(path.name.replace("model_", "meta_")).with_suffix(".json").read_bytes())
-    try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # torch and pickle raise many kinds for a damaged file
-        raise ValueError(f"{path} is damaged, or holds more than weights, which is not loaded") from None
     weights = {}
-    for name, tensor in stored.items():
+    for name, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
         renamed = name.removeprefix("_orig_mod.")  # prefix of compiled models
         for pattern, ours in NAMES.items():
             renamed = re.sub(f"^{pattern}$", ours, renamed)
@@ -69,10 +65,9 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
     # On the meta device a model has names and shapes, but no memory.
     with torch.device("meta"):
         expected = new_model(config).state_dict()
-    wrong = {name for name, _ in _shapes(weights) ^ _shapes(expected)}
-    if wrong:
-        names = ", ".join(sorted(wrong)[:5])
-        raise ValueError(f"{path} has neither known layout, October 2025 or since March 2026, see {names}")
+    shapes, known = ({name: tensor.shape for name, tensor in some.items()} for some in (weights, expected))
+    if shapes != known:
+        raise ValueError(f"{path} has neither known layout, October 2025 or since March 2026")
     for name, tensor in weights.items():
         if name.endswith((".q.weight", ".k.weight")):
             weights[name] = swap_halves(tensor, config.head_dim)  # the public model rotates by minus the position
@@ -84,10 +79,6 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
         is_known = isinstance(used.get(name), int | float) and used[name] >= 0
         settings[name] = used[name] if is_known else default
     return config, weights, settings
-
-
-def _shapes(weights: dict[str, Tensor]) -> set[tuple[str, torch.Size]]:
-    return {(name, tensor.shape) for name, tensor in weights.items()}
 
 
 def _config(shape: dict[str, Any], is_newer: bool) -> GPTConfig:

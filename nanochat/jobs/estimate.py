@@ -163,8 +163,8 @@ def work_seconds(work: Work, setting: Setting, base: BaseRun) -> float:
     return START_SECONDS[on_gpu] + work.seconds + flops / base.rate
 
 
-def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun, share: float) -> StepEstimate:
-    """Return the estimate for a step. share: factor for the scale's times."""
+def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> StepEstimate:
+    """Return the estimate for a step."""
     flags = dict(word.partition("=")[::2] for word in step.command[1:])
     work = step_work(step.name, flags, base)
     record = read_record(job, step)
@@ -173,9 +173,11 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun, share: 
         return StepEstimate(record["seconds"], work.tokens, FINISHED)
     if "--target-seconds" in flags:
         return StepEstimate(float(flags["--target-seconds"]), 0, "as asked")
-    measured = setting.scale.seconds.get(step.name)
-    if measured:
-        return StepEstimate(measured * share, work.tokens, "measured on 2 cores")
+    scale = setting.scale
+    if step.name in scale.seconds:
+        # The width is fixed: time grows with depth, and with --seconds.
+        share = setting.depth / scale.depth * time_share(scale, setting.request.seconds)
+        return StepEstimate(scale.seconds[step.name] * share, work.tokens, "measured on 2 cores")
     if not base.rate:
         return StepEstimate(0.0, work.tokens, base.basis)
     return StepEstimate(work_seconds(work, setting, base), work.tokens, base.basis)
@@ -183,12 +185,7 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun, share: 
 
 def estimate_job(job: Job, setting: Setting, base: BaseRun) -> dict[str, StepEstimate]:
     """Return step name -> estimate, without the steps that are left out."""
-    scale, seconds = setting.scale, setting.request.seconds
-    # A scale with measured times has a fixed width: time grows with depth, and with --seconds.
-    share = setting.depth / scale.depth if scale.depth else 1.0
-    if seconds:
-        share *= time_share(scale, seconds)
-    return {step.name: estimate_step(job, step, setting, base, share) for step in job.steps if not step.skip}
+    return {step.name: estimate_step(job, step, setting, base) for step in job.steps if not step.skip}
 
 
 # ---- the plan in words ----

@@ -115,11 +115,6 @@ def has_network(hardware: str) -> bool:
     return True
 
 
-def text_here() -> str:
-    """Return the first corpus of AUTO that is on this machine; empty: none."""
-    return next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "")
-
-
 def absolute_data(data: str) -> str:
     """Return --data with absolute folders, because stages run in another folder."""
     parts = []
@@ -134,15 +129,16 @@ def absolute_data(data: str) -> str:
 
 def choose_setting(request: Any) -> Setting:
     """Return the choices for this machine; a ValueError if a flag names something that does not exist."""
-    _check_choice("--scale", request.scale, ["auto", *SCALES])
-    if request.until:
-        _check_choice("--until", request.until, STEPS)
+    if request.until not in ("", *STEPS):
+        raise ValueError(f"--until={request.until} is not known, take one of {', '.join(STEPS)}")
     count, accelerator = find_hardware(request.on)
     data = request.data
     if data != "auto":
         data = absolute_data(data)
         check_data(data)
 
+    # The first corpus that is on this machine; empty: none.
+    text_here = next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "")
     # A resumed run keeps the first choices.
     earlier = {}
     plan = stage_dir("speedrun", request.tag) / "plan.json"
@@ -152,15 +148,14 @@ def choose_setting(request: Any) -> Setting:
     if name == "auto" and earlier:  # a lost GPU or network must not discard a trained model
         name, reason = earlier["scale"], "as this run started"
     elif name == "auto":
-        # Only a GPU needs real text; the checks stop at the cheapest sign.
-        has_text = not count or data != "auto" or bool(text_here()) or has_network(request.on)
+        # Only a GPU needs real text; the network is asked last.
+        has_text = not count or data != "auto" or bool(text_here) or has_network(request.on)
         name, reason = choose_scale(count, accelerator, has_text)
     scale = SCALES[name]
     if data == "auto":
-        data = "world" if scale.world else text_here()
-    if not data and not has_network(request.on):
-        raise ValueError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
-    data = data or "climbmix"
+        data = "world" if scale.world else text_here or "climbmix"
+        if data == "climbmix" and not text_here and not has_network(request.on):
+            raise ValueError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
 
     earlier_depth = earlier["depth"] if earlier.get("scale") == name else 0
     depth = request.depth or scale.depth or earlier_depth or evening_depth(accelerator)
@@ -184,11 +179,6 @@ def choose_setting(request: Any) -> Setting:
         own_world=data == "world" and not mirror_has_world,
         world=world,
     )
-
-
-def _check_choice(flag: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{flag}={value} is not known, take one of {', '.join(known)}")
 
 
 def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:

@@ -114,9 +114,6 @@ def take_lock(lock: int, folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ValueError(f"another process runs in {folder}: wait until it ends, or take another --tag") from None
-    except OSError as error:
-        # Some shared file systems cannot lock: warn and continue.
-        print0(f"cannot lock {folder} ({error}): make sure that nothing else runs there")
 
 
 def archive(job: Job, step: Step) -> Path | None:
@@ -249,9 +246,7 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     inputs = input_hashes(job, step)
     reason = difference(record, step, inputs) if record else ""
     if reason:
-        place = archive(job, step)
-        earlier = f"; earlier results are in {place}" if place else ""
-        print0(f"\n== {step.name}: repeated, {reason}{earlier}")
+        print0(f"\n== {step.name}: repeated, {reason}; earlier results are in {archive(job, step)}")
         record = {}
     if step.skip:
         print0(f"== {step.name}: left out, {step.skip}")
@@ -278,7 +273,12 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     # A stop request may have come just before a normal end: training has saved, and exits with 0.
     if status or stop or (step.output and not step.outcome.exists()):
         write_json(path, entry)
-        raise _failure(job, step, log, status, stop)
+        reason = f"failed with exit status {status}: {failure_line(log)}"
+        if stop:
+            reason = f"was stopped by {signal.Signals(stop[0]).name}"
+            status = status or 128 + stop[0]  # as a shell reports a signal
+        message = f"{job.kind}: {step.name} {reason}\n  log: {log}\n  resume with: {job.resume}"
+        raise StepFailed(message, status or 1)  # 0 without an outcome is a failure too
     # With files that the command has downloaded.
     entry["inputs"] = input_hashes(job, step) | entry["inputs"]
     # For the report card: the stage itself counted the last attempt alone.
@@ -289,21 +289,9 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     print0(f"== {step.name}: done in {duration(entry['seconds'])}")
 
 
-def _failure(job: Job, step: Step, log: Path, status: int, stop: list[int]) -> StepFailed:
-    """Return the error for a step: the stage, the reason, the log, the command that resumes."""
-    if stop:
-        reason = f"was stopped by {signal.Signals(stop[0]).name}"
-        status = status or 128 + stop[0]  # as a shell reports a signal
-    else:
-        reason = f"failed with exit status {status}: {failure_line(log)}"
-    message = f"{job.kind}: {step.name} {reason}\n  log: {log}\n  resume with: {job.resume}"
-    return StepFailed(message, status or 1)  # 0 without an outcome is a failure too
-
-
 def failure_line(log: Path) -> str:
     """Return the log line that names the error, for the message alone; torchrun prints a frame below the error."""
-    text = log.read_text(encoding="utf-8", errors="replace")
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     # Messages for users come before tracebacks, and any line before none.
     messages = [line for line in lines if line.startswith("error:")]
     errors = [line for line in lines if "Error" in line]

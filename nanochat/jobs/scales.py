@@ -150,18 +150,17 @@ def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]
         flags["--target-seconds"] = f"{seconds:g}"
         return flags
     share = time_share(scale, seconds)
-    if share and "--target-seconds" in flags:
+    if "--target-seconds" in flags:
         flags["--target-seconds"] = f"{float(flags['--target-seconds']) * share:g}"
-    elif share and "--num-iterations" in flags:
+    elif "--num-iterations" in flags:
         steps = round(int(flags["--num-iterations"]) * share)
         flags["--num-iterations"] = str(max(1, steps))  # zero steps would be an error
     return flags
 
 
 def time_share(scale: Scale, seconds: float) -> float:
-    """Return --seconds relative to the scale's usual base training; 0 without a usual time."""
+    """Return --seconds relative to the scale's usual base training; 1 if --seconds is 0."""
+    # Scales for GPUs stop at a data ratio; their other stages have no horizon to change.
     flags = scale_flags(scale, "base_train")
-    # Scales for GPUs stop at a data ratio, after a time that depends on the machine.
-    measured = EMBEDDED_TRAINING_SECONDS if scale.world else 0
-    usual = float(flags.get("--target-seconds", measured))
-    return seconds / usual if usual else 0.0
+    usual = float(flags.get("--target-seconds", EMBEDDED_TRAINING_SECONDS))
+    return seconds / usual if seconds else 1.0

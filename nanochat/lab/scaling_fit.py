@@ -60,11 +60,9 @@ def read_runs(base: Path, prefix: str) -> list[ScalingRun]:
     runs = []
     for outcome in read_outcomes(base):
         metrics = outcome.metrics
-        if outcome.stage != "base_train" or not outcome.tag.startswith(prefix):
-            continue
-        bpb = metrics["Final validation bpb"]
-        # Text if it was not measured.
-        if isinstance(bpb, dict):
+        bpb = metrics.get("Final validation bpb")
+        # A text if it was not measured; other stages have none.
+        if isinstance(bpb, dict) and outcome.stage == "base_train" and outcome.tag.startswith(prefix):
             run = ScalingRun(
                 tag=outcome.tag,
                 depth=outcome.config["depth"],
@@ -96,10 +94,7 @@ def optimum(runs: Sequence[ScalingRun]) -> Optimum | None:
     """Return the best size for a budget; None if the sizes do not include one. runs: all with this budget."""
     if len(runs) < LEAST_POINTS:
         return None
-    log_n = np.log([run.n for run in runs])
-    # Centred, because the squares of large numbers lose digits.
-    middle = log_n.mean()
-    x = log_n - middle
+    x = np.log([run.n for run in runs])
     curve = np.polyfit(x, [run.bpb for run in runs], 2)
     best = -curve[1] / (2 * curve[0])
     # A noisy or far too short sweep may bend downwards. An extrapolated minimum is not trusted.
@@ -109,7 +104,7 @@ def optimum(runs: Sequence[ScalingRun]) -> Optimum | None:
     line = np.polyfit(x, np.log([run.tokens for run in runs]), 1)
     return Optimum(
         flops=runs[0].budget,
-        n=math.exp(best + middle),
+        n=math.exp(best),
         tokens=math.exp(np.polyval(line, best)),
         bpb=np.polyval(curve, best),
     )
@@ -118,15 +113,9 @@ def optimum(runs: Sequence[ScalingRun]) -> Optimum | None:
 def power_law(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw:
     """Return the power law through points at two places or more: least squares of the logarithms."""
     x, y = np.log(xs), np.log(ys)
-    middle = x.mean()
-    centred = x - middle
-    exponent, height = np.polyfit(centred, y, 1)
-    residuals = y - np.polyval([exponent, height], centred)
     # Two degrees of freedom go into the line; two points leave none for an error.
-    variance = (residuals**2).sum() / max(1, len(x) - 2)
-    stderr = math.sqrt(variance / (centred**2).sum()) if len(x) >= LEAST_POINTS else math.nan
-    return PowerLaw(
-        height=float(height - exponent * middle),  # at x = 1, not at the middle
-        exponent=float(exponent),
-        stderr=stderr,
-    )
+    if len(x) < LEAST_POINTS:
+        exponent, height = np.polyfit(x, y, 1)
+        return PowerLaw(height, exponent, math.nan)
+    (exponent, height), covariance = np.polyfit(x, y, 1, cov=True)
+    return PowerLaw(height, exponent, math.sqrt(covariance[0, 0]))

@@ -16,22 +16,20 @@ from nanochat.outcome import Outcome, read_outcomes
 from nanochat.report.plots import draw_plot
 from nanochat.stages import STAGES
 
-Facts = dict[str, str]
+Facts = dict[str, Any]
 
 STAGE_OF = {stage.name: stage for stage in STAGES}
 ORDER = list(STAGE_OF)
 PADDED = 32  # characters; a longer cell stands out of its column
-MEANS = ("CORE metric", "ChatCORE")  # a stage with one of these headlines is an evaluation, with a score for each task
+EVALUATIONS = ("base_eval", "chat_eval")  # beginnings of the stages with a score for each task
 
 
 @dataclass(frozen=True)
 class Section:
-    """A stage, as text."""
+    """A stage."""
 
     title: str
-    moment: str  # end of the stage
-    facts: Facts  # fields of the config, and metrics
-    tables: list[dict[str, Any]]  # as in the outcome
+    outcome: Outcome
     plots: dict[str, str]  # file name -> SVG element
 
 
@@ -56,10 +54,7 @@ class Card:
     headlines: dict[str, dict[str, Any]]  # metric -> column of the summary -> value
     shares: list[Share]
     outcomes: list[Outcome]
-
-    @property
-    def seconds(self) -> float:
-        return sum(share.seconds for share in self.shares)
+    seconds: float  # of all stages
 
     @property
     def dollars(self) -> float | None:
@@ -92,14 +87,16 @@ def read_card(base: Path, tag: str = "") -> Card:
         # The tag is named if a stage has several.
         titles.append(f"{title} ({outcome.tag})" if stages.count(outcome.stage) > 1 else title)
     newest = max(outcomes, key=lambda outcome: outcome.timestamp)
+    seconds = sum(outcome.seconds for outcome in outcomes)
     return Card(
         generated=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         started=_moment(min(outcome.started for outcome in outcomes)),
         environment=_environment(newest),
         sections=list(map(_section, titles, outcomes)),
         headlines=_headlines(outcomes),
-        shares=_shares(titles, outcomes),
+        shares=_shares(titles, outcomes, seconds),
         outcomes=outcomes,
+        seconds=seconds,
     )
 
 
@@ -108,23 +105,13 @@ def _section(title: str, outcome: Outcome) -> Section:
     plots = {}
     for number, curve in enumerate(outcome.curves, 1):
         plots[f"{prefix}-{number}.svg"] = draw_plot(curve)
-    # The mean over all tasks is the last headline metric.
-    stage = STAGE_OF.get(outcome.stage)
-    if stage and stage.headline and stage.headline[-1] in MEANS:
+    if outcome.stage.startswith(EVALUATIONS):
         plots[f"{prefix}-tasks.svg"] = draw_plot({"title": "Scores, with standard errors", "bars": _scores(outcome)})
-    # Only fields marked for the card; the JSON file has the others. A metric wins over a setting with the same name.
-    values = {name: outcome.config[name] for name in outcome.card} | outcome.metrics
-    return Section(
-        title,
-        moment=_moment(outcome.timestamp),
-        facts={name: format_value(value) for name, value in values.items()},
-        tables=outcome.tables,
-        plots=plots,
-    )
+    return Section(title, outcome, plots)
 
 
 def _moment(timestamp: str) -> str:
-    return datetime.fromisoformat(timestamp).strftime("%Y-%m-%d %H:%M:%S")
+    return timestamp[:19].replace("T", " ")  # to the second
 
 
 def _scores(outcome: Outcome) -> dict[str, list]:
@@ -171,8 +158,7 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
     return table
 
 
-def _shares(titles: Sequence[str], outcomes: Sequence[Outcome]) -> list[Share]:
-    total = sum(outcome.seconds for outcome in outcomes)
+def _shares(titles: Sequence[str], outcomes: Sequence[Outcome], total: float) -> list[Share]:
     shares = []
     for title, outcome in zip(titles, outcomes, strict=True):
         rate = _dollars_an_hour(outcome)
@@ -197,10 +183,13 @@ def body(card: Card, pictures: str) -> list[str]:
         parts.append(f"### {name}\n{_listing(facts)}")
     parts += [f"Run started: {card.started}", "---"]
     for section in card.sections:
-        parts.append(f"## {section.title}\ntimestamp: {section.moment}")
-        if section.facts:
-            parts.append(_listing(section.facts))
-        for table in section.tables:
+        outcome = section.outcome
+        parts.append(f"## {section.title}\ntimestamp: {_moment(outcome.timestamp)}")
+        # Only fields marked for the card; the JSON file has the others. A metric wins over a setting's name.
+        facts = {name: outcome.config[name] for name in outcome.card} | outcome.metrics
+        if facts:
+            parts.append(_listing(facts))
+        for table in outcome.tables:
             parts += [f"### {table['title']}", markdown_table(format_rows(table))]
         for name, element in section.plots.items():
             title = element.partition('aria-label="')[2].partition('"')[0]
@@ -230,7 +219,7 @@ def summary(card: Card) -> str:
 
 
 def _listing(facts: Facts) -> str:
-    return "\n".join(f"- {label}: {value}" for label, value in facts.items())
+    return "\n".join(f"- {label}: {format_value(value)}" for label, value in facts.items())
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:

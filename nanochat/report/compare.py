@@ -8,10 +8,12 @@ unevenly by chance.
 import hashlib
 import json
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from nanochat.log import format_value, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
@@ -19,6 +21,9 @@ from nanochat.paths import read_sha256
 from nanochat.stages import STAGES
 
 WIDEST = 48  # longest text in a column, in characters
+FIGURES = ["", "A", "B", "B - A", "±"]  # columns
+ANSWERS = ["Question by question", "Questions", "A", "B", "B - A", "±", "only A", "only B", "p"]
+NONE = ["-", "-"]  # difference and error where there is no number
 
 Record = dict[str, Any]  # parsed JSON
 Metric = float | str | Record | None  # a record has a value, and perhaps a standard error
@@ -37,8 +42,14 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
             # Evaluations from earlier checkpoints wrote files with the same name: the hash decides.
             for path in paths:
                 if read_sha256(path) == digest:
-                    about = {"stage": outcome.stage, "tag": outcome.tag, "task": path.stem}
-                    found.append(about | _count_correct(path))
+                    found.append(
+                        {
+                            "stage": outcome.stage,
+                            "tag": outcome.tag,
+                            "task": path.stem,
+                            **_count_correct(path),
+                        }
+                    )
     return found
 
 
@@ -86,20 +97,23 @@ def mcnemar(only_one: int, only_other: int) -> float:
 
 def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
     """Return the comparison of two runs, A and B, as text for a terminal: environments, then each stage."""
-    lines = [f"{letter}: {name}" for letter, name in zip("AB", names, strict=True)]
-    # Commit, machine and software: only facts that differ.
+    lines = [f"A: {names[0]}", f"B: {names[1]}"]
+    # Commit, machine and software.
     environments = [run["environment"] for run in runs]
     for title in _all_keys(environments):
-        groups = [environment.get(title, {}) for environment in environments]
-        lines += _table_lines(title, ["", "A", "B"], _differing(groups))
+        rows = _rows([environment.get(title, {}) for environment in environments])
+        short_rows = [row[:3] for row in rows]  # names and texts have no difference
+        lines += _table_lines(title, FIGURES[:3], short_rows)
     first, second = map(_newest_stages, runs)
     titles = {stage.name: stage.section for stage in STAGES}
     for name in _all_keys([titles, first, second]):
         if name in first and name in second:
             title = titles.get(name, name)
-            lines += _figure_lines(title, [first[name], second[name]])
-            answers = [_answers_of(runs[0], first[name]), _answers_of(runs[1], second[name])]
-            lines += _answer_lines(title, *answers)
+            stages = [first[name], second[name]]
+            figures = [_figures(stage) for stage in stages]
+            lines += _table_lines(title, FIGURES, _rows(figures))
+            ours, theirs = map(_answers_of, runs, stages)
+            lines += _table_lines(f"{title}: share of correct answers", ANSWERS, _answer_rows(ours, theirs))
     return "\n".join(lines)
 
 
@@ -111,9 +125,11 @@ def _all_keys(records: Iterable[Mapping[str, Any]]) -> dict[str, None]:
 
 def _newest_stages(run: Record) -> dict[str, Record]:
     """Return stage -> newest record."""
+    newest = {}
     # By age, so that a newer record replaces an older one.
-    by_age = sorted(run["stages"], key=lambda stage: stage["timestamp"])
-    return {stage["stage"]: stage for stage in by_age}
+    for stage in sorted(run["stages"], key=itemgetter("timestamp")):
+        newest[stage["stage"]] = stage
+    return newest
 
 
 def _table_lines(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -121,71 +137,44 @@ def _table_lines(title: str, header: Sequence[str], rows: Sequence[Sequence[str]
     if not rows:
         return []
     columns = [[name, ""] for name in header]  # no number format: all cells are text
-    table = {
-        "title": title,
-        "columns": columns,
-        "rows": rows,
-    }
-    return ["", terminal_table(table)]
-
-
-def _differing(records: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """Return a row for each text that differs between two records."""
-    rows = []
-    for name in _all_keys(records):
-        one, other = (record.get(name, "-") for record in records)
-        # Compared at full length, shown cut: long texts may differ at the end alone.
-        if one != other:
-            rows.append([name, one[:WIDEST], other[:WIDEST]])
-    return rows
+    return ["", terminal_table({"title": title, "columns": columns, "rows": rows})]
 
 
 # ---- the figures for a stage ----
 
 
-def _figure_lines(title: str, stages: Sequence[Record]) -> list[str]:
-    """Return a stage's table: settings and texts that differ, and all numbers with their difference."""
-    # Texts have no difference.
-    rows = [[*row, "-", "-"] for row in _differing(list(map(_texts, stages)))]
-    figures = [{"Wall clock, seconds": stage["seconds"]} | stage["metrics"] for stage in stages]
-    for name in _all_keys(figures):
-        one, other = (run.get(name) for run in figures)
-        if _number(one) is not None or _number(other) is not None:
-            values = ["-" if value is None else format_value(value) for value in (one, other)]
-            rows.append([name, *values, *_difference(one, other)])
-    return _table_lines(title, ["", "A", "B", "B - A", "±"], rows)
-
-
-def _texts(stage: Record) -> dict[str, str]:
-    """Return a stage's settings, and the metrics that are no numbers."""
+def _figures(stage: Record) -> dict[str, Metric]:
+    """Return a stage's settings as text, the time, and the metrics."""
     # The card lists the settings worth showing.
-    texts = {name: format_value(stage["config"][name]) for name in stage["card"]}
-    for name, value in stage["metrics"].items():
-        if _number(value) is None:
-            texts[name] = format_value(value)
-    return texts
+    settings = {name: format_value(stage["config"][name]) for name in stage["card"]}
+    return settings | {"Wall clock, seconds": stage["seconds"]} | stage["metrics"]
 
 
-def _number(value: Metric) -> float | None:
-    """Return a metric's number, with or without an error; None for other values."""
-    if isinstance(value, dict):
-        value = value["value"]
-    # Python counts True and False as integers.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number else None
+def _rows(records: Sequence[Mapping[str, Metric]]) -> list[list[str]]:
+    """Return a row for each number, with the difference, and for each text that differs between two records."""
+    rows = []
+    for name in _all_keys(records):
+        values = [record.get(name) for record in records]
+        one, other = ("-" if value is None else format_value(value) for value in values)
+        difference = _difference(*values)
+        # Compared at full length, shown cut: long texts may differ at the end alone.
+        if one != other or difference != NONE:
+            rows.append([name, one[:WIDEST], other[:WIDEST], *difference])
+    return rows
 
 
 def _difference(one: Metric, other: Metric) -> list[str]:
     """Return other - one and the standard error as text; dashes for values that are no numbers."""
-    if _number(one) is None or _number(other) is None:
-        return ["-", "-"]
-    difference = _number(other) - _number(one)
     # A plain number has neither a format nor an error.
-    details = [value if isinstance(value, dict) else {} for value in (one, other)]
+    metrics = [value if isinstance(value, dict) else {"value": value} for value in (one, other)]
+    before, after = (metric["value"] for metric in metrics)
+    if not {type(before), type(after)} <= {int, float}:
+        return NONE
+    difference = after - before
     plain = ",d" if isinstance(difference, int) else ".4f"
-    spec = details[0].get("format") or plain
+    spec = metrics[0].get("format") or plain
     # As if the runs were independent: squares add up.
-    errors = [detail.get("stderr") for detail in details]
+    errors = [metric.get("stderr") for metric in metrics]
     error = "-" if None in errors else format(math.hypot(*errors), spec)
     return [f"{difference:+{spec}}", error]
 
@@ -196,54 +185,40 @@ def _difference(one: Metric, other: Metric) -> list[str]:
 def _answers_of(run: Record, stage: Record) -> dict[str, Record]:
     """Return task -> the answers from a stage."""
     place = stage["stage"], stage["tag"]
-    # One run may hold several tags.
-    return {answers["task"]: answers for answers in run["decisions"] if (answers["stage"], answers["tag"]) == place}
+    found = {}
+    for answers in run["decisions"]:
+        # One run may hold several tags.
+        if (answers["stage"], answers["tag"]) == place:
+            found[answers["task"]] = answers
+    return found
 
 
-def _answer_lines(title: str, ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> list[str]:
-    """Return a table with all tasks for which both runs answered the same questions."""
-    header = [
-        "Question by question",
-        "Questions",
-        "A",
-        "B",
-        "B - A",
-        "±",
-        "only A",
-        "only B",
-        "p",
-    ]
+def _answer_rows(ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> list[list[str]]:
+    """Return a row for each task with the same questions in both runs."""
     rows = []
-    for task, one in ours.items():
+    for task in ours.keys() & theirs.keys():
+        one, other = ours[task], theirs[task]
         # Two unknown sets are not the same set.
-        if task in theirs and one["questions"] == theirs[task]["questions"] is not None:
-            rows.append([task, *_paired_cells(one, theirs[task])])
-    return _table_lines(f"{title}: share of correct answers", header, rows)
+        if one["questions"] and one["questions"] == other["questions"]:
+            rows.append([task, *_paired_cells(one, other)])
+    return sorted(rows)
 
 
 def _paired_cells(one: Record, other: Record) -> list[str]:
     """Return a task's cells, tested if each question was answered once."""
-    a = _correct_shares(one)
-    b = _correct_shares(other)
-    pairs = list(zip(a, b, strict=True))
-    difference, error = mean_estimate([y - x for x, y in pairs])
+    a, b = (np.array(answers["right"].split(), float) / answers["samples"] for answers in (one, other))
+    difference, error = mean_estimate((b - a).tolist())
     cells = [
         f"{len(a)}",
-        f"{statistics.fmean(a):.4f}",
-        f"{statistics.fmean(b):.4f}",
+        f"{a.mean():.4f}",
+        f"{b.mean():.4f}",
         f"{difference:+.4f}",
         f"{error:.4f}",
     ]
     # McNemar's test needs one verdict per question, not a share.
     if max(one["samples"], other["samples"]) > 1:
         return [*cells, "-", "-", "-"]
-    only_one = sum(x > y for x, y in pairs)
-    only_other = sum(x < y for x, y in pairs)
+    only_one = int((a > b).sum())
+    only_other = int((a < b).sum())
     p = mcnemar(only_one, only_other)
     return [*cells, f"{only_one}", f"{only_other}", f"{p:.3g}"]
-
-
-def _correct_shares(answers: Record) -> list[float]:
-    """Return the share of correct samples for each question."""
-    samples = answers["samples"]
-    return [int(count) / samples for count in answers["right"].split()]

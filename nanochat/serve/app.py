@@ -4,9 +4,10 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import ipaddress
 import re
+import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -41,6 +43,7 @@ from nanochat.stages import MODELS
 BODY_BYTES = 1 << 20  # limit for the body of a request
 BODY_SECONDS = 30.0  # limit for a client to send it
 DRAIN_SECONDS = 30  # limit for open requests at a shutdown
+LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
 OPEN_PATHS = ("/", "/health")  # need no key: the page asks for the key, and monitors have none
 HEADERS = {  # for every response
     "x-content-type-options": "nosniff",  # browsers do not guess types
@@ -62,18 +65,22 @@ def own_hosts(host: str, more: Sequence[str]) -> list[str]:
 
     A server on all addresses cannot know all names. The key protects this server.
     """
-    address = host.strip("[]").lower()
-    if address in ("0.0.0.0", "::", ""):
+    if host in ("0.0.0.0", "::", ""):
         return ["*"]
-    return ["localhost", "127.0.0.1", "[::1]", f"[{address}]" if ":" in address else address, *more]
+    return ["localhost", "127.0.0.1", "[::1]", in_url(host), *more]
+
+
+def in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 class AccessMiddleware:
-    """Refuses pages of other sites and, if there is a key, clients without it."""
+    """Refuses pages of other sites and, if there is a key, clients without it. origins: sites whose pages may come."""
 
-    def __init__(self, app: ASGIApp, key: str):
+    def __init__(self, app: ASGIApp, key: str, origins: Sequence[str]):
         self.app = app
         self.key = key
+        self.origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = None
@@ -85,7 +92,8 @@ class AccessMiddleware:
     def _find_error(self, headers: Headers, path: str) -> ApiError | None:
         # Programs send no origin. Our own page sends the server's host.
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        is_own = origin is None or origin.partition("://")[2] == headers.get("host")
+        if not is_own and origin not in self.origins:
             return ApiError(403, f"pages of {origin[:100]!r} may not use this server")
         if not self.key or path in OPEN_PATHS:
             return None
@@ -95,14 +103,6 @@ class AccessMiddleware:
         sentence = "this server needs a key: send `Authorization: Bearer KEY`"
         challenge = {"www-authenticate": "Bearer"}  # required with status 401
         return ApiError(401, sentence, code="invalid_api_key", headers=challenge)
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach a server on this address."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 # ---- routes ----
@@ -131,7 +131,7 @@ async def read_body(request: Request) -> bytes:
                 body += piece
                 if len(body) > BODY_BYTES:
                     raise ApiError(413, f"the body has more than {BODY_BYTES:,} bytes")
-    except TimeoutError:
+    except (TimeoutError, ClientDisconnect):  # nobody reads the answer after a disconnection
         raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
     return bytes(body)
 
@@ -148,7 +148,7 @@ async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Resu
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
-            raise ClientDisconnect
+            raise ApiError(499, "the client has left")  # nobody reads this
         return tasks[0].result()
     finally:
         for task in tasks:
@@ -220,30 +220,31 @@ def error_response(error: ApiError) -> Response:
     return JSONResponse(error.body, error.status, error.headers)
 
 
-async def _refused(request: Request, error: ApiError) -> Response:
+async def _handle_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        sentence = f"{request.method} {request.url.path}: {error.detail.lower()}"
+        error = ApiError(error.status_code, sentence, code="unknown_url", headers=error.headers)
+    elif not isinstance(error, ApiError):
+        error = ApiError(500, "internal error, see the server's log")
     return error_response(error)
 
 
-async def _unknown_url(request: Request, error: HTTPException) -> Response:
-    sentence = f"{request.method} {request.url.path}: {error.detail.lower()}"
-    return error_response(ApiError(error.status_code, sentence, code="unknown_url", headers=error.headers))
-
-
-async def _client_left(request: Request, error: ClientDisconnect) -> Response:
-    return Response(status_code=499)  # nobody receives this response
-
-
-async def _broken(request: Request, error: Exception) -> Response:
-    return error_response(ApiError(500, "internal error, see the server's log"))
-
-
-def application(service: Service, host: str, key: str, hosts: Sequence[str], lifespan: Lifespan = None) -> Starlette:
+def application(
+    service: Service,
+    host: str,
+    key: str,
+    hosts: Sequence[str],
+    origins: Sequence[str],
+    lifespan: Lifespan = None,
+) -> Starlette:
     """Return the ASGI application. The first middleware is the outermost."""
     middleware = [
         Middleware(TrustedHostMiddleware, allowed_hosts=own_hosts(host, hosts), www_redirect=False),
-        Middleware(AccessMiddleware, key=key),
+        # Answers a browser's question before a request to another site, which comes without a key.
+        Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
+        Middleware(AccessMiddleware, key=key, origins=origins),
     ]
-    handlers = {ApiError: _refused, HTTPException: _unknown_url, ClientDisconnect: _client_left, Exception: _broken}
+    handlers = dict.fromkeys([ApiError, HTTPException, Exception], _handle_error)
     return Starlette(routes=service.routes(), middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
 
 
@@ -254,7 +255,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0: any free port. No other server gets the port while the model loads."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host.strip("[]"), port), family=family)
+        return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         raise ValueError(f"--host={host} --port={port}: {error}, take another") from None
 
@@ -276,7 +277,14 @@ def open_engines(source: str, tag: str, step: int, runtime: Runtime, slots: int)
     return workers
 
 
-def serve(bound: socket.socket, service: Service, host: str, key: str, hosts: Sequence[str]) -> None:
+def serve(
+    bound: socket.socket,
+    service: Service,
+    host: str,
+    key: str,
+    hosts: Sequence[str],
+    origins: Sequence[str],
+) -> None:
     """Serve until SIGINT or SIGTERM; open requests are finished first."""
     workers = service.pool.workers
 
@@ -284,14 +292,14 @@ def serve(bound: socket.socket, service: Service, host: str, key: str, hosts: Se
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         for worker in workers:
             worker.begin(asyncio.get_running_loop())
-        address = f"[{host.strip('[]')}]" if ":" in host else host
-        print0(f"server: http://{address}:{bound.getsockname()[1]}/ ({service.served.name}, engines: {len(workers)})")
+        port = bound.getsockname()[1]
+        print0(f"server: http://{in_url(host)}:{port}/ ({service.served.name}, engines: {len(workers)})")
         yield
         for worker in workers:
             worker.stop()
 
     config = uvicorn.Config(
-        application(service, host, key, hosts, lifespan),
+        application(service, host, key, hosts, origins, lifespan),
         headers=list(HEADERS.items()),
         http="h11",  # also if httptools is installed: the limits are tested with this parser
         lifespan="on",  # an error at the start ends the server
@@ -300,4 +308,6 @@ def serve(bound: socket.socket, service: Service, host: str, key: str, hosts: Se
         server_header=False,  # tells nobody about versions
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
+    # uvicorn raises SIGTERM again at the end; a server that has finished its work ends with status 0.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     uvicorn.Server(config).run(sockets=[bound])

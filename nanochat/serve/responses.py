@@ -95,8 +95,7 @@ class Choice:
             self._add_pieces(self._reply.add(event.token))
             return
         self._add_pieces(self._reply.close())  # bytes without a character
-        if not self._stops.found:  # text held back was no stop
-            self._show("text", self._stops.close())
+        self._show("text", self._stops.close())  # no stop
         self.finish_reason = self.finish_reason or event.reason or "stop"
 
     def _add_pieces(self, pieces: list[Piece]) -> None:

@@ -51,20 +51,17 @@ class Generation:
         self.open: set[Sample] = set()
         for number, request in enumerate(requests):
             self.open.update((number, sample) for sample in range(request.n))
-        self.news: asyncio.Queue[list[Event] | list[Score] | ApiError] = asyncio.Queue()
+        self.news: asyncio.Queue[list[Event] | list[Score]] = asyncio.Queue()
         self.closed = False
         self.job: Job | None = None  # set and used by the engine's thread only
         worker.load += len(self.open)
 
     async def next_events(self) -> list:
-        """Return everything new, at least one item; an ApiError if nothing more will come."""
-        found = []
+        """Return everything new, at least one item."""
+        found = await self.news.get()
         # Several steps may have passed: take all events, for fewer and larger chunks.
-        while not found or not self.news.empty():
-            items = await self.news.get()
-            if isinstance(items, ApiError):
-                raise items
-            found += items
+        while not self.news.empty():
+            found += self.news.get_nowait()
         return found
 
     async def score(self, rows: Sequence[Sequence[int]], top: int) -> list[Score]:
@@ -194,14 +191,9 @@ class Worker(threading.Thread):
         """Score one row, if a client still waits for one: more would delay the next step."""
         while self.scoring:
             generation, row, top = self.scoring.popleft()
-            if generation.closed:  # the client has left
-                continue
-            try:
-                found = [score(self.model, row, top)]
-            except torch.OutOfMemoryError:
-                found = ApiError(503, "not enough memory to score a text of this length")
-            self._send(generation.news.put_nowait, found)
-            return
+            if not generation.closed:  # the client is there
+                self._send(generation.news.put_nowait, [score(self.model, row, top)])
+                return
 
     def _send(self, function: Callable, *arguments: object) -> None:
         """Call a function in the event loop."""

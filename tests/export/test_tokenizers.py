@@ -47,7 +47,7 @@ def test_our_file_and_tiktokens_ranks_are_read(tokenizer, tmp_path):
         assert files.read_tokenizer(tmp_path / name).content_hash == tokenizer.content_hash
 
 
-@pytest.mark.parametrize("content", [b"!!! 0", b"YQ== 0\nYQ== 2\n", b"YQ== 0\n", b"\x80\x04\x95pickle", b"{"])
+@pytest.mark.parametrize("content", [b"!!! 0 1", b"\x80\x04\x95pickle", b"{"])
 def test_another_file_is_refused_in_one_sentence(content, tmp_path):
     path = tmp_path / "tokenizer.pkl"
     path.write_bytes(content)
