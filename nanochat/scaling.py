@@ -92,11 +92,10 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
     if vocab_size is None:
         vocab_size = ASSUMED_VOCABULARY
         notes.append(f"vocabulary {vocab_size:,} = assumed, no tokenizer is trained yet")
-    sizes, size_notes = _sizes(config, config.depth, config.width, config.kv_heads)
-    notes += size_notes
+    sizes = _sizes(config, config.depth, config.width, config.kv_heads, notes)
     # The reference has its own width and heads, which --kv-heads need not divide.
     # Notes are printed for the real model only.
-    reference_sizes, _ = _sizes(config, REFERENCE_DEPTH, width=0, kv_heads=0)
+    reference_sizes = _sizes(config, REFERENCE_DEPTH, width=0, kv_heads=0, notes=[])
     with torch.device("meta"):  # shapes alone: no memory, no weights
         model = new_model(_model_config(config, sizes, vocab_size, bos_id))
         reference = new_model(_model_config(config, reference_sizes, vocab_size, bos_id))
@@ -134,14 +133,14 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
     )
 
 
-def _sizes(config: "TrainingSettings", depth: int, width: int, kv_heads: int) -> tuple[dict[str, int], list[str]]:
-    """Return a model's sizes as GPTConfig fields, and their notes; a width or kv_heads 0 is derived."""
+def _sizes(config: "TrainingSettings", depth: int, width: int, kv_heads: int, notes: list[str]) -> dict[str, int]:
+    """Return a model's sizes as GPTConfig fields, and add notes; a width or kv_heads 0 is derived."""
     head_dim = config.head_dim
     note = "given"
     if not width:
         width = math.ceil(depth * config.aspect_ratio / head_dim) * head_dim
         note = f"depth {depth} x aspect_ratio {config.aspect_ratio}, up to a multiple of head_dim {head_dim}"
-    notes = [f"width {width:,} = {note}"]
+    notes.append(f"width {width:,} = {note}")
     if width % head_dim:
         raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}")
     heads = width // head_dim
@@ -151,7 +150,7 @@ def _sizes(config: "TrainingSettings", depth: int, width: int, kv_heads: int) ->
     legal = _divisors(heads)  # each key head serves as many query heads
     if kv_heads not in legal:
         raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
-    return {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}, notes
+    return {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}
 
 
 def _model_config(config: "TrainingSettings", sizes: dict[str, int], vocab_size: int, bos_id: int) -> GPTConfig:

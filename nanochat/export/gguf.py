@@ -1,6 +1,5 @@
 """Model and tokenizer as one GGUF file for llama.cpp, Ollama and others, with the architecture Qwen3."""
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def write_gguf(exported: Exported, folder: Path) -> list[str]:
     """Write model.gguf; return sentences on each comparison."""
     architecture_of(exported.model.config, [ARCHITECTURE])
     path = folder / "model.gguf"
-    write_file(path, gguf_metadata(exported), gguf_tensors(exported))
+    write_file(path, exported)
     # A model built from nothing but the file.
     loaded = build_hf(ARCHITECTURES[ARCHITECTURE], *read_qwen3(path, exported))
     return [
@@ -81,14 +80,6 @@ def gguf_metadata(exported: Exported) -> dict[str, Any]:
     }
 
 
-def gguf_tensors(exported: Exported) -> Iterator[tuple[str, np.ndarray]]:
-    architecture = ARCHITECTURES[ARCHITECTURE]
-    config = exported.model.config
-    for name, weight in hf_weights(exported.model, architecture):
-        # Users quantize with llama.cpp's own program.
-        yield gguf_name(name, config.depth), weight.float().cpu().numpy()
-
-
 def gguf_name(name: str, depth: int) -> str:
     """Return the name of a tensor in the file: `model.layers.0.self_attn.q_proj.weight` is `blk.0.attn_q.weight`."""
     import gguf
@@ -97,7 +88,7 @@ def gguf_name(name: str, depth: int) -> str:
     return names.get_name(name, (".weight",))
 
 
-def write_file(path: Path, metadata: dict[str, Any], tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+def write_file(path: Path, exported: Exported) -> None:
     import gguf
 
     writer = gguf.GGUFWriter(path, "qwen3")
@@ -109,10 +100,11 @@ def write_file(path: Path, metadata: dict[str, Any], tensors: Iterable[tuple[str
         bool: writer.add_bool,
         list: writer.add_array,
     }
-    for key, value in metadata.items():
+    for key, value in gguf_metadata(exported).items():
         add[type(value)](key, value)
-    for name, values in tensors:
-        writer.add_tensor(name, values)
+    # In fp32: users quantize with llama.cpp's own program.
+    for name, weight in hf_weights(exported.model, ARCHITECTURES[ARCHITECTURE]):
+        writer.add_tensor(gguf_name(name, exported.model.config.depth), weight.numpy())
     # The format's order: header, metadata, tensors.
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -147,7 +147,8 @@ def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str
         "max_position_embeddings": config.max_seq_len,
         "rms_norm_eps": NORM_EPS,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
-        "tie_word_embeddings": is_tied(config, architecture),
+        # Normed rows are for the embedding only: then the head has a table of its own.
+        "tie_word_embeddings": config.tie_embeddings and not architecture.has_norm_weights,
         "bos_token_id": special_tokens[tokenizer_files.BOS],
         "eos_token_id": special_tokens[tokenizer_files.END],
         "pad_token_id": None,  # `transformers` would not train the embedding of an id given here
@@ -155,11 +156,6 @@ def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str
     if "softcap" in architecture.supported:
         settings["final_logit_softcapping"] = config.softcap or None
     return settings
-
-
-def is_tied(config: GPTConfig, architecture: Architecture) -> bool:
-    """Return True if head and embedding share a table there, too; normed rows are for the embedding only."""
-    return config.tie_embeddings and not architecture.has_norm_weights
 
 
 def hf_weights(model: GPT, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:

@@ -154,7 +154,7 @@ def choose_setting(request: Any) -> Setting:
     scale = SCALES[name]
     if data == "auto":
         data = "world" if scale.world else text_here or "climbmix"
-        if data == "climbmix" and not text_here and not has_network(request.on):
+        if not (scale.world or text_here or has_network(request.on)):
             raise ValueError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
 
     earlier_depth = earlier["depth"] if earlier.get("scale") == name else 0

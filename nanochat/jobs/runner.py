@@ -246,7 +246,9 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     inputs = input_hashes(job, step)
     reason = difference(record, step, inputs) if record else ""
     if reason:
-        print0(f"\n== {step.name}: repeated, {reason}; earlier results are in {archive(job, step)}")
+        place = archive(job, step)
+        earlier = f"; earlier results are in {place}" if place else ""
+        print0(f"\n== {step.name}: repeated, {reason}{earlier}")
         record = {}
     if step.skip:
         print0(f"== {step.name}: left out, {step.skip}")

@@ -86,7 +86,6 @@ SCALES = {
             "chat_rl": f"--num-iterations=100 {CPU_RL}",
             **FEW_PROBLEMS,
         },
-        disk=4,
     ),
     "1gpu": Scale(
         "a depth that fits the GPU's memory, an evening",

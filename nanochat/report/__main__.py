@@ -37,6 +37,15 @@ class Config:
 
 def card_record(card: Card, base: Path) -> dict[str, Any]:
     """Return a run as a JSON document; docs/report.md lists the keys."""
+    shares = []
+    for section in card.sections:
+        share = {
+            "title": section.title,
+            "seconds": section.outcome.seconds,
+            "part": section.part,
+            "dollars": section.dollars,
+        }
+        shares.append(share)
     record = {
         "format": FORMAT,
         "generated": card.generated,
@@ -44,7 +53,7 @@ def card_record(card: Card, base: Path) -> dict[str, Any]:
         "stages": [asdict(outcome) for outcome in card.outcomes],
         "summary": {
             "metrics": card.headlines,
-            "shares": [asdict(share) for share in card.shares],
+            "shares": shares,
             "seconds": card.seconds,
             "dollars": card.dollars,
         },

@@ -31,14 +31,6 @@ class Section:
     title: str
     outcome: Outcome
     plots: dict[str, str]  # file name -> SVG element
-
-
-@dataclass(frozen=True)
-class Share:
-    """Time and cost for a stage."""
-
-    title: str
-    seconds: float  # wall clock
     part: float  # share in the run's time, 0 to 1
     dollars: float | None  # None if the price is not known
 
@@ -52,14 +44,13 @@ class Card:
     environment: dict[str, Facts]  # group -> facts about the machine that ran the newest stage
     sections: list[Section]
     headlines: dict[str, dict[str, Any]]  # metric -> column of the summary -> value
-    shares: list[Share]
     outcomes: list[Outcome]
     seconds: float  # of all stages
 
     @property
     def dollars(self) -> float | None:
         """The cost for all stages; None if a stage ran at an unknown price."""
-        costs = [share.dollars for share in self.shares]
+        costs = [section.dollars for section in self.sections]
         # A sum with a missing part would look complete.
         return None if None in costs else sum(costs)
 
@@ -80,34 +71,43 @@ def read_card(base: Path, tag: str = "") -> Card:
     # Unknown stages come last. A stable sort: tags of one stage keep their order.
     outcomes.sort(key=lambda outcome: ORDER.index(outcome.stage) if outcome.stage in ORDER else len(ORDER))
     stages = [outcome.stage for outcome in outcomes]
-    titles = []
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    sections = []
     for outcome in outcomes:
         stage = STAGE_OF.get(outcome.stage)
         title = stage.section if stage else outcome.stage
         # The tag is named if a stage has several.
-        titles.append(f"{title} ({outcome.tag})" if stages.count(outcome.stage) > 1 else title)
+        if stages.count(outcome.stage) > 1:
+            title += f" ({outcome.tag})"
+        rate = _dollars_an_hour(outcome)
+        section = Section(
+            title,
+            outcome,
+            plots=_plots(outcome),
+            part=outcome.seconds / seconds,
+            dollars=None if rate is None else rate * outcome.seconds / 3600,
+        )
+        sections.append(section)
     newest = max(outcomes, key=lambda outcome: outcome.timestamp)
-    seconds = sum(outcome.seconds for outcome in outcomes)
     return Card(
         generated=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         started=_moment(min(outcome.started for outcome in outcomes)),
         environment=_environment(newest),
-        sections=list(map(_section, titles, outcomes)),
+        sections=sections,
         headlines=_headlines(outcomes),
-        shares=_shares(titles, outcomes, seconds),
         outcomes=outcomes,
         seconds=seconds,
     )
 
 
-def _section(title: str, outcome: Outcome) -> Section:
+def _plots(outcome: Outcome) -> dict[str, str]:
     prefix = f"{outcome.stage}-{outcome.tag}"
     plots = {}
     for number, curve in enumerate(outcome.curves, 1):
         plots[f"{prefix}-{number}.svg"] = draw_plot(curve)
     if outcome.stage.startswith(EVALUATIONS):
         plots[f"{prefix}-tasks.svg"] = draw_plot({"title": "Scores, with standard errors", "bars": _scores(outcome)})
-    return Section(title, outcome, plots)
+    return plots
 
 
 def _moment(timestamp: str) -> str:
@@ -158,15 +158,6 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
     return table
 
 
-def _shares(titles: Sequence[str], outcomes: Sequence[Outcome], total: float) -> list[Share]:
-    shares = []
-    for title, outcome in zip(titles, outcomes, strict=True):
-        rate = _dollars_an_hour(outcome)
-        dollars = None if rate is None else rate * outcome.seconds / 3600
-        shares.append(Share(title, outcome.seconds, outcome.seconds / total, dollars))
-    return shares
-
-
 # ---- Markdown ----
 
 
@@ -212,9 +203,9 @@ def summary(card: Card) -> str:
     if card.dollars is not None:
         total += f"\nTotal cost: ${card.dollars:.2f}"
     rows = [["Stage", "Time", "Share", "Cost"]]
-    for share in card.shares:
-        cost = "-" if share.dollars is None else f"${share.dollars:.2f}"
-        rows.append([share.title, duration(share.seconds), f"{share.part:.1%}", cost])
+    for section in card.sections:
+        cost = "-" if section.dollars is None else f"${section.dollars:.2f}"
+        rows.append([section.title, duration(section.outcome.seconds), f"{section.part:.1%}", cost])
     return "\n\n".join([*parts, total, markdown_table(rows)])
 
 

@@ -29,7 +29,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { .plot { color: #a3adba; }
   .plot .s0 { --color: #6aa5ff; } .plot .s1 { --color: #f08390; } .plot .s2 { --color: #5cc48d; }
   .plot .s3 { --color: #b792ea; } .plot .s4 { --color: #e0ac55; } .plot .s5 { --color: #94a3b8; } }
-.plot text { fill: currentColor; }
+.plot text { fill: var(--color, currentColor); }
 .plot .title { font-size: 13px; font-weight: 600; }
 .plot .end { text-anchor: end; }
 .plot .middle { text-anchor: middle; }
@@ -91,7 +91,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def label(value: float) -> str:
-    return short(value) if value >= 1000 else f"{value:g}"
+    return short(value).replace(".0", "") if value >= 1000 else f"{value:g}"
 
 
 def _spread(low: float, high: float) -> tuple[float, float]:
@@ -160,16 +160,12 @@ def _line(points: Points, color: str) -> list[str]:
 
 
 def _legend(names: Sequence[str]) -> list[str]:
-    """Return all series names with their colours, from right to left: the last one ends at the edge."""
+    """Return all series names in their colours, from right to left: the last one ends at the edge."""
     elements = []
     place = float(WIDTH)  # right end for the next name
     for number in reversed(range(len(names))):
-        name = names[number]
-        elements.append(_text(place, 31, name, "end"))
-        place -= CHARACTER * len(name) + 14
-        # A coloured square before the name.
-        elements.append(f'<rect class="{_color(number)}" x="{place:.1f}" y="23" width="9" height="9" rx="2"/>')
-        place -= 12
+        elements.append(_text(place, 31, names[number], f"end {_color(number)}"))
+        place -= CHARACTER * len(names[number]) + 14
     return elements
 
 

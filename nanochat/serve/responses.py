@@ -126,14 +126,9 @@ class Choice:
 
     def to_json(self, score: Score | None) -> Json:
         """Return the whole choice. score: log-probabilities of `row`, if the client asks for them."""
-        pieces = self._take_pieces()
-        text = "".join(piece.text for piece in pieces if piece.kind == "text")
-        content = {"text": text}
+        content = self._take_content(ends=False)
         if self.request.is_chat:
-            message = {"role": "assistant", "content": text, "refusal": None}
-            if any(piece.kind != "text" for piece in pieces):
-                message["parts"] = parts(pieces)
-            content = {"message": message}
+            content = {"message": {"role": "assistant", "refusal": None, **content}}
         return self._delta(content, self.finish_reason, None if score is None else self._logprobs(score))
 
     def new_deltas(self) -> list[Json]:
@@ -143,15 +138,9 @@ class Choice:
         if is_chat and not self.is_started:
             deltas.append(self._delta({"delta": {"role": "assistant", "content": ""}}))
         self.is_started = True
-        pieces = self._take_pieces()
-        if pieces:
-            text = "".join(piece.text for piece in pieces if piece.kind == "text")
-            content = {"text": text}
-            if is_chat:
-                content = {"delta": {"content": text}}
-                if any(piece.kind != "text" or not piece.text for piece in pieces):
-                    content["delta"]["parts"] = parts(pieces, ends=True)
-            deltas.append(self._delta(content))
+        if self._pieces:
+            content = self._take_content(ends=True)
+            deltas.append(self._delta({"delta": content} if is_chat else content))
         # The reason has a chunk of its own.
         if self.finish_reason and not self.is_sent:
             content = {"delta": {}} if is_chat else {"text": ""}
@@ -162,10 +151,18 @@ class Choice:
     def _delta(self, content: Json, reason: str | None = None, logprobs: Json | None = None) -> Json:
         return {"index": self.index, **content, "logprobs": logprobs, "finish_reason": reason}
 
-    def _take_pieces(self) -> list[Piece]:
+    def _take_content(self, ends: bool) -> Json:
+        """Return what is shown and not sent: text, and the parts if the calculator was used. ends: as in `parts`."""
         pieces = self._pieces
         self._pieces = []
-        return pieces
+        text = "".join(piece.text for piece in pieces if piece.kind == "text")
+        if not self.request.is_chat:
+            return {"text": text}
+        content = {"content": text}
+        # A text piece without text ends a call.
+        if any(piece.kind != "text" or not piece.text for piece in pieces):
+            content["parts"] = parts(pieces, ends=ends)
+        return content
 
     def _logprobs(self, score: Score) -> Json:
         """Return the log-probabilities of shown tokens, with `echo` also the prompt's."""

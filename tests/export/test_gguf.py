@@ -3,7 +3,7 @@
 import gguf
 from exports import tokenizer_of, trained
 
-from nanochat.export.gguf import gguf_metadata, gguf_tensors, write_file
+from nanochat.export.gguf import write_file
 from nanochat.export.hf import Exported
 from nanochat.export.tokenizers import CHAT_TEMPLATE
 from nanochat.tokenizer import SPECIAL_TOKENS
@@ -12,7 +12,7 @@ from nanochat.tokenizer import SPECIAL_TOKENS
 def test_llama_cpp_finds_the_keys_and_tensors_it_expects(tmp_path):
     path, tokenizer = tmp_path / "model.gguf", tokenizer_of()
     exported = Exported("d4", trained("portable", tokenizer), tokenizer, {}, [])
-    write_file(path, gguf_metadata(exported), gguf_tensors(exported))
+    write_file(path, exported)
     config, special = exported.model.config, exported.tokenizer.special_tokens
     reader = gguf.GGUFReader(path)
     metadata = {key: field.contents() for key, field in reader.fields.items()}

@@ -111,7 +111,7 @@ def test_shares_of_time_and_money(tmp_path):
         leave(tmp_path, stage, tag, seconds=seconds)
     card = read_card(tmp_path)
     titles = ["Tokenizer training (a)", "Tokenizer training (b)", "zebra"]
-    found = [(share.title, share.part, share.dollars) for share in card.shares]
+    found = [(section.title, section.part, section.dollars) for section in card.sections]
     assert found == list(zip(titles, [0.25, 0.25, 0.5], [6.0, 6.0, 12.0], strict=True))
     assert (card.seconds, card.dollars) == (3600.0, 24.0)
     leave(tmp_path, "ant", seconds=3600.0, environment={})  # its price is not known

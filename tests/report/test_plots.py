@@ -75,7 +75,7 @@ def test_bars_reach_as_far_as_their_scores():
 def test_ticks_are_round_and_reach_around():
     assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
     assert ticks(0.31, 0.42) == pytest.approx([0.3, 0.35, 0.4, 0.45])
-    assert list(map(label, [*ticks(0, 1_700_000)[:2], -0.5, 0.25])) == ["0", "500.0k", "-0.5", "0.25"]
+    assert list(map(label, [*ticks(0, 1_700_000)[:2], -0.5, 0.25])) == ["0", "500k", "-0.5", "0.25"]
 
 
 @pytest.mark.parametrize("plot", [CURVE, BARS])
