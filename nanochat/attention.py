@@ -250,7 +250,9 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
     return torch.bmm(weights, v).view(q.shape)
 
 
-_compiled = lru_cache(maxsize=1)(torch.compile)
+@lru_cache(maxsize=1)
+def _compiled(flex_attention: Kernel) -> Kernel:
+    return torch.compile(flex_attention)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:

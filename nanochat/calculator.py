@@ -18,28 +18,27 @@ THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 PERCENT = re.compile(r"(\d+\.?\d*|\.\d+)\s*%(?=\s*(?:[-+*/)]|$))")
 
 
-class Refused(ValueError):
-    """An expression that the calculator refuses."""
+# Raised for other expressions, and for those that would take too long.
+REFUSALS = (SyntaxError, ValueError, RecursionError, MemoryError, ArithmeticError)
 
 
 def calculate(expression: str) -> str:
-    """Return the value as text: 12/60 is 0.2, 20/2 is 10, 20%*1,500 is 300, "strawberry".count("r") is 3."""
+    """Return the value as text: 12/60 is 0.2, 20/2 is 10, 20%*1,500 is 300, "strawberry".count("r") is 3.
+
+    Raise one of REFUSALS for anything else.
+    """
     if len(expression) > MAX_LENGTH:
-        raise Refused("too long")
+        raise ValueError("too long")
     text = expression.strip()
     if not {"'", '"'} & set(text):  # quoted text stays unchanged
         text = PERCENT.sub(r"(\1/100)", THOUSANDS.sub("", text))
-    try:
-        tree = ast.parse(text, mode="eval").body
-        value = _value(tree, text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, ArithmeticError) as error:
-        raise Refused(str(error)) from None
-    return _written(value)
+    tree = ast.parse(text, mode="eval").body
+    return _written(_value(tree, text))
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
-        raise Refused("the exponent must be whole, and not large")
+        raise ValueError("the exponent must be whole, and not large")
     return base ** int(exponent)
 
 
@@ -62,7 +61,7 @@ def _value(node: ast.expr, text: str) -> Fraction:
             # The source text rather than the float: 0.1 means exactly one tenth.
             digits = ast.get_source_segment(text, node)
             if not NUMBER.fullmatch(digits):
-                raise Refused("no plain number")
+                raise ValueError("no plain number")
             return Fraction(digits)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
             values = [_value(left, text), _value(right, text)]
@@ -76,11 +75,11 @@ def _value(node: ast.expr, text: str) -> Fraction:
         ):
             return Fraction(text.count(part))
         case _:
-            raise Refused("only arithmetic, and counting letters")
+            raise ValueError("only arithmetic, and counting letters")
     number = Fraction(OPERATORS[type(sign)](*values))
     # After each operation, so that repeated powers cannot grow without bound.
     if max(abs(number.numerator), number.denominator) >= 10**MAX_DIGITS:
-        raise Refused("a number has too many digits")
+        raise ValueError("a number has too many digits")
     return number
 
 

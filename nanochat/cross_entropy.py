@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 IGNORED = -1  # the target of a token that is not learned
@@ -75,7 +76,7 @@ class _SumOfLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx,
+        ctx: FunctionCtx,
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
@@ -98,8 +99,8 @@ class _SumOfLosses(torch.autograd.Function):
         return total
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: torch.autograd.function.FunctionCtx, outer: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: FunctionCtx, outer: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
         return hidden_gradient * outer, weight_gradient * outer, None, None, None
 

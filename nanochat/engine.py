@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from nanochat.calculator import Refused, calculate
+from nanochat.calculator import REFUSALS, calculate
 from nanochat.decoder import Decoder, StepKind
 from nanochat.fused import pack, refresh
 from nanochat.gpt import GPT
@@ -300,7 +300,7 @@ class Engine:
         sequence.expression = None
         try:
             answer = calculate(self.tokenizer.decode(expression))
-        except Refused:
+        except REFUSALS:
             return []  # no answer: the model continues
         return [self.special["<|output_start|>"], *self.tokenizer.encode(answer), self.special["<|output_end|>"]]
 

@@ -18,7 +18,6 @@ PACKED_ROWS = 32  # the row count for which oneDNN orders a weight; the order is
 # Row counts that a packed weight meets. oneDNN keeps 0.5 to 3 MB for each row count and weight shape, up to a
 # thousand: with requests of any length a server would grow by hundreds of MB.
 SIZES = (*range(1, 17), *range(20, 65, 4), 96, 128, 192, 256, 384, 512, 768, 1024)
-EXACT_SIZES = frozenset(SIZES)
 
 
 class PackedLinear(nn.Module):
@@ -53,7 +52,7 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.packed:
             return F.linear(x, self.weight)
-        if x.shape[:-1].numel() in EXACT_SIZES:
+        if x.shape[:-1].numel() in SIZES:
             return self._product(x)
         # Other row counts: at most SIZES[-1] rows at a time, padded with zeros to the next known size.
         parts = [self._padded(rows) for rows in x.flatten(0, -2).split(SIZES[-1])]

@@ -290,9 +290,9 @@ class GPT(nn.Module):
         """Return a context in which nothing runs compiled, for batches with ever new shapes."""
         return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
 
-    def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> "GPT":
+    def to_empty(self, *, device: torch.device | str) -> "GPT":
         """Do the same as torch's method, but without importing the compiler's algebra, which takes seconds."""
-        return self._apply(lambda old: torch.empty(old.shape, dtype=old.dtype, device=device), recurse=recurse)
+        return self._apply(lambda old: torch.empty(old.shape, dtype=old.dtype, device=device))
 
     def init_buffers(self) -> None:
         """Fill the tables that no checkpoint holds: call after to_empty if the weights are loaded."""

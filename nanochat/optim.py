@@ -148,7 +148,7 @@ class _Stack:
     state_bytes: ClassVar[int]  # per parameter element
     scheduled: ClassVar[tuple[str, ...]]  # Group fields that schedules move
 
-    # Set by `_arrange`:
+    # Set by a kind's `_arrange(chunk_bytes)`:
     layout: _Layout  # of the parameters
     layouts: dict[str, _Layout]  # of the states
     per_chunk: int  # parameters
@@ -175,9 +175,6 @@ class _Stack:
             value = self.layout.view(self.values[chunk], place)
             parameter.grad = self.layout.view(self.grads[chunk], place)
             parameter.data = value.copy_(parameter.data)  # the model now reads the buffer itself
-
-    def _arrange(self, chunk_bytes: int) -> None:
-        raise NotImplementedError
 
     def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
         """Step this rank's share, `mine`, by the gradients `reduced` × scale (0-d)."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nanochat.calculator import MAX_LENGTH, Refused, calculate
+from nanochat.calculator import MAX_LENGTH, REFUSALS, calculate
 
 GSM8K = Path(__file__).resolve().parents[2] / "shared/hub/datasets/openai/gsm8k/main/train-00000-of-00001.parquet"
 
@@ -70,7 +70,7 @@ def test_it_computes(expression, answer):
     ],
 )
 def test_it_refuses(expression):
-    with pytest.raises(Refused):
+    with pytest.raises(REFUSALS):
         calculate(expression)
 
 
