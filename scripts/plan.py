@@ -6,7 +6,7 @@ python -m scripts.plan --on=8xH100
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from nanochat.config import Count, option, run
 from nanochat.log import print0
@@ -25,7 +25,7 @@ NEEDS = {"mid_train": "ARC-Easy", "chat_rl": "GSM8K"}
 class Config:
     """Print the plan of the main job: steps, time, disk, dollars."""
 
-    scale: Literal["auto", "embedded", "cpu", "1gpu", "8xh100"] = option("auto", "size of the machine", group="run")
+    scale: str = option("auto", "auto, embedded, cpu, 1gpu or 8xh100", group="run")
     depth: Count = option(0, "layers of the model (0: the scale's)", group="run", least=1)
     data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="run")
     tag: str = option("default", "name of the run's folders", group="run")

@@ -226,7 +226,10 @@ def dollars(seconds: float, setting: Setting) -> str:
 
 def disk_room(job: Job, setting: Setting, base: BaseRun) -> str:
     """Return needed and free disk in words; a ValueError if this machine has too little."""
-    needed = 1e9 * setting.scale.disk or CHECKPOINT_BYTES * base.parameters * CHECKPOINTS + TEXT_BYTES * base.tokens
+    needed = CHECKPOINT_BYTES * base.parameters * CHECKPOINTS + TEXT_BYTES * base.tokens
+    if setting.scale.disk:
+        # Measured at the scale's depth; a model with a small vocabulary grows by about this power of depth.
+        needed = 1e9 * setting.scale.disk * (setting.depth / setting.scale.depth) ** 2.5
     # A resumed run has written a part already.
     folders = [stage_dir(stage, job.tag) for stage in TRAINING]
     used = sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())

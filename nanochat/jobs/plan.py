@@ -129,8 +129,10 @@ def absolute_data(data: str) -> str:
 
 def choose_setting(request: Any) -> Setting:
     """Return the choices for this machine; a ValueError if a flag names something that does not exist."""
-    if request.until not in ("", *STEPS):
-        raise ValueError(f"--until={request.until} is not known, take one of {', '.join(STEPS)}")
+    scales = ("auto", *SCALES)
+    for flag, value, known in (("--scale", request.scale, scales), ("--until", request.until or STEPS[0], STEPS)):
+        if value not in known:
+            raise ValueError(f"{flag}={value} is not known, take one of {', '.join(known)}")
     count, accelerator = find_hardware(request.on)
     data = request.data
     if data != "auto":

@@ -28,7 +28,8 @@ table { display: block; overflow-x: auto; width: fit-content; max-width: 100%; m
 th, td { padding: .35rem 1.2rem .35rem 0; border-bottom: 1px solid var(--rule); text-align: left;
   vertical-align: top; }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
-.plot { display: block; width: 100%; max-width: 30rem; height: auto; margin: 1rem 0; }
+p:has(.plot) { display: inline-block; width: 28rem; max-width: 100%; padding-right: .6rem; vertical-align: top; }
+.plot { display: block; width: 100%; height: auto; }
 @media (max-width: 30rem) { .plot { font-size: 13px; } }
 """
 PAGE = """<!doctype html>
