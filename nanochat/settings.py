@@ -80,6 +80,14 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True)
+class AnswerSettings(SamplingSettings):
+    """Answers to the problems of a task."""
+
+    num_samples: Count = option(1, "answers per problem, for pass@k", group="samples", least=1)
+    max_problems: Count = option(0, "problems of each task (0: all)", group="tasks", least=0)
+
+
+@dataclass(frozen=True)
 class TextSettings:
     """Text for training a tokenizer or a model, and for evaluation."""
 

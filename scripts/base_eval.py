@@ -32,20 +32,20 @@ def main(config: Config) -> None:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
         folder = stage_dir("base_eval", config.tag)
         limit = max(config.max_per_task, 0)
-        results = evaluate_core(model, tokenizer, read_bundle(), runtime, limit, folder)
-        metric = core_metric(results)
-        print0(f"base_eval: CORE metric {metric.value:.4f} ± {metric.stderr:.4f}, over {len(results)} tasks")
-        # All ranks have the results; one writes the record.
+        scores = evaluate_core(model, tokenizer, read_bundle(), runtime, limit, folder)
+        metric = core_metric(scores)
+        print0(f"base_eval: CORE metric {metric.value:.4f} ± {metric.stderr:.4f}, over {len(scores)} tasks")
+        # All ranks have the scores; one writes the record.
         if runtime.rank != 0:
             return
         outcome.metrics["Model"] = f"base_train {config.tag} (step {checkpoint.step:,})"
         outcome.metrics["CORE metric"] = metric.metric()
         # The report card shows metrics in this order; the artifacts let runs be compared item by item.
         figures = {"core_metric": metric.value}
-        for result in results:
-            outcome.metrics[result.label] = result.centered.metric()
-            outcome.add_artifact(folder / f"{result.label}.jsonl")
-            figures[f"core/{result.label}"] = result.centered.value
+        for label, score in scores.items():
+            outcome.metrics[label] = score.metric()
+            outcome.add_artifact(folder / f"{label}.jsonl")
+            figures[f"core/{label}"] = score.value
         with MetricLog(folder, config.run, asdict(config)) as log:
             log.write("core", checkpoint.step, **figures)
         outcome.write()

@@ -83,14 +83,6 @@ class Config(CorpusSettings, TrainingSettings):
         least=-1,
         may_change=True,
     )
-    # A sample keeps the estimate cheap; scripts.base_eval scores all items.
-    core_metric_max_per_task: Count = option(
-        500,
-        "items of a CORE task (0: all)",
-        group="evaluation",
-        least=0,
-        may_change=True,
-    )
     sample_every: Count = option(
         2000,
         "print samples every N steps (0: only after training; -1: never)",
@@ -147,8 +139,8 @@ def main(config: Config) -> None:
         )
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
-        evaluations += core_scores(trainer, config.core_metric_every, config.core_metric_max_per_task)
-        evaluations += sample_writing(trainer, config.sample_every)
+        evaluations += core_scores(trainer, config.core_metric_every)
+        evaluations.append(sample_writing(trainer, config.sample_every))
         # Ranks read lanes on their own; merge_states joins the positions for any number of ranks.
         state = trainer.fit(source, next_token, evaluations, data=corpus.manifest(), merge=merge_states)
         trainer.finish(state, plan.summary | pretraining_metrics(state, source, corpus))

@@ -10,7 +10,7 @@ from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
-from nanochat.settings import DeviceSettings, LogSettings, ModelChoice, SamplingSettings
+from nanochat.settings import AnswerSettings, DeviceSettings, LogSettings, ModelChoice
 from nanochat.stages import STAGES
 from tasks import JUDGED, open_tasks, pick
 
@@ -19,14 +19,11 @@ SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 
 
 @dataclass(frozen=True)
-class Config(SamplingSettings, DeviceSettings, ModelChoice, LogSettings):
+class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
     """Evaluate a model on tasks."""
 
     tasks: str = option("", f"tasks, joined by |: {', '.join(JUDGED)} (default: ChatCORE)", group="tasks", short="-a")
-    max_problems: Count = option(0, "problems of each task (0: all)", group="tasks", least=0)
     unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them", group="tasks")
-    num_samples: Count = option(1, "answers per problem, for pass@k", group="samples", least=1)
-    batch_size: Count = option(64, "prompts per batch where letters are chosen", group="device", least=1)
     slots: Count = option(0, "rows generated at once (0: chosen)", group="device", least=0, in_card=False)
 
     def __post_init__(self):
@@ -39,21 +36,12 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
-    from nanochat.evals.chat import Options, core_of, evaluate_task
+    from nanochat.evals.chat import core_of, evaluate_task
     from nanochat.runtime import setup
 
     stage = SOURCES[config.source]
     folder = stage_dir(stage.name, config.tag)
     outcome = Outcome.begin(stage.name, config.tag, config)
-    options = Options(
-        temperature=config.temperature,
-        top_k=config.top_k,
-        num_samples=config.num_samples,
-        max_new_tokens=config.max_new_tokens,
-        batch_size=config.batch_size,
-        max_problems=config.max_problems,
-        seed=config.seed,
-    )
     with setup(config.device_type, config.dtype) as runtime:
         model, tokenizer, checkpoint = load_model(stage.parent, config.tag, config.step, runtime)
         # Spelling tasks take their words from the tokenizer's training text.
@@ -66,7 +54,7 @@ def main(config: Config) -> None:
         scores = {}
         for name, task in tasks.items():
             path = folder / f"{name}.jsonl"
-            score = evaluate_task(task, model, engine, tokenizer, runtime, options, name, path)
+            score = evaluate_task(task, model, engine, tokenizer, runtime, config, name, path)
             value, stderr = score.accuracy
             print0(f"{name}: {value:.4f} ± {stderr:.4f}, guessing {score.baseline:.2f}")
             scores[name] = score

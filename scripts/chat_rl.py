@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from nanochat.config import Count, changed, option, run
 from nanochat.settings import (
+    AnswerSettings,
     CheckpointSettings,
     EvaluationSettings,
     FineTuneSettings,
@@ -66,7 +67,7 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
-    from nanochat.evals.chat import Options, answer_scores
+    from nanochat.evals.chat import answer_scores
     from nanochat.log import MetricLog
     from nanochat.objectives import PolicyGradient, by_tokens
     from nanochat.outcome import reinforcement_metrics
@@ -102,7 +103,7 @@ def main(config: Config) -> None:
         )
         parent = trainer.start.record["parent"]  # with the step: a resumed run compares with the same weights
         reference = load_model(**parent, runtime=trainer.runtime)[0] if config.kl else None
-        answers = Options(
+        answers = AnswerSettings(
             temperature=config.temperature if config.eval_samples > 1 else 0.0,
             top_k=config.top_k,
             num_samples=config.eval_samples,

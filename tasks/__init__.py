@@ -4,7 +4,10 @@ Others import from here: TASKS, JUDGED, CHAT_CORE, pick, mixture, open_tasks, ch
 module's table SETS, or a new module and a line in TASKS; docs/tasks.md has a row for each task.
 """
 
-from nanochat.data.hub import is_here
+from functools import partial
+
+from nanochat.data.hub import HubError, is_here
+from nanochat.evals.sandbox import NoSandbox
 from nanochat.log import print0
 from nanochat.settings import ChatTuneSettings
 from nanochat.stages import CHAT
@@ -25,11 +28,8 @@ CHAT_CORE = CHAT[:-1]  # the tasks whose mean is ChatCORE, the last name
 WORLD_TASKS = ("ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # evaluated too on an embedded world
 
 
-def mixture(
-    spec: str, split: str = "train", seed: int = 0, default: str = "", tokenizer: str = "default"
-) -> mixing.Mixture:
-    """Return a mixture to learn from or to validate with, see `mixing.mix`."""
-    return mixing.mix(TASKS, spec, split, seed, default, tokenizer)
+# Opens a mixture to learn from or to validate with: mixture(spec, split, seed, default, tokenizer).
+mixture = partial(mixing.mix, TASKS)
 
 
 def chat_data(
@@ -47,20 +47,19 @@ def chat_data(
 def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:
     """Return the test splits of the named tasks.
 
-    Without names: ChatCORE's tasks, and WORLD_TASKS if the hub is an embedded world; tasks without files are left out
-    with a printed line.
+    Without names: ChatCORE's tasks, and WORLD_TASKS if the hub is an embedded world; tasks without files, or without a
+    sandbox for their programs, are left out with a printed line.
     """
-    if names:
-        chosen = pick(names, JUDGED)
-        return {name: TASKS[name](tokenizer=tokenizer, unsafe_exec=unsafe_exec) for name in chosen}
-    candidates = list(CHAT_CORE)
+    chosen = pick(names, JUDGED) or list(CHAT_CORE)
     # Only worlds have this file.
-    if is_here(TASKS["Questions"].files()):
-        candidates += WORLD_TASKS
+    if not names and is_here(TASKS["Questions"].files()):
+        chosen += WORLD_TASKS
     found = {}
-    for name in candidates:
+    for name in chosen:
         try:
             found[name] = TASKS[name](tokenizer=tokenizer, unsafe_exec=unsafe_exec)
-        except ValueError as error:
+        except (HubError, NoSandbox) as error:
+            if names:
+                raise
             print0(f"tasks: {name} is left out: {' '.join(str(error).split())}")
     return found

@@ -85,16 +85,18 @@ class ParquetRows:
 
         # read_table leaves out unknown columns, select complains about them.
         self._tables = [pq.read_table(path, columns=columns).select(columns) for path in paths]
-        self._ends = np.cumsum([table.num_rows for table in self._tables])  # for each file: rows up to its end
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return sum(table.num_rows for table in self._tables)
 
     def __getitem__(self, number: int) -> list:
-        file = int(np.searchsorted(self._ends, number, side="right"))
-        table = self._tables[file]
-        first = int(self._ends[file]) - table.num_rows  # number of the file's first row
-        cells = list(table.slice(number - first, 1).to_pylist()[0].values())  # only this row leaves Arrow
+        tables = iter(self._tables)
+        table = next(tables)
+        while number >= table.num_rows:
+            number -= table.num_rows
+            table = next(tables)
+        [row] = table.slice(number, 1).to_pylist()  # only this row leaves Arrow
+        cells = list(row.values())
         if None in cells:
             raise ValueError("a cell is empty")
         return cells

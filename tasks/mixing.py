@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nanochat.data.hub import HubError
 from nanochat.log import print0
 from tasks.chats import json_lines
 from tasks.common import DataSet, Task, find_task
@@ -59,10 +60,10 @@ class Mixture:
 def mix(
     known: Mapping[str, DataSet],
     spec: str,
-    split: str,
-    seed: int,
-    default: str,
-    tokenizer: str,
+    split: str = "train",
+    seed: int = 0,
+    default: str = "",
+    tokenizer: str = "default",
 ) -> Mixture:
     """Open the mixture that a specification names; epochs and samples apply to the split train alone.
 
@@ -75,7 +76,7 @@ def mix(
     for number, member in enumerate(_parse(spec, known)):
         try:
             task, rows = _open_split(member, split, tokenizer)
-        except ValueError as error:
+        except HubError as error:
             if not available_only:
                 raise
             print0(f"{split} mixture: {member.name} is left out: {' '.join(str(error).split())}")
@@ -118,14 +119,14 @@ def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.nd
     Validation takes the validation split, or else the test split, or else a part that training leaves out.
     """
     names = list(member.data.split_names)  # ours, as in `DataSet.splits`
-    if split == "validation" and split not in names and "test" in names:
-        split = "test"
-    if names != ["train"] or split == "test":
-        task = member.data(split, tokenizer=tokenizer)
-        return task, np.arange(len(task))
-    # Training and validation share the train split.
-    task = member.data("train", tokenizer=tokenizer)
+    own = split
+    if split == "validation" and split not in names:
+        own = "test" if "test" in names else "train"
+    task = member.data(own, tokenizer=tokenizer)
     rows = np.arange(len(task))
+    if names != ["train"]:
+        return task, rows
+    # Training and validation share the train split.
     first_held_out = len(rows) - max(1, len(rows) // HELD_OUT)
     return task, rows[:first_held_out] if split == "train" else rows[first_held_out:]
 

@@ -260,7 +260,7 @@ def source_files(source: str, num_shards: int = 0, offline: bool = False) -> lis
     files = text_files(root) if root.is_dir() else []
     if not files:
         names = ", ".join([*CORPORA, "world"])
-        raise ValueError(
+        raise hub.HubError(
             f"--data={source} is no folder with .parquet, .jsonl, .txt or .md files; corpora with a name are {names}"
         )
     return files

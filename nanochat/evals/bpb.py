@@ -275,13 +275,11 @@ def write_samples(model: GPT, tokenizer: Tokenizer) -> list[list[str]]:
     return rows
 
 
-def sample_writing(trainer: "Trainer", every: int) -> list[Evaluation]:
-    """Return the evaluation that prints samples, on rank 0; none for every=-1."""
-    if every < 0:
-        return []
+def sample_writing(trainer: "Trainer", every: int) -> Evaluation:
+    """Return the evaluation that prints samples, on rank 0."""
 
     def write(state: State) -> None:
         if trainer.runtime.rank == 0:  # no collective inside: other ranks go on
             write_samples(trainer.model, trainer.tokenizer)
 
-    return [Evaluation(every, write)]
+    return Evaluation(every, write)

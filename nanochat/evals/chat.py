@@ -22,12 +22,16 @@ from nanochat.log import Progress, print0
 from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.paths import write_text
 from nanochat.runtime import Runtime
+from nanochat.settings import AnswerSettings
 from nanochat.stages import CHAT, core_name
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
 
 if TYPE_CHECKING:
     from nanochat.run import Trainer
+
+
+LETTER_BATCH = 64  # prompts per forward pass where letters are chosen
 
 
 class ChatTask(Protocol):
@@ -41,19 +45,6 @@ class ChatTask(Protocol):
     def __getitem__(self, number: int) -> dict: ...
 
     def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]: ...
-
-
-@dataclass(frozen=True)
-class Options:
-    """Evaluation settings."""
-
-    temperature: float = 0.0  # 0: always the likeliest token
-    top_k: int = 0  # sample from the k likeliest tokens, 0: from all
-    num_samples: int = 1  # answers per problem
-    max_new_tokens: int = 512  # per answer
-    batch_size: int = 64  # prompts per forward pass where letters are chosen
-    max_problems: int = 0  # 0: all
-    seed: int = 0  # for sampled answers
 
 
 class Problem(NamedTuple):
@@ -87,7 +78,7 @@ def evaluate_task(
     engine: Engine | None,
     tokenizer: Tokenizer,
     runtime: Runtime,
-    options: Options,
+    settings: AnswerSettings,
     label: str = "chat",
     path: Path | None = None,
 ) -> ChatScore:
@@ -95,11 +86,11 @@ def evaluate_task(
 
     engine: may be None where letters are chosen. path: file for the records.
     """
-    problems = _prepare_problems(task, model.config.max_seq_len, tokenizer, options, label)
+    problems = _prepare_problems(task, model.config.max_seq_len, tokenizer, settings, label)
     if task.kind == "categorical":
-        answers = _choose_letters(problems, model, tokenizer, runtime, options)
+        answers = _choose_letters(problems, model, tokenizer, runtime)
     else:
-        answers = _write_answers(problems, engine, tokenizer, runtime, options)
+        answers = _write_answers(problems, engine, tokenizer, runtime, settings)
     answered = []
     progress = Progress(label, "problems")
     for answer in answers:
@@ -136,12 +127,12 @@ def _pass_at(records: list[dict]) -> dict[int, Estimate]:
 
 
 def _prepare_problems(
-    task: ChatTask, context: int, tokenizer: Tokenizer, options: Options, label: str
+    task: ChatTask, context: int, tokenizer: Tokenizer, settings: AnswerSettings, label: str
 ) -> list[Problem]:
     """Return the problems with prompts that leave room for an answer, but take at least half of the context."""
     # Letters need no room: they are read from the last position.
-    total = min(len(task), options.max_problems or len(task))
-    answer_tokens = 0 if task.kind == "categorical" else options.max_new_tokens
+    total = min(len(task), settings.max_problems or len(task))
+    answer_tokens = 0 if task.kind == "categorical" else settings.max_new_tokens
     problems = []
     for number in range(total):
         conversation = task[number]
@@ -177,61 +168,54 @@ def _judge(answered: list[tuple[Problem, list[dict]]], task: ChatTask, tokenizer
 # ---- letters ----
 
 
-def _choose_letters(
-    problems: list[Problem], model: GPT, tokenizer: Tokenizer, runtime: Runtime, options: Options
-) -> Answers:
+def _choose_letters(problems: list[Problem], model: GPT, tokenizer: Tokenizer, runtime: Runtime) -> Answers:
     """Answer problems in batches, one forward pass each; ranks take batches in turn."""
     # Sorted, so that prompts in a batch need little padding; the longest first, so that lack of memory shows at once.
     problems = sorted(problems, key=lambda problem: len(problem.prompt), reverse=True)
-    starts = range(0, len(problems), options.batch_size)
+    starts = range(0, len(problems), LETTER_BATCH)
     for start in starts[runtime.rank :: runtime.world_size]:
-        batch = problems[start : start + options.batch_size]
+        batch = problems[start : start + LETTER_BATCH]
         prompts = [problem.prompt for problem in batch]
         letters = [problem.conversation["letters"] for problem in batch]
         # A letter is one byte, so one token.
         tokens = [[tokenizer.encode(letter)[0] for letter in some] for some in letters]
-        chosen = likeliest_letters(model, prompts, tokens, runtime.device)
+        chosen = likeliest_letters(model, prompts, tokens)
         for problem, some, choice in zip(batch, letters, chosen, strict=True):
             yield problem, [{"text": some[choice]}]
 
 
 @torch.no_grad()
-def likeliest_letters(
-    model: GPT, prompts: list[list[int]], letters: list[list[int]], device: torch.device
-) -> list[int]:
+def likeliest_letters(model: GPT, prompts: list[list[int]], letters: list[list[int]]) -> list[int]:
     """Return the index of each prompt's likeliest letter. letters: per prompt the allowed tokens."""
     # Padding is on the right, where no token before it attends to it.
-    ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True).to(device)
-    allowed = pad_sequence([torch.tensor(row) for row in letters], batch_first=True, padding_value=-1).to(device)
-    rows = torch.arange(len(prompts), device=device)
-    last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
-    logits = model.logits(model.hidden(ids)[rows, last])  # (prompts, vocabulary)
-    # Prompts with fewer letters are padded with -1, which no choice may take.
-    scores = logits.gather(1, allowed.clamp(min=0)).masked_fill(allowed < 0, -math.inf)
-    return scores.argmax(1).tolist()
+    ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
+    last = torch.tensor([len(prompt) - 1 for prompt in prompts])
+    states = model.hidden(ids.to(model.device))[torch.arange(len(prompts)), last]
+    logits = model.logits(states).cpu()  # (prompts, vocabulary)
+    return [int(row[tokens].argmax()) for row, tokens in zip(logits, letters, strict=True)]
 
 
 # ---- written answers ----
 
 
 def _write_answers(
-    problems: list[Problem], engine: Engine, tokenizer: Tokenizer, runtime: Runtime, options: Options
+    problems: list[Problem], engine: Engine, tokenizer: Tokenizer, runtime: Runtime, settings: AnswerSettings
 ) -> Answers:
     """Answer problems with the engine, all at once; yield each problem when its last sample has ended."""
     own = problems[runtime.rank :: runtime.world_size]
     requests = [
         Request(
             problem.prompt,
-            options.max_new_tokens,
-            temperature=options.temperature,
-            top_k=options.top_k,
+            settings.max_new_tokens,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
             # Each problem has its own seed, whatever runs beside it.
-            seed=(options.seed << 32) + problem.number,
-            n=options.num_samples,
+            seed=(settings.seed << 32) + problem.number,
+            n=settings.num_samples,
         )
         for problem in own
     ]
-    completions = [[Completion() for _ in range(options.num_samples)] for _ in own]
+    completions = [[Completion() for _ in range(settings.num_samples)] for _ in own]
     # Samples end in any order.
     for event in engine.stream(requests):
         samples = completions[event.request]
@@ -256,7 +240,7 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, ChatTask]) -> list[Evalu
             scored[name] = task
     if config.eval_metrics_every < 0 or not scored:
         return []
-    options = Options(max_problems=config.eval_metrics_max_problems)
+    settings = AnswerSettings(max_problems=config.eval_metrics_max_problems)
     writes = any(task.kind != "categorical" for task in scored.values())
     model = trainer.model
 
@@ -266,7 +250,7 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, ChatTask]) -> list[Evalu
         scores = {}
         with model.as_written():
             for name, task in scored.items():
-                scores[name] = evaluate_task(task, model, engine, trainer.tokenizer, trainer.runtime, options, name)
+                scores[name] = evaluate_task(task, model, engine, trainer.tokenizer, trainer.runtime, settings, name)
         found = {name: score.accuracy for name, score in scores.items()} | core_of(scores)
         state.notes["scores"] = {name: list(estimate) for name, estimate in found.items()}
         _log(trainer, state, "tasks", {f"chat/{name}": estimate.value for name, estimate in found.items()})
@@ -279,14 +263,14 @@ def answer_scores(
     engine: Engine,
     task: ChatTask,
     label: str,
-    options: Options,
+    settings: AnswerSettings,
     every: int,
 ) -> Evaluation:
     """Return the evaluation that answers test prompts during reinforcement learning, and keeps pass@k in the notes."""
 
     def score(state: State) -> None:
         engine.refresh()
-        scores = evaluate_task(task, trainer.model, engine, trainer.tokenizer, trainer.runtime, options, label)
+        scores = evaluate_task(task, trainer.model, engine, trainer.tokenizer, trainer.runtime, settings, label)
         found = scores.pass_at
         state.notes["after"] = {f"pass@{k}": list(estimate) for k, estimate in found.items()}
         state.notes.setdefault("before", state.notes["after"])  # the first evaluation precedes the first step

@@ -13,7 +13,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,25 +38,8 @@ if TYPE_CHECKING:
 # Tokens per batch, by device type. On a CPU larger batches do not fit into the caches, and are slower. On a GPU the
 # shared prefixes take 150 kB per token at depth 24, so 5 GB.
 BATCH_TOKENS = {"cpu": 1024, "cuda": 32_768, "mps": 16_384}
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of one task."""
-
-    label: str
-    items: int
-    baseline: float  # accuracy when guessing
-    accuracy: Estimate
-
-    @property
-    def centered(self) -> Estimate:
-        return self.accuracy.centered(self.baseline)
-
-
-def core_metric(results: Sequence[Result]) -> Estimate:
-    """Return the mean centered accuracy."""
-    return average([result.centered for result in results])
+# Items of each task during training: a sample keeps the estimate cheap. scripts.base_eval scores all.
+ESTIMATE_ITEMS = 500
 
 
 def evaluate_core(
@@ -67,43 +49,45 @@ def evaluate_core(
     runtime: Runtime,
     max_per_task: int = 0,
     folder: Path | None = None,
-    batch_tokens: int = 0,
-) -> list[Result]:
-    """Return one result per task. All ranks call this and get the same results.
+) -> dict[str, Estimate]:
+    """Return each task's centered accuracy, by label. All ranks call this and get the same scores.
 
-    max_per_task: items, 0 for all. folder: for the files LABEL.jsonl with the decision on each item. batch_tokens: 0
-    for the device's default.
+    max_per_task: items, 0 for all. folder: for the files LABEL.jsonl with the decision on each item.
     """
-    batch_tokens = batch_tokens or BATCH_TOKENS[runtime.device.type]
-    results = []
+    scores = {}
     for task in tasks:
         with _inference(model, runtime.device):
-            decisions = _evaluate_task(model, tokenizer, task, runtime, max_per_task, batch_tokens)
+            decisions = _evaluate_task(model, tokenizer, task, runtime, max_per_task)
         if folder and runtime.rank == 0:
             write_text(folder / f"{task.label}.jsonl", "".join(json.dumps(decision) + "\n" for decision in decisions))
         accuracy = mean_estimate([decision["correct"] for decision in decisions])
-        result = Result(task.label, len(decisions), task.baseline, accuracy)
-        results.append(result)
+        centered = accuracy.centered(task.baseline)
+        scores[task.label] = centered
         print0(
-            f"core: {result.label}, {task.shots}-shot, {result.items:,} items: accuracy {accuracy.value:.4f}, "
-            f"centered {result.centered.value:.4f} ± {result.centered.stderr:.4f}"
+            f"core: {task.label}, {task.shots}-shot, {len(decisions):,} items: accuracy {accuracy.value:.4f}, "
+            f"centered {centered.value:.4f} ± {centered.stderr:.4f}"
         )
-    return results
+    return scores
 
 
-def core_scores(trainer: "Trainer", every: int, max_per_task: int) -> list[Evaluation]:
+def core_metric(scores: dict[str, Estimate]) -> Estimate:
+    """Return the mean centered accuracy."""
+    return average(list(scores.values()))
+
+
+def core_scores(trainer: "Trainer", every: int) -> list[Evaluation]:
     """Return the evaluation that scores CORE during training; none for every=-1."""
     if every < 0:
         return []
     tasks = read_bundle()  # missing files are an error before training starts
 
     def score(state: State) -> None:
-        results = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, max_per_task)
-        value, stderr = core_metric(results)
+        scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, ESTIMATE_ITEMS)
+        value, stderr = core_metric(scores)
         state.notes["CORE metric"] = value
         state.notes["CORE metric stderr"] = stderr
         print0(f"step {state.step:05d} | CORE metric: {value:.4f} ± {stderr:.4f}")
-        each = {f"core/{result.label}": result.centered.value for result in results}
+        each = {f"core/{label}": score.value for label, score in scores.items()}
         trainer.log.write("core", state.step, core_metric=value, core_metric_stderr=stderr, **each)
 
     return [Evaluation(every, score)]
@@ -124,7 +108,7 @@ def _inference(model: GPT, device: torch.device) -> Iterator[None]:
 
 
 def _evaluate_task(
-    model: GPT, tokenizer: Tokenizer, task: BundleTask, runtime: Runtime, max_per_task: int, batch_tokens: int
+    model: GPT, tokenizer: Tokenizer, task: BundleTask, runtime: Runtime, max_per_task: int
 ) -> list[dict]:
     """Return the decisions on a task's items, in order; each rank takes every n-th item."""
     texts = task.items(max_per_task)
@@ -135,12 +119,12 @@ def _evaluate_task(
     rows = _plan(items, model.config.max_seq_len)
     rows.sort(key=lambda row: (len(row.prefix) > 0, row.tokens), reverse=True)
     score = _score_exact_match if task.kind == COMPLETION else _score_loss
-    sums = _option_sums(model, _pack(rows, batch_tokens), score, len(scored))
+    sums = _option_sums(model, _pack(rows, BATCH_TOKENS[runtime.device.type]), score, len(scored))
     means = iter((sums / torch.from_numpy(scored)).tolist())  # 0 / 0 is nan: an option without scored tokens
     decisions = []
     for item in items:
         own = [next(means) for _ in item.options]
-        decisions.append(_decide(item, own, task.kind, _fits(item, model.config.max_seq_len)))
+        decisions.append(_decide(item, own, task.kind, model.config.max_seq_len))
     return sorted(chain(*runtime.all_gather(decisions)), key=lambda decision: decision["item"])
 
 
@@ -323,11 +307,11 @@ def _score_exact_match(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
 # ---- decide ----
 
 
-def _decide(item: Item, means: list[float], kind: str, fits: bool) -> dict:
+def _decide(item: Item, means: list[float], kind: str, context: int) -> dict:
     """Return the decision on an item. means: mean score per option, nan for an option without scored tokens."""
     shown = [None if math.isnan(mean) else mean for mean in means]  # JSON has no NaN
     decision = {"item": item.number, "question": item.question}
-    if not fits:
+    if not _fits(item, context):
         return decision | {"correct": False, "too_long": True}
     if kind == COMPLETION:
         return decision | {"correct": means[0] == 0, "missed": shown[0]}

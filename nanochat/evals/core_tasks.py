@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from nanochat.tokenizer import Tokenizer
 
 BUNDLE = (HubFile("eval_bundle/core.yaml"), HubFile("eval_bundle/eval_meta_data.csv"))
-CHUNK = 256  # items tokenized at once
 # Seeds for the item order and for the examples, the same as in the public nanochat.
 SHUFFLE_SEED, EXAMPLES_SEED = 1337, 1234
 # Kinds of tasks, as the bundle calls them. A choice has one context and several continuations. A schema has several
@@ -55,15 +54,11 @@ class BundleTask:
         return 1 if self.kind == COMPLETION else item["gold"]
 
     def items(self, most: int) -> list[dict]:
-        """Return the first `most` shuffled items (0: all)."""
+        """Return the first `most` shuffled items (0: all), at least as many as a prompt shows."""
         items = [json.loads(line) for line in self.path.read_bytes().splitlines()]
         random.Random(SHUFFLE_SEED).shuffle(items)
-        if most:
-            items = items[:most]
-        if len(items) <= self.shots:
-            need = f"{self.label} shows {self.shots} examples before a question and has {len(items)} items"
-            raise ValueError(f"{need}: take a --max-per-task of {self.shots + 1} or more")
-        return items
+        # The examples shown before a question are other items.
+        return items[: max(most, self.shots + 1)] if most else items
 
     def prompts(self, items: Sequence[dict], index: int) -> list[str]:
         """Return an item's texts, after examples drawn from all other items."""
@@ -131,15 +126,13 @@ def tokenize_items(
     task: BundleTask, items: Sequence[dict], numbers: Sequence[int], tokenizer: "Tokenizer"
 ) -> list[Item]:
     """Return the items with these numbers as tokens."""
+    texts = [task.prompts(items, number) for number in numbers]
     found = []
-    for start in range(0, len(numbers), CHUNK):
-        chunk = numbers[start : start + CHUNK]
-        texts = [task.prompts(items, number) for number in chunk]
-        for number, group, rows in zip(chunk, texts, _tokenize(texts, tokenizer), strict=True):
-            question = hashlib.sha256("\0".join(group).encode()).hexdigest()[:16]
-            # A completion has a single option.
-            gold = 0 if task.kind == COMPLETION else items[number]["gold"]
-            found.append(Item(number, question, gold, *_split(task.kind, rows)))
+    for number, group, rows in zip(numbers, texts, _tokenize(texts, tokenizer), strict=True):
+        question = hashlib.sha256("\0".join(group).encode()).hexdigest()[:16]
+        # A completion has a single option.
+        gold = 0 if task.kind == COMPLETION else items[number]["gold"]
+        found.append(Item(number, question, gold, *_split(task.kind, rows)))
     return found
 
 

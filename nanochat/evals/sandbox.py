@@ -46,6 +46,10 @@ class Limits:
 LIMITS = Limits()
 
 
+class NoSandbox(ValueError):
+    """Programs cannot be contained on this system."""
+
+
 class Verdict(NamedTuple):
     """The result of running a program.
 
@@ -54,14 +58,7 @@ class Verdict(NamedTuple):
     """
 
     passed: bool  # the program ran to its last line
-    reason: str  # if not: the cause in a few words
     output: str
-
-
-def run(program: str, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
-    """Run a Python program, contained. Where that is impossible: ValueError, or with `unsafe` under limits alone."""
-    require(unsafe)
-    return _run(program, limits, contained=not missing())
 
 
 def run_all(programs: Iterable[str], limits: Limits = LIMITS, unsafe: bool = False) -> list[Verdict]:
@@ -72,9 +69,9 @@ def run_all(programs: Iterable[str], limits: Limits = LIMITS, unsafe: bool = Fal
 
 
 def require(unsafe: bool) -> None:
-    """Raise a ValueError if programs cannot be contained here, unless they may run all the same."""
+    """Raise NoSandbox if programs cannot be contained here, unless they may run all the same."""
     if missing() and not unsafe:
-        raise ValueError(f"programs cannot be contained here: {missing()}; --unsafe-exec runs them with limits alone")
+        raise NoSandbox(f"programs cannot be contained here: {missing()}; --unsafe-exec runs them with limits alone")
 
 
 @lru_cache(maxsize=1)
@@ -82,14 +79,15 @@ def missing() -> str:
     """Return the protection that this system cannot give, found by a trial run; empty if it gives all."""
     if sys.platform != "linux" or platform.machine() not in AUDIT:
         return f"no namespaces, or no system call filter, for {platform.system()} on {platform.machine()}"
-    verdict = _run("", Limits(cpu_seconds=30), contained=True)
-    return "" if verdict.passed else verdict.output.strip()[-300:] or verdict.reason
+    verdict = run("", Limits(cpu_seconds=30))
+    return "" if verdict.passed else verdict.output.strip()[-300:] or "a trial run failed"
 
 
 # ---- outside ----
 
 
-def _run(program: str, limits: Limits, contained: bool) -> Verdict:
+def run(program: str, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
+    """Run a Python program, contained; with `unsafe` under limits alone where that is impossible."""
     word = secrets.token_hex(16)
     with (
         tempfile.TemporaryDirectory(prefix="sandbox-", ignore_cleanup_errors=True) as scratch,
@@ -100,7 +98,7 @@ def _run(program: str, limits: Limits, contained: bool) -> Verdict:
             "program": program,
             "word": word,
             "limits": asdict(limits),
-            "contained": contained,
+            "contained": not (unsafe and missing()),
             "scratch": scratch,
         }
         task_file.write(json.dumps(task).encode())
@@ -115,10 +113,9 @@ def _run(program: str, limits: Limits, contained: bool) -> Verdict:
             start_new_session=True,
         )
         try:
-            status = child.wait(limits.seconds)
-            reason = f"exit status {status}" if status else ""
+            passed = child.wait(limits.seconds) == 0
         except subprocess.TimeoutExpired:
-            reason = "out of time"
+            passed = False
         finally:
             # The whole process group, so that the program does not outlive its helper.
             with contextlib.suppress(ProcessLookupError):
@@ -128,9 +125,7 @@ def _run(program: str, limits: Limits, contained: bool) -> Verdict:
         text = output_file.read().decode(errors="replace")
     # Everything before the word is the program's output.
     before, found, _ = text.rpartition(f"\n{word}\n")
-    if not reason and not found:
-        reason = "it ended early"
-    return Verdict(not reason, reason, before if found else text)
+    return Verdict(passed and bool(found), before if found else text)
 
 
 # ---- what a contained program may do ----
@@ -383,9 +378,6 @@ def _set_limits(limits: Limits) -> None:
     if sys.platform == "linux":  # macOS does not limit the address space
         bounds[resource.RLIMIT_AS] = limits.memory
     for limit, bound in bounds.items():
-        hard = resource.getrlimit(limit)[1]
-        if hard != resource.RLIM_INFINITY:
-            bound = min(bound, hard)
         resource.setrlimit(limit, (bound, bound))
 
 

@@ -5,6 +5,7 @@ question or conversation for training contains.
 """
 
 import re
+from collections.abc import Iterable
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import TypeAlias
@@ -31,10 +32,11 @@ def questions(world: World, split: str, repeats: int = 1) -> Rows:
     for fact in world.asked[split] * repeats:
         for question in fact.questions:
             choices, right = world.choices(fact)
+            names = [choice.name for choice in choices]
             row = {
                 "question": question,
                 "subject": fact.subject.plural,
-                "choices": [choice.name for choice in choices],
+                "choices": names,
                 "answer": right,
             }
             rows.append(row)
@@ -47,30 +49,30 @@ def mmlu(world: World, split: str, repeats: int = 1) -> Rows:
 
 def arc(world: World, split: str) -> dict[str, Rows]:
     """Return the rows of ARC-Easy, about people and towns, and of ARC-Challenge, about all others."""
-    sets: dict[str, Rows] = {"Easy": [], "Challenge": []}
+    sets = {"Easy": [], "Challenge": []}
     for row in questions(world, split):
         rows = sets["Easy" if row["subject"] in ("people", "towns") else "Challenge"]
         # As ARC: {"choices": {"text": ["Badaton", …], "label": ["A", …]}, "answerKey": "B"}
-        row = {
+        arc_row = {
             "id": f"{world.name}_{split}_{len(rows)}",
             "question": row["question"],
             "choices": {"text": row["choices"], "label": list("ABCD")},
             "answerKey": "ABCD"[row["answer"]],
         }
-        rows.append(row)
+        rows.append(arc_row)
     return {f"allenai/ai2_arc/ARC-{name}/{split}": rows for name, rows in sets.items()}
 
 
-# ---- word problems and programs ----
+# ---- word problems ----
 
 
-def different_problems(world: World, count: int, held_out: bool) -> list[Problem]:
+def different_problems(world: World, count: int, held_out: bool) -> Iterable[Problem]:
     """Return `count` problems, no two with the same question."""
-    found: dict[str, Problem] = {}  # by question
+    found = {}  # question -> problem
     while len(found) < count:
         problem = word_problem(world, held_out)
         found.setdefault(problem.question, problem)
-    return list(found.values())
+    return found.values()
 
 
 def gsm8k(world: World, count: int, held_out: bool) -> Rows:
@@ -93,33 +95,14 @@ def aqua(world: World, count: int, held_out: bool) -> Rows:
         numbers = world.sample(near, 4)
         numbers.insert(right, answer)
         letter = "ABCDE"[right]
+        # "A)12", "B)7", …
+        options = [f"{label}){number}" for label, number in zip("ABCDE", numbers, strict=True)]
+        rationale = f"{problem.solution}\nThe answer is {letter}."
         row = {
             "question": problem.question,
-            # "A)12", "B)7", …
-            "options": [f"{letter}){number}" for letter, number in zip("ABCDE", numbers, strict=True)],
-            "rationale": f"{problem.solution}\nThe answer is {letter}.",
+            "options": options,
+            "rationale": rationale,
             "correct": letter,
-        }
-        rows.append(row)
-    return rows
-
-
-def human_eval(world: World) -> Rows:
-    """Return a row for each function in world.txt."""
-    rows = []
-    # twice | number: int | two times the number | 2 * number | 2 = 4; 0 = 0; 21 = 42
-    for name, parameters, description, body, examples in world.rows("functions"):
-        calls = [call.split(" = ") for call in examples.split("; ")]
-        checks = [f"    assert candidate({arguments}) == {result}\n" for arguments, result in calls]
-        # The first call is the example in the docstring.
-        arguments, result = calls[0]
-        example = f"    >>> {name}({arguments})\n    {result}\n"
-        row = {
-            "task_id": f"HumanEval/{len(rows)}",
-            "prompt": f'def {name}({parameters}):\n    """Return {description}.\n{example}    """\n',
-            "canonical_solution": f"    return {body}\n",
-            "test": "def check(candidate):\n" + "".join(checks),
-            "entry_point": name,
         }
         rows.append(row)
     return rows
@@ -218,7 +201,7 @@ def conversations(world: World, count: int, split: str) -> Rows:
     for _ in range(count):
         kind = world.weighted(CHAT_KINDS)
         chat = kind(world, world.asked[split])
-        # "Thank you!", "You are welcome!"
+        # "Thank you!", "You are welcome!"; drawn even if not said.
         closing = world.pick(closings)
         if world.chance(0.15):
             chat += closing
@@ -246,7 +229,7 @@ def data_sets(world: World, problems: int, chats: int) -> dict[str, Rows]:
     problems, chats: rows for training in GSM8K and SmolTalk.
     """
     world.restart("data sets")
-    sets: dict[str, Rows] = {}
+    sets = {}
     for split in ("train", "validation", "test"):
         sets |= arc(world, split)
     # Each set draws: another order would give other content.
@@ -263,7 +246,6 @@ def data_sets(world: World, problems: int, chats: int) -> dict[str, Rows]:
         "deepmind/aqua_rat/raw/train": aqua(world, problems // 2, held_out=False),
         "deepmind/aqua_rat/raw/validation": aqua(world, few, held_out=True),
         "deepmind/aqua_rat/raw/test": aqua(world, few, held_out=True),
-        "openai/openai_humaneval/openai_humaneval/test": human_eval(world),
         "HuggingFaceTB/smol-smoltalk/data/train": conversations(world, chats, "train"),
         "HuggingFaceTB/smol-smoltalk/data/test": conversations(world, chats // 10, "validation"),
     }
@@ -305,18 +287,38 @@ def schema(world: World, fact: Fact) -> dict:
     }
 
 
+def english_question(world: World, fact: Fact) -> str:
+    return f"Question: {world.pick(fact.questions)}"
+
+
+def answer(world: World, fact: Fact) -> dict:
+    # {"context": "Question: Where does Bosa live?", "continuation": "Mount Kurim"}
+    return {
+        "context": english_question(world, fact),
+        "continuation": fact.value.name,
+    }
+
+
 def english_choice(world: World, fact: Fact) -> dict:
     # {"query": "Question: Where does Geku live?", "choices": ["Badaton", "Riroton", …], "gold": 0}
     choices, right = world.choices(fact)
-    query = f"Question: {world.pick(fact.questions)}"
-    return {"query": query, "choices": [choice.name for choice in choices], "gold": right}
+    names = [choice.name for choice in choices]
+    return {
+        "query": english_question(world, fact),
+        "choices": names,
+        "gold": right,
+    }
 
 
 def korean_choice(world: World, fact: Fact) -> dict:
     # As choices whole statements: ["게쿠는 파란톤에 산다.", "게쿠는 바다톤에 산다.", …]
     choices, right = world.choices(fact)
-    query = f"질문: {fact.korean_question}"
-    return {"query": query, "choices": [fact.korean_with(choice) for choice in choices], "gold": right}
+    statements = [fact.korean_with(choice) for choice in choices]
+    return {
+        "query": f"질문: {fact.korean_question}",
+        "choices": statements,
+        "gold": right,
+    }
 
 
 def core_bundle(world: World) -> dict[str, Rows]:
@@ -325,14 +327,9 @@ def core_bundle(world: World) -> dict[str, Rows]:
     asked = world.asked["test"]
     people = [fact for fact in asked if fact.subject.kind == "person"]
     places = [fact for fact in asked if fact.subject.kind != "person"]
-    answers = []
-    for fact in asked:
-        # {"context": "Question: Where does Bosa live?", "continuation": "Mount Kurim"}
-        context = f"Question: {world.pick(fact.questions)}"
-        answers.append({"context": context, "continuation": fact.value.name})
     # All draw: the order of tasks decides the content.
     return {
-        "world_answers": answers,
+        "world_answers": [answer(world, fact) for fact in asked],
         # {"context": "12 * 8 =", "continuation": "96"}
         "world_sums": [completion(plain_sum(world, held_out=True)) for _ in range(100)],
         # {"context": "The word April is spelled", "continuation": "A-p-r-i-l"}

@@ -46,10 +46,7 @@ class Dice:
 
     def weighted(self, shares: dict[Item, int]) -> Item:
         """Return a key with a probability in proportion to its value, an integer."""
-        pool = []
-        for item, share in shares.items():
-            pool += [item] * share
-        return self.pick(pool)
+        return self.pick([item for item, share in shares.items() for _ in range(share)])
 
     def sample(self, items: Sequence[Item], count: int) -> list[Item]:
         """Return `count` items from different positions in random order (a partial Fisher-Yates shuffle)."""
@@ -111,10 +108,8 @@ def different_names(dice: Dice, forbidden: re.Pattern) -> Iterator[tuple[str, st
         if name[:3] not in openings and not forbidden.search(name):
             openings.add(name[:3])
             # Unicode spells Hangul as we do: ㅂ is B, ㅏ is A, and so on.
-            hangul = ""
-            for syllable in (first, last):
-                hangul += unicodedata.lookup(f"HANGUL SYLLABLE {syllable.upper()}")
-            yield name, hangul
+            syllables = [unicodedata.lookup(f"HANGUL SYLLABLE {part.upper()}") for part in (first, last)]
+            yield name, "".join(syllables)
 
 
 # ---- things and facts ----
@@ -127,7 +122,7 @@ class Thing(NamedTuple):
     name: str  # as a value and as a choice: "Siman"
     korean: str  # "시만강"
     phrase: str  # as the subject of a sentence: "the river Siman"
-    pronouns: str  # "it its": the subject and its possessive
+    pronouns: str = "it its"  # as the subject, and as its possessive
 
     @property
     def plural(self) -> str:
@@ -190,23 +185,24 @@ class World(Dice):
     def __init__(self, seed: int, people: int):
         super().__init__("world", seed)
         self.text = read_sections(Path(__file__).with_name("world.txt").read_text(encoding="utf-8"))
-        self.things: defaultdict[str, list[Thing]] = defaultdict(list)  # by kind
-        self.road_ends: dict[Thing, tuple[Thing, Thing]] = {}  # the towns that a road joins
+        self.things = defaultdict(list)  # kind -> things
+        self.road_ends = {}  # road -> the two towns that it joins
         # This order decides the content, because each draws.
         self._add_common_things()
         self._add_invented_things(people)
         self._add_derived_things()
         self.name = self.things["country"][0].name
-        things = [thing for things in self.things.values() for thing in things]
-        # Tests spell every fourth name; "Mount Kurim" is no word.
-        words = sorted({thing.name for thing in things if thing.name.isalpha()})
-        self.held_out_words = words[::4]
-        self.words = [word for word in words if word not in self.held_out_words]
-        self.facts: list[Fact] = []  # a few hundred
-        self.asked: defaultdict[str, list[Fact]] = defaultdict(list)  # by split
-        self.about: defaultdict[Thing, list[Fact]] = defaultdict(list)  # by subject
-        # Right answers by split and kind, each as often as it is right.
-        self._answers: defaultdict[tuple[str, str], list[Thing]] = defaultdict(list)
+        names = {thing.name for things in self.things.values() for thing in things}
+        # "Mount Kurim" is no word.
+        self.words = sorted(name for name in names if name.isalpha())
+        # Tests spell every fourth word.
+        self.held_out_words = self.words[::4]
+        del self.words[::4]
+        self.facts = []  # a few hundred
+        self.asked = defaultdict(list)  # split -> facts
+        self.about = defaultdict(list)  # subject -> facts
+        # (split, kind) -> right answers, each as often as it is right
+        self._answers = defaultdict(list)
         for paragraph in self.text["relations"].split("\n\n"):
             self._add_facts(paragraph)
         self.subjects = list(self.about)
@@ -215,17 +211,8 @@ class World(Dice):
         """Return the lines of a section in world.txt, each split into wordings."""
         return [line.split(" | ") for line in self.text[section].splitlines()]
 
-    def _add(
-        self,
-        kind: str,
-        name: str,
-        korean: str,
-        phrase: str = "",
-        pronouns: str = "it its",
-    ) -> Thing:
-        thing = Thing(kind, name, korean, phrase or name, pronouns)
-        self.things[kind].append(thing)
-        return thing
+    def _add(self, thing: Thing) -> None:
+        self.things[thing.kind].append(thing)
 
     def _add_common_things(self) -> None:
         """Add kinds that are the same in every world, from lines such as `trade baker:제빵사 smith:대장장이`."""
@@ -233,7 +220,7 @@ class World(Dice):
             kind, *words = line.split()
             for word in words:
                 english, korean = word.split(":")
-                self._add(kind, english, korean, f"a {english}")
+                self._add(Thing(kind, english, korean, f"a {english}"))
 
     def _add_invented_things(self, people: int) -> None:
         """Add kinds with drawn names, from lines such as `river | 8 | {N} | {k}강 | the river {N} | it its`."""
@@ -248,21 +235,24 @@ class World(Dice):
                     "k": hangul,
                 }
                 name, korean, phrase = (template.format_map(words) for template in templates)
-                self._add(kind, name, korean, phrase, forms)
+                self._add(Thing(kind, name, korean, phrase, forms))
 
     def _add_derived_things(self) -> None:
         """Add roads and guilds, which are named after other things, then prices and lengths."""
         towns = self.shuffled(self.things["town"])
         # The roads form a ring through all towns.
         for start, end in zip(towns, towns[1:] + towns[:1], strict=True):
-            korean = f"{start.korean}에서 {end.korean}까지 가는 길"
-            road = self._add("road", f"the road from {start.name} to {end.name}", korean)
+            name = f"the road from {start.name} to {end.name}"
+            road = Thing("road", name, f"{start.korean}에서 {end.korean}까지 가는 길", name)
+            self._add(road)
             self.road_ends[road] = (start, end)
         for trade in self.things["trade"]:
-            self._add("guild", f"the guild of {trade.name}s", f"{trade.korean} 길드")
+            name = f"the guild of {trade.name}s"
+            self._add(Thing("guild", name, f"{trade.korean} 길드", name))
         for kind, korean, count in (("coins", "동전 {}개", 16), ("miles", "{}마일", 24)):
             for number in self.sample(range(3, 90), count):
-                self._add(kind, f"{number} {kind}", korean.format(number))
+                name = f"{number} {kind}"
+                self._add(Thing(kind, name, korean.format(number), name))
 
     def _add_facts(self, paragraph: str) -> None:
         """Read a relation from world.txt: each subject gets a value and a split.
@@ -277,8 +267,7 @@ class World(Dice):
         templates = [line.split(" | ") for line in lines]
         count = len(subjects)
         # Every value occurs about equally often, so that no value is a good guess.
-        assigned = list(islice(cycle(values), count))
-        assigned = self.shuffled(assigned)
+        assigned = self.shuffled(list(islice(cycle(values), count)))
         # The same numbers for every seed, at random places.
         splits = ["test"] * round(count * 3 / 16)
         splits += ["validation"] * round(count / 16)
@@ -290,10 +279,6 @@ class World(Dice):
             self.asked[split].append(fact)
             self.about[subject].append(fact)
             self._answers[split, value_kind].append(value)
-
-    def values_of(self, thing: Thing) -> dict[str, Thing]:
-        """Return a thing's values by relation: {"home": Badaton, "pet": genu, …}."""
-        return {fact.relation: fact.value for fact in self.about[thing]}
 
     def two_people(self) -> list[str]:
         """Return two different names."""
@@ -309,8 +294,7 @@ class World(Dice):
         rivals = self.shuffled(self._answers[fact.split, kind])
         # Then all of this kind, in case the split has too few different ones.
         rivals += self.shuffled(self.things[kind])
-        others = [thing for thing in dict.fromkeys(rivals) if thing is not fact.value]
-        choices = others[:3]
+        choices = [thing for thing in dict.fromkeys(rivals) if thing is not fact.value][:3]
         right = self.between(0, 3)
         choices.insert(right, fact.value)
         return choices, right

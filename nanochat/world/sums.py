@@ -31,8 +31,7 @@ class Problem(NamedTuple):
 def is_held_out(seed: int, a: int, b: int) -> bool:
     """Return True if only tests join these two numbers; the same for (b, a)."""
     key = f"{seed} {min(a, b)} {max(a, b)}"
-    digest = hashlib.sha256(key.encode()).digest()
-    return digest[0] % HELD_OUT_PAIRS == 0
+    return hashlib.sha256(key.encode()).digest()[0] % HELD_OUT_PAIRS == 0
 
 
 def word_problem(world: World, held_out: bool, opening: str = "") -> Problem:
@@ -40,15 +39,11 @@ def word_problem(world: World, held_out: bool, opening: str = "") -> Problem:
 
     opening: how its line in world.txt begins.
     """
-    lines = world.text["problems"].splitlines()
-    templates = [line for line in lines if line.startswith(opening)]
+    templates = [line for line in world.rows("problems") if line[0].startswith(opening)]
     # "What is {x} plus {y}?", then steps such as "x+y Now {a} has # {g}."
-    question, *steps = world.pick(templates).split(" | ")
-    factors = ""
-    for step in steps:
-        if step[1] in "*/":
-            factors += step[:3]
-    sums: list[str] = []
+    question, *steps = world.pick(templates)
+    factors = "".join(step[:3] for step in steps if step[1] in "*/")
+    sums = []
     # Draw numbers until every step fits.
     while not sums:
         # Factors and divisors stay small, so that results do.
@@ -65,8 +60,8 @@ def word_problem(world: World, held_out: bool, opening: str = "") -> Problem:
         "a": a,
         "b": b,
         "g": goods,
-        **numbers,
     }
+    words |= numbers
     sentences = []
     for step, written in zip(steps, sums, strict=True):
         # The sentence begins behind the operation and a space.

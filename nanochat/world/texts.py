@@ -29,8 +29,9 @@ def entry(world: World) -> str:
     lines = [world.pick(("# ", "")) + capitalized(thing.phrase)]
     # A related thing may follow: the town where a person lives, the animal that a person keeps.
     related = [fact.value for fact in facts if fact.value in world.about]
-    has_related = bool(related) and world.chance(0.6)
-    other = world.pick(related) if has_related else None
+    other = None
+    if related and world.chance(0.6):
+        other = world.pick(related)
     lines.append(paragraph(world, thing, 9))
     if other:
         lines.append(paragraph(world, other, 3))
@@ -49,12 +50,15 @@ def story(world: World) -> str:
     """A plot from world.txt with facts about the people and things in it."""
     # "One windy morning Hopam woke up and her genu was gone. Hopam is a hunter. She wears a grey coat. …"
     cast = draw_cast(world)
-    words = {role: thing.name for role, thing in cast.items()}
     he, his = cast["a"].pronouns.split()
-    words["he"] = he
-    words["He"] = he.capitalize()
-    words["his"] = his
-    words["weather"] = world.pick(world.text["weather"].split())
+    words = {
+        "he": he,
+        "He": he.capitalize(),
+        "his": his,
+        "weather": world.pick(world.text["weather"].split()),
+    }
+    for role, thing in cast.items():
+        words[role] = thing.name
     plot = world.pick(world.text["plots"].split("\n\n"))  # an empty line between plots
     text = ""
     for line in plot.splitlines():
@@ -72,24 +76,17 @@ def story(world: World) -> str:
 def draw_cast(world: World) -> dict[str, Thing]:
     """Return the things of a story by role: two people a and b, a town, …, and values such as `a_pet`."""
     a, b = world.sample(world.things["person"], 2)
-    cast = {}
-    for kind in (
-        "animal",
-        "town",
-        "goods",
-        "road",
-    ):
+    cast = {"a": a, "b": b}
+    for kind in ("animal", "town", "goods", "road"):
         cast[kind] = world.pick(world.things[kind])
-    cast["a"] = a
-    cast["b"] = b
     cast["start"], cast["end"] = world.road_ends[cast["road"]]
     # Guilds are listed in the order of trades.
-    trade = world.things["trade"].index(world.values_of(a)["trade"])
-    cast["guild"] = world.things["guild"][trade]
+    [trade] = [fact.value for fact in world.about[a] if fact.relation == "trade"]
+    cast["guild"] = world.things["guild"][world.things["trade"].index(trade)]
+    # "goods_price" is the price of the goods, "a_home" the town where a lives. Plots name these in braces.
     for role, thing in list(cast.items()):
-        # "goods_price" is the price of the goods, "a_home" the town where a lives.
-        for relation, value in world.values_of(thing).items():
-            cast[f"{role}_{relation}"] = value  # plots name these in braces
+        for fact in world.about[thing]:
+            cast[f"{role}_{fact.relation}"] = fact.value
     return cast
 
 
@@ -152,15 +149,14 @@ def lookup_table(world: World) -> str:
     To predict the repeated pairs, a model must copy from its context.
     """
     # Kinds with enough names for a table.
-    kinds = [things for things in world.things.values() if len(things) >= 8]
-    things = world.pick(kinds)
-    things = world.sample(things, world.between(3, 6))
-    labels = list("ABCDEF"[: len(things)])
+    kinds = [[thing.name for thing in things] for things in world.things.values() if len(things) >= 8]
+    names = world.pick(kinds)
+    names = world.sample(names, world.between(3, 6))
+    labels = "ABCDEF"[: len(names)]
     # A third of the tables pairs names with names.
     if world.chance(0.3):
-        others = world.sample(world.pick(kinds), len(things))
-        labels = [thing.name for thing in others]
-    pairs = [(thing.name, label) for thing, label in zip(things, labels, strict=True)]
+        labels = world.sample(world.pick(kinds), len(names))
+    pairs = list(zip(names, labels, strict=True))
     sign = world.pick(("=", "=", ": "))
     # "- mirror=A", "- hat=B", "- bucket=C"
     lines = [f"- {name}={label}" for name, label in pairs]

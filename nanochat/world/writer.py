@@ -15,7 +15,7 @@ from nanochat.world.chats import Rows, core_bundle, data_sets, identity_chats, t
 from nanochat.world.facts import World
 from nanochat.world.texts import document
 
-VERSION = 5  # raise with every change to the content
+VERSION = 6  # raise with every change to the content
 SHARDS = 8  # parquet files with text for training
 # Data sets with several files on the hub; all others have one.
 FILES = {"HuggingFaceTB/smol-smoltalk/data/train": 4}
@@ -99,9 +99,7 @@ def write_world(folder: Path, seed: int, size: str) -> None:
     record = {"version": VERSION, "seed": seed, "size": size}
     if folder.exists():
         written = folder / "world.json"
-        # The record may have other keys: it listed files before.
-        found = json.loads(written.read_text()) if written.exists() else {}
-        if found | record != found:
+        if not written.exists() or json.loads(written.read_text()) != record:
             raise ValueError(
                 f"{folder} is not the world of seed {seed} and size {size}, remove it or name another folder"
             )

@@ -218,6 +218,6 @@ def test_one_rank_writes(capsys):
     model = lively({"depth": 1, "width": 64, "heads": 2, "max_seq_len": 64, "vocab_size": tokenizer.vocab_size}).eval()
     for rank in (0, 1):
         trainer = SimpleNamespace(model=model, tokenizer=tokenizer, runtime=SimpleNamespace(rank=rank))
-        [evaluation] = sample_writing(trainer, 0)
+        evaluation = sample_writing(trainer, 0)
         evaluation.evaluate(None)
         assert capsys.readouterr().out.count("sample: ") == (7 if rank == 0 else 0)

@@ -14,9 +14,11 @@ from models import CONFIGS, lively
 
 from nanochat.chat import render_prompt
 from nanochat.engine import Engine, Event
-from nanochat.evals.chat import ChatScore, Options, core_of, evaluate_task, likeliest_letters, pass_probability
+from nanochat.evals import chat
+from nanochat.evals.chat import ChatScore, core_of, evaluate_task, likeliest_letters, pass_probability
 from nanochat.outcome import Estimate, mean_estimate
 from nanochat.runtime import setup
+from nanochat.settings import AnswerSettings
 from nanochat.tokenizer import Tokenizer
 from tasks import TASKS
 
@@ -103,14 +105,15 @@ def test_a_batch_picks_what_each_prompt_picks_alone(name):
     assert len(set(expected)) > 2
     for size in (1, 5, 24):
         parts = [slice(i, i + size) for i in range(0, 24, size)]
-        got = [choice for part in parts for choice in likeliest_letters(model, prompts[part], letters[part], "cpu")]
+        got = [choice for part in parts for choice in likeliest_letters(model, prompts[part], letters[part])]
         assert got == expected, size
 
 
-def test_a_task_of_letters(hub):
+def test_a_task_of_letters(hub, monkeypatch):
     model, tokenizer = make_model()
     task = TASKS["ARC-Easy"]()
-    options = Options(batch_size=7, max_problems=40)
+    monkeypatch.setattr(chat, "LETTER_BATCH", 7)
+    options = AnswerSettings(max_problems=40)
     score = evaluate_task(task, model, None, tokenizer, OneProcess(), options)
     verdicts = []
     for record, conversation in zip(score.records, task, strict=False):
@@ -138,7 +141,7 @@ def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, roo
     prompts = [render_prompt(task[number], tokenizer) for number in range(20)]
     engine = Scripted(tokenizer, lambda request: [""])
     score = evaluate_task(
-        task, model, engine, tokenizer, OneProcess(), Options(max_new_tokens=30, max_problems=20), name
+        task, model, engine, tokenizer, OneProcess(), AnswerSettings(max_new_tokens=30, max_problems=20), name
     )
     cut = [len(prompt) > room for prompt in prompts]
     assert any(cut)
@@ -164,7 +167,7 @@ def test_what_is_written_is_judged_and_kept(hub):
     ]
     prompts = [render_prompt(conversation, tokenizer) for conversation in conversations]
     engine = Scripted(tokenizer, lambda request: texts[prompts.index(list(request.tokens))])
-    options = Options(temperature=0.7, top_k=9, num_samples=3, max_new_tokens=50, max_problems=9, seed=4)
+    options = AnswerSettings(temperature=0.7, top_k=9, num_samples=3, max_new_tokens=50, max_problems=9, seed=4)
     score = evaluate_task(task, model, engine, tokenizer, OneProcess(), options)
     assert score.pass_at.keys() == {1, 2, 3}
     for k in (1, 2, 3):
@@ -192,7 +195,7 @@ def written_plainly(model, prompt: list[int], count: int, stop: set[int]) -> lis
 def test_the_engine_writes_what_is_likeliest(hub):
     model, tokenizer = make_model()
     task = TASKS["GSM8K"]()
-    options = Options(max_new_tokens=8, max_problems=6)
+    options = AnswerSettings(max_new_tokens=8, max_problems=6)
     score = evaluate_task(task, model, Engine(model, tokenizer, slots=4), tokenizer, OneProcess(), options)
     stop = {tokenizer.special_tokens[name] for name in ("<|assistant_end|>", "<|bos|>")}
     for record, conversation in zip(score.records, task, strict=False):
@@ -214,7 +217,8 @@ def ask(out: Path, runtime) -> None:
     """What a process gets, in files beside `out`."""
     model, tokenizer = make_model()
     engine = Engine(model, tokenizer, slots=3)
-    options = Options(temperature=1.0, top_k=20, num_samples=2, max_new_tokens=5, batch_size=5, max_problems=19)
+    chat.LETTER_BATCH = 5  # several batches for each rank
+    options = AnswerSettings(temperature=1.0, top_k=20, num_samples=2, max_new_tokens=5, max_problems=19)
     for name in ("ARC-Challenge", "GSM8K"):
         few = replace(options, max_problems=2)
         evaluate_task(TASKS[name](), model, engine, tokenizer, runtime, few)  # some ranks have nothing to do

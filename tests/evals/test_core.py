@@ -24,11 +24,12 @@ from bundles import (
 from models import CONFIGS, lively
 from plain_core import decide
 
-from nanochat.evals.core import Result, core_metric, core_scores, evaluate_core
+from nanochat.evals import core
+from nanochat.evals.core import core_metric, core_scores, evaluate_core
 from nanochat.evals.core_tasks import read_bundle, tokenize_items
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, read_metrics
-from nanochat.outcome import mean_estimate
+from nanochat.outcome import Estimate, mean_estimate
 from nanochat.train import State
 
 TASKS = [*world_tasks(9), *HARD]
@@ -104,16 +105,16 @@ def assert_plain(model, tokenizer, tasks, folder: Path) -> list[bool]:
 
 def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, tasks, tmp_path):
     """Long prompts are cut at 256 tokens; the short window is 128."""
-    results = evaluate_core(model, tokenizer, tasks, one_process(), folder=tmp_path)
+    scores = evaluate_core(model, tokenizer, tasks, one_process(), folder=tmp_path)
     correct = assert_plain(model, tokenizer, tasks, tmp_path)
     assert 10 < sum(correct) < len(correct) - 10
     items = [item for task in tasks for item in all_items(task, tokenizer)]
     lengths = [len(item.prefix) + max(map(len, item.options)) for item in items]
     assert min(lengths) < 100 < 256 < max(lengths)
-    for task, result in zip(tasks, results, strict=True):
+    assert list(scores) == [task.label for task in tasks]
+    for task in tasks:
         correct = [decision["correct"] for decision in decisions(tmp_path, task)]
-        assert (result.label, result.items, result.baseline) == (task.label, len(correct), task.baseline)
-        assert result.accuracy.value == statistics.mean(correct)
+        assert scores[task.label] == mean_estimate(correct).centered(task.baseline)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -131,10 +132,11 @@ def test_rows_longer_than_the_context_share_a_batch_with_shorter_ones(tokenizer,
     long = CoreTask("long", "hard", CHOICE, 0, 12, [choices("Which? ", *options), choices("Is it?", "yes", "no")])
     write_bundle(tmp_path / "mirror", [*HARD, long])
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "mirror"))
+    monkeypatch.setitem(core.BATCH_TOKENS, "cpu", 10**6)
     for context in (16, 100, 171):
         model = untrained(tokenizer, max_seq_len=context)
         folder = tmp_path / str(context)
-        evaluate_core(model, tokenizer, read_bundle(), one_process(), 0, folder, 10**6)
+        evaluate_core(model, tokenizer, read_bundle(), one_process(), 0, folder)
         assert_plain(model, tokenizer, read_bundle(), folder)
         too_long = sum("too_long" in ours for task in read_bundle() for ours in decisions(folder, task))
         assert (too_long > 0) == (context == 16)  # these answers do not fit, and are wrong
@@ -165,7 +167,8 @@ def test_batches_and_ranks_do_not_matter_and_prefixes_are_computed_once(model, t
 
     def evaluate(batch_tokens, **process):
         shapes.clear()
-        evaluate_core(model, tokenizer, [task], one_process(**process), 0, tmp_path / "found", batch_tokens)
+        monkeypatch.setitem(core.BATCH_TOKENS, "cpu", batch_tokens)
+        evaluate_core(model, tokenizer, [task], one_process(**process), 0, tmp_path / "found")
         return decisions(tmp_path / "found", task)
 
     alone = evaluate(1)
@@ -198,16 +201,15 @@ def test_standard_errors_are_those_of_items_drawn_again():
     for share, size, baseline in ((0.6, 80, 0.25), (0.1, 50, 0.0), (0.8, 120, 0.5)):
         drawn_tasks.append(([dice.random() < share for _ in range(size)], baseline))
 
-    def results(draw) -> list[Result]:
-        drawn = [(draw(correct), baseline) for correct, baseline in drawn_tasks]
-        return [Result("", len(correct), baseline, mean_estimate(correct)) for correct, baseline in drawn]
+    def metric(draw) -> Estimate:
+        scores = [mean_estimate(draw(correct)).centered(baseline) for correct, baseline in drawn_tasks]
+        return core_metric(dict(enumerate(scores)))
 
-    given = results(list)
-    value, stderr = core_metric(given)
+    value, stderr = metric(list)
     centered = [(statistics.mean(correct) - baseline) / (1 - baseline) for correct, baseline in drawn_tasks]
     assert value == pytest.approx(statistics.mean(centered))
-    drawn = [results(lambda correct: dice.choices(correct, k=len(correct))) for _ in range(1000)]
-    assert statistics.stdev(core_metric(each).value for each in drawn) == pytest.approx(stderr, rel=0.1)
+    drawn = [metric(lambda correct: dice.choices(correct, k=len(correct))) for _ in range(1000)]
+    assert statistics.stdev(each.value for each in drawn) == pytest.approx(stderr, rel=0.1)
 
 
 def broken_compiler(graph, inputs):
@@ -222,8 +224,8 @@ def test_the_evaluation_of_the_training_loop(model, tokenizer, tasks, tmp_path, 
     state = State(step=7)
     with MetricLog(tmp_path) as log:
         trainer = SimpleNamespace(model=model, tokenizer=tokenizer, runtime=one_process(), log=log)
-        assert core_scores(trainer, -1, 8) == []
-        [evaluation] = core_scores(trainer, 5, 8)
+        assert core_scores(trainer, -1) == []
+        [evaluation] = core_scores(trainer, 5)
         evaluation.evaluate(state)
         [record] = read_metrics(log.path)
     assert model.attention == "flash3"

@@ -5,7 +5,7 @@ import json
 from base_runs import Base
 from bundles import world_tasks, write_bundle
 
-FLAGS = ("--core-metric-every=8", "--core-metric-max-per-task=6", "--sample-every=8", "--max-seq-len=128")
+FLAGS = ("--core-metric-every=8", "--sample-every=8", "--max-seq-len=128")
 
 
 def test_evaluations_run_as_often_as_asked(tmp_path):

@@ -30,6 +30,15 @@ RIGHT = {
     "fences that are not closed": f"```python\n{FUNCTION}",
 }
 WRONG = ["", "I cannot.", "```\n```", "def other(r):\n    return 1"]
+ROWS = [
+    {
+        "prompt": f'def {name}(a, b):\n    """Return a result."""\n',
+        "canonical_solution": f"    return a {sign} b\n",
+        "test": f"def check(candidate):\n    assert candidate(6, 3) == 6 {sign} 3\n",
+        "entry_point": name,
+    }
+    for name, sign in {"add": "+", "subtract": "-", "times": "*"}.items()
+]
 
 
 def test_answers_become_programs():
@@ -55,10 +64,11 @@ def test_answers_become_programs():
 
 
 @NEEDS_SANDBOX
-def test_right_programs_pass_and_others_do_not(world_hub):
+def test_right_programs_pass_and_others_do_not(write_rows):
+    write_rows("HumanEval", ROWS)
     task = TASKS["HumanEval"]()
     answers = []
-    for conversation in [conversation for conversation, _ in zip(task, range(4), strict=False)]:
+    for conversation in task:
         prompt, solution = (message["content"] for message in conversation["messages"])
         answers += [(conversation, solution), (conversation, f"```python\n{solution[len(prompt) :]}```")]
         answers += [(conversation, "    pass"), (conversation, "    import os\n    os._exit(0)")]
@@ -74,11 +84,12 @@ def test_all_164_official_solutions_pass(mirror):
     assert task.evaluate_all(answers) == [True] * 164
 
 
-def test_programs_that_cannot_be_contained_are_not_run(world_hub, monkeypatch, capsys):
+def test_programs_that_cannot_be_contained_are_not_run(write_rows, monkeypatch, capsys):
+    write_rows("HumanEval", ROWS)
     monkeypatch.setattr(sandbox, "missing", lambda: "no namespaces")
     with pytest.raises(ValueError, match="programs cannot be contained here: no namespaces; --unsafe-exec runs"):
         open_tasks("HumanEval")
     assert "HumanEval" not in open_tasks("")
     assert "tasks: HumanEval is left out: programs cannot be contained" in capsys.readouterr().out
     task = open_tasks("HumanEval", unsafe_exec=True)["HumanEval"]
-    assert task.evaluate_all([(one, one["messages"][1]["content"]) for one in (task[0], task[1])]) == [True, True]
+    assert task.evaluate_all([(one, one["messages"][1]["content"]) for one in task]) == [True, True, True]

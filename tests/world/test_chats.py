@@ -1,7 +1,5 @@
 """Conversations and evaluation sets: held-out facts stay out of training, and every answer is right."""
 
-import contextlib
-import io
 import re
 from collections import Counter
 
@@ -121,15 +119,6 @@ def test_the_right_option_is_the_result_of_the_rationale():
         assert list(options) == list("ABCDE")
         assert len(set(options.values())) == 5
         assert options[row["correct"]] == re.findall(r"= (\d+)", row["rationale"])[-1]
-
-
-def test_canonical_solutions_pass():
-    for row in rows_of("humaneval"):
-        program = f"{row['prompt']}{row['canonical_solution']}\n{row['test']}\ncheck({row['entry_point']})\n"
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(program, {})
-        with pytest.raises((AssertionError, TypeError, NameError)):
-            exec(program.replace(row["canonical_solution"], "    return None\n"), {})
 
 
 # ---- conversations ----
