@@ -47,8 +47,7 @@ def main(config: Config) -> None:
         # Spelling tasks take their words from the tokenizer's training text.
         tasks = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
         if not tasks:
-            missing = "no task has its files here"
-            raise ValueError(f"{missing}, see `python -m scripts.prepare --tasks=…` or set NANOCHAT_HUB")
+            raise ValueError("no task has its files here, see `python -m scripts.prepare` or set NANOCHAT_HUB")
         # One engine answers all tasks: its KV cache is allocated once.
         engine = Engine(model, tokenizer, config.slots)
         scores = {}

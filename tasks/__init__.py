@@ -1,10 +1,8 @@
 """The table with all tasks, and functions that open tasks by name.
 
-Others import from here: TASKS, JUDGED, CHAT_CORE, pick, mixture, open_tasks, chat_data. A new task is a row in a
+Others import from here: TASKS, JUDGED, CHAT_CORE, pick, open_tasks, chat_data. A new task is a row in a
 module's table SETS, or a new module and a line in TASKS; docs/tasks.md has a row for each task.
 """
-
-from functools import partial
 
 from nanochat.data.hub import HubError, is_here
 from nanochat.evals.sandbox import NoSandbox
@@ -28,16 +26,12 @@ CHAT_CORE = CHAT[:-1]  # the tasks whose mean is ChatCORE, the last name
 WORLD_TASKS = ("ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # evaluated too on an embedded world
 
 
-# Opens a mixture to learn from or to validate with: mixture(spec, split, seed, default, tokenizer).
-mixture = partial(mixing.mix, TASKS)
-
-
 def chat_data(
     config: ChatTuneSettings, default: str, tokenizer: str
 ) -> tuple[mixing.Mixture, mixing.Mixture, dict[str, Task]]:
     """Return the conversations to learn from, those to validate with, and the tasks to score."""
-    chats = mixture(config.mixture, "train", config.seed, default, tokenizer)
-    new_chats = mixture(config.mixture, "validation", config.seed, default, tokenizer)
+    chats = mixing.mix(TASKS, config.mixture, "train", config.seed, default, tokenizer)
+    new_chats = mixing.mix(TASKS, config.mixture, "validation", config.seed, default, tokenizer)
     tasks = {}
     if config.eval_metrics_every >= 0:
         tasks = open_tasks(config.eval_metrics_tasks, tokenizer=tokenizer)

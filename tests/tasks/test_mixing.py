@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 from chat_files import chat, key, write_lines
 
-from tasks import TASKS, mixture
+from tasks import TASKS
+from tasks.mixing import mix
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def own_file(tmp_path) -> str:
 
 
 def test_a_mixture_has_each_row_as_often_as_there_are_epochs(world_hub, own_file):
-    found = mixture(f"smoltalk, MMLU:2 ,gsm8k:0.5,aqua@30:1.5,{own_file}:3", "train", seed=5)
+    found = mix(TASKS, f"smoltalk, MMLU:2 ,gsm8k:0.5,aqua@30:1.5,{own_file}:3", "train", seed=5)
     sizes = {name: len(TASKS[name]("train")) for name in ("SmolTalk", "MMLU", "GSM8K")}
     assert found.rows == {
         "SmolTalk": sizes["SmolTalk"],
@@ -42,7 +43,7 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(world_hub, own_file
 
 
 def test_the_seed_gives_order_and_samples(world_hub):
-    first, again, other = (list(map(key, mixture("arc-easy,aqua@50", seed=seed))) for seed in (3, 3, 4))
+    first, again, other = (list(map(key, mix(TASKS, "arc-easy,aqua@50", seed=seed))) for seed in (3, 3, 4))
     assert first == again
     assert first != other
     assert sorted(first) != sorted(other)  # the sample of AQUA differs too
@@ -53,7 +54,7 @@ def test_the_seed_gives_order_and_samples(world_hub):
 
 def test_validation_has_every_held_out_row_once(world_hub, own_file):
     spec = f"smoltalk:2,arc-easy,aqua@7:3,identity,{own_file}:5"
-    train, held_out = (mixture(spec, split, seed=3) for split in ("train", "validation"))
+    train, held_out = (mix(TASKS, spec, split, seed=3) for split in ("train", "validation"))
     assert held_out.rows == {
         "SmolTalk": len(TASKS["SmolTalk"]("test")),  # it has no validation split
         "ARC-Easy": len(TASKS["ARC-Easy"]("validation")),
@@ -80,23 +81,23 @@ def test_validation_has_every_held_out_row_once(world_hub, own_file):
 )
 def test_mistakes_in_a_mixture_are_named(spec, split, sentence, world_hub):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        mixture(spec, split)
+        mix(TASKS, spec, split)
 
 
 def test_a_default_leaves_out_tasks_without_files(world_hub, tmp_path, monkeypatch, capsys):
     """Only a specification that the user typed has to be there in full."""
-    found = mixture("", default="multi-turn,aqua@999")
+    found = mix(TASKS, "", default="multi-turn,aqua@999")
     assert found.rows == {"AQUA": 100}
     assert "train mixture: Multi-Turn is left out: 1 of 1 files are not available:" in capsys.readouterr().out
     with pytest.raises(ValueError, match="files are not available"):
-        mixture("multi-turn,aqua")
+        mix(TASKS, "multi-turn,aqua")
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
     with pytest.raises(ValueError, match="no task of multi-turn,aqua is here: set NANOCHAT_HUB"):
-        mixture("", default="multi-turn,aqua")
+        mix(TASKS, "", default="multi-turn,aqua")
 
 
 def test_a_mixture_names_its_files(world_hub, tmp_path, own_file):
-    origin = mixture(f"aqua@30:2,simplespelling@9,{own_file}", seed=5).origin()
+    origin = mix(TASKS, f"aqua@30:2,simplespelling@9,{own_file}", seed=5).origin()
     assert {name: one["rows"] for name, one in origin.items()} == {"AQUA": 60, "SimpleSpelling": 9, "json:my.jsonl": 38}
     [file] = TASKS["AQUA"].files("train")
 

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from nanochat.calculator import calculate
-from tasks import TASKS, mixture, open_tasks
+from tasks import TASKS, open_tasks
+from tasks.mixing import mix
 from tasks.spelling import frequent_words
 
 
@@ -49,7 +50,7 @@ def test_words_are_those_of_the_tokenizer_of_the_run(world_hub, tmp_path, base):
     words = frequent_words("mine")
     assert {words[0], words[1]} == {"zebra", "빠른"}
     assert "zebra" not in frequent_words()
-    learned, evaluated = mixture("simplespelling", tokenizer="mine"), open_tasks("simplespelling", tokenizer="mine")
+    learned, evaluated = mix(TASKS, "simplespelling", tokenizer="mine"), open_tasks("simplespelling", tokenizer="mine")
     for task in (learned, evaluated["SimpleSpelling"]):
         assert {one["messages"][0]["content"].removeprefix("Spell the word: ") for one in task} <= set(words)
 
