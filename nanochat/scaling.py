@@ -38,7 +38,6 @@ FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
 # Values that a block keeps for the backward, per token and width: counted for MLP ratio 4, not compiled
 # (compiled: 21).
 BLOCK_KEEPS = 24
-HORIZONS = ("num_iterations", "target_flops", "target_param_data_ratio", "target_seconds")  # flags that end a run
 
 
 # ---- the plan ----
@@ -183,17 +182,15 @@ def _state_bytes(model: GPT) -> int:
 def _horizon(config: "TrainingSettings", n: int, flops: float, batch: int) -> tuple[int | None, float | None, str]:
     """Return steps or seconds (the other is None), and a note about the steps. flops: per token."""
     # -1 is the default of all horizons; HorizonSettings refuses two of them, and values that are not above 0.
-    given = {name: getattr(config, name) for name in HORIZONS if getattr(config, name) != -1}
-    name, value = next(iter(given.items()), ("target_param_data_ratio", TOKENS_PER_PARAMETER))
-    if name == "target_seconds":
-        return None, value, f"as many as {value:g} seconds allow"  # the step count shows at the end
-    if name == "num_iterations":
-        return value, None, "given"
-    if name == "target_flops":
-        steps, note = value / (flops * batch), f"{value:g} FLOPs / those of a step"  # rounded at the end
-    else:
-        steps, note = value * n // batch, f"{value:g} x N / total_batch_size"
-    return max(1, round(steps)), None, note
+    if config.target_seconds != -1:
+        return None, config.target_seconds, f"as many as {config.target_seconds:g} seconds allow"
+    if config.num_iterations != -1:
+        return config.num_iterations, None, "given"
+    if config.target_flops != -1:
+        steps = round(config.target_flops / (flops * batch))
+        return max(1, steps), None, f"{config.target_flops:g} FLOPs / those of a step"
+    ratio = config.target_param_data_ratio if config.target_param_data_ratio != -1 else TOKENS_PER_PARAMETER
+    return max(1, round(ratio * n // batch)), None, f"{ratio:g} x N / total_batch_size"
 
 
 def rate_scale(total_batch_size: int) -> float:

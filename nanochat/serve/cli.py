@@ -3,7 +3,7 @@
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -57,12 +57,9 @@ def typed_lines(history: Path) -> Iterator[str]:
 
 
 @contextmanager
-def catch_interrupts(enabled: bool) -> Iterator[list[int]]:
+def catch_interrupts() -> Iterator[list[int]]:
     """Collect Ctrl-C in a list and raise nothing: an exception could cut an engine's step in the middle."""
     caught: list[int] = []
-    if not enabled:
-        yield caught
-        return
     # The handler runs in the main thread, then the step resumes.
     before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
     try:
@@ -159,7 +156,7 @@ class TerminalChat:
         reply = Reply(self.engine.tokenizer)
         pieces: list[Piece] = []
         with (
-            catch_interrupts(self.interactive) as interrupts,
+            catch_interrupts() if self.interactive else nullcontext([]) as interrupts,
             closing(AnswerPrinter(self.out)) as printer,
             closing(self.engine.stream([request])) as events,
         ):
