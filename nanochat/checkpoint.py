@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,14 +70,11 @@ def load(folder: Path, step: int, hashes: bool = True) -> Checkpoint:
     path = _home(folder, step)
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        # The step too: a manifest may have been copied from another folder.
-        intact = manifest.pop("sha256") == _manifest_hash(manifest) and manifest["step"] == step
-        damaged = [] if intact else [MANIFEST]
-        if intact and hashes:
+        damaged = [] if manifest.pop("sha256") == _manifest_hash(manifest) else [MANIFEST]
+        if hashes and not damaged:
             with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
-                found = list(pool.map(lambda name: read_sha256(path / name), manifest["files"]))
-            files = manifest["files"].items()
-            damaged = [name for (name, file), sha256 in zip(files, found, strict=True) if sha256 != file["sha256"]]
+                found = {name: pool.submit(read_sha256, path / name) for name in manifest["files"]}
+            damaged = [name for name, sha256 in found.items() if sha256.result() != manifest["files"][name]["sha256"]]
     except (ValueError, KeyError, OSError) as error:
         raise ValueError(f"{path} cannot be read ({error})") from error
     if damaged:
@@ -129,7 +125,6 @@ class Saver:
         keep_last: int = 0,
         store: "Store | None" = None,
     ):
-        assert store is not None or world_size == 1, "ranks need a store to exchange results"
         self.folder = folder
         self.rank, self.world_size = rank, world_size
         self.keep_last = keep_last
@@ -182,14 +177,8 @@ class Saver:
     def __enter__(self) -> "Saver":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.wait()
-        except OSError:
-            if error is None:  # else it must not hide the error that ends the run; it has been printed
-                raise
+    def __exit__(self, *exception: object) -> None:
+        self.wait()
 
     @property
     def _optimizer_file(self) -> str:
@@ -269,13 +258,12 @@ def _write_files(folder: Path, files: dict[str, dict[str, Tensor]]) -> dict[str,
 # ---- a run's folder ----
 
 
-def check_free_space(folder: Path, needed: int, name: str = "a checkpoint") -> None:
-    """Raise an OSError where `needed` bytes do not fit."""
-    # The folder may not exist yet: ask the nearest parent's disk.
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
+def check_free_space(folder: Path, needed: int) -> None:
+    """Raise an OSError where the `needed` bytes for a run's checkpoints do not fit."""
+    free = shutil.disk_usage(folder).free
     if free < needed:
-        raise OSError(f"{folder} has no room for {name}: {needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free")
+        sizes = f"{needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free"
+        raise OSError(f"{folder} has no room for the checkpoints of this run: {sizes}")
 
 
 @contextmanager

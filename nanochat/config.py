@@ -7,6 +7,7 @@ import io
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
@@ -19,13 +20,10 @@ Config = TypeVar("Config")
 def _parse_count(words: list[str]) -> int:
     """Return a whole number: 20000, 20_000 or 2e4."""
     text = words[0]  # nargs=1
-    try:
-        return int(text)
-    except ValueError:
-        pass
     with contextlib.suppress(ValueError):
-        if float(text).is_integer():  # False for infinities and NaN
-            return int(float(text))
+        number = Fraction(text)
+        if number.denominator == 1:
+            return int(number)
     raise ValueError(f"{text} is not a whole number, write it like 20000 or 2e4")
 
 

@@ -18,20 +18,13 @@ Figures = Mapping[str, float | None]
 WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends; W&B adds some of its own
 RESUMED = "resumed"  # kind of marker records, written where a run resumes
 
-PLAIN_SECONDS = 5.0  # between lines about a long job
-STEP_SECONDS = 0.5, 10.0  # between lines about training steps: at first, and at most
-STEP_SHARE = 0.02  # in between: this share of the time since training began
+LINE_SECONDS = 5.0  # between lines about a long job, or about training steps
 
 # ---- printing ----
 
 
 def is_main_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"  # torchrun sets RANK; else there is one process
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Return True if colors can be shown there."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def print_line(*values: Any, sep: str = " ", file: TextIO | None = None) -> None:
@@ -77,7 +70,7 @@ def format_value(value: Any) -> str:
         return f"{value:.4f}"
     if isinstance(value, int) and abs(value) >= 10_000:
         return f"{value:,}"
-    return " ".join(str(value).split("\n"))
+    return str(value).replace("\n", " ")
 
 
 def is_known(error: float | None) -> bool:
@@ -243,24 +236,23 @@ class Progress:
         """Print a line if it is time to; cheap enough to call at every step. total: 0 if it is not known."""
         self._done = done  # for the closing line
         now = time.monotonic()
-        if now - self._shown < PLAIN_SECONDS:
+        if now - self._shown < LINE_SECONDS:
             return
         self._shown = now
         rate = done / (now - self._start)
-        text = f"{short(done)} {self._unit} | {short(rate)}/s"
+        parts = [f"{short(done)} {self._unit}", f"{short(rate)}/s"]
         if total and done:
             total = max(total, done)  # some totals are estimates
-            text = f"{done / total:4.0%} of {short(total)} {self._unit} | {short(rate)}/s"
-            text += f" | {duration((total - done) / rate)} left"
+            parts[0] = f"{done / total:4.0%} of {short(total)} {self._unit}"
+            parts.append(f"{duration((total - done) / rate)} left")
         if note:
-            text += f" | {note}"
-        print0(f"{self._label}: {text}", file=sys.stderr)
+            parts.append(note)
+        print0(f"{self._label}: {' | '.join(parts)}", file=sys.stderr)
 
     def close(self) -> None:
         """Print the totals."""
         seconds = time.monotonic() - self._start
-        rate = short(self._done / max(seconds, 1e-6))  # never a division by zero
-        print0(f"{self._label}: {self._done:,} {self._unit} in {duration(seconds)} | {rate}/s", file=sys.stderr)
+        print0(f"{self._label}: {self._done:,} {self._unit} in {duration(seconds)}", file=sys.stderr)
 
 
 class StepProgress:
@@ -272,7 +264,6 @@ class StepProgress:
 
     def __init__(self, steps: int | None):
         self._of_all = "" if steps is None else f"/{steps:05d}"
-        self._start = time.monotonic()
         self._shown = -math.inf
         self._first: tuple[float, float] | None = None  # wall clock and progress after the first step
         self._line = ""  # about the last step, not printed yet
@@ -299,10 +290,7 @@ class StepProgress:
             f"eta: {left}",
         ]
         self._line = " | ".join(parts)
-        # Half a second at first, 2 % after 25 seconds, 10 seconds from 500 on.
-        first_pause, longest_pause = STEP_SECONDS
-        pause = min(longest_pause, max(first_pause, STEP_SHARE * (now - self._start)))
-        if now - self._shown >= pause:
+        if now - self._shown >= LINE_SECONDS:
             self._shown = now
             self.close()
 

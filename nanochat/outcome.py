@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nanochat.log import duration, metric_curve, print0, read_metrics
+from nanochat.log import duration, metric_curve, read_metrics
 from nanochat.paths import read_sha256, stage_dir, write_json
 
 if TYPE_CHECKING:
@@ -166,14 +166,8 @@ def _hardware() -> dict[str, str]:
 
 
 def read_outcomes(base: Path, tag: str = "") -> list[Outcome]:
-    """Return the record for each stage below `base`, of all tags or one; a damaged record is named and left out."""
-    found = []
-    for path in sorted(base.glob(f"*/{tag or '*'}/outcome.json")):
-        try:
-            found.append(Outcome.load(path))
-        except (TypeError, ValueError) as error:
-            print0(f"{path} is left out: {error}", file=sys.stderr)
-    return found
+    """Return the record for each stage below `base`, of all tags or one."""
+    return [Outcome.load(path) for path in sorted(base.glob(f"*/{tag or '*'}/outcome.json"))]
 
 
 # ---- estimates ----
@@ -286,7 +280,7 @@ def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
         "Task": task,
         "Training questions": questions,
         "Number of iterations": state.step,
-        "Reward, a moving average": state.notes.get("reward", "n/a"),
+        "Reward, a moving average": state.notes.get("reward", NOT_KNOWN),
     }
     for moment in ("before", "after"):
         for name, (value, stderr) in state.notes.get(moment, {}).items():

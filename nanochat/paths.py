@@ -72,10 +72,9 @@ def read_sha256(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, survive a power cut; does nothing where folders cannot be opened."""
-    if os.name == "posix":  # Windows cannot open a folder
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    """Make a file, or the names in a folder, survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -38,7 +38,7 @@ from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome, chat_tuning_metrics, run_metrics, training_curves
 from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.paths import stage_dir
-from nanochat.runtime import COMPILING_SECONDS, Runtime, setup, stop_requests
+from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests
 from nanochat.scaling import accumulation_steps, legal_rows, rate_scale, read_rows
 from nanochat.settings import FineTuneSettings, TrainingSettings, inherit
 from nanochat.stages import MODELS
@@ -219,9 +219,11 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
     parent = {"stage": MODELS[config.source], "tag": config.parent_tag}
     origin = resumed  # has everything that the parent gave
     if origin is None:
-        origin = find_model(parent["stage"], parent["tag"], config.model_step, runtime)
+        origin = find_model(parent["stage"], parent["tag"], -1, runtime)
     manifest = origin.manifest
-    takes_states = config.warm_start and not resumed and manifest["optimizer"]  # an imported model has none
+    takes_states = config.warm_start and not resumed
+    if takes_states and not manifest["optimizer"]:  # an imported model
+        raise ValueError(f"{origin.path} has no optimizer state to start with: give --no-warm-start")
     config = inherit(config, manifest)  # no field is None from here on
     # Rollouts count rows, at most as long as the context.
     batch = rows * config.max_seq_len if rows else config.total_batch_size
@@ -271,7 +273,7 @@ def training(
         else:
             start = _start_from_parent(config, rows, resumed, runtime)
         if resumed:
-            runtime = runtime.with_dtype(resumed.manifest["dtype"])  # `auto` may choose another on another day
+            runtime = replace(runtime, dtype=DTYPES[resumed.manifest["dtype"]])  # `auto` may differ on another machine
         model, optimizer, device_rows = build(start, runtime, in_fp8)
         # Schedules multiply the initial rate.
         for group in optimizer.groups:
@@ -350,7 +352,7 @@ class Trainer:
         )
         # The last save ends inside `stop_requests`: a second signal ends it too.
         with stop_requests() as requests, source, self._saving(source, merge, data) as save:
-            state = self._restore(source)
+            state = self._restore(source, data)
             loop = TrainingLoop(
                 self.model,
                 source,
@@ -412,7 +414,7 @@ class Trainer:
         rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
         self.finish(state, rows | metrics | chat_tuning_metrics(state, source))
 
-    def _restore(self, source: BatchSource) -> State:
+    def _restore(self, source: BatchSource, data: list[dict[str, Any]] | dict[str, Any]) -> State:
         """Return the state to train from; optimizer and source are as they were saved.
 
         Random generators are not: all of them start from a seed and a position.
@@ -421,6 +423,9 @@ class Trainer:
             self.log.resume(-1)  # marks old records as another run's
             return State()
         manifest = self.resumed.manifest
+        before = manifest["data"], manifest["source"]["setting"]
+        if before != (data, source.state_dict()["setting"]):
+            raise ValueError(f"{self.folder}: the data is not what the run began with: put it back, or --resume=never")
         # The model has its weights since it was built.
         self.optimizer.load_state_tensors(self.resumed.optimizer_state)
         source.load_state_dict(manifest["source"])  # even in the middle of an epoch
@@ -438,7 +443,7 @@ class Trainer:
         # Refuse to start without room for the checkpoints of this run: one is written before an old one goes.
         copies = max(1, self.config.keep_last + 1 - len(steps(self.folder)))
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        check_free_space(self.folder, copies * CHECKPOINT_BYTES * parameters, "the checkpoints of this run")
+        check_free_space(self.folder, copies * CHECKPOINT_BYTES * parameters)
         # Manifest entries shared by all checkpoints.
         record = self.start.record | {
             "stage": self.stage,

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -71,10 +71,6 @@ class Runtime:
     def compiling_pays(self, flops: float) -> bool:
         """Return True if `flops`, shared by the ranks, take longer than compiling; always True on an accelerator."""
         return self.device.type != "cpu" or flops / self.world_size > COMPILING_PAYS
-
-    def with_dtype(self, name: str) -> "Runtime":
-        """Return the runtime in a checkpoint's precision: another machine may have chosen another."""
-        return replace(self, dtype=DTYPES[name])
 
     def peak_memory(self) -> int:
         """Return the most bytes that this process has held: on the accelerator, or in main memory on a CPU."""

@@ -307,17 +307,10 @@ class TrainingSettings(
 class FineTuneSettings(TrainingSettings):
     """Training from another stage's checkpoint. A setting that is None is the parent's (see `inherit`)."""
 
-    # The parent: its stage, its run, its checkpoint.
+    # The parent: its stage and its run.
     source: Source = changed(ModelChoice, "source", "base", text="stage to start from", short=None)
     # One tag through all stages needs no flag.
     model_tag: str = option("", "run to start from (default: the run of the same tag)", group="model")
-    model_step: Count = option(
-        -1,
-        "step of the checkpoint to start from (-1: the newest)",
-        group="model",
-        least=-1,
-        in_card=False,
-    )
     # Ends a run by the progress through the data, where neither steps nor seconds do.
     num_epochs: float = option(
         -1.0,
@@ -346,7 +339,7 @@ class FineTuneSettings(TrainingSettings):
         group="optimizer",
         least=0,
     )
-    warm_start: bool = option(True, "start with the optimizer state of the parent, if it has one", group="optimizer")
+    warm_start: bool = option(True, "start with the optimizer state of the parent", group="optimizer")
 
     @property
     def parent_tag(self) -> str:

@@ -19,7 +19,6 @@ from nanochat.paths import write_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import tiktoken
 
 SPECIAL_TOKENS = (
     "<|bos|>",  # begins every document
@@ -115,15 +114,15 @@ class Tokenizer:
             **self._definition(),
             "token_bytes": self.token_lengths().tolist(),
         }
-        write_text(Path(path), json.dumps(record, ensure_ascii=False))
+        write_text(path, json.dumps(record, ensure_ascii=False))
         return content_hash
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
         """Return the tokenizer from a file written by `save`."""
-        if not Path(path).is_file():
+        if not path.is_file():
             raise ValueError(f"no tokenizer is at {path}; train one with `python -m scripts.tok_train`")
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
         # Tokenizers of other programs are JSON files too.
         if record.get("format") != FORMAT:
             raise ValueError(f"{path} is not a tokenizer file with format {FORMAT}; use scripts.tok_train")
@@ -131,16 +130,3 @@ class Tokenizer:
         special = record["special_tokens"]
         names = sorted(special, key=special.get)
         return cls(rustbpe.Tokenizer(record["merges"], names, record["pattern"]))
-
-    def to_tiktoken(self) -> tiktoken.Encoding:
-        """Return the same tokenizer for `tiktoken`."""
-        import tiktoken
-
-        # tiktoken wants ranks without the special tokens.
-        count = self.vocab_size - len(self.special_tokens)
-        return tiktoken.Encoding(
-            name=f"nanochat-{self.content_hash[:12]}",
-            pat_str=self.core.pattern,
-            mergeable_ranks={self.core.token_bytes(rank): rank for rank in range(count)},
-            special_tokens=self.special_tokens,
-        )

@@ -80,12 +80,10 @@ class Evaluation:
     at_start: bool = False  # also before the first step
 
     def is_due(self, state: State, finished: bool) -> bool:
-        if self.every < 0:
-            return False
         if finished:
-            return True
+            return self.every >= 0
         if state.step == 0:
-            return self.at_start
+            return self.every >= 0 and self.at_start
         return is_multiple(state.step, self.every)
 
 
@@ -166,12 +164,12 @@ class TrainingLoop:
                     self._progress_line.close()
                 if (due or saves or state.stop) and not self._is_as_resumed():
                     self._seconds = state.seconds = self.runtime.all_gather(self._seconds)[0]  # rank 0's clock
-                    if not state.stop:
-                        if finished and due and state.step > self._first_step:
-                            save(state)  # an evaluation that fails costs no step
-                        self._evaluate(due)
-                    if saves or state.stop:
-                        save(state)
+                    try:
+                        if not state.stop:
+                            self._evaluate(due)
+                    finally:  # an evaluation that fails costs no step
+                        if saves or state.stop:
+                            save(state)
                 if finished or state.stop:
                     return
                 launched = self._launch(requests)

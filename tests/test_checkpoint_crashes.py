@@ -6,7 +6,7 @@ import resource
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -112,15 +112,7 @@ def test_a_save_that_fails_is_told_at_once_and_the_next_one_tries_again(tmp_path
     assert steps(tmp_path) == [200]
 
 
-def test_a_save_that_fails_does_not_hide_what_ends_the_run(tmp_path):
-    with full_disk(), suppress(ZeroDivisionError), Saver(tmp_path) as saver:
-        save(saver, 100)
-        raise ZeroDivisionError
-    with full_disk(), pytest.raises(OSError, match="step 200 is not saved"), Saver(tmp_path) as saver:
-        save(saver, 200)
-
-
 def test_free_space_is_checked(tmp_path):
-    check_free_space(tmp_path / "not" / "yet", 1)
-    with pytest.raises(OSError, match=r"no room for a checkpoint: .* MB needed, .* MB free"):
-        check_free_space(tmp_path / "not" / "yet", 1 << 60)
+    check_free_space(tmp_path, 1)
+    with pytest.raises(OSError, match=r"no room for the checkpoints of this run: .* MB needed, .* MB free"):
+        check_free_space(tmp_path, 1 << 60)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,7 +105,7 @@ def test_ranks_and_batch_sizes_only_cut_the_stream(corpus, tokenizer, stream):
 
 
 def test_the_stream_depends_on_its_settings(corpus, tokenizer, stream):
-    for other in ({"seed": 4}, {"lanes": 4}, {"split": "val"}):
+    for other in ({"seed": 4}, {"lanes": 4}):
         with loader_of(corpus, tokenizer, **other) as loader:
             assert not np.array_equal(rows_of([loader], 30), stream[: 30 * BATCH]), other
 
@@ -163,15 +162,6 @@ def test_a_state_is_the_position_of_the_consumer_and_small(corpus, tokenizer, st
     assert np.array_equal(rows_of([loader], 2), stream[3 * BATCH : 5 * BATCH])
     assert len(json.dumps(before)) < 1000 + 300 * LANES
     loader.close()
-
-
-def test_a_state_of_other_settings_is_refused(corpus, tokenizer):
-    state = loader_of(corpus, tokenizer).state_dict()
-    [source] = corpus.sources
-    fewer = Corpus((replace(source, train=source.train[:1]),))
-    for other in (loader_of(corpus, tokenizer, seed=4), loader_of(fewer, tokenizer)):
-        with pytest.raises(ValueError, match=r"the saved state of the data is for .*'seed': 3.*, and not "):
-            other.load_state_dict(state)
 
 
 def test_numbers_that_do_not_divide(corpus, tokenizer):
@@ -245,7 +235,7 @@ def test_the_shares_of_a_mix_hold(tmp_path):
 def test_a_damaged_shard_is_named(tmp_path, tokenizer, ranks):
     corpus = damage(text_corpus(tmp_path, [texts_of(300)] * 3, 32), 1)
     for loader in ranks_of(corpus, tokenizer, ranks):
-        with loader, pytest.raises(ValueError, match=r"01\.parquet: row group \d+ cannot be read"):
+        with loader, pytest.raises(ValueError, match=r"01\.parquet is no complete parquet file"):
             rows_of([loader], 2000)
 
 

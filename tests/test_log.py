@@ -196,11 +196,8 @@ def test_a_line_now_and_then_with_the_time_left(monkeypatch, capsys):
         "step:   6% of 400 steps | 5/s | 1m15s left",
         "step:  19% of 400 steps | 8/s | 43.3s left | loss 2.5",
     ]
-    assert lines[-3:] == [
-        "step: 100% of 500 steps | 10/s | 0.0s left",
-        "step: 600 steps | 10/s",
-        "step: 600 steps in 1m02s | 10/s",
-    ]
+    assert lines[-3] == "step: 100% of 500 steps | 10/s | 0.0s left"
+    assert lines[-2:] == ["step: 600 steps | 10/s", "step: 600 steps in 1m02s"]
 
 
 def update(clock: Clock, steps: StepProgress, step: int, progress: float, wall: float) -> None:
@@ -225,7 +222,7 @@ def test_time_left_follows_progress_and_the_wall_clock(total, monkeypatch, capsy
     assert ("step 00500/01000" if total else "step 00500") in shown
 
 
-def test_lines_of_a_long_run_become_rare_but_its_last_step_has_one(monkeypatch, capsys):
+def test_a_long_run_has_few_lines_but_its_last_step_has_one(monkeypatch, capsys):
     clock, steps = Clock(monkeypatch), StepProgress(10_000)
     for step in range(1, 10_000):
         update(clock, steps, step, step / 10_000, wall=0.25)
@@ -233,5 +230,5 @@ def test_lines_of_a_long_run_become_rare_but_its_last_step_has_one(monkeypatch, 
         steps.close()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step 00001/10000 ")
-    assert 2_500 / 10 < len(lines) < 600
+    assert 2_500 / 6 < len(lines) <= 2_500 / 5 + 2
     assert [line.startswith("step 09999/10000 ") for line in lines[-2:]] == [False, True]

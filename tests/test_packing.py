@@ -106,12 +106,6 @@ def test_it_resumes_exactly_from_any_position_on_any_ranks(tokenizer, monkeypatc
         assert torch.equal(torch.stack(parts, 1).flatten(0, 1), whole[2 * cut :])
 
 
-def test_a_state_of_another_setting_is_refused(tokenizer):
-    state = ChatLoader(chats(4), tokenizer, 2, 128, seed=3).state_dict()
-    with pytest.raises(ValueError, match=r"'seq_len': 128.*and not .*'seq_len': 64"):
-        ChatLoader(chats(4), tokenizer, 2, 64, seed=3).load_state_dict(state)
-
-
 def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokenizer, monkeypatch):
     monkeypatch.setattr(packing, "WINDOW", 8)
     say = lambda role, text: {"role": role, "content": text}  # noqa: E731

@@ -102,7 +102,7 @@ class Shard:
     def read(self, group: int) -> pa.Array:
         """Return the documents in one row group."""
         with open_parquet(self.path) as parquet:
-            return read_row_group(parquet, group, self.path)
+            return read_row_group(parquet, group)
 
 
 def open_shards(paths: Sequence[Path]) -> tuple[Shard, ...]:

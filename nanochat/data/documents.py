@@ -1,13 +1,12 @@
 """Documents in text files: read, checked, and converted to shuffled parquet shards.
 
 A file is .parquet or .jsonl with the text in the column or key `text`, or .txt or .md, cut at line ends into documents.
-All but .parquet may be compressed as .gz or .zst. Damage is an error with file and line.
+Damage is an error with file and line.
 """
 
 import contextlib
 import fcntl
 import hashlib
-import io
 import json
 import re
 import shutil
@@ -24,7 +23,6 @@ from nanochat.paths import base_dir, publish_folder, read_sha256
 
 TEXT = "text"  # column in parquet, key in JSON
 DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
-COMPRESSED = (".gz", ".zst")
 
 
 # ---- files ----
@@ -32,13 +30,13 @@ COMPRESSED = (".gz", ".zst")
 
 def text_files(folder: Path, kinds: Sequence[str] = (".parquet", ".jsonl", ".txt", ".md")) -> list[Path]:
     """Return the files with these suffixes below a folder, in the same order on every machine."""
-    files = [file for file in folder.rglob("*") if _kind(file) in kinds and file.is_file()]
+    files = [file for file in folder.rglob("*") if file.suffix.lower() in kinds and file.is_file()]
     return sorted(files, key=lambda file: file.relative_to(folder).as_posix())
 
 
 def documents(file: Path) -> Iterator[str]:
     """Yield the documents in one file in order; damage is a ValueError that names the place."""
-    yield from READERS[_kind(file)](file)
+    yield from READERS[file.suffix.lower()](file)
 
 
 def by_size(texts: Iterable[str], chars: int) -> Iterator[list[str]]:
@@ -56,23 +54,15 @@ def by_size(texts: Iterable[str], chars: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _kind(file: Path) -> str:
-    """Return the suffix without compression, in lower case."""
-    if file.suffix.lower() in COMPRESSED:
-        file = file.with_suffix("")
-    return file.suffix.lower()
-
-
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
     """Yield (number, line with line end)."""
-    number = 0
-    try:
-        with io.BufferedReader(pa.input_stream(str(file), compression="detect"), 1 << 20) as stream:
-            for number, line in enumerate(stream, 1):
-                yield number, line.decode("utf-8-sig")  # some editors put a byte order mark at the start
-    # Bytes in another encoding, a compressed file that was cut, or bad blocks on the disk.
-    except (UnicodeDecodeError, OSError) as error:
-        raise ValueError(f"{file}:{number}: {error}") from error
+    with open(file, "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                text = line.decode("utf-8-sig")  # some editors put a byte order mark at the start
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{file}:{number}: {error}") from error
+            yield number, text
 
 
 def _read_text(file: Path) -> Iterator[str]:
@@ -98,7 +88,7 @@ def _read_parquet(file: Path) -> Iterator[str]:
     with open_parquet(file) as parquet:
         for group in range(parquet.num_row_groups):
             # One value at a time: a row group may hold much more text than fits into memory twice.
-            for text in read_row_group(parquet, group, file):
+            for text in read_row_group(parquet, group):
                 yield text.as_py() or ""  # a null is a blank document
 
 
@@ -112,25 +102,21 @@ READERS: dict[str, Callable[[Path], Iterator[str]]] = {
 
 @contextlib.contextmanager
 def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
-    """Open a parquet file with a text column; ValueError if the file is anything else."""
+    """Open a parquet file with a text column; ValueError if it is anything else, or if reading it fails."""
     try:
-        parquet = pq.ParquetFile(file, page_checksum_verification=True)
+        with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+            columns = {column.name: column.type for column in parquet.schema_arrow}
+            # The loader hands Arrow buffers to Rust, which reads these two types.
+            if columns.get(TEXT) not in (pa.string(), pa.large_string()):
+                raise ValueError(f"{file} needs a column `{TEXT}` with strings, it has {', '.join(columns)}")
+            yield parquet
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{file} is no complete parquet file ({error})") from error
-    with parquet:
-        columns = {column.name: column.type for column in parquet.schema_arrow}
-        # The loader hands Arrow buffers to Rust, which reads these two types.
-        if columns.get(TEXT) not in (pa.string(), pa.large_string()):
-            raise ValueError(f"{file} needs a column `{TEXT}` with strings, it has {', '.join(columns)}")
-        yield parquet
 
 
-def read_row_group(parquet: pq.ParquetFile, group: int, file: Path) -> pa.Array:
+def read_row_group(parquet: pq.ParquetFile, group: int) -> pa.Array:
     """Return the text column for one row group, maybe with nulls."""
-    try:
-        return pa.concat_arrays(parquet.read_row_group(group, columns=[TEXT]).column(0).chunks)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{file}: row group {group} cannot be read ({error})") from error
+    return pa.concat_arrays(parquet.read_row_group(group, columns=[TEXT]).column(0).chunks)
 
 
 # ---- convert ----
@@ -176,11 +162,8 @@ def convert_folder(name: str, root: Path, files: Sequence[Path]) -> Path:
 
 def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
     """Write train-*.parquet and val.parquet, and print the counts."""
-    # Compressed text is a few times longer than the file. A wrong guess only changes the shard size.
-    size = 0
-    for file in files:
-        is_compressed = file.suffix.lower() in (*COMPRESSED, ".parquet")
-        size += file.stat().st_size * (4 if is_compressed else 1)
+    # Text in parquet is a few times longer than the file. A wrong guess only changes the shard size.
+    size = sum(file.stat().st_size * (4 if file.suffix.lower() == ".parquet" else 1) for file in files)
     dealt = [out / f"dealt-{number}" for number in range(min(MAX_SHARDS, size // SHARD_BYTES + 1))]
     random = np.random.RandomState(SEED)  # the old generator, because numpy promises never to change the stream
     progress = Progress(f"data: convert {name}", "documents")

@@ -56,3 +56,7 @@ def test_it_is_recorded_what_was_learned_from(base):
     hashed = hashlib.sha256(path.read_bytes()).hexdigest()
     manifest = json.loads((base.folder / "chat_sft/record/step_000004/manifest.json").read_text(encoding="utf-8"))
     assert manifest["data"]["tasks"]["json:changing.jsonl"] == {"rows": 57, "files": {"changing.jsonl": hashed}}
+    path.write_text(path.read_text(encoding="utf-8").replace("fox", "cow"), encoding="utf-8")
+    job = base.stage("chat_sft", *flags)
+    assert job.codes() == [2]
+    assert "chat_sft/record: the data is not what the run began with" in job.err()

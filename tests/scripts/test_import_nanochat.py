@@ -60,7 +60,9 @@ def test_an_imported_model_is_fine_tuned(flags, tmp_path, capsys):
         "source": "base",
     }
     words |= {"total_batch_size": 192, "device_type": "cpu", "dtype": "fp32", "eval_tokens": 200}
-    teach(TeachConfig(**words))
+    with pytest.raises(ValueError, match="has no optimizer state to start with: give --no-warm-start"):
+        teach(TeachConfig(**words))
+    teach(TeachConfig(**words, warm_start=False))
     assert "step 00002" in capsys.readouterr().out
     assert (tmp_path / "base/chat_sft/d3/step_000002/manifest.json").exists()
 
