@@ -21,7 +21,7 @@ def _parse_count(words: list[str]) -> int:
     """Return a whole number: 20000, 20_000 or 2e4."""
     text = words[0]  # nargs=1
     with contextlib.suppress(ValueError):
-        number = Fraction(text)
+        number = Fraction(text.replace("_", ""))
         if number.denominator == 1:
             return int(number)
     raise ValueError(f"{text} is not a whole number, write it like 20000 or 2e4")

@@ -89,22 +89,19 @@ def format_cell(value: float | str | None, spec: str = "") -> str:
 
 def format_rows(table: Record) -> list[list[str]]:
     """Return the header and the rows of an outcome's table as text."""
-    names = [name for name, _ in table["columns"]]
-    specs = [spec for _, spec in table["columns"]]
+    names, specs = zip(*table["columns"], strict=True)
     rows = [list(map(format_cell, row, specs)) for row in table["rows"]]
-    return [names, *rows]
+    return [list(names), *rows]
 
 
 def terminal_table(table: Record) -> str:
     """Return an outcome's table as aligned columns: the first to the left, numbers to the right."""
     rows = format_rows(table)
-    remarks = [row for row in rows if set(row[1:]) == {"-"}]  # longer than any column
-    aligned = [row for row in rows if row not in remarks]
-    widths = [max(map(len, column)) for column in zip(*aligned, strict=True)]  # characters per column
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]  # characters per column
     lines = [table["title"]]
-    for first, *numbers in aligned:
+    for first, *numbers in rows:
         lines.append("  ".join([first.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]))
-    return "\n".join([*lines, *(row[0] for row in remarks)])
+    return "\n".join(lines)
 
 
 # ---- metrics ----

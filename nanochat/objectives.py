@@ -84,8 +84,6 @@ class PolicyGradient:
     """
 
     def __init__(self, loss: str = "plain", kl: float = 0.0, reference: GPT | None = None):
-        if loss not in POLICY_LOSSES:
-            raise ValueError(f"--policy-loss={loss} is not known, take one of {', '.join(POLICY_LOSSES)}")
         self._loss = POLICY_LOSSES[loss]
         self._kl = kl
         self._reference = reference

@@ -66,13 +66,14 @@ class Group:
     def record(self, decode: Callable[[list[int]], str]) -> dict[str, Any]:
         """Return the JSON record for samples.jsonl."""
         samples = []
-        for i, completion in enumerate(self.completions):
+        answers = zip(self.completions, self.texts, self.rewards, self.advantages, strict=True)
+        for completion, text, reward, advantage in answers:
             sample = {
-                "reward": self.rewards[i],
-                "advantage": self.advantages[i],
+                "reward": reward,
+                "advantage": advantage,
                 "tokens": len(completion.tokens),
                 "reason": completion.reason,
-                "text": self.texts[i],
+                "text": text,
             }
             samples.append(sample)
         return {
@@ -128,8 +129,6 @@ class Rollouts(Iterator, AbstractContextManager):
 
     def __post_init__(self):
         examples = self.sampling.examples
-        if self.advantage not in ADVANTAGES:
-            raise ValueError(f"--advantage={self.advantage} is unknown, use one of {', '.join(ADVANTAGES)}")
         require_multiple("examples per step", examples, self.runtime.world_size)  # every rank samples equally many
         if len(self.task) < examples:
             raise ValueError(f"--examples-per-step={examples} is more than the {len(self.task)} examples of the task")

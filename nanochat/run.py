@@ -216,7 +216,7 @@ def _start_new(
 
 def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint | None, runtime: Runtime) -> _Start:
     """Return the start for a run with another stage's model; a resumed run needs no parent any more."""
-    parent = {"stage": MODELS[config.source], "tag": config.parent_tag}
+    parent = {"stage": MODELS[config.source], "tag": config.model_tag or config.tag}
     origin = resumed  # has everything that the parent gave
     if origin is None:
         origin = find_model(parent["stage"], parent["tag"], -1, runtime)

@@ -342,10 +342,6 @@ class FineTuneSettings(TrainingSettings):
     warm_start: bool = option(True, "start with the optimizer state of the parent", group="optimizer")
 
     @property
-    def parent_tag(self) -> str:
-        return self.model_tag or self.tag  # by default the parent has the same tag
-
-    @property
     def epochs(self) -> float:
         return 1.0 if self.num_epochs == -1 else self.num_epochs
 

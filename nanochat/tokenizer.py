@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,6 @@ class Tokenizer:
         max_chars: int | None = None,
         doc_cap: int | None = None,
         threads: int = 0,
-        progress: Callable[[str, int, int], None] | None = None,
     ) -> Tokenizer:
         """Return a tokenizer with `vocab_size` ids, or fewer if the text has no more pairs to merge.
 
@@ -64,7 +63,6 @@ class Tokenizer:
             max_chars=max_chars,
             doc_cap=doc_cap,
             threads=threads,
-            progress=progress,
         )
         return cls(rustbpe.Tokenizer(merges, SPECIAL_TOKENS))
 

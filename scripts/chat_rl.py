@@ -5,6 +5,7 @@ torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tag=d24 --task=
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from nanochat.config import Count, changed, option, run
 from nanochat.settings import (
@@ -36,13 +37,13 @@ class Config(FineTuneSettings, SamplingSettings):
     # Above 0: without randomness all answers to a prompt would be equal, and teach nothing.
     temperature: float = changed(SamplingSettings, "temperature", 0.7)
 
-    advantage: str = option(
+    advantage: Literal["mean", "std"] = option(
         "mean",
         "mean: reward minus the mean of the group; std: also divided by the group's standard deviation",
         group="objective",
     )
     # Clip compares with the probabilities at sampling, which the engine returns for every token.
-    policy_loss: str = option(
+    policy_loss: Literal["plain", "clip"] = option(
         "plain",
         "plain, or clip: limit the ratio to the sampler's probability",
         group="objective",

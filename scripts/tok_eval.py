@@ -65,7 +65,7 @@ def first_texts(batches: Iterator[pa.Array]) -> list[str]:
 
 
 def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]], ours: dict[str, int]) -> dict:
-    """Return the table of one reference for the card; dashes and a last row with the reason if it is missing."""
+    """Return the table of one reference for the card; dashes, and the reason in the title, if it is missing."""
     columns = [
         ["Text Type", ""],
         ["Bytes", "d"],
@@ -84,9 +84,10 @@ def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]
             tokens = sum(map(len, reference.encode_ordinary_batch(documents)))
             found = [tokens, size / tokens, ours[name], size / ours[name], (tokens - ours[name]) / tokens]
         rows.append([name, size, *found])
+    title = f"Comparison with {label}"
     if isinstance(reference, str):
-        rows.append([f"{label} is not available: {reference}", None, None, None, None, None, None])
-    return {"title": f"Comparison with {label}", "columns": columns, "rows": rows}
+        title += f", which is not available: {reference}"
+    return {"title": title, "columns": columns, "rows": rows}
 
 
 def main(config: Config) -> None:

@@ -4,11 +4,10 @@ python -m scripts.tok_train --vocab-size=65536 --max-chars=2e9 --data=FOLDER
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
-from nanochat.log import Progress, duration, print0
+from nanochat.log import duration, print0
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import TokenizerSettings
@@ -29,18 +28,6 @@ class Config(TokenizerSettings):
     threads: Count = option(0, "threads (0: all cores)", group="run", least=0, in_card=False)
 
 
-def show_phases(characters: int) -> Callable[[str, int, int], None]:
-    """Return a function (phase, done, total) that prints the progress of counting `characters` and of merging."""
-    phases: dict[str, Progress] = {}
-
-    def show(phase: str, done: int, total: int) -> None:
-        if phase not in phases:  # the clock of a phase starts
-            phases[phase] = Progress(phase, "merges" if phase == "merge" else "characters")
-        phases[phase].update(done, total if phase == "merge" else characters)
-
-    return show
-
-
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus
@@ -52,15 +39,12 @@ def main(config: Config) -> None:
     print0(f"tok_train: {config.vocab_size:,} tokens from up to {config.max_chars:,} characters of {corpus.name}")
 
     start = time.monotonic()
-    # The text may end before --max-chars.
-    characters = min(config.max_chars, corpus.size)
     tokenizer = Tokenizer.train(
         corpus.batches("train"),
         config.vocab_size,
         max_chars=config.max_chars,
         doc_cap=config.doc_cap,
         threads=config.threads,
-        progress=show_phases(characters),
     )
     train_time = time.monotonic() - start
 

@@ -144,8 +144,3 @@ def test_the_gap_to_the_sampler_is_a_metric():
     )
     total, tokens = metrics["rl/logprob_gap"]
     assert (float(total), int(tokens)) == (pytest.approx(0.75), 3)
-
-
-def test_a_loss_that_is_not_known():
-    with pytest.raises(ValueError, match="--policy-loss=ppo is not known, take one of plain, clip"):
-        PolicyGradient("ppo")

@@ -328,7 +328,6 @@ def test_metrics_and_records_of_samples(tmp_path):
 
 def test_what_cannot_be():
     for options, sentence in [
-        ({"advantage": "median"}, "--advantage=median is unknown, use one of mean, std"),
         ({"examples": 21}, "--examples-per-step=21 is more than the 20 examples of the task"),
         ({"runtime": Alone(0, 3)}, "4 examples per step cannot be shared by 3 ranks"),
     ]:

@@ -17,6 +17,7 @@ row takes 5, then nothing fits into 3 slots, and 4 is cut after 3. The last toke
 chunk.
 """
 
+import math
 import os
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
@@ -72,11 +73,13 @@ class Deal:
         self._threads = threads or min(MAX_THREADS, os.cpu_count() or 1)
         # (shard, row group in the shard)
         self._groups = [(shard, group) for shard in shards for group in range(shard.row_groups)]
+        groups = len(self._groups)
         documents = sum(shard.rows for shard in shards)
-        # Stripes per row group for 8 units per lane, rounded up; a stripe needs at least one document.
-        wanted = -(-UNITS_PER_LANE * lanes // len(self._groups))
-        self.stripes = min(wanted, max(1, documents // len(self._groups)))
-        self.units = len(self._groups) * self.stripes  # in an epoch
+        # Stripes per row group for 8 units per lane; a stripe needs at least one document.
+        wanted = math.ceil(UNITS_PER_LANE * lanes / groups)
+        possible = max(1, documents // groups)
+        self.stripes = min(wanted, possible)
+        self.units = groups * self.stripes  # in an epoch
         # Several lanes read stripes from one row group at about the same time: tokenize once, keep for all.
         self._read = lru_cache(CACHED_GROUPS if self.stripes > 1 else 0)(self._read_group)
         self._order = lru_cache(8)(self._shuffle_groups)
@@ -100,8 +103,11 @@ class Deal:
         place, stripe = divmod(position, self.stripes)
         group = int(self._order(epoch)[place])
         ids, offsets = self._read(group)
-        chosen = shuffled(len(offsets) - 1, *self.key, 1, epoch, group)[stripe :: self.stripes]
-        return ids, offsets[chosen].tolist(), offsets[chosen + 1].tolist()
+        order = shuffled(len(offsets) - 1, *self.key, 1, epoch, group)
+        chosen = order[stripe :: self.stripes]
+        starts = offsets[chosen]
+        stops = offsets[chosen + 1]
+        return ids, starts.tolist(), stops.tolist()
 
 
 # ---- mix ----
@@ -120,7 +126,8 @@ class Mix:
         self._counts = np.zeros(len(shares), np.int64)  # rows from each source in a cycle
         for place in range(cycle):
             # The source furthest behind its share is next.
-            source = np.argmax(fractions * (place + 1) - self._counts)
+            behind = fractions * (place + 1) - self._counts
+            source = np.argmax(behind)
             self._order[place] = source
             self._counts[source] += 1
         if not self._counts.all():
@@ -130,14 +137,17 @@ class Mix:
 
     def source(self, lane: int, turn: int) -> int:
         """Return the source for row number `turn` in a lane."""
-        return int(self._order[(self._starts[lane] + turn) % len(self._order)])
+        place = (self._starts[lane] + turn) % len(self._order)
+        return int(self._order[place])
 
     def rows_before(self, lane: int, turn: int) -> list[int]:
         """Return row counts per source for the first `turn` rows in a lane."""
         cycles, rest = divmod(turn, len(self._order))
         places = (self._starts[lane] + np.arange(rest)) % len(self._order)
-        in_cycle = np.bincount(self._order[places], minlength=len(self._counts))
-        return (cycles * self._counts + in_cycle).tolist()
+        sources = self._order[places]
+        in_cycle = np.bincount(sources, minlength=len(self._counts))
+        rows = cycles * self._counts + in_cycle
+        return rows.tolist()
 
 
 # ---- pack ----
@@ -154,29 +164,42 @@ def pack(lengths: Sequence[int], opening: int, size: int) -> tuple[list[Stretch]
     bare bos. A row is started only if it can be filled.
     """
     unplaced = sum(lengths)  # slots not yet in a finished row
-    placed = [(piece, 0, lengths[piece] - 1) for piece in range(opening)]
-    used = [0] * len(lengths)  # tokens already in a row, for each piece
-    waiting = sorted((lengths[piece], piece) for piece in range(opening, len(lengths)))
-    room = size - sum(lengths[:opening])
+    placed = []
+    waiting = []  # (slots, piece), sorted
+    used = [0 for _ in lengths]  # tokens already in a row, for each piece
+    room = size
+    for piece, length in enumerate(lengths):
+        if piece < opening:
+            placed.append((piece, 0, length - 1))
+            room -= length
+        else:
+            waiting.append((length, piece))
+    waiting.sort()
     while unplaced >= size:
         while room > 1:
             # The longest piece that fits, else the shortest of all.
             index = bisect_left(waiting, (room + 1, 0)) - 1
             length, piece = waiting.pop(max(index, 0))
+            taken = min(length, room)
             # A piece that was cut before begins where the cut was.
             begin = used[piece]
-            used[piece] += min(length, room) - 1
-            placed.append((piece, begin, used[piece]))
-            if length > room:
-                insort(waiting, (length - room + 1, piece))
+            end = begin + taken - 1
+            placed.append((piece, begin, end))
+            used[piece] = end
+            if taken < length:
+                insort(waiting, (length - taken + 1, piece))
                 unplaced += 1  # the new bos
-            room -= min(length, room)
+            room -= taken
         if room == 1:
             placed.append((0, 0, 0))  # an empty stretch is a bare bos
             unplaced += 1
         unplaced -= size
         room = size
-    return placed, [(piece, used[piece], used[piece] + length - 1) for length, piece in waiting]
+    left = []
+    for length, piece in waiting:
+        begin = used[piece]
+        left.append((piece, begin, begin + length - 1))
+    return placed, left
 
 
 class Piece(NamedTuple):
@@ -192,6 +215,12 @@ class Piece(NamedTuple):
     unit: int
     document: int
     begin: int
+
+    @property
+    def name(self) -> tuple[int, int, int, int]:
+        """Return (unit, document, begin, end) without bos."""
+        end = self.begin + self.slots - 1
+        return self.unit, self.document, self.begin, end
 
     def part(self, begin: int, end: int) -> np.ndarray:
         """Return the tokens begin … end - 1 with the slot before them: the bos, or a token that becomes the bos."""
@@ -229,27 +258,33 @@ class Lane:
         for unit, document, begin, end in chunk.left:
             ids, starts, _ = self.deal.documents(self.number, unit)
             head = starts[document] + begin
-            leftover.append(Piece(ids, head, end - begin + 1, unit, document, begin))
+            slots = end - begin + 1
+            leftover.append(Piece(ids, head, slots, unit, document, begin))
         while True:
             # A saved chunk is packed again.
             pieces, units = self._read_units(chunk, leftover)
             rows, leftover = self._pack(chunk, pieces, len(leftover))
             chunk = Chunk(chunk.unit, units, chunk.row, len(rows), chunk.left)
-            for ids in rows[row - chunk.row :]:
+            skipped = row - chunk.row
+            for ids in rows[skipped:]:
                 yield ids, chunk
             row = chunk.row + chunk.rows
-            left = tuple((piece.unit, piece.document, piece.begin, piece.begin + piece.slots - 1) for piece in leftover)
-            chunk = Chunk(unit=chunk.unit + units, row=row, left=left)
+            left = tuple(piece.name for piece in leftover)
+            chunk = Chunk(chunk.unit + units, row=row, left=left)
 
     def _pack(self, chunk: Chunk, pieces: list[Piece], opening: int) -> tuple[np.ndarray, list[Piece]]:
         """Return rows (rows, size) in random order, and the pieces left over."""
-        placed, left = pack([piece.slots for piece in pieces], opening, self.size)
-        ids = np.concatenate([pieces[number].part(begin, end) for number, begin, end in placed])
-        sizes = np.array([end - begin + 1 for _, begin, end in placed])
-        ids[np.cumsum(sizes) - sizes] = self.bos
+        lengths = [piece.slots for piece in pieces]
+        placed, left = pack(lengths, opening, self.size)
+        parts = [pieces[number].part(begin, end) for number, begin, end in placed]
+        ids = np.concatenate(parts)
+        sizes = np.array(list(map(len, parts)))
+        heads = np.cumsum(sizes) - sizes
+        ids[heads] = self.bos
         # Packing goes from long documents to short ones, so shuffle the rows.
         rows = ids.reshape(-1, self.size)
-        rows = rows[shuffled(len(rows), *self.deal.key, 2, self.number, chunk.unit)]
+        order = shuffled(len(rows), *self.deal.key, 2, self.number, chunk.unit)
+        rows = rows[order]
         leftover = []
         for number, begin, end in left:
             piece = pieces[number]
@@ -267,18 +302,21 @@ class Lane:
         slots = sum(piece.slots for piece in pieces)
         documents = 0
         unit = chunk.unit
+        epoch = self.deal.epoch(self.number, unit)
         while True:
             ids, starts, stops = self.deal.documents(self.number, unit)
             for document, (start, stop) in enumerate(zip(starts, stops, strict=True)):
                 # A document without text makes no piece, one longer than a row makes several.
                 for head in range(start, stop - 1, self.size - 1):
-                    piece = Piece(ids, head, min(stop - head, self.size), unit, document, head - start)
-                    pieces.append(piece)
-                    slots += piece.slots
+                    length = min(stop - head, self.size)
+                    begin = head - start
+                    pieces.append(Piece(ids, head, length, unit, document, begin))
+                    slots += length
                 documents += stop - start > 1
             unit += 1
-            enough = slots >= CHUNK_ROWS * self.size or documents >= CHUNK_DOCUMENTS
-            epoch_ends = self.deal.epoch(self.number, unit) != self.deal.epoch(self.number, chunk.unit)
+            is_large = slots >= CHUNK_ROWS * self.size
+            has_many = documents >= CHUNK_DOCUMENTS
+            epoch_ends = self.deal.epoch(self.number, unit) != epoch
             # An epoch may end before a row is full: then the next one adds to the chunk.
-            if slots >= self.size and (enough or epoch_ends):
+            if slots >= self.size and (is_large or has_many or epoch_ends):
                 return pieces, unit - chunk.unit

@@ -86,14 +86,6 @@ def test_the_summary_of_headline_metrics(tmp_path):
     assert "| GSM8K | - | 0.0023 | - | - |".split() in lines
 
 
-def test_a_damaged_outcome_is_named_and_left_out(tmp_path, capsys):
-    leave(tmp_path, "tok_eval")
-    path = leave(tmp_path)
-    path.write_text('{"stage": ')
-    assert headings(render(tmp_path)) == ["Environment", "Tokenizer evaluation", "Summary"]
-    assert capsys.readouterr().err.startswith(f"{path} is left out: Expecting value")
-
-
 def test_scores_are_drawn_and_parameters_are_not(tmp_path):
     score = {"value": 0.5, "stderr": 0.1, "format": ".2f"}
     leave(tmp_path, "base_eval", metrics={"CORE metric": score, "piqa": score | {"stderr": float("nan")}, "Step": 3})
