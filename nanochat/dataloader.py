@@ -31,17 +31,42 @@ Prepared = tuple[torch.Tensor, "torch.cuda.Event | None", list]
 # ---- prefetch ----
 
 
-class Loader(Iterator, AbstractContextManager):
+Batch = tuple[torch.Tensor, ...]  # first axis: this rank's rows
+
+
+def split_rows(batch: Batch, rows: int) -> list[Batch]:
+    """Return the micro-batches of a batch, `rows` rows each."""
+    columns = [tensor.split(rows) for tensor in batch]  # views, nothing is copied
+    return list(zip(*columns, strict=True))
+
+
+class BatchSource(Iterator, AbstractContextManager):
+    """An iterator over batches with a position that a checkpoint can store: `state_dict`, `load_state_dict`."""
+
+    wait_seconds = 0.0  # time spent in `next`, while the device may be idle
+    idle = False  # no rank learns from the last batch: the update is skipped; known without waiting for the device
+    progress: float  # 0..1, may go beyond 1
+    metrics: Mapping[str, float] = {}  # figures of the last batch, for the log
+
+    def split(self, batch: Batch, rows: int) -> list[Batch]:
+        """Return the micro-batches of a batch; rows: as many as fit into memory."""
+        return split_rows(batch, rows)
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Join the states from all ranks; any number of ranks can load the result."""
+        return states[0]
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
+class Loader(BatchSource):
     """Endless source of (inputs, targets), each (batch_size / world_size, seq_len) int64 on `device`.
 
     batch_size: rows for all ranks together. setting: everything that decides the row order; a saved state is valid for
     the same setting only. A subclass implements `_rows`, which yields (inputs, targets, mark) for the rows of this rank
     from the position of the consumer, and `_consumed`, which receives the marks when a batch is taken.
     """
-
-    # True: no rank can learn from the last batch. Known without waiting for the device.
-    idle = False
-    metrics: Mapping[str, float] = {}  # figures of the last batch, for the log
 
     def __init__(
         self,
@@ -58,7 +83,6 @@ class Loader(Iterator, AbstractContextManager):
         self.rank = rank
         self.world_size = world_size
         self.device = torch.device(device)
-        self.wait_seconds = 0.0  # spent in `next`, while the device may be idle
         self._setting = setting
         self._pool: ThreadPoolExecutor | None = None
 
@@ -202,11 +226,17 @@ class TextLoader(Loader):
         return passes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as small JSON, only for the lanes of this rank: see `merge_states`."""
+        """Return the position as small JSON, only for the lanes of this rank: see `merge`."""
         lanes = {}
         for lane in self._my_lanes:
             lanes[str(lane)] = [asdict(self._chunks[lane, source]) for source in range(len(self._deals))]
         return {"setting": dict(self._setting), "rows": self._row, "lanes": lanes}
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        lanes = {}
+        for state in states:
+            lanes |= state["lanes"]
+        return states[0] | {"lanes": lanes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at the position of a loader with the same setting; ranks and batch size may differ."""
@@ -226,11 +256,3 @@ class TextLoader(Loader):
         """Return row counts per source taken from a lane."""
         # Rows lane, lane + lanes, lane + 2 * lanes, … below self._row.
         return self._mix.rows_before(lane, (self._row - lane - 1) // self.lanes + 1)
-
-
-def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join the states from the loaders on all ranks; any number of ranks can load the result."""
-    lanes = {}
-    for state in states:
-        lanes |= state["lanes"]
-    return states[0] | {"lanes": lanes}

@@ -5,36 +5,20 @@ distribution at temperature 1 over all tokens. Sampling at another temperature, 
 another distribution; as usual, no correction is made for this difference.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from nanochat.dataloader import Batch
 from nanochat.decoder import Prefix
 from nanochat.gpt import GPT
 
-Batch = tuple[Tensor, ...]  # first axis: this rank's rows
 Metrics = dict[str, tuple[Tensor, Tensor]]  # name -> sum and count, over a micro-batch
 # Returns the loss sum, the count that divides the sum over all micro-batches and ranks, and further metrics.
 Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Metrics]]
 
 CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 ± CLIP
-
-
-class BatchSource(Protocol):
-    """An iterator over batches with a position that a checkpoint can store."""
-
-    wait_seconds: float  # time spent in `next`
-    idle: bool  # no rank learns from the last batch: the update is skipped
-    progress: float  # 0..1, may go beyond 1
-    metrics: Mapping[str, float]  # figures for the last batch, to be logged
-
-    def __next__(self) -> Batch: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 def next_token(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Metrics]:
@@ -62,18 +46,6 @@ POLICY_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "plain": lambda chosen, sampled, advantages: -chosen * advantages,
     "clip": _clipped,
 }
-
-
-def by_tokens(context: int) -> Callable[[Batch, int], list[Batch]]:
-    """Return a function that splits a `Rollouts` batch so that each part fits into `full_rows` rows of full context."""
-
-    def split(batch: Batch, full_rows: int) -> list[Batch]:
-        sizes = batch[-1]  # (rows, 3), on the host: answer length, prompt length, question
-        longest = int(sizes[:, :2].sum(1).max())
-        rows = max(1, full_rows * context // longest)
-        return list(zip(*(part.split(rows) for part in batch), strict=True))
-
-    return split
 
 
 class PolicyGradient:

@@ -8,8 +8,7 @@ run samples the same answers. Groups with equal rewards carry no gradient and ar
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt
-from nanochat.dataloader import require_multiple
+from nanochat.dataloader import Batch, BatchSource, require_multiple, split_rows
 from nanochat.engine import Completion, Engine, Request
 from nanochat.log import print_figures
 from nanochat.tokenizer import Tokenizer
@@ -102,7 +101,7 @@ def columns(prompt: list[int], completion: Completion, advantage: float, end: in
 
 
 @dataclass(eq=False)
-class Rollouts(Iterator, AbstractContextManager):
+class Rollouts(BatchSource):
     """An endless source of (inputs, targets, advantages, logprobs, prompts, sizes), one row per answer.
 
     The first four have shape (rows, longest answer); logprobs come from the sampler. prompts (rows, longest prompt)
@@ -142,8 +141,6 @@ class Rollouts(Iterator, AbstractContextManager):
         self._end = self.tokenizer.special_tokens["<|assistant_end|>"]
         self._step = 0
         self.steps = max(1, int(len(self.task) // examples * self.epochs))  # whole steps only
-        self.wait_seconds = 0.0  # spent sampling
-        self.metrics: dict[str, float] = {}  # from the last step, over all ranks
 
     def __next__(self) -> tuple[Tensor, ...]:
         start = time.perf_counter()
@@ -223,6 +220,11 @@ class Rollouts(Iterator, AbstractContextManager):
             "rl/stopped": statistics.fmean(sample["reason"] == "stop" for sample in samples),
         }
 
+    def split(self, batch: Batch, rows: int) -> list[Batch]:
+        """Return micro-batches that fit into `rows` rows of full context: answers are short."""
+        longest = int(batch[-1][:, :2].sum(1).max())  # answer and prompt
+        return split_rows(batch, max(1, rows * self.context // longest))
+
     # ---- position, for resuming ----
 
     @property
@@ -241,9 +243,6 @@ class Rollouts(Iterator, AbstractContextManager):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the position of rollouts with the same setting, on any number of ranks."""
         self._step = state["step"]
-
-    def __exit__(self, *exception: object) -> None:
-        pass
 
 
 def assemble(rows: list[tuple[Tensor, ...]], questions: list[int], device: torch.device) -> tuple[Tensor, ...]:

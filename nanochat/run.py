@@ -30,10 +30,11 @@ from nanochat.checkpoint import (
     tokenizer_of,
 )
 from nanochat.config import flag_of
+from nanochat.dataloader import BatchSource
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, print0
 from nanochat.models import config_of, describe_config
-from nanochat.objectives import Batch, BatchSource, Objective, next_token
+from nanochat.objectives import Objective, next_token
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome, chat_tuning_metrics, run_metrics, training_curves
 from nanochat.param_groups import LEARNING_RATES, build_groups
@@ -43,10 +44,12 @@ from nanochat.scaling import accumulation_steps, legal_rows, rate_scale, read_ro
 from nanochat.settings import FineTuneSettings, TrainingSettings, inherit
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
-from nanochat.train import Evaluation, LoopOptions, State, TrainingLoop, by_rows, largest_device_batch
+from nanochat.train import Evaluation, LoopOptions, State, TrainingLoop, largest_device_batch
 
 if TYPE_CHECKING:
     from nanochat.scaling import RunPlan
+
+Data = list[dict[str, Any]] | dict[str, Any]  # describes a run's data in its manifest
 
 # Bytes in a checkpoint for each parameter: the fp32 weight, and at most two fp32 optimizer states.
 CHECKPOINT_BYTES = 12
@@ -324,16 +327,14 @@ class Trainer:
         objective: Objective,
         evaluations: Sequence[Evaluation] = (),
         *,
-        data: list[dict[str, Any]] | None = None,
+        data: Data | None = None,
         tasks: Callable[[], dict[str, dict[str, Any]]] = dict,
-        merge: Callable[[list[dict]], dict] = lambda states: states[0],
-        split: Callable[[Batch, int], list[Batch]] = by_rows,
         after_step: Sequence[Callable[[State], None]] = (),
     ) -> State:
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
 
         source: a context manager too. data: describes it in the manifest, or else `tasks`, which returns rows and file
-        hashes of each task. merge: joins all ranks' source states. split, after_step: as in LoopOptions.
+        hashes of each task. after_step: as in LoopOptions.
         """
         if data is None:  # one rank reads the files and hashes
             data = source.state_dict()["setting"] | {"tasks": self.runtime.broadcast(tasks)}
@@ -348,10 +349,9 @@ class Trainer:
             clip=config.grad_clip,
             save_every=config.save_every,
             after_step=[lambda state: fp8.refresh(self.model), *after_step],  # 8-bit copies follow the weights
-            split=split,
         )
         # The last save ends inside `stop_requests`: a second signal ends it too.
-        with stop_requests() as requests, source, self._saving(source, merge, data) as save:
+        with stop_requests() as requests, source, self._saving(source, data) as save:
             state = self._restore(source, data)
             loop = TrainingLoop(
                 self.model,
@@ -414,7 +414,7 @@ class Trainer:
         rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
         self.finish(state, rows | metrics | chat_tuning_metrics(state, source))
 
-    def _restore(self, source: BatchSource, data: list[dict[str, Any]] | dict[str, Any]) -> State:
+    def _restore(self, source: BatchSource, data: Data) -> State:
         """Return the state to train from; optimizer and source are as they were saved.
 
         Random generators are not: all of them start from a seed and a position.
@@ -436,8 +436,7 @@ class Trainer:
     def _saving(
         self,
         source: BatchSource,
-        merge: Callable[[list[dict]], dict],
-        data: list[dict[str, Any]] | dict[str, Any],
+        data: Data,
     ) -> Iterator[Callable[[State], None]]:
         """Yield a function that saves a checkpoint: a collective. The last one is on disk when the block ends."""
         # Refuse to start without room for the checkpoints of this run: one is written before an old one goes.
@@ -462,7 +461,7 @@ class Trainer:
 
         def save(state: State) -> None:
             # The optimizer's states are gathered a parameter at a time, while they are copied.
-            merged = merge(self.runtime.all_gather(source.state_dict()))  # works for another number of ranks too
+            merged = source.merge(self.runtime.all_gather(source.state_dict()))  # works for another number of ranks too
             progress = {"loop": asdict(state), "source": merged}
             saver.save(state.step, self.model.state_dict(), self.optimizer.state_tensors(), record | progress)
 

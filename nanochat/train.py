@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from nanochat import schedules
+from nanochat.dataloader import Batch, BatchSource
 from nanochat.log import MetricLog, StepProgress, print_line
-from nanochat.objectives import Batch, BatchSource, Objective
+from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.runtime import Runtime, without_garbage_collection
 
@@ -32,12 +33,6 @@ GROW_LOSS_SCALE_EVERY = 1_000  # steps without overflow
 def is_multiple(step: int, every: int) -> bool:
     """Return True for step `every`, twice `every` …; never for 0 or -1."""
     return step > 0 and every > 0 and step % every == 0
-
-
-def by_rows(batch: Batch, rows: int) -> list[Batch]:
-    """Return the micro-batches of a batch, `rows` rows each."""
-    columns = [tensor.split(rows) for tensor in batch]  # views, nothing is copied
-    return list(zip(*columns, strict=True))
 
 
 @dataclass
@@ -94,7 +89,7 @@ class LoopOptions:
     The horizon is `steps`, `seconds`, or else the source's progress.
     """
 
-    device_batch: int  # rows in a micro-batch, as `split` takes them
+    device_batch: int  # rows in a micro-batch, as the source's `split` takes them
     flops_per_token: float
     schedules: schedules.Table  # field of Group -> schedule
     steps: int | None = None
@@ -103,7 +98,6 @@ class LoopOptions:
     clip: float = 0.0  # largest gradient norm, 0: any
     save_every: int = 0  # steps; besides, a checkpoint is saved at the end and before a stop
     after_step: Sequence[Callable[[State], None]] = ()  # called in order when the weights have changed
-    split: Callable[[Batch, int], list[Batch]] = by_rows  # a batch into micro-batches
 
 
 @dataclass
@@ -276,7 +270,7 @@ class TrainingLoop:
     def _accumulate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         totals = torch.zeros(2, device=batch[0].device)
         metrics: dict[str, Tensor] = {}
-        micro_batches = self.options.split(batch, self.state.device_batch)
+        micro_batches = self.source.split(batch, self.state.device_batch)
         for number, micro_batch in enumerate(micro_batches, 1):
             # The last backward sends the gradients, layer by layer. fp16 has to check them before.
             sends = number == len(micro_batches) and not self._is_fp16

@@ -95,7 +95,7 @@ class Config(CorpusSettings, TrainingSettings):
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus, shards_for
-    from nanochat.dataloader import TextLoader, merge_states
+    from nanochat.dataloader import TextLoader
     from nanochat.evals.bpb import sample_writing, text_validation
     from nanochat.evals.core import core_scores
     from nanochat.objectives import next_token
@@ -141,8 +141,7 @@ def main(config: Config) -> None:
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
-        # Ranks read lanes on their own; merge_states joins the positions for any number of ranks.
-        state = trainer.fit(source, next_token, evaluations, data=corpus.manifest(), merge=merge_states)
+        state = trainer.fit(source, next_token, evaluations, data=corpus.manifest())
         trainer.finish(state, plan.summary | pretraining_metrics(state, source, corpus))
 
 

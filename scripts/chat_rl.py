@@ -70,7 +70,7 @@ def main(config: Config) -> None:
     from nanochat.engine import Engine
     from nanochat.evals.chat import answer_scores
     from nanochat.log import MetricLog
-    from nanochat.objectives import PolicyGradient, by_tokens
+    from nanochat.objectives import PolicyGradient
     from nanochat.outcome import reinforcement_metrics
     from nanochat.rollouts import Rollouts, Sampling, follow_reward
     from nanochat.run import training
@@ -116,7 +116,6 @@ def main(config: Config) -> None:
             PolicyGradient(config.policy_loss, config.kl, reference),
             [answer_scores(trainer, engine, test, name, answers, config.eval_every)],
             tasks=lambda: {name: {"rows": len(task), "files": task.hashes()}},
-            split=by_tokens(trainer.config.max_seq_len),  # answers are short: rows are counted in tokens
             after_step=[follow_reward(source)],
         )
         trainer.finish(state, reinforcement_metrics(state, name, len(task)))

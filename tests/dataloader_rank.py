@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from corpora import corpus_of
 
-from nanochat.dataloader import TextLoader, merge_states
+from nanochat.dataloader import TextLoader
 from nanochat.tokenizer import Tokenizer
 
 
@@ -20,7 +20,7 @@ def main(shards: Path, tokenizer_file: Path) -> None:
     for leg in range(2):
         with TextLoader(corpus, tokenizer, 8, 32, lanes=8, seed=3, rank=rank, world_size=ranks) as loader:
             if leg:
-                loader.load_state_dict(merge_states(states))
+                loader.load_state_dict(loader.merge(states))
             for _ in range(10):
                 inputs, targets = next(loader)
                 mine = torch.cat([inputs, targets[:, -1:]], dim=1)

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanochat import schedules
 from nanochat.checkpoint import build_model
+from nanochat.dataloader import BatchSource
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, read_metrics
 from nanochat.objectives import next_token
@@ -45,11 +46,8 @@ def plant(model: GPT, fault: Callable[[Tensor], Tensor]) -> GPT:
     return model
 
 
-class Rows:
+class Rows(BatchSource):
     """The same stream of made-up rows on any number of ranks, of which row i has `targets(i)` targets."""
-
-    wait_seconds = 0.0
-    metrics: ClassVar[dict[str, float]] = {}
 
     def __init__(
         self,

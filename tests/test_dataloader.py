@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanochat.data.corpus import Corpus
-from nanochat.dataloader import BATCHES_AHEAD, TextLoader, merge_states
+from nanochat.dataloader import BATCHES_AHEAD, TextLoader
 from nanochat.tokenizer import Tokenizer
 
 BATCH, LENGTH, LANES = 8, 32, 8
@@ -72,7 +72,7 @@ def rows_of(loaders: list[TextLoader], batches: int) -> np.ndarray:
 
 def state_of(loaders: list[TextLoader]) -> dict:
     """The joined state, as a checkpoint gives it back."""
-    return json.loads(json.dumps(merge_states([loader.state_dict() for loader in loaders])))
+    return json.loads(json.dumps(loaders[0].merge([loader.state_dict() for loader in loaders])))
 
 
 def close(loaders: list[TextLoader]) -> None:

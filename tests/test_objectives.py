@@ -1,6 +1,7 @@
 """What training minimises, by hand and against torch's own cross-entropy."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 
 from nanochat.engine import Completion
 from nanochat.gpt import GPTConfig
-from nanochat.objectives import PolicyGradient, by_tokens, next_token
-from nanochat.rollouts import assemble, columns
+from nanochat.objectives import PolicyGradient, next_token
+from nanochat.rollouts import Rollouts, assemble, columns
 
 
 def test_the_sum_and_the_count_of_the_targets_that_there_are():
@@ -126,7 +127,7 @@ def test_a_model_against_plain_rows_and_in_parts(name):
     batch = assemble(rows, [question for question, *_ in answers], torch.device("cpu"))
     for full_rows, parts in [(9, 1), (4, 3), (0, 9)]:
         model.zero_grad()
-        total, objective, split = 0, PolicyGradient(), by_tokens(context=210)(batch, full_rows)
+        total, objective, split = 0, PolicyGradient(), Rollouts.split(SimpleNamespace(context=210), batch, full_rows)
         assert len(split) == parts
         for part in split:
             loss, count, _ = objective(model, part)
