@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,7 +156,7 @@ class Saver:
         for name, each in optimizer_tensors:  # copied before the next is gathered: the device has room for few
             owned.append(name)
             states |= {f"{name}/{key}": _copy(tensor) for key, tensor in each.items()}  # one flat file
-        files = {self._optimizer_file: states}
+        files = {_optimizer_file(self.rank): states}
         if self.rank == 0:
             files[MODEL] = {name: _copy(tensor) for name, tensor in model_tensors.items()}
         # The copies are queued; the writing thread waits until they are complete.
@@ -163,7 +164,7 @@ class Saver:
         self._saves += 1
         # A new thread per save: an idle one would keep the process from ending.
         writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
-        self._job = writer.submit(self._write, step, files, owned, json.dumps(record), copied)
+        self._job = writer.submit(self._write, step, files, owned, deepcopy(record), copied)
         writer.shutdown(wait=False)
         if failed:
             self.wait()
@@ -180,10 +181,6 @@ class Saver:
     def __exit__(self, *exception: object) -> None:
         self.wait()
 
-    @property
-    def _optimizer_file(self) -> str:
-        return f"optimizer-{self.rank:05d}.safetensors"
-
     def _key(self, name: str) -> str:
         """Return the store's key for a result in this save."""
         return f"{self.folder}/{self._saves}/{name}"
@@ -195,7 +192,7 @@ class Saver:
         step: int,
         files: dict[str, dict[str, Tensor]],
         owned: list[str],
-        record: str,
+        record: Record,
         copied: "torch.cuda.Event | None",
     ) -> None:
         if copied:
@@ -203,7 +200,7 @@ class Saver:
         part = _home(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
         post_result(self._store, self._key(f"rank {self.rank}"), lambda: [_write_files(part, files), owned])
         if self.rank == 0:
-            post_result(self._store, self._key("published"), lambda: self._publish(part, step, json.loads(record)))
+            post_result(self._store, self._key("published"), lambda: self._publish(part, step, record))
         try:
             wait_result(self._store, self._key("published"), PATIENCE)
         except OSError as error:
@@ -217,7 +214,7 @@ class Saver:
             for rank in range(self.world_size):
                 files, owned = wait_result(self._store, self._key(f"rank {rank}"), PATIENCE)
                 manifest["files"] |= files
-                manifest["optimizer"] |= dict.fromkeys(owned, f"optimizer-{rank:05d}.safetensors")
+                manifest["optimizer"] |= dict.fromkeys(owned, _optimizer_file(rank))
             write_json(part / MANIFEST, manifest | {"sha256": _manifest_hash(manifest)})
             home = _home(self.folder, step)
             if home.exists():
@@ -232,6 +229,10 @@ class Saver:
         except OSError as error:
             _sweep(self.folder)
             raise OSError(f"step {step:,} is not saved: {error}") from error
+
+
+def _optimizer_file(rank: int) -> str:
+    return f"optimizer-{rank:05d}.safetensors"
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -229,7 +229,7 @@ class Progress:
         self._start = self._shown = time.monotonic()
         self._done = 0
 
-    def update(self, done: int, total: int = 0, note: str = "") -> None:
+    def update(self, done: int, total: int = 0) -> None:
         """Print a line if it is time to; cheap enough to call at every step. total: 0 if it is not known."""
         self._done = done  # for the closing line
         now = time.monotonic()
@@ -242,8 +242,6 @@ class Progress:
             total = max(total, done)  # some totals are estimates
             parts[0] = f"{done / total:4.0%} of {short(total)} {self._unit}"
             parts.append(f"{duration((total - done) / rate)} left")
-        if note:
-            parts.append(note)
         print0(f"{self._label}: {' | '.join(parts)}", file=sys.stderr)
 
     def close(self) -> None:

@@ -167,7 +167,7 @@ class HorizonSettings:
     untimed_steps: Count = option(
         0,
         "first steps of each process that do not count toward --target-seconds (compilation)",
-        group="horizon",
+        group="run",
         least=0,
         may_change=True,
         in_card=False,
@@ -185,7 +185,6 @@ class HorizonSettings:
         """Return the flag that ends the run and its value; nothing for the script's default."""
         # Scripts add flags to the group: base training counts FLOPs, fine-tuning epochs.
         names = [field.name for field in fields(self) if field.metadata["group"] == "horizon"]
-        names.remove("untimed_steps")  # in the group for --help, but ends nothing
         return {name: getattr(self, name) for name in names if getattr(self, name) != -1}
 
 

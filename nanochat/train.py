@@ -330,9 +330,8 @@ class TrainingLoop:
 
     def _figures(self, step: _LaunchedStep, norm: float, seconds: float) -> dict[str, Any]:
         """Return the record about a step for the log."""
-        progress = self._progress()
-        if self.options.steps is not None:
-            progress = step.number / max(self.options.steps, 1)  # for this step: a later one may be launched
+        # For this step: a later one may be launched.
+        progress = step.number / self.options.steps if self.options.steps else self._progress()
         mfu = None
         if self.runtime.peak_flops:
             flops_per_second = step.tokens * self.options.flops_per_token / seconds

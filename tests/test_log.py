@@ -183,7 +183,7 @@ def test_a_line_now_and_then_with_the_time_left(monkeypatch, capsys):
     progress = Progress("step", "steps")
     for done in range(0, 401, 25):
         clock.now += 2.5
-        progress.update(done, 400, "loss 2.5" if done == 75 else "")
+        progress.update(done, 400)
     clock.now += 10
     progress.update(500, 400)  # the total was too low
     clock.now += 10
@@ -193,7 +193,7 @@ def test_a_line_now_and_then_with_the_time_left(monkeypatch, capsys):
     assert len(lines) == 8 + 3  # 17 updates in 42 seconds, a line every five
     assert lines[:2] == [
         "step:   6% of 400 steps | 5/s | 1m15s left",
-        "step:  19% of 400 steps | 8/s | 43.3s left | loss 2.5",
+        "step:  19% of 400 steps | 8/s | 43.3s left",
     ]
     assert lines[-3] == "step: 100% of 500 steps | 10/s | 0.0s left"
     assert lines[-2:] == ["step: 600 steps | 10/s", "step: 600 steps in 1m02s"]

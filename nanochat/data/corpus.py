@@ -190,8 +190,14 @@ class Corpus:
         """Return an entry for every shard, for the manifest of a run."""
         entries = []
         for source, split, shard in self._shards():
-            entry = {"source": source.name, "split": split, "file": shard.path.name}
-            entries.append({**entry, "rows": shard.rows, "sha256": shard.hash})
+            entry = {
+                "source": source.name,
+                "split": split,
+                "file": shard.path.name,
+                "rows": shard.rows,
+                "sha256": shard.hash,
+            }
+            entries.append(entry)
         return entries
 
     def _shards(self) -> list[tuple[Source, str, Shard]]:
