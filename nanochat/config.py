@@ -100,9 +100,10 @@ def _first_sentence(drawn: str) -> str:
     sentence = []
     for line in drawn.splitlines()[1:]:
         text = line.strip("│| ")  # tyro frames errors, in Unicode or ASCII
-        if text.startswith(("─", "-----", "╰")):
+        if not text.startswith(("─", "-----", "╰")):
+            sentence.append(text)
+        elif sentence:  # in ASCII a rule stands below the title too
             break
-        sentence.append(text)
     return " ".join(sentence).removeprefix("Error parsing ")
 
 
