@@ -51,8 +51,12 @@ INHERITED = {
 def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str, Any]]:
     """Return our config, our weights in fp32, and the training settings for fine-tuning to inherit."""
     meta = json.loads(path.with_name(path.name.replace("model_", "meta_")).with_suffix(".json").read_bytes())
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged archive raises errors of many types
+        raise ValueError(f"{path} holds no weights that can be read: {str(error).splitlines()[0]}") from None
     weights = {}
-    for name, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
+    for name, tensor in stored.items():
         renamed = name.removeprefix("_orig_mod.")  # prefix of compiled models
         for pattern, ours in NAMES.items():
             renamed = re.sub(f"^{pattern}$", ours, renamed)

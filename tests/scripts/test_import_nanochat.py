@@ -1,5 +1,8 @@
 """scripts.import_nanochat: a checkpoint of the public nanochat becomes one of ours, to use, fine-tune and export."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -70,7 +73,12 @@ def test_an_imported_model_is_fine_tuned(flags, tmp_path, capsys):
 def test_mistakes_are_refused_and_leave_nothing(flags, tmp_path):
     other = tokenizer_of(700)
     other.save(tmp_path / "other.json")
+    whole = Path(flags["checkpoint"])
+    damaged = tmp_path / "damaged" / whole.name
+    shutil.copytree(whole.parent, damaged.parent)
+    damaged.write_bytes(whole.read_bytes()[:-1000])
     for change, words in [
+        ({"checkpoint": str(damaged)}, "model_000650.pt holds no weights that can be read"),
         ({"checkpoint": str(tmp_path / "model_000009.pt")}, "meta_000009.json"),
         ({"tokenizer": str(tmp_path / "none.json")}, "none.json"),
         ({"tokenizer": flags["checkpoint"]}, "neither our tokenizer.json nor a file of tiktoken"),
