@@ -89,8 +89,11 @@ class Outcome:
 
     @classmethod
     def load(cls, path: Path) -> "Outcome":
-        """Return the record in `path`; TypeError if it lacks a field."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+        """Return the record in `path`; ValueError if it is damaged or was written by another version."""
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (TypeError, ValueError):
+            raise ValueError(f"{path} is no record of this version: move it away, or run the stage again") from None
 
 
 def _now() -> str:

@@ -158,12 +158,12 @@ class TrainingLoop:
                     self._progress_line.close()
                 if (due or saves or state.stop) and not self._is_as_resumed():
                     self._seconds = state.seconds = self.runtime.all_gather(self._seconds)[0]  # rank 0's clock
-                    try:
-                        if not state.stop:
-                            self._evaluate(due)
-                    finally:  # an evaluation that fails costs no step
-                        if saves or state.stop:
-                            save(state)
+                    if due and finished and state.step > self._first_step:
+                        save(state)  # an evaluation that fails must not cost the run
+                    if not state.stop:
+                        self._evaluate(due)
+                    if saves or state.stop:
+                        save(state)
                 if finished or state.stop:
                     return
                 launched = self._launch(requests)

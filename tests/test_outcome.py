@@ -52,6 +52,13 @@ def test_a_record_comes_back_as_it_was_written(written, tmp_path):
     assert outcome.started <= outcome.timestamp
 
 
+@pytest.mark.parametrize("text", ['{"stage": "bake"}', '{"sta', "[]"])
+def test_another_record_is_refused(text, tmp_path):
+    (tmp_path / "outcome.json").write_text(text)
+    with pytest.raises(ValueError, match=r"outcome\.json is no record of this version: move it away"):
+        Outcome.load(tmp_path / "outcome.json")
+
+
 def git(folder, *words):
     identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=trunk"]
     subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
