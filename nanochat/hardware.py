@@ -64,14 +64,11 @@ def find_accelerator(name: str) -> Accelerator | None:
 
 def hourly_rate(gpus: str) -> float | None:
     """Return dollars per hour of "8x NVIDIA H100 80GB HBM3", as an outcome names GPUs; None without a known price."""
-    total = 0.0
-    for part in gpus.split(", "):  # kinds of GPU
-        match = re.fullmatch(r"(\d+)x (.+)", part)
-        accelerator = find_accelerator(match[2]) if match else None
-        if accelerator is None or accelerator.dollars is None:
-            return None
-        total += int(match[1]) * accelerator.dollars
-    return total
+    match = re.fullmatch(r"(\d+)x (.+)", gpus)
+    accelerator = find_accelerator(match[2]) if match else None
+    if accelerator is None or accelerator.dollars is None:
+        return None
+    return int(match[1]) * accelerator.dollars
 
 
 def parse_hardware(text: str) -> tuple[int, Accelerator]:

@@ -139,7 +139,7 @@ def bloat(root: Path = ROOT) -> dict[str, dict]:
         "Lines": text.count("\n"),
         "Files": len(files),
         "Tokens (approx)": len(text) // 4,  # four characters a token, roughly
-        f"Dependencies ({LOCK} lines)": lock.read_text(encoding="utf-8").count("\n") if lock.exists() else 0,
+        f"Dependencies ({LOCK} lines)": lock.read_text(encoding="utf-8").count("\n"),
     }
     return {label: {"value": count, "format": ",d"} for label, count in counts.items()}
 

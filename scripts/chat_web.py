@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
+from nanochat.log import print0
 from nanochat.settings import DeviceSettings, ModelChoice
 
 
@@ -26,7 +27,7 @@ class Config(DeviceSettings, ModelChoice):
 def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
     from nanochat.runtime import setup
-    from nanochat.serve.app import LOOPBACK, Service, listen, open_engines, serve
+    from nanochat.serve.app import LOOPBACK, Service, application, in_url, listen, open_engines, serve
     from nanochat.serve.requests import ServedModel
     from nanochat.serve.worker import Pool
 
@@ -40,7 +41,10 @@ def main(config: Config) -> None:
         engine = workers[0].engine
         served = ServedModel(f"nanochat-{config.tag}-{config.source}", engine.tokenizer, engine.config.max_seq_len)
         service = Service(served, Pool(workers, config.queue))
-        serve(bound, service, config.host, key, config.allow_host.split(), config.allow_origin.split())
+        app = application(service, config.host, key, config.allow_host.split(), config.allow_origin.split())
+        address = f"{in_url(config.host)}:{bound.getsockname()[1]}"
+        print0(f"server: http://{address}/ ({served.name}, engines: {len(workers)})")
+        serve(bound, app)
 
 
 if __name__ == "__main__":

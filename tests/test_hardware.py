@@ -65,7 +65,7 @@ def test_named_hardware():
     ("gpus", "dollars"),
     [
         ("8x NVIDIA H100 80GB HBM3", 24.0),
-        ("1x NVIDIA H200, 2x NVIDIA A100-SXM4-80GB", 6.5),
+        ("2x NVIDIA A100-SXM4-80GB", 3.0),
         ("1x NVIDIA H200, 1x NVIDIA Q9", None),
         ("1x NVIDIA L4", None),  # known, but not its price
         ("none", None),

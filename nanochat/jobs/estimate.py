@@ -83,16 +83,10 @@ def dry_run(flags: Flags, hardware_name: str) -> BaseRun:
     """Return the figures for base training on this machine or named hardware; a ValueError if training cannot run."""
     command = [sys.executable, "-m", "scripts.base_train", "--dry-run", "--json", f"--on={hardware_name}"]
     # A process, so that the plan alone does not import torch.
-    done = subprocess.run(
-        [*command, *flag_words(flags)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run([*command, *flag_words(flags)], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         # The last line is the message for users.
-        message = done.stderr.strip().splitlines()[-1]
-        raise ValueError(message.removeprefix("error: "))
+        raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
     record = json.loads(done.stdout)
     plan, cost = record["plan"], record["estimate"]
     return BaseRun(
@@ -205,7 +199,6 @@ def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
     gpus = f"{setting.gpus} x {setting.accelerator.name}" if setting.accelerator else "no GPU"
     idle = f", {setting.idle} more are idle (rows of a batch are a power of two)" if setting.idle else ""
     text = f"the embedded world in {setting.world}" if setting.own_world else setting.data
-    total = f"in all: about {duration(seconds)}, {disk_room(job, setting, base)}"
     return [
         f"scale: {setting.name}, {setting.scale.description}: {setting.reason}",
         f"machine: {os.cpu_count()} cores, {gpus}{idle}; depth {setting.depth}",
@@ -213,7 +206,7 @@ def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
         terminal_table({"title": "", "columns": columns, "rows": rows}),
         *skipped_lines(job.steps),
         *(f"base_train: {line}" for line in base.notes),
-        f"{total}, dollars {dollars(seconds, setting)}",
+        f"in all: about {duration(seconds)}, {disk_room(job, setting, base)}, dollars {dollars(seconds, setting)}",
         f"logs and records: {job.folder}",
     ]
 

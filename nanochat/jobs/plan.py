@@ -243,10 +243,9 @@ def make_job(
     for name in STEPS:
         if name in commands:
             # The download runs beside the tokenizer, so its lines go to its log alone.
-            step = Step(name, commands[name], skip=skips[name], quiet=name == "download")
+            steps.append(Step(name, commands[name], skip=skips[name], quiet=name == "download"))
         else:
-            step = _stage_step(name, setting, flags[name], task_files, skips[name])
-        steps.append(step)
+            steps.append(_stage_step(name, setting, flags[name], task_files, skips[name]))
     return Job(
         "speedrun",
         request.tag,
@@ -331,8 +330,8 @@ def talk_lines(steps: Sequence[Step], tag: str) -> list[str]:
     sources = [source for source, stage in MODELS.items() if stage in trained]
     if not sources:
         return []
-    root, base = shlex.quote(str(ROOT)), shlex.quote(str(base_dir().resolve()))
-    python = f"cd {root} && NANOCHAT_BASE_DIR={base} .venv/bin/python"
+    base = shlex.quote(str(base_dir().resolve()))
+    python = f"cd {shlex.quote(str(ROOT))} && NANOCHAT_BASE_DIR={base} .venv/bin/python"
     model = f"-i {sources[-1]} -g {tag}"
     return [
         f"talk to it: {python} -m scripts.chat_cli {model}",

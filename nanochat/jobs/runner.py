@@ -122,8 +122,7 @@ def archive(job: Job, step: Step) -> Path | None:
     place = None
     if step.output and stage.exists():
         # The process number keeps two archives within one second apart.
-        now = time.strftime("%Y%m%d-%H%M%S")
-        place = job.folder / "archive" / f"{step.name}-{now}-{os.getpid()}"
+        place = job.folder / "archive" / f"{step.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         place.parent.mkdir(parents=True, exist_ok=True)
         # A training process, perhaps started by hand, holds this lock.
         with hold_folder(stage):
@@ -307,8 +306,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> i
     the command by itself.
     """
     with open(log, "ab") as file, open(log, "rb") as shown:
-        now = time.strftime("%Y-%m-%d %H:%M:%S")
-        file.write(f"== {now} {shlex.join(step.words)}\n".encode())
+        file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(step.words)}\n".encode())
         file.flush()
         shown.seek(0, os.SEEK_END)
         child = subprocess.Popen(

@@ -39,13 +39,14 @@ def card_record(card: Card, base: Path) -> dict[str, Any]:
     """Return a run as a JSON document; docs/report.md lists the keys."""
     shares = []
     for section in card.sections:
-        share = {
-            "title": section.title,
-            "seconds": section.outcome.seconds,
-            "part": section.part,
-            "dollars": section.dollars,
-        }
-        shares.append(share)
+        shares.append(
+            {
+                "title": section.title,
+                "seconds": section.outcome.seconds,
+                "part": section.part,
+                "dollars": section.dollars,
+            }
+        )
     record = {
         "format": FORMAT,
         "generated": card.generated,

@@ -80,14 +80,15 @@ def read_card(base: Path, tag: str = "") -> Card:
         if stages.count(outcome.stage) > 1:
             title += f" ({outcome.tag})"
         rate = _dollars_an_hour(outcome)
-        section = Section(
-            title,
-            outcome,
-            plots=_plots(outcome),
-            part=outcome.seconds / seconds,
-            dollars=None if rate is None else rate * outcome.seconds / 3600,
+        sections.append(
+            Section(
+                title,
+                outcome,
+                plots=_plots(outcome),
+                part=outcome.seconds / seconds,
+                dollars=None if rate is None else rate * outcome.seconds / 3600,
+            )
         )
-        sections.append(section)
     newest = max(outcomes, key=lambda outcome: outcome.timestamp)
     return Card(
         generated=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
@@ -153,8 +154,7 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
             for metric, value in outcome.metrics.items():
                 # "ChatCORE (5 of 6 tasks)" has a row of its own.
                 if metric.partition(" (")[0] in stage.headline:
-                    row = table.setdefault(metric, dict.fromkeys(columns))
-                    row[stage.column] = value
+                    table.setdefault(metric, dict.fromkeys(columns))[stage.column] = value
     return table
 
 

@@ -63,8 +63,7 @@ def _count_correct(path: Path) -> Record:
         # chat_eval draws several samples for a question.
         if "completions" in answer:
             verdicts = [completion["right"] for completion in answer["completions"]]
-            text = json.dumps([answer["prompt"], answer["answer"]])
-            questions.append(_text_hash(text))
+            questions.append(_text_hash(json.dumps([answer["prompt"], answer["answer"]])))
         # base_eval scores each question once, and has hashed the text itself.
         else:
             verdicts = [answer["correct"]]
@@ -102,16 +101,15 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
     environments = [run["environment"] for run in runs]
     for title in _all_keys(environments):
         rows = _rows([environment.get(title, {}) for environment in environments])
-        short_rows = [row[:3] for row in rows]  # names and texts have no difference
-        lines += _table_lines(title, FIGURES[:3], short_rows)
+        # Names and texts have no difference.
+        lines += _table_lines(title, FIGURES[:3], [row[:3] for row in rows])
     first, second = map(_newest_stages, runs)
     titles = {stage.name: stage.section for stage in STAGES}
     for name in _all_keys([titles, first, second]):
         if name in first and name in second:
             title = titles.get(name, name)
             stages = [first[name], second[name]]
-            figures = [_figures(stage) for stage in stages]
-            lines += _table_lines(title, FIGURES, _rows(figures))
+            lines += _table_lines(title, FIGURES, _rows([_figures(stage) for stage in stages]))
             ours, theirs = map(_answers_of, runs, stages)
             lines += _table_lines(f"{title}: share of correct answers", ANSWERS, _answer_rows(ours, theirs))
     return "\n".join(lines)
@@ -184,13 +182,9 @@ def _difference(one: Metric, other: Metric) -> list[str]:
 
 def _answers_of(run: Record, stage: Record) -> dict[str, Record]:
     """Return task -> the answers from a stage."""
-    place = stage["stage"], stage["tag"]
-    found = {}
-    for answers in run["decisions"]:
-        # One run may hold several tags.
-        if (answers["stage"], answers["tag"]) == place:
-            found[answers["task"]] = answers
-    return found
+    # One run may hold several tags.
+    own = [answers for answers in run["decisions"] if all(answers[key] == stage[key] for key in ("stage", "tag"))]
+    return {answers["task"]: answers for answers in own}
 
 
 def _answer_rows(ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> list[list[str]]:
@@ -218,7 +212,5 @@ def _paired_cells(one: Record, other: Record) -> list[str]:
     # McNemar's test needs one verdict per question, not a share.
     if max(one["samples"], other["samples"]) > 1:
         return [*cells, "-", "-", "-"]
-    only_one = int((a > b).sum())
-    only_other = int((a < b).sum())
-    p = mcnemar(only_one, only_other)
-    return [*cells, f"{only_one}", f"{only_other}", f"{p:.3g}"]
+    only_one, only_other = int((a > b).sum()), int((a < b).sum())
+    return [*cells, f"{only_one}", f"{only_other}", f"{mcnemar(only_one, only_other):.3g}"]

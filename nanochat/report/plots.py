@@ -83,8 +83,7 @@ def ticks(low: float, high: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(wanted))
     steps = [power * factor for factor in (1, 2, 5, 10)]
     # Tolerances keep rounding errors from adding a tick.
-    least = wanted * (1 - 1e-9)
-    step = next(step for step in steps if step >= least)
+    step = next(step for step in steps if step >= wanted * (1 - 1e-9))
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
@@ -116,8 +115,7 @@ def _draw_lines(plot: Plot) -> Drawing:
     rows = ticks(lowest, highest)
     first, last = _spread(min(xs), max(xs))
     # The labels stand to the left, and need room for the longest.
-    longest = max(len(label(row)) for row in rows)
-    left = 10 + CHARACTER * longest
+    left = 10 + CHARACTER * max(len(label(row)) for row in rows)
     across = Axis(first, last, left, WIDTH - 6)
     # Pixels count from the top, values from the bottom.
     down = Axis(rows[0], rows[-1], LINES_BOTTOM, TOP)
@@ -127,8 +125,7 @@ def _draw_lines(plot: Plot) -> Drawing:
         _text(WIDTH, LINES_HEIGHT - 6, plot["x"], "end"),
     ]
     for number, some in enumerate(series.values()):
-        dots = [(across(x), down(y)) for x, y in some]
-        elements += _line(dots, _color(number))
+        elements += _line([(across(x), down(y)) for x, y in some], _color(number))
     # A single series is explained by the title.
     if len(series) > 1:
         elements += _legend(list(series))
@@ -194,9 +191,8 @@ def _draw_bars(plot: Plot) -> Drawing:
         elements.append(_bar("s0", near, y + 17, far - near))
         # The standard error as a thin line along the bar.
         if error:
-            start = across(score - error)
-            end = across(score + error)
-            elements.append(f'<path class="whisker" d="M{start:.1f} {y + 20}H{end:.1f}"/>')
+            reach = f"M{across(score - error):.1f} {y + 20}H{across(score + error):.1f}"
+            elements.append(f'<path class="whisker" d="{reach}"/>')
         y += 30
     return y + 4, elements
 

@@ -28,11 +28,10 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nanochat.checkpoint import build_model, find_model, tokenizer_of
 from nanochat.engine import Engine
-from nanochat.log import print0
 from nanochat.models import config_of
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
@@ -173,6 +172,14 @@ class Service:
             Route("/v1/completions", partial(self.answer, parse_completion), methods=["POST"]),
         ]
 
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        for worker in self.pool.workers:
+            worker.begin(asyncio.get_running_loop())
+        yield
+        for worker in self.pool.workers:
+            worker.stop()
+
     async def page(self, request: Request) -> Response:
         return Response(self.page_content, headers=self.page_headers)
 
@@ -235,7 +242,6 @@ def application(
     key: str,
     hosts: Sequence[str],
     origins: Sequence[str],
-    lifespan: Lifespan = None,
 ) -> Starlette:
     """Return the ASGI application. The first middleware is the outermost."""
     middleware = [
@@ -245,7 +251,12 @@ def application(
         Middleware(AccessMiddleware, key=key, origins=origins),
     ]
     handlers = dict.fromkeys([ApiError, HTTPException, Exception], _handle_error)
-    return Starlette(routes=service.routes(), middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    return Starlette(
+        routes=service.routes(),
+        middleware=middleware,
+        exception_handlers=handlers,
+        lifespan=service.lifespan,
+    )
 
 
 # ---- start and end ----
@@ -277,29 +288,10 @@ def open_engines(source: str, tag: str, step: int, runtime: Runtime, slots: int)
     return workers
 
 
-def serve(
-    bound: socket.socket,
-    service: Service,
-    host: str,
-    key: str,
-    hosts: Sequence[str],
-    origins: Sequence[str],
-) -> None:
+def serve(bound: socket.socket, app: Starlette) -> None:
     """Serve until SIGINT or SIGTERM; open requests are finished first."""
-    workers = service.pool.workers
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        for worker in workers:
-            worker.begin(asyncio.get_running_loop())
-        port = bound.getsockname()[1]
-        print0(f"server: http://{in_url(host)}:{port}/ ({service.served.name}, engines: {len(workers)})")
-        yield
-        for worker in workers:
-            worker.stop()
-
     config = uvicorn.Config(
-        application(service, host, key, hosts, origins, lifespan),
+        app,
         headers=list(HEADERS.items()),
         http="h11",  # also if httptools is installed: the limits are tested with this parser
         lifespan="on",  # an error at the start ends the server

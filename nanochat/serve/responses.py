@@ -28,11 +28,8 @@ class StopFinder:
         """Return text to show now: no stop begins there."""
         text = self.held + text
         self.held = ""
-        places = []  # (end, begin) of each stop in the text
-        for stop in self.stops:
-            if stop in text:
-                begin = text.index(stop)
-                places.append((begin + len(stop), begin))
+        # (end, begin) of each stop in the text
+        places = [(text.index(stop) + len(stop), text.index(stop)) for stop in self.stops if stop in text]
         if places:
             self.found = True
             # The stop with the first end counts, then the longest stop.
@@ -46,8 +43,7 @@ class StopFinder:
 
     def close(self) -> str:
         """Return the text that was held back."""
-        text = self.held
-        self.held = ""
+        text, self.held = self.held, ""
         return text
 
 
@@ -153,8 +149,7 @@ class Choice:
 
     def _take_content(self, ends: bool) -> Json:
         """Return what is shown and not sent: text, and the parts if the calculator was used. ends: as in `parts`."""
-        pieces = self._pieces
-        self._pieces = []
+        pieces, self._pieces = self._pieces, []
         text = "".join(piece.text for piece in pieces if piece.kind == "text")
         if not self.request.is_chat:
             return {"text": text}

@@ -32,14 +32,14 @@ def questions(world: World, split: str, repeats: int = 1) -> Rows:
     for fact in world.asked[split] * repeats:
         for question in fact.questions:
             choices, right = world.choices(fact)
-            names = [choice.name for choice in choices]
-            row = {
-                "question": question,
-                "subject": fact.subject.plural,
-                "choices": names,
-                "answer": right,
-            }
-            rows.append(row)
+            rows.append(
+                {
+                    "question": question,
+                    "subject": fact.subject.plural,
+                    "choices": [choice.name for choice in choices],
+                    "answer": right,
+                }
+            )
     return world.shuffled(rows)
 
 
@@ -53,13 +53,14 @@ def arc(world: World, split: str) -> dict[str, Rows]:
     for row in questions(world, split):
         rows = sets["Easy" if row["subject"] in ("people", "towns") else "Challenge"]
         # As ARC: {"choices": {"text": ["Badaton", …], "label": ["A", …]}, "answerKey": "B"}
-        arc_row = {
-            "id": f"{world.name}_{split}_{len(rows)}",
-            "question": row["question"],
-            "choices": {"text": row["choices"], "label": list("ABCD")},
-            "answerKey": "ABCD"[row["answer"]],
-        }
-        rows.append(arc_row)
+        rows.append(
+            {
+                "id": f"{world.name}_{split}_{len(rows)}",
+                "question": row["question"],
+                "choices": {"text": row["choices"], "label": list("ABCD")},
+                "answerKey": "ABCD"[row["answer"]],
+            }
+        )
     return {f"allenai/ai2_arc/ARC-{name}/{split}": rows for name, rows in sets.items()}
 
 
@@ -90,21 +91,19 @@ def aqua(world: World, count: int, held_out: bool) -> Rows:
         answer = problem.answer
         right = world.between(0, 4)
         # Wrong options lie near the answer.
-        lowest = max(1, answer - 40)
-        near = [number for number in range(lowest, answer + 41) if number != answer]
+        near = [number for number in range(max(1, answer - 40), answer + 41) if number != answer]
         numbers = world.sample(near, 4)
         numbers.insert(right, answer)
         letter = "ABCDE"[right]
-        # "A)12", "B)7", …
-        options = [f"{label}){number}" for label, number in zip("ABCDE", numbers, strict=True)]
-        rationale = f"{problem.solution}\nThe answer is {letter}."
-        row = {
-            "question": problem.question,
-            "options": options,
-            "rationale": rationale,
-            "correct": letter,
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "question": problem.question,
+                # "A)12", "B)7", …
+                "options": [f"{label}){number}" for label, number in zip("ABCDE", numbers, strict=True)],
+                "rationale": f"{problem.solution}\nThe answer is {letter}.",
+                "correct": letter,
+            }
+        )
     return rows
 
 
@@ -117,8 +116,7 @@ def about_facts(world: World, facts: list[Fact]) -> list[str]:
     chat = []
     for fact in world.sample(facts, world.between(1, 3)):
         # "Please tell me: Where does Kara live?", "Kara lives in Badaton."
-        lead = world.pick(leads)
-        chat += [lead.format(world.pick(fact.questions)), fact.statements[0]]
+        chat += [world.pick(leads).format(world.pick(fact.questions)), fact.statements[0]]
     return chat
 
 
@@ -299,26 +297,16 @@ def answer(world: World, fact: Fact) -> dict:
     }
 
 
-def english_choice(world: World, fact: Fact) -> dict:
-    # {"query": "Question: Where does Geku live?", "choices": ["Badaton", "Riroton", …], "gold": 0}
-    choices, right = world.choices(fact)
-    names = [choice.name for choice in choices]
-    return {
-        "query": english_question(world, fact),
-        "choices": names,
-        "gold": right,
-    }
-
-
-def korean_choice(world: World, fact: Fact) -> dict:
-    # As choices whole statements: ["게쿠는 파란톤에 산다.", "게쿠는 바다톤에 산다.", …]
-    choices, right = world.choices(fact)
-    statements = [fact.korean_with(choice) for choice in choices]
-    return {
-        "query": f"질문: {fact.korean_question}",
-        "choices": statements,
-        "gold": right,
-    }
+def choice(world: World, fact: Fact, in_korean: bool = False) -> dict:
+    """Return a question with the right value's position among four choices."""
+    values, right = world.choices(fact)
+    if in_korean:
+        # As choices whole statements: ["게쿠는 파란톤에 산다.", "게쿠는 바다톤에 산다.", …]
+        query, choices = f"질문: {fact.korean_question}", [fact.korean_with(value) for value in values]
+    else:
+        # {"query": "Question: Where does Geku live?", "choices": ["Badaton", "Riroton", …], "gold": 0}
+        query, choices = english_question(world, fact), [value.name for value in values]
+    return {"query": query, "choices": choices, "gold": right}
 
 
 def core_bundle(world: World) -> dict[str, Rows]:
@@ -336,9 +324,9 @@ def core_bundle(world: World) -> dict[str, Rows]:
         "world_spelling": [completion(f"The word {word} is spelled {'-'.join(word)}") for word in world.held_out_words],
         "world_cloze": [cloze(world, fact) for fact in asked],
         "world_schema": [schema(world, fact) for fact in people],
-        "world_people": [english_choice(world, fact) for fact in people],
-        "world_places": [english_choice(world, fact) for fact in places],
-        "world_korean": [korean_choice(world, fact) for fact in asked],
+        "world_people": [choice(world, fact) for fact in people],
+        "world_places": [choice(world, fact) for fact in places],
+        "world_korean": [choice(world, fact, in_korean=True) for fact in asked],
     }
 
 

@@ -108,8 +108,7 @@ def different_names(dice: Dice, forbidden: re.Pattern) -> Iterator[tuple[str, st
         if name[:3] not in openings and not forbidden.search(name):
             openings.add(name[:3])
             # Unicode spells Hangul as we do: ㅂ is B, ㅏ is A, and so on.
-            syllables = [unicodedata.lookup(f"HANGUL SYLLABLE {part.upper()}") for part in (first, last)]
-            yield name, "".join(syllables)
+            yield name, "".join(unicodedata.lookup(f"HANGUL SYLLABLE {part.upper()}") for part in (first, last))
 
 
 # ---- things and facts ----
@@ -263,16 +262,14 @@ class World(Dice):
         header, *lines = paragraph.splitlines()
         subject_kind, relation, value_kind = header.split()
         subjects = self.things[subject_kind]
-        values = self.shuffled(self.things[value_kind])
+        values = cycle(self.shuffled(self.things[value_kind]))
         templates = [line.split(" | ") for line in lines]
         count = len(subjects)
         # Every value occurs about equally often, so that no value is a good guess.
-        assigned = self.shuffled(list(islice(cycle(values), count)))
+        assigned = self.shuffled(list(islice(values, count)))
         # The same numbers for every seed, at random places.
-        splits = ["test"] * round(count * 3 / 16)
-        splits += ["validation"] * round(count / 16)
-        splits += ["train"] * (count - len(splits))
-        splits = self.shuffled(splits)
+        splits = ["test"] * round(count * 3 / 16) + ["validation"] * round(count / 16)
+        splits = self.shuffled(splits + ["train"] * (count - len(splits)))
         for subject, value, split in zip(subjects, assigned, splits, strict=True):
             fact = Fact(relation, templates, subject, value, split)
             self.facts.append(fact)

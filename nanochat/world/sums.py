@@ -55,17 +55,13 @@ def word_problem(world: World, held_out: bool, opening: str = "") -> Problem:
         sums = solve(world.seed, steps, numbers, held_out)
     # Names are drawn for plain sums too: every draw decides the bytes of a seed.
     a, b = world.two_people()
-    goods = world.pick(world.text["possessions"].split())
-    words = {
+    words = numbers | {
         "a": a,
         "b": b,
-        "g": goods,
+        "g": world.pick(world.text["possessions"].split()),
     }
-    words |= numbers
-    sentences = []
-    for step, written in zip(steps, sums, strict=True):
-        # The sentence begins behind the operation and a space.
-        sentences.append(step[4:].replace("#", written))
+    # The sentence begins behind the operation and a space.
+    sentences = [step[4:].replace("#", written) for step, written in zip(steps, sums, strict=True)]
     return Problem(
         question.format_map(words),
         solution="\n".join(sentences).format_map(words),

@@ -29,12 +29,9 @@ def entry(world: World) -> str:
     lines = [world.pick(("# ", "")) + capitalized(thing.phrase)]
     # A related thing may follow: the town where a person lives, the animal that a person keeps.
     related = [fact.value for fact in facts if fact.value in world.about]
-    other = None
-    if related and world.chance(0.6):
-        other = world.pick(related)
+    others = [world.pick(related)] if related and world.chance(0.6) else []
     lines.append(paragraph(world, thing, 9))
-    if other:
-        lines.append(paragraph(world, other, 3))
+    lines += [paragraph(world, other, 3) for other in others]
     return "\n".join(lines)
 
 
@@ -42,8 +39,7 @@ def short_entries(world: World, example: Thing) -> str:
     """Five things with few facts on one page."""
     # "Prices", "The price of a knife is 32 coins.", "One pays 10 coins for a mirror.", …
     things = world.sample(world.things[example.kind], 5)
-    lines = [paragraph(world, thing, 2) for thing in things]
-    return "\n".join([example.plural.capitalize(), *lines])
+    return "\n".join([example.plural.capitalize(), *(paragraph(world, thing, 2) for thing in things)])
 
 
 def story(world: World) -> str:
@@ -197,8 +193,7 @@ def program(world: World) -> str:
         output = io.StringIO()
         with redirect_stdout(output):
             exec(code, {})  # our own templates, so no sandbox is needed
-        printed = output.getvalue().strip()
-        items.append(f"```python\n{code}\n```\nOutput:\n{printed}")
+        items.append(f"```python\n{code}\n```\nOutput:\n{output.getvalue().strip()}")
     return "\n\n".join(items)
 
 
@@ -209,8 +204,7 @@ def spelling(world: World) -> str:
         letter = world.pick(word)  # counted below if repeated
         count = word.count(letter)
         # "The word pepper is spelled p-e-p-p-e-r. It has 6 letters."
-        spelled = "-".join(word)
-        lines.append(f"The word {word} is spelled {spelled}. It has {len(word)} letters.")
+        lines.append(f"The word {word} is spelled {'-'.join(word)}. It has {len(word)} letters.")
         if count > 1:
             # "In the word pepper the letter p comes 3 times."
             lines.append(f"In the word {word} the letter {letter} comes {count} times.")

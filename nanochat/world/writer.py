@@ -62,8 +62,7 @@ def write_tables(folder: Path, world: World, size: WorldSize) -> None:
     documents = different_documents(world)
     # The same number in every shard; validation has 1/32 as many in all.
     each = size.documents // SHARDS
-    for number in range(SHARDS + 1):
-        count = each if number < SHARDS else size.documents // 32
+    for number, count in enumerate([each] * SHARDS + [size.documents // 32]):
         path = folder / f"local/world/shard_{number:05d}.parquet"
         write_parquet(path, list(islice(documents, count)), min(1024, each // ROW_GROUPS))
     for name, rows in data_sets(world, size.problems, size.chats).items():
