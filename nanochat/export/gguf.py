@@ -84,8 +84,7 @@ def gguf_name(name: str, depth: int) -> str:
     """Return the name of a tensor in the file: `model.layers.0.self_attn.q_proj.weight` is `blk.0.attn_q.weight`."""
     import gguf
 
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, depth)
-    return names.get_name(name, (".weight",))
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, depth).get_name(name, (".weight",))
 
 
 def write_file(path: Path, exported: Exported) -> None:

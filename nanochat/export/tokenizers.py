@@ -180,8 +180,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
         for line in path.read_bytes().splitlines():
             token, rank = line.split()  # such as `IHRoZQ== 262`
             ranks[base64.b64decode(token)] = int(rank)
-        tokens = sorted(ranks, key=ranks.get)  # 256 bytes, then merges
-        merges = [merged_pair(token, ranks) for token in tokens[256:]]
+        # 256 bytes, then merges
+        merges = [merged_pair(token, ranks) for token in sorted(ranks, key=ranks.get)[256:]]
     except (ValueError, LookupError):
         raise ValueError(f"{path} is neither our tokenizer.json nor a file of tiktoken's ranks") from None
     return Tokenizer(rustbpe.Tokenizer(merges, list(SPECIAL_TOKENS), rustbpe.DEFAULT_PATTERN))

@@ -103,8 +103,7 @@ def dry_run(flags: Flags, hardware_name: str) -> BaseRun:
 def base_run_of_flags(flags: Flags) -> BaseRun:
     """Return the figures for a scale with measured times: tokens alone, without waiting for a dry run."""
     batch = int(flags.get("--total-batch-size", 0))
-    steps = int(flags.get("--num-iterations", 0))
-    return BaseRun(tokens=steps * batch, batch=batch)
+    return BaseRun(tokens=int(flags.get("--num-iterations", 0)) * batch, batch=batch)
 
 
 # ---- the work in each step ----
@@ -172,9 +171,7 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
         # The width is fixed: time grows with depth, and with --seconds.
         share = setting.depth / scale.depth * time_share(scale, setting.request.seconds)
         return StepEstimate(scale.seconds[step.name] * share, work.tokens, "measured on 2 cores")
-    if not base.rate:
-        return StepEstimate(0.0, work.tokens, base.basis)
-    return StepEstimate(work_seconds(work, setting, base), work.tokens, base.basis)
+    return StepEstimate(work_seconds(work, setting, base) if base.rate else 0.0, work.tokens, base.basis)
 
 
 def estimate_job(job: Job, setting: Setting, base: BaseRun) -> dict[str, StepEstimate]:

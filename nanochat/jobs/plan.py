@@ -26,12 +26,8 @@ from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
 from nanochat.stages import MODELS, STAGES
 
-# stage -> script, parent stage, and the model that a chat evaluation loads
-SCRIPTS = {stage.name: stage.script for stage in STAGES}
-PARENTS = {stage.name: stage.parent for stage in STAGES}
-SOURCES = {stage.name: stage.source for stage in STAGES if stage.source}
-# Base models are not evaluated on chats.
-PLANNED_STAGES = [stage.name for stage in STAGES if stage.source != "base"]
+# Stages by name. Base models are not evaluated on chats.
+PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base"}
 STEPS = ("world", "download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
 TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")  # stages with a model, a seed and checkpoints
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
@@ -187,13 +183,13 @@ def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
     """Return stage -> flags, from the scale, the machine and the command line."""
     request = setting.request
     flags = {}
-    for name in PLANNED_STAGES:
-        own = scale_flags(setting.scale, SCRIPTS[name], request.seconds)
+    for name, stage in PLANNED_STAGES.items():
+        own = scale_flags(setting.scale, stage.script, request.seconds)
         own["--tag"] = request.tag
         if name in TRAINING:
             own["--seed"] = str(request.seed)
-        if name in SOURCES:
-            own["--source"] = SOURCES[name]
+        if stage.source:
+            own["--source"] = stage.source
         # base_loss reads the text that the model was trained on.
         if name in TEXT_STAGES and name != "base_loss":
             own["--data"] = setting.data
@@ -268,16 +264,16 @@ def _stage_step(
     # For these stages the text is an input, by --data.
     reads_text = name in TEXT_STAGES
     files = BUNDLE if name == "base_eval" else task_files
-    parent = PARENTS[name]
+    stage = PLANNED_STAGES[name]
     request = setting.request
     # Tokenizers are trained and evaluated on the CPU.
     is_tokenizer = name.startswith("tok")
     several_gpus = setting.gpus > 1 and not is_tokenizer
     return Step(
         name,
-        [f"scripts.{SCRIPTS[name]}", *flag_words(flags)],
+        [f"scripts.{stage.script}", *flag_words(flags)],
         output=f"{name}/{request.tag}",
-        parents=[f"{parent}/{request.tag}"] if parent else [],
+        parents=[f"{stage.parent}/{request.tag}"] if stage.parent else [],
         data=setting.data if reads_text else "",
         files=[] if reads_text else [[file.path, file.repo, file.revision] for file in files],
         launch=[*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if several_gpus else [],
@@ -300,12 +296,12 @@ def skip_reasons(setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs
     for name, task in needs.items():
         if not setting.has_files(tasks[task]):
             reasons[name] = f"the files of {task} are not here and cannot be downloaded"
-    for name in STEPS:  # in order, so that a reason reaches the stages after it
-        parent = PARENTS.get(name)
-        if until and STEPS.index(name) > STEPS.index(until):
+    for name, stage in PLANNED_STAGES.items():  # in order, so that a reason reaches the stages after it
+        if stage.parent and reasons[stage.parent] and not reasons[name]:
+            reasons[name] = f"{stage.parent} is left out"
+    if until:
+        for name in STEPS[STEPS.index(until) + 1 :]:
             reasons[name] = f"after --until={until}"
-        elif parent and reasons[parent] and not reasons[name]:
-            reasons[name] = f"{parent} is left out"
     return reasons
 
 

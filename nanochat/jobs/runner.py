@@ -84,8 +84,7 @@ class Job:
 def load_job(folder: Path) -> Job:
     """Return the job saved in a folder."""
     saved = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    steps = [Step(**step) for step in saved.pop("steps")]
-    return Job(steps=steps, **saved)
+    return Job(steps=[Step(**step) for step in saved.pop("steps")], **saved)
 
 
 class StepFailed(Exception):
@@ -161,8 +160,7 @@ def input_hashes(job: Job, step: Step) -> dict[str, str]:
         for entry in step.files:
             file = hub.HubFile(*entry)
             if hub.is_here([file]):
-                paths = hub.fetch([file], offline=True)
-                [found[str(file)]] = hash_files(job.folder / "hashes.json", paths)
+                [found[str(file)]] = hash_files(job.folder / "hashes.json", hub.fetch([file], offline=True))
     return found
 
 
@@ -199,9 +197,8 @@ def difference(record: dict[str, Any], step: Step, inputs: dict[str, str]) -> st
         gone = [word for word in before if word not in step.command]
         new = [word for word in step.command if word not in before]
         return f"{' '.join(gone) or 'nothing'} is now {' '.join(new) or 'gone'}"
-    known = record["inputs"]
     # New and missing inputs do not count: a data set may be downloaded, or removed to make room.
-    changed = [name for name, digest in inputs.items() if known.get(name, digest) != digest]
+    changed = [name for name, digest in inputs.items() if record["inputs"].get(name, digest) != digest]
     return f"{', '.join(changed)} changed" if changed else ""
 
 

@@ -152,8 +152,8 @@ def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]
     if "--target-seconds" in flags:
         flags["--target-seconds"] = f"{float(flags['--target-seconds']) * share:g}"
     elif "--num-iterations" in flags:
-        steps = round(int(flags["--num-iterations"]) * share)
-        flags["--num-iterations"] = str(max(1, steps))  # zero steps would be an error
+        # Zero steps would be an error.
+        flags["--num-iterations"] = str(max(1, round(int(flags["--num-iterations"]) * share)))
     return flags
 
 

@@ -35,21 +35,12 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
     """Return for each evaluated task a hash over all questions, and the number of correct samples for each."""
     found = []
     for outcome in outcomes:
-        folder = base / outcome.stage / outcome.tag
-        for name, digest in outcome.artifacts.items():
-            # Answers are kept one a line; other artifacts are no evaluation.
-            paths = folder.rglob(name) if name.endswith(".jsonl") else []
+        # Answers are kept one a line; other artifacts are no evaluation.
+        for path in (base / outcome.stage / outcome.tag).rglob("*.jsonl"):
             # Evaluations from earlier checkpoints wrote files with the same name: the hash decides.
-            for path in paths:
-                if read_sha256(path) == digest:
-                    found.append(
-                        {
-                            "stage": outcome.stage,
-                            "tag": outcome.tag,
-                            "task": path.stem,
-                            **_count_correct(path),
-                        }
-                    )
+            if path.name in outcome.artifacts and read_sha256(path) == outcome.artifacts[path.name]:
+                place = {"stage": outcome.stage, "tag": outcome.tag, "task": path.stem}
+                found.append(place | _count_correct(path))
     return found
 
 

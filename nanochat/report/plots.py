@@ -48,8 +48,7 @@ Drawing = tuple[int, list[str]]  # height, SVG elements
 def draw_plot(plot: Plot) -> str:
     """Return a plot as an SVG element for a page that contains STYLE."""
     height, elements = _draw_bars(plot) if "bars" in plot else _draw_lines(plot)
-    title = escape(plot["title"])
-    head = f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">'
+    head = f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(plot["title"])}">'
     return "\n".join([head, _text(0, 14, plot["title"], "title"), *elements, "</svg>"])
 
 
@@ -81,12 +80,10 @@ def ticks(low: float, high: float) -> list[float]:
     """Return about five round numbers that include `low` and `high`: 1, 2 or 5 times a power of ten apart."""
     wanted = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(wanted))
-    steps = [power * factor for factor in (1, 2, 5, 10)]
     # Tolerances keep rounding errors from adding a tick.
-    step = next(step for step in steps if step >= wanted * (1 - 1e-9))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= wanted * (1 - 1e-9))
     first = math.floor(low / step + 1e-9)
-    last = math.ceil(high / step - 1e-9)
-    return [number * step for number in range(first, last + 1)]
+    return [number * step for number in range(first, math.ceil(high / step - 1e-9) + 1)]
 
 
 def label(value: float) -> str:

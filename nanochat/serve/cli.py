@@ -184,8 +184,8 @@ class TerminalChat:
             messages = [{"role": "system", "content": self.system}, *messages]
         # The oldest messages make room for the answer.
         context = self.engine.config.max_seq_len
-        conversation = {"messages": messages}
-        tokens, left_out = fitted_prompt(conversation, tokenizer, context, self.settings.max_new_tokens)
+        most = self.settings.max_new_tokens
+        tokens, left_out = fitted_prompt({"messages": messages}, tokenizer, context, most)
         if left_out:
             print_note(f"the conversation is too long for {context:,} tokens, its beginning is left out")
         return replace(self.settings, tokens=tokens)

@@ -179,7 +179,7 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     return ApiRequest(
         fields=fields,
         is_chat=True,
-        prompts=[engine_request(fields, tokens, max_tokens, served, "messages", stop=None)],
+        prompts=[engine_request(fields, tokens, max_tokens, served, "messages")],
         prompt_texts=[""],
         alternatives=fields.top_logprobs if fields.logprobs else None,
     )
@@ -221,7 +221,7 @@ def engine_request(
     max_tokens: int,
     served: ServedModel,
     field: str,
-    stop: frozenset[int] | None,
+    stop: frozenset[int] | None = None,
 ) -> Request:
     """Return the engine's request for one prompt, which came in a certain field."""
     if len(tokens) >= served.context:

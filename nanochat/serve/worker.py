@@ -185,19 +185,16 @@ class Worker(threading.Thread):
                 generation.job.events.clear()
         self._active = [generation for generation in self._active if generation.job.open]
         if news:
-            self._send(_deliver, news)  # in one call, since each call wakes the event loop
+            # In one call, since each call wakes the event loop.
+            self.loop.call_soon_threadsafe(_deliver, news)
 
     def _score_one(self) -> None:
         """Score one row, if a client still waits for one: more would delay the next step."""
         while self.scoring:
             generation, row, top = self.scoring.popleft()
             if not generation.closed:  # the client is there
-                self._send(generation.news.put_nowait, [score(self.model, row, top)])
+                self.loop.call_soon_threadsafe(generation.news.put_nowait, [score(self.model, row, top)])
                 return
-
-    def _send(self, function: Callable, *arguments: object) -> None:
-        """Call a function in the event loop."""
-        self.loop.call_soon_threadsafe(function, *arguments)
 
 
 def _deliver(news: list[tuple[Generation, list[Event]]]) -> None:
@@ -219,6 +216,5 @@ class Pool:
         if request.samples > places:
             raise ApiError(400, f"the request asks for {request.samples:,} samples, there is room for {places:,}", "n")
         if sum(worker.load for worker in self.workers) + request.samples > places:
-            headers = {"retry-after": "1"}
-            raise ApiError(429, "the server is busy, try again", code="queue_full", headers=headers)
+            raise ApiError(429, "the server is busy, try again", code="queue_full", headers={"retry-after": "1"})
         return min(self.workers, key=lambda worker: worker.load).submit(request.prompts)

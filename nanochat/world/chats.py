@@ -123,11 +123,9 @@ def about_facts(world: World, facts: list[Fact]) -> list[str]:
 def about_things(world: World, facts: list[Fact]) -> list[str]:
     """A request for up to three facts about a thing."""
     subject = world.pick(facts).subject
-    own = [fact for fact in facts if fact.subject is subject]
-    first, *others = world.shuffled(own)[:3]
+    first, *others = world.shuffled([fact for fact in facts if fact.subject is subject])[:3]
     # "Tell me about Kara.", "Kara lives in Badaton. She keeps a genu."
-    statements = [first.statements[0]]
-    statements += [fact.pronoun_statements[0] for fact in others]
+    statements = [first.statements[0], *(fact.pronoun_statements[0] for fact in others)]
     _, requests = world.rows("leads")
     return [world.pick(requests).format(subject.phrase), " ".join(statements)]
 

@@ -126,8 +126,7 @@ class Thing(NamedTuple):
     @property
     def plural(self) -> str:
         """The kind in the plural; MMLU rows have it as their subject."""
-        irregular = {"person": "people", "goods": "prices"}
-        return irregular.get(self.kind, f"{self.kind}s")
+        return {"person": "people", "goods": "prices"}.get(self.kind, f"{self.kind}s")
 
 
 class Fact:

@@ -64,8 +64,7 @@ def story(world: World) -> str:
         else:
             # One of several wordings: "{He} called in every street." | "{He} looked under the bed."
             part = world.pick(line.split(" | ")).format_map(words)
-        separator = world.pick("  \n") if text else ""
-        text += separator + part
+        text += (world.pick("  \n") if text else "") + part
     return text
 
 
@@ -157,8 +156,7 @@ def lookup_table(world: World) -> str:
     # "- mirror=A", "- hat=B", "- bucket=C"
     lines = [f"- {name}={label}" for name, label in pairs]
     # "- bucket: C", "- mirror: A", "- hat: B"
-    repeated = world.shuffled(pairs) + world.shuffled(pairs)
-    lines += [f"- {name}{sign}{label}" for name, label in repeated]
+    lines += [f"- {name}{sign}{label}" for name, label in world.shuffled(pairs) + world.shuffled(pairs)]
     return "\n".join(lines)
 
 
@@ -241,5 +239,4 @@ DOCUMENT_KINDS = {
 
 def document(world: World) -> str:
     """Return a document of a random kind."""
-    kind = world.weighted(DOCUMENT_KINDS)
-    return kind(world)
+    return world.weighted(DOCUMENT_KINDS)(world)
