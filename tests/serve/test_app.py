@@ -263,7 +263,7 @@ def test_an_address_that_is_not_free(server):
 BROKEN_SERVER = """
 from engines import TOKENIZER, model_of
 from nanochat.engine import Engine
-from nanochat.serve.app import Service, listen, serve
+from nanochat.serve.app import Service, application, listen, serve
 from nanochat.serve.requests import ServedModel
 from nanochat.serve.worker import Pool, Worker
 
@@ -273,7 +273,9 @@ class Broken(Engine):
 
 worker = Worker(Broken(model_of(), TOKENIZER, slots=2), model_of())
 service = Service(ServedModel("broken", TOKENIZER, 192), Pool([worker], 0))
-serve(listen("127.0.0.1", 0), service, "127.0.0.1", "", [], [])
+bound = listen("127.0.0.1", 0)
+print(f"server: http://127.0.0.1:{bound.getsockname()[1]}/ ", flush=True)
+serve(bound, application(service, "127.0.0.1", "", [], []))
 """
 
 
