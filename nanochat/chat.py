@@ -47,10 +47,10 @@ def check_conversation(conversation: dict) -> None:
 def _is_content(content: str | list[dict[str, str]], kinds: tuple[str, ...]) -> bool:
     if not isinstance(content, list):
         return isinstance(content, str)
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
-            return False
-    return len(content) > 0
+    well_formed = [
+        isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in content
+    ]
+    return content != [] and all(well_formed)
 
 
 def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from nanochat.data.corpus import Corpus
-from nanochat.data.lanes import Chunk, Deal, Lane, Mix
+from nanochat.data.lanes import THREADS, Chunk, Deal, Lane, Mix
 from nanochat.tokenizer import Tokenizer
 
 BATCHES_AHEAD = 4
@@ -34,12 +34,6 @@ Prepared = tuple[torch.Tensor, "torch.cuda.Event | None", list]
 Batch = tuple[torch.Tensor, ...]  # first axis: this rank's rows
 
 
-def split_rows(batch: Batch, rows: int) -> list[Batch]:
-    """Return the micro-batches of a batch, `rows` rows each."""
-    columns = [tensor.split(rows) for tensor in batch]  # views, nothing is copied
-    return list(zip(*columns, strict=True))
-
-
 class BatchSource(Iterator, AbstractContextManager):
     """An iterator over batches with a position that a checkpoint can store: `state_dict`, `load_state_dict`."""
 
@@ -50,7 +44,8 @@ class BatchSource(Iterator, AbstractContextManager):
 
     def split(self, batch: Batch, rows: int) -> list[Batch]:
         """Return the micro-batches of a batch; rows: as many as fit into memory."""
-        return split_rows(batch, rows)
+        columns = [tensor.split(rows) for tensor in batch]  # views, nothing is copied
+        return list(zip(*columns, strict=True))
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Join the states from all ranks; any number of ranks can load the result."""
@@ -149,7 +144,7 @@ Place = tuple[int, int]  # (lane, number of the source)
 
 
 class TextLoader(Loader):
-    """Batches of a corpus; nothing is read before the first batch. threads: for tokenizing, 0 for at most 4."""
+    """Batches of a corpus; nothing is read before the first batch. threads: for tokenizing."""
 
     def __init__(
         self,
@@ -163,7 +158,7 @@ class TextLoader(Loader):
         rank: int = 0,
         world_size: int = 1,
         device: str | torch.device = "cpu",
-        threads: int = 0,
+        threads: int = THREADS,
     ):
         require_multiple("lanes", lanes, world_size)
         # Saved in checkpoints: names and values must not change.
@@ -220,17 +215,15 @@ class TextLoader(Loader):
             rows = self._rows_taken(lane)[source] - chunk.row
             units[source] += chunk.unit + chunk.units * rows / max(chunk.rows, 1)
         # This rank has 1 / world_size of the lanes.
-        passes = {}
-        for name, count, deal in zip(self._names, units, self._deals, strict=True):
-            passes[name] = count * self.world_size / deal.units
-        return passes
+        named = zip(self._names, units, self._deals, strict=True)
+        return {name: count * self.world_size / deal.units for name, count, deal in named}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as small JSON, only for the lanes of this rank: see `merge`."""
         lanes = {}
         for lane in self._my_lanes:
             lanes[str(lane)] = [asdict(self._chunks[lane, source]) for source in range(len(self._deals))]
-        return {"setting": dict(self._setting), "rows": self._row, "lanes": lanes}
+        return {"setting": self._setting, "rows": self._row, "lanes": lanes}
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         lanes = {}
@@ -243,10 +236,7 @@ class TextLoader(Loader):
         self.close()
         self._row = state["rows"]
         for lane, source in self._chunks:
-            saved = state["lanes"][str(lane)][source]
-            # JSON has lists for tuples.
-            left = tuple(tuple(piece) for piece in saved["left"])
-            self._chunks[lane, source] = Chunk(saved["unit"], saved["units"], saved["row"], saved["rows"], left)
+            self._chunks[lane, source] = Chunk(**state["lanes"][str(lane)][source])
 
     @property
     def _my_lanes(self) -> range:

@@ -84,7 +84,7 @@ class ChatLoader(Loader):
 
     def _stream(self) -> Iterator[tuple[np.ndarray, dict[str, int]]]:
         """Yield the rows for all ranks, (2, seq_len) inputs and targets, each with the position after the row."""
-        place = dict(self._place)
+        place = self._place
         while True:
             rows, counts = self._pack_window(place)
             # A resumed run starts in the middle of a window.
@@ -160,12 +160,12 @@ class ChatLoader(Loader):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as small JSON, the same on all ranks."""
-        return {"setting": dict(self._setting), "place": dict(self._place)}
+        return {"setting": self._setting, "place": self._place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at the position of a loader with the same setting; ranks and batch size may differ."""
         self.close()
-        self._place = dict(state["place"])
+        self._place = state["place"]
 
 
 def fit_conversation(

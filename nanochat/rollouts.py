@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt
-from nanochat.dataloader import Batch, BatchSource, require_multiple, split_rows
+from nanochat.dataloader import Batch, BatchSource, require_multiple
 from nanochat.engine import Completion, Engine, Request
 from nanochat.log import print_figures
 from nanochat.tokenizer import Tokenizer
@@ -52,9 +52,9 @@ class Group:
     example: int  # index into the task
     conversation: dict
     prompt: list[int]
-    completions: list[Completion] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
+    completions: list[Completion]
+    texts: list[str]
+    rewards: list[float]
     advantages: list[float] = field(default_factory=list)
 
     @property
@@ -64,17 +64,17 @@ class Group:
 
     def record(self, decode: Callable[[list[int]], str]) -> dict[str, Any]:
         """Return the JSON record for samples.jsonl."""
-        samples = []
         answers = zip(self.completions, self.texts, self.rewards, self.advantages, strict=True)
-        for completion, text, reward, advantage in answers:
-            sample = {
+        samples = [
+            {
                 "reward": reward,
                 "advantage": advantage,
                 "tokens": len(completion.tokens),
                 "reason": completion.reason,
                 "text": text,
             }
-            samples.append(sample)
+            for completion, text, reward, advantage in answers
+        ]
         return {
             "example": self.example,
             "prompt": decode(self.prompt),
@@ -165,33 +165,32 @@ class Rollouts(BatchSource):
         self.engine.refresh()  # the weights changed since the last step
         # Prompts are dealt in turn; `_log` joins the records in the same way.
         places = range(self.runtime.rank, self.sampling.examples, self.runtime.world_size)
-        groups = self._prompts(places)
-        requests = [self._request(place, group.prompt) for place, group in zip(places, groups, strict=True)]
-        completions = self.engine.generate(requests, logprobs=True)  # several per request
-        for group, group.completions in zip(groups, completions, strict=True):  # fills each group in passing
-            group.texts = [self.tokenizer.decode(completion.tokens) for completion in group.completions]
-            group.rewards = [float(self.reward(group.conversation, text)) for text in group.texts]
+        examples = self._draw(places)
+        requests = [self._request(place, self.task[example]) for place, example in zip(places, examples, strict=True)]
+        answers = self.engine.generate(requests, logprobs=True)  # several per request
+        groups = []
+        for example, request, completions in zip(examples, requests, answers, strict=True):
+            conversation = self.task[example]
+            texts = [self.tokenizer.decode(completion.tokens) for completion in completions]
+            rewards = [float(self.reward(conversation, text)) for text in texts]
+            groups.append(Group(example, conversation, request.tokens, completions, texts, rewards))
         advantages = ADVANTAGES[self.advantage](torch.tensor([group.rewards for group in groups]))  # (prompts, samples)
         for group, row in zip(groups, advantages.tolist(), strict=True):
             group.advantages = row if group.teaches else [0.0 for _ in row]  # exact zeros, free from rounding
         return groups
 
-    def _prompts(self, places: range) -> list[Group]:
-        """Draw examples and render their prompts, shortened where prompt and answer exceed the context.
+    def _draw(self, places: range) -> list[int]:
+        """Return the examples, as indices into the task, at some places in the step.
 
         An epoch is the shuffled task, without the rest that does not fill a step.
         """
         epoch, step = divmod(self._step, len(self.task) // self.sampling.examples)
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.task))  # equal on all ranks
-        groups = []
-        for place in places:
-            example = int(order[step * self.sampling.examples + place])  # index into the task, after shuffling
-            conversation = self.task[example]
-            prompt, _ = fitted_prompt(conversation, self.tokenizer, self.context, self.sampling.max_new_tokens)
-            groups.append(Group(example, conversation, prompt))
-        return groups
+        return [int(order[step * self.sampling.examples + place]) for place in places]
 
-    def _request(self, place: int, prompt: list[int]) -> Request:
+    def _request(self, place: int, conversation: dict) -> Request:
+        # Shortened where prompt and answer exceed the context.
+        prompt, _ = fitted_prompt(conversation, self.tokenizer, self.context, self.sampling.max_new_tokens)
         draw = self._step * self.sampling.examples + place  # counts prompts since the run began
         return Request(
             prompt,
@@ -223,7 +222,7 @@ class Rollouts(BatchSource):
     def split(self, batch: Batch, rows: int) -> list[Batch]:
         """Return micro-batches that fit into `rows` rows of full context: answers are short."""
         longest = int(batch[-1][:, :2].sum(1).max())  # answer and prompt
-        return split_rows(batch, max(1, rows * self.context // longest))
+        return super().split(batch, max(1, rows * self.context // longest))
 
     # ---- position, for resuming ----
 
@@ -238,7 +237,7 @@ class Rollouts(BatchSource):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, equal on all ranks."""
-        return {"setting": dict(self._setting), "step": self._step}
+        return {"setting": self._setting, "step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the position of rollouts with the same setting, on any number of ranks."""

@@ -75,10 +75,8 @@ class Evaluation:
     at_start: bool = False  # also before the first step
 
     def is_due(self, state: State, finished: bool) -> bool:
-        if finished:
+        if finished or (state.step == 0 and self.at_start):
             return self.every >= 0
-        if state.step == 0:
-            return self.every >= 0 and self.at_start
         return is_multiple(state.step, self.every)
 
 

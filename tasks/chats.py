@@ -29,7 +29,9 @@ class JsonLines(Chat):
         for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
             try:
                 if line.strip():
-                    rows.append([_parse_line(line)])
+                    value = json.loads(line)
+                    conversation = {"messages": value} if isinstance(value, list) else value
+                    rows.append([_checked(conversation)["messages"]])
             except ValueError as error:
                 raise ValueError(f"{path}:{number}: {error}") from None
         return rows
@@ -41,13 +43,6 @@ def json_lines(path: str) -> DataSet:
     if not place.is_file():
         raise ValueError(f"there is no file {place}")
     return DataSet(task=JsonLines, path=str(place), splits="train")
-
-
-def _parse_line(line: bytes) -> list[dict]:
-    """Return a line's messages; ValueError names the fault."""
-    value = json.loads(line)
-    conversation = {"messages": value} if isinstance(value, list) else value
-    return _checked(conversation)["messages"]
 
 
 def _checked(conversation: dict) -> dict:

@@ -188,17 +188,16 @@ class Corpus:
 
     def manifest(self) -> list[dict]:
         """Return an entry for every shard, for the manifest of a run."""
-        entries = []
-        for source, split, shard in self._shards():
-            entry = {
+        return [
+            {
                 "source": source.name,
                 "split": split,
                 "file": shard.path.name,
                 "rows": shard.rows,
                 "sha256": shard.hash,
             }
-            entries.append(entry)
-        return entries
+            for source, split, shard in self._shards()
+        ]
 
     def _shards(self) -> list[tuple[Source, str, Shard]]:
         """Return every shard with source and split, in order."""

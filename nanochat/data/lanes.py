@@ -21,7 +21,7 @@ import math
 import os
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ CACHED_GROUPS = 32  # row groups kept in memory if several lanes share them
 CHUNK_ROWS = 128  # a chunk has at least so many rows,
 CHUNK_DOCUMENTS = 1024  # or so many documents, which is enough to pack well
 MIX_CYCLE = 1000  # rows after which the order of the sources repeats
-MAX_THREADS = 4  # default for tokenizing; other ranks may need the other cores
+THREADS = min(4, os.cpu_count() or 1)  # for tokenizing; other ranks may need the other cores
 
 
 def shuffled(count: int, *key: int) -> np.ndarray:
@@ -64,13 +64,13 @@ class Deal:
         tokenizer: Tokenizer,
         lanes: int,
         key: tuple[int, int],
-        threads: int = 0,
+        threads: int = THREADS,
     ):
-        """key: (seed, source number). threads: for tokenizing, 0 for at most 4."""
+        """key: (seed, source number). threads: for tokenizing."""
         self.lanes = lanes
         self.key = key
         self._tokenizer = tokenizer
-        self._threads = threads or min(MAX_THREADS, os.cpu_count() or 1)
+        self._threads = threads
         # (shard, row group in the shard)
         self._groups = [(shard, group) for shard in shards for group in range(shard.row_groups)]
         groups = len(self._groups)
@@ -82,16 +82,13 @@ class Deal:
         self.units = groups * self.stripes  # in an epoch
         # Several lanes read stripes from one row group at about the same time: tokenize once, keep for all.
         self._read = lru_cache(CACHED_GROUPS if self.stripes > 1 else 0)(self._read_group)
-        self._order = lru_cache(8)(self._shuffle_groups)
+        self._order = lru_cache(8)(lambda epoch: shuffled(groups, *key, 0, epoch))
 
     def _read_group(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (ids, offsets) for a row group: document i is ids[offsets[i]:offsets[i + 1]], bos first."""
         shard, group = self._groups[number]
         bos = self._tokenizer.special_tokens["<|bos|>"]
         return self._tokenizer.encode_arrow(shard.read(group), bos, self._threads)
-
-    def _shuffle_groups(self, epoch: int) -> np.ndarray:
-        return shuffled(len(self._groups), *self.key, 0, epoch)
 
     def epoch(self, lane: int, unit: int) -> int:
         # Unit u in lane l has the number u * lanes + l in the endless list.
@@ -120,11 +117,10 @@ class Mix:
     """
 
     def __init__(self, shares: Sequence[float], lanes: int):
-        cycle = MIX_CYCLE if len(shares) > 1 else 1
         fractions = np.array(shares) / sum(shares)
-        self._order = np.zeros(cycle, np.int64)  # source at each place in the cycle
+        self._order = np.zeros(MIX_CYCLE, np.int64)  # source at each place in the cycle
         self._counts = np.zeros(len(shares), np.int64)  # rows from each source in a cycle
-        for place in range(cycle):
+        for place in range(MIX_CYCLE):
             # The source furthest behind its share is next.
             behind = fractions * (place + 1) - self._counts
             source = np.argmax(behind)
@@ -133,7 +129,7 @@ class Mix:
         if not self._counts.all():
             raise ValueError(f"the mix has shares {list(shares)}: raise the share below 1/{MIX_CYCLE}")
         # Evenly spread over the cycle.
-        self._starts = [lane * cycle // lanes for lane in range(lanes)]
+        self._starts = [lane * MIX_CYCLE // lanes for lane in range(lanes)]
 
     def source(self, lane: int, turn: int) -> int:
         """Return the source for row number `turn` in a lane."""
@@ -195,10 +191,7 @@ def pack(lengths: Sequence[int], opening: int, size: int) -> tuple[list[Stretch]
             unplaced += 1
         unplaced -= size
         room = size
-    left = []
-    for length, piece in waiting:
-        begin = used[piece]
-        left.append((piece, begin, begin + length - 1))
+    left = [(piece, used[piece], used[piece] + length - 1) for length, piece in waiting]
     return placed, left
 
 
@@ -240,7 +233,7 @@ class Chunk:
     units: int = 0
     row: int = 0
     rows: int = 0
-    left: tuple[tuple[int, int, int, int], ...] = ()
+    left: Sequence[tuple[int, int, int, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -264,12 +257,12 @@ class Lane:
             # A saved chunk is packed again.
             pieces, units = self._read_units(chunk, leftover)
             rows, leftover = self._pack(chunk, pieces, len(leftover))
-            chunk = Chunk(chunk.unit, units, chunk.row, len(rows), chunk.left)
+            chunk = replace(chunk, units=units, rows=len(rows))
             skipped = row - chunk.row
             for ids in rows[skipped:]:
                 yield ids, chunk
             row = chunk.row + chunk.rows
-            left = tuple(piece.name for piece in leftover)
+            left = [piece.name for piece in leftover]
             chunk = Chunk(chunk.unit + units, row=row, left=left)
 
     def _pack(self, chunk: Chunk, pieces: list[Piece], opening: int) -> tuple[np.ndarray, list[Piece]]:

@@ -212,13 +212,11 @@ def first_rows(
     most: int,
 ) -> tuple[Tensor, Tensor]:
     """Return inputs and targets, (rows, length) each, for an epoch's first rows, at most `most`."""
-    inputs: list[Tensor] = []  # (1, length) each
-    targets: list[Tensor] = []
+    rows = []  # inputs and targets, (1, length) each
     with ChatLoader(conversations, tokenizer, 1, length, supervise=supervise) as source:
-        while len(inputs) < most and source.epoch < 1:
-            row = next(source)
-            inputs.append(row[0])
-            targets.append(row[1])
+        while len(rows) < most and source.epoch < 1:
+            rows.append(next(source))
+    inputs, targets = zip(*rows, strict=True)
     return torch.cat(inputs), torch.cat(targets)
 
 
@@ -262,11 +260,9 @@ def write_samples(model: GPT, tokenizer: Tokenizer) -> list[list[str]]:
     """Return [prompt, continuation] for each of PROMPTS, and print them: the likeliest tokens."""
     bos = tokenizer.special_tokens["<|bos|>"]
     room = model.config.max_seq_len - 1  # leaves space for one new token
-    requests = []
-    for prompt in PROMPTS:
-        ids = [bos, *tokenizer.encode(prompt)]
-        # A short context keeps a prompt's end.
-        requests.append(Request(ids[-room:], SAMPLE_TOKENS, stop=frozenset([bos])))
+    # A short context keeps a prompt's end.
+    texts = [[bos, *tokenizer.encode(prompt)][-room:] for prompt in PROMPTS]
+    requests = [Request(ids, SAMPLE_TOKENS, stop=frozenset([bos])) for ids in texts]
     rows = []
     for prompt, [completion] in zip(PROMPTS, Engine(model, tokenizer).generate(requests), strict=True):
         text = " ".join(tokenizer.decode(completion.tokens).split())

@@ -120,10 +120,7 @@ def _pass_at(records: list[dict]) -> dict[int, Estimate]:
     # Every problem has the same number of samples.
     samples = len(records[0]["completions"])
     counts = [sum(completion["right"] for completion in record["completions"]) for record in records]
-    pass_at = {}
-    for k in range(1, samples + 1):
-        pass_at[k] = mean_estimate([pass_probability(samples, count, k) for count in counts])
-    return pass_at
+    return {k: mean_estimate([pass_probability(samples, count, k) for count in counts]) for k in range(1, samples + 1)}
 
 
 def _prepare_problems(
@@ -154,14 +151,15 @@ def _judge(answered: list[tuple[Problem, list[dict]]], task: ChatTask, tokenizer
     records = []
     for problem, completions in answered:
         judged = [completion | {"right": bool(next(verdicts))} for completion in completions]
-        record = {
-            "problem": problem.number,
-            "prompt": tokenizer.decode(problem.prompt),
-            "cut": problem.dropped > 0,
-            "answer": problem.conversation["messages"][-1]["content"],
-            "completions": judged,
-        }
-        records.append(record)
+        records.append(
+            {
+                "problem": problem.number,
+                "prompt": tokenizer.decode(problem.prompt),
+                "cut": problem.dropped > 0,
+                "answer": problem.conversation["messages"][-1]["content"],
+                "completions": judged,
+            }
+        )
     return records
 
 
@@ -234,10 +232,8 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, ChatTask]) -> list[Evalu
     If the config names no tasks, only those answered by a letter are scored: they cost one forward pass a problem.
     """
     config = trainer.config
-    scored = {}
-    for name, task in tasks.items():
-        if config.eval_metrics_tasks or task.kind == "categorical":
-            scored[name] = task
+    every_kind = bool(config.eval_metrics_tasks)
+    scored = {name: task for name, task in tasks.items() if every_kind or task.kind == "categorical"}
     if config.eval_metrics_every < 0 or not scored:
         return []
     settings = AnswerSettings(max_problems=config.eval_metrics_max_problems)

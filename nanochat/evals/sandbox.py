@@ -266,7 +266,11 @@ def _inside() -> None:
         if second := os.fork():
             _exit_like(second)
         if is_root:
-            _give_up_root()
+            # Become a user that no other sandbox has: the kernel counts processes by user.
+            number = OWN_USERS + secrets.randbelow(2**24)
+            os.setgroups([])
+            os.setresgid(number, number, number)
+            os.setresuid(number, number, number)
     home = os.getcwd()
     Path(home, "program.py").write_text(task["program"], encoding="utf-8")
     # The standard input has only the word, so that the program finds it empty.
@@ -354,14 +358,6 @@ def _bind(libc: ctypes.CDLL, path: str, root: str, attributes: int) -> None:
     number = _call_numbers()["mount_setattr"]
     result = libc.syscall(number, -1, place, AT_RECURSIVE, mount_attr, ctypes.c_size_t(len(mount_attr)))
     _check(f"attributes of {path}", result)
-
-
-def _give_up_root() -> None:
-    """Become a user that no other sandbox has: the kernel counts processes by user."""
-    number = OWN_USERS + secrets.randbelow(2**24)
-    os.setgroups([])
-    os.setresgid(number, number, number)
-    os.setresuid(number, number, number)
 
 
 def _set_limits(limits: Limits) -> None:

@@ -64,7 +64,7 @@ class Setting:
     def has_files(self, files: Sequence[HubFile]) -> bool:
         """Return True if the files are here, will be written with the world, or can be downloaded."""
         # Repositories named local/ exist in mirrors only.
-        on_hub = all(file.repo and not file.repo.startswith("local/") for file in files)
+        on_hub = all(file.on_hub for file in files)
         # The network is asked last, because an answer takes time.
         return self.own_world or hub.is_here(files) or (on_hub and has_network(self.request.on))
 
