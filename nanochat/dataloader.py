@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from nanochat.data.corpus import Corpus
-from nanochat.data.lanes import THREADS, Chunk, Deal, Lane, Mix
+from nanochat.data.lanes import Chunk, Deal, Lane, Mix
 from nanochat.tokenizer import Tokenizer
 
 BATCHES_AHEAD = 4
@@ -144,7 +144,7 @@ Place = tuple[int, int]  # (lane, number of the source)
 
 
 class TextLoader(Loader):
-    """Batches of a corpus; nothing is read before the first batch. threads: for tokenizing."""
+    """Batches of a corpus; nothing is read before the first batch. threads: as in `Deal`."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class TextLoader(Loader):
         rank: int = 0,
         world_size: int = 1,
         device: str | torch.device = "cpu",
-        threads: int = THREADS,
+        threads: int = 0,
     ):
         require_multiple("lanes", lanes, world_size)
         # Saved in checkpoints: names and values must not change.

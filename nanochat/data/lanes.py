@@ -35,7 +35,7 @@ CACHED_GROUPS = 32  # row groups kept in memory if several lanes share them
 CHUNK_ROWS = 128  # a chunk has at least so many rows,
 CHUNK_DOCUMENTS = 1024  # or so many documents, which is enough to pack well
 MIX_CYCLE = 1000  # rows after which the order of the sources repeats
-THREADS = min(4, os.cpu_count() or 1)  # for tokenizing; other ranks may need the other cores
+MOST_THREADS = 4  # for tokenizing; other ranks may need the other cores
 
 
 def shuffled(count: int, *key: int) -> np.ndarray:
@@ -64,13 +64,13 @@ class Deal:
         tokenizer: Tokenizer,
         lanes: int,
         key: tuple[int, int],
-        threads: int = THREADS,
+        threads: int = 0,
     ):
-        """key: (seed, source number). threads: for tokenizing."""
+        """key: (seed, source number). threads: for tokenizing, 0: as many as there are cores, at most 4."""
         self.lanes = lanes
         self.key = key
         self._tokenizer = tokenizer
-        self._threads = threads
+        self._threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
         # (shard, row group in the shard)
         self._groups = [(shard, group) for shard in shards for group in range(shard.row_groups)]
         groups = len(self._groups)
