@@ -212,7 +212,7 @@ class BatchSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Learning rates for a batch of 2^19 tokens (AdamW's for width 768), and their schedule."""
+    """Learning rates for a batch of 2^19 tokens (of embeddings and head: for width 768), and their schedule."""
 
     # param_groups.RULES says which parameters a rate belongs to, and how it is scaled by batch and width.
     embedding_lr: float | None = option(0.3, "learning rate of embeddings (AdamW)", group="optimizer", least=0)
