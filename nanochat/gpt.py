@@ -404,9 +404,9 @@ class GPT(nn.Module):
 
     def parameter_counts(self) -> dict[str, int]:
         """Return the numbers by kind, and the total; vocabulary padding is counted."""
-        counts = dict.fromkeys((*KINDS.values(), "scalars"), 0)
+        counts = dict.fromkeys((*COUNTED.values(), "scalars"), 0)
         for name, parameter in self.named_parameters():
-            counts[KINDS.get(parameter_row(name).group, "scalars")] += parameter.numel()
+            counts[COUNTED.get(parameter_row(name).group, "scalars")] += parameter.numel()
         counts["total"] = sum(counts.values())
         return counts
 
@@ -468,4 +468,4 @@ PARAMETERS = (
     ParameterRow(r"backout_lambda", "smear", _constant(0.2)),
 )
 # Optimizer group → kind in parameter_counts; all other groups are "scalars".
-KINDS = {"matrices": "matrices", "embedding": "embed", "unembedding": "head", "value_embeds": "value_embeds"}
+COUNTED = {"matrices": "matrices", "embedding": "embed", "unembedding": "head", "value_embeds": "value_embeds"}

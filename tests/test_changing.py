@@ -23,6 +23,9 @@ def test_a_recipe_works(title, patch, commands, tmp_path, python):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / file, tmp_path)
+    undo = ["patch", "-p1", "--reverse", "--dry-run", "--force"]
+    if subprocess.run(undo, cwd=tmp_path, input=patch, capture_output=True, text=True).returncode == 0:
+        pytest.skip("the code has this change already")
     applied = subprocess.run(["patch", "-p1", "--forward"], cwd=tmp_path, input=patch, capture_output=True, text=True)
     assert applied.returncode == 0, applied.stdout + applied.stderr
     for line in commands.splitlines():

@@ -116,8 +116,8 @@ def test_every_field_has_optimizer_groups(field):
 
 
 def test_every_row_of_parameters_is_used():
-    model = lively({**SMALL, "mlp": "swiglu"})  # the reference has all tricks
-    rows = {parameter_row(name) for name, _ in model.named_parameters()}
+    models = [lively({**SMALL, "mlp": "swiglu"}), *(lively(switched(field)) for field in FIELDS)]
+    rows = {parameter_row(name) for model in models for name, _ in model.named_parameters()}
     assert rows == set(PARAMETERS)
     assert {row.group for row in PARAMETERS} == {rule.name for rule in RULES}
 

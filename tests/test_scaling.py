@@ -11,7 +11,7 @@ import torch
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import duration
-from nanochat.optim import KINDS, Optimizer
+from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
 from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.scaling import (
@@ -99,7 +99,6 @@ def test_a_plan_counts_the_real_model():
     )
     states = [state for _, saved in Optimizer(groups).state_tensors() for state in saved.values()]
     assert plan.state_bytes == pytest.approx(sum(state.nbytes for state in states), rel=0.01)
-    assert {group.kind for group in groups} == set(KINDS)
 
 
 def test_horizons():
@@ -157,8 +156,7 @@ def test_memory():
     plan = plan_of()
     plain, alone = memory(plan, 16, 8), memory(plan, 16, 1)
     assert alone["optimizer"] == 8 * plain["optimizer"]
-    matrices = plan.counts["matrices"]
-    assert alone["optimizer"] == 4 * matrices + 8 * (plan.counts["total"] - matrices)  # Muon, AdamW
+    assert alone["optimizer"] == plan.state_bytes
     assert plain["activations"] == 16 * 2048 * 1536 * 24 * BLOCK_KEEPS * 2
     assert memory(plan, 16, 8, checkpointing=True)["activations"] * 11 < plain["activations"]
     assert 40e9 < sum(plain.values()) < 80e9  # the public reference runs this on 80 GB

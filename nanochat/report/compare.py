@@ -13,8 +13,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nanochat.log import format_value, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
 from nanochat.paths import read_sha256
@@ -191,6 +189,8 @@ def _answer_rows(ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> li
 
 def _paired_cells(one: Record, other: Record) -> list[str]:
     """Return a task's cells, tested if each question was answered once."""
+    import numpy as np  # a slow import, which must not delay --help
+
     a, b = (np.array(answers["right"].split(), float) / answers["samples"] for answers in (one, other))
     difference, error = mean_estimate((b - a).tolist())
     cells = [
