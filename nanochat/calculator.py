@@ -51,6 +51,7 @@ OPERATORS = {
     ast.Mod: operator.mod,
     ast.Pow: _power,
     ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
 }
 
 

@@ -133,12 +133,13 @@ def bloat(root: Path = ROOT) -> dict[str, dict]:
     # -z: file names with spaces stay whole.
     files = [root / name for name in git(root, "ls-files", "-z").split("\0") if name.endswith(SOURCE_SUFFIXES)]
     text = "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
+    lock = root / LOCK  # an installed wheel has none
     counts = {
         "Characters": len(text),
         "Lines": text.count("\n"),
         "Files": len(files),
         "Tokens (approx)": len(text) // 4,  # four characters a token, roughly
-        f"Dependencies ({LOCK} lines)": (root / LOCK).read_text(encoding="utf-8").count("\n"),
+        f"Dependencies ({LOCK} lines)": lock.read_text(encoding="utf-8").count("\n") if lock.exists() else 0,
     }
     return {label: {"value": count, "format": ",d"} for label, count in counts.items()}
 
