@@ -53,7 +53,7 @@ def ours(job: argparse.Namespace) -> Loader:
     from nanochat.tokenizer import Tokenizer
 
     shards = open_shards(train_files(job))
-    corpus = Corpus((Source("bench", 1.0, shards, ()),))
+    corpus = Corpus((Source("bench", 1.0, {"train": shards, "val": ()}),))
     tokenizer = Tokenizer.load(Path(job.base, "tokenizer.json"))
     loader = TextLoader(corpus, tokenizer, job.rows, job.length, threads=job.threads)
 

@@ -97,27 +97,25 @@ def fitted_prompt(
     tokenizer: Tokenizer,
     context: int,
     answer: int,
-) -> tuple[list[int], int]:
-    """Return (prompt ids, number of dropped messages) with room for `answer` tokens in `context`.
+) -> tuple[list[int], bool]:
+    """Return (prompt ids, True if they were shortened) with room for `answer` tokens in `context`.
 
     The prompt may always take half the context. The oldest messages are dropped first, in pairs; the system message
-    stays. If the last question alone is too long, the beginning is cut off, counted as one dropped message.
+    stays. If the last question alone is too long, the beginning is cut off.
     """
     room = max(context - answer, context // 2)
-    ids = render_prompt(conversation, tokenizer)
+    ids = whole = render_prompt(conversation, tokenizer)
     system = int(_has_system(conversation["messages"]))
     # All messages after the system message, a user message first.
     head, turns = conversation["messages"][:system], conversation["messages"][system:]
-    dropped = 0
     # A question goes together with the answer.
     while len(ids) > room and len(turns) > 2:
         turns = turns[2:]
-        dropped += 2
         ids = render_prompt({"messages": head + turns}, tokenizer)
-    if len(ids) <= room:
-        return ids, dropped
-    # Keep bos and user_start, and the end of the question.
-    return ids[:2] + ids[len(ids) - room + 2 :], dropped + 1
+    if len(ids) > room:
+        # Keep bos and user_start, and the end of the question.
+        ids = ids[:2] + ids[len(ids) - room + 2 :]
+    return ids, len(ids) < len(whole)
 
 
 def _has_system(messages: list) -> bool:

@@ -4,7 +4,6 @@ A step's folder holds the model, optimizer files with whole parameters, and a ma
 parameter's file and each file's size and hash. Readers verify and choose.
 """
 
-import fcntl
 import hashlib
 import json
 import re
@@ -27,7 +26,7 @@ from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import print0
 from nanochat.models import config_of, new_model
 from nanochat.outcome import versions
-from nanochat.paths import base_dir, publish_folder, read_sha256, stage_dir, sync, write_json
+from nanochat.paths import base_dir, hold_folder, publish_folder, read_sha256, stage_dir, sync, write_json
 from nanochat.runtime import Runtime, post_result, wait_result
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
@@ -273,12 +272,7 @@ def hold(folder: Path) -> Iterator[None]:
 
     Cleans up first after a process that was killed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel unlocks when the process dies
-        except BlockingIOError:
-            raise ValueError(f"another run is at work in {folder}: wait for its end, or take another --tag") from None
+    with hold_folder(folder):
         _sweep(folder)  # safe now: no other run is saving
         yield
 

@@ -178,7 +178,7 @@ class TextLoader(Loader):
         self._mix = Mix([source.share for source in corpus.sources], lanes)
         self._deals = []  # one for each source
         for number, source in enumerate(corpus.sources):
-            self._deals.append(Deal(source.train, tokenizer, lanes, (seed, number), threads))
+            self._deals.append(Deal(source.shards["train"], tokenizer, lanes, (seed, number), threads))
         # The position of the consumer: rows taken by all ranks, and for each lane of this rank the chunk with the last
         # row taken.
         self._row = 0

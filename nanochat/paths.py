@@ -1,5 +1,6 @@
-"""Artifact folders, files that are written whole or not at all, and file hashes."""
+"""Artifact folders and their locks, files that are written whole or not at all, and file hashes."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -23,6 +24,23 @@ def stage_dir(stage: str, tag: str) -> Path:
     if not re.fullmatch(r"[\w][\w.+-]*", tag):
         raise ValueError(f"--tag={tag} cannot name a folder, use letters, digits, '-', '_' and '.'")
     return base_dir() / stage / tag
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[int]:
+    """Hold a folder's lock; yields the file descriptor. A ValueError if another process holds the lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "a") as lock:
+        take_lock(lock.fileno(), folder)
+        yield lock.fileno()
+
+
+def take_lock(lock: int, folder: Path) -> None:
+    """Lock an open file. The lock lasts until every process with an inherited descriptor has ended."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"another process runs in {folder}: wait until it ends, or take another --tag") from None
 
 
 @contextmanager

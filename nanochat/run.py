@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -35,25 +35,21 @@ from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, print0
 from nanochat.models import config_of, describe_config
 from nanochat.objectives import Objective, next_token
-from nanochat.optim import Optimizer
+from nanochat.optim import Optimizer, state_bytes
 from nanochat.outcome import Outcome, chat_tuning_metrics, run_metrics, training_curves
 from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests
-from nanochat.scaling import accumulation_steps, legal_rows, rate_scale, read_rows
+from nanochat.scaling import RunPlan, rate_scale, row_choices
 from nanochat.settings import FineTuneSettings, TrainingSettings, inherit
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
-from nanochat.train import Evaluation, LoopOptions, State, TrainingLoop, largest_device_batch
-
-if TYPE_CHECKING:
-    from nanochat.scaling import RunPlan
+from nanochat.train import Evaluation, State, TrainingLoop, largest_device_batch
 
 Data = list[dict[str, Any]] | dict[str, Any]  # describes a run's data in its manifest
 
 # Bytes in a checkpoint for each parameter: the fp32 weight, and at most two fp32 optimizer states.
 CHECKPOINT_BYTES = 12
-OPTIMIZER_BYTES = 8  # for each parameter, shared by the ranks
 
 # ---- model and optimizer ----
 
@@ -62,12 +58,6 @@ def build(start: "_Start", runtime: Runtime, in_fp8: bool = False) -> tuple[GPT,
     """Return a model, its optimizer, and the rows in a micro-batch."""
     config = start.config
     model = build_model(start.shape, runtime, start.weights, config.checkpointing)
-    # Before compiling and 8 bits: the memory search runs the plain model.
-    rows = _device_rows(start, model, runtime)
-    if in_fp8:
-        print0(f"fp8: {len(fp8.convert(model))} layers")
-    if config.compile and _is_long_enough(start, model, runtime):
-        model.compile_parts()
     groups = build_groups(
         model.named_parameters(),
         learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
@@ -75,6 +65,12 @@ def build(start: "_Start", runtime: Runtime, in_fp8: bool = False) -> tuple[GPT,
         width=start.shape.width,
         matrix_weight_decay=start.weight_decay,
     )
+    # Before compiling and 8 bits: the memory search runs the plain model.
+    rows = _device_rows(start, model, state_bytes(groups) // runtime.world_size, runtime)
+    if in_fp8:
+        print0(f"fp8: {len(fp8.convert(model))} layers")
+    if config.compile and _is_long_enough(start, model, runtime):
+        model.compile_parts()
     optimizer = Optimizer(
         groups,
         runtime.rank,
@@ -85,24 +81,20 @@ def build(start: "_Start", runtime: Runtime, in_fp8: bool = False) -> tuple[GPT,
     return model, optimizer, rows
 
 
-def _device_rows(start: "_Start", model: GPT, runtime: Runtime) -> int:
-    """Return the rows in a micro-batch."""
-    asked, length, weights = start.config.device_batch_size, start.config.max_seq_len, start.weights
-    # Sizes that divide a step's rows on each rank.
-    legal = legal_rows(start.batch, length, runtime.world_size)
+def _device_rows(start: "_Start", model: GPT, reserve: int, runtime: Runtime) -> int:
+    """Return the rows in a micro-batch. reserve: bytes of this rank's optimizer states."""
+    length, weights = start.config.max_seq_len, start.weights
+    choices = row_choices(start.config, start.batch, runtime.world_size)
+    size = choices[0]
     before = weights.manifest["loop"]["device_batch"] if isinstance(weights, Checkpoint) else None
-    if asked != "auto":
-        size = read_rows(asked)
-    elif before in legal:
+    if before in choices:
         # Free memory may differ by now, and another size would change the rounding.
         size = before
-    else:
+    elif len(choices) > 1:
         # Any tokens will do; all rows in this rank's step.
-        ids = torch.zeros(legal[-1], length, dtype=torch.int64, device=runtime.device)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        reserve = OPTIMIZER_BYTES * parameters // runtime.world_size
-        size = largest_device_batch(model, next_token, (ids, ids), legal, runtime, reserve)
-    parts = accumulation_steps(start.batch, size, length, runtime.world_size)  # refuses impossible sizes
+        ids = torch.zeros(choices[-1], length, dtype=torch.int64, device=runtime.device)
+        size = largest_device_batch(model, next_token, (ids, ids), choices, runtime, reserve)
+    parts = start.batch // (size * length * runtime.world_size)
     print0(f"device batch: {size} rows of {length:,} tokens, {parts} of them in a step on each rank")
     return size
 
@@ -120,8 +112,7 @@ def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime) -> bool:
 
 def fixed_settings(config: TrainingSettings) -> dict[str, Any]:
     """Return the config fields that no resume may change."""
-    fixed = [one.name for one in fields(config) if not one.metadata["may_change"]]  # settings that shape the result
-    return {name: getattr(config, name) for name in fixed}
+    return {one.name: getattr(config, one.name) for one in fields(config) if not one.metadata["may_change"]}
 
 
 def checkpoint_to_resume(
@@ -198,7 +189,7 @@ class _Start:
 
 def _start_new(
     config: TrainingSettings,
-    plan: "RunPlan",
+    plan: RunPlan,
     tokenizer: Tokenizer,
     resumed: Checkpoint | None,
 ) -> _Start:
@@ -256,7 +247,7 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
 def training(
     stage: str,
     config: TrainingSettings,
-    plan: "RunPlan | None" = None,
+    plan: RunPlan | None = None,
     tokenizer: Tokenizer | None = None,
     rows: int = 0,
     in_fp8: bool = False,
@@ -334,37 +325,33 @@ class Trainer:
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
 
         source: a context manager too. data: describes it in the manifest, or else `tasks`, which returns rows and file
-        hashes of each task. after_step: as in LoopOptions.
+        hashes of each task. after_step: as in TrainingLoop.
         """
         if data is None:  # one rank reads the files and hashes
             data = source.state_dict()["setting"] | {"tasks": self.runtime.broadcast(tasks)}
         config = self.config
-        options = LoopOptions(
-            device_batch=self.device_rows,
-            flops_per_token=self.model.flops_per_token(),
-            schedules=self.start.schedules,
-            steps=self.start.steps,
-            seconds=self.start.seconds,
-            untimed_steps=config.untimed_steps,
-            clip=config.grad_clip,
-            save_every=config.save_every,
-            after_step=[lambda state: fp8.refresh(self.model), *after_step],  # 8-bit copies follow the weights
-        )
         # The last save ends inside `stop_requests`: a second signal ends it too.
         with stop_requests() as requests, source, self._saving(source, data) as save:
-            state = self._restore(source, data)
             loop = TrainingLoop(
-                self.model,
-                source,
-                objective,
-                self.optimizer,
-                options,
-                self.runtime,
-                self.log,
-                state,
+                model=self.model,
+                source=source,
+                objective=objective,
+                optimizer=self.optimizer,
+                runtime=self.runtime,
+                log=self.log,
+                state=self._restore(source, data),
+                schedules=self.start.schedules,
+                device_batch=self.device_rows,
+                flops_per_token=self.model.flops_per_token(),
+                steps=self.start.steps,
+                seconds=self.start.seconds,
+                untimed_steps=config.untimed_steps,
+                clip=config.grad_clip,
+                save_every=config.save_every,
+                after_step=[lambda state: fp8.refresh(self.model), *after_step],  # 8-bit copies follow the weights
             )
             loop.run(evaluations, save, requests)
-        return state
+        return loop.state
 
     def finish(self, state: State, metrics: Mapping[str, Any]) -> None:
         """Write the outcome of a run that has ended; print why there is none otherwise."""

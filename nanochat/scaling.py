@@ -5,6 +5,7 @@ N, the size that models are compared by, counts matrices and head. The best valu
 weight decay so that batch / (rate × decay × tokens) stays constant (arXiv 2405.13698).
 """
 
+import json
 import math
 import os
 import re
@@ -18,11 +19,11 @@ from nanochat.gpt import GPT, GPTConfig
 from nanochat.hardware import Accelerator, find_accelerator
 from nanochat.log import duration
 from nanochat.models import config_fields, new_model
-from nanochat.optim import KINDS
+from nanochat.optim import state_bytes
 from nanochat.outcome import environment, read_outcomes
 from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.paths import base_dir
-from nanochat.runtime import asked_precision
+from nanochat.runtime import asked_precision, planned_hardware
 
 if TYPE_CHECKING:
     from nanochat.settings import TrainingSettings  # base training adds the sizes of the model
@@ -91,13 +92,14 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
     if vocab_size is None:
         vocab_size = ASSUMED_VOCABULARY
         notes.append(f"vocabulary {vocab_size:,} = assumed, no tokenizer is trained yet")
-    sizes = _sizes(config, config.depth, config.width, config.kv_heads, notes)
+    model = _new_model(config, config.depth, config.width, config.kv_heads, vocab_size, bos_id)
     # The reference has its own width and heads, which --kv-heads need not divide.
-    # Notes are printed for the real model only.
-    reference_sizes = _sizes(config, REFERENCE_DEPTH, width=0, kv_heads=0, notes=[])
-    with torch.device("meta"):  # shapes alone: no memory, no weights
-        model = new_model(_model_config(config, sizes, vocab_size, bos_id))
-        reference = new_model(_model_config(config, reference_sizes, vocab_size, bos_id))
+    reference = _new_model(config, REFERENCE_DEPTH, 0, 0, vocab_size, bos_id)
+    shape = model.config
+    ratio = f"depth {shape.depth} x aspect_ratio {config.aspect_ratio}, up to a multiple of head_dim {config.head_dim}"
+    notes.append(f"width {shape.width:,} = {'given' if config.width else ratio}")
+    notes.append(f"heads {shape.heads:,} = width / head_dim {config.head_dim}")
+    notes.append(f"kv_heads {shape.kv_heads:,} = {'given' if config.kv_heads else 'heads'}")
     counts = model.parameter_counts()
     n = _scaled(counts)  # the size that scaling laws compare
     reference_n = _scaled(reference.parameter_counts())
@@ -117,11 +119,19 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
     steps, seconds, note = _horizon(config, n, flops, batch)
     notes.append(f"num_iterations {'?' if steps is None else f'{steps:,}'} = {note}")
 
+    # Only the kinds of the groups count for the size of their states.
+    groups = build_groups(
+        model.named_parameters(),
+        learning_rates=dict.fromkeys(LEARNING_RATES, 0.0),
+        batch_scale=rates,
+        width=shape.width,
+        matrix_weight_decay=0.0,
+    )
     return RunPlan(
-        model=model.config,
+        model=shape,
         counts=counts,
         scaled=n,
-        state_bytes=_state_bytes(model),
+        state_bytes=state_bytes(groups),
         flops_per_token=flops,
         total_batch_size=batch,
         rate_scale=rates,
@@ -132,51 +142,26 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
     )
 
 
-def _sizes(config: "TrainingSettings", depth: int, width: int, kv_heads: int, notes: list[str]) -> dict[str, int]:
-    """Return a model's sizes as GPTConfig fields, and add notes; a width or kv_heads 0 is derived."""
+def _new_model(config: "TrainingSettings", depth: int, width: int, kv_heads: int, vocab_size: int, bos_id: int) -> GPT:
+    """Return a model without weights; a width or kv_heads 0 follows from the other sizes."""
     head_dim = config.head_dim
-    note = "given"
-    if not width:
-        width = math.ceil(depth * config.aspect_ratio / head_dim) * head_dim
-        note = f"depth {depth} x aspect_ratio {config.aspect_ratio}, up to a multiple of head_dim {head_dim}"
-    notes.append(f"width {width:,} = {note}")
+    width = width or math.ceil(depth * config.aspect_ratio / head_dim) * head_dim
     if width % head_dim:
         raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}")
     heads = width // head_dim
-    notes.append(f"heads {heads:,} = width / head_dim {head_dim}")
-    notes.append(f"kv_heads {kv_heads or heads:,} = {'given' if kv_heads else 'heads'}")
     kv_heads = kv_heads or heads
     legal = _divisors(heads)  # each key head serves as many query heads
     if kv_heads not in legal:
         raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
-    return {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}
-
-
-def _model_config(config: "TrainingSettings", sizes: dict[str, int], vocab_size: int, bos_id: int) -> GPTConfig:
-    fields = config_fields(config.model) | sizes
+    fields = config_fields(config.model) | {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}
     if config.window_pattern:
         fields["window_pattern"] = config.window_pattern
-    return GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields)
+    with torch.device("meta"):  # shapes alone: no memory, no weights
+        return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields))
 
 
 def _scaled(counts: dict[str, int]) -> int:
     return counts["matrices"] + (counts["head"] or counts["embed"])  # an embedding may be the head as well
-
-
-def _state_bytes(model: GPT) -> int:
-    """Return the optimizer states' bytes, over all ranks."""
-    groups = build_groups(
-        model.named_parameters(),
-        learning_rates=dict.fromkeys(LEARNING_RATES, 0.0),  # only the groups' kinds count here
-        batch_scale=1.0,
-        width=model.config.width,
-        matrix_weight_decay=0.0,
-    )
-    size = 0
-    for group in groups:
-        elements = sum(parameter.numel() for _, parameter in group.params)
-        size += KINDS[group.kind].state_bytes * elements  # per parameter element
-    return size
 
 
 def _horizon(config: "TrainingSettings", n: int, flops: float, batch: int) -> tuple[int | None, float | None, str]:
@@ -201,34 +186,25 @@ def rate_scale(total_batch_size: int) -> float:
 # ---- batches ----
 
 
-def accumulation_steps(total_batch_size: int, device_batch_size: int, seq_len: int, ranks: int) -> int:
-    """Return the micro-batches in a step; a ValueError names the legal values if that is no whole number."""
-    legal = legal_rows(total_batch_size, seq_len, ranks)
-    if device_batch_size not in legal:
-        raise ValueError(
-            f"--device-batch-size={device_batch_size} (x {seq_len} tokens x {ranks} ranks) does not divide "
-            f"--total-batch-size={total_batch_size}: take one of {legal}"
-        )
-    return legal[-1] // device_batch_size
-
-
-def legal_rows(total_batch_size: int, seq_len: int, ranks: int) -> list[int]:
-    """Return the device batch sizes, in rows, that divide a total batch of tokens, in order."""
-    row = seq_len * ranks  # tokens in the smallest step
+def row_choices(config: "TrainingSettings", total_batch_size: int, ranks: int) -> list[int]:
+    """Return the rows that a micro-batch may have, in order: the given number, or all that divide a step."""
+    row = config.max_seq_len * ranks  # tokens in the smallest step
     rows, rest = divmod(total_batch_size, row)
     if rest or not rows:
         raise ValueError(
-            f"--total-batch-size={total_batch_size} is no multiple of a row on every rank ({seq_len} tokens x {ranks} "
-            f"ranks): take --total-batch-size={(rows + 1) * row}"
+            f"--total-batch-size={total_batch_size} is no multiple of a row on every rank ({config.max_seq_len} tokens "
+            f"x {ranks} ranks): take --total-batch-size={(rows + 1) * row}"
         )
-    return _divisors(rows)
-
-
-def read_rows(text: str) -> int:
-    """Return the number of rows in --device-batch-size."""
-    if not text.isdecimal():
-        raise ValueError(f"--device-batch-size={text} is no number of rows, take auto or a whole number")
-    return int(text)
+    legal = _divisors(rows)
+    asked = config.device_batch_size
+    if asked == "auto":
+        return legal
+    if asked not in map(str, legal):
+        raise ValueError(
+            f"--device-batch-size={asked} (x {config.max_seq_len} tokens x {ranks} ranks) does not divide "
+            f"--total-batch-size={total_batch_size}: take auto or one of {legal}"
+        )
+    return [int(asked)]
 
 
 def _divisors(number: int) -> list[int]:
@@ -276,11 +252,7 @@ def estimate(plan: RunPlan, config: "TrainingSettings", ranks: int, accelerator:
     dtype = asked_precision(config.dtype)
     if dtype == "auto":
         dtype = accelerator.precision
-    sizes = legal_rows(plan.total_batch_size, config.max_seq_len, ranks)
-    if config.device_batch_size != "auto":
-        asked = read_rows(config.device_batch_size)
-        accumulation_steps(plan.total_batch_size, asked, config.max_seq_len, ranks)  # refuses an impossible size
-        sizes = [asked]
+    sizes = row_choices(config, plan.total_batch_size, ranks)
     needed = {rows: memory(plan, rows, ranks, config.checkpointing) for rows in sizes}
     # Without a known limit every size fits.
     limit = FIT_SHARE * 1e9 * accelerator.memory if accelerator.memory else math.inf
@@ -359,10 +331,14 @@ def measured_rate(config: "TrainingSettings", accelerator: Accelerator) -> tuple
     return min(found)[1:] if found else None
 
 
-def dry_run_record(plan: RunPlan, found: RunCost) -> dict[str, Any]:
-    """Return plan, estimate and its lines as JSON, for programs that read a dry run."""
-    return {
+def dry_run(plan: RunPlan, config: "TrainingSettings") -> list[str]:
+    """Return the estimate for the hardware `config.on` as lines for people, or, with `config.json`, as a JSON line."""
+    found = estimate(plan, config, *planned_hardware(config.on))
+    if not config.json:
+        return found.lines()
+    record = {
         "plan": asdict(plan) | {"tokens": plan.tokens},
         "estimate": asdict(found),
         "lines": found.lines(),
     }
+    return [json.dumps(record)]

@@ -80,24 +80,6 @@ class Evaluation:
         return is_multiple(state.step, self.every)
 
 
-@dataclass(frozen=True)
-class LoopOptions:
-    """The length of training, and the parts of a step.
-
-    The horizon is `steps`, `seconds`, or else the source's progress.
-    """
-
-    device_batch: int  # rows in a micro-batch, as the source's `split` takes them
-    flops_per_token: float
-    schedules: schedules.Table  # field of Group -> schedule
-    steps: int | None = None
-    seconds: float | None = None
-    untimed_steps: int = 0  # first steps of this process that do not count toward `seconds`
-    clip: float = 0.0  # largest gradient norm, 0: any
-    save_every: int = 0  # steps; besides, a checkpoint is saved at the end and before a stop
-    after_step: Sequence[Callable[[State], None]] = ()  # called in order when the weights have changed
-
-
 @dataclass
 class _LaunchedStep:
     """A step that was handed to the device."""
@@ -115,22 +97,33 @@ class _LaunchedStep:
 
 @dataclass
 class TrainingLoop:
-    """Trains a model from `state` to the horizon, or until a signal asks to stop."""
+    """Trains a model from `state` to the horizon, or until a signal asks to stop.
+
+    The horizon is `steps`, `seconds`, or else the source's progress.
+    """
 
     model: nn.Module
     source: BatchSource
     objective: Objective
     optimizer: Optimizer
-    options: LoopOptions
     runtime: Runtime
     log: MetricLog
     state: State
+    schedules: schedules.Table  # field of Group -> schedule
+    device_batch: int  # rows in a micro-batch, as the source's `split` takes them
+    flops_per_token: float
+    steps: int | None = None
+    seconds: float | None = None
+    untimed_steps: int = 0  # first steps of this process that do not count toward `seconds`
+    clip: float = 0.0  # largest gradient norm, 0: any
+    save_every: int = 0  # steps; besides, a checkpoint is saved at the end and before a stop
+    after_step: Sequence[Callable[[State], None]] = ()  # called in order when the weights have changed
 
     def __post_init__(self):
-        self.state.device_batch = self.options.device_batch
+        self.state.device_batch = self.device_batch
         self.state.stop = ""
         self._first_step = self.state.step  # where this process begins
-        self._progress_line = StepProgress(self.options.steps)
+        self._progress_line = StepProgress(self.steps)
         self._is_fp16 = self.runtime.dtype == torch.float16
         self._seconds = self.state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
         self._settled_at = 0.0
@@ -147,7 +140,7 @@ class TrainingLoop:
             while True:
                 finished = self._progress() >= 1
                 due = [evaluation for evaluation in evaluations if evaluation.is_due(state, finished)]
-                saves = finished or is_multiple(state.step, self.options.save_every)
+                saves = finished or is_multiple(state.step, self.save_every)
                 if due or saves or state.stop:
                     self._settle()  # figures from the step under way; they may bring a request to stop
                 if finished:
@@ -175,10 +168,10 @@ class TrainingLoop:
 
     def _progress(self) -> float:
         """Return the finished share, at the last launched step; above 1 beyond the horizon."""
-        if self.options.steps is not None:
-            return self.state.step / max(self.options.steps, 1)
-        if self.options.seconds is not None:
-            return self.state.seconds / self.options.seconds
+        if self.steps is not None:
+            return self.state.step / max(self.steps, 1)
+        if self.seconds is not None:
+            return self.state.seconds / self.seconds
         return self.source.progress
 
     def _is_as_resumed(self) -> bool:
@@ -196,7 +189,7 @@ class TrainingLoop:
         start = time.perf_counter()
         waited = self.source.wait_seconds
         groups = self.optimizer.groups
-        schedules.apply(groups, self.options.schedules, min(self._progress(), 1.0), state.step)
+        schedules.apply(groups, self.schedules, min(self._progress(), 1.0), state.step)
         lr_multiplier = next((group.lr / group.initial_lr for group in groups if group.initial_lr), 0.0)
         batch = next(self.source)  # may wait for the loader, or for sampling
         wait = self.source.wait_seconds - waited
@@ -210,7 +203,7 @@ class TrainingLoop:
         norm = figures.new_zeros(()) if idle else self._update(figures[1])  # [1]: targets on all ranks
         state.step += 1
         state.progress = min(self._progress(), 1.0)
-        for act in self.options.after_step:
+        for act in self.after_step:
             act(state)
 
         figures = torch.cat([figures, norm.to(figures.dtype).view(1)])
@@ -242,7 +235,7 @@ class TrainingLoop:
     def _update(self, count: Tensor) -> Tensor:
         """Update the weights by the mean gradient; returns its norm."""
         scale = 1 / (count.float().clamp(min=1) * self.state.loss_scale)  # clamp: a batch may have no targets
-        norm = self.optimizer.step(scale, self.options.clip)
+        norm = self.optimizer.step(scale, self.clip)
         self.optimizer.zero_grad()
         return norm
 
@@ -312,10 +305,10 @@ class TrainingLoop:
         seconds = now - max(self._settled_at, step.start)  # steps overlap on a GPU
         self._settled_at = now
         number = step.number - self._first_step  # in this process
-        if number > self.options.untimed_steps:  # compilation may be left out
+        if number > self.untimed_steps:  # compilation may be left out
             self._seconds += seconds
         state.seconds = clock if self.runtime.world_size > 1 else self._seconds
-        flops = step.tokens * self.options.flops_per_token
+        flops = step.tokens * self.flops_per_token
         if number > STEADY_AFTER:
             state.steady_seconds += seconds
             state.steady_flops += flops
@@ -329,10 +322,10 @@ class TrainingLoop:
     def _figures(self, step: _LaunchedStep, norm: float, seconds: float) -> dict[str, Any]:
         """Return the record about a step for the log."""
         # For this step: a later one may be launched.
-        progress = step.number / self.options.steps if self.options.steps else self._progress()
+        progress = step.number / self.steps if self.steps else self._progress()
         mfu = None
         if self.runtime.peak_flops:
-            flops_per_second = step.tokens * self.options.flops_per_token / seconds
+            flops_per_second = step.tokens * self.flops_per_token / seconds
             mfu = flops_per_second / (self.runtime.peak_flops * self.runtime.world_size)  # share, 0..1
         return {
             "progress": min(progress, 1.0),

@@ -4,7 +4,6 @@ python -m scripts.base_train --depth=8
 torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=24 --fp8
 """
 
-import json
 from dataclasses import dataclass, replace
 
 from nanochat.config import Count, changed, option, run
@@ -40,7 +39,7 @@ class Config(CorpusSettings, TrainingSettings):
 
     # A row of models.CONFIGURATIONS; fields of GPTConfig may follow: --model=reference,backout=false
     model: str = option("reference", "architecture: reference, induction, october-2025 or portable", group="model")
-    # With --aspect-ratio and --head-dim, depth gives width and heads: see scaling._sizes.
+    # With --aspect-ratio and --head-dim, depth gives width and heads: see scaling.plan_run.
     depth: Count = option(12, "layers; other sizes follow from it", group="model", least=1)
     aspect_ratio: Count = option(64, "width per layer of depth", group="model", least=1)
     width: Count = option(0, "width of the model (0: from the depth)", group="model", least=0)
@@ -100,8 +99,7 @@ def main(config: Config) -> None:
     from nanochat.evals.core import core_scores
     from nanochat.objectives import next_token
     from nanochat.run import training
-    from nanochat.runtime import planned_hardware
-    from nanochat.scaling import dry_run_record, estimate, plan_run
+    from nanochat.scaling import dry_run, plan_run
     from nanochat.tokenizer import Tokenizer
 
     config = replace(config, tag=config.tag or f"d{config.depth}")
@@ -116,9 +114,7 @@ def main(config: Config) -> None:
         summary = [f"{name}: {format_value(value)}" for name, value in plan.summary.items()]
         print0(*plan.notes, *summary, sep="\n")
     if config.dry_run:
-        estimated = estimate(plan, config, *planned_hardware(config.on))
-        lines = [json.dumps(dry_run_record(plan, estimated))] if config.json else estimated.lines()
-        print0(*lines, sep="\n")
+        print0(*dry_run(plan, config), sep="\n")
         return
 
     # From here on the folder is locked, and the model is built.

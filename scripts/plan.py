@@ -44,7 +44,8 @@ class Config:
 
 
 def main(config: Config) -> None:
-    from nanochat.jobs.runner import archive, hold_folder
+    from nanochat.jobs.runner import archive
+    from nanochat.paths import hold_folder
 
     if config.cwd:
         os.chdir(config.cwd)

@@ -28,7 +28,6 @@ class Config:
         "miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs", group="runs"
     )
     prefix: str = option("", "prefix of the runs' tags (default: all of base_train)", group="runs")
-    base_dir: str = option("", "folder of the runs (default: NANOCHAT_BASE_DIR)", group="place")
     out: str = option("", "file to write, with the plot beside it (default: KIND.md)", group="place")
 
 
@@ -113,11 +112,12 @@ KINDS = {"miniseries": miniseries, "laws": laws}  # --kind -> function
 
 
 def main(config: Config) -> None:
-    base = Path(config.base_dir).expanduser() if config.base_dir else base_dir()
     out = Path(config.out or f"{config.kind}.md").expanduser()
-    runs = read_runs(base, config.prefix)
+    runs = read_runs(base_dir(), config.prefix)
     if not runs:
-        raise ValueError(f"no run with a validation loss has finished below {base / 'base_train'} / {config.prefix}*")
+        raise ValueError(
+            f"no run with a validation loss has finished below {base_dir() / 'base_train'} / {config.prefix}*"
+        )
     parts, plot = KINDS[config.kind](runs)
     picture = out.with_suffix(".svg")
     write_text(picture, picture_file(draw_plot(plot)))

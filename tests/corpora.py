@@ -30,7 +30,7 @@ def write_jsonl(path: Path, texts: Sequence) -> Path:
 def corpus_of(paths: Sequence[Path]) -> Corpus:
     """A corpus of shards; if there are several, the last one is for validation."""
     shards = open_shards(list(paths))
-    return Corpus((Source("letters", 1.0, shards[:-1] or shards, shards[-1:]),))
+    return Corpus((Source("letters", 1.0, {"train": shards[:-1] or shards, "val": shards[-1:]}),))
 
 
 def text_corpus(folder: Path, shards: Sequence[Sequence[str | None]], group: int) -> Corpus:
@@ -44,12 +44,12 @@ def text_corpus(folder: Path, shards: Sequence[Sequence[str | None]], group: int
 def damage(corpus: Corpus, number: int) -> Corpus:
     """Overwrite the middle of one training shard, and open the corpus again."""
     [source] = corpus.sources
-    path = source.train[number].path
+    path = source.shards["train"][number].path
     content = bytearray(path.read_bytes())
     content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
     path.write_bytes(content)
-    train = open_shards([shard.path for shard in source.train])
-    return replace(corpus, sources=(replace(source, train=train),))
+    train = open_shards([shard.path for shard in source.shards["train"]])
+    return replace(corpus, sources=(replace(source, shards=source.shards | {"train": train}),))
 
 
 class CountedTokenizer:
@@ -74,6 +74,6 @@ def counted_corpus(folder: Path, *parts: tuple[Sequence[int], int, float]) -> Co
     for number, (lengths, group, share) in enumerate(parts):
         texts = [f"{first + i} {length}" for i, length in enumerate(lengths)]
         path = write_shard(folder / f"part{number}.parquet", texts, row_group_size=group)
-        sources.append(Source(f"part{number}", share, open_shards([path]), ()))
+        sources.append(Source(f"part{number}", share, {"train": open_shards([path]), "val": ()}))
         first += len(lengths)
     return Corpus(tuple(sources))

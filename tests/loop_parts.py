@@ -17,7 +17,7 @@ from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.runtime import Runtime, stop_requests
-from nanochat.train import Evaluation, LoopOptions, State, TrainingLoop
+from nanochat.train import Evaluation, State, TrainingLoop
 
 CPU = torch.device("cpu")
 ALONE = Runtime(CPU, torch.float32, "chunks")
@@ -130,9 +130,9 @@ def train(
     )
     optimizer = Optimizer(groups, runtime.rank, runtime.world_size, chunk_bytes=2**17)
     options = {"steps": None if "seconds" in options else 3, "schedules": WARM} | options
-    options = LoopOptions(device_batch, 1e6, **options)
+    options |= {"device_batch": device_batch, "flops_per_token": 1e6}
     with MetricLog(folder) as log, stop_requests() as requests:
-        loop = TrainingLoop(model, source, objective, optimizer, options, runtime, log, state)
+        loop = TrainingLoop(model, source, objective, optimizer, runtime, log, state, **options)
         loop.run(evaluations, save, requests)
     parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     return Trained(state, parameters, read_metrics(log.path), source)

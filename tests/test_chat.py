@@ -86,7 +86,7 @@ def test_a_prompt_that_is_too_long_loses_its_oldest_turns(tokenizer):
         assert sizes == sorted(sizes, reverse=True)
         for room in range(sizes[-1], sizes[0] + 5):
             cut = next(number for number, size in enumerate(sizes) if size <= room)
-            expected = prompts[cut], 2 * cut
+            expected = prompts[cut], cut > 0
             assert fitted_prompt(conversation, tokenizer, room, 0) == expected
             # An answer may take up to half of the context.
             assert fitted_prompt(conversation, tokenizer, room + min(9, room), min(9, room)) == expected
@@ -96,8 +96,8 @@ def test_a_last_question_that_is_too_long_loses_its_beginning(tokenizer):
     conversation = talk("there?", "46", "how many letters are there?")
     last = render_prompt(talk("how many letters are there?"), tokenizer)
     for room in range(4, len(last)):
-        ids, lost = fitted_prompt(conversation, tokenizer, room, 0)
-        assert (len(ids), lost) == (room, 3)
+        ids, shortened = fitted_prompt(conversation, tokenizer, room, 0)
+        assert (len(ids), shortened) == (room, True)
         assert ids == last[:2] + last[len(last) - (room - 2) :]
 
 

@@ -190,7 +190,7 @@ def test_a_second_run_on_the_folder_says_so_and_a_dead_one_holds_nothing(tmp_pat
             signal.pause()
     try:
         os.read(read, 4)
-        with pytest.raises(ValueError, match="another run is at work"), hold(folder):
+        with pytest.raises(ValueError, match="another process runs in"), hold(folder):
             pass
     finally:
         os.kill(child, signal.SIGKILL)

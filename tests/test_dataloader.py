@@ -173,7 +173,7 @@ def test_numbers_that_do_not_divide(corpus, tokenizer):
 
 def test_processes(corpus, tokenizer, stream, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
-    shards = corpus.sources[0].train[0].path.parent
+    shards = corpus.sources[0].shards["train"][0].path.parent
     output = Forked(tmp_path / "out", one_of_them, shards, tmp_path / "tokenizer.json", ranks=2).done()
     assert output.split() == ["digest", hashlib.sha256(stream[: 20 * BATCH].tobytes()).hexdigest()]
 

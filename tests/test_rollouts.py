@@ -20,7 +20,7 @@ from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.rollouts import ADVANTAGES, Rollouts, Sampling, assemble, columns
 from nanochat.tokenizer import Tokenizer
-from nanochat.train import Evaluation, LoopOptions, State, TrainingLoop
+from nanochat.train import Evaluation, State, TrainingLoop
 
 TOKENIZER = Tokenizer.train(["The number of letters is here to be seen, 12 + 34 = 46. " * 3], 300)
 DECODING = {"max_new_tokens": 8, "temperature": 0.7, "top_k": 50}
@@ -343,10 +343,10 @@ def learn(folder, model, source, objective, steps, look) -> list[dict]:
     rates = {"unembedding_lr": 0.02, "embedding_lr": 0.1, "scalar_lr": 0.05, "matrix_lr": 0.02}
     scales = {"batch_scale": 1.0, "width": 768, "matrix_weight_decay": 0.0}
     optimizer = Optimizer(build_groups(model.named_parameters(), learning_rates=rates, **scales), 0, 1)
-    options = LoopOptions(16, 1.0, schedules.pretraining(0, 0.0, 0.0), steps=steps)
+    constant = schedules.pretraining(0, 0.0, 0.0)
     evaluations = [Evaluation(1, lambda state: look(optimizer))]
     with MetricLog(folder) as log:
-        loop = TrainingLoop(model, source, objective, optimizer, options, ALONE, log, State())
+        loop = TrainingLoop(model, source, objective, optimizer, ALONE, log, State(), constant, 16, 1.0, steps=steps)
         loop.run(evaluations, lambda state: None, [])
     return read_metrics(log.path)
 

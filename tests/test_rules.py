@@ -63,7 +63,7 @@ CEILINGS = {
 }
 MIN_COMMENTS = 0.12  # useful comment lines per code line
 # Figures that are not at their ceiling yet, as they stand. They may only fall; a row goes when its ceiling is met.
-OPEN = {"AST nodes": 118_640}
+OPEN = {"AST nodes": 118_280}
 
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
 PURE_CALLS = set(

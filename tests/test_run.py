@@ -232,7 +232,7 @@ def test_a_run_that_has_ended_is_left_as_it_is(base):
 
 def test_two_runs_of_one_tag(base):
     with hold(base.of("shared")):
-        sentence = f"another run is at work in {base.of('shared')}: wait for its end, or take another --tag"
+        sentence = f"another process runs in {base.of('shared')}: wait until it ends, or take another --tag"
         assert base.refused("shared") == sentence
         assert base.refused("shared", ranks=2) == sentence
 
@@ -273,7 +273,7 @@ def build_plan(config: Config):
 def test_the_device_batch():
     for asked, rows in (("auto", 8), ("2", 2)):
         assert build_plan(replace(TINY, device_batch_size=asked))[2] == rows
-    with pytest.raises(ValueError, match=r"--device-batch-size=3 .* take one of \[1, 2, 4, 8\]"):
+    with pytest.raises(ValueError, match=r"--device-batch-size=3 .* take auto or one of \[1, 2, 4, 8\]"):
         build_plan(replace(TINY, device_batch_size="3"))
 
 

@@ -18,11 +18,10 @@ from nanochat.scaling import (
     ASSUMED_MFU,
     BLOCK_KEEPS,
     RunPlan,
-    accumulation_steps,
     estimate,
-    legal_rows,
     memory,
     plan_run,
+    row_choices,
 )
 from scripts.base_train import Config, main
 
@@ -118,24 +117,35 @@ def test_horizons():
 # ---- batches ----
 
 
+def choices(total: int, length: int, ranks: int, asked: str = "auto") -> list[int]:
+    return row_choices(replace(D24, max_seq_len=length, device_batch_size=asked), total, ranks)
+
+
 def test_legal_batches_against_a_plain_search():
-    for total, rows, length, ranks in itertools.product(range(1, 50), range(6), range(1, 4), range(1, 4)):
-        if rows and total % (rows * length * ranks) == 0:
-            assert accumulation_steps(total, rows, length, ranks) * rows * length * ranks == total
+    for total, length, ranks in itertools.product(range(1, 50), range(1, 4), range(1, 4)):
+        legal = [rows for rows in range(1, 50) if total % (rows * length * ranks) == 0]
+        if not legal:
+            with pytest.raises(ValueError, match=": take "):
+                choices(total, length, ranks)
             continue
-        with pytest.raises(ValueError, match=": take "):
-            accumulation_steps(total, rows, length, ranks)
+        assert choices(total, length, ranks) == legal
+        for rows in range(6):
+            if rows in legal:
+                assert choices(total, length, ranks, str(rows)) == [rows]
+            else:
+                with pytest.raises(ValueError, match=": take auto or one of "):
+                    choices(total, length, ranks, str(rows))
 
 
 def test_an_impossible_batch_names_the_possible_ones():
     for rows, total, ranks, sentence in [
-        (24, 2**15, 8, r"=24 \(x 2048 tokens x 8 ranks\) .* take one of \[1, 2\]$"),
-        (8, 5000, 1, r"^--total-batch-size=5000 is no multiple .* take --total-batch-size=6144$"),
-        (8, 100, 2, r"take --total-batch-size=4096$"),
+        ("24", 2**15, 8, r"=24 \(x 2048 tokens x 8 ranks\) .* take auto or one of \[1, 2\]$"),
+        ("many", 2**15, 8, r"=many .* take auto or one of \[1, 2\]$"),
+        ("8", 5000, 1, r"^--total-batch-size=5000 is no multiple .* take --total-batch-size=6144$"),
+        ("8", 100, 2, r"take --total-batch-size=4096$"),
     ]:
         with pytest.raises(ValueError, match=sentence):
-            accumulation_steps(total, rows, 2048, ranks)
-    assert legal_rows(12 * 512, 512, 1) == [1, 2, 3, 4, 6, 12]
+            choices(total, 2048, ranks, rows)
 
 
 # ---- the cost ----

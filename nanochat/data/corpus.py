@@ -131,11 +131,7 @@ class Source:
 
     name: str
     share: float
-    train: tuple[Shard, ...]
-    val: tuple[Shard, ...]
-
-    def shards(self, split: str) -> tuple[Shard, ...]:
-        return self.train if split == "train" else self.val
+    shards: dict[str, tuple[Shard, ...]]  # "train" and "val"
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,7 @@ class Corpus:
 
         In a mix the source furthest behind its share comes next, by bytes, until all have ended.
         """
-        streams = [_row_groups(source.shards(split)) for source in self.sources]
+        streams = [_row_groups(source.shards[split]) for source in self.sources]
         progress = dict.fromkeys(range(len(streams)), 0.0)  # bytes so far, divided by the share
         while progress:
             behind = min(progress, key=progress.__getitem__)
@@ -203,8 +199,8 @@ class Corpus:
         """Return every shard with source and split, in order."""
         shards = []
         for source in self.sources:
-            for split in ("train", "val"):
-                shards += [(source, split, shard) for shard in source.shards(split)]
+            for split, own in source.shards.items():
+                shards += [(source, split, shard) for shard in own]
         return shards
 
 
@@ -230,7 +226,7 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False) -> Corpus
     for source, share in parts:
         shards = open_shards(shard_files(source, num_shards, offline))
         # The last shard is always for validation.
-        sources.append(Source(source_name(source), share, shards[:-1], shards[-1:]))
+        sources.append(Source(source_name(source), share, {"train": shards[:-1], "val": shards[-1:]}))
     return Corpus(tuple(sources))
 
 

@@ -53,7 +53,7 @@ class Problem(NamedTuple):
     number: int
     conversation: dict
     prompt: list[int]
-    dropped: int  # messages left out because the prompt would not fit into the context
+    cut: bool  # the prompt was too long for the context, and lost its beginning
 
 
 Answers = Iterator[tuple[Problem, list[dict]]]  # this rank's problems with their completions
@@ -133,11 +133,11 @@ def _prepare_problems(
     problems = []
     for number in range(total):
         conversation = task[number]
-        prompt, dropped = fitted_prompt(conversation, tokenizer, context, answer_tokens)
-        problems.append(Problem(number, conversation, prompt, dropped))
-    cut = sum(problem.dropped > 0 for problem in problems)
-    if cut:
-        print0(f"{label}: {cut:,} of {total:,} prompts are longer than the context, and lose their beginning")
+        prompt, cut = fitted_prompt(conversation, tokenizer, context, answer_tokens)
+        problems.append(Problem(number, conversation, prompt, cut))
+    shortened = sum(problem.cut for problem in problems)
+    if shortened:
+        print0(f"{label}: {shortened:,} of {total:,} prompts are longer than the context, and lose their beginning")
     return problems
 
 
@@ -155,7 +155,7 @@ def _judge(answered: list[tuple[Problem, list[dict]]], task: ChatTask, tokenizer
             {
                 "problem": problem.number,
                 "prompt": tokenizer.decode(problem.prompt),
-                "cut": problem.dropped > 0,
+                "cut": problem.cut,
                 "answer": problem.conversation["messages"][-1]["content"],
                 "completions": judged,
             }

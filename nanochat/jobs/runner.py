@@ -7,7 +7,6 @@ From Python, `run_job` runs all steps, several at once if asked; jobs in differe
 runs one step a line: `python -m nanochat.jobs.runner --job=FOLDER --step=base_train --lock=9`.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -28,7 +27,7 @@ from nanochat.config import Count, option, run
 from nanochat.data import hub
 from nanochat.log import duration, print0
 from nanochat.outcome import ROOT, Outcome
-from nanochat.paths import base_dir, stage_dir, write_json
+from nanochat.paths import base_dir, hold_folder, stage_dir, take_lock, write_json
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
 
@@ -95,24 +94,7 @@ class StepFailed(Exception):
         self.status = status
 
 
-# ---- one process at a time ----
-
-
-@contextmanager
-def hold_folder(folder: Path) -> Iterator[int]:
-    """Hold a folder's lock; yields the file descriptor. A ValueError if another process holds the lock."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "a") as lock:
-        take_lock(lock.fileno(), folder)
-        yield lock.fileno()
-
-
-def take_lock(lock: int, folder: Path) -> None:
-    """Lock an open file. The lock lasts until every process with an inherited descriptor has ended."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(f"another process runs in {folder}: wait until it ends, or take another --tag") from None
+# ---- records and inputs ----
 
 
 def archive(job: Job, step: Step) -> Path | None:
@@ -129,9 +111,6 @@ def archive(job: Job, step: Step) -> Path | None:
     # Last: after a crash before this line, the old record still asks for the archive.
     (job.folder / f"{step.name}.json").unlink(missing_ok=True)
     return place
-
-
-# ---- records and inputs ----
 
 
 def read_record(job: Job, step: Step) -> dict[str, Any]:

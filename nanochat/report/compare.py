@@ -56,13 +56,11 @@ def _count_correct(path: Path) -> Record:
         # base_eval scores each question once, and has hashed the text itself.
         else:
             verdicts = [answer["correct"]]
-            questions.append(answer.get("question"))
+            questions.append(answer["question"])
         counts.append(sum(verdicts))
         samples = len(verdicts)
-    # Older runs did not record their questions: then nothing can be paired.
-    digest = None if None in questions else _text_hash(" ".join(questions))
     return {
-        "questions": digest,
+        "questions": _text_hash(" ".join(questions)),
         "samples": samples,
         "right": " ".join(map(str, counts)),
     }
@@ -181,8 +179,7 @@ def _answer_rows(ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> li
     rows = []
     for task in ours.keys() & theirs.keys():
         one, other = ours[task], theirs[task]
-        # Two unknown sets are not the same set.
-        if one["questions"] and one["questions"] == other["questions"]:
+        if one["questions"] == other["questions"]:
             rows.append([task, *_paired_cells(one, other)])
     return sorted(rows)
 

@@ -185,7 +185,7 @@ class TerminalChat:
         # The oldest messages make room for the answer.
         context = self.engine.config.max_seq_len
         most = self.settings.max_new_tokens
-        tokens, left_out = fitted_prompt({"messages": messages}, tokenizer, context, most)
-        if left_out:
+        tokens, cut = fitted_prompt({"messages": messages}, tokenizer, context, most)
+        if cut:
             print_note(f"the conversation is too long for {context:,} tokens, its beginning is left out")
         return replace(self.settings, tokens=tokens)

@@ -119,11 +119,13 @@ def test_a_corpus_by_name_is_read_from_the_mirror(mirror):
     assert texts_of("climbmix", "val") == [f"climbmix 8 {row}" for row in range(6)]
     assert texts_of("climbmix", "train", num_shards=2)[-1] == "climbmix 1 5"
     assert (source.name, source.share) == ("climbmix", 1.0)
-    assert [shard.path.parent for shard in source.train] == [mirror / "karpathy/climbmix-400b-shuffle"] * 8
+    assert [shard.path.parent for shard in source.shards["train"]] == [mirror / "karpathy/climbmix-400b-shuffle"] * 8
 
 
 def test_as_many_shards_as_a_run_needs(tmp_path, mirror):
-    tokens = open_corpus("climbmix", num_shards=1).sources[0].train[0].size / corpus.BYTES_PER_TOKEN  # in a shard
+    tokens = (
+        open_corpus("climbmix", num_shards=1).sources[0].shards["train"][0].size / corpus.BYTES_PER_TOKEN
+    )  # in a shard
     path = folder(tmp_path / "text", 9, "row")
     assert shards_for("climbmix", 1) == 1
     assert shards_for("climbmix", 2.9 * tokens) == 3

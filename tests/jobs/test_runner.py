@@ -10,6 +10,7 @@ import pytest
 
 from nanochat.jobs import runner
 from nanochat.jobs.runner import Job, Step, run_job
+from nanochat.paths import hold_folder, take_lock
 
 # A stage in one file: prints, counts how often it ran, fails if asked, and leaves an outcome.
 STAGE = """
@@ -95,7 +96,7 @@ def test_a_failed_step_stops_only_the_steps_that_need_it(job, capsys, base):
 
 def test_a_job_in_another_folder_runs_beside_it_and_the_same_is_refused(job):
     own = job(tok=("", ""))
-    with runner.hold_folder(own.folder):
+    with hold_folder(own.folder):
         with pytest.raises(ValueError, match="lab/t: wait until it ends, or take another --tag"):
             run_job(own)
         assert run_job(Job("lab", "second", own.steps)) == {}
@@ -103,14 +104,14 @@ def test_a_job_in_another_folder_runs_beside_it_and_the_same_is_refused(job):
 
 def test_processes_that_inherit_the_lock_hold_it(job):
     own = job()
-    with runner.hold_folder(own.folder) as lock:
-        runner.take_lock(lock, own.folder)  # as each step of a job does
+    with hold_folder(own.folder) as lock:
+        take_lock(lock, own.folder)  # as each step of a job does
         child = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
-    with pytest.raises(ValueError, match="another process runs in"), runner.hold_folder(own.folder):
+    with pytest.raises(ValueError, match="another process runs in"), hold_folder(own.folder):
         pass
     child.kill()
     child.wait()
-    with runner.hold_folder(own.folder):
+    with hold_folder(own.folder):
         pass
 
 
@@ -196,7 +197,7 @@ def test_a_stage_is_archived_unless_a_run_writes_to_it(job, base):
     for path in (stage / "step_000001", own.folder):
         path.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps({}))
-    with runner.hold_folder(stage), pytest.raises(ValueError, match="another process runs in"):
+    with hold_folder(stage), pytest.raises(ValueError, match="another process runs in"):
         runner.archive(own, step)
     assert record.exists()  # it still says that the stage has to be archived
     place = runner.archive(own, step)

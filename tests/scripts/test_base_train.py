@@ -91,8 +91,8 @@ def test_divergence_ends_the_run_and_keeps_the_checkpoint(base, ranks):
 def test_settings_that_cannot_be_are_one_sentence(base):
     for flag, sentence in {
         "--device-batch-size=3": "--device-batch-size=3 (x 32 tokens x 1 ranks) does not divide "
-        "--total-batch-size=256: take one of [1, 2, 4, 8]",
-        "--device-batch-size=many": "--device-batch-size=many is no number of rows, take auto or a whole number",
+        "--total-batch-size=256: take auto or one of [1, 2, 4, 8]",
+        "--device-batch-size=many": "--device-batch-size=many (x 32 tokens x 1 ranks) does not divide ",
         "--total-batch-size=100": "--total-batch-size=100 is no multiple of a row on every rank (32 tokens x 1 "
         "ranks): take --total-batch-size=128",
         "--target-flops=1e9": "--num-iterations and --target-flops each end the run: keep one of them",
