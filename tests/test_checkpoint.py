@@ -10,7 +10,7 @@ import pytest
 import torch
 from checkpoints import check, model_of, names, record_of, save, saved, states_of
 
-from nanochat.checkpoint import Saver, hold, load, newest, steps
+from nanochat.checkpoint import Saver, hold, load, newest, steps, trained
 from nanochat.paths import read_sha256
 
 TESTS = Path(__file__).parent
@@ -198,6 +198,18 @@ def test_a_second_run_on_the_folder_says_so_and_a_dead_one_holds_nothing(tmp_pat
     for _ in range(2):
         with hold(folder):
             pass
+
+
+def test_the_default_model_is_of_the_last_stage_and_the_run_trained_last(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match="there is no model below"):
+        trained()
+    for age, run in enumerate(("base_train/a", "chat_sft/a", "chat_sft/b", "base_train/b")):
+        saved(tmp_path / run, 100)
+        os.utime(tmp_path / run, (1000 - age, 1000 - age))
+    assert trained() == [("base", "b"), ("base", "a"), ("sft", "b"), ("sft", "a")]
+    assert trained("base")[-1] == ("base", "a")
+    assert trained(tag="b")[-1] == ("sft", "b")
 
 
 # ---- on a GPU ----

@@ -138,6 +138,18 @@ def test_one_and_two_and_four_ranks(base):
     assert (card["DDP world size"], card["Tokens seen"]) == (4, STEPS * 256)
 
 
+@pytest.mark.slow
+def test_torchrun_passes_a_signal_on(base):
+    launcher = ("torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "scripts.base_train", "--")
+    with command(base, *launcher, *base.flags("passed")) as child:
+        base.wait_for("passed", 5)
+        child.terminate()
+        said, _ = child.communicate(timeout=60)
+        assert child.returncode == 1  # torchrun's own, as the docs say
+    middle = int(re.search(r"stopped by a signal after step (\d+)", said)[1])
+    assert steps(base.of("passed"))[-1] == middle < STEPS
+
+
 def test_a_second_signal_ends_at_once(base):
     job = base.start("twice", f"--total-batch-size={2**20}", before=impatient)
     end = time.monotonic() + 60

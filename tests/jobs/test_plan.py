@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
+from nanochat.hardware import find_accelerator
 from nanochat.jobs import plan
 from nanochat.jobs.plan import PLANNED_STAGES, STEPS
-from nanochat.jobs.runner import Job, Step, load_job
+from nanochat.jobs.runner import Job, Step, difference, load_job
 from scripts.plan import Config, main
 
 
@@ -55,6 +56,18 @@ def test_the_seed_reaches_world_weights_and_data(planned, base):
         assert [step.name for step in job.steps if step.skip] == ["download"]
         assert [step.name for step in job.steps if has_mixture(step)] == ["mid_train", "chat_sft"]
     assert f"text: the embedded world in {base / world}" in text
+
+
+def test_what_does_not_change_the_result_repeats_no_stage(planned, monkeypatch):
+    plain, _ = planned(data="world", scale="cpu")
+    monkeypatch.setattr(plan, "find_hardware", lambda named: (8, find_accelerator("H100")))
+    other, _ = planned(data="world", scale="cpu", wandb="name")
+    changed = []
+    for before, step in zip(plain.steps, other.steps, strict=True):
+        assert difference({"command": before.command, "inputs": {}}, step, {}) == ""
+        changed += [step.name] if before.words != step.words else []
+    assert {"base_train", "base_eval", "chat_rl"} <= set(changed)  # torchrun, and a name for W&B
+    assert "tok_train" not in changed
 
 
 def test_every_stage_names_its_inputs(planned):

@@ -199,7 +199,7 @@ def test_the_clients_completion_stops_and_models(client):
     stream = client.completions.create(**settings, stop=stop, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == text[: text.index(stop)]
     [model] = client.models.list().data
-    assert model.id == MODEL
+    assert (model.id, model.max_model_len) == (MODEL, CONTEXT)
 
 
 def test_the_clients_errors(client):
