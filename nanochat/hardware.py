@@ -66,9 +66,9 @@ def hourly_rate(gpus: str) -> float | None:
     """Return dollars per hour of "8x NVIDIA H100 80GB HBM3", as an outcome names GPUs; None without a known price."""
     match = re.fullmatch(r"(\d+)x (.+)", gpus)
     accelerator = find_accelerator(match[2]) if match else None
-    if accelerator is None or accelerator.dollars is None:
-        return None
-    return int(match[1]) * accelerator.dollars
+    if accelerator and accelerator.dollars:
+        return int(match[1]) * accelerator.dollars
+    return None
 
 
 def parse_hardware(text: str) -> tuple[int, Accelerator]:

@@ -157,7 +157,7 @@ class MetricLog:
 
     def __init__(self, folder: Path, run: str = "", config: Record | None = None, name: str = "metrics"):
         self.path = folder / f"{name}.jsonl"
-        self._marker: Record | None = None  # goes before the next record
+        self._before: list[Record] = []  # a marker that goes before the next record
         self._wandb: Any = None  # None: no mirror
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,18 @@ class MetricLog:
 
         The operating system has the record when this returns; it is not fsynced.
         """
-        self._append({"kind": kind, "step": step, **figures})
+        if not is_main_rank():
+            return
+        records = [*self._before, {"kind": kind, "step": step, **figures}]
+        self._before = []
+        with open(self.path, "a+b") as file:
+            # A killed process may have left half a line, which must not swallow this record.
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            for record in records:
+                file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         if self._wandb:
             self._mirror(lambda: self._wandb.log({"step": step, **figures}))
 
@@ -178,7 +189,7 @@ class MetricLog:
 
         Step -1 starts again in a folder that may hold another run's log.
         """
-        self._marker = {"kind": RESUMED, "step": step} if self.path.exists() else None
+        self._before = [{"kind": RESUMED, "step": step}] if self.path.exists() else []
 
     def __enter__(self) -> "MetricLog":
         return self
@@ -186,20 +197,6 @@ class MetricLog:
     def __exit__(self, *exception: object) -> None:
         if self._wandb:
             self._mirror(lambda: self._wandb.finish())
-
-    def _append(self, record: Record) -> None:
-        if not is_main_rank():
-            return
-        records = [self._marker, record] if self._marker else [record]
-        self._marker = None
-        with open(self.path, "a+b") as file:
-            # A killed process may have left half a line, which must not swallow this record.
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
-            for each in records:
-                file.write(json.dumps(each, ensure_ascii=False).encode() + b"\n")
 
     def _mirror(self, act: Callable[[], None]) -> None:
         try:

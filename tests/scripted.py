@@ -46,8 +46,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/":
-            content, headers = chat_page()
-            self._send(200, headers, content.decode())
+            page = chat_page()
+            self._send(200, page.headers, page.body.decode())
         elif self._allowed():
             models = [{"id": name, "object": "model"} for name in self.script.models]
             self._send(200, {}, json.dumps({"object": "list", "data": models}))

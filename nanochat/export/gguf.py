@@ -8,17 +8,8 @@ import torch
 from torch import Tensor
 
 from nanochat.export import tokenizers as tokenizer_files
-from nanochat.export.hf import (
-    ARCHITECTURES,
-    Exported,
-    architecture_of,
-    build_hf,
-    compare_models,
-    hf_settings,
-    hf_weights,
-)
+from nanochat.export.hf import QWEN3, Exported, architecture_of, build_hf, compare_models, hf_settings, hf_weights
 
-ARCHITECTURE = "Qwen3ForCausalLM"
 # llama.cpp splits text into words by patterns with fixed names. The nearest one takes digits in threes, ours in pairs.
 PATTERN = "llama-bpe"
 
@@ -39,11 +30,11 @@ KEYS = {
 
 def write_gguf(exported: Exported, folder: Path) -> list[str]:
     """Write model.gguf; return sentences on each comparison."""
-    architecture_of(exported.model.config, [ARCHITECTURE])
+    architecture_of(exported.model.config, [QWEN3])
     path = folder / "model.gguf"
     write_file(path, exported)
     # A model built from nothing but the file.
-    loaded = build_hf(ARCHITECTURES[ARCHITECTURE], *read_qwen3(path, exported))
+    loaded = build_hf(QWEN3, *read_qwen3(path, exported))
     return [
         compare_models(exported, loaded),
         f"tokenizer: llama.cpp splits numbers of three or more digits in another way (pattern {PATTERN})",
@@ -55,7 +46,7 @@ def gguf_metadata(exported: Exported) -> dict[str, Any]:
     import gguf
 
     tokenizer = exported.tokenizer
-    settings = hf_settings(exported.model, ARCHITECTURES[ARCHITECTURE], tokenizer.special_tokens)
+    settings = hf_settings(exported.model, QWEN3, tokenizer.special_tokens)
     # Types tell llama.cpp which tokens are special.
     words = tokenizer_files.written_tokens(tokenizer)
     specials = tokenizer_files.sorted_specials(tokenizer)
@@ -102,7 +93,7 @@ def write_file(path: Path, exported: Exported) -> None:
     for key, value in gguf_metadata(exported).items():
         add[type(value)](key, value)
     # In fp32: users quantize with llama.cpp's own program.
-    for name, weight in hf_weights(exported.model, ARCHITECTURES[ARCHITECTURE]):
+    for name, weight in hf_weights(exported.model, QWEN3):
         writer.add_tensor(gguf_name(name, exported.model.config.depth), weight.numpy())
     # The format's order: header, metadata, tensors.
     writer.write_header_to_file()
@@ -123,7 +114,7 @@ def read_qwen3(path: Path, exported: Exported) -> tuple[dict[str, Any], dict[str
     settings["rope_parameters"] = {"rope_type": "default", "rope_theta": metadata["qwen3.rope.freq_base"]}
     settings["tie_word_embeddings"] = False
     weights = {}
-    for name, _ in hf_weights(exported.model, ARCHITECTURES[ARCHITECTURE]):
+    for name, _ in hf_weights(exported.model, QWEN3):
         tensor = stored[gguf_name(name, settings["num_hidden_layers"])]
         weights[name] = torch.from_numpy(np.array(tensor))  # a copy: the file is mapped read-only
     return settings, weights

@@ -72,6 +72,7 @@ _ATTENTION = {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"}
 class Architecture:
     """An architecture of `transformers`."""
 
+    name: str
     model_type: str
     preset: str  # --model of base_train that fits
     linears: dict[str, str]  # in a block: our name -> the name there
@@ -81,24 +82,25 @@ class Architecture:
     has_norm_weights: bool = False
 
 
-ARCHITECTURES = {
-    "NanoChatForCausalLM": Architecture(
-        model_type="nanochat",
-        preset="october-2025",
-        linears=_ATTENTION | {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
-        required=_OFF | {"mlp": "relu2", "qk_scale": 1.0},
-        supported={"softcap"},
-        rotates_backwards=True,
-    ),
-    "Qwen3ForCausalLM": Architecture(
-        model_type="qwen3",
-        preset="portable",
-        linears=_ATTENTION | {f"mlp.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-        required=_OFF | {"mlp": "swiglu", "softcap": 0.0},
-        supported={"qk_scale"},  # goes into weights
-        has_norm_weights=True,
-    ),
-}
+NANOCHAT = Architecture(
+    "NanoChatForCausalLM",
+    model_type="nanochat",
+    preset="october-2025",
+    linears=_ATTENTION | {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
+    required=_OFF | {"mlp": "relu2", "qk_scale": 1.0},
+    supported={"softcap"},
+    rotates_backwards=True,
+)
+QWEN3 = Architecture(
+    "Qwen3ForCausalLM",
+    model_type="qwen3",
+    preset="portable",
+    linears=_ATTENTION | {f"mlp.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+    required=_OFF | {"mlp": "swiglu", "softcap": 0.0},
+    supported={"qk_scale"},  # goes into weights
+    has_norm_weights=True,
+)
+ARCHITECTURES = (NANOCHAT, QWEN3)
 
 
 def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
@@ -118,16 +120,16 @@ def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
     return found
 
 
-def architecture_of(config: GPTConfig, names: Iterable[str] = tuple(ARCHITECTURES)) -> str:
+def architecture_of(config: GPTConfig, architectures: Iterable[Architecture] = ARCHITECTURES) -> Architecture:
     """Return the first architecture that can represent the model; ValueError lists the obstacles."""
     reasons = []
     presets = []
-    for name in names:
-        settings = unsupported(config, ARCHITECTURES[name])
+    for architecture in architectures:
+        settings = unsupported(config, architecture)
         if not settings:
-            return name
-        reasons.append(f"{name} does not support {', '.join(settings)}")
-        presets.append(f"--model={ARCHITECTURES[name].preset}")
+            return architecture
+        reasons.append(f"{architecture.name} does not support {', '.join(settings)}")
+        presets.append(f"--model={architecture.preset}")
     raise ValueError(
         f"this model cannot be exported: {'; '.join(reasons)}. Train with scripts.base_train {' or '.join(presets)}"
     )
@@ -199,9 +201,8 @@ def swap_halves(weight: Tensor, head_dim: int) -> Tensor:
 def write_folder(exported: Exported, folder: Path) -> list[str]:
     """Write config, weights, tokenizer and model card; return sentences on each comparison."""
     model = exported.model
-    name = architecture_of(model.config)
-    print0(f"export: as {name}")
-    architecture = ARCHITECTURES[name]
+    architecture = architecture_of(model.config)
+    print0(f"export: as {architecture.name}")
     special = exported.tokenizer.special_tokens
     built = build_hf(architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture)))
     # Generation stops at the end of an answer, and at the start of another document.
@@ -215,7 +216,7 @@ def write_folder(exported: Exported, folder: Path) -> list[str]:
     # The files are compared, not the objects that wrote them.
     loaded = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     checks.append(compare_models(exported, loaded))
-    write_text(folder / "README.md", model_card(exported, name, checks))
+    write_text(folder / "README.md", model_card(exported, architecture, checks))
     return checks
 
 
@@ -226,7 +227,7 @@ def write_tokenizer(exported: Exported, folder: Path) -> list[str]:
     loaded = transformers().AutoTokenizer.from_pretrained(folder).backend_tokenizer
     loaded.encode_special_tokens = True  # the library's name for "as plain text"
     ids = [encoding.ids for encoding in loaded.encode_batch(exported.texts, add_special_tokens=False)]
-    return [tokenizer_files.compare_ids(exported.tokenizer, exported.texts, ids, "transformers")]
+    return [tokenizer_files.compare_ids(exported.tokenizer, exported.texts, ids)]
 
 
 def transformers() -> ModuleType:
@@ -277,12 +278,12 @@ library_name: transformers
 pipeline_tag: text-generation
 tags:
 - nanochat
-- {model_type}
+- {architecture.model_type}
 ---
 
 # {name}
 
-A language model trained with nanochat: {architecture} with {parameters:,} parameters, {config.depth} layers, width
+A language model trained with nanochat: {architecture.name} with {parameters:,} parameters, {config.depth} layers, width
 {config.width}, {config.heads} heads ({config.kv_heads} for keys and values), context {config.max_seq_len:,}, vocabulary
 {config.vocab_size:,}. Weights are in fp32.
 
@@ -315,13 +316,12 @@ ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_ten
 BASE_PROMPT = 'ids = tokenizer("<|bos|>The capital of France is", return_tensors="pt")  # a base model continues text'
 
 
-def model_card(exported: Exported, architecture: str, checks: list[str]) -> str:
+def model_card(exported: Exported, architecture: Architecture, checks: list[str]) -> str:
     """Return the README.md that the hub shows: shape, use, caveats, origin and comparisons."""
     is_base = exported.manifest["stage"] == MODELS["base"]
     card = CARD.format(
         name=exported.name,
         architecture=architecture,
-        model_type=ARCHITECTURES[architecture].model_type,
         parameters=sum(p.numel() for p in exported.model.parameters()),
         config=exported.model.config,
         manifest=exported.manifest,

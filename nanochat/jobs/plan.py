@@ -11,7 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +82,13 @@ def find_hardware(named: str) -> tuple[int, Accelerator | None]:
     if named:
         return parse_hardware(named)
     # Importing torch takes seconds: without a driver there is nothing to find.
-    if not any(Path(path).exists() for path in GPU_DEVICES):
-        return 0, None
-    from nanochat.runtime import planned_hardware
+    if any(Path(path).exists() for path in GPU_DEVICES):
+        from nanochat.runtime import planned_hardware
 
-    count, accelerator = planned_hardware("")
-    if accelerator.name == "CPU":
-        return 0, None
-    return count, accelerator
+        count, accelerator = planned_hardware("")
+        if accelerator.name != "CPU":
+            return count, accelerator
+    return 0, None
 
 
 @functools.lru_cache
@@ -275,7 +274,7 @@ def _stage_step(
         output=f"{name}/{request.tag}",
         parents=[f"{stage.parent}/{request.tag}"] if stage.parent else [],
         data=setting.data if reads_text else "",
-        files=[] if reads_text else [[file.path, file.repo, file.revision] for file in files],
+        files=[] if reads_text else [list(astuple(file)) for file in files],
         launch=[*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if several_gpus else [],
         options=[f"--run={request.wandb}"] if request.wandb and not is_tokenizer else [],
         skip=skip,

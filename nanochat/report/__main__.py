@@ -37,16 +37,15 @@ class Config:
 
 def card_record(card: Card, base: Path) -> dict[str, Any]:
     """Return a run as a JSON document; docs/report.md lists the keys."""
-    shares = []
-    for section in card.sections:
-        shares.append(
-            {
-                "title": section.title,
-                "seconds": section.outcome.seconds,
-                "part": section.part,
-                "dollars": section.dollars,
-            }
-        )
+    shares = [
+        {
+            "title": section.title,
+            "seconds": section.outcome.seconds,
+            "part": section.part,
+            "dollars": section.dollars,
+        }
+        for section in card.sections
+    ]
     record = {
         "format": FORMAT,
         "generated": card.generated,

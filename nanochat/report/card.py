@@ -18,8 +18,8 @@ from nanochat.stages import STAGES
 
 Facts = dict[str, Any]
 
-STAGE_OF = {stage.name: stage for stage in STAGES}
-ORDER = list(STAGE_OF)
+TITLES = {stage.name: stage.section for stage in STAGES}
+ORDER = list(TITLES)
 PADDED = 32  # characters; a longer cell stands out of its column
 EVALUATIONS = ("base_eval", "chat_eval")  # beginnings of the stages with a score for each task
 
@@ -74,8 +74,7 @@ def read_card(base: Path, tag: str = "") -> Card:
     seconds = sum(outcome.seconds for outcome in outcomes)
     sections = []
     for outcome in outcomes:
-        stage = STAGE_OF.get(outcome.stage)
-        title = stage.section if stage else outcome.stage
+        title = TITLES.get(outcome.stage, outcome.stage)
         # The tag is named if a stage has several.
         if stages.count(outcome.stage) > 1:
             title += f" ({outcome.tag})"

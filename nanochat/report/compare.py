@@ -16,11 +16,21 @@ from typing import Any
 from nanochat.log import format_value, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
 from nanochat.paths import read_sha256
-from nanochat.stages import STAGES
+from nanochat.report.card import TITLES
 
 WIDEST = 48  # longest text in a column, in characters
-FIGURES = ["", "A", "B", "B - A", "±"]  # columns
-ANSWERS = ["Question by question", "Questions", "A", "B", "B - A", "±", "only A", "only B", "p"]
+FIGURES = [["", ""], ["A", ""], ["B", ""], ["B - A", ""], ["±", ""]]  # columns with number formats; these are text
+ANSWERS = [
+    ["Question by question", ""],
+    ["Questions", "d"],
+    ["A", ".4f"],
+    ["B", ".4f"],
+    ["B - A", "+.4f"],
+    ["±", ".4f"],
+    ["only A", "d"],
+    ["only B", "d"],
+    ["p", ".3g"],
+]
 NONE = ["-", "-"]  # difference and error where there is no number
 
 Record = dict[str, Any]  # parsed JSON
@@ -91,10 +101,9 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
         # Names and texts have no difference.
         lines += _table_lines(title, FIGURES[:3], [row[:3] for row in rows])
     first, second = map(_newest_stages, runs)
-    titles = {stage.name: stage.section for stage in STAGES}
-    for name in _all_keys([titles, first, second]):
+    for name in _all_keys([TITLES, first, second]):
         if name in first and name in second:
-            title = titles.get(name, name)
+            title = TITLES.get(name, name)
             stages = [first[name], second[name]]
             lines += _table_lines(title, FIGURES, _rows([_figures(stage) for stage in stages]))
             ours, theirs = map(_answers_of, runs, stages)
@@ -117,11 +126,10 @@ def _newest_stages(run: Record) -> dict[str, Record]:
     return newest
 
 
-def _table_lines(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _table_lines(title: str, columns: Sequence[Sequence[str]], rows: Sequence[Sequence[Any]]) -> list[str]:
     """Return a table after an empty line; nothing without rows."""
     if not rows:
         return []
-    columns = [[name, ""] for name in header]  # no number format: all cells are text
     return ["", terminal_table({"title": title, "columns": columns, "rows": rows})]
 
 
@@ -174,7 +182,7 @@ def _answers_of(run: Record, stage: Record) -> dict[str, Record]:
     return {answers["task"]: answers for answers in own}
 
 
-def _answer_rows(ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> list[list[str]]:
+def _answer_rows(ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> list[list[Any]]:
     """Return a row for each task with the same questions in both runs."""
     rows = []
     for task in ours.keys() & theirs.keys():
@@ -184,21 +192,15 @@ def _answer_rows(ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> li
     return sorted(rows)
 
 
-def _paired_cells(one: Record, other: Record) -> list[str]:
+def _paired_cells(one: Record, other: Record) -> list[float | None]:
     """Return a task's cells, tested if each question was answered once."""
     import numpy as np  # a slow import, which must not delay --help
 
     a, b = (np.array(answers["right"].split(), float) / answers["samples"] for answers in (one, other))
     difference, error = mean_estimate((b - a).tolist())
-    cells = [
-        f"{len(a)}",
-        f"{a.mean():.4f}",
-        f"{b.mean():.4f}",
-        f"{difference:+.4f}",
-        f"{error:.4f}",
-    ]
+    cells = [len(a), a.mean(), b.mean(), difference, error]
     # McNemar's test needs one verdict per question, not a share.
     if max(one["samples"], other["samples"]) > 1:
-        return [*cells, "-", "-", "-"]
+        return [*cells, None, None, None]
     only_one, only_other = int((a > b).sum()), int((a < b).sum())
-    return [*cells, f"{only_one}", f"{only_other}", f"{mcnemar(only_one, only_other):.3g}"]
+    return [*cells, only_one, only_other, mcnemar(only_one, only_other)]

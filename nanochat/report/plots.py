@@ -157,9 +157,9 @@ def _legend(names: Sequence[str]) -> list[str]:
     """Return all series names in their colours, from right to left: the last one ends at the edge."""
     elements = []
     place = float(WIDTH)  # right end for the next name
-    for number in reversed(range(len(names))):
-        elements.append(_text(place, 31, names[number], f"end {_color(number)}"))
-        place -= CHARACTER * len(names[number]) + 14
+    for number, name in reversed(list(enumerate(names))):
+        elements.append(_text(place, 31, name, f"end {_color(number)}"))
+        place -= CHARACTER * len(name) + 14
     return elements
 
 

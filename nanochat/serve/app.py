@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
-from typing import TypeVar
 
 import anyio
 import torch
@@ -26,7 +25,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -52,8 +51,6 @@ HEADERS = {  # for every response
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",  # caches keep no conversations
 }
-
-Result = TypeVar("Result")
 
 
 # ---- who may use the server ----
@@ -135,7 +132,7 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def unless_disconnected(request: Request, work: Awaitable[Result]) -> Result:
+async def unless_disconnected(request: Request, work: Awaitable[bytes]) -> bytes:
     """Return the result of `work`, or cancel `work` if the client leaves first. Needs a body that was read."""
 
     async def disconnected() -> None:
@@ -161,7 +158,7 @@ class Service:
         self.served = served
         self.pool = pool
         self.created = int(time.time())
-        self.page_content, self.page_headers = chat_page()
+        self.chat_page = chat_page()
 
     def routes(self) -> list[Route]:
         return [
@@ -181,7 +178,7 @@ class Service:
             worker.stop()
 
     async def page(self, request: Request) -> Response:
-        return Response(self.page_content, headers=self.page_headers)
+        return self.chat_page
 
     async def health(self, request: Request) -> Response:
         samples = sum(worker.samples for worker in self.pool.workers)  # in slots and in the queue
@@ -207,8 +204,8 @@ class Service:
         return Response(content, media_type="application/json")
 
 
-def chat_page() -> tuple[bytes, dict[str, str]]:
-    """Return the page and headers with a policy: the browser runs only the page's script and style."""
+def chat_page() -> Response:
+    """Return the page with a policy in the headers: the browser runs only the page's script and style."""
     content = (files("nanochat.serve") / "ui.html").read_bytes()
     sources = {}  # kind -> hashes of the parts in the page
     for kind in ("script", "style"):
@@ -220,7 +217,7 @@ def chat_page() -> tuple[bytes, dict[str, str]]:
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"  # not even the page makes markup from text
     )
-    return content, {"content-type": "text/html; charset=utf-8", "content-security-policy": policy}
+    return HTMLResponse(content, headers={"content-security-policy": policy})
 
 
 def error_response(error: ApiError) -> Response:

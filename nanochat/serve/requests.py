@@ -24,7 +24,7 @@ class ApiError(Exception):
     ):
         super().__init__(message)
         self.status = status
-        self.headers = headers or {}  # such as retry-after
+        self.headers = headers  # such as retry-after
         kind = "server_error" if status >= 500 else "invalid_request_error"
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -180,7 +180,7 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
         fields=fields,
         is_chat=True,
         prompts=[engine_request(fields, tokens, max_tokens, served, "messages")],
-        prompt_texts=[""],
+        prompt_texts=[],  # a chat has no echo
         alternatives=fields.top_logprobs if fields.logprobs else None,
     )
 
@@ -207,7 +207,7 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
         fields=fields,
         is_chat=False,
         prompts=[engine_request(fields, row, fields.max_tokens, served, "prompt", stop) for row in rows],
-        prompt_texts=texts if fields.echo else [""] * len(texts),
+        prompt_texts=texts,
         added_tokens=int(is_text),
         alternatives=fields.logprobs,
         echo=fields.echo,

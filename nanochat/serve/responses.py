@@ -247,8 +247,8 @@ class ApiResponse:
 
     def new_chunks(self) -> list[Json]:
         """Return chunks with all news, in the order of choices."""
-        deltas = [delta for choice in self.choices.values() for delta in choice.new_deltas()]
-        return [self._body([delta], is_chunk=True) for delta in deltas]
+        choices = self.choices.values()
+        return [self._body([delta], is_chunk=True) for choice in choices for delta in choice.new_deltas()]
 
     def _to_json(self, scores: list[Score | None]) -> bytes:
         choices = [choice.to_json(score) for choice, score in zip(self.choices.values(), scores, strict=True)]

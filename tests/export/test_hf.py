@@ -18,7 +18,7 @@ from nanochat.export.tokenizers import sample_texts
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-NANOCHAT, QWEN3 = ARCHITECTURES.values()
+NANOCHAT, QWEN3 = ARCHITECTURES
 MODELS = {
     "nanochat": ("october-2025", {}),
     "qwen3": ("portable", {}),
@@ -74,7 +74,7 @@ def test_every_setting_is_exported_or_refused_by_name(preset, name):
     config = changed(preset, name)
     if config is None:
         pytest.skip("no other value is valid")
-    architecture = next(one for one in ARCHITECTURES.values() if one.preset == preset)
+    architecture = next(one for one in ARCHITECTURES if one.preset == preset)
     refused = unsupported(config, architecture)
     if refused:
         assert name in {setting.partition("=")[0] for setting in refused}
@@ -94,8 +94,8 @@ def test_a_new_setting_is_refused_and_one_without_effect_is_not():
 
 
 def test_each_architecture_names_its_obstacles():
-    assert architecture_of(GPTConfig(**CONFIGS["october-2025"])) == "NanoChatForCausalLM"
-    assert architecture_of(GPTConfig(**CONFIGS["portable"])) == "Qwen3ForCausalLM"
+    assert architecture_of(GPTConfig(**CONFIGS["october-2025"])) == NANOCHAT
+    assert architecture_of(GPTConfig(**CONFIGS["portable"])) == QWEN3
     with pytest.raises(ValueError, match="cannot be exported") as caught:
         architecture_of(GPTConfig(**CONFIGS["reference"]))
     message = str(caught.value)
