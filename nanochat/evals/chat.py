@@ -4,7 +4,6 @@ Answers depend neither on the rank count nor on the problems' order: letters are
 any rank count, and each written answer has a seed.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.outcome import Estimate, average, mean_estimate
-from nanochat.paths import write_text
+from nanochat.paths import write_jsonl
 from nanochat.runtime import Runtime
 from nanochat.settings import AnswerSettings
 from nanochat.stages import CHAT, core_name
@@ -101,7 +100,7 @@ def evaluate_task(
     # Ranks have every n-th problem or batch: sorted, the records do not depend on the rank count.
     records = sorted(chain(*runtime.all_gather(records)), key=lambda record: record["problem"])
     if path and runtime.rank == 0:
-        write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        write_jsonl(path, records)
     return ChatScore(_pass_at(records), task.baseline, records)
 
 

@@ -9,7 +9,6 @@ In fp32 the decisions are the same as for one prompt at a time. In half precisio
 depends on the shapes of batches.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from nanochat.evals.core_tasks import COMPLETION, BundleTask, Item, read_bundle,
 from nanochat.gpt import GPT
 from nanochat.log import print0
 from nanochat.outcome import Estimate, average, mean_estimate
-from nanochat.paths import write_text
+from nanochat.paths import write_jsonl
 from nanochat.runtime import Runtime
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
@@ -56,10 +55,10 @@ def evaluate_core(
     """
     scores = {}
     for task in tasks:
-        with _inference(model, runtime.device):
+        with _inference(model):
             decisions = _evaluate_task(model, tokenizer, task, runtime, max_per_task)
         if folder and runtime.rank == 0:
-            write_text(folder / f"{task.label}.jsonl", "".join(json.dumps(decision) + "\n" for decision in decisions))
+            write_jsonl(folder / f"{task.label}.jsonl", decisions)
         accuracy = mean_estimate([decision["correct"] for decision in decisions])
         centered = accuracy.centered(task.baseline)
         scores[task.label] = centered
@@ -94,12 +93,12 @@ def core_scores(trainer: "Trainer", every: int) -> list[Evaluation]:
 
 
 @contextmanager
-def _inference(model: GPT, device: torch.device) -> Iterator[None]:
+def _inference(model: GPT) -> Iterator[None]:
     """Prepare a model for inference on batches with branches, and restore it afterwards."""
     before = model.attention
     # Batches differ in shape, so that compiled blocks would be compiled again and again; and not every attention path
     # supports branches.
-    model.attention = "chunks" if device.type == "cpu" else "sdpa"
+    model.attention = "chunks" if model.device.type == "cpu" else "sdpa"
     try:
         with torch.no_grad(), model.as_written():
             yield

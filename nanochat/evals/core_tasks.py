@@ -130,8 +130,7 @@ def tokenize_items(
     found = []
     for number, group, rows in zip(numbers, texts, _tokenize(texts, tokenizer), strict=True):
         question = hashlib.sha256("\0".join(group).encode()).hexdigest()[:16]
-        # A completion has a single option.
-        gold = 0 if task.kind == COMPLETION else items[number]["gold"]
+        gold = items[number].get("gold", 0)  # a completion has a single option
         found.append(Item(number, question, gold, *_split(task.kind, rows)))
     return found
 

@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,7 +74,7 @@ def require(unsafe: bool) -> None:
         raise NoSandbox(f"programs cannot be contained here: {missing()}; --unsafe-exec runs them with limits alone")
 
 
-@lru_cache(maxsize=1)
+@cache
 def missing() -> str:
     """Return the protection that this system cannot give, found by a trial run; empty if it gives all."""
     if sys.platform != "linux" or platform.machine() not in AUDIT:
@@ -99,7 +99,6 @@ def run(program: str, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
             "word": word,
             "limits": asdict(limits),
             "contained": not (unsafe and missing()),
-            "scratch": scratch,
         }
         task_file.write(json.dumps(task).encode())
         task_file.seek(0)
@@ -262,7 +261,7 @@ def _inside() -> None:
         if first := os.fork():
             _exit_like(first)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        _change_root(libc, task["scratch"], limits.file_bytes)
+        _change_root(libc, os.getcwd(), limits.file_bytes)
         if second := os.fork():
             _exit_like(second)
         if is_root:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from nanochat.config import Count, option, run
 from nanochat.log import print0
@@ -14,7 +15,7 @@ class Config:
 
     out: str = option("world", "folder to write", group="place")
     seed: Count = option(1, "seed of all names and facts", group="world", least=0)
-    size: str = option("small", f"one of {', '.join(SIZES)}", group="world")
+    size: Literal[tuple(SIZES)] = option("small", "number of people, documents and questions", group="world")
 
 
 def main(config: Config) -> None:

@@ -283,14 +283,10 @@ def schema(world: World, fact: Fact) -> dict:
     }
 
 
-def english_question(world: World, fact: Fact) -> str:
-    return f"Question: {world.pick(fact.questions)}"
-
-
 def answer(world: World, fact: Fact) -> dict:
     # {"context": "Question: Where does Bosa live?", "continuation": "Mount Kurim"}
     return {
-        "context": english_question(world, fact),
+        "context": f"Question: {world.pick(fact.questions)}",
         "continuation": fact.value.name,
     }
 
@@ -303,7 +299,7 @@ def choice(world: World, fact: Fact, in_korean: bool = False) -> dict:
         query, choices = f"질문: {fact.korean_question}", [fact.korean_with(value) for value in values]
     else:
         # {"query": "Question: Where does Geku live?", "choices": ["Badaton", "Riroton", …], "gold": 0}
-        query, choices = english_question(world, fact), [value.name for value in values]
+        query, choices = f"Question: {world.pick(fact.questions)}", [value.name for value in values]
     return {"query": query, "choices": choices, "gold": right}
 
 

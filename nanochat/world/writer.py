@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nanochat.paths import write_jsonl
 from nanochat.world.chats import Rows, core_bundle, data_sets, identity_chats, ten_questions
 from nanochat.world.facts import World
 from nanochat.world.texts import document
@@ -34,11 +35,6 @@ SIZES = {
     "small": WorldSize(people=64, documents=65_536, problems=1_000, chats=6_000),
     "medium": WorldSize(people=160, documents=327_680, problems=16_000, chats=24_000),
 }
-
-
-def write_jsonl(path: Path, rows: list) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def write_parquet(path: Path, rows: Rows, row_group: int) -> None:
@@ -93,8 +89,6 @@ def write_bundle(folder: Path, tasks: list[list[str]], rows: dict[str, Rows]) ->
 
 def write_world(folder: Path, seed: int, size: str) -> None:
     """Write a world completely or not at all; a finished world of this seed and size stays as it is."""
-    if size not in SIZES:
-        raise ValueError(f"--size={size} is not a size of the world, use {' or '.join(SIZES)}")
     record = {"version": VERSION, "seed": seed, "size": size}
     if folder.exists():
         written = folder / "world.json"
