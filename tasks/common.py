@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -149,13 +148,13 @@ class Task:
         """Return the files that the rows come from, with their SHA-256."""
         return {name: sha256(path) for name, path in self.files.items()}
 
-    def conversation(self, *parts: Any) -> dict:
-        """Return a converted row as a conversation whose last message is the right answer."""
-        raise NotImplementedError
+    def conversation(self, question: str, answer: str) -> dict:
+        """Return a converted row as a conversation whose last message is the right answer; rows differ by task."""
+        return exchange(question, answer)
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
-        """Return True if a model's completion, in place of the last message, is right."""
-        raise NotImplementedError
+        """Return True if a model's completion, in place of the last message, is right: here, if it is the same text."""
+        return completion.strip() == conversation["messages"][-1]["content"]
 
     def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
         """Return the verdicts on several (conversation, completion)."""

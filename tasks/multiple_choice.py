@@ -54,9 +54,6 @@ class MultipleChoice(Task):
     def answer(self, letter: str, choice: str, rationale: str) -> str:
         return letter
 
-    def evaluate(self, conversation: dict, completion: str) -> bool:
-        return completion.strip() == conversation["messages"][-1]["content"]
-
 
 class Rationale(MultipleChoice):
     """The same questions, answered with a chain of thought that ends in a letter."""

@@ -3,7 +3,7 @@
 import json
 import re
 
-from tasks.common import DataSet, Task, exchange
+from tasks.common import DataSet, Task
 
 
 class Questions(Task):
@@ -13,9 +13,6 @@ class Questions(Task):
         [path] = self.fetch_files()
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         return [[row["question"], row["answer"]] for row in rows]
-
-    def conversation(self, question: str, answer: str) -> dict:
-        return exchange(question, answer)
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         """Return True if the completion contains the answer as a whole word."""
