@@ -174,7 +174,6 @@ class TextLoader(Loader):
         super().__init__(setting, batch_size, seq_len, rank, world_size, device)
         self.lanes = lanes
         self._names = [source.name for source in corpus.sources]
-        self._bos = tokenizer.special_tokens["<|bos|>"]
         self._mix = Mix([source.share for source in corpus.sources], lanes)
         self._deals = []  # one for each source
         for number, source in enumerate(corpus.sources):
@@ -192,7 +191,7 @@ class TextLoader(Loader):
         """Yield the rows for this rank, each marked with place and chunk."""
         lanes = {}
         for (number, source), chunk in self._chunks.items():
-            lane = Lane(self._deals[source], number, self.seq_len + 1, self._bos)
+            lane = Lane(self._deals[source], number, self.seq_len + 1)
             lanes[number, source] = lane.rows(chunk, self._rows_taken(number)[source])
         # The first row for this rank: another number of ranks may have stopped anywhere.
         row = self._row + (self.rank - self._row) % self.world_size

@@ -106,14 +106,14 @@ class ChatLoader(Loader):
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self._conversations))
         chosen = order[window * WINDOW : (window + 1) * WINDOW]
         pieces = []
+        size = self.seq_len + 1
         for number in chosen.tolist():
-            piece, is_short = fit_conversation(self._conversations[number], self._tokenizer, self.seq_len + 1)
+            piece, is_short = fit_conversation(self._conversations[number], self._tokenizer, size)
             counts["conversations"] += 1
             counts["shortened"] += is_short and piece is not None
             counts["left out"] += piece is None
             if piece is not None:
                 pieces.append(piece)
-        size = self.seq_len + 1
         # If nothing fits, the window still gets one row, without targets.
         packed = best_fit([len(ids) for ids, _ in pieces], size) or [[]]
         counts["slots"] += len(packed) * size

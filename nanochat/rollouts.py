@@ -163,10 +163,7 @@ class Rollouts(BatchSource):
     def _sample(self) -> list[Group]:
         """Sample and reward answers to this rank's prompts in the step."""
         self.engine.refresh()  # the weights changed since the last step
-        # Prompts are dealt in turn; `_log` joins the records in the same way.
-        places = range(self.runtime.rank, self.sampling.examples, self.runtime.world_size)
-        examples = self._draw(places)
-        requests = [self._request(place, self.task[example]) for place, example in zip(places, examples, strict=True)]
+        examples, requests = self._draw()
         answers = self.engine.generate(requests, logprobs=True)  # several per request
         groups = []
         for example, request, completions in zip(examples, requests, answers, strict=True):
@@ -179,28 +176,33 @@ class Rollouts(BatchSource):
             group.advantages = row if group.teaches else [0.0 for _ in row]  # exact zeros, free from rounding
         return groups
 
-    def _draw(self, places: range) -> list[int]:
-        """Return the examples, as indices into the task, at some places in the step.
+    def _draw(self) -> tuple[list[int], list[Request]]:
+        """Return this rank's examples in the step, as indices into the task, and the requests for their answers.
 
         An epoch is the shuffled task, without the rest that does not fill a step.
         """
-        epoch, step = divmod(self._step, len(self.task) // self.sampling.examples)
+        sampling = self.sampling
+        epoch, step = divmod(self._step, len(self.task) // sampling.examples)
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.task))  # equal on all ranks
-        return [int(order[step * self.sampling.examples + place]) for place in places]
-
-    def _request(self, place: int, conversation: dict) -> Request:
-        # Shortened where prompt and answer exceed the context.
-        prompt, _ = fitted_prompt(conversation, self.tokenizer, self.context, self.sampling.max_new_tokens)
-        draw = self._step * self.sampling.examples + place  # counts prompts since the run began
-        return Request(
-            prompt,
-            self.sampling.max_new_tokens,
-            temperature=self.sampling.temperature,
-            top_k=self.sampling.top_k,
-            n=self.sampling.samples,
-            seed=(self.seed << 32) + draw,  # no two prompts share random numbers
-            stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
-        )
+        examples, requests = [], []
+        # Prompts are dealt in turn; `_log` joins the records in the same way.
+        for place in range(self.runtime.rank, sampling.examples, self.runtime.world_size):
+            example = int(order[step * sampling.examples + place])
+            # Shortened where prompt and answer exceed the context.
+            prompt, _ = fitted_prompt(self.task[example], self.tokenizer, self.context, sampling.max_new_tokens)
+            draw = self._step * sampling.examples + place  # counts prompts since the run began
+            request = Request(
+                prompt,
+                sampling.max_new_tokens,
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                n=sampling.samples,
+                seed=(self.seed << 32) + draw,  # no two prompts share random numbers
+                stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
+            )
+            examples.append(example)
+            requests.append(request)
+        return examples, requests
 
     def _log(self, groups: list[Group]) -> None:
         """Record all ranks' samples in prompt order, and set the step's metrics."""

@@ -79,11 +79,15 @@ def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]
     for name, documents in texts.items():
         # Bytes, because characters need one byte in English and three in Korean.
         size = sum(len(text.encode()) for text in documents)
-        found = [None, None, ours[name], size / ours[name], None]  # None is printed as a dash
+        # None is printed as a dash.
+        tokens = None
+        ratio = None
+        difference = None
         if not isinstance(reference, str):
             tokens = sum(map(len, reference.encode_ordinary_batch(documents)))
-            found = [tokens, size / tokens, ours[name], size / ours[name], (tokens - ours[name]) / tokens]
-        rows.append([name, size, *found])
+            ratio = size / tokens
+            difference = (tokens - ours[name]) / tokens
+        rows.append([name, size, tokens, ratio, ours[name], size / ours[name], difference])
     title = f"Comparison with {label}"
     if isinstance(reference, str):
         title += f", which is not available: {reference}"

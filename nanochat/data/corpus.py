@@ -79,6 +79,7 @@ CORPORA = {
         validation="shard_00007.parquet",
     ),
 }
+NAMED = (*CORPORA, "world")  # every other source is a folder
 AUTO = ("climbmix", "mixed-text")
 BYTES_PER_TOKEN = 5  # upper estimate, to choose the number of shards
 
@@ -260,7 +261,7 @@ def source_files(source: str, num_shards: int = 0, offline: bool = False) -> lis
     root = _folder(source)
     files = text_files(root) if root.is_dir() else []
     if not files:
-        names = ", ".join([*CORPORA, "world"])
+        names = ", ".join(NAMED)
         raise hub.HubError(
             f"--data={source} is no folder with .parquet, .jsonl, .txt or .md files; corpora with a name are {names}"
         )
@@ -270,7 +271,7 @@ def source_files(source: str, num_shards: int = 0, offline: bool = False) -> lis
 def shard_files(source: str, num_shards: int = 0, offline: bool = False) -> list[Path]:
     """Return the parquet shards of a source, the validation shard last; a folder is converted once."""
     files = source_files(source, num_shards, offline)
-    if source in CORPORA or source == "world":
+    if source in NAMED:
         return files
     home = convert_folder(source_name(source), _folder(source), files)
     return sorted(home.glob("*.parquet"))
@@ -301,13 +302,13 @@ def shards_for(data: str, tokens: float) -> int:
 def check_data(data: str) -> None:
     """Raise a ValueError if `--data` names a missing folder; nothing is downloaded or converted."""
     for source, _ in parse_data(data):
-        if source not in CORPORA and source != "world":
+        if source not in NAMED:
             source_files(source)
 
 
 def source_name(source: str) -> str:
     """Return the short name of a source: for a folder, the last part of the path."""
-    return source if source in CORPORA or source == "world" else _folder(source).resolve().name
+    return source if source in NAMED else _folder(source).resolve().name
 
 
 def _folder(source: str) -> Path:

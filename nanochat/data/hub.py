@@ -43,11 +43,10 @@ class HubFile:
 def fetch(files: Sequence[HubFile], offline: bool = False) -> list[Path]:
     """Return all files in order, missing ones downloaded. HubError lists all failures."""
     found = {file: _find(file) for file in files}
-    missing = [file for file, path in found.items() if path is None]
     failures = []
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
         # All are tried: a file downloaded now is in the cache when the command is run again.
-        downloads = {file: pool.submit(_download, file, offline) for file in missing}
+        downloads = {file: pool.submit(_download, file, offline) for file, path in found.items() if path is None}
     for file, download in downloads.items():
         try:
             found[file] = download.result()

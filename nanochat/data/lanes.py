@@ -69,6 +69,7 @@ class Deal:
         """key: (seed, source number). threads: for tokenizing, 0: as many as there are cores, at most 4."""
         self.lanes = lanes
         self.key = key
+        self.bos = tokenizer.special_tokens["<|bos|>"]
         self._tokenizer = tokenizer
         self._threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
         # (shard, row group in the shard)
@@ -87,8 +88,7 @@ class Deal:
     def _read_group(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (ids, offsets) for a row group: document i is ids[offsets[i]:offsets[i + 1]], bos first."""
         shard, group = self._groups[number]
-        bos = self._tokenizer.special_tokens["<|bos|>"]
-        return self._tokenizer.encode_arrow(shard.read(group), bos, self._threads)
+        return self._tokenizer.encode_arrow(shard.read(group), self.bos, self._threads)
 
     def epoch(self, lane: int, unit: int) -> int:
         # Unit u in lane l has the number u * lanes + l in the endless list.
@@ -243,7 +243,6 @@ class Lane:
     deal: Deal
     number: int
     size: int
-    bos: int
 
     def rows(self, chunk: Chunk, row: int) -> Iterator[tuple[np.ndarray, Chunk]]:
         """Yield (row, its chunk) from row number `row` on, a row in `chunk` or right after."""
@@ -273,7 +272,7 @@ class Lane:
         ids = np.concatenate(parts)
         sizes = np.array(list(map(len, parts)))
         heads = np.cumsum(sizes) - sizes
-        ids[heads] = self.bos
+        ids[heads] = self.deal.bos
         # Packing goes from long documents to short ones, so shuffle the rows.
         rows = ids.reshape(-1, self.size)
         order = shuffled(len(rows), *self.deal.key, 2, self.number, chunk.unit)

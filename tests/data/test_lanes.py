@@ -119,7 +119,7 @@ def test_epochs_and_seeds_have_different_orders():
 
 def rows_of(deal: Deal, lane: int, count: int, size: int = 17) -> tuple[np.ndarray, list[Chunk]]:
     """The first rows of a lane, and the chunk of each."""
-    rows = Lane(deal, lane, size, BOS).rows(Chunk(), 0)
+    rows = Lane(deal, lane, size).rows(Chunk(), 0)
     ids, chunks = zip(*(next(rows) for _ in range(count)), strict=True)
     return np.stack(ids), list(chunks)
 
@@ -131,7 +131,7 @@ def test_every_document_is_given_once_an_epoch(random_lengths):
     deal = deal_of(groups, 4)
     given = Counter()
     for lane in range(4):
-        for ids, chunk in Lane(deal, lane, 17, BOS).rows(Chunk(), 0):
+        for ids, chunk in Lane(deal, lane, 17).rows(Chunk(), 0):
             if deal.epoch(lane, chunk.unit) == 3:
                 for unit, document, begin, end in chunk.left:
                     source, starts, _ = deal.documents(lane, unit)
@@ -146,7 +146,7 @@ def test_a_lane_resumes_at_any_row(random_lengths):
     deal = deal_of([random_lengths(30, 60) for _ in range(6)], 2)
     rows, chunks = rows_of(deal, 1, 300)
     for row in range(1, 299):
-        again = Lane(deal, 1, 17, BOS).rows(chunks[row - 1], row)
+        again = Lane(deal, 1, 17).rows(chunks[row - 1], row)
         assert np.array_equal(next(again)[0], rows[row])
         assert np.array_equal(next(again)[0], rows[row + 1])
 
