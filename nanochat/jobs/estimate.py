@@ -224,7 +224,8 @@ def disk_room(job: Job, setting: Setting, base: BaseRun) -> str:
     folders = [stage_dir(stage, job.tag) for stage in TRAINING]
     used = sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
     # The base folder may not be there yet: ask the file system that will hold the data.
-    existing = next(path for path in [base_dir().absolute(), *base_dir().absolute().parents] if path.exists())
+    home = base_dir().absolute()
+    existing = next(path for path in [home, *home.parents] if path.exists())
     free = shutil.disk_usage(existing).free
     missing = needed - used - free
     # For named hardware the local disk does not matter.

@@ -314,9 +314,8 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> i
 def stop_signals() -> Iterator[list[int]]:
     """Yield a list that collects SIGINT and SIGTERM, so that the running steps can save and end."""
     received: list[int] = []
-    before = {}  # handlers to restore
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, lambda number, _: received.append(number))
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
     try:
         yield received
     finally:

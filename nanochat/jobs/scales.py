@@ -137,10 +137,7 @@ def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]
 
     seconds: time for base training, if given; all other horizons change in proportion.
     """
-    flags = {}
-    for word in scale.flags.get(script, "").split():
-        name, _, value = word.partition("=")
-        flags[name] = value
+    flags = dict(word.partition("=")[::2] for word in scale.flags.get(script, "").split())
     if not seconds:
         return flags
     # A run has one horizon: the clock takes the place of steps or ratio.

@@ -178,8 +178,9 @@ def _difference(one: Metric, other: Metric) -> list[str]:
 def _answers_of(run: Record, stage: Record) -> dict[str, Record]:
     """Return task -> the answers from a stage."""
     # One run may hold several tags.
-    own = [answers for answers in run["decisions"] if all(answers[key] == stage[key] for key in ("stage", "tag"))]
-    return {answers["task"]: answers for answers in own}
+    place = (stage["stage"], stage["tag"])
+    found = run["decisions"]
+    return {answers["task"]: answers for answers in found if (answers["stage"], answers["tag"]) == place}
 
 
 def _answer_rows(ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> list[list[Any]]:

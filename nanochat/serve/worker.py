@@ -48,9 +48,7 @@ class Generation:
 
     def __init__(self, worker: "Worker", requests: Sequence[Request]):
         self.worker = worker
-        self.open: set[Sample] = set()
-        for number, request in enumerate(requests):
-            self.open.update((number, sample) for sample in range(request.n))
+        self.open = {(number, sample) for number, request in enumerate(requests) for sample in range(request.n)}
         self.news: asyncio.Queue[list[Event] | list[Score]] = asyncio.Queue()
         self.closed = False
         self.job: Job | None = None  # set and used by the engine's thread only
