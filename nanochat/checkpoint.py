@@ -51,8 +51,8 @@ class Checkpoint:
     step: int
     manifest: Record
 
-    def model_tensors(self, device: str = "cpu") -> dict[str, Tensor]:
-        return load_file(self.path / MODEL, device)
+    def model_tensors(self) -> dict[str, Tensor]:
+        return load_file(self.path / MODEL)
 
     def optimizer_state(self, name: str) -> dict[str, Tensor]:
         """Return a parameter's optimizer states by name, on the CPU."""
@@ -335,6 +335,8 @@ def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
     folder = stage_dir(stage, tag)
 
     def choose() -> int:
+        if step >= 0 and step not in steps(folder):
+            raise ValueError(f"{folder} has no checkpoint of step {step}, only {steps(folder)}")
         found = newest(folder) if step < 0 else load(folder, step)
         if found is None:
             raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")

@@ -32,7 +32,7 @@ _COUNT = tyro.constructors.PrimitiveConstructorSpec(
     metavar="COUNT",
     instance_from_str=_parse_count,
     is_instance=lambda value: isinstance(value, int),
-    str_from_instance=lambda value: [f"{value:,}"],  # as --help shows defaults
+    str_from_instance=lambda value: [f"{value:_}"],  # as --help shows defaults
 )
 Count = Annotated[int, _COUNT]
 
@@ -80,8 +80,10 @@ def _grouped(config_class: type) -> type:
     groups: dict[str, list[tuple[str, Any, dataclasses.Field]]] = {}
     for field in dataclasses.fields(config_class):
         short = field.metadata["short"]
+        text = field.metadata["text"]
         flag = tyro.conf.arg(
-            help=field.metadata["text"],
+            help=text,
+            help_behavior_hint="" if "default:" in text else None,  # else tyro adds the default
             aliases=[short] if short else None,
             prefix_name=False,
         )
@@ -181,6 +183,6 @@ def _last_message(error: BaseException) -> tuple[str, int]:
         return f"error: {error}", 1
     # A `raise` carries a sentence written for the user. Any other ValueError is a defect: show its place.
     where = traceback.extract_tb(error.__traceback__)[-1]  # the innermost frame
-    is_ours = (where.line or "").startswith("raise")
+    is_ours = (where.line or "").startswith("raise") and "/lib/python" not in where.filename
     place = "" if is_ours else f" ({where.filename}:{where.lineno})"
     return f"error: {error}{place}", 2

@@ -145,7 +145,7 @@ class Engine:
         for number, request in enumerate(requests):
             length = len(request.tokens)
             if not 0 < length < context:
-                raise ValueError(f"request {number} has {length:,} tokens, the context holds 1 to {context - 1:,}")
+                raise ValueError(f"prompt {number} has {length:,} tokens, the context holds 1 to {context - 1:,}")
             stop = self.ends if request.stop is None else request.stop
             most = min(length + request.max_new_tokens, context)
             self.longest = max(self.longest, most)

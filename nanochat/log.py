@@ -295,5 +295,5 @@ class StepProgress:
 
 def print_figures(step: int, figures: Mapping[str, float]) -> None:
     """Print further figures about a step."""
-    text = " | ".join(f"{name} {value:.3g}" for name, value in figures.items())
+    text = " | ".join(f"{name} {value:.4g}" for name, value in figures.items())
     print0(f"step {step:05d} | {text}")

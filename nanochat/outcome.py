@@ -125,7 +125,7 @@ def git(root: Path, *words: str) -> str:
 def environment(root: Path = ROOT) -> dict[str, dict[str, str]]:
     """Return checkout, hardware and software, as the report card's header shows them."""
     software = {"Python": platform.python_version(), "PyTorch": versions().get("torch", "not installed")}
-    return {"Git Information": _checkout(root), "Hardware": _hardware(), "Software": software}
+    return {"Git Information": _checkout(root), "Hardware": hardware(), "Software": software}
 
 
 def bloat(root: Path = ROOT) -> dict[str, dict]:
@@ -156,7 +156,8 @@ def _checkout(root: Path) -> dict[str, str]:
     }
 
 
-def _hardware() -> dict[str, str]:
+def hardware() -> dict[str, str]:
+    """Return this machine's processors, memory and GPUs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpus = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
     counted = [f"{gpus.count(name)}x {name}" for name in dict.fromkeys(gpus)]

@@ -22,7 +22,7 @@ def base_dir() -> Path:
 def stage_dir(stage: str, tag: str) -> Path:
     """Return a stage's folder for a tag, which may not exist yet."""
     if not re.fullmatch(r"[\w][\w.+-]*", tag):
-        raise ValueError(f"--tag={tag} cannot name a folder, use letters, digits, '-', '_' and '.'")
+        raise ValueError(f"the tag {tag} cannot name a folder, use letters, digits, '-', '_', '+' and '.'")
     return base_dir() / stage / tag
 
 
@@ -41,6 +41,15 @@ def take_lock(lock: int, folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ValueError(f"another process runs in {folder}: wait until it ends, or take another --tag") from None
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Let one process at a time into the block; the others wait. `path` is the file for the lock."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the system frees the lock if the process dies
+        yield
 
 
 @contextmanager
@@ -92,6 +101,11 @@ def read_sha256(path: Path) -> str:
         while size := file.readinto(block):
             digest.update(block[:size])
     return digest.hexdigest()
+
+
+def text_sha256(text: str) -> str:
+    """Return a text's SHA-256 in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sync(path: Path) -> None:

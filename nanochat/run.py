@@ -30,7 +30,7 @@ from nanochat.checkpoint import (
     tokenizer_of,
 )
 from nanochat.config import flag_of
-from nanochat.dataloader import BatchSource
+from nanochat.dataloader import BatchSource, require_multiple
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, print0
 from nanochat.models import config_of, describe_config
@@ -54,7 +54,9 @@ CHECKPOINT_BYTES = 12
 # ---- model and optimizer ----
 
 
-def build(start: "_Start", runtime: Runtime, in_fp8: bool = False) -> tuple[GPT, Optimizer, int]:
+def build(
+    start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None, in_fp8: bool = False
+) -> tuple[GPT, Optimizer, int]:
     """Return a model, its optimizer, and the rows in a micro-batch."""
     config = start.config
     model = build_model(start.shape, runtime, start.weights, config.checkpointing)
@@ -66,7 +68,7 @@ def build(start: "_Start", runtime: Runtime, in_fp8: bool = False) -> tuple[GPT,
         matrix_weight_decay=start.weight_decay,
     )
     # Before compiling and 8 bits: the memory search runs the plain model.
-    rows = _device_rows(start, model, state_bytes(groups) // runtime.world_size, runtime)
+    rows = _device_rows(start, resumed, model, state_bytes(groups) // runtime.world_size, runtime)
     if in_fp8:
         print0(f"fp8: {len(fp8.convert(model))} layers")
     if config.compile and _is_long_enough(start, model, runtime):
@@ -81,12 +83,12 @@ def build(start: "_Start", runtime: Runtime, in_fp8: bool = False) -> tuple[GPT,
     return model, optimizer, rows
 
 
-def _device_rows(start: "_Start", model: GPT, reserve: int, runtime: Runtime) -> int:
+def _device_rows(start: "_Start", resumed: Checkpoint | None, model: GPT, reserve: int, runtime: Runtime) -> int:
     """Return the rows in a micro-batch. reserve: bytes of this rank's optimizer states."""
-    length, weights = start.config.max_seq_len, start.weights
+    length = start.config.max_seq_len
     choices = row_choices(start.config, start.batch, runtime.world_size)
     size = choices[0]
-    before = weights.manifest["loop"]["device_batch"] if isinstance(weights, Checkpoint) else None
+    before = resumed.manifest["loop"]["device_batch"] if resumed else None
     if before in choices:
         # Free memory may differ by now, and another size would change the rounding.
         size = before
@@ -215,6 +217,8 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
     if origin is None:
         origin = find_model(parent["stage"], parent["tag"], -1, runtime)
     manifest = origin.manifest
+    if rows:
+        require_multiple("answers of a step (--examples-per-step x --num-samples)", rows, runtime.world_size)
     takes_states = config.warm_start and not resumed
     if takes_states and not manifest["optimizer"]:  # an imported model
         raise ValueError(f"{origin.path} has no optimizer state to start with: give --no-warm-start")
@@ -268,7 +272,7 @@ def training(
             start = _start_from_parent(config, rows, resumed, runtime)
         if resumed:
             runtime = replace(runtime, dtype=DTYPES[resumed.manifest["dtype"]])  # `auto` may differ on another machine
-        model, optimizer, device_rows = build(start, runtime, in_fp8)
+        model, optimizer, device_rows = build(start, runtime, resumed, in_fp8)
         # Schedules multiply the initial rate.
         for group in optimizer.groups:
             group.initial_lr *= start.first_rate

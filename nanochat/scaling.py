@@ -20,7 +20,7 @@ from nanochat.hardware import Accelerator, find_accelerator
 from nanochat.log import duration
 from nanochat.models import config_fields, new_model
 from nanochat.optim import state_bytes
-from nanochat.outcome import environment, read_outcomes
+from nanochat.outcome import hardware, read_outcomes
 from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.paths import base_dir
 from nanochat.runtime import asked_precision, planned_hardware
@@ -35,6 +35,7 @@ TOKENS_PER_PARAMETER = 12.0  # the horizon where no flag gives one
 ASSUMED_VOCABULARY = 2**16  # where no tokenizer is trained yet
 ASSUMED_MFU = 0.4  # where no run was measured; nobody measured a gain by fp8, so none is assumed
 CORE_FLOPS = 2.5e10  # of a CPU core, where no run was measured; the embedded run reaches 52 GFLOP/s on two
+CPU_TOKENS = 16_384  # tokens in a micro-batch on a CPU: larger ones are no faster
 FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
 # Values that a block keeps for the backward, per token and width: counted for MLP ratio 4, not compiled
 # (compiled: 21).
@@ -48,8 +49,8 @@ BLOCK_KEEPS = 24
 class RunPlan:
     """Base training before it begins.
 
-    counts: parameters by kind. scaled: N. state_bytes: the optimizer's. rate_scale, decay_scale: factors for the
-    flags' learning rates and weight decay. steps: None if a clock ends the run, after `seconds`. notes: a line about
+    counts: parameters by kind. scaled: N. state_bytes: the optimizer's. decay_scale: factor for the flags' weight
+    decay. steps: None if a clock ends the run, after `seconds`. notes: a line about
     each value that was chosen.
     """
 
@@ -59,7 +60,6 @@ class RunPlan:
     state_bytes: int
     flops_per_token: int
     total_batch_size: int  # tokens
-    rate_scale: float
     decay_scale: float
     steps: int | None
     seconds: float | None
@@ -134,7 +134,6 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
         state_bytes=state_bytes(groups),
         flops_per_token=flops,
         total_batch_size=batch,
-        rate_scale=rates,
         decay_scale=decay,
         steps=steps,
         seconds=seconds,
@@ -240,7 +239,8 @@ class RunCost:
         total = sum(self.memory.values()) / 1e9
         lines = [f"memory of a rank, GB: {total:.2f} with {self.device_batch_size} rows at once ({parts})"]
         if not self.fits:
-            lines.append(f"that is more than {self.memory_limit} GB: take --checkpointing, or more ranks")
+            limit = f"{FIT_SHARE:.0%} of {self.memory_limit:g} GB"
+            lines.append(f"that is more than {limit}: take --checkpointing, or more ranks")
         time = "n/a" if self.seconds is None else duration(self.seconds)
         speed = "n/a" if self.rate is None else f"{self.rate / 1e12:,.3g} TFLOP/s each ({self.source})"
         price = "n/a" if self.dollars is None else f"{self.dollars:,.2f}"
@@ -256,7 +256,8 @@ def estimate(plan: RunPlan, config: "TrainingSettings", ranks: int, accelerator:
     needed = {rows: memory(plan, rows, ranks, config.checkpointing) for rows in sizes}
     # Without a known limit every size fits.
     limit = FIT_SHARE * 1e9 * accelerator.memory if accelerator.memory else math.inf
-    fitting = [rows for rows in sizes if sum(needed[rows].values()) < limit]
+    most = max(sizes[0], CPU_TOKENS // config.max_seq_len) if accelerator.name == "CPU" else sizes[-1]
+    fitting = [rows for rows in sizes if rows <= most and sum(needed[rows].values()) < limit]
     rows = max(fitting, default=sizes[0])  # if none fits, the smallest shows how much is missing
 
     # A run on such hardware is a better guide than an assumption.
@@ -314,7 +315,7 @@ def measured_rate(config: "TrainingSettings", accelerator: Accelerator) -> tuple
 
     None without such a run. Hardware outside the table of accelerators has to be this machine.
     """
-    here = environment()["Hardware"]
+    here = hardware()
     found = []
     for run in read_outcomes(base_dir()):
         # A run that was too short has no speed.
@@ -336,9 +337,5 @@ def dry_run(plan: RunPlan, config: "TrainingSettings") -> list[str]:
     found = estimate(plan, config, *planned_hardware(config.on))
     if not config.json:
         return found.lines()
-    record = {
-        "plan": asdict(plan) | {"tokens": plan.tokens},
-        "estimate": asdict(found),
-        "lines": found.lines(),
-    }
-    return [json.dumps(record)]
+    plan_record = asdict(plan) | {"tokens": plan.tokens}
+    return [json.dumps({"plan": plan_record, "estimate": asdict(found), "lines": found.lines()})]

@@ -174,18 +174,14 @@ class HorizonSettings:
     )
 
     def __post_init__(self):
-        given = self.given_horizon()
+        # Scripts add flags to the group: base training counts FLOPs, fine-tuning epochs.
+        names = [field.name for field in fields(self) if field.metadata["group"] == "horizon"]
+        given = {name: getattr(self, name) for name in names if getattr(self, name) != -1}
         if len(given) > 1:
             raise ValueError(f"{' and '.join(map(flag_of, given))} each end the run: keep one of them")
         for name, value in given.items():
             if not value > 0:  # NaN is not above 0 either
                 raise ValueError(f"{flag_of(name)} has to be more than 0, not {value:g}")
-
-    def given_horizon(self) -> dict[str, float]:
-        """Return the flag that ends the run and its value; nothing for the script's default."""
-        # Scripts add flags to the group: base training counts FLOPs, fine-tuning epochs.
-        names = [field.name for field in fields(self) if field.metadata["group"] == "horizon"]
-        return {name: getattr(self, name) for name in names if getattr(self, name) != -1}
 
 
 @dataclass(frozen=True)
@@ -319,7 +315,7 @@ class FineTuneSettings(TrainingSettings):
 
     # None: the parent's value.
     max_seq_len: Count | None = changed(BatchSettings, "max_seq_len", None)
-    total_batch_size: Count | None = changed(BatchSettings, "total_batch_size", None)
+    total_batch_size: Count | None = changed(BatchSettings, "total_batch_size", None, text="tokens of a step")
     embedding_lr: float | None = changed(OptimizerSettings, "embedding_lr", None)
     unembedding_lr: float | None = changed(OptimizerSettings, "unembedding_lr", None)
     matrix_lr: float | None = changed(OptimizerSettings, "matrix_lr", None)
@@ -361,6 +357,7 @@ class ChatTuneSettings(FineTuneSettings):
         -1,
         "tokens of the validation rows (-1: 5e6, on a CPU 125,000)",
         group="evaluation",
+        least=1,
     )
     # Task scores cost more than validation.
     eval_metrics_every: Count = option(
@@ -384,7 +381,7 @@ def inherit(config: Settings, manifest: dict[str, Any]) -> Settings:
     if parent["total_batch_size"] == -1:  # the parent chose the batch for its horizon
         parent = parent | {"total_batch_size": loop["tokens"] // loop["step"]}  # exact: all steps were equally large
     found = {name: parent[name] for name, value in asdict(config).items() if value is None}
-    print0("inherited:", *(f"{name}={value:g}" for name, value in found.items()))
+    print0("inherited:", *(f"{name}={value}" for name, value in found.items()))
     config = replace(config, **found)
     limit = manifest["model"]["max_seq_len"]  # positions beyond were never trained
     if config.max_seq_len > limit:

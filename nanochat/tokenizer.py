@@ -120,7 +120,10 @@ class Tokenizer:
         """Return the tokenizer from a file written by `save`."""
         if not path.is_file():
             raise ValueError(f"no tokenizer is at {path}; train one with `python -m scripts.tok_train`")
-        record = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            record = {}  # damaged
         # Tokenizers of other programs are JSON files too.
         if record.get("format") != FORMAT:
             raise ValueError(f"{path} is not a tokenizer file with format {FORMAT}; use scripts.tok_train")

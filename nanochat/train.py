@@ -20,9 +20,9 @@ from nanochat.log import MetricLog, StepProgress, print_line
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.runtime import Runtime, without_garbage_collection
+from nanochat.scaling import CPU_TOKENS
 
 SMOOTHING = 0.9  # share that the old value keeps in the loss's moving average
-CPU_TOKENS = 16_384  # tokens in a micro-batch on a CPU: larger ones are no faster
 STEADY_AFTER = 10  # steps in this process before speed is measured
 COLLECT_EVERY = 5_000  # steps between garbage collections
 MAX_LOSS_SCALE = 2.0**10  # powers of two: scaling rounds nothing

@@ -8,12 +8,19 @@ for argument in "$@"; do
     --data=?*) data=${argument#*=} ;;
     --out=?*) out=${argument#*=} ;;
     --vocab-size=?*) words=${argument#*=} ;;
+    -h | --help)
+      sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
+      exit
+      ;;
     *) own "$argument" || flags+=("$argument") ;;
   esac
 done
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 python=$root/.venv/bin/python
 bash "$root/runs/setup.sh"
+
+# A flag that base_train does not know is found before the tokenizer is trained.
+"$python" -m scripts.base_train --dry-run --data="$data" ${flags[@]+"${flags[@]}"} >/dev/null
 
 # One tokenizer for all runs.
 made=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}/tok_train/$tag/outcome.json

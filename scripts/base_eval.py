@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
-from nanochat.outcome import Outcome
+from nanochat.outcome import Outcome, average
 from nanochat.paths import stage_dir
 from nanochat.settings import CheckpointChoice, DeviceSettings, LogSettings
 
@@ -23,7 +23,7 @@ class Config(DeviceSettings, CheckpointChoice, LogSettings):
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
-    from nanochat.evals.core import core_metric, evaluate_core
+    from nanochat.evals.core import evaluate_core
     from nanochat.evals.core_tasks import read_bundle
     from nanochat.runtime import setup
 
@@ -33,7 +33,7 @@ def main(config: Config) -> None:
         folder = stage_dir("base_eval", config.tag)
         limit = max(config.max_per_task, 0)
         scores = evaluate_core(model, tokenizer, read_bundle(), runtime, limit, folder)
-        metric = core_metric(scores)
+        metric = average(list(scores.values()))  # over tasks
         print0(f"base_eval: CORE metric {metric.value:.4f} ± {metric.stderr:.4f}, over {len(scores)} tasks")
         # All ranks have the scores; one writes the record.
         if runtime.rank != 0:

@@ -102,6 +102,8 @@ def main(config: Config) -> None:
     from nanochat.scaling import dry_run, plan_run
     from nanochat.tokenizer import Tokenizer
 
+    if (config.on or config.json) and not config.dry_run:
+        raise ValueError("--on and --json are for a plan: add --dry-run")
     config = replace(config, tag=config.tag or f"d{config.depth}")
     vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
     if config.dry_run and not vocabulary.exists():

@@ -18,7 +18,7 @@ class Config(DeviceSettings, ModelChoice):
 
     host: str = option("127.0.0.1", "address to listen on; all but loopback need NANOCHAT_API_KEY", group="network")
     port: int = option(8000, "port to listen on (0: any free port)", group="network", least=0)
-    allow_host: str = option("", "more host names that clients use, separated by blanks", group="network")
+    allow_host: str = option("", "more host names that clients use, separated by spaces", group="network")
     allow_origin: str = option("", "origins of web pages that may call it, separated by spaces", group="network")
     slots: Count = option(0, "samples in one batch of an engine (0: chosen)", group="engine", least=0)
     queue: Count = option(256, "samples waiting for a slot; more get status 429", group="engine", least=0)

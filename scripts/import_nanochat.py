@@ -42,7 +42,10 @@ def main(config: Config) -> None:
     folder = stage_dir(stage, config.tag)
     tokenizer_path = stage_dir("tok_train", config.tag) / "tokenizer.json"
     path = Path(config.checkpoint).expanduser()
-    step = int(path.stem.removeprefix("model_"))
+    step = path.stem.removeprefix("model_")
+    if not step.isdecimal():
+        raise ValueError(f"--checkpoint={path} is not named like model_021400.pt")
+    step = int(step)
     tokenizer = read_tokenizer(Path(config.tokenizer).expanduser())
     model_config, weights, settings = read_checkpoint(path)
     if tokenizer.vocab_size != model_config.vocab_size:

@@ -8,9 +8,10 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nanochat.config import Count, option, run
+from nanochat.config import Count, changed, option, run
 from nanochat.log import print0
 from nanochat.paths import stage_dir
+from nanochat.settings import TextSettings
 from tasks import CHAT_CORE, TASKS
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 # Data sets that the stages read, and the task without whose files a stage is left out.
 READ = (*CHAT_CORE, "Questions", "SmolTalk", "Identity", "SimpleSpelling")
-NEEDS = {"mid_train": "ARC-Easy", "chat_rl": "GSM8K"}
+NEEDS = {"mid_train": "SmolTalk", "chat_rl": "GSM8K"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Config:
 
     scale: str = option("auto", "auto, embedded, cpu, 1gpu or 8xh100", group="run")
     depth: Count = option(0, "layers of the model (0: the scale's)", group="run", least=1)
-    data: str = option("auto", "folder of text, corpus by name, or a mix of them", group="run")
+    data: str = changed(TextSettings, "data", "auto", group="run")
     tag: str = option("default", "name of the run's folders", group="run")
     seed: Count = option(1, "seed of the embedded world, the weights and the data order", group="run", least=0)
     wandb: str = option("", "name of the run in W&B (default: no W&B)", group="run")

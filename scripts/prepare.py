@@ -6,10 +6,11 @@ python -m scripts.prepare --data=my-text
 
 from dataclasses import dataclass
 
-from nanochat.config import Count, option, run
+from nanochat.config import Count, changed, option, run
 from nanochat.data.hub import HubFile, fetch
 from nanochat.evals.core_tasks import BUNDLE, data_files
 from nanochat.log import print0
+from nanochat.settings import CorpusSettings, TextSettings
 from tasks import TASKS
 from tasks.common import pick
 
@@ -17,12 +18,16 @@ CORE = "core"  # the bundle of base evaluations, beside the tasks of the table
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(CorpusSettings):
     """Download and convert everything a run needs."""
 
-    data: str = option("climbmix", "corpus, folder, or mix like climbmix:0.7,my-text:0.3 (empty: none)", group="data")
+    data: str = changed(
+        TextSettings,
+        "data",
+        "climbmix",
+        text="corpus, folder, or mix like climbmix:0.7,my-text:0.3 (empty: none)",
+    )
     tasks: str = option("", f"download the files of these tasks, by comma: {', '.join([CORE, *TASKS])}", group="data")
-    num_shards: Count = option(0, "training shards of a named corpus (0: its default)", group="data")
     tokens: Count = option(0, "training tokens of the run: take enough shards (0: --num-shards)", group="data", least=0)
     offline: bool = option(False, "download nothing: a missing file is an error", group="data")
 

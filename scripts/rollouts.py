@@ -10,8 +10,6 @@ from nanochat.log import read_metrics
 from nanochat.paths import stage_dir
 from nanochat.settings import TagSettings
 
-WIDTH = 120  # of a line between questions
-
 
 @dataclass(frozen=True)
 class Config(TagSettings):
@@ -28,7 +26,7 @@ def main(config: Config) -> None:
     step = records[-1]["step"]
     last = [record for record in records if record["step"] == step]
     for record in last[: config.show]:
-        print(f"== step {step}, question {record['example']} ".ljust(WIDTH, "="))
+        print(f"== step {step}, question {record['example']}")
         print(record["prompt"])
         print(f"\n-- reference answer: {record['answer']}")
         for sample in sorted(record["samples"], key=lambda sample: -sample["reward"]):

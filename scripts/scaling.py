@@ -115,9 +115,7 @@ def main(config: Config) -> None:
     out = Path(config.out or f"{config.kind}.md").expanduser()
     runs = read_runs(base_dir(), config.prefix)
     if not runs:
-        raise ValueError(
-            f"no run with a validation loss has finished below {base_dir() / 'base_train'} / {config.prefix}*"
-        )
+        raise ValueError(f"--prefix={config.prefix}: no such run has finished with a validation loss in {base_dir()}")
     parts, plot = KINDS[config.kind](runs)
     picture = out.with_suffix(".svg")
     write_text(picture, picture_file(draw_plot(plot)))

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 import sys
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def test_help_is_grouped_with_defaults_and_units(capsys):
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert "Bake a cake." in text
-    for part in ("data options", "oven options", "--max-chars COUNT", "how much to read (default: 2,000,000,000)"):
+    for part in ("data options", "oven options", "--max-chars COUNT", "how much to read (default: 2_000_000_000)"):
         assert part in text
     assert "data." not in text  # a group is no prefix of its flags
 
@@ -129,6 +130,8 @@ def bake(config: Config) -> None:
         Path("/no such folder/bread").touch()
     if config.size == 6:
         int("minus")  # a defect
+    if config.size == 5:
+        json.loads("{")  # a defect that a library found
     print(f"{config.size} baked")
 
 
@@ -137,7 +140,8 @@ def bake(config: Config) -> None:
     [
         (["--heat=2"], 2, "error: --heat has to be at most 1, not 2.0\n"),
         (["--heatt=1"], 2, r"error: unknown argument --heatt, did you mean --heat\?\n"),
-        (["--size=6"], 2, ":[0-9]+[)]\n"),  # its place
+        (["--size=5"], 2, "decoder.py:[0-9]+[)]\n"),  # its place
+        (["--size=6"], 2, ":[0-9]+[)]\n"),
         (["--size=7"], 1, "error: /no such folder/bread: No such file or directory\n"),
         (["--size=8"], 130, "interrupted\n"),
     ],

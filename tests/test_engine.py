@@ -149,7 +149,7 @@ def test_ends(script, settings, text, reason):
 
 @pytest.mark.parametrize("tokens", [[], [65] * 192])
 def test_a_prompt_that_does_not_fit_is_refused(tokens):
-    with pytest.raises(ValueError, match=f"request 1 has {len(tokens)} tokens, the context holds 1 to 191"):
+    with pytest.raises(ValueError, match=f"prompt 1 has {len(tokens)} tokens, the context holds 1 to 191"):
         Engine(script_model(65, 66), TOKENIZER).generate([Request([65], 5), Request(tokens, 5)])
 
 

@@ -8,7 +8,6 @@
   climbmix:0.7,my-text:0.3    a mix by token shares
 """
 
-import hashlib
 import math
 import re
 import subprocess
@@ -24,6 +23,7 @@ from nanochat.data import hub
 from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row_group, text_files
 from nanochat.data.hub import HubFile
 from nanochat.log import print0
+from nanochat.paths import text_sha256
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ class Corpus:
             "files": len(shards),
             "bytes": self.size,
             "documents": sum(shard.rows for _, _, shard in shards),
-            "fingerprint": _hash_lines(contents),
-            "validation": _hash_lines(held_out),
+            "fingerprint": text_sha256("\n".join(contents)),
+            "validation": text_sha256("\n".join(held_out)),
         }
 
     def manifest(self) -> list[dict]:
@@ -211,10 +211,6 @@ def _row_groups(shards: Sequence[Shard]) -> Iterator[pa.Array]:
             yield shard.read(group)
 
 
-def _hash_lines(lines: list[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
 def open_corpus(data: str, num_shards: int = 0, offline: bool = False) -> Corpus:
     """Return the corpus for `--data`; downloads or converts missing files, and opens all shards.
 
@@ -237,12 +233,15 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False) -> Corpus
 def parse_data(data: str) -> list[tuple[str, float]]:
     """Return (source, token share) for each part of `--data`; the shares sum to 1."""
     # A folder name may hold commas and colons.
-    if Path(data.removeprefix("folder:")).expanduser().is_dir():
+    if data and Path(data.removeprefix("folder:")).expanduser().is_dir():
         return [(data, 1.0)]
     parts = []
     for word in data.split(","):
         # Without a number after the last colon, the colon belongs to the name, and the share is 1.
-        source, share = re.fullmatch(r"(.*?)(?::([\d.]+))?", word.strip()).groups("1")
+        match = re.fullmatch(r"(.+?)(?::(\d*\.?\d+))?", word.strip())
+        if not match or float(match[2] or 1) == 0:
+            raise ValueError(f"--data={data} names no text: write it like climbmix:0.7,my-text:0.3, shares above 0")
+        source, share = match.groups("1")
         if source == "auto":
             # Never a download: data that a person did not ask for may be large.
             here = (name for name in AUTO if hub.is_here(CORPORA[name].files()))
@@ -325,5 +324,6 @@ def _world_shards() -> Path:
     if not (root / path).is_dir():
         # A process of its own: the data sets of the world are no part of reading text.
         command = [sys.executable, "-m", "nanochat.world", f"--out={root}"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+            raise ValueError(f"the embedded world is not in {root}, and could not be written (its message is above)")
     return root / path

@@ -5,7 +5,6 @@ Damage is an error with file and line.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import re
@@ -19,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nanochat.log import Progress, print0
-from nanochat.paths import base_dir, publish_folder, read_sha256
+from nanochat.paths import base_dir, one_at_a_time, publish_folder, read_sha256, text_sha256
 
 TEXT = "text"  # column in parquet, key in JSON
 DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
@@ -137,16 +136,14 @@ def convert_folder(name: str, root: Path, files: Sequence[Path]) -> Path:
     are for validation: the hash depends on the text alone, so no document moves into training when files are added.
     Memory holds one shard.
     """
-    # Everything that decides the shards; the path of the folder is left out, so that a moved folder is found again.
+    # Everything that decides the shards; the path of the folder is left out, so that a moved folder is found again. The
+    # last entry was a setting of earlier versions: the folders that they made are still found.
     constants = (DOCUMENT_CHARS, SHARD_BYTES, MAX_SHARDS, ROW_GROUP, MIN_ROW_GROUPS, VALIDATION_BELOW, SEED, False)
     lines = [f"{read_sha256(file)} {file.relative_to(root).as_posix()}" for file in files]
-    content = hashlib.sha256("\n".join([repr(constants), *lines]).encode()).hexdigest()
+    content = text_sha256("\n".join([repr(constants), *lines]))
     # The name is for people, the hash identifies the content.
     home = base_dir() / "corpora" / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{content[:16]}"
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{home}.lock", "w") as lock:
-        # One process at a time; the system frees the lock if the process dies.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with one_at_a_time(home.with_name(f"{home.name}.lock")):
         if not home.is_dir():
             part = home.with_name(f"{home.name}.tmp")
             shutil.rmtree(part, ignore_errors=True)  # left by a process that died

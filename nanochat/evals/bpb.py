@@ -193,6 +193,8 @@ def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise
     length = config.max_seq_len
     most = max(1, tokens // length)
     inputs, targets = first_rows(conversations, trainer.tokenizer, supervise, length, most)
+    if (targets < 0).all():
+        raise ValueError(f"no conversation for validation fits into {length} tokens: add --eval-every=-1")
     lengths = torch.from_numpy(trainer.tokenizer.token_lengths()).to(torch.int64)
     weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
 

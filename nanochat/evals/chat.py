@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from nanochat.chat import fitted_prompt
 from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT
-from nanochat.log import Progress, print0
+from nanochat.log import Progress, print0, print_figures
 from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.paths import write_jsonl
 from nanochat.runtime import Runtime
@@ -33,19 +33,6 @@ if TYPE_CHECKING:
 LETTER_BATCH = 64  # prompts per forward pass where letters are chosen
 
 
-class ChatTask(Protocol):
-    """The part of tasks.common.Task that this evaluation uses: a sequence with verdicts."""
-
-    kind: str
-    baseline: float
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int) -> dict: ...
-
-    def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]: ...
-
-
 class Problem(NamedTuple):
     """A conversation with its prompt as tokens."""
 
@@ -55,6 +42,7 @@ class Problem(NamedTuple):
     cut: bool  # the prompt was too long for the context, and lost its beginning
 
 
+Task = Any  # tasks.common.Task, which nanochat/ does not import
 Answers = Iterator[tuple[Problem, list[dict]]]  # this rank's problems with their completions
 
 
@@ -72,7 +60,7 @@ class ChatScore:
 
 
 def evaluate_task(
-    task: ChatTask,
+    task: Task,
     model: GPT,
     engine: Engine | None,
     tokenizer: Tokenizer,
@@ -123,7 +111,7 @@ def _pass_at(records: list[dict]) -> dict[int, Estimate]:
 
 
 def _prepare_problems(
-    task: ChatTask, context: int, tokenizer: Tokenizer, settings: AnswerSettings, label: str
+    task: Task, context: int, tokenizer: Tokenizer, settings: AnswerSettings, label: str
 ) -> list[Problem]:
     """Return the problems with prompts that leave room for an answer, but take at least half of the context."""
     # Letters need no room: they are read from the last position.
@@ -140,7 +128,7 @@ def _prepare_problems(
     return problems
 
 
-def _judge(answered: list[tuple[Problem, list[dict]]], task: ChatTask, tokenizer: Tokenizer) -> list[dict]:
+def _judge(answered: list[tuple[Problem, list[dict]]], task: Task, tokenizer: Tokenizer) -> list[dict]:
     """Return one record per problem, with a verdict in each completion."""
     # All texts are judged in one call, which runs programs side by side.
     texts = []
@@ -225,7 +213,7 @@ def _write_answers(
 # ---- evaluation during training ----
 
 
-def task_scores(trainer: "Trainer", tasks: Mapping[str, ChatTask]) -> list[Evaluation]:
+def task_scores(trainer: "Trainer", tasks: Mapping[str, Task]) -> list[Evaluation]:
     """Return the evaluation that scores tasks during fine-tuning; the config is ChatTuneSettings.
 
     If the config names no tasks, only those answered by a letter are scored: they cost one forward pass a problem.
@@ -248,7 +236,9 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, ChatTask]) -> list[Evalu
                 scores[name] = evaluate_task(task, model, engine, trainer.tokenizer, trainer.runtime, settings, name)
         found = {name: score.accuracy for name, score in scores.items()} | core_of(scores)
         state.notes["scores"] = {name: list(estimate) for name, estimate in found.items()}
-        _log(trainer, state, "tasks", {f"chat/{name}": estimate.value for name, estimate in found.items()})
+        figures = {f"chat/{name}": estimate.value for name, estimate in found.items()}
+        print_figures(state.step, figures)
+        trainer.log.write("tasks", state.step, **figures)
 
     return [Evaluation(config.eval_metrics_every, score)]
 
@@ -256,7 +246,7 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, ChatTask]) -> list[Evalu
 def answer_scores(
     trainer: "Trainer",
     engine: Engine,
-    task: ChatTask,
+    task: Task,
     label: str,
     settings: AnswerSettings,
     every: int,
@@ -269,12 +259,8 @@ def answer_scores(
         found = scores.pass_at
         state.notes["after"] = {f"pass@{k}": list(estimate) for k, estimate in found.items()}
         state.notes.setdefault("before", state.notes["after"])  # the first evaluation precedes the first step
-        _log(trainer, state, "eval", {f"eval/pass@{k}": estimate.value for k, estimate in found.items()})
+        figures = {f"eval/pass@{k}": estimate.value for k, estimate in found.items()}
+        print_figures(state.step, figures)
+        trainer.log.write("eval", state.step, **figures)
 
     return Evaluation(every, score, at_start=True)
-
-
-def _log(trainer: "Trainer", state: State, kind: str, figures: dict[str, float]) -> None:
-    shown = [f"{name} {value:.4f}" for name, value in figures.items()]
-    print0(f"step {state.step:05d} | {' | '.join(shown)}")
-    trainer.log.write(kind, state.step, **figures)

@@ -69,11 +69,6 @@ def evaluate_core(
     return scores
 
 
-def core_metric(scores: dict[str, Estimate]) -> Estimate:
-    """Return the mean centered accuracy."""
-    return average(list(scores.values()))
-
-
 def core_scores(trainer: "Trainer", every: int) -> list[Evaluation]:
     """Return the evaluation that scores CORE during training; none for every=-1."""
     if every < 0:
@@ -82,7 +77,7 @@ def core_scores(trainer: "Trainer", every: int) -> list[Evaluation]:
 
     def score(state: State) -> None:
         scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, ESTIMATE_ITEMS)
-        value, stderr = core_metric(scores)
+        value, stderr = average(list(scores.values()))
         state.notes["CORE metric"] = value
         state.notes["CORE metric stderr"] = stderr
         print0(f"step {state.step:05d} | CORE metric: {value:.4f} ± {stderr:.4f}")

@@ -89,6 +89,8 @@ def _config(shape: dict[str, Any], is_newer: bool) -> GPTConfig:
     # The file has sizes only; the tricks follow from the layout.
     fields = dict(CONFIGURATIONS["reference" if is_newer else "october-2025"])
     for name, value in shape.items():
+        if name not in SHAPE:
+            raise ValueError(f"the model has a setting that is not known here: {name}")
         fields[SHAPE[name]] = value
     # No bos_id: the public smear reaches across the start of a document.
     return GPTConfig(**fields)

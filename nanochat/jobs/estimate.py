@@ -192,7 +192,8 @@ def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
         rows.append([name, tokens, time, dollars(estimate.seconds, setting), estimate.basis])
     columns = [[name, ""] for name in ("Step", "Tokens", "Time", "Dollars", "Estimate")]
     # Time still to come: finished steps are skipped.
-    seconds = sum(estimate.seconds for estimate in estimates.values() if estimate.basis != FINISHED)
+    coming = [estimate.seconds for estimate in estimates.values() if estimate.basis != FINISHED]
+    whole = f"about {duration(sum(coming))}" if all(coming) else "not known"
     gpus = f"{setting.gpus} x {setting.accelerator.name}" if setting.accelerator else "no GPU"
     idle = f", {setting.idle} more are idle (rows of a batch are a power of two)" if setting.idle else ""
     text = f"the embedded world in {setting.world}" if setting.own_world else setting.data
@@ -203,7 +204,7 @@ def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
         terminal_table({"title": "", "columns": columns, "rows": rows}),
         *skipped_lines(job.steps),
         *(f"base_train: {line}" for line in base.notes),
-        f"in all: about {duration(seconds)}, {disk_room(job, setting, base)}, dollars {dollars(seconds, setting)}",
+        f"in all: {whole}, {disk_room(job, setting, base)}, dollars {dollars(sum(coming), setting)}",
         f"logs and records: {job.folder}",
     ]
 

@@ -79,16 +79,15 @@ class Setting:
 
 def find_hardware(named: str) -> tuple[int, Accelerator | None]:
     """Return count and kind for the GPUs named by --on, or for the local ones; without local GPUs torch stays out."""
+    count, accelerator = 0, None
     if named:
-        return parse_hardware(named)
+        count, accelerator = parse_hardware(named)
     # Importing torch takes seconds: without a driver there is nothing to find.
-    if any(Path(path).exists() for path in GPU_DEVICES):
+    elif any(Path(path).exists() for path in GPU_DEVICES):
         from nanochat.runtime import planned_hardware
 
         count, accelerator = planned_hardware("")
-        if accelerator.name != "CPU":
-            return count, accelerator
-    return 0, None
+    return (0, None) if accelerator and accelerator.name == "CPU" else (count, accelerator)
 
 
 @functools.lru_cache

@@ -10,6 +10,7 @@ runs one step a line: `python -m nanochat.jobs.runner --job=FOLDER --step=base_t
 import hashlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -171,7 +172,7 @@ def _text_files(data: str) -> list[Path]:
 def difference(record: dict[str, Any], step: Step, inputs: dict[str, str]) -> str:
     """Return the difference between a step and the record as text; empty if both match."""
     before = record["command"]
-    if before != step.command:
+    if sorted(before) != sorted(step.command):  # the order of flags does not matter
         # Name only the flags that differ.
         gone = [word for word in before if word not in step.command]
         new = [word for word in step.command if word not in before]
@@ -217,6 +218,9 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     lock: descriptor for the job's lock, inherited by the command. stop: signals received so far. script: the process
     that runs the steps one by one; the step ends with this process; 0: none.
     """
+    if step.skip:
+        print0(f"== {step.name}: left out, {step.skip}")
+        return
     record = read_record(job, step)
     inputs = input_hashes(job, step)
     reason = difference(record, step, inputs) if record else ""
@@ -225,9 +229,6 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
         earlier = f"; earlier results are in {place}" if place else ""
         print0(f"\n== {step.name}: repeated, {reason}{earlier}")
         record = {}
-    if step.skip:
-        print0(f"== {step.name}: left out, {step.skip}")
-        return
     if step.output and record.get("finished") and step.outcome.exists():
         print0(f"== {step.name}: already finished")
         return
@@ -268,7 +269,9 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
 
 def failure_line(log: Path) -> str:
     """Return the log line that names the error, for the message alone; torchrun prints a frame below the error."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    # Each attempt begins with a line from `execute`: its date and its command.
+    attempts = re.split(r"(?m)^== \d{4}-", log.read_text(encoding="utf-8", errors="replace"))
+    lines = attempts[-1].splitlines()
     # Messages for users come before tracebacks, and any line before none.
     messages = [line for line in lines if line.startswith("error:")]
     errors = [line for line in lines if "Error" in line]

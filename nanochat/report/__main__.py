@@ -79,7 +79,10 @@ def read_record(path: Path) -> dict[str, Any]:
     """Return a run's record, from the run's folder or from a report.json."""
     if path.is_dir():
         return card_record(read_card(path), path)
-    return json.loads(path.read_text(encoding="utf-8"))
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if record.get("format") != FORMAT:
+        raise ValueError(f"{path} is no report.json of this version, name the folder of the run")
+    return record
 
 
 def main(config: Config) -> None:

@@ -78,7 +78,7 @@ def read_card(base: Path, tag: str = "") -> Card:
         # The tag is named if a stage has several.
         if stages.count(outcome.stage) > 1:
             title += f" ({outcome.tag})"
-        rate = _dollars_an_hour(outcome)
+        rate = hourly_rate(outcome.environment["Hardware"]["GPUs"])
         sections.append(
             Section(
                 title,
@@ -131,14 +131,10 @@ def _environment(newest: Outcome) -> dict[str, Facts]:
     groups = {}
     for name, facts in newest.environment.items():
         groups[name] = {label: format_value(value) for label, value in facts.items()}
-    rate = _dollars_an_hour(newest)
+    rate = hourly_rate(newest.environment["Hardware"]["GPUs"])
     if rate:
         groups["Hardware"]["Hourly Rate"] = f"${rate:.2f}/hour"
     return groups
-
-
-def _dollars_an_hour(outcome: Outcome) -> float | None:
-    return hourly_rate(outcome.environment.get("Hardware", {}).get("GPUs", ""))
 
 
 def _headlines(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,6 @@ McNemar's exact test. Its p-value is the probability that the questions answered
 unevenly by chance.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from nanochat.log import format_value, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
-from nanochat.paths import read_sha256
+from nanochat.paths import read_sha256, text_sha256
 from nanochat.report.card import TITLES
 
 WIDEST = 48  # longest text in a column, in characters
@@ -62,7 +61,7 @@ def _count_correct(path: Path) -> Record:
         # chat_eval draws several samples for a question.
         if "completions" in answer:
             verdicts = [completion["right"] for completion in answer["completions"]]
-            questions.append(_text_hash(json.dumps([answer["prompt"], answer["answer"]])))
+            questions.append(text_sha256(json.dumps([answer["prompt"], answer["answer"]])))
         # base_eval scores each question once, and has hashed the text itself.
         else:
             verdicts = [answer["correct"]]
@@ -70,14 +69,10 @@ def _count_correct(path: Path) -> Record:
         counts.append(sum(verdicts))
         samples = len(verdicts)
     return {
-        "questions": _text_hash(" ".join(questions)),
+        "questions": text_sha256(" ".join(questions)),
         "samples": samples,
         "right": " ".join(map(str, counts)),
     }
-
-
-def _text_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def mcnemar(only_one: int, only_other: int) -> float:

@@ -29,9 +29,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nanochat.checkpoint import build_model, find_model, tokenizer_of
+from nanochat.checkpoint import load_model
 from nanochat.engine import Engine
-from nanochat.models import config_of
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse
@@ -181,7 +180,7 @@ class Service:
         return self.chat_page
 
     async def health(self, request: Request) -> Response:
-        samples = sum(worker.samples for worker in self.pool.workers)  # in slots and in the queue
+        samples = sum(worker.load for worker in self.pool.workers)  # in slots and in the queue
         return JSONResponse({"status": "ok", "model": self.served.name, "samples": samples})
 
     async def models(self, request: Request) -> Response:
@@ -270,15 +269,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 def open_engines(source: str, tag: str, step: int, runtime: Runtime, slots: int) -> list[Worker]:
     """Load a model into an engine on each GPU, or into one on the CPU."""
-    checkpoint = find_model(MODELS[source], tag, step, runtime)
-    tokenizer = tokenizer_of(checkpoint)
     devices = [runtime.device]
     if runtime.device.type == "cuda":
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     workers = []
     for device in devices:
-        model = build_model(config_of(checkpoint.manifest), replace(runtime, device=device), checkpoint)
-        model.eval().requires_grad_(False)
+        model, tokenizer, _ = load_model(MODELS[source], tag, step, replace(runtime, device=device))
         # Rows to be scored have any length: take a path without compilation.
         model.attention = "chunks" if device.type == "cpu" else "sdpa"
         workers.append(Worker(Engine(model, tokenizer, slots), model))

@@ -47,9 +47,8 @@ class ApiRequest:
     prompts: list[Request]  # one engine request a prompt, each with n samples
     prompt_texts: list[str]  # shown before each choice, for `echo`
     added_tokens: int = 0  # tokens at the start of each prompt, not sent by the client
-    alternatives: int | None = (
-        None  # likely tokens with log-probabilities beside each token, None: no log-probabilities
-    )
+    # Likely tokens with log-probabilities beside each token; None: no log-probabilities.
+    alternatives: int | None = None
     echo: bool = False
     # Tokens that end a choice here and not in the engine: the client sees their log-probability.
     end_tokens: frozenset[int] = frozenset()

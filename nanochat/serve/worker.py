@@ -134,11 +134,6 @@ class Worker(threading.Thread):
             self._wake.notify()
         self.join()
 
-    @property
-    def samples(self) -> int:
-        """Return the number of samples in slots and in the queue, with calls that wait for the thread."""
-        return len(self.engine.rows) + len(self.engine.waiting) + len(self._actions)
-
     # ---- in the engine's thread ----
 
     def run(self) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from nanochat.config import Count, option, run
 from nanochat.log import print0
+from nanochat.paths import one_at_a_time
 from nanochat.world.writer import SIZES, write_world
 
 
@@ -21,7 +22,8 @@ class Config:
 def main(config: Config) -> None:
     folder = Path(config.out).expanduser()
     # An existing world of this seed and size is left alone.
-    write_world(folder, config.seed, config.size)
+    with one_at_a_time(folder.with_name(f"{folder.name}.lock")):
+        write_world(folder, config.seed, config.size)
     print0(f"embedded world: {folder}")
 
 

@@ -90,7 +90,7 @@ def write_bundle(folder: Path, tasks: list[list[str]], rows: dict[str, Rows]) ->
 def write_world(folder: Path, seed: int, size: str) -> None:
     """Write a world completely or not at all; a finished world of this seed and size stays as it is."""
     record = {"version": VERSION, "seed": seed, "size": size}
-    if folder.exists():
+    if folder.exists() and any(folder.iterdir()):
         written = folder / "world.json"
         if not written.exists() or json.loads(written.read_text()) != record:
             raise ValueError(
@@ -98,7 +98,6 @@ def write_world(folder: Path, seed: int, size: str) -> None:
             )
         return
     world = World(seed, SIZES[size].people)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.tmp-") as temporary:
         part = Path(temporary, "world")
         write_tables(part / "datasets", world, SIZES[size])

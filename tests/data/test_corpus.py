@@ -85,6 +85,9 @@ def test_folders_that_are_none(tmp_path):
     for data in (tmp_path / "missing", "folder:missing", tmp_path / "empty", tmp_path / "one.txt", "climbmix:-1"):
         with pytest.raises(ValueError, match=r"is no folder with .* corpora with a name are climbmix, "):
             check_data(str(data))
+    for data in ("", "world:0", "climbmix,world:0.0", "climbmix,"):
+        with pytest.raises(ValueError, match=r"names no text: write it like climbmix:0.7,my-text:0.3"):
+            check_data(data)
     check_data("climbmix:1,world:1")
     assert not (Path.home() / ".cache/nanochat").exists()  # nothing was made for it
 

@@ -25,11 +25,11 @@ from models import CONFIGS, lively
 from plain_core import decide
 
 from nanochat.evals import core
-from nanochat.evals.core import core_metric, core_scores, evaluate_core
+from nanochat.evals.core import core_scores, evaluate_core
 from nanochat.evals.core_tasks import read_bundle, tokenize_items
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, read_metrics
-from nanochat.outcome import Estimate, mean_estimate
+from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.train import State
 
 TASKS = [*world_tasks(9), *HARD]
@@ -203,7 +203,7 @@ def test_standard_errors_are_those_of_items_drawn_again():
 
     def metric(draw) -> Estimate:
         scores = [mean_estimate(draw(correct)).centered(baseline) for correct, baseline in drawn_tasks]
-        return core_metric(dict(enumerate(scores)))
+        return average(scores)
 
     value, stderr = metric(list)
     centered = [(statistics.mean(correct) - baseline) / (1 - baseline) for correct, baseline in drawn_tasks]

@@ -105,7 +105,7 @@ def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, mo
     job, text = planned(data=text_folder.name, cwd=str(text_folder.parent), wandb="mine")
     assert job.step("tok_train").data == f"folder:{text_folder}"
     reasons = {step.name: step.skip for step in job.steps if step.skip}
-    assert reasons["mid_train"] == "the files of ARC-Easy are not here and cannot be downloaded"
+    assert reasons["mid_train"] == "the files of SmolTalk are not here and cannot be downloaded"
     assert reasons["chat_eval_mid"] == reasons["chat_sft"] == "mid_train is left out"
     assert set(STEPS) - reasons.keys() == {"tok_train", "tok_eval", "base_train", "base_loss", "report"}
     assert "left out: chat_eval_mid, chat_sft (mid_train is left out)" in text

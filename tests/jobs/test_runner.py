@@ -175,6 +175,7 @@ def test_reasons_to_repeat_a_step():
     assert runner.difference(record, step, {"text": "1", "new": "3"}) == ""
     assert runner.difference(record, step, {"text": "2"}) == "text changed"
     assert runner.difference(record, Step("a", ["scripts.a", "--depth=2"]), {}) == "--depth=1 --fp8 is now --depth=2"
+    assert runner.difference(record, Step("a", ["scripts.a", "--fp8", "--depth=1"]), {}) == ""
 
 
 def test_a_file_of_text_is_hashed_again_when_it_changed(job, text_folder):
@@ -212,6 +213,7 @@ def test_a_stage_is_archived_unless_a_run_writes_to_it(job, base):
         (["step 1", "error: --depth=0 is no depth", "=" * 60], "error: --depth=0 is no depth"),
         (["Traceback", "KeyError: 'x'", "="], "KeyError: 'x'"),
         (["killed"], "killed"),
+        (["error: the disk is full", "== 2026-11-21 12:00:00 python", "KeyError: 'x'"], "KeyError: 'x'"),  # now
     ],
 )
 def test_the_line_that_names_the_error(lines, reason, tmp_path):

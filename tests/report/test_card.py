@@ -106,7 +106,7 @@ def test_shares_of_time_and_money(tmp_path):
     found = [(section.title, section.part, section.dollars) for section in card.sections]
     assert found == list(zip(titles, [0.25, 0.25, 0.5], [6.0, 6.0, 12.0], strict=True))
     assert (card.seconds, card.dollars) == (3600.0, 24.0)
-    leave(tmp_path, "ant", seconds=3600.0, environment={})  # its price is not known
+    leave(tmp_path, "ant", seconds=3600.0, environment={"Hardware": {"GPUs": "none"}})  # its price is not known
     assert read_card(tmp_path).dollars is None
     assert "| ant | 1h00m | 50.0% | - |".split() in [line.split() for line in render(tmp_path).splitlines()]
     assert "Total cost" not in render(tmp_path)

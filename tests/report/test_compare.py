@@ -101,6 +101,9 @@ def test_the_command_takes_folders_and_records(tmp_path, here):
     texts = [done.stdout.partition("\nB: ")[2].partition("\n")[2] for done in outputs]
     assert texts[0] == texts[1] != ""
     assert "+0.5000  0.2887       0       2  0.5\n" in texts[0]
+    (tmp_path / "other.json").write_text('{"format": 0}')
+    refused = here("nanochat.report", "--compare", str(a), f"{tmp_path}/other.json")
+    assert (refused.returncode, "other.json is no report.json of this version" in refused.stderr) == (2, True)
 
 
 def test_what_is_no_number_is_a_dash(tmp_path):

@@ -60,6 +60,7 @@ def test_an_evaluation_leaves_its_record(base, capsys):
 def test_errors_are_one_sentence(base, tmp_path, monkeypatch):
     for flag, sentence in {
         "--tag=none": "there is no model in .*base_train/none: python -m scripts.base_train",
+        "--step=99": r"base_train/.* has no checkpoint of step 99, only \[",
         "--max-per-task=-2": "--max-per-task has to be -1 or more, not -2",
     }.items():
         with pytest.raises(ValueError, match=sentence):

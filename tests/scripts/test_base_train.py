@@ -95,6 +95,7 @@ def test_settings_that_cannot_be_are_one_sentence(base):
         "--device-batch-size=many": "--device-batch-size=many (x 32 tokens x 1 ranks) does not divide ",
         "--total-batch-size=100": "--total-batch-size=100 is no multiple of a row on every rank (32 tokens x 1 "
         "ranks): take --total-batch-size=128",
+        "--on=8xH100": "--on and --json are for a plan: add --dry-run",
         "--target-flops=1e9": "--num-iterations and --target-flops each end the run: keep one of them",
         "--device-type=gpu": "--device-type=gpu is not on this machine, take one of ",
         "--attention=magic": "--attention=magic is not known, take one of auto, ",

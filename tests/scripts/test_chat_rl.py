@@ -116,7 +116,7 @@ def test_samples_are_readable(runs, whole, python):
     done = python("-m", "scripts.rollouts", "--tag=whole", "--show", "2", NANOCHAT_BASE_DIR=str(runs.folder))
     assert done.returncode == 0, done.stderr
     last = [record for record in runs.samples("whole") if record["step"] == STEPS][:2]
-    assert re.findall(r"^== step 4, question (\d+) =+$", done.stdout, re.MULTILINE) == [
+    assert re.findall(r"^== step 4, question (\d+)$", done.stdout, re.MULTILINE) == [
         str(record["example"]) for record in last
     ]
     for record in last:

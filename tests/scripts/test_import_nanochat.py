@@ -80,6 +80,7 @@ def test_mistakes_are_refused_and_leave_nothing(flags, tmp_path):
     for change, words in [
         ({"checkpoint": str(damaged)}, "model_000650.pt holds no weights that can be read"),
         ({"checkpoint": str(tmp_path / "model_000009.pt")}, "meta_000009.json"),
+        ({"checkpoint": str(tmp_path / "last.pt")}, "last.pt is not named like model_021400.pt"),
         ({"tokenizer": str(tmp_path / "none.json")}, "none.json"),
         ({"tokenizer": flags["checkpoint"]}, "neither our tokenizer.json nor a file of tiktoken"),
         ({"tokenizer": str(tmp_path / "other.json")}, "has 700 ids and the model 701: take the tokenizer of this"),

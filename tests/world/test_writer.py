@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from conftest import ROOT
 
 from nanochat.data.corpus import open_corpus
 from nanochat.world import writer
@@ -81,6 +84,13 @@ def test_it_is_a_corpus_whose_validation_text_is_not_trained_on(tiny_world, monk
 
 
 # ---- writing it completely or not at all ----
+
+
+def test_ranks_that_start_at_once_find_one_world(tmp_path, tiny_world):
+    command = [sys.executable, "-m", "nanochat.world", f"--out={tmp_path / 'world'}", "--size=tiny"]
+    both = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
+    assert [child.wait(timeout=120) for child in both] == [0, 0]
+    assert files_of(tmp_path / "world") == files_of(tiny_world)
 
 
 def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
