@@ -178,8 +178,9 @@ def _cached_mask(path: str, queries: int, keys: int, window: int, device: torch.
 def _plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, bounded: bool = False) -> Tensor:
     """Return attention by the formula, with all scores in memory at once; `bounded` takes fewer passes over them."""
     group = q.shape[2] // k.shape[2]  # query heads that share a key head
-    k = k.repeat_interleave(group, dim=2)
-    v = v.repeat_interleave(group, dim=2)
+    if group > 1:
+        k = k.repeat_interleave(group, dim=2)
+        v = v.repeat_interleave(group, dim=2)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D)
     scores = (q @ k.mT).float() * scale  # (B, H, Tq, Tk)
     if not bounded:
@@ -194,7 +195,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, bound
 def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """Run the plain formula on a quarter of the queries at a time and the keys in sight: compiled, fastest on CPUs."""
     if mask.by_position:  # keys in sight are known only on the device
-        return _plain(q, k, v, mask.allowed, scale)
+        return _sdpa(q, k, v, mask, scale)
     queries = q.shape[1]
     earlier = k.shape[1] - queries  # keys before the first query
     size = max(128, -(-queries // 4))  # queries in a part: a quarter, but no tiny parts

@@ -39,7 +39,7 @@ class Cache(NamedTuple):
 class Prefix:
     """Keys and values for texts, computed once however many rows continue a text; gradients flow through.
 
-    ids: (texts, longest). lengths: (texts,) on the host; a text may be empty.
+    ids: (texts, longest); tokens behind a text's end do not belong to it. lengths: (texts,) on the host, maybe 0.
     """
 
     def __init__(self, model: GPT, ids: Tensor, lengths: Tensor):
@@ -51,7 +51,7 @@ class Prefix:
             self.layers.append((k, v))
             return k, v
 
-        model.hidden(ids, Cache(keep))
+        self.hidden = model.hidden(ids, Cache(keep))  # (texts, longest, width)
         last = (lengths - 1).clamp(min=0).to(ids.device)
         self.last = ids.gather(1, last[:, None])  # (texts, 1): each text's last token
 

@@ -10,7 +10,7 @@ depends on the shapes of batches.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -34,9 +34,9 @@ from nanochat.train import Evaluation, State
 if TYPE_CHECKING:
     from nanochat.run import Trainer
 
-# Tokens per batch, by device type. On a CPU larger batches do not fit into the caches, and are slower. On a GPU the
-# shared prefixes take 150 kB per token at depth 24, so 5 GB.
-BATCH_TOKENS = {"cpu": 1024, "cuda": 32_768, "mps": 16_384}
+# Tokens per batch without padding, by device type. On a CPU larger batches do not fit into the caches, and are slower.
+# On a GPU the keys and values of prefixes take 150 kB per token at depth 24, so 5 GB.
+BATCH_TOKENS = {"cpu": 2048, "cuda": 32_768, "mps": 16_384}
 # Items of each task during training: a sample keeps the estimate cheap. scripts.base_eval scores all.
 ESTIMATE_ITEMS = 500
 
@@ -109,11 +109,9 @@ def _evaluate_task(
     # The items are shuffled, so that ranks get similar lengths.
     items = tokenize_items(task, texts, range(runtime.rank, len(texts), runtime.world_size), tokenizer)
     scored = np.array([count for item in items for count in item.scored])
-    # The longest first, rows without a shared prefix at the end.
     rows = _plan(items, model.config.max_seq_len)
-    rows.sort(key=lambda row: (len(row.prefix) > 0, row.tokens), reverse=True)
     score = _score_exact_match if task.kind == COMPLETION else _score_loss
-    sums = _option_sums(model, _pack(rows, BATCH_TOKENS[runtime.device.type]), score, len(scored))
+    sums = _option_sums(model, rows, score, len(scored))
     means = iter((sums / torch.from_numpy(scored)).tolist())  # 0 / 0 is nan: an option without scored tokens
     decisions = []
     for item in items:
@@ -141,13 +139,16 @@ class Target(NamedTuple):
 class Row(NamedTuple):
     """Tokens of one item: a prefix, and branches that each continue the prefix."""
 
-    prefix: np.ndarray  # (tokens,); empty where nothing is shared
+    prefix: np.ndarray  # (tokens,); may be empty
     branches: list[np.ndarray]  # the first token of each is the last one that all share
     targets: list[Target]
 
     @property
     def tokens(self) -> int:
         return len(self.prefix) + sum(len(branch) for branch in self.branches)
+
+    def targets_of(self, branch: int) -> list[Target]:
+        return [target for target in self.targets if target.branch == branch]
 
 
 def _fits(item: Item, context: int) -> bool:
@@ -186,83 +187,86 @@ def _row(prefix: np.ndarray, options: list[Option]) -> Row:
         # The last shared token predicts token 0 of an option.
         start = len(ids) - scored
         targets.append(Target(number, owner, start, ids[start:]))
-    shared = prefix[:-1]
-    if len(branches) > 1:
-        return Row(shared, list(branches.values()), targets)
-    # A prefix with a single branch is plain text.
-    whole = np.concatenate([shared, *branches.values()])
-    return Row(shared[:0], [whole], [target._replace(start=len(shared) + target.start) for target in targets])
+    return Row(prefix[:-1], list(branches.values()), targets)
 
 
 # ---- pack and score: from rows to a score for each option ----
 
 
 def _pack(rows: list[Row], batch_tokens: int) -> Iterator[list[Row]]:
-    """Yield batches of at most `batch_tokens` tokens, padding included, but at least one row."""
+    """Yield batches of rows with at most `batch_tokens` tokens, but at least one row."""
     batch: list[Row] = []
-    prefix_width = branch_width = branches = 0
+    size = 0
     for row in rows:
-        prefix_width = max(prefix_width, len(row.prefix))
-        branch_width = max(branch_width, *(len(branch) for branch in row.branches))
-        branches += len(row.branches)
-        too_many = (len(batch) + 1) * prefix_width + branches * branch_width > batch_tokens
-        # Branches of plain text are long; beside them short ones would be padded.
-        if batch and (too_many or (len(row.prefix) == 0) != (len(batch[0].prefix) == 0)):
+        if batch and size + row.tokens > batch_tokens:
             yield batch
             batch = []
-            prefix_width = len(row.prefix)
-            branch_width = max(len(branch) for branch in row.branches)
-            branches = len(row.branches)
+            size = 0
         batch.append(row)
+        size += row.tokens
     if batch:
         yield batch
 
 
 def _option_sums(
     model: GPT,
-    batches: Iterable[list[Row]],
+    rows: list[Row],
     score: Callable[[GPT, Tensor, Tensor], Tensor],
     options: int,
 ) -> Tensor:
-    """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no batch."""
+    """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no row."""
     sums = torch.zeros(options, dtype=torch.float64)
     scores, numbers = [], []
-    for batch in batches:
-        hidden, positions = _forward(model, batch)
-        targets = [target for row in batch for target in row.targets]
-        ids = _to_device(np.concatenate([target.ids for target in targets], dtype=np.int64), hidden.device)
-        # The head sees scored positions alone.
-        scores.append(score(model, hidden[_to_device(positions, hidden.device)], ids))
-        numbers += [np.full(len(target.ids), target.number) for target in targets]
+    # Texts of about the same length need little padding.
+    rows = sorted(rows, key=lambda row: len(row.prefix) + len(row.branches[0]), reverse=True)
+    for batch in _pack(rows, BATCH_TOKENS[model.device.type]):
+        for hidden, targets in _forward(model, batch):
+            ids = _to_device(np.concatenate([target.ids for target in targets], dtype=np.int64), hidden.device)
+            scores.append(score(model, hidden, ids))
+            numbers += [np.full(len(target.ids), target.number) for target in targets]
     if not scores:  # a rank may have no rows
         return sums
     on_host = torch.cat(scores).cpu().double()  # the only wait for the device
     return sums.index_add_(0, torch.from_numpy(np.concatenate(numbers)), on_host)
 
 
-def _forward(model: GPT, batch: list[Row]) -> tuple[Tensor, np.ndarray]:
-    """Return the hidden states of a batch's branches, (branches * width, channels), and the positions of targets."""
-    ids = _padded([branch for row in batch for branch in row.branches])
-    positions = []
-    first = 0  # number of the row's first branch
-    for row in batch:
-        for target in row.targets:
-            start = (first + target.branch) * ids.shape[1] + target.start
-            positions.append(np.arange(start, start + len(target.ids)))
-        first += len(row.branches)
+def _forward(model: GPT, batch: list[Row]) -> Iterator[tuple[Tensor, list[Target]]]:
+    """Yield the hidden states that predict scored tokens, (tokens, channels), with their targets in the same order.
+
+    The first branch of each row runs together with the prefix, the others continue the prefix.
+    """
     device = model.device
-    cache = None
-    if any(len(row.prefix) for row in batch):
-        prefixes = [row.prefix for row in batch]
-        counts = torch.tensor([len(row.branches) for row in batch])
-        lengths = torch.tensor([len(branch) for row in batch for branch in row.branches])
-        prefix = Prefix(model, _to_device(_padded(prefixes), device), torch.tensor([len(ids) for ids in prefixes]))
-        cache = prefix.rows(torch.arange(len(batch)).repeat_interleave(counts), lengths)
-    hidden = model.hidden(_to_device(ids, device), cache=cache)  # (branches, width, channels)
-    return hidden.flatten(0, 1), np.concatenate(positions)
+    texts = [np.concatenate([row.prefix, row.branches[0]]) for row in batch]
+    lengths = [len(row.prefix) for row in batch]
+    prefix = Prefix(model, _to_device(_padded(texts), device), torch.tensor(lengths))
+    yield _scored(prefix.hidden, lengths, [row.targets_of(0) for row in batch])
+    others = []  # (number of the row, tokens, targets)
+    for number, row in enumerate(batch):
+        for branch in range(1, len(row.branches)):
+            others.append((number, row.branches[branch], row.targets_of(branch)))
+    # The longest first, a few at a time: little padding.
+    others.sort(key=lambda other: len(other[1]), reverse=True)
+    while others:
+        count = max(1, BATCH_TOKENS[device.type] // (4 * len(others[0][1])))
+        numbers, branches, targets = zip(*others[:count], strict=True)
+        others = others[count:]
+        cache = prefix.rows(torch.tensor(numbers), torch.tensor([len(ids) for ids in branches]))
+        hidden = model.hidden(_to_device(_padded(branches), device), cache=cache)
+        yield _scored(hidden, [0 for _ in targets], targets)
 
 
-def _padded(texts: list[np.ndarray]) -> np.ndarray:
+def _scored(hidden: Tensor, offsets: list[int], targets: Sequence[list[Target]]) -> tuple[Tensor, list[Target]]:
+    """Return the hidden states for targets, from (rows, width, channels); a row's branch begins at its offset."""
+    positions = []
+    for row, (offset, own) in enumerate(zip(offsets, targets, strict=True)):
+        for target in own:
+            start = row * hidden.shape[1] + offset + target.start
+            positions.append(np.arange(start, start + len(target.ids)))
+    # The head sees scored positions alone.
+    return hidden.flatten(0, 1)[_to_device(np.concatenate(positions), hidden.device)], list(chain(*targets))
+
+
+def _padded(texts: Sequence[np.ndarray]) -> np.ndarray:
     ids = np.zeros((len(texts), max(len(text) for text in texts)), np.int64)  # token 0 pads; no target points there
     for row, text in zip(ids, texts, strict=True):
         row[: len(text)] = text

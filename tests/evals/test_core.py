@@ -175,9 +175,9 @@ def test_batches_and_ranks_do_not_matter_and_prefixes_are_computed_once(model, t
     found = []
     for batch_tokens in (700, 10**6):
         found.append(evaluate(batch_tokens))
-        for prefixes, branches in zip(shapes[::2], shapes[1::2], strict=True):
-            assert prefixes[0] == 1 or prefixes.numel() + branches.numel() <= batch_tokens
-    assert len(shapes) == 2  # prefixes, branches
+        for shape in shapes:  # padding comes on top
+            assert shape[0] == 1 or shape.numel() <= 1.5 * batch_tokens
+    assert len(shapes) == 2  # prefixes with their first branches, other branches
     every_option = [len(item.prefix) + len(option) for item in all_items(task, tokenizer) for option in item.options]
     assert sum(shape.numel() for shape in shapes) < 0.6 * sum(every_option)
     parts = []
