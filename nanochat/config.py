@@ -181,7 +181,8 @@ def _last_message(error: BaseException) -> tuple[str, int]:
         return f"error: {error.filename}: {error.strerror}", 1
     if isinstance(error, OSError | FloatingPointError):
         return f"error: {error}", 1
-    # A `raise` carries a sentence written for the user. Any other ValueError is a defect: show its place.
+    # A `raise` of ours carries a sentence written for the user. Any other ValueError is a defect: show its place. The
+    # libraries lie below lib/python3.N.
     where = traceback.extract_tb(error.__traceback__)[-1]  # the innermost frame
     is_ours = (where.line or "").startswith("raise") and "/lib/python" not in where.filename
     place = "" if is_ours else f" ({where.filename}:{where.lineno})"

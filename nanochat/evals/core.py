@@ -244,7 +244,7 @@ def _forward(model: GPT, batch: list[Row]) -> Iterator[tuple[Tensor, list[Target
     for number, row in enumerate(batch):
         for branch in range(1, len(row.branches)):
             others.append((number, row.branches[branch], row.targets_of(branch)))
-    # The longest first, a few at a time: little padding.
+    # The longest first, in batches a quarter as large: texts of similar length need little padding.
     others.sort(key=lambda other: len(other[1]), reverse=True)
     while others:
         count = max(1, BATCH_TOKENS[device.type] // (4 * len(others[0][1])))
