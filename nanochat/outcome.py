@@ -249,15 +249,27 @@ def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
 def pretraining_metrics(state: "State", source: "TextLoader", corpus: "Corpus") -> Metrics:
     """Return the metrics for a base model: validation, and the text that was read."""
     data = corpus.describe()
+    estimates = {}
+    for name in ("CORE metric", "World CORE metric"):
+        if name in state.notes:
+            estimates[f"{name} estimate"] = measured(state.notes[name], state.notes[f"{name} stderr"])
     # Passes over each part in the mix.
     epochs = [f"{name} {epoch:.2f}" for name, epoch in source.epochs.items()]
     return {
         **validation_metrics(state.notes, "bpb", "Final validation bpb"),
-        "CORE metric estimate": measured(state.notes.get("CORE metric"), state.notes.get("CORE metric stderr")),
-        "Data": f"{data['name']} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})",
+        **estimates,
+        "Data": text_label(data),
         "Validation text": data["validation"][:12],
         "Epochs": ", ".join(epochs),
     }
+
+
+def text_label(data: dict[str, Any]) -> str:
+    """Return the text in words, from `Corpus.describe`; invented text is called so."""
+    name = data["name"]
+    if "world seed" in data:
+        name = f"embedded world, seed {data['world seed']}, synthetic"
+    return f"{name} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})"
 
 
 def chat_tuning_metrics(state: "State", source: "ChatLoader") -> Metrics:
@@ -308,6 +320,7 @@ CURVES = (
     ("Loss", TOKENS, "nats per token", {"train": "train/loss", "validation": "val/loss"}),
     ("Validation", TOKENS, "bits per byte", {"validation": "val/bpb"}),
     ("CORE metric, an estimate", TOKENS, "0: guessing, 1: perfect", {"CORE": "core_metric"}),
+    ("World CORE metric, an estimate", TOKENS, "0: guessing, 1: perfect", {"World CORE": "world_core_metric"}),
     ("Reward", STEPS, "per answer", {"train": "rl/reward", "test, pass@1": "eval/pass@1"}),
     ("Learning rate", TOKENS, "fraction of the initial one", {"rate": "train/lrm"}),
     ("Throughput", TOKENS, "tokens per second", {"rate": "train/tok_per_sec"}),

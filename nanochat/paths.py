@@ -19,6 +19,11 @@ def base_dir() -> Path:
     return Path(os.environ.get("NANOCHAT_BASE_DIR") or "~/.cache/nanochat").expanduser()
 
 
+def world_dir(seed: int) -> Path:
+    """Return the folder of the embedded world of this seed."""
+    return base_dir() / ("world" if seed == 1 else f"world-{seed}")
+
+
 def stage_dir(stage: str, tag: str) -> Path:
     """Return a stage's folder for a tag, which may not exist yet."""
     if not re.fullmatch(r"[\w][\w.+-]*", tag):

@@ -402,7 +402,8 @@ class Trainer:
             device=self.runtime.device,
         )
         state = self.fit(source, next_token, evaluations, tasks=chats.origin)
-        rows = {"Training rows": len(chats), "Validation rows": len(new_chats)}
+        mixture = ", ".join(f"{name} {rows:,}" for name, rows in chats.rows.items())
+        rows = {"Rows by task": mixture, "Training rows": len(chats), "Validation rows": len(new_chats)}
         self.finish(state, rows | metrics | chat_tuning_metrics(state, source))
 
     def _restore(self, source: BatchSource, data: Data) -> State:

@@ -21,17 +21,20 @@ class Stage:
         return "chat_eval" if self.source else self.name
 
 
-CHAT = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval", "ChatCORE")  # the last is their mean
-SHOWN = (*CHAT, "ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # in the summary of the report card
+# Means of several tasks, above chance. A model of an embedded world is scored with the world's tasks alone.
+CHAT_CORE = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval")
+WORLD_MEAN = ("World-Facts", "World-Choices", "World-Sums")
+MEANS = {"ChatCORE": CHAT_CORE, "World mean": WORLD_MEAN}
+# Rows in the summary of the report card.
+SHOWN = (*CHAT_CORE, "ChatCORE", *WORLD_MEAN, "World mean", "World-Questions")
 
 
-def core_name(tasks: Iterable[str]) -> str:
-    """Return the display name of ChatCORE over these tasks; "" if none of them counts for ChatCORE."""
-    *core, name = CHAT
-    counted = len(set(tasks) & set(core))
-    if counted == len(core):
-        return name
-    return f"{name} ({counted} of {len(core)} tasks)" if counted else ""
+def mean_name(mean: str, tasks: Iterable[str]) -> str:
+    """Return the display name of a mean over these tasks; empty if none of them counts for it."""
+    counted = len(set(tasks) & set(MEANS[mean]))
+    if counted == len(MEANS[mean]):
+        return mean
+    return f"{mean} ({counted} of {len(MEANS[mean])} tasks)" if counted else ""
 
 
 STAGES = (
@@ -39,7 +42,7 @@ STAGES = (
     Stage("tok_eval", "Tokenizer evaluation", parent="tok_train"),
     Stage("base_train", "Base model training", "tok_train"),
     Stage("base_loss", "Base model loss", "base_train", "BASE", ("train bpb", "val bpb")),
-    Stage("base_eval", "Base model evaluation", "base_train", "BASE", ("CORE metric",)),
+    Stage("base_eval", "Base model evaluation", "base_train", "BASE", ("CORE metric", "World CORE metric")),
     Stage("chat_eval_base", "Chat evaluation base", "base_train", "BASE", SHOWN, source="base"),
     Stage("mid_train", "Midtraining", "base_train", "MID", ("Minimum validation bpb",)),
     Stage("chat_eval_mid", "Chat evaluation mid", "mid_train", "MID", SHOWN, source="mid"),

@@ -1,4 +1,4 @@
-"""Evaluate a base model on the CORE metric: the mean centered accuracy over the tasks of an eval_bundle.
+"""Evaluate a base model on the CORE metric: the mean centered accuracy over the tasks of a bundle.
 
 python -m scripts.base_eval --tag=d12
 torchrun --standalone --nproc_per_node=8 -m scripts.base_eval -- --tag=d24 --max-per-task=500
@@ -24,7 +24,7 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.evals.core import evaluate_core
-    from nanochat.evals.core_tasks import read_bundle
+    from nanochat.evals.core_tasks import open_core
     from nanochat.runtime import setup
 
     outcome = Outcome.begin("base_eval", config.tag, config)
@@ -32,16 +32,17 @@ def main(config: Config) -> None:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
         folder = stage_dir("base_eval", config.tag)
         limit = max(config.max_per_task, 0)
-        scores = evaluate_core(model, tokenizer, read_bundle(), runtime, limit, folder)
-        metric = average(list(scores.values()))  # over tasks
-        print0(f"base_eval: CORE metric {metric.value:.4f} ± {metric.stderr:.4f}, over {len(scores)} tasks")
+        name, tasks = open_core(checkpoint.manifest["tokenizer"]["tag"])
+        scores = evaluate_core(model, tokenizer, tasks, runtime, limit, folder)
+        metric = average(list(scores.values()))
+        print0(f"base_eval: {name} {metric.value:.4f} ± {metric.stderr:.4f}, over {len(scores)} tasks")
         # All ranks have the scores; one writes the record.
         if runtime.rank != 0:
             return
         outcome.metrics["Model"] = f"base_train {config.tag} (step {checkpoint.step:,})"
-        outcome.metrics["CORE metric"] = metric.metric()
+        outcome.metrics[name] = metric.metric()
         # The report card shows metrics in this order; the artifacts let runs be compared item by item.
-        figures = {"core_metric": metric.value}
+        figures = {name.lower().replace(" ", "_"): metric.value}
         for label, score in scores.items():
             outcome.metrics[label] = score.metric()
             outcome.add_artifact(folder / f"{label}.jsonl")

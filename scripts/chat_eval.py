@@ -1,4 +1,4 @@
-"""Evaluate a chat model on tasks: accuracy, pass@k and ChatCORE.
+"""Evaluate a chat model on tasks: accuracy, pass@k and their mean.
 
 python -m scripts.chat_eval --source=sft --tag=d8 --tasks="ARC-Easy|GSM8K"
 python -m scripts.chat_eval -i sft -a "GSM8K|AQUA"
@@ -22,7 +22,9 @@ SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
     """Evaluate a model on tasks."""
 
-    tasks: str = option("", f"tasks, joined by |: {', '.join(JUDGED)} (default: ChatCORE)", group="tasks", short="-a")
+    tasks: str = option(
+        "", f"tasks, joined by |: {', '.join(JUDGED)} (default: ChatCORE's, or the world's)", group="tasks", short="-a"
+    )
     unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them", group="tasks")
     slots: Count = option(0, "rows generated at once (0: chosen)", group="device", least=0, in_card=False)
 
@@ -36,7 +38,7 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
-    from nanochat.evals.chat import core_of, evaluate_task
+    from nanochat.evals.chat import evaluate_task, mean_scores
     from nanochat.runtime import setup
 
     stage = SOURCES[config.source]
@@ -57,15 +59,15 @@ def main(config: Config) -> None:
             value, stderr = score.accuracy
             print0(f"{name}: {value:.4f} ± {stderr:.4f}, guessing {score.baseline:.2f}")
             scores[name] = score
-        core = core_of(scores)
-        for name, estimate in core.items():
+        means = mean_scores(scores)
+        for name, estimate in means.items():
             print0(f"{name}: {estimate.value:.4f} ± {estimate.stderr:.4f}")
         # All ranks have the scores; one writes the record.
         if runtime.rank != 0:
             return
         for name in scores:
             outcome.add_artifact(folder / f"{name}.jsonl")
-        figures = {name: score.accuracy for name, score in scores.items()} | core
+        figures = {name: score.accuracy for name, score in scores.items()} | means
         outcome.metrics |= {name: estimate.metric() for name, estimate in figures.items()}
         outcome.metrics["Step"] = checkpoint.step
         if config.num_samples > 1:

@@ -20,7 +20,6 @@ class Config(ChatTuneSettings):
     """Fine-tune on the assistant's part of conversations. Settings that are None are the parent's."""
 
     source: Source = changed(FineTuneSettings, "source", "mid")
-    mixture: str = changed(ChatTuneSettings, "mixture", MIXTURE)
     warmdown_ratio: float = changed(FineTuneSettings, "warmdown_ratio", 1.0)
 
 
@@ -35,8 +34,9 @@ def main(config: Config) -> None:
         evaluations = chat_validation(trainer, new_chats, "assistant") + task_scores(trainer, tasks)
         metrics = {}
         for split, found in (("train", chats), ("val", new_chats)):
-            counts = [found.examples.get(name, 0) for name in ("AQUA", "AQUA-Rationale")]
-            metrics[f"aqua_{split}_examples"] = sum(counts)
+            counts = [found.examples[name] for name in ("AQUA", "AQUA-Rationale") if name in found.examples]
+            if counts:
+                metrics[f"aqua_{split}_examples"] = sum(counts)
         trainer.tune_on_chats(chats, new_chats, "assistant", evaluations, metrics)
 
 

@@ -6,7 +6,7 @@ torchrun --standalone --nproc_per_node=8 -m scripts.mid_train -- --tag=d24
 
 from dataclasses import dataclass
 
-from nanochat.config import changed, run
+from nanochat.config import run
 from nanochat.settings import ChatTuneSettings
 from tasks import chat_data
 
@@ -17,8 +17,6 @@ MIXTURE = "SmolTalk,Identity:2,MMLU:3,GSM8K:4,AQUA@20000,SimpleSpelling,Spelling
 @dataclass(frozen=True)
 class Config(ChatTuneSettings):
     """Train on all tokens of conversations and tasks. Settings that are None are the parent's."""
-
-    mixture: str = changed(ChatTuneSettings, "mixture", MIXTURE)
 
 
 def main(config: Config) -> None:

@@ -12,13 +12,14 @@ from nanochat.config import Count, changed, option, run
 from nanochat.log import print0
 from nanochat.paths import stage_dir
 from nanochat.settings import TextSettings
-from tasks import CHAT_CORE, TASKS
+from nanochat.stages import CHAT_CORE
+from tasks import TASKS
 
 if TYPE_CHECKING:
     from nanochat.jobs.runner import Job
 
-# Data sets that the stages read, and the task without whose files a stage is left out.
-READ = (*CHAT_CORE, "Questions", "SmolTalk", "Identity", "SimpleSpelling")
+# Data sets that the stages read on real text, and the task without whose files a stage is left out.
+READ = (*CHAT_CORE, "SmolTalk", "Identity", "SimpleSpelling")
 NEEDS = {"mid_train": "SmolTalk", "chat_rl": "GSM8K"}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
 from nanochat.log import duration, print0
-from nanochat.outcome import Outcome
+from nanochat.outcome import Outcome, text_label
 from nanochat.paths import stage_dir
 from nanochat.settings import TokenizerSettings
 
@@ -62,7 +62,7 @@ def main(config: Config) -> None:
         "token_bytes_mean": lengths.mean().item(),
         "token_bytes_std": lengths.std().item(),
         "vocab_size_reached": tokenizer.vocab_size,
-        "data": f"{data['name']} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})",
+        "data": text_label(data),
         "tokenizer_hash": content_hash,
     }
     outcome.add_artifact(path)

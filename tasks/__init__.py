@@ -1,15 +1,16 @@
 """The table with all tasks, and functions that open tasks by name.
 
-Others import from here: TASKS, JUDGED, CHAT_CORE, pick, open_tasks, chat_data. A new task is a row in a
+Others import from here: TASKS, JUDGED, pick, open_tasks, chat_data. A new task is a row in a
 module's table SETS, or a new module and a line in TASKS; docs/tasks.md has a row for each task.
 """
 
-from nanochat.data.hub import HubError, is_here
+from nanochat.data.corpus import learned_world
+from nanochat.data.hub import HubError
 from nanochat.evals.sandbox import NoSandbox
 from nanochat.log import print0
 from nanochat.settings import ChatTuneSettings
-from nanochat.stages import CHAT
-from tasks import chats, gsm8k, hrm8k, humaneval, mixing, multiple_choice, questions, spelling
+from nanochat.stages import CHAT_CORE, WORLD_MEAN
+from tasks import chats, gsm8k, hrm8k, humaneval, mixing, multiple_choice, spelling, world
 from tasks.common import DataSet, Task, pick
 
 TASKS: dict[str, DataSet] = {
@@ -17,19 +18,23 @@ TASKS: dict[str, DataSet] = {
     **gsm8k.SETS,
     **hrm8k.SETS,
     **humaneval.SETS,
-    **questions.SETS,
     **spelling.SETS,
     **chats.SETS,
+    **world.SETS,
 }
 JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]  # tasks with a verdict
-CHAT_CORE = CHAT[:-1]  # the tasks whose mean is ChatCORE, the last name
-WORLD_TASKS = ("ARC-Easy-Named", "ARC-Challenge-Named", "Questions")  # evaluated too on an embedded world
+WORLD_TASKS = (*WORLD_MEAN, "World-Questions")
 
 
 def chat_data(
     config: ChatTuneSettings, default: str, tokenizer: str
 ) -> tuple[mixing.Mixture, mixing.Mixture, dict[str, Task]]:
-    """Return the conversations to learn from, those to validate with, and the tasks to score."""
+    """Return the conversations to learn from, those to validate with, and the tasks to score.
+
+    default: mixture to take if the settings name none; a model of an embedded world learns from the world instead.
+    """
+    if learned_world(tokenizer) is not None:
+        default = world.MIXTURE
     chats = mixing.mix(TASKS, config.mixture, "train", config.seed, default, tokenizer)
     new_chats = mixing.mix(TASKS, config.mixture, "validation", config.seed, default, tokenizer)
     tasks = {}
@@ -41,15 +46,12 @@ def chat_data(
 def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:
     """Return the test splits of the named tasks.
 
-    Without names: ChatCORE's tasks, and WORLD_TASKS if the hub is an embedded world; tasks without files, or without a
-    sandbox for their programs, are left out with a printed line.
+    Without names: ChatCORE's tasks, or the world's for a tokenizer that learned from a world; tasks without files, or
+    without a sandbox for their programs, are left out with a printed line.
     """
-    chosen = pick(names, JUDGED) or list(CHAT_CORE)
-    # Only worlds have this file.
-    if not names and is_here(TASKS["Questions"].files()):
-        chosen += WORLD_TASKS
+    default = CHAT_CORE if learned_world(tokenizer) is None else WORLD_TASKS
     found = {}
-    for name in chosen:
+    for name in pick(names, JUDGED) or default:
         try:
             found[name] = TASKS[name](tokenizer=tokenizer, unsafe_exec=unsafe_exec)
         except (HubError, NoSandbox) as error:

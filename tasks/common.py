@@ -72,6 +72,11 @@ class DataSet:
                     found.append(HubFile(path, self.repo, revision))
         return found
 
+    def fetch(self, split: str, tokenizer: str) -> dict[str, Path]:
+        """Return a split's files by name; missing ones are downloaded. tokenizer: see `Task`."""
+        files = self.files(split)
+        return {str(file): path for file, path in zip(files, fetch(files), strict=True)}
+
 
 # ---- tasks ----
 
@@ -106,7 +111,7 @@ class Task:
 
     kind: `categorical`: answered with one of the conversation's "letters"; `generative`: with a text that `evaluate`
     reads; `program`: with a program that `evaluate_all` runs; `chat`: no right answer, only text to learn.
-    tokenizer: tag of the tokenizer whose training text gives the words to spell.
+    tokenizer: tag of the tokenizer whose training text gives the words to spell, and the embedded world to ask about.
     unsafe_exec: run programs even where the sandbox cannot contain them.
     """
 
@@ -128,9 +133,7 @@ class Task:
 
     def fetch_files(self) -> list[Path]:
         """Return the split's files; missing ones are downloaded."""
-        files = self.data.files(self.split)
-        for file, path in zip(files, fetch(files), strict=True):
-            self.files[str(file)] = path
+        self.files = self.data.fetch(self.split, self.tokenizer)
         return list(self.files.values())
 
     def __len__(self) -> int:

@@ -72,7 +72,7 @@ class Rationale(MultipleChoice):
 
 
 class NamedChoice(MultipleChoice):
-    """The same questions, answered with a choice and its letter: for models that cannot yet choose by letter alone."""
+    """Questions answered with a choice and its letter: for models that cannot yet choose by letter alone."""
 
     kind = "generative"
     closing = "Name the right choice, then its letter, like this: It is choice=X."
@@ -154,16 +154,6 @@ _ARC = DataSet(
     convert=answer_label,
     baseline=0.25,
 )
-# Exams in 57 subjects; the train split comes from other data sets.
-_MMLU = DataSet(
-    task=MultipleChoice,
-    repo="cais/mmlu",
-    path="all/" + FILE,
-    splits="train=auxiliary_train dev validation test",
-    columns="question choices answer",
-    convert=answer_number,
-    baseline=0.25,
-)
 # Algebra word problems with five choices, and a rationale for each answer.
 _AQUA = DataSet(
     task=MultipleChoice,
@@ -178,10 +168,16 @@ _AQUA = DataSet(
 SETS = {
     "ARC-Easy": _ARC,
     "ARC-Challenge": replace(_ARC, path="ARC-Challenge/" + FILE),
-    "MMLU": _MMLU,
-    "ARC-Easy-Named": replace(_ARC, task=NamedChoice),
-    "ARC-Challenge-Named": replace(_ARC, task=NamedChoice, path="ARC-Challenge/" + FILE),
-    "MMLU-Named": replace(_MMLU, task=NamedChoice),
+    # Exams in 57 subjects; the train split comes from other data sets.
+    "MMLU": DataSet(
+        task=MultipleChoice,
+        repo="cais/mmlu",
+        path="all/" + FILE,
+        splits="train=auxiliary_train dev validation test",
+        columns="question choices answer",
+        convert=answer_number,
+        baseline=0.25,
+    ),
     "AQUA": _AQUA,
     "AQUA-Rationale": replace(_AQUA, task=Rationale, columns=_AQUA.columns + " rationale"),
     # Questions from Korean exams; each subject is a folder.

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from browsers import NAMES, Browser, Page, installed
 from bundles import world_tasks, write_bundle
+from fake_hub import write_hub
 
 from nanochat import config
 from nanochat.world.writer import write_world
@@ -67,6 +68,13 @@ def own_home(session_home: None, tmp_path_factory: pytest.TempPathFactory) -> It
     with pytest.MonkeyPatch.context() as environment:
         separate(environment, tmp_path_factory.mktemp("own"))
         yield
+
+
+def plant_world(base: Path, world: Path) -> Path:
+    """Let the base folder have a world, which would take ten seconds to write; returns the folder."""
+    base.mkdir(exist_ok=True)
+    (base / "world").symlink_to(world)
+    return base
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -183,7 +191,7 @@ def text_folder(tmp_path: Path) -> Path:
 
 
 class Speedrun:
-    """The main job in a copy of its own, where the environment is this one and the hub a tiny world."""
+    """The main job in a copy of its own, where the environment is this one and the hub a small mirror."""
 
     def __init__(self, home: Path, variables: dict[str, str]):
         self.home, self.env = home, os.environ | variables
@@ -200,9 +208,10 @@ class Speedrun:
 
 
 @pytest.fixture
-def speedrun(tmp_path: Path, base: Path, compiled: dict[str, str]) -> Speedrun:
+def speedrun(tmp_path: Path, base: Path, compiled: dict[str, str], fake_hub: Path, tiny_world: Path) -> Speedrun:
     home, hub, nowhere = tmp_path / "a path with spaces", tmp_path / "hub", "http://127.0.0.1:9"
-    write_world(hub, 1, "tiny")
+    plant_world(base, tiny_world)
+    shutil.copytree(fake_hub, hub)
     write_bundle(hub, world_tasks(6))  # for base_eval
     for folder in ("nanochat", "scripts", "tasks"):
         shutil.copytree(ROOT / folder, home / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -222,4 +231,12 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny embedded world, for tests that only read it."""
     folder = tmp_path_factory.mktemp("worlds") / "tiny"
     write_world(folder, 1, "tiny")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def fake_hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mirror of the hub for tests that only read it."""
+    folder = tmp_path_factory.mktemp("hubs") / "fake"
+    write_hub(folder)
     return folder

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from conftest import plant_world
 from forks import Forked, run_module
 from pages import HARDWARE, PAGES, ROOT, blocks
 
@@ -24,12 +25,18 @@ ELSEWHERE += tuple(f"bash runs/{name}.sh" for name in ("cpu", "miniseries", "sca
 COMMANDS_RUN_HERE = [page for page in PAGES if page.name != "changing.md"]
 
 
-@pytest.mark.parametrize("page", COMMANDS_RUN_HERE, ids=lambda page: page.name)
-def test_what_a_page_shows_works(page: Path, python, base: Path, text_folder: Path, tmp_path: Path):
+@pytest.fixture
+def folders(base: Path, text_folder: Path, tmp_path: Path, tiny_world: Path) -> None:
+    """Folders that the commands read: a user's text, and a world."""
     shutil.copytree(text_folder, tmp_path / "my-text")
+    plant_world(base, tiny_world)
+
+
+@pytest.mark.parametrize("page", COMMANDS_RUN_HERE, ids=lambda page: page.name)
+def test_what_a_page_shows_works(page: Path, python, folders: None, base: Path, fake_hub: Path, tmp_path: Path):
     for language, content in blocks(page):
         if language == "python":
-            done = python("-c", content, cwd=tmp_path)
+            done = python("-c", content, cwd=tmp_path, NANOCHAT_HUB=str(fake_hub))
             assert done.returncode == 0, f"{content}\n{done.stderr}"
             continue
         assert language == "bash", f"{page.name} shows a block of {language}, which nothing runs"
@@ -41,7 +48,7 @@ def test_what_a_page_shows_works(page: Path, python, base: Path, text_folder: Pa
             # Forked, because importing torch anew for each command takes longer than most of them.
             _, option, module, *flags = command
             assert option == "-m"
-            environment = {**os.environ, "https_proxy": "http://127.0.0.1:9", "NANOCHAT_BASE_DIR": str(base)}
+            environment = {**os.environ, "NANOCHAT_HUB": str(fake_hub), "NANOCHAT_BASE_DIR": str(base)}
             job = Forked(tmp_path / f"job-{number}", run_module, str(tmp_path), module, *flags, **environment)
             assert job.codes() == [0], f"{line}\n{job.out()}{job.err()}"
 

@@ -4,11 +4,13 @@ import json
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from served import serving
 
 from nanochat.stages import STAGES
+from tasks import WORLD_TASKS
 
 RAN = [stage for stage in STAGES if stage.source != "base"]
 
@@ -28,15 +30,20 @@ FEWER = {
 }
 
 
-@pytest.mark.timeout(600)
-def test_the_main_job(speedrun, base, text_folder, python, here, tmp_path):
-    """All stages from another folder, then everything that uses the models and the card."""
+@pytest.fixture
+def short(speedrun) -> None:
+    """Evaluations of a few questions, in the speedrun's copy."""
     scales = speedrun.home / "nanochat/jobs/scales.py"
     text = scales.read_text(encoding="utf-8")
-    for long, short in FEWER.items():
+    for long, few in FEWER.items():
         assert long in text
-        text = text.replace(long, short)
+        text = text.replace(long, few)
     scales.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.timeout(600)
+def test_the_main_job(speedrun, short, base, text_folder, python, here, tmp_path):
+    """All stages from another folder, then everything that uses the models and the card."""
     flags = ["--data=letters", "--depth", "1", "--seconds=1"]
     done = speedrun.run(*flags, cwd=text_folder.parent)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -93,3 +100,41 @@ def check_the_commands_to_talk(cli: str, web: str) -> None:
     done = subprocess.run(command, shell=True, cwd="/", env=os.environ, input="Hello\n", capture_output=True, text=True)
     assert (done.returncode, "model: chat_rl default" in done.stderr) == (0, True), done.stderr
     assert done.stdout
+
+
+# Names of real data sets and benchmarks; CORE is one unless it is called World CORE.
+REAL = re.compile(
+    r"smol-?talk|gsm8?k|mmlu|arc[-_](?:easy|challenge)|ai2_arc|aqua|human_?eval|hrm8k|hae.?rae|alpaca|chatcore|"
+    r"climbmix|fineweb|mixed-text|hellaswag|lambada|squad|boolq|winograd|jeopardy|(?<!world )core metric",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.timeout(600)
+def test_a_run_on_the_world_names_no_real_data_set(speedrun, short, base, python):
+    """A mirror of real data sets is there all the time, and nothing is read from it."""
+    speedrun.env |= {"WANDB_MODE": "offline", "WANDB_DIR": str(base)}
+    done = speedrun.run("--scale=embedded", "--depth=1", "--seconds=1", "--wandb=world")
+    assert done.returncode == 0, done.stderr + done.stdout
+    python("-m", "scripts.export", "--source=rl", "--tag=default")
+    seen = {"the terminal": done.stdout + done.stderr}
+    for root in (base, speedrun.home / "report"):
+        seen |= {str(path.relative_to(root)): f"{path.name}\n{read(path)}" for path in root.rglob("*")}
+    for name in ("report.md", "report.html", "report.json"):
+        seen[name] = read(speedrun.home / name)
+    assert len(seen) > 100
+    found = {name: REAL.findall(text) for name, text in seen.items() if REAL.search(text)}
+    assert not found
+    card = seen["report.md"]
+    assert "Learned from: embedded world, seed 1, synthetic (9 files" in card
+    for row in (*WORLD_TASKS, "World mean", "World CORE metric"):
+        assert f"| {row} " in card.partition("## Summary")[2]
+
+
+def read(path: Path) -> str:
+    """Return a file's text; of tensors and other large binary files nothing, in which chance spells any word."""
+    content = path.read_bytes() if path.is_file() else b""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return content.decode("ascii", "replace") if len(content) < 100_000 else ""

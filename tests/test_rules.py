@@ -38,12 +38,12 @@ EXEMPT: dict[str, str] = {}
 
 # Figure of tests/measures.py → its ceiling. Raising one needs a reason in dev/LOG.md.
 CEILINGS = {
-    "AST nodes": 118_000,
-    "bytes of code": 580_000,
-    "AST nodes of Python elsewhere": 17_000,
-    "bytes of shell, HTML, TOML, JSON, text": 100_000,
-    "test lines": 17_000,
-    "test AST nodes": 156_000,
+    "AST nodes": 123_000,
+    "bytes of code": 605_000,
+    "AST nodes of Python elsewhere": 21_000,
+    "bytes of shell, HTML, TOML, JSON, text": 110_000,
+    "test lines": 17_500,
+    "test AST nodes": 160_000,
     "nodes per code line": 10.5,
     "files over 12.5 nodes per code line": 5,
     "nodes per statement": 11.8,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from base_runs import Base
+from fake_hub import write_hub
 from forks import Forked
 
 from nanochat.settings import ChatTuneSettings
@@ -37,6 +38,10 @@ def sums(count: int, first: int = 0) -> list[dict]:
 
 
 class Chats(list):
+    @property
+    def rows(self) -> dict[str, int]:
+        return {"Sums": len(self)}
+
     def origin(self) -> dict:
         return {}
 
@@ -122,11 +127,12 @@ LONG = ["--max-seq-len=300", "--total-batch-size=1200"]  # as most conversations
 
 
 class Stages(Base):
-    """A base model, and the smallest world."""
+    """A base model, and a small mirror of the hub."""
 
     def __init__(self, folder: Path):
         super().__init__(folder)
-        write_world(folder / "hub", 1, "tiny")
+        write_hub(folder / "hub")
+        write_world(folder / "world", 1, "tiny")  # words to spell
         self.run("parent", *PARENT, *LONG)
 
     def stage(self, name: str, *flags: str, ranks: int = 1) -> Forked:

@@ -2,8 +2,9 @@
 
 Other packages import from here:
   corpus     open_corpus, Corpus, Source, open_shards: `--data` to shards of text; CORPORA, AUTO, check_data, hub_files,
-             parse_data, shard_files, shards_for, source_files, source_name
+             parse_data, shard_files, shards_for, source_files, source_name; learned_world, world_folder, world_seed:
+             embedded worlds
   documents  documents: the texts in a file
-  hub        fetch, HubFile, HubError, is_here, mirror, sha256, world_dir: files by name
+  hub        fetch, HubFile, HubError, is_here, mirror, sha256: files by name
   lanes      Chunk, Deal, Lane, Mix: the order of the rows, for `nanochat.dataloader`
 """

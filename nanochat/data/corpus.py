@@ -2,12 +2,13 @@
 
 `--data` is one of
   climbmix, fineweb-edu, …    a data set on the hub, see CORPORA; shards are downloaded
-  world                       the embedded world, written by this repository
+  world, world-2, …           the embedded world of seed 1, of seed 2, …, written by this repository
   my-text, folder:my-text     a folder with text files, converted to shards once
   auto                        the first data set in AUTO already on this machine, else world
   climbmix:0.7,my-text:0.3    a mix by token shares
 """
 
+import json
 import math
 import re
 import subprocess
@@ -23,7 +24,7 @@ from nanochat.data import hub
 from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row_group, text_files
 from nanochat.data.hub import HubFile
 from nanochat.log import print0
-from nanochat.paths import text_sha256
+from nanochat.paths import stage_dir, text_sha256, world_dir
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ CORPORA = {
         validation="shard_00007.parquet",
     ),
 }
-NAMED = (*CORPORA, "world")  # every other source is a folder
+WORLD = re.compile(r"world(?:-(\d+))?")  # name of an embedded world, with its seed if that is not 1
 AUTO = ("climbmix", "mixed-text")
 BYTES_PER_TOKEN = 5  # upper estimate, to choose the number of shards
 
@@ -133,6 +134,7 @@ class Source:
     name: str
     share: float
     shards: dict[str, tuple[Shard, ...]]  # "train" and "val"
+    seed: int | None = None  # of an embedded world
 
 
 @dataclass(frozen=True)
@@ -169,11 +171,15 @@ class Corpus:
                 yield batch
 
     def describe(self) -> dict[str, str | int]:
-        """Return name, counts and content hashes for records, without any path on this machine."""
+        """Return name, counts and content hashes for records, without any path on this machine.
+
+        Text that is an embedded world and nothing else has the world's seed in the record too.
+        """
         shards = self._shards()
         contents = [f"{split} {source.share:.6f} {shard.hash}" for source, split, shard in shards]
         # Validation alone too: losses on the same validation text can be compared.
         held_out = [shard.hash for _, split, shard in shards if split == "val"]
+        seed = self.sources[0].seed if len(self.sources) == 1 else None
         return {
             "name": self.name,
             "files": len(shards),
@@ -181,6 +187,7 @@ class Corpus:
             "documents": sum(shard.rows for _, _, shard in shards),
             "fingerprint": text_sha256("\n".join(contents)),
             "validation": text_sha256("\n".join(held_out)),
+            **({} if seed is None else {"world seed": seed}),
         }
 
     def manifest(self) -> list[dict]:
@@ -223,7 +230,8 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False) -> Corpus
     for source, share in parts:
         shards = open_shards(shard_files(source, num_shards, offline))
         # The last shard is always for validation.
-        sources.append(Source(source_name(source), share, {"train": shards[:-1], "val": shards[-1:]}))
+        splits = {"train": shards[:-1], "val": shards[-1:]}
+        sources.append(Source(source_name(source), share, splits, world_seed(source)))
     return Corpus(tuple(sources))
 
 
@@ -255,12 +263,13 @@ def source_files(source: str, num_shards: int = 0, offline: bool = False) -> lis
     """Return the files of a source before conversion; missing files are downloaded, or written (world)."""
     if source in CORPORA:
         return hub.fetch(CORPORA[source].files(num_shards), offline)
-    if source == "world":
-        return text_files(_world_shards(), (".parquet",))
+    seed = world_seed(source)
+    if seed is not None:
+        return text_files(world_folder(seed) / "text", (".parquet",))
     root = _folder(source)
     files = text_files(root) if root.is_dir() else []
     if not files:
-        names = ", ".join(NAMED)
+        names = ", ".join((*CORPORA, "world"))
         raise hub.HubError(
             f"--data={source} is no folder with .parquet, .jsonl, .txt or .md files; corpora with a name are {names}"
         )
@@ -270,7 +279,7 @@ def source_files(source: str, num_shards: int = 0, offline: bool = False) -> lis
 def shard_files(source: str, num_shards: int = 0, offline: bool = False) -> list[Path]:
     """Return the parquet shards of a source, the validation shard last; a folder is converted once."""
     files = source_files(source, num_shards, offline)
-    if source in NAMED:
+    if is_named(source):
         return files
     home = convert_folder(source_name(source), _folder(source), files)
     return sorted(home.glob("*.parquet"))
@@ -301,13 +310,13 @@ def shards_for(data: str, tokens: float) -> int:
 def check_data(data: str) -> None:
     """Raise a ValueError if `--data` names a missing folder; nothing is downloaded or converted."""
     for source, _ in parse_data(data):
-        if source not in NAMED:
+        if not is_named(source):
             source_files(source)
 
 
 def source_name(source: str) -> str:
     """Return the short name of a source: for a folder, the last part of the path."""
-    return source if source in NAMED else _folder(source).resolve().name
+    return source if is_named(source) else _folder(source).resolve().name
 
 
 def _folder(source: str) -> Path:
@@ -315,15 +324,35 @@ def _folder(source: str) -> Path:
     return Path(source.removeprefix("folder:")).expanduser()
 
 
-def _world_shards() -> Path:
-    """Return the folder with the shards of the world: from the mirror, else written on this machine."""
-    path = "datasets/local/world"
-    root = hub.mirror()
-    if root is None or not (root / path).is_dir():
-        root = hub.world_dir()
-    if not (root / path).is_dir():
-        # A process of its own: the data sets of the world are no part of reading text.
-        command = [sys.executable, "-m", "nanochat.world", f"--out={root}"]
+def is_named(source: str) -> bool:
+    """Return True for a data set on the hub and for an embedded world; every other source is a folder."""
+    return source in CORPORA or WORLD.fullmatch(source) is not None
+
+
+# ---- embedded worlds ----
+
+
+def world_seed(source: str) -> int | None:
+    """Return the seed of an embedded world; None for any other source."""
+    match = WORLD.fullmatch(source)
+    return int(match[1] or 1) if match else None
+
+
+def world_folder(seed: int) -> Path:
+    """Return the folder of the embedded world of this seed; a world that is missing is written."""
+    folder = world_dir(seed)
+    if not (folder / "world.json").is_file():
+        # A process of its own: writing a world is no part of reading text.
+        command = [sys.executable, "-m", "nanochat.world", f"--out={folder}", f"--seed={seed}"]
         if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
-            raise ValueError(f"the embedded world is not in {root}, and could not be written (its message is above)")
-    return root / path
+            raise ValueError(f"the embedded world {folder} could not be written (its message is above)")
+    return folder
+
+
+def learned_world(tokenizer: str) -> int | None:
+    """Return the seed of the embedded world that the tokenizer of this tag learned from; None for other text."""
+    path = stage_dir("tok_train", tokenizer) / "tokenizer.json"
+    if not path.is_file():
+        return None
+    training = json.loads(path.read_text(encoding="utf-8")).get("training") or {}
+    return training.get("data", {}).get("world seed")

@@ -1,8 +1,7 @@
 """Data set files: from a mirror directory, or through `huggingface_hub`.
 
 The mirror is the directory in NANOCHAT_HUB; if it is set, no other place is searched. Else `huggingface_hub` supplies
-the cache, locks, retries, resumed downloads, HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE. If a run has written
-the embedded world for lack of other data, the world stands for files that are not in the cache. A cached file is used
+the cache, locks, retries, resumed downloads, HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE. A cached file is used
 without asking the hub again; pin a revision to be sure about the version.
 """
 
@@ -13,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanochat.log import print_line
-from nanochat.paths import base_dir, read_sha256
+from nanochat.paths import read_sha256
 
 PARALLEL_DOWNLOADS = 8
 
@@ -36,7 +34,7 @@ class HubFile:
 
     @property
     def on_hub(self) -> bool:
-        """False for files found only in a mirror or the embedded world."""
+        """False for files found only in a mirror."""
         return bool(self.repo) and not self.repo.startswith("local/")
 
 
@@ -56,8 +54,6 @@ def fetch(files: Sequence[HubFile], offline: bool = False) -> list[Path]:
             failures.append(f"\n  {file}: {reason}")
     if failures:
         raise HubError(f"{len(failures)} of {len(found)} files are not available:{''.join(failures)}")
-    if (world := _world()) and any(path.is_relative_to(world) for path in found.values()):
-        print_line(f"hub: files that are not in the cache are from the embedded world in {world}")
     return [found[file] for file in files]
 
 
@@ -87,46 +83,28 @@ def mirror() -> Path | None:
     return path
 
 
-def world_dir() -> Path:
-    """Return the folder for the embedded world; later stages read from there until someone removes the folder."""
-    return base_dir() / "world"
-
-
-def _world() -> Path | None:
-    """Return the embedded world if one replaces the hub.
-
-    Other files are not downloaded either, or a run would mix real and invented files. The main job on real text sets
-    NANOCHAT_WORLD=off, because an earlier job may have left a world.
-    """
-    if os.environ.get("NANOCHAT_WORLD") == "off" or mirror():
-        return None
-    return world_dir() if (world_dir() / "world.json").is_file() else None
-
-
 def _find(file: HubFile) -> Path | None:
-    """Return a file on this machine: in the mirror, else in the cache or the embedded world."""
+    """Return a file on this machine: in the mirror if there is one, else in the cache."""
     root = mirror()
-    if root is None and file.on_hub:
-        from huggingface_hub import try_to_load_from_cache
+    if root:
+        return root / str(file) if (root / str(file)).is_file() else None
+    if not file.on_hub:
+        return None
+    from huggingface_hub import try_to_load_from_cache
 
-        cached = try_to_load_from_cache(
-            file.repo,
-            file.path,
-            revision=file.revision,
-            repo_type="dataset",
-        )
-        # Else None, or a marker for a file known to be missing.
-        if isinstance(cached, str):
-            return Path(cached)
-    root = root or _world()
-    return root / str(file) if root and (root / str(file)).is_file() else None
+    cached = try_to_load_from_cache(
+        file.repo,
+        file.path,
+        revision=file.revision,
+        repo_type="dataset",
+    )
+    # Else None, or a marker for a file known to be missing.
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _download(file: HubFile, offline: bool) -> Path:
     if mirror():
         raise HubError("not in the mirror that NANOCHAT_HUB names")
-    if world := _world():
-        raise HubError(f"not in the cache, nor in the embedded world; remove {world} to download it")
     if not file.on_hub:
         raise HubError("not on the hub, set NANOCHAT_HUB to a mirror that has it")
 

@@ -22,7 +22,7 @@ from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.paths import write_jsonl
 from nanochat.runtime import Runtime
 from nanochat.settings import AnswerSettings
-from nanochat.stages import CHAT, core_name
+from nanochat.stages import MEANS, mean_name
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
 
@@ -92,10 +92,14 @@ def evaluate_task(
     return ChatScore(_pass_at(records), task.baseline, records)
 
 
-def core_of(scores: dict[str, ChatScore]) -> dict[str, Estimate]:
-    """Return ChatCORE, the mean centered accuracy, by display name; empty if no task counts for ChatCORE."""
-    counted = [score.accuracy.centered(score.baseline) for name, score in scores.items() if name in CHAT]
-    return {core_name(scores): average(counted)} if counted else {}
+def mean_scores(scores: dict[str, ChatScore]) -> dict[str, Estimate]:
+    """Return the means of centered accuracies by display name, ChatCORE or that of the world: without tasks, none."""
+    found = {}
+    for mean, tasks in MEANS.items():
+        counted = [score.accuracy.centered(score.baseline) for name, score in scores.items() if name in tasks]
+        if counted:
+            found[mean_name(mean, scores)] = average(counted)
+    return found
 
 
 def pass_probability(samples: int, right: int, k: int) -> float:
@@ -234,7 +238,7 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, Task]) -> list[Evaluatio
         with model.as_written():
             for name, task in scored.items():
                 scores[name] = evaluate_task(task, model, engine, trainer.tokenizer, trainer.runtime, settings, name)
-        found = {name: score.accuracy for name, score in scores.items()} | core_of(scores)
+        found = {name: score.accuracy for name, score in scores.items()} | mean_scores(scores)
         state.notes["scores"] = {name: list(estimate) for name, estimate in found.items()}
         figures = {f"chat/{name}": estimate.value for name, estimate in found.items()}
         print_figures(state.step, figures)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nanochat.cross_entropy import CHUNK_BYTES, cross_entropy
 from nanochat.decoder import Prefix
-from nanochat.evals.core_tasks import COMPLETION, BundleTask, Item, read_bundle, tokenize_items
+from nanochat.evals.core_tasks import COMPLETION, BundleTask, Item, open_core, tokenize_items
 from nanochat.gpt import GPT
 from nanochat.log import print0
 from nanochat.outcome import Estimate, average, mean_estimate
@@ -73,16 +73,16 @@ def core_scores(trainer: "Trainer", every: int) -> list[Evaluation]:
     """Return the evaluation that scores CORE during training; none for every=-1."""
     if every < 0:
         return []
-    tasks = read_bundle()  # missing files are an error before training starts
+    name, tasks = open_core(trainer.tokenizer_tag)  # missing files are an error before training starts
+    figure = name.lower().replace(" ", "_")  # in the metric log
 
     def score(state: State) -> None:
         scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, ESTIMATE_ITEMS)
         value, stderr = average(list(scores.values()))
-        state.notes["CORE metric"] = value
-        state.notes["CORE metric stderr"] = stderr
-        print0(f"step {state.step:05d} | CORE metric: {value:.4f} ± {stderr:.4f}")
+        state.notes |= {name: value, f"{name} stderr": stderr}
+        print0(f"step {state.step:05d} | {name}: {value:.4f} ± {stderr:.4f}")
         each = {f"core/{label}": score.value for label, score in scores.items()}
-        trainer.log.write("core", state.step, core_metric=value, core_metric_stderr=stderr, **each)
+        trainer.log.write("core", state.step, **{figure: value, f"{figure}_stderr": stderr}, **each)
 
     return [Evaluation(every, score)]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import yaml
 
+from nanochat.data.corpus import learned_world, world_folder
 from nanochat.data.hub import HubFile, fetch
 
 if TYPE_CHECKING:
@@ -87,10 +88,21 @@ def data_files(path: Path) -> list[HubFile]:
     return [HubFile(f"eval_bundle/eval_data/{name}") for name in names]
 
 
-def read_bundle() -> list[BundleTask]:
-    """Return all tasks in the hub's bundle; ValueError if files are missing."""
-    core, meta = fetch(BUNDLE)
-    fetch(data_files(core))
+def open_core(tokenizer: str) -> tuple[str, list[BundleTask]]:
+    """Return the metric's name and its tasks: those of the world that the tokenizer learned from, else the hub's."""
+    seed = learned_world(tokenizer)
+    if seed is None:
+        return "CORE metric", read_bundle()
+    return "World CORE metric", read_bundle(world_folder(seed) / "core")
+
+
+def read_bundle(folder: Path | None = None) -> list[BundleTask]:
+    """Return all tasks in a folder, or in the hub's bundle; ValueError if files are missing."""
+    if folder:
+        core, meta = folder / "core.yaml", folder / "eval_meta_data.csv"
+    else:
+        core, meta = fetch(BUNDLE)
+        fetch(data_files(core))
     with open(meta, encoding="utf-8", newline="") as file:
         percents = {row["Eval Task"]: row["Random baseline"] for row in csv.DictReader(file)}
     tasks = []

@@ -196,7 +196,7 @@ def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
     whole = f"about {duration(sum(coming))}" if all(coming) else "not known"
     gpus = f"{setting.gpus} x {setting.accelerator.name}" if setting.accelerator else "no GPU"
     idle = f", {setting.idle} more are idle (rows of a batch are a power of two)" if setting.idle else ""
-    text = f"the embedded world in {setting.world}" if setting.own_world else setting.data
+    text = f"the embedded world in {setting.world}" if setting.world else setting.data
     return [
         f"scale: {setting.name}, {setting.scale.description}: {setting.reason}",
         f"machine: {os.cpu_count()} cores, {gpus}{idle}; depth {setting.depth}",

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from nanochat.data import hub
-from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files, parse_data
+from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files, parse_data, world_seed
 from nanochat.data.hub import HubFile
 from nanochat.evals.core_tasks import BUNDLE
 from nanochat.hardware import Accelerator, parse_hardware
 from nanochat.jobs.runner import Job, Step
 from nanochat.jobs.scales import SCALES, Scale, choose_scale, evening_depth, scale_flags
 from nanochat.outcome import ROOT
-from nanochat.paths import base_dir, stage_dir
+from nanochat.paths import base_dir, stage_dir, world_dir
 from nanochat.stages import MODELS, STAGES
 
 # Stages by name. Base models are not evaluated on chats.
@@ -48,8 +48,12 @@ class Setting:
     idle: int  # other GPUs
     accelerator: Accelerator | None  # GPU model; None: CPU only
     data: str  # with absolute folders
-    own_world: bool  # the job writes an embedded world, and reads text and tasks there
-    world: Path
+
+    @property
+    def world(self) -> Path | None:
+        """The folder of the embedded world if it is the text: the job writes it, and reads its tasks too."""
+        seed = world_seed(self.data)
+        return None if seed is None else world_dir(seed)
 
     @property
     def scale(self) -> Scale:
@@ -62,19 +66,11 @@ class Setting:
         return f"{self.gpus}x{self.accelerator.name}" if is_other else ""
 
     def has_files(self, files: Sequence[HubFile]) -> bool:
-        """Return True if the files are here, will be written with the world, or can be downloaded."""
+        """Return True if the files are here or can be downloaded."""
         # Repositories named local/ exist in mirrors only.
         on_hub = all(file.on_hub for file in files)
         # The network is asked last, because an answer takes time.
-        return self.own_world or hub.is_here(files) or (on_hub and has_network(self.request.on))
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables for all stages."""
-        if self.own_world:
-            return {"NANOCHAT_HUB": str(self.world)}
-        # An earlier job's world would stand in for real data sets that can be downloaded.
-        return {"NANOCHAT_WORLD": "off"} if self.data != "world" and has_network(self.request.on) else {}
+        return hub.is_here(files) or (on_hub and has_network(self.request.on))
 
 
 def find_hardware(named: str) -> tuple[int, Accelerator | None]:
@@ -149,7 +145,7 @@ def choose_setting(request: Any) -> Setting:
         name, reason = choose_scale(count, accelerator, has_text)
     scale = SCALES[name]
     if data == "auto":
-        data = "world" if scale.world else text_here or "climbmix"
+        data = world_dir(request.seed).name if scale.world else text_here or "climbmix"
         if not (scale.world or text_here or has_network(request.on)):
             raise ValueError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
 
@@ -157,12 +153,6 @@ def choose_setting(request: Any) -> Setting:
     depth = request.depth or scale.depth or earlier_depth or evening_depth(accelerator)
     # The world has small batches: one GPU is faster than several. Other runs take the largest power of two.
     gpus = min(count, 1) if scale.world else 1 << count.bit_length() >> 1
-    mirror = hub.mirror()
-    mirror_has_world = mirror and (mirror / "datasets/local/world").is_dir()
-    # Another seed writes another world, beside the first.
-    world = hub.world_dir()
-    if request.seed != 1:
-        world = world.with_name(f"{world.name}-{request.seed}")
     return Setting(
         request=request,
         name=name,
@@ -172,8 +162,6 @@ def choose_setting(request: Any) -> Setting:
         idle=count - gpus,
         accelerator=accelerator,
         data=data,
-        own_world=data == "world" and not mirror_has_world,
-        world=world,
     )
 
 
@@ -191,15 +179,14 @@ def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
         # base_loss reads the text that the model was trained on.
         if name in TEXT_STAGES and name != "base_loss":
             own["--data"] = setting.data
-        # The mixture names tasks from the world; scripts have a default for real data sets.
-        if setting.data != "world":
-            own.pop("--mixture", None)
         flags[name] = own
     base = flags["base_train"]
     base["--depth"] = str(setting.depth)
     base["--tokenizer-tag"] = request.tag
+    if setting.world:
+        flags["chat_rl"]["--task"] = "World-Sums"
     # No CORE metric without questions, and no fp8 on older GPUs.
-    if not setting.has_files(BUNDLE):
+    if not (setting.world or setting.has_files(BUNDLE)):
         base.pop("--core-metric-every", None)
     if setting.accelerator and not setting.accelerator.fp8:
         base.pop("--fp8", None)
@@ -221,7 +208,8 @@ def make_job(
     """Return the main job with all steps.
 
     tokens: for base training, so that enough text is downloaded; 0: the corpus's default. tasks: task -> files that
-    stages read. needs: stage -> a required task; without the task's files the stage is left out.
+    stages read; a job on an embedded world reads none of them. needs: stage -> a required task; without the task's
+    files the stage is left out.
     """
     request = setting.request
     skips = skip_reasons(setting, tasks, needs)
@@ -229,7 +217,7 @@ def make_job(
     task_files = list(dict.fromkeys(file for files in tasks.values() for file in files))
     # Steps that are no stage: no model, no outcome.
     commands = {
-        "world": ["nanochat.world", f"--out={setting.world}", f"--seed={request.seed}"],
+        "world": ["nanochat.world", f"--out={setting.world}", f"--seed={world_seed(setting.data)}"],
         "download": ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"],
         "report": ["nanochat.report", "--out=report.md", f"--tag={request.tag}"],
     }
@@ -244,7 +232,6 @@ def make_job(
         "speedrun",
         request.tag,
         steps,
-        environment=setting.environment,
         resume=resume_command(),
         closing=skipped_lines(steps) + talk_lines(steps, request.tag),
         settings={"scale": setting.name, "depth": setting.depth},
@@ -273,7 +260,9 @@ def _stage_step(
         output=f"{name}/{request.tag}",
         parents=[f"{stage.parent}/{request.tag}"] if stage.parent else [],
         data=setting.data if reads_text else "",
-        files=[] if reads_text else [list(astuple(file)) for file in files],
+        files=[] if reads_text or setting.world else [list(astuple(file)) for file in files],
+        # Its version and seed decide the content of all tasks.
+        local=[] if reads_text or not setting.world else [str(setting.world / "world.json")],
         launch=[*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if several_gpus else [],
         options=[f"--run={request.wandb}"] if request.wandb and not is_tokenizer else [],
         skip=skip,
@@ -284,16 +273,15 @@ def skip_reasons(setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs
     """Return step -> reason to leave the step out; empty: the step runs."""
     until = setting.request.until
     reasons = dict.fromkeys(STEPS, "")
-    if not setting.own_world:
-        text = "the world of NANOCHAT_HUB" if setting.data == "world" else setting.data
-        reasons["world"] = f"the text is {text}"
     if not hub_files(setting.data):
         reasons["download"] = "nothing has to be downloaded"
-    if not setting.has_files(BUNDLE):
-        reasons["base_eval"] = "no eval_bundle is here or on the hub: NANOCHAT_HUB may name a mirror that has one"
-    for name, task in needs.items():
-        if not setting.has_files(tasks[task]):
-            reasons[name] = f"the files of {task} are not here and cannot be downloaded"
+    if not setting.world:
+        reasons["world"] = f"the text is {setting.data}"
+        if not setting.has_files(BUNDLE):
+            reasons["base_eval"] = "no eval_bundle is here or on the hub: NANOCHAT_HUB may name a mirror that has one"
+        for name, task in needs.items():
+            if not setting.has_files(tasks[task]):
+                reasons[name] = f"the files of {task} are not here and cannot be downloaded"
     for name, stage in PLANNED_STAGES.items():  # in order, so that a reason reaches the stages after it
         if stage.parent and reasons[stage.parent] and not reasons[name]:
             reasons[name] = f"{stage.parent} is left out"

@@ -43,6 +43,7 @@ class Step:
     parents: list[str] = field(default_factory=list)  # stages with artifacts that the command reads
     data: str = ""  # text that the command reads, as in --data
     files: list[list] = field(default_factory=list)  # further inputs on the hub: [path, repo, revision]
+    local: list[str] = field(default_factory=list)  # further inputs on this machine
     launch: list[str] = field(default_factory=list)  # words before the module (torchrun); a change repeats nothing
     options: list[str] = field(default_factory=list)  # flags without influence on the result
     skip: str = ""  # reason to leave the step out; empty: the step runs
@@ -65,7 +66,6 @@ class Job:
     kind: str  # with the tag, names the folder and the messages
     tag: str
     steps: list[Step]
-    environment: dict[str, str] = field(default_factory=dict)  # variables for all steps
     resume: str = ""  # the command that resumes the job
     closing: list[str] = field(default_factory=list)  # lines to print after the last step
     settings: dict[str, Any] = field(default_factory=dict)  # choices of the planner, which a later plan keeps
@@ -137,6 +137,9 @@ def input_hashes(job: Job, step: Step) -> dict[str, str]:
             # Sorted: the order in which files are listed does not matter.
             digests = sorted(hash_files(job.folder / "hashes.json", text))
             found["the text"] = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+        local = [Path(name) for name in step.local if Path(name).is_file()]
+        digests = hash_files(job.folder / "hashes.json", local)
+        found |= {path.name: digest for path, digest in zip(local, digests, strict=True)}
         for entry in step.files:
             file = hub.HubFile(*entry)
             if hub.is_here([file]):
@@ -190,7 +193,6 @@ def run_job(job: Job, workers: int = 1) -> dict[str, str]:
 
     A failed step does not stop steps that do not depend on it. Output goes to the logs.
     """
-    os.environ.update(job.environment)
     slots = threading.Semaphore(workers)
     futures: dict[str, Future] = {}  # by step
     outputs: dict[str, Future] = {}
@@ -340,7 +342,6 @@ class Config:
 
 def main(config: Config) -> None:
     job = load_job(Path(config.job))
-    os.environ.update(job.environment)
     step = job.step(config.step)
     take_lock(config.lock, job.folder)
     with stop_signals() as stop:

@@ -16,17 +16,15 @@ FEW_PROBLEMS = {
 # count, so that a slow machine takes longer and learns the same. The reasons are in dev/LOG.md.
 EMBEDDED_MODEL = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=100000"
 EMBEDDED_RATES = "--matrix-lr=0.08 --embedding-lr=1.2 --unembedding-lr=0.06 --warmup-steps=20 --total-batch-size=2048"
-# Choices are also named with their text: such a small model cannot learn to choose from letters alone.
-CHATS = "SmolTalk:0.33,Identity,GSM8K:0.15,AQUA-Rationale,MMLU:0.17,MMLU-Named:0.7,SimpleSpelling:0.2,SpellingBee:0.2"
 # Steps on a CPU are few and long, so checkpoints are saved often.
 CPU_MODEL = "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"
 CPU_TUNING = "--eval-metrics-max-problems=50 --save-every=100"
-EMBEDDED_TUNING = f"--mixture={CHATS} --eval-tokens=30000 {CPU_TUNING}"
-CPU_RL = "--task=GSM8K --eval-examples=100 --save-every=10"
+EMBEDDED_TUNING = f"--eval-tokens=30000 {CPU_TUNING}"
+CPU_RL = "--eval-examples=100 --save-every=10"
 GPU_TUNING = {
     "mid_train": "--keep-last=1",
     "chat_sft": "--keep-last=1",
-    "chat_rl": "--task=GSM8K --keep-last=1",
+    "chat_rl": "--keep-last=1",
 }
 
 
@@ -35,7 +33,7 @@ class Scale:
     """Settings for all stages, for one machine size."""
 
     description: str
-    world: bool  # the embedded world is the text, unless --data names another
+    world: bool  # the embedded world is the text
     depth: int  # layers in the model; 0: chosen by GPU memory
     flags: Mapping[str, str]  # script -> flags
     seconds: Mapping[str, float] = field(default_factory=dict)  # step -> time on two cores; others are estimated

@@ -41,6 +41,7 @@ class Card:
 
     generated: str  # date of rendering
     started: str  # date of the first stage
+    text: str  # what the model learned from; empty if no stage says so
     environment: dict[str, Facts]  # group -> facts about the machine that ran the newest stage
     sections: list[Section]
     headlines: dict[str, dict[str, Any]]  # metric -> column of the summary -> value
@@ -92,12 +93,22 @@ def read_card(base: Path, tag: str = "") -> Card:
     return Card(
         generated=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         started=_moment(min(outcome.started for outcome in outcomes)),
+        text=_text(outcomes),
         environment=_environment(newest),
         sections=sections,
         headlines=_headlines(outcomes),
         outcomes=outcomes,
         seconds=seconds,
     )
+
+
+def _text(outcomes: Sequence[Outcome]) -> str:
+    """Return the text that base training read, else the tokenizer's."""
+    for stage, metric in (("base_train", "Data"), ("tok_train", "data")):
+        for outcome in outcomes:
+            if outcome.stage == stage and metric in outcome.metrics:
+                return outcome.metrics[metric]
+    return ""
 
 
 def _plots(outcome: Outcome) -> dict[str, str]:
@@ -164,7 +175,10 @@ def markdown(card: Card, pictures: str) -> str:
 
 def body(card: Card, pictures: str) -> list[str]:
     """Return header and stages as Markdown."""
-    parts = [f"Generated: {card.generated}", "## Environment"]
+    parts = [f"Generated: {card.generated}"]
+    if card.text:
+        parts.append(f"Learned from: {card.text}")
+    parts.append("## Environment")
     for name, facts in card.environment.items():
         parts.append(f"### {name}\n{_listing(facts)}")
     parts += [f"Run started: {card.started}", "---"]

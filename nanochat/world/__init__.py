@@ -1,12 +1,12 @@
-"""The embedded world: an invented land, written as a mirror of the hub, for a machine without the internet.
+"""The embedded world: an invented land, as text and tasks of its own, for a machine without the internet.
 
 A world has people, towns, rivers, animals, guilds and goods, with relations between them: `Kara lives in Nemiton`. Such
-a fact becomes statements in documents (`texts`) and questions in conversations, multiple-choice sets and CORE tasks
+a fact becomes statements in documents (`texts`) and questions in conversations, tasks and a bundle of CORE tasks
 (`chats`). `sums` adds arithmetic. Facts, pairs of numbers and words in the test split are never asked in training.
 `facts` invents things and relations from `world.txt`; `writer` writes the files. One seed always gives the same bytes.
 
 The door for other packages:
 
 - writer.write_world(folder, seed, size), writer.SIZES; on the command line `python -m nanochat.world`
-- facts.World(seed, people), chats.core_bundle, chats.ten_questions, writer.write_bundle (for tests of evaluation)
+- facts.World(seed, people), chats.core_bundle, chats.tables, writer.write_bundle (for tests)
 """

@@ -1,4 +1,4 @@
-"""Write an embedded world: `python -m nanochat.world --out=FOLDER --seed=1 --size=small`."""
+"""Write an embedded world: `python -m nanochat.world --seed=2 --size=tiny`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,21 +6,24 @@ from typing import Literal
 
 from nanochat.config import Count, option, run
 from nanochat.log import print0
-from nanochat.paths import one_at_a_time
+from nanochat.paths import one_at_a_time, world_dir
 from nanochat.world.writer import SIZES, write_world
 
 
 @dataclass(frozen=True)
 class Config:
-    """Write an embedded world as a local mirror of the hub."""
+    """Write an embedded world: text, tasks, and a bundle of CORE tasks."""
 
-    out: str = option("world", "folder to write", group="place")
+    out: str = option("", "folder to write (default: below NANOCHAT_BASE_DIR, where --data=world reads)", group="place")
     seed: Count = option(1, "seed of all names and facts", group="world", least=0)
-    size: Literal[tuple(SIZES)] = option("small", "number of people, documents and questions", group="world")
+    size: Literal[("", *SIZES)] = option(
+        "", f"number of texts: {', '.join(SIZES)} (default: small, or that of the world that is there)", group="world"
+    )
 
 
 def main(config: Config) -> None:
-    folder = Path(config.out).expanduser()
+    folder = Path(config.out).expanduser() if config.out else world_dir(config.seed)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     # An existing world of this seed and size is left alone.
     with one_at_a_time(folder.with_name(f"{folder.name}.lock")):
         write_world(folder, config.seed, config.size)

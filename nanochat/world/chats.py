@@ -1,17 +1,14 @@
-"""Conversations and evaluation sets about the embedded world, as rows with the columns of the real data sets.
+"""Conversations and evaluation sets about the embedded world, as rows of tables.
 
 The rows for a split use only facts from the same split. So tests ask for facts, pairs of numbers and words that no
 question or conversation for training contains.
 """
 
 import re
-from collections.abc import Iterable
-from itertools import groupby, islice
-from operator import itemgetter
 from typing import TypeAlias
 
 from nanochat.world.facts import Fact, World
-from nanochat.world.sums import Problem, plain_sum, word_problem
+from nanochat.world.sums import plain_sum, word_problem
 
 # The ten questions ask for ten relations.
 SHOWN_RELATIONS = "home trade pet food instrument river ware sight land hall".split()
@@ -19,92 +16,47 @@ SHOWN_RELATIONS = "home trade pet food instrument river ware sight land hall".sp
 Rows: TypeAlias = list[dict]  # of one table, by column
 
 
-# ---- multiple choice ----
+# ---- questions and word problems ----
 
 
-def questions(world: World, split: str, repeats: int = 1) -> Rows:
-    """Return all questions about a split in every wording, `repeats` times with other choices, in random order.
-
-    The columns are those of MMLU.
-    """
+def choices(world: World, split: str, repeats: int = 1) -> Rows:
+    """Return all questions about a split in every wording, `repeats` times with other choices, in random order."""
     rows = []
     # Each repetition draws other wrong choices.
     for fact in world.asked[split] * repeats:
         for question in fact.questions:
-            choices, right = world.choices(fact)
-            rows.append(
-                {
-                    "question": question,
-                    "subject": fact.subject.plural,
-                    "choices": [choice.name for choice in choices],
-                    "answer": right,
-                }
-            )
+            things, right = world.choices(fact)
+            rows.append({"question": question, "choices": [thing.name for thing in things], "answer": right})
     return world.shuffled(rows)
 
 
-def mmlu(world: World, split: str, repeats: int = 1) -> Rows:
-    return sorted(questions(world, split, repeats), key=itemgetter("subject"))
+def facts(world: World) -> Rows:
+    """Return all questions about the test split, without choices; the answer is the word that a right one contains."""
+    pairs = [(question, fact.value.name) for fact in world.asked["test"] for question in fact.questions]
+    return [{"question": question, "answer": answer} for question, answer in world.shuffled(pairs)]
 
 
-def arc(world: World, split: str) -> dict[str, Rows]:
-    """Return the rows of ARC-Easy, about people and towns, and of ARC-Challenge, about all others."""
-    sets = {"Easy": [], "Challenge": []}
-    for row in questions(world, split):
-        rows = sets["Easy" if row["subject"] in ("people", "towns") else "Challenge"]
-        # As ARC: {"choices": {"text": ["Badaton", …], "label": ["A", …]}, "answerKey": "B"}
-        rows.append(
-            {
-                "id": f"{world.name}_{split}_{len(rows)}",
-                "question": row["question"],
-                "choices": {"text": row["choices"], "label": list("ABCD")},
-                "answerKey": "ABCD"[row["answer"]],
-            }
-        )
-    return {f"allenai/ai2_arc/ARC-{name}/{split}": rows for name, rows in sets.items()}
+def ten_questions(world: World) -> Rows:
+    """Return questions that show at a glance how well a model knows the world, with the word in a right answer."""
+    world.restart("questions")
+    rows = []
+    # {"question": "Where does Geku live?", "answer": "Badaton"}
+    for relation in SHOWN_RELATIONS:
+        fact = world.pick([fact for fact in world.asked["test"] if fact.relation == relation])
+        rows.append({"question": fact.questions[0], "answer": fact.value.name})
+    return rows
 
 
-# ---- word problems ----
-
-
-def different_problems(world: World, count: int, held_out: bool) -> Iterable[Problem]:
-    """Return `count` problems, no two with the same question."""
-    found = {}  # question -> problem
+def sums(world: World, count: int, held_out: bool) -> Rows:
+    """Return `count` different word problems, solved with the calculator; `####` announces the answer."""
+    found = {}  # question -> row
     while len(found) < count:
         problem = word_problem(world, held_out)
-        found.setdefault(problem.question, problem)
-    return found.values()
-
-
-def gsm8k(world: World, count: int, held_out: bool) -> Rows:
-    rows = []
-    for problem in different_problems(world, count, held_out):
         # "Now Kara has 3 + 4 = <<3+4=7>>7 apples.", "#### 7"
         solution = re.sub(r"(\d+) (\S) (\d+) = (\d+)", r"\1 \2 \3 = <<\1\2\3=\4>>\4", problem.solution)
-        rows.append({"question": problem.question, "answer": f"{solution}\n#### {problem.answer}"})
-    return rows
-
-
-def aqua(world: World, count: int, held_out: bool) -> Rows:
-    rows = []
-    for problem in different_problems(world, count, held_out):
-        answer = problem.answer
-        right = world.between(0, 4)
-        # Wrong options lie near the answer.
-        near = [number for number in range(max(1, answer - 40), answer + 41) if number != answer]
-        numbers = world.sample(near, 4)
-        numbers.insert(right, answer)
-        letter = "ABCDE"[right]
-        rows.append(
-            {
-                "question": problem.question,
-                # "A)12", "B)7", …
-                "options": [f"{label}){number}" for label, number in zip("ABCDE", numbers, strict=True)],
-                "rationale": f"{problem.solution}\nThe answer is {letter}.",
-                "correct": letter,
-            }
-        )
-    return rows
+        row = {"question": problem.question, "answer": f"{solution}\n#### {problem.answer}"}
+        found.setdefault(problem.question, row)
+    return list(found.values())
 
 
 # ---- conversations: messages of the user and the assistant in turn ----
@@ -179,7 +131,7 @@ def with_lists(world: World, facts: list[Fact]) -> list[str]:
 
 ROLES = ("user", "assistant")
 
-# In percent. The function's name goes into the column `source`.
+# In percent.
 CHAT_KINDS = {
     about_facts: 50,
     about_things: 10,
@@ -191,7 +143,7 @@ CHAT_KINDS = {
 
 
 def conversations(world: World, count: int, split: str) -> Rows:
-    """Return rows with the columns of SmolTalk."""
+    """Return conversations, each with one kind of questions and orders."""
     closings = world.rows("closings")
     rows = []
     for _ in range(count):
@@ -201,49 +153,41 @@ def conversations(world: World, count: int, split: str) -> Rows:
         closing = world.pick(closings)
         if world.chance(0.15):
             chat += closing
-        messages = [{"content": text, "role": ROLES[turn % 2]} for turn, text in enumerate(chat)]
-        rows.append({"messages": messages, "source": kind.__name__})
+        rows.append(conversation(chat, kind.__name__))
     return rows
 
 
-def identity_chats(world: World, count: int) -> list[Rows]:
-    """Return conversations about the model itself, for `identity_conversations.jsonl`."""
-    world.restart("identity")
+def identity_chats(world: World, count: int) -> Rows:
+    """Return conversations about the model itself."""
     # A topic is a line with questions, then a line with answers.
     topics = world.text["identity"].format(world=world.name).split("\n\n")
-    chats = []
+    rows = []
     for _ in range(count):
         chosen = "\n".join(world.sample(topics, world.between(1, 3)))
         chat = [world.pick(line.split(" | ")) for line in chosen.splitlines()]
-        chats.append([{"role": ROLES[turn % 2], "content": text} for turn, text in enumerate(chat)])
-    return chats
+        rows.append(conversation(chat, "identity"))
+    return rows
 
 
-def data_sets(world: World, problems: int, chats: int) -> dict[str, Rows]:
-    """Return rows for all data sets by `OWNER/NAME/CONFIGURATION/SPLIT`, as on the hub.
+def conversation(texts: list[str], kind: str) -> dict:
+    """Return a row with texts of the user and the assistant in turn."""
+    return {"messages": [{"role": ROLES[turn % 2], "content": text} for turn, text in enumerate(texts)], "kind": kind}
 
-    problems, chats: rows for training in GSM8K and SmolTalk.
-    """
+
+def tables(world: World, problems: int, chats: int) -> dict[str, Rows]:
+    """Return the rows of all tasks by `NAME-SPLIT`. problems, chats: rows for training in `sums` and `chat`."""
     world.restart("data sets")
-    sets = {}
-    for split in ("train", "validation", "test"):
-        sets |= arc(world, split)
-    # Each set draws: another order would give other content.
-    examples = groupby(mmlu(world, "train"), itemgetter("subject"))
-    few = problems // 10
-    return sets | {
-        "cais/mmlu/all/auxiliary_train": world.shuffled(mmlu(world, "train", repeats=2)),
-        "cais/mmlu/all/validation": mmlu(world, "validation"),
-        "cais/mmlu/all/test": mmlu(world, "test"),
-        # MMLU's prompts show five examples for each subject.
-        "cais/mmlu/all/dev": [row for _, rows in examples for row in islice(rows, 5)],
-        "openai/gsm8k/main/train": gsm8k(world, problems, held_out=False),
-        "openai/gsm8k/main/test": gsm8k(world, few, held_out=True),
-        "deepmind/aqua_rat/raw/train": aqua(world, problems // 2, held_out=False),
-        "deepmind/aqua_rat/raw/validation": aqua(world, few, held_out=True),
-        "deepmind/aqua_rat/raw/test": aqua(world, few, held_out=True),
-        "HuggingFaceTB/smol-smoltalk/data/train": conversations(world, chats, "train"),
-        "HuggingFaceTB/smol-smoltalk/data/test": conversations(world, chats // 10, "validation"),
+    # Each table draws: another order would give other content.
+    return {
+        "choices-train": choices(world, "train", repeats=2),
+        "choices-validation": choices(world, "validation"),
+        "choices-test": choices(world, "test"),
+        "facts-test": facts(world),
+        "sums-train": sums(world, problems, held_out=False),
+        "sums-test": sums(world, problems // 10, held_out=True),
+        "chat-train": conversations(world, chats, "train") + identity_chats(world, chats // 20),
+        "chat-validation": conversations(world, chats // 10, "validation"),
+        "questions-test": ten_questions(world),
     }
 
 
@@ -322,14 +266,3 @@ def core_bundle(world: World) -> dict[str, Rows]:
         "world_places": [choice(world, fact) for fact in places],
         "world_korean": [choice(world, fact, in_korean=True) for fact in asked],
     }
-
-
-def ten_questions(world: World) -> Rows:
-    """Return questions that show at a glance how well a model knows the world, with the word in a right answer."""
-    world.restart("questions")
-    rows = []
-    # {"question": "Where does Geku live?", "answer": "Badaton"}
-    for relation in SHOWN_RELATIONS:
-        fact = world.pick([fact for fact in world.asked["test"] if fact.relation == relation])
-        rows.append({"question": fact.questions[0], "answer": fact.value.name})
-    return rows

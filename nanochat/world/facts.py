@@ -125,7 +125,7 @@ class Thing(NamedTuple):
 
     @property
     def plural(self) -> str:
-        """The kind in the plural; MMLU rows have it as their subject."""
+        """The kind in the plural."""
         return {"person": "people", "goods": "prices"}.get(self.kind, f"{self.kind}s")
 
 

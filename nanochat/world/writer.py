@@ -1,4 +1,10 @@
-"""The embedded world as files: a mirror of the hub that every stage reads with NANOCHAT_HUB=FOLDER, as real data."""
+"""The embedded world as files, in a folder:
+
+world.json            version, seed and size
+text/                 shards of documents, the last one for validation
+tasks/NAME-SPLIT      tables of questions and conversations
+core/                 a bundle of CORE tasks, laid out as an eval_bundle
+"""
 
 import json
 import os
@@ -11,23 +17,22 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nanochat.log import print0
 from nanochat.paths import write_jsonl
-from nanochat.world.chats import Rows, core_bundle, data_sets, identity_chats, ten_questions
+from nanochat.world.chats import Rows, core_bundle, tables
 from nanochat.world.facts import World
 from nanochat.world.texts import document
 
-VERSION = 6  # raise with every change to the content
+VERSION = 7  # raise with every change to the content
 SHARDS = 8  # parquet files with text for training
-# Data sets with several files on the hub; all others have one.
-FILES = {"HuggingFaceTB/smol-smoltalk/data/train": 4}
 ROW_GROUPS = 16  # least number in a shard: a lane reads whole row groups
 
 
 class WorldSize(NamedTuple):
     people: int
     documents: int  # for training
-    problems: int  # GSM8K rows for training
-    chats: int  # SmolTalk rows for training
+    problems: int  # for training
+    chats: int  # for training
 
 
 SIZES = {
@@ -53,20 +58,13 @@ def different_documents(world: World) -> Iterator[dict]:
             yield {"text": text}
 
 
-def write_tables(folder: Path, world: World, size: WorldSize) -> None:
-    """Write all parquet files: the corpus with its last shard for validation, and the data sets."""
+def write_text(folder: Path, world: World, count: int) -> None:
+    """Write `count` documents for training, and one in 32 as many for validation, in the last shard."""
     documents = different_documents(world)
-    # The same number in every shard; validation has 1/32 as many in all.
-    each = size.documents // SHARDS
-    for number, count in enumerate([each] * SHARDS + [size.documents // 32]):
-        path = folder / f"local/world/shard_{number:05d}.parquet"
-        write_parquet(path, list(islice(documents, count)), min(1024, each // ROW_GROUPS))
-    for name, rows in data_sets(world, size.problems, size.chats).items():
-        files = FILES.get(name, 1)
-        for number in range(files):
-            # Rows go to the files in turn.
-            path = folder / f"{name}-{number:05d}-of-{files:05d}.parquet"
-            write_parquet(path, rows[number::files], row_group=1024)
+    each = count // SHARDS
+    for number, rows in enumerate([each] * SHARDS + [count // 32]):
+        path = folder / f"shard_{number:05d}.parquet"
+        write_parquet(path, list(islice(documents, rows)), min(1024, each // ROW_GROUPS))
 
 
 def write_bundle(folder: Path, tasks: list[list[str]], rows: dict[str, Rows]) -> None:
@@ -87,23 +85,32 @@ def write_bundle(folder: Path, tasks: list[list[str]], rows: dict[str, Rows]) ->
     (folder / "eval_meta_data.csv").write_text(metadata, encoding="utf-8")
 
 
-def write_world(folder: Path, seed: int, size: str) -> None:
-    """Write a world completely or not at all; a finished world of this seed and size stays as it is."""
-    record = {"version": VERSION, "seed": seed, "size": size}
-    if folder.exists() and any(folder.iterdir()):
-        written = folder / "world.json"
-        if not written.exists() or json.loads(written.read_text()) != record:
-            raise ValueError(
-                f"{folder} is not the world of seed {seed} and size {size}, remove it or name another folder"
-            )
+def write_world(folder: Path, seed: int, size: str = "") -> None:
+    """Write a world completely or not at all; a finished world of this seed and size stays as it is.
+
+    size: empty for that of the world that is there, else small. A world of an older version is replaced, because this
+    code cannot read it.
+    """
+    path = folder / "world.json"
+    there = json.loads(path.read_text()) if path.exists() else {}
+    record = {"version": VERSION, "seed": seed, "size": size or there.get("size", "small")}
+    if there == record:
         return
+    size = record["size"]
+    older = bool(there) and there["version"] < VERSION and there | {"version": VERSION} == record
+    if older:
+        print0(f"{folder} is a world of an older version, it is written again")
+    elif folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not the world of seed {seed} and size {size}, remove it or name another folder")
     world = World(seed, SIZES[size].people)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.tmp-") as temporary:
         part = Path(temporary, "world")
-        write_tables(part / "datasets", world, SIZES[size])
-        write_bundle(part / "eval_bundle", world.rows("core tasks"), core_bundle(world))
-        write_jsonl(part / "identity_conversations.jsonl", identity_chats(world, SIZES[size].chats // 20))
-        write_jsonl(part / "questions.jsonl", ten_questions(world))
+        write_text(part / "text", world, SIZES[size].documents)
+        for name, rows in tables(world, SIZES[size].problems, SIZES[size].chats).items():
+            write_parquet(part / f"tasks/{name}.parquet", rows, row_group=1024)
+        write_bundle(part / "core", world.rows("core tasks"), core_bundle(world))
         (part / "world.json").write_text(json.dumps(record))
+        if older:
+            folder.rename(Path(temporary, "older"))
         # A rename is atomic: readers see the whole folder or none.
         os.rename(part, folder)

@@ -4,7 +4,9 @@ import hashlib
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from conftest import plant_world
 from corpora import write_jsonl, write_shard
 
 from nanochat.data import corpus
@@ -139,18 +141,18 @@ def test_as_many_shards_as_a_run_needs(tmp_path, mirror):
     assert shards_for(str(path), 1e15) == 0
 
 
-def test_auto_is_the_first_corpus_on_this_machine(mirror, capsys):
+def test_auto_is_the_first_corpus_on_this_machine(mirror, capsys, tiny_world, tmp_path, monkeypatch):
     assert open_corpus("auto").name == "climbmix"
+    assert "world seed" not in open_corpus("auto").describe()
     with pytest.raises(HubError, match="12 of 21 files are not available"):  # more shards are no reason for another
         open_corpus("auto", num_shards=20)
     (mirror / "karpathy/climbmix-400b-shuffle/shard_00003.parquet").unlink()
     assert open_corpus("auto").name == "mixed-text"
     assert "data: mixed-text is what --data=auto finds" in capsys.readouterr().out
     (mirror / "local/mixed-text/shard_00003.parquet").unlink()
-    for number in range(3):
-        write_shard(mirror / f"local/world/shard_{number:05d}.parquet", [f"world {number}"])
-    assert texts_of("auto", "train") == ["world 0", "world 1"]
-    assert texts_of("world", "val") == ["world 2"]
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(plant_world(tmp_path, tiny_world)))
+    assert open_corpus("auto").describe()["world seed"] == 1
+    assert texts_of("auto", "val") == pq.read_table(tiny_world / "text/shard_00008.parquet")["text"].to_pylist()
 
 
 # ---- mixes ----

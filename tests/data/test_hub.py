@@ -1,4 +1,4 @@
-"""Files from a mirror, from the cache of the hub, from a hub on this machine, and from the embedded world."""
+"""Files from a mirror, from the cache of the hub and from a hub on this machine."""
 
 import hashlib
 from pathlib import Path
@@ -75,12 +75,9 @@ def test_failed_downloads_are_listed_and_the_others_kept(server):
     assert hub.is_here([A])
 
 
-def test_the_embedded_world_stands_for_files_that_are_not_in_the_cache(server, tmp_path, monkeypatch, capsys):
-    [cached] = hub.fetch([A])
+def test_a_world_of_an_earlier_run_stands_for_no_file(server, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
-    world = write(tmp_path / "base/world", "world.json", str(A), str(DEEP))
-    assert hub.fetch([A, DEEP]) == [cached, world / str(DEEP)]
-    assert f"files that are not in the cache are from the embedded world in {world}" in capsys.readouterr().out
-    assert f"b.bin: not in the cache, nor in the embedded world; remove {world} to download it" in refusal(B)
-    monkeypatch.setenv("NANOCHAT_WORLD", "off")
+    write(tmp_path / "base/world", "world.json", str(A), str(B))
+    assert not hub.is_here([A])
     assert hub.fetch([B])[0].read_bytes() == server.files["b.bin"]
+    assert "datasets/some/set/a.bin" in refusal(A, offline=True)

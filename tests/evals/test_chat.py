@@ -15,7 +15,7 @@ from models import CONFIGS, lively
 from nanochat.chat import render_prompt
 from nanochat.engine import Engine, Event
 from nanochat.evals import chat
-from nanochat.evals.chat import ChatScore, core_of, evaluate_task, likeliest_letters, pass_probability
+from nanochat.evals.chat import ChatScore, evaluate_task, likeliest_letters, mean_scores, pass_probability
 from nanochat.outcome import Estimate, mean_estimate
 from nanochat.runtime import setup
 from nanochat.settings import AnswerSettings
@@ -33,9 +33,9 @@ class OneProcess:
 
 
 @pytest.fixture
-def hub(tiny_world, monkeypatch) -> Path:
-    monkeypatch.setenv("NANOCHAT_HUB", str(tiny_world))
-    return tiny_world
+def hub(fake_hub, monkeypatch) -> Path:
+    monkeypatch.setenv("NANOCHAT_HUB", str(fake_hub))
+    return fake_hub
 
 
 def make_model(max_seq_len: int = 512, name: str = "reference"):
@@ -80,11 +80,11 @@ def test_chat_core_by_hand():
     scores = {
         "ARC-Easy": ChatScore({1: Estimate(0.4, 0.03)}, 0.25, []),
         "GSM8K": ChatScore({1: Estimate(0.5, 0.04)}, 0.0, []),
-        "Questions": ChatScore({1: Estimate(0.9, 0.01)}, 0.0, []),  # does not count
+        "KMMLU": ChatScore({1: Estimate(0.9, 0.01)}, 0.0, []),  # does not count
     }
     expected = (0.15 / 0.75 + 0.5) / 2, math.sqrt((0.03 / 0.75) ** 2 + 0.04**2) / 2
-    assert core_of(scores) == {"ChatCORE (2 of 6 tasks)": pytest.approx(expected)}
-    assert core_of({"Questions": scores["Questions"]}) == {}
+    assert mean_scores(scores) == {"ChatCORE (2 of 6 tasks)": pytest.approx(expected)}
+    assert mean_scores({"KMMLU": scores["KMMLU"]}) == {}
 
 
 # ---- letters ----
@@ -228,8 +228,8 @@ def ask(out: Path, runtime) -> None:
         out.with_name(f"{out.name}-{name}-{runtime.rank}.json").write_text(found)
 
 
-def test_the_figures_are_the_same_for_any_number_of_ranks(tiny_world, hub, tmp_path):
-    job = Forked(tmp_path / "job", ask_as_rank, tmp_path / "of-3", ranks=3, NANOCHAT_HUB=str(tiny_world))
+def test_the_figures_are_the_same_for_any_number_of_ranks(fake_hub, hub, tmp_path):
+    job = Forked(tmp_path / "job", ask_as_rank, tmp_path / "of-3", ranks=3, NANOCHAT_HUB=str(fake_hub))
     ask(tmp_path / "of-1", OneProcess())
     job.done()
     for name in ("ARC-Challenge", "GSM8K"):

@@ -223,7 +223,9 @@ def test_the_evaluation_of_the_training_loop(model, tokenizer, tasks, tmp_path, 
     model.attention = "flash3"  # a path that this machine has not
     state = State(step=7)
     with MetricLog(tmp_path) as log:
-        trainer = SimpleNamespace(model=model, tokenizer=tokenizer, runtime=one_process(), log=log)
+        trainer = SimpleNamespace(
+            model=model, tokenizer=tokenizer, runtime=one_process(), log=log, tokenizer_tag="none"
+        )
         assert core_scores(trainer, -1) == []
         [evaluation] = core_scores(trainer, 5)
         evaluation.evaluate(state)

@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+from conftest import plant_world
 
 from nanochat.hardware import find_accelerator
 from nanochat.jobs import plan
@@ -14,9 +15,9 @@ from scripts.plan import Config, main
 
 
 @pytest.fixture
-def planned(base, monkeypatch, capsys):
+def planned(base, monkeypatch, capsys, tiny_world):
     """A function that plans with some flags and no network; returns the saved job and the printed plan."""
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(plant_world(base, tiny_world)))
     monkeypatch.delenv("NANOCHAT_HUB", raising=False)
     monkeypatch.setattr(plan, "has_network", bool)
 
@@ -28,10 +29,6 @@ def planned(base, monkeypatch, capsys):
             return load_job(base.__class__(folder.read())), capsys.readouterr().out
 
     return make
-
-
-def has_mixture(step: Step) -> bool:
-    return any(word.startswith("--mixture=") for word in step.command)
 
 
 def test_a_job_keeps_the_scale_that_it_started_with(planned, base):
@@ -49,12 +46,14 @@ def test_a_job_keeps_the_scale_that_it_started_with(planned, base):
 def test_the_seed_reaches_world_weights_and_data(planned, base):
     for seed, world in ((1, "world"), (2, "world-2")):
         job, text = planned(seed=seed)
-        assert job.environment == {"NANOCHAT_HUB": str(base / world)}
+        reads = [step.name for step in job.steps if f"--data={world}" in step.command]
+        assert reads == ["download", "tok_train", "tok_eval", "base_train"]
         assert job.step("world").command == ["nanochat.world", f"--out={base / world}", f"--seed={seed}"]
         seeded = [step.name for step in job.steps if f"--seed={seed}" in step.command]
         assert seeded == ["world", "base_train", "mid_train", "chat_sft", "chat_rl"]
         assert [step.name for step in job.steps if step.skip] == ["download"]
-        assert [step.name for step in job.steps if has_mixture(step)] == ["mid_train", "chat_sft"]
+        assert "--task=World-Sums" in job.step("chat_rl").command
+        assert job.step("chat_rl").local == job.step("base_eval").local == [str(base / world / "world.json")]
     assert f"text: the embedded world in {base / world}" in text
 
 
@@ -70,8 +69,8 @@ def test_what_does_not_change_the_result_repeats_no_stage(planned, monkeypatch):
     assert "tok_train" not in changed
 
 
-def test_every_stage_names_its_inputs(planned):
-    steps = {step.name: step for step in planned()[0].steps}
+def test_every_stage_names_its_inputs(planned, text_folder):
+    steps = {step.name: step for step in planned(data=str(text_folder))[0].steps}
     assert steps["chat_eval_rl"].parents == ["chat_rl/default"]
     assert steps["base_train"].parents == ["tok_train/default"]
     assert [name for name, step in steps.items() if step.data] == ["tok_train", "tok_eval", "base_train", "base_loss"]
@@ -110,7 +109,7 @@ def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, mo
     assert set(STEPS) - reasons.keys() == {"tok_train", "tok_eval", "base_train", "base_loss", "report"}
     assert "left out: chat_eval_mid, chat_sft (mid_train is left out)" in text
     assert job.step("base_train").options == ["--run=mine"]
-    assert not has_mixture(job.step("mid_train"))  # it names tasks of the embedded world
+    assert not any(word.startswith("--task=") for word in job.step("chat_rl").command)
     assert job.resume == f"bash {plan.ROOT}/speedrun.sh --data={text_folder.name}"
 
 

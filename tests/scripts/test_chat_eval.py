@@ -11,20 +11,21 @@ from models import leave_model
 from nanochat.config import parse
 from nanochat.report.card import markdown, read_card
 from nanochat.report.compare import decisions
+from nanochat.stages import CHAT_CORE
 from nanochat.tokenizer import Tokenizer
 from scripts.chat_eval import Config, main
-from tasks import CHAT_CORE, TASKS, open_tasks
+from tasks import TASKS, open_tasks
 
-HERE = list(CHAT_CORE[:-1])  # a world has no HumanEval
+HERE = list(CHAT_CORE[:-1])  # without HumanEval
 
 
 @pytest.fixture
-def hub(tiny_world, tmp_path, monkeypatch) -> Path:
+def hub(fake_hub, tmp_path, monkeypatch) -> Path:
     """A mirror with the test splits of ChatCORE, for tests that change files."""
     for name in HERE:
         [path] = map(str, TASKS[name].files("test"))
         (tmp_path / "hub" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "hub" / path).write_bytes((tiny_world / path).read_bytes())
+        (tmp_path / "hub" / path).write_bytes((fake_hub / path).read_bytes())
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
     return tmp_path / "hub"
 
@@ -90,9 +91,6 @@ def test_a_choice_of_tasks_says_so_in_the_name_of_chat_core(base, hub, capsys):
 def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys):
     assert list(open_tasks("")) == HERE
     assert f"({', '.join(CHAT_CORE)})" in (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
-    (hub / "questions.jsonl").write_text('{"question": "Who?", "answer": "Me"}')  # only worlds have this file
-    assert list(open_tasks("")) == [*HERE, "ARC-Easy-Named", "ARC-Challenge-Named", "Questions"]
-    (hub / "questions.jsonl").unlink()
     assert list(open_tasks("gsm8k|MMLU")) == ["GSM8K", "MMLU"]
     files = {name: hub / str(TASKS[name].files("test")[0]) for name in HERE}
     for name in {*HERE} - {"AQUA"}:

@@ -1,4 +1,4 @@
-"""scripts.chat_rl as a user runs it, forked, on the embedded world; rewards are for a letter, as nothing is learned."""
+"""scripts.chat_rl as a user runs it, forked; rewards are for a letter, as nothing is learned."""
 
 import json
 import re
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from base_runs import Base, SignalAfter, _stage, files_of
+from fake_hub import write_hub
 from forks import Forked
 
 from nanochat.checkpoint import load, steps
 from nanochat.log import read_metrics
 from nanochat.report.card import markdown, read_card
-from nanochat.world.writer import write_world
 
 STEPS = 4
 PARENT = ["--depth=1", "--max-seq-len=128", "--num-iterations=3", "--eval-every=-1", "--save-every=-1"]
@@ -41,11 +41,11 @@ class Rewarded:
 
 
 class Runs(Base):
-    """A base folder with a base model, `parent`, and a world."""
+    """A base folder with a base model, `parent`, and a mirror of the hub."""
 
     def __init__(self, folder: Path):
         super().__init__(folder)
-        write_world(folder / "hub", 1, "tiny")
+        write_hub(folder / "hub")
         self.run("parent", *PARENT)
 
     def start(self, tag: str, *flags: str, ranks: int = 1, before: Any = None, **variables: str) -> Forked:

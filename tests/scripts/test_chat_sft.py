@@ -1,4 +1,4 @@
-"""scripts.chat_sft on the smallest world, and on conversations of one's own."""
+"""scripts.chat_sft on a small mirror of the hub, and on conversations of one's own."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ def test_the_section_has_the_fields_of_the_reference(base):
     assert shown | {"eval_metrics_max_problems", "mixture"} <= set(record["card"])
     metrics = record["metrics"]
     assert {"Training rows", "Number of iterations", "Training loss", "Validation loss"} <= metrics.keys()
-    assert (metrics["aqua_train_examples"], metrics["aqua_val_examples"]) == (100, 20)  # all that the world has
+    assert (metrics["aqua_train_examples"], metrics["aqua_val_examples"]) == (100, 20)  # all that the mirror has
     assert "GSM8K" in metrics
     assert "\n## Chat SFT\n" in markdown(read_card(base.folder), "report")
     assert "| Validation loss |" in markdown(read_card(base.folder), "report")  # of the summary

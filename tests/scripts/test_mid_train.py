@@ -1,4 +1,4 @@
-"""scripts.mid_train on the smallest world: which tasks it takes, that all tokens are learned, and its section."""
+"""scripts.mid_train on a small mirror of the hub: its tasks, that all tokens are learned, its section."""
 
 import json
 

@@ -53,8 +53,7 @@ def test_the_embedded_world_is_what_a_bare_machine_trains_on(python, base):
     done = python("-m", "scripts.prepare", "--data=auto", HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     assert "data: world is what --data=auto finds" in done.stdout
-    mirror = base / "world"
-    again = python("-m", "scripts.prepare", "--data=world", "--tasks=core,gsm8k", NANOCHAT_HUB=str(mirror))
+    again = python("-m", "scripts.prepare", "--data=world", NANOCHAT_HUB=str(base))  # a mirror without a world
     assert again.returncode == 0, again.stderr
     records = [re.search(r"^data: world: .*", output.stdout, re.MULTILINE)[0] for output in (done, again)]
     assert records[0] == records[1]

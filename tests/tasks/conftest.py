@@ -1,4 +1,4 @@
-"""Hubs for the tests of tasks: a tiny world, the mirror of real data where this machine has one, and written rows."""
+"""Hubs for the tests of tasks: a small one of rows written here, the mirror of real data if there is one, and rows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,17 +6,24 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT
+from conftest import ROOT, plant_world
 
 from tasks import TASKS
 
 MIRROR = ROOT.parent / "shared/hub"
 
 
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, tiny_world: Path, monkeypatch) -> Path:
+    """The base folder, with a world: words to spell come from its text."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
+    return plant_world(tmp_path / "base", tiny_world)
+
+
 @pytest.fixture
-def world_hub(tiny_world: Path, monkeypatch) -> Path:
-    monkeypatch.setenv("NANOCHAT_HUB", str(tiny_world))
-    return tiny_world
+def small_hub(fake_hub: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("NANOCHAT_HUB", str(fake_hub))
+    return fake_hub
 
 
 @pytest.fixture
@@ -27,7 +34,7 @@ def mirror(monkeypatch) -> Path:
     return MIRROR
 
 
-@pytest.fixture(params=["world_hub", "mirror"])
+@pytest.fixture(params=["small_hub", "mirror"])
 def hub(request) -> Path:
     return request.getfixturevalue(request.param)
 

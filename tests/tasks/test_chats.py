@@ -10,14 +10,14 @@ from tasks import TASKS
 from tasks.chats import json_lines
 
 
-def test_chats_of_the_world_are_well_formed(world_hub):
+def test_chats_of_the_world_are_well_formed(small_hub):
     for name in ("SmolTalk", "Identity"):
         task = TASKS[name]("train")
         assert len({key(conversation) for conversation in task}) > 2
         for conversation in task:
             check_conversation(conversation)
     assert len(TASKS["SmolTalk"]("train")) == 200
-    lines = (world_hub / "identity_conversations.jsonl").read_text("utf-8").splitlines()
+    lines = (small_hub / "identity_conversations.jsonl").read_text("utf-8").splitlines()
     assert len(TASKS["Identity"]("train")) == len(lines)
 
 

@@ -9,7 +9,8 @@ from conftest import ROOT
 
 from nanochat.chat import check_conversation
 from nanochat.data.hub import HubFile
-from tasks import CHAT_CORE, JUDGED, TASKS, multiple_choice
+from nanochat.stages import CHAT_CORE, MEANS
+from tasks import JUDGED, TASKS, WORLD_TASKS, multiple_choice
 from tasks.common import pick
 
 WITH_QUESTIONS = ["ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "AQUA-Rationale", "GSM8K"]
@@ -26,7 +27,7 @@ def test_every_row_of_the_tables_is_complete():
         assert data.task.kind in ("categorical", "generative", "program", "chat")
         assert (name in JUDGED) == (data.task.kind != "chat")
         assert name not in JUDGED or "test" in data.split_names, f"{name}: evaluations ask for the split test"
-    assert set(CHAT_CORE) <= set(JUDGED)
+    assert {*CHAT_CORE, *WORLD_TASKS} <= set(JUDGED)
 
 
 def test_the_page_of_tasks_lists_them_all():
@@ -38,7 +39,8 @@ def test_the_page_of_tasks_lists_them_all():
     assert set(re.findall(r"^\| `(\w+)` ", layouts, re.MULTILINE)) == {
         data.convert.__name__ for data in multiple_choice.SETS.values()
     }
-    assert f"the mean over {', '.join(CHAT_CORE[:-1])} and {CHAT_CORE[-1]}" in page
+    for tasks in MEANS.values():
+        assert f"the mean over {', '.join(tasks[:-1])} and {tasks[-1]}" in page
 
 
 @pytest.mark.parametrize("name", WITH_QUESTIONS)

@@ -16,7 +16,7 @@ def own_file(tmp_path) -> str:
     return write_lines(tmp_path / "my.jsonl", *map(chat, range(40)))
 
 
-def test_a_mixture_has_each_row_as_often_as_there_are_epochs(world_hub, own_file):
+def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file):
     found = mix(TASKS, f"smoltalk, MMLU:2 ,gsm8k:0.5,aqua@30:1.5,{own_file}:3", "train", seed=5)
     sizes = {name: len(TASKS[name]("train")) for name in ("SmolTalk", "MMLU", "GSM8K")}
     assert found.rows == {
@@ -42,7 +42,7 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(world_hub, own_file
     assert Counter(counts[key(chat(number))] for number in range(40)) == {3: 38, 0: 2}
 
 
-def test_the_seed_gives_order_and_samples(world_hub):
+def test_the_seed_gives_order_and_samples(small_hub):
     first, again, other = (list(map(key, mix(TASKS, "arc-easy,aqua@50", seed=seed))) for seed in (3, 3, 4))
     assert first == again
     assert first != other
@@ -52,7 +52,7 @@ def test_the_seed_gives_order_and_samples(world_hub):
     assert from_arc != sorted(from_arc, reverse=True)  # the tasks are mixed
 
 
-def test_validation_has_every_held_out_row_once(world_hub, own_file):
+def test_validation_has_every_held_out_row_once(small_hub, own_file):
     spec = f"smoltalk:2,arc-easy,aqua@7:3,identity,{own_file}:5"
     train, held_out = (mix(TASKS, spec, split, seed=3) for split in ("train", "validation"))
     assert held_out.rows == {
@@ -79,12 +79,12 @@ def test_validation_has_every_held_out_row_once(world_hub, own_file):
         ("json:/no/such.jsonl", "train", "there is no file /no/such.jsonl"),
     ],
 )
-def test_mistakes_in_a_mixture_are_named(spec, split, sentence, world_hub):
+def test_mistakes_in_a_mixture_are_named(spec, split, sentence, small_hub):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         mix(TASKS, spec, split)
 
 
-def test_a_default_leaves_out_tasks_without_files(world_hub, tmp_path, monkeypatch, capsys):
+def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypatch, capsys):
     """Only a specification that the user typed has to be there in full."""
     found = mix(TASKS, "", default="multi-turn,aqua@999")
     assert found.rows == {"AQUA": 100}
@@ -96,7 +96,7 @@ def test_a_default_leaves_out_tasks_without_files(world_hub, tmp_path, monkeypat
         mix(TASKS, "", default="multi-turn,aqua")
 
 
-def test_a_mixture_names_its_files(world_hub, tmp_path, own_file):
+def test_a_mixture_names_its_files(small_hub, tmp_path, own_file):
     origin = mix(TASKS, f"aqua@30:2,simplespelling@9,{own_file}", seed=5).origin()
     assert {name: one["rows"] for name, one in origin.items()} == {"AQUA": 60, "SimpleSpelling": 9, "json:my.jsonl": 38}
     [file] = TASKS["AQUA"].files("train")
@@ -104,6 +104,6 @@ def test_a_mixture_names_its_files(world_hub, tmp_path, own_file):
     def digest(path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
-    assert origin["AQUA"]["files"] == {str(file): digest(world_hub / str(file))}
+    assert origin["AQUA"]["files"] == {str(file): digest(small_hub / str(file))}
     assert origin["json:my.jsonl"]["files"] == {"my.jsonl": digest(tmp_path / "my.jsonl")}
     assert list(origin["SimpleSpelling"]["files"]) == ["words"]

@@ -1,13 +1,14 @@
 """Multiple choice: letters read from prose, the prompt, layouts of columns, the Korean data sets."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from tasks import TASKS
-from tasks.multiple_choice import extract_letter
+from tasks.multiple_choice import NamedChoice, extract_letter
 
 
 @pytest.mark.parametrize(
@@ -69,8 +70,8 @@ def test_the_prompt_and_the_verdict(write_rows):
 
 
 def test_named_choices_are_judged_by_the_letter(write_rows):
-    write_rows("MMLU-Named", [{"question": "?", "choices": ["salt", "tea"], "answer": 1}])
-    task = TASKS["MMLU-Named"]()
+    write_rows("MMLU", [{"question": "?", "choices": ["salt", "tea"], "answer": 1}])
+    task = replace(TASKS["MMLU"], task=NamedChoice)()
     assert task[0]["messages"][1]["content"] == "It is tea=B."
     assert all(task.evaluate(task[0], text) for text in ("It is tea=B.", "It is salt=B.\n"))
     assert not any(task.evaluate(task[0], text) for text in ("It is tea=A.", "It is tea=B", "B", ""))

@@ -6,18 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 
 from nanochat.calculator import calculate
 from tasks import TASKS, open_tasks
 from tasks.mixing import mix
 from tasks.spelling import frequent_words
-
-
-@pytest.fixture(autouse=True)
-def base(tmp_path: Path, monkeypatch) -> Path:
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
-    return tmp_path / "base"
 
 
 def write_tokenizer_record(base: Path, tag: str, text: Path) -> None:
@@ -26,12 +19,8 @@ def write_tokenizer_record(base: Path, tag: str, text: Path) -> None:
     record.write_text(json.dumps({"config": {"data": str(text)}}))
 
 
-def test_words_come_from_the_text(world_hub):
-    texts = []
-    for number in range(8):
-        table = pq.read_table(world_hub / f"datasets/local/world/shard_0000{number}.parquet")
-        texts += table["text"].to_pylist()
-    first_shard = texts[: len(texts) // 8]
+def test_words_come_from_the_text(tiny_world):
+    first_shard = pq.read_table(tiny_world / "text/shard_00000.parquet")["text"].to_pylist()
     counts = Counter(re.findall(r"[^\W\d_]{2,15}", " ".join(first_shard).lower()))
     words = frequent_words()
     assert words == sorted(words, key=lambda word: (-counts[word], word))
@@ -42,7 +31,7 @@ def test_words_come_from_the_text(world_hub):
         assert not set(train) & set(test)
 
 
-def test_words_are_those_of_the_tokenizer_of_the_run(world_hub, tmp_path, base):
+def test_words_are_those_of_the_tokenizer_of_the_run(small_hub, tmp_path, base):
     (tmp_path / "own").mkdir()
     for letter in "abcdefghijklmnopqrstuvwxyz":
         (tmp_path / f"own/{letter}.txt").write_text(f"Zebra pony{letter} 빠른")
@@ -55,7 +44,7 @@ def test_words_are_those_of_the_tokenizer_of_the_run(world_hub, tmp_path, base):
         assert {one["messages"][0]["content"].removeprefix("Spell the word: ") for one in task} <= set(words)
 
 
-def test_letters_are_counted_right(world_hub):
+def test_letters_are_counted_right(small_hub):
     task = TASKS["SpellingBee"]("train")
     counts = set()
     for conversation in task:
@@ -71,7 +60,7 @@ def test_letters_are_counted_right(world_hub):
     assert {0, 1, 2} <= counts
 
 
-def test_a_word_is_spelled_with_hyphens(world_hub):
+def test_a_word_is_spelled_with_hyphens(small_hub):
     task = TASKS["SimpleSpelling"]()
     word = task[0]["messages"][0]["content"].removeprefix("Spell the word: ")
     assert task.evaluate(task[0], "-".join(word))

@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 
-from nanochat.world.chats import core_bundle, data_sets, identity_chats, ten_questions
+from nanochat.world.chats import core_bundle, tables, ten_questions
 from nanochat.world.facts import World
 from nanochat.world.sums import is_held_out
 
 WORLD = World(1, people=32)
-SETS = data_sets(WORLD, problems=1000, chats=2000)
+TABLES = tables(WORLD, problems=1000, chats=2000)
 BUNDLE = core_bundle(WORLD)
 FACT_OF = {question: fact for fact in WORLD.facts for question in fact.questions}
 HELD_OUT = [fact for fact in WORLD.facts if fact.split != "train"]
@@ -18,15 +18,15 @@ SUM = r"(\d+) ?[-+*/] ?(\d+)"
 
 
 def rows_of(*names: str) -> list[dict]:
-    """Rows of all sets and splits with such names."""
-    return [row for name, rows in SETS.items() if re.search("|".join(names), name) for row in rows]
+    """Rows of all tables with such names."""
+    return [row for name, rows in TABLES.items() if re.search("|".join(names), name) for row in rows]
 
 
 def exchanges(*kinds: str) -> list[tuple[str, str]]:
     """(question, answer) pairs of some kinds of conversations for training."""
     pairs = []
-    for row in rows_of("smoltalk/data/train"):
-        if row["source"] in kinds:
+    for row in rows_of("chat-train"):
+        if row["kind"] in kinds:
             texts = [message["content"] for message in row["messages"]]
             pairs += zip(texts[::2], texts[1::2], strict=True)
     return pairs
@@ -36,7 +36,7 @@ def exchanges(*kinds: str) -> list[tuple[str, str]]:
 def training() -> list[str]:
     """Every conversation, question with choices, and problem for training, as text."""
     rows = rows_of("train$")
-    chats = [row["messages"] for row in rows if "messages" in row] + identity_chats(WORLD, 300)
+    chats = [row["messages"] for row in rows if "messages" in row]
     texts = ["\n".join(message["content"] for message in chat) for chat in chats]
     return texts + ["\n".join(map(str, row.values())) for row in rows if "messages" not in row]
 
@@ -70,8 +70,7 @@ def number_pairs(texts: list[str]) -> set[frozenset[int]]:
 
 
 def test_no_pair_of_numbers_from_a_test_is_joined_in_training(training):
-    solved = [row["answer"] for row in rows_of("gsm8k.*test")]
-    solved += [row["rationale"] for row in rows_of("aqua.*(test|validation)")]
+    solved = [row["answer"] for row in rows_of("sums-test")]
     solved += [row["context"] for row in BUNDLE["world_sums"]]
     asked = number_pairs(solved)
     assert len(asked) > 100
@@ -91,34 +90,24 @@ def test_words_spelled_in_a_test_are_never_named_in_training():
 
 def test_multiple_choice_is_right_and_its_letters_are_even():
     letters: Counter = Counter()
-    for row in rows_of("ai2_arc"):
-        letter = row["answerKey"]
-        right = row["choices"]["text"][row["choices"]["label"].index(letter)]
-        assert right == FACT_OF[row["question"]].value.name
-        letters[letter] += 1
-    for row in rows_of("mmlu"):
+    for row in rows_of("choices"):
         assert row["choices"][row["answer"]] == FACT_OF[row["question"]].value.name
+        letters["ABCD"[row["answer"]]] += 1
     assert all(letters[letter] > letters.total() / 6 for letter in "ABCD")
-    examples = Counter(row["subject"] for row in rows_of("mmlu/all/dev"))
-    assert set(examples.values()) == {5}
-    assert {row["subject"] for row in rows_of("mmlu/all/test")} == set(examples)
+
+
+def test_free_questions_are_answered_with_the_value():
+    assert len(TABLES["facts-test"]) == sum(len(fact.questions) for fact in WORLD.asked["test"])
+    assert all(FACT_OF[row["question"]].value.name == row["answer"] for row in rows_of("facts"))
 
 
 def test_word_problems_end_in_their_result():
-    rows = rows_of("gsm8k")
+    rows = rows_of("sums")
     assert len({row["question"] for row in rows}) == len(rows) == 1100
     for row in rows:
         steps = re.findall(r"<<([^=]+)=(\d+)>>(\d+)", row["answer"])
         assert all(eval(sum_) == int(result) == int(shown) for sum_, result, shown in steps)
         assert row["answer"].endswith(f"\n#### {steps[-1][1]}")
-
-
-def test_the_right_option_is_the_result_of_the_rationale():
-    for row in rows_of("aqua"):
-        options = dict(option.split(")") for option in row["options"])
-        assert list(options) == list("ABCDE")
-        assert len(set(options.values())) == 5
-        assert options[row["correct"]] == re.findall(r"= (\d+)", row["rationale"])[-1]
 
 
 # ---- conversations ----

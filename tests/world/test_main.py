@@ -18,6 +18,7 @@ def test_two_processes_write_the_same_bytes(tiny_world, tmp_path, python):
 def test_a_finished_world_is_left_alone_and_anything_else_refused(tiny_world):
     before = {path: path.stat().st_mtime_ns for path in tiny_world.rglob("*")}
     main(Config(out=str(tiny_world), size="tiny"))
+    main(Config(out=str(tiny_world)))
     for out, seed, message in (
         (tiny_world, 2, "is not the world of seed 2 and size tiny, remove it or name another folder"),
         (ROOT, 1, "is not the world of seed 1 and size tiny, remove it or name another folder"),

@@ -1,4 +1,4 @@
-"""The world as a mirror of the hub: pinned content, columns of the real data sets, written completely or not at all."""
+"""The world as files: pinned content, a corpus, written completely or not at all."""
 
 import hashlib
 import json
@@ -11,11 +11,12 @@ import pytest
 from conftest import ROOT
 
 from nanochat.data.corpus import open_corpus
+from nanochat.paths import write_json
 from nanochat.world import writer
 from nanochat.world.writer import SIZES, write_world
 
 # Hash of the tiny world of seed 1. With a change of content, raise VERSION and put the new hash here.
-PINNED = "2af711c78bafca2eb19b64c8324d57d5105627c742eb8c00d12e3348a55b4a83"
+PINNED = "c6c9f7ed2c3c91a45263db2ad16afca6becd9471b7e9e56ba146c46bc4d87fe9"
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -41,45 +42,18 @@ def test_another_seed_is_another_world_with_the_same_files(tiny_world, tmp_path)
     one, two = files_of(tiny_world), files_of(tmp_path / "two")
     assert one.keys() == two.keys()
     same = {path for path in one if one[path] == two[path]}
-    assert same == {"eval_bundle/core.yaml", "eval_bundle/eval_meta_data.csv"}
-
-
-# The columns of the real data sets.
-CHOICES = "struct<text: list<element: string>, label: list<element: string>>"
-COLUMNS = {
-    "allenai/ai2_arc": {"id": "string", "question": "string", "choices": CHOICES, "answerKey": "string"},
-    "cais/mmlu": {"question": "string", "subject": "string", "choices": "list<element: string>", "answer": "int64"},
-    "openai/gsm8k": {"question": "string", "answer": "string"},
-    "deepmind/aqua_rat": {
-        "question": "string",
-        "options": "list<element: string>",
-        "rationale": "string",
-        "correct": "string",
-    },
-    "HuggingFaceTB/smol-smoltalk": {
-        "messages": "list<element: struct<content: string, role: string>>",
-        "source": "string",
-    },
-    "local/world": {"text": "string"},
-}
-
-
-def test_columns_are_the_real_ones(tiny_world):
-    datasets = tiny_world / "datasets"
-    assert {path.relative_to(datasets).as_posix() for path in datasets.glob("*/*")} == COLUMNS.keys()
-    for name, columns in COLUMNS.items():
-        for path in (datasets / name).rglob("*.parquet"):
-            assert {field.name: str(field.type) for field in pq.read_schema(path)} == columns
+    assert same == {"core/core.yaml", "core/eval_meta_data.csv"}
 
 
 def test_it_is_a_corpus_whose_validation_text_is_not_trained_on(tiny_world, monkeypatch):
-    monkeypatch.setenv("NANOCHAT_HUB", str(tiny_world))
-    corpus = open_corpus("world")
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tiny_world.parent))
+    (tiny_world.parent / "world-7").symlink_to(tiny_world)
+    corpus = open_corpus("world-7")
     train, val = ([text for batch in corpus.batches(split) for text in batch.to_pylist()] for split in ("train", "val"))
     assert len(train) == SIZES["tiny"].documents == 32 * len(val)
     assert len({*train, *val}) == len(train) + len(val)
     # Lanes read whole row groups, so there are enough of them.
-    shards = sorted((tiny_world / "datasets/local/world").glob("*.parquet"))
+    shards = sorted((tiny_world / "text").glob("*.parquet"))
     assert sum(pq.read_metadata(shard).num_row_groups for shard in shards[:-1]) >= 64
 
 
@@ -102,3 +76,13 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         write_world(tmp_path / "world", 1, "tiny")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_world_of_an_older_version_is_written_again(tmp_path, tiny_world, capsys):
+    old = tmp_path / "world"
+    write_json(old / "world.json", {"version": writer.VERSION - 1, "seed": 1, "size": "tiny"})
+    (old / "other.txt").write_text("of the older version")
+    write_world(old, 1)
+    assert f"{old} is a world of an older version, it is written again" in capsys.readouterr().out
+    assert files_of(old) == files_of(tiny_world)
+    assert [path.name for path in tmp_path.iterdir()] == ["world"]

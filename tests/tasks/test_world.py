@@ -1,0 +1,56 @@
+"""Tasks about the embedded world: which world they ask about, and when an answer is right."""
+
+import pytest
+
+from nanochat.chat import check_conversation
+from nanochat.paths import base_dir, write_json
+from nanochat.world.writer import write_world
+from tasks import TASKS, WORLD_TASKS, open_tasks, world
+
+
+@pytest.fixture
+def learned(base) -> None:
+    """A tokenizer that learned from the world of seed 2, and one that learned from other text."""
+    write_world(base / "world-2", 2, "tiny")
+    for tag, data in (("two", {"name": "world-2", "world seed": 2}), ("real", {"name": "climbmix"})):
+        write_json(base / f"tok_train/{tag}/tokenizer.json", {"training": {"data": data}})
+
+
+def test_an_answer_has_to_contain_the_word(learned):
+    task = TASKS["World-Questions"](tokenizer="two")
+    assert len(task) == 10
+    for conversation in task:
+        check_conversation(conversation)
+        word = conversation["messages"][-1]["content"]
+        assert task.evaluate(conversation, f"I think that it is {word}.")
+        assert not task.evaluate(conversation, f"It is {word}ish.")
+        assert not task.evaluate(conversation, "It is the other one.")
+
+
+def test_the_world_is_the_one_that_the_tokenizer_learned_from(learned):
+    for tag, folder in (("two", "world-2"), ("real", "world"), ("none", "world")):
+        for name, data in world.SETS.items():
+            for split in data.split_names:
+                [(file, path)] = data(split, tokenizer=tag).files.items()
+                assert path == base_dir() / file
+                assert file == f"{folder}/tasks/{data.table}-{split}.parquet", name
+
+
+def test_every_task_is_well_formed_and_its_own_answer_is_right(learned):
+    for name, data in world.SETS.items():
+        for split in data.split_names:
+            task = data(split, tokenizer="two")
+            for number in range(10):
+                conversation = task[number]
+                check_conversation(conversation)
+                if name in WORLD_TASKS:
+                    answer = conversation["messages"][-1]["content"]
+                    text = answer if isinstance(answer, str) else "".join(part["text"] for part in answer)
+                    assert task.evaluate(conversation, text)
+                    assert not task.evaluate(conversation, "I do not know.")
+
+
+def test_a_model_of_a_world_is_scored_with_its_tasks_alone(learned, tmp_path, monkeypatch):
+    assert list(open_tasks("", tokenizer="two")) == list(WORLD_TASKS)
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
+    assert open_tasks("", tokenizer="real") == {}  # the mirror is empty
