@@ -14,9 +14,8 @@ cargo test --quiet --manifest-path rustbpe/Cargo.toml || failed+=("cargo test")
 # Before pytest, so that pytest's closing line stays last.
 for name in "${failed[@]+"${failed[@]}"}"; do printf 'test: FAILED %s\n' "$name"; done
 # pytest-timeout ends and names a test that hangs (`timeout` in pyproject.toml).
-# pytest-xdist runs one file at a time in each worker, in the order set by tests/conftest.py. Tests wait a third of their time
-# (for signals, servers and timeouts), so there are more workers than cores. More threads than cores would wait for each other.
+# pytest-xdist runs one file at a time on each core, in the order set by tests/conftest.py; more threads than cores would
+# wait for each other.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-workers=$(python -c 'import os; cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(); print(cores + (cores + 1) // 2)')
-python -m pytest -n "$workers" --dist=loadfile --no-loadscope-reorder "$@" || exit 1
+python -m pytest -n auto --dist=loadfile --no-loadscope-reorder "$@" || exit 1
 exit $((${#failed[@]} > 0))
