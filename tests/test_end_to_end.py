@@ -30,40 +30,40 @@ FEWER = {
 }
 
 
-@pytest.fixture
-def short(speedrun) -> None:
-    """Evaluations of a few questions, in the speedrun's copy."""
+@pytest.mark.timeout(600)
+def test_the_main_job(speedrun, base, python, here, tmp_path):
+    """All stages on a world, then everything that uses the models and the card.
+
+    A mirror of real data sets is there all the time, and no output names one.
+    """
     scales = speedrun.home / "nanochat/jobs/scales.py"
     text = scales.read_text(encoding="utf-8")
     for long, few in FEWER.items():
         assert long in text
         text = text.replace(long, few)
     scales.write_text(text, encoding="utf-8")
-
-
-@pytest.mark.timeout(600)
-def test_the_main_job(speedrun, short, base, text_folder, python, here, tmp_path):
-    """All stages from another folder, then everything that uses the models and the card."""
-    flags = ["--data=letters", "--depth", "1", "--seconds=1"]
-    done = speedrun.run(*flags, cwd=text_folder.parent)
+    flags = ["--scale=embedded", "--depth", "1", "--seconds=1", "--wandb=world"]
+    speedrun.env |= {"WANDB_MODE": "offline", "WANDB_DIR": str(base)}
+    done = speedrun.run(*flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.startswith("\n== plan\n")
-    assert steps_with(done.stdout, "done") == [*(stage.name for stage in RAN), "report"]
+    assert steps_with(done.stdout, "done") == ["world", *(stage.name for stage in RAN), "report"]
     scripts = {"tok_train", "tok_eval", "base_train", "base_loss", "base_eval", "mid_train", "chat_sft", "chat_rl"}
     assert {stage.script for stage in RAN} == scripts | {"chat_eval"}
     assert f"report card: {speedrun.home / 'report.md'}" in done.stdout
     assert "| Metric " in done.stdout
-    *_, world, download, cli, web = done.stdout.splitlines()
-    assert world == f"left out: world (the text is folder:{text_folder})"
+    *_, download, cli, web = done.stdout.splitlines()
     assert download == "left out: download (nothing has to be downloaded)"
 
     finished = {path: path.stat().st_mtime_ns for path in base.glob("*/default/*") if path.parts[-3] != "speedrun"}
-    again = speedrun.run(*flags, cwd=text_folder.parent)
+    again = speedrun.run(*flags, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert steps_with(again.stdout, "already finished$") == [stage.name for stage in RAN]
     assert finished == {path: path.stat().st_mtime_ns for path in finished}
 
     check_the_card(base, speedrun.home)
+    python("-m", "scripts.export", "--source=rl", "--tag=default")
+    check_the_names(base, speedrun.home, done.stdout + done.stderr)
     check_the_commands_to_talk(cli, web)
     with serving(base, tag="default") as server:  # scripts.chat_web
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -110,18 +110,13 @@ REAL = re.compile(
 )
 
 
-@pytest.mark.timeout(600)
-def test_a_run_on_the_world_names_no_real_data_set(speedrun, short, base, python):
-    """A mirror of real data sets is there all the time, and nothing is read from it."""
-    speedrun.env |= {"WANDB_MODE": "offline", "WANDB_DIR": str(base)}
-    done = speedrun.run("--scale=embedded", "--depth=1", "--seconds=1", "--wandb=world")
-    assert done.returncode == 0, done.stderr + done.stdout
-    python("-m", "scripts.export", "--source=rl", "--tag=default")
-    seen = {"the terminal": done.stdout + done.stderr}
-    for root in (base, speedrun.home / "report"):
+def check_the_names(base: Path, home: Path, terminal: str) -> None:
+    """No output names a real data set."""
+    seen = {"the terminal": terminal}
+    for root in (base, home / "report"):
         seen |= {str(path.relative_to(root)): f"{path.name}\n{read(path)}" for path in root.rglob("*")}
     for name in ("report.md", "report.html", "report.json"):
-        seen[name] = read(speedrun.home / name)
+        seen[name] = read(home / name)
     assert len(seen) > 100
     found = {name: REAL.findall(text) for name, text in seen.items() if REAL.search(text)}
     assert not found
