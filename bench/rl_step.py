@@ -32,13 +32,15 @@ def prepare(job: dict) -> None:
     from tasks import TASKS
 
     folder = Path(job["folder"])
-    write_world(folder / "hub", 1, "tiny")
+    write_world(folder / "world", 1, "tiny")
     tok_train.main(parse(tok_train.Config, [f"--vocab-size={job['vocab']}", "--data=world", "--max-chars=2e7"]))
     flags = f"--depth={job['depth']} --head-dim=64 --max-seq-len=512 --window-pattern=L --no-compile --dtype=fp32"
     flags += " --tag=bench --num-iterations=1 --total-batch-size=8192 --eval-every=-1 --data=world"
     base_train.main(parse(base_train.Config, flags.split()))
     tokenizer = Tokenizer.load(folder / "tok_train/default/tokenizer.json")
-    prompts = [render_prompt(chat, tokenizer) for chat, _ in zip(TASKS["GSM8K"]("train"), range(1000), strict=False)]
+    prompts = [
+        render_prompt(chat, tokenizer) for chat, _ in zip(TASKS["World-Sums"]("train"), range(1000), strict=False)
+    ]
     (folder / "prompts.json").write_text(json.dumps([prompts, tokenizer.special_tokens]))
 
 
@@ -50,7 +52,9 @@ def ours(job: dict, case: str) -> Any:
     stage = Path(job["folder"], "chat_rl/bench")
     shutil.rmtree(stage, ignore_errors=True)
     Task.reward = lambda task, conversation, completion: float(zlib.crc32(completion.encode()) % 2)
-    flags = f"--tag=bench --source=base --num-iterations={job['steps']} --eval-every=-1 --save-every=-1"
+    flags = (
+        f"--tag=bench --source=base --task=World-Sums --num-iterations={job['steps']} --eval-every=-1 --save-every=-1"
+    )
     flags += f" --examples-per-step={job['examples']} --num-samples={job['samples']} --max-new-tokens={job['tokens']}"
 
     def facts(_: None) -> dict:

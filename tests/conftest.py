@@ -215,6 +215,8 @@ def speedrun(tmp_path: Path, base: Path, compiled: dict[str, str], fake_hub: Pat
     write_bundle(hub, world_tasks(6))  # for base_eval
     for folder in ("nanochat", "scripts", "tasks"):
         shutil.copytree(ROOT / folder, home / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    plan = home / "nanochat/jobs/plan.py"
+    plan.write_text(plan.read_text().replace("--size=small", "--size=tiny"))
     shutil.copy(ROOT / "speedrun.sh", home)
     shutil.copytree(ROOT / "runs", home / "runs")
     for name, text in [("runs/setup.sh", "exit 0"), (".venv/bin/python", f'#!/bin/sh\nexec "{sys.executable}" "$@"')]:

@@ -62,7 +62,9 @@ def test_the_main_job(speedrun, base, python, here, tmp_path):
     assert finished == {path: path.stat().st_mtime_ns for path in finished}
 
     check_the_card(base, speedrun.home)
-    python("-m", "scripts.export", "--source=rl", "--tag=default")
+    exported = python("-m", "scripts.export", "--source=rl", "--tag=default")
+    assert exported.returncode == 0, exported.stderr
+    assert list(base.glob("wandb/*/*.wandb"))
     check_the_names(base, speedrun.home, done.stdout + done.stderr)
     check_the_commands_to_talk(cli, web)
     with serving(base, tag="default") as server:  # scripts.chat_web
@@ -104,7 +106,7 @@ def check_the_commands_to_talk(cli: str, web: str) -> None:
 
 # Names of real data sets and benchmarks; CORE is one unless it is called World CORE.
 REAL = re.compile(
-    r"smol-?talk|gsm8?k|mmlu|arc[-_](?:easy|challenge)|ai2_arc|aqua|human_?eval|hrm8k|hae.?rae|alpaca|chatcore|"
+    r"smol-?talk|gsm8?k|mmlu|arc[-_](?:easy|challenge)|ai2_arc|aqua|human_?eval|\bclick\b|hrm8k|hae.?rae|alpaca|chatcore|"
     r"climbmix|fineweb|mixed-text|hellaswag|lambada|squad|boolq|winograd|jeopardy|(?<!world )core metric",
     re.IGNORECASE,
 )
@@ -113,7 +115,7 @@ REAL = re.compile(
 def check_the_names(base: Path, home: Path, terminal: str) -> None:
     """No output names a real data set."""
     seen = {"the terminal": terminal}
-    for root in (base, home / "report"):
+    for root in (base, base / "world", home / "report"):
         seen |= {str(path.relative_to(root)): f"{path.name}\n{read(path)}" for path in root.rglob("*")}
     for name in ("report.md", "report.html", "report.json"):
         seen[name] = read(home / name)

@@ -2,7 +2,7 @@
 
 Other packages import from here:
   corpus     open_corpus, Corpus, Source, open_shards: `--data` to shards of text; CORPORA, AUTO, check_data, hub_files,
-             parse_data, shard_files, shards_for, source_files, source_name; learned_world, world_folder, world_seed:
+             is_named, parse_data, shard_files, shards_for, source_files, source_name; learned_world, world_folder, world_seed:
              embedded worlds
   documents  documents: the texts in a file
   hub        fetch, HubFile, HubError, is_here, mirror, sha256: files by name

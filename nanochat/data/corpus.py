@@ -24,7 +24,7 @@ from nanochat.data import hub
 from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row_group, text_files
 from nanochat.data.hub import HubFile
 from nanochat.log import print0
-from nanochat.paths import stage_dir, text_sha256, world_dir
+from nanochat.paths import WORLD_VERSION, stage_dir, text_sha256, world_dir
 
 
 @dataclass(frozen=True)
@@ -339,12 +339,13 @@ def world_seed(source: str) -> int | None:
 
 
 def world_folder(seed: int) -> Path:
-    """Return the folder of the embedded world of this seed; a world that is missing is written."""
+    """Return the folder of the embedded world of this seed; a world that is missing or of an older version is written."""
     folder = world_dir(seed)
-    if not (folder / "world.json").is_file():
+    record = folder / "world.json"
+    if not record.is_file() or json.loads(record.read_text())["version"] != WORLD_VERSION:
         # A process of its own: writing a world is no part of reading text.
-        command = [sys.executable, "-m", "nanochat.world", f"--out={folder}", f"--seed={seed}"]
-        if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+        command = [sys.executable, "-m", "nanochat.world", f"--seed={seed}"]
+        if subprocess.run(command, stdout=sys.stderr).returncode:
             raise ValueError(f"the embedded world {folder} could not be written (its message is above)")
     return folder
 
@@ -354,5 +355,6 @@ def learned_world(tokenizer: str) -> int | None:
     path = stage_dir("tok_train", tokenizer) / "tokenizer.json"
     if not path.is_file():
         return None
-    training = json.loads(path.read_text(encoding="utf-8")).get("training") or {}
-    return training.get("data", {}).get("world seed")
+    data = json.loads(path.read_text(encoding="utf-8")).get("training", {}).get("data", {})
+    # Tokenizers of earlier versions have the name alone.
+    return data.get("world seed", world_seed(data.get("name", "")))

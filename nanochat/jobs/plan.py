@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nanochat.data import hub
-from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files, parse_data, world_seed
+from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files, is_named, parse_data, world_seed
 from nanochat.data.hub import HubFile
 from nanochat.evals.core_tasks import BUNDLE
 from nanochat.hardware import Accelerator, parse_hardware
@@ -111,7 +111,7 @@ def absolute_data(data: str) -> str:
     for source, share in parse_data(data):
         folder = Path(source.removeprefix("folder:")).expanduser()
         # A corpus wins over a folder with the same name.
-        if source not in CORPORA and folder.is_dir():
+        if not is_named(source) and folder.is_dir():
             source = f"folder:{folder.resolve()}"
         parts.append(f"{source}:{share:g}" if share < 1 else source)
     return ",".join(parts)
@@ -124,7 +124,7 @@ def choose_setting(request: Any) -> Setting:
         if value not in known:
             raise ValueError(f"{flag}={value} is not known, take one of {', '.join(known)}")
     count, accelerator = find_hardware(request.on)
-    data = request.data
+    data = world_dir(request.seed).name if request.data == "world" else request.data
     if data != "auto":
         data = absolute_data(data)
         check_data(data)
@@ -217,7 +217,7 @@ def make_job(
     task_files = list(dict.fromkeys(file for files in tasks.values() for file in files))
     # Steps that are no stage: no model, no outcome.
     commands = {
-        "world": ["nanochat.world", f"--out={setting.world}", f"--seed={world_seed(setting.data)}"],
+        "world": ["nanochat.world", f"--out={setting.world}", f"--seed={world_seed(setting.data)}", "--size=small"],
         "download": ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"],
         "report": ["nanochat.report", "--out=report.md", f"--tag={request.tag}"],
     }

@@ -49,6 +49,7 @@ def card_record(card: Card, base: Path) -> dict[str, Any]:
     record = {
         "format": FORMAT,
         "generated": card.generated,
+        "text": card.text,
         "environment": card.environment,
         "stages": [asdict(outcome) for outcome in card.outcomes],
         "summary": {

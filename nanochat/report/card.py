@@ -103,11 +103,13 @@ def read_card(base: Path, tag: str = "") -> Card:
 
 
 def _text(outcomes: Sequence[Outcome]) -> str:
-    """Return the text that base training read, else the tokenizer's."""
+    """Return the text that base training read, else the tokenizer's; several if runs with other tags read others."""
     for stage, metric in (("base_train", "Data"), ("tok_train", "data")):
-        for outcome in outcomes:
-            if outcome.stage == stage and metric in outcome.metrics:
-                return outcome.metrics[metric]
+        texts = [
+            outcome.metrics[metric] for outcome in outcomes if outcome.stage == stage and metric in outcome.metrics
+        ]
+        if texts:
+            return "; ".join(dict.fromkeys(texts))
     return ""
 
 

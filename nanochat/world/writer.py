@@ -18,12 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanochat.log import print0
-from nanochat.paths import write_jsonl
+from nanochat.paths import WORLD_VERSION, write_jsonl
 from nanochat.world.chats import Rows, core_bundle, tables
 from nanochat.world.facts import World
 from nanochat.world.texts import document
 
-VERSION = 7  # raise with every change to the content
 SHARDS = 8  # parquet files with text for training
 ROW_GROUPS = 16  # least number in a shard: a lane reads whole row groups
 
@@ -93,11 +92,11 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
     """
     path = folder / "world.json"
     there = json.loads(path.read_text()) if path.exists() else {}
-    record = {"version": VERSION, "seed": seed, "size": size or there.get("size", "small")}
+    record = {"version": WORLD_VERSION, "seed": seed, "size": size or there.get("size", "small")}
     if there == record:
         return
     size = record["size"]
-    older = bool(there) and there["version"] < VERSION and there | {"version": VERSION} == record
+    older = bool(there) and there["version"] < WORLD_VERSION and there | {"version": WORLD_VERSION} == record
     if older:
         print0(f"{folder} is a world of an older version, it is written again")
     elif folder.exists() and any(folder.iterdir()):

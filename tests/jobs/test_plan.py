@@ -48,7 +48,12 @@ def test_the_seed_reaches_world_weights_and_data(planned, base):
         job, text = planned(seed=seed)
         reads = [step.name for step in job.steps if f"--data={world}" in step.command]
         assert reads == ["download", "tok_train", "tok_eval", "base_train"]
-        assert job.step("world").command == ["nanochat.world", f"--out={base / world}", f"--seed={seed}"]
+        assert job.step("world").command == [
+            "nanochat.world",
+            f"--out={base / world}",
+            f"--seed={seed}",
+            "--size=small",
+        ]
         seeded = [step.name for step in job.steps if f"--seed={seed}" in step.command]
         assert seeded == ["world", "base_train", "mid_train", "chat_sft", "chat_rl"]
         assert [step.name for step in job.steps if step.skip] == ["download"]

@@ -10,7 +10,7 @@ from tasks import TASKS
 from tasks.chats import json_lines
 
 
-def test_chats_of_the_world_are_well_formed(small_hub):
+def test_chats_are_well_formed(small_hub):
     for name in ("SmolTalk", "Identity"):
         task = TASKS[name]("train")
         assert len({key(conversation) for conversation in task}) > 2

@@ -11,11 +11,11 @@ import pytest
 from conftest import ROOT
 
 from nanochat.data.corpus import open_corpus
-from nanochat.paths import write_json
+from nanochat.paths import WORLD_VERSION, write_json
 from nanochat.world import writer
 from nanochat.world.writer import SIZES, write_world
 
-# Hash of the tiny world of seed 1. With a change of content, raise VERSION and put the new hash here.
+# Hash of the tiny world of seed 1. With a change of content, raise WORLD_VERSION and put the new hash here.
 PINNED = "c6c9f7ed2c3c91a45263db2ad16afca6becd9471b7e9e56ba146c46bc4d87fe9"
 
 
@@ -80,7 +80,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_world_of_an_older_version_is_written_again(tmp_path, tiny_world, capsys):
     old = tmp_path / "world"
-    write_json(old / "world.json", {"version": writer.VERSION - 1, "seed": 1, "size": "tiny"})
+    write_json(old / "world.json", {"version": WORLD_VERSION - 1, "seed": 1, "size": "tiny"})
     (old / "other.txt").write_text("of the older version")
     write_world(old, 1)
     assert f"{old} is a world of an older version, it is written again" in capsys.readouterr().out
