@@ -339,7 +339,7 @@ def world_seed(source: str) -> int | None:
 
 
 def world_folder(seed: int) -> Path:
-    """Return the folder of the embedded world of this seed; a world that is missing or of an older version is written."""
+    """Return the folder of the embedded world of this seed; one that is missing or of an older version is written."""
     folder = world_dir(seed)
     record = folder / "world.json"
     if not record.is_file() or json.loads(record.read_text())["version"] != WORLD_VERSION:
