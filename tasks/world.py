@@ -10,7 +10,7 @@ from tasks.common import DataSet, Task
 from tasks.gsm8k import GSM8K
 from tasks.multiple_choice import NamedChoice, answer_number
 
-# A small model's share of each task: all questions with choices, half of the others.
+# Tasks and their epochs for a model that trains for a few minutes.
 MIXTURE = "World-Chat:0.36,World-Sums:0.65,World-Choices:0.87,SimpleSpelling:0.2,SpellingBee:0.2"
 
 

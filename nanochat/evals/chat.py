@@ -93,7 +93,7 @@ def evaluate_task(
 
 
 def mean_scores(scores: dict[str, ChatScore]) -> dict[str, Estimate]:
-    """Return the means of centered accuracies by display name, ChatCORE or that of the world: without tasks, none."""
+    """Return ChatCORE and World mean, over centered accuracies, by display name; a mean without scores is left out."""
     found = {}
     for mean, tasks in MEANS.items():
         counted = [score.accuracy.centered(score.baseline) for name, score in scores.items() if name in tasks]

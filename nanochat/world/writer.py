@@ -57,7 +57,7 @@ def different_documents(world: World) -> Iterator[dict]:
             yield {"text": text}
 
 
-def write_text(folder: Path, world: World, count: int) -> None:
+def write_documents(folder: Path, world: World, count: int) -> None:
     """Write `count` documents for training, and one in 32 as many for validation, in the last shard."""
     documents = different_documents(world)
     each = count // SHARDS
@@ -104,7 +104,7 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
     world = World(seed, SIZES[size].people)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.tmp-") as temporary:
         part = Path(temporary, "world")
-        write_text(part / "text", world, SIZES[size].documents)
+        write_documents(part / "text", world, SIZES[size].documents)
         for name, rows in tables(world, SIZES[size].problems, SIZES[size].chats).items():
             write_parquet(part / f"tasks/{name}.parquet", rows, row_group=1024)
         write_bundle(part / "core", world.rows("core tasks"), core_bundle(world))
