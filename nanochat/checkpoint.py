@@ -28,6 +28,7 @@ from nanochat.models import config_of, new_model
 from nanochat.outcome import versions
 from nanochat.paths import base_dir, hold_folder, publish_folder, read_sha256, stage_dir, sync, write_json
 from nanochat.runtime import Runtime, post_result, wait_result
+from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
@@ -332,19 +333,27 @@ def load_model(stage: str, tag: str, step: int, runtime: Runtime) -> tuple[GPT, 
 
 def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
     """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact."""
+    found = runtime.broadcast(lambda: verified(stage, tag, step).step)  # one rank reads all files
+    print0(f"model: {stage} {tag}, step {found:,}")
+    return load(stage_dir(stage, tag), found, hashes=False)
+
+
+def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
+    """Return a trained model's checkpoint after reading all of its files; step -1: the newest that is intact."""
     folder = stage_dir(stage, tag)
+    if step >= 0 and step not in steps(folder):
+        raise ValueError(f"{folder} has no checkpoint of step {step}, only {steps(folder)}")
+    found = newest(folder) if step < 0 else load(folder, step)
+    if found is None:
+        raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
+    return found
 
-    def choose() -> int:
-        if step >= 0 and step not in steps(folder):
-            raise ValueError(f"{folder} has no checkpoint of step {step}, only {steps(folder)}")
-        found = newest(folder) if step < 0 else load(folder, step)
-        if found is None:
-            raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
-        return found.step
 
-    checkpoint = load(folder, runtime.broadcast(choose), hashes=False)  # verified by one rank in `choose`
-    print0(f"model: {stage} {tag}, step {checkpoint.step:,}")
-    return checkpoint
+def chat_defaults(manifest: Record) -> tuple[float, list[str]]:
+    """Return the sampling temperature for chats with a model, and questions that it was taught to answer."""
+    # An imported model has no settings of ours, and one of an earlier version lacks these.
+    settings = manifest["config"] or {}
+    return settings.get("chat_temperature", CHAT_TEMPERATURE), manifest.get("suggestions", [])
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:

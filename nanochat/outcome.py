@@ -6,10 +6,12 @@ A training stage's metrics are put together here too. Reports read these records
 import contextlib
 import dataclasses
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -36,6 +38,7 @@ LOCK = "requirements.lock"  # locks the dependencies; the card counts lines
 SOURCE_SUFFIXES = (".py", ".md", ".rs", ".html", ".toml", ".sh")
 VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
 NOT_KNOWN = "n/a"
+ANSWERS = "Sample answers"  # title of a table of chat evaluations, also shown at the top of the HTML card
 
 Metrics = dict[str, Any]  # name -> a number, a text, or {"value", "stderr", "format", "unit"}
 
@@ -124,19 +127,32 @@ def git(root: Path, *words: str) -> str:
 
 def environment(root: Path = ROOT) -> dict[str, dict[str, str]]:
     """Return checkout, hardware and software, as the report card's header shows them."""
-    software = {"Python": platform.python_version(), "PyTorch": versions().get("torch", "not installed")}
+    software = {"Python": platform.python_version(), "PyTorch": torch_build()["__version__"]}
     return {"Git Information": _checkout(root), "Hardware": hardware(), "Software": software}
+
+
+def torch_build() -> dict[str, str]:
+    """Return PyTorch's version with its build tag, 2.15.0+cu130, and its CUDA version, without importing torch."""
+    spec = importlib.util.find_spec("torch")
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8") if spec else ""
+    # __version__ = '2.15.0+cpu' and cuda: Optional[str] = None
+    found = re.findall(r"^(__version__|cuda)\b.*= ['\"](.*)['\"]$", text, re.MULTILINE)
+    return {"__version__": "not installed", "cuda": ""} | dict(found)
 
 
 def bloat(root: Path = ROOT) -> dict[str, dict]:
     """Return the size of the source files that git tracks."""
     # -z: file names with spaces stay whole.
     files = [root / name for name in git(root, "ls-files", "-z").split("\0") if name.endswith(SOURCE_SUFFIXES)]
-    text = "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
+    text, tests = (
+        "".join(file.read_text(encoding="utf-8") for file in chosen if file.is_file())
+        for chosen in (files, [file for file in files if file.is_relative_to(root / "tests")])
+    )
     lock = root / LOCK  # an installed wheel has none
     counts = {
         "Characters": len(text),
         "Lines": text.count("\n"),
+        "Lines, of which tests": tests.count("\n"),
         "Files": len(files),
         "Tokens (approx)": len(text) // 4,  # four characters a token, roughly
         f"Dependencies ({LOCK} lines)": lock.read_text(encoding="utf-8").count("\n") if lock.exists() else 0,
@@ -159,14 +175,23 @@ def _checkout(root: Path) -> dict[str, str]:
 def hardware() -> dict[str, str]:
     """Return this machine's processors, memory and GPUs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    gpus = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
+    # "NVIDIA H100 80GB HBM3, 81559": the name, and the memory in MiB.
+    listed = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits").splitlines()
+    rows = [line.rpartition(", ") for line in listed]
+    gpus = [name for name, _, _ in rows]
     counted = [f"{gpus.count(name)}x {name}" for name in dict.fromkeys(gpus)]
-    return {
+    facts = {
         "Platform": platform.system(),
         "CPUs": f"{os.cpu_count()} logical",
         "Memory": f"{memory / 2**30:.1f} GB",  # binary gigabytes
         "GPUs": ", ".join(counted) or "none",
     }
+    if gpus:
+        # Some GPUs share the machine's memory and report "[N/A]".
+        sizes = [int(size) for _, _, size in rows if size.isdecimal()]
+        facts["GPU Memory"] = f"{sum(sizes) / 2**10:.1f} GB total" if len(sizes) == len(gpus) else NOT_KNOWN
+        facts["CUDA Version"] = torch_build()["cuda"] or NOT_KNOWN
+    return facts
 
 
 def read_outcomes(base: Path, tag: str = "") -> list[Outcome]:

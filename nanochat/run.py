@@ -233,6 +233,7 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
         record={
             "parent": manifest["parent"] if resumed else parent | {"step": origin.step},
             "tokenizer": manifest["tokenizer"],
+            "suggestions": manifest.get("suggestions", []),  # training on other chats replaces them
         },
         batch=batch,
         steps=None if config.num_iterations < 0 else config.num_iterations,
@@ -378,17 +379,19 @@ class Trainer:
     def tune_on_chats(
         self,
         chats: Any,
-        new_chats: Sequence[dict],
+        new_chats: Any,
         supervise: str,
         evaluations: Sequence[Evaluation],
         metrics: Mapping[str, Any],
     ) -> None:
         """Train on conversations and write the outcome; the config is ChatTuneSettings.
 
-        chats: a Mixture (tasks/mixing.py). new_chats: counted only. supervise: as in ChatLoader. metrics: further ones.
+        chats: a Mixture (tasks/mixing.py). new_chats: another, counted, and asked for questions to suggest. supervise:
+        as in ChatLoader. metrics: further ones.
         """
         from nanochat.packing import ChatLoader  # base training does without
 
+        self.start.record["suggestions"] = new_chats.questions()
         source = ChatLoader(
             chats,
             self.tokenizer,

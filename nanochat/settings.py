@@ -13,6 +13,8 @@ from nanochat.stages import Source
 
 Settings = TypeVar("Settings", bound="FineTuneSettings")
 
+CHAT_TEMPERATURE = 0.6  # of a model that has no setting of its own
+
 # ---- groups for any script ----
 # `may_change=True`: a run may resume with another value. `in_card=False`: the report card leaves the flag out.
 
@@ -283,7 +285,36 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True)
+class PlanSettings:
+    """The plan of a run, printed instead of training."""
+
+    dry_run: bool = option(
+        False,
+        "print the plan of the run with its cost, and stop",
+        group="run",
+        may_change=True,
+        in_card=False,
+    )
+    on: str = option(
+        "",
+        "hardware of the dry run, like 8xH100 (default: this machine)",
+        group="run",
+        may_change=True,
+        in_card=False,
+    )
+    json: bool = option(False, "print the dry run as JSON", group="run", may_change=True, in_card=False)
+
+    @property
+    def plan_only(self) -> bool:
+        """Return True for a dry run."""
+        if (self.on or self.json) and not self.dry_run:
+            raise ValueError("--on and --json are for a plan: add --dry-run")
+        return self.dry_run
+
+
+@dataclass(frozen=True)
 class TrainingSettings(
+    PlanSettings,
     CheckpointSettings,
     EvaluationSettings,
     OptimizerSettings,
@@ -335,6 +366,13 @@ class FineTuneSettings(TrainingSettings):
         least=0,
     )
     warm_start: bool = option(True, "start with the optimizer state of the parent", group="optimizer")
+    # Recorded in the manifest, for chat_cli and the page. A small model often samples a wrong word at higher ones.
+    chat_temperature: float = option(
+        CHAT_TEMPERATURE,
+        "sampling temperature for chats with this model, where they name none",
+        group="model",
+        least=0,
+    )
 
     @property
     def epochs(self) -> float:

@@ -26,7 +26,7 @@ CHAT_CORE = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval")
 WORLD_MEAN = ("World-Facts", "World-Choices", "World-Sums")
 MEANS = {"ChatCORE": CHAT_CORE, "World mean": WORLD_MEAN}
 # Rows in the summary of the report card.
-SHOWN = (*CHAT_CORE, "ChatCORE", *WORLD_MEAN, "World mean", "World-Questions")
+SHOWN = (*CHAT_CORE, "ChatCORE", *WORLD_MEAN, "World mean", "World-Talk", "World-Questions")
 
 
 def mean_name(mean: str, tasks: Iterable[str]) -> str:

@@ -18,22 +18,6 @@ class Config(CorpusSettings, TrainingSettings):
     """Pretrain the base model on a corpus. Everything that is not given follows from --depth."""
 
     tag: str = changed(RunSettings, "tag", "", text="name of the run, and of its folders (default: d and the depth)")
-    # A dry run needs shapes alone, so no GPU, corpus or tokenizer has to be there.
-    dry_run: bool = option(
-        False,
-        "print the plan of the run with its cost, and stop",
-        group="run",
-        may_change=True,
-        in_card=False,
-    )
-    on: str = option(
-        "",
-        "hardware of the dry run, like 8xH100 (default: this machine)",
-        group="run",
-        may_change=True,
-        in_card=False,
-    )
-    json: bool = option(False, "print the dry run as JSON", group="run", may_change=True, in_card=False)
     # Master weights stay fp32; fp8.convert picks the layers.
     fp8: bool = option(False, "compute matrix products in 8 bits, on GPUs that can", group="device")
 
@@ -102,11 +86,10 @@ def main(config: Config) -> None:
     from nanochat.scaling import dry_run, plan_run
     from nanochat.tokenizer import Tokenizer
 
-    if (config.on or config.json) and not config.dry_run:
-        raise ValueError("--on and --json are for a plan: add --dry-run")
     config = replace(config, tag=config.tag or f"d{config.depth}")
     vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
-    if config.dry_run and not vocabulary.exists():
+    # A dry run needs shapes alone, so no GPU, corpus or tokenizer has to be there.
+    if config.plan_only and not vocabulary.exists():
         tokenizer = None
         plan = plan_run(config, None)  # assumes a size of the vocabulary
     else:
@@ -140,7 +123,7 @@ def main(config: Config) -> None:
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
         state = trainer.fit(source, next_token, evaluations, data=corpus.manifest())
-        trainer.finish(state, plan.summary | pretraining_metrics(state, source, corpus))
+        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source, corpus))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
     source: str = changed(ModelChoice, "source", "", text="stage of the model (default: the last with a model)")
     tag: str = changed(ModelChoice, "tag", "", text="run of the model (default: the newest)")
     prompt: str | None = option(None, "answer one message and exit (-: read it from stdin)", group="chat", short="-p")
-    temperature: float = changed(SamplingSettings, "temperature", 0.6)
+    temperature: float | None = changed(
+        SamplingSettings, "temperature", None, text="sampling temperature, 0: greedy (default: the model's own)"
+    )
     top_p: float = option(1.0, "sample from the likeliest tokens with this total probability", group="samples")
 
     def __post_init__(self):
@@ -36,7 +38,7 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
 
 def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
-    from nanochat.checkpoint import load_model, trained
+    from nanochat.checkpoint import chat_defaults, load_model, trained
     from nanochat.engine import Engine, Request
     from nanochat.runtime import setup
     from nanochat.serve.cli import COMMANDS, TerminalChat, join_lines, typed_lines
@@ -51,11 +53,12 @@ def main(config: Config) -> None:
         if not interactive:
             stack.enter_context(redirect_stdout(sys.stderr))
         runtime = stack.enter_context(setup(config.device_type, config.dtype))
-        model, tokenizer, _ = load_model(MODELS[source], tag, config.step, runtime)
+        model, tokenizer, checkpoint = load_model(MODELS[source], tag, config.step, runtime)
+        temperature, suggestions = chat_defaults(checkpoint.manifest)
         settings = Request(
             tokens=(),  # of each prompt
             max_new_tokens=config.max_new_tokens,
-            temperature=config.temperature,
+            temperature=temperature if config.temperature is None else config.temperature,
             top_k=config.top_k,
             top_p=config.top_p,
             seed=config.seed,
@@ -66,6 +69,8 @@ def main(config: Config) -> None:
             chat.ask(sys.stdin.read() if config.prompt == "-" else config.prompt)
         elif interactive:
             print0(COMMANDS)
+            if suggestions:
+                print0("it was taught to answer:", " | ".join(suggestions))
             chat.run(join_lines(typed_lines(base_dir() / HISTORY)))
         else:
             chat.run(join_lines(line.removesuffix("\n") for line in sys.stdin))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from nanochat.config import Count, option, run
 from nanochat.log import MetricLog, print0
-from nanochat.outcome import Outcome
+from nanochat.outcome import ANSWERS, Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, LogSettings, ModelChoice
 from nanochat.stages import STAGES
@@ -38,7 +38,7 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
-    from nanochat.evals.chat import evaluate_task, mean_scores
+    from nanochat.evals.chat import evaluate_task, mean_scores, sample_answers
     from nanochat.runtime import setup
 
     stage = SOURCES[config.source]
@@ -69,12 +69,22 @@ def main(config: Config) -> None:
             outcome.add_artifact(folder / f"{name}.jsonl")
         figures = {name: score.accuracy for name, score in scores.items()} | means
         outcome.metrics |= {name: estimate.metric() for name, estimate in figures.items()}
-        outcome.metrics["Step"] = checkpoint.step
+        outcome.metrics |= {"model_tag": config.tag, "Step": checkpoint.step}
         if config.num_samples > 1:
             # One row per task and k.
             rows = [[name, k, *found] for name, score in scores.items() for k, found in score.pass_at.items()]
             columns = [["Task", ""], ["k", "d"], ["pass@k", ".4f"], ["Standard error", ".4f"]]
             outcome.tables.append({"title": "One of k answers is right", "columns": columns, "rows": rows})
+        answers = sample_answers(tasks, scores)
+        if answers:
+            columns = [["Task", ""], ["Question", ""], ["Answer", ""], ["Right", ""]]
+            outcome.tables.append({"title": ANSWERS, "columns": columns, "rows": answers})
+        categories = [[name, *found] for name, score in scores.items() for found in score.by_category().items()]
+        if categories:
+            rows = [[name, category, count, *accuracy] for name, category, (count, accuracy) in categories]
+            columns = [["Task", ""], ["Category", ""], ["Problems", "d"], ["Accuracy", ".4f"]]
+            columns.append(["Standard error", ".4f"])
+            outcome.tables.append({"title": "By category", "columns": columns, "rows": rows})
         with MetricLog(folder, config.run, asdict(config)) as log:
             log.write("tasks", checkpoint.step, **{name: estimate.value for name, estimate in figures.items()})
         outcome.write()

@@ -18,7 +18,7 @@ from nanochat.settings import (
     TrainingDeviceSettings,
 )
 from nanochat.stages import Source
-from tasks import JUDGED, TASKS
+from tasks import JUDGED, TASKS, task_to_learn
 from tasks.common import find_task
 
 
@@ -27,7 +27,11 @@ class Config(FineTuneSettings, SamplingSettings):
     """Improve a model at a task with rewards for sampled answers. Settings that are None are the parent's."""
 
     source: Source = changed(FineTuneSettings, "source", "sft")
-    task: str = option("GSM8K", "task to learn; needs a train and a test split", group="data")
+    task: str = option(
+        "",
+        "task to learn, with a train and a test split (default: GSM8K, or of an embedded world World-Sums)",
+        group="data",
+    )
 
     # A step has examples_per_step * num_samples answers, each a training row.
     examples_per_step: Count = option(16, "prompts per step, over all ranks", group="samples", least=1)
@@ -61,7 +65,7 @@ class Config(FineTuneSettings, SamplingSettings):
     eval_examples: Count = option(400, "test prompts per evaluation (0: all)", group="evaluation", least=0)
     # One answer is the likeliest; several are sampled, for pass@k.
     eval_samples: Count = option(1, "answers per test prompt (above 1: also pass@k)", group="evaluation", least=1)
-    save_every: Count = changed(CheckpointSettings, "save_every", 60)
+    save_every: Count = changed(CheckpointSettings, "save_every", 60, in_card=True)
 
 
 def main(config: Config) -> None:
@@ -74,15 +78,26 @@ def main(config: Config) -> None:
     from nanochat.outcome import reinforcement_metrics
     from nanochat.rollouts import Rollouts, Sampling, follow_reward
     from nanochat.run import training
+    from nanochat.tuning_plan import print_plan
 
-    name = find_task(config.task, JUDGED)  # JUDGED tasks can tell right answers from wrong ones
+    if config.task:
+        find_task(config.task, JUDGED)  # JUDGED tasks can tell right answers from wrong ones
     if config.total_batch_size:
         raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
     sampling = Sampling(
         config.examples_per_step, config.num_samples, config.max_new_tokens, config.temperature, config.top_k
     )
+    answers_per_step = config.examples_per_step * config.num_samples
+    if config.plan_only:
+        print_plan(
+            config,
+            lambda tokenizer: TASKS[task_to_learn(config.task, tokenizer)]("train", tokenizer=tokenizer),
+            answers_per_step,
+        )
+        return
     # A row per answer.
-    with training("chat_rl", config, rows=config.examples_per_step * config.num_samples) as trainer:
+    with training("chat_rl", config, rows=answers_per_step) as trainer:
+        name = task_to_learn(config.task, trainer.tokenizer_tag)
         # Spelling tasks need the vocabulary.
         task = TASKS[name]("train", tokenizer=trainer.tokenizer_tag)
         test = TASKS[name]("test", tokenizer=trainer.tokenizer_tag)

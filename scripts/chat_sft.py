@@ -28,7 +28,11 @@ def main(config: Config) -> None:
     from nanochat.evals.bpb import chat_validation
     from nanochat.evals.chat import task_scores
     from nanochat.run import training
+    from nanochat.tuning_plan import print_plan
 
+    if config.plan_only:
+        print_plan(config, lambda tokenizer: chat_data(config, MIXTURE, tokenizer)[0])
+        return
     with training("chat_sft", config) as trainer:
         chats, new_chats, tasks = chat_data(config, MIXTURE, trainer.tokenizer_tag)
         evaluations = chat_validation(trainer, new_chats, "assistant") + task_scores(trainer, tasks)

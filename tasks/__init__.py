@@ -1,6 +1,6 @@
 """The table with all tasks, and functions that open tasks by name.
 
-Others import from here: TASKS, JUDGED, pick, open_tasks, chat_data. A new task is a row in a
+Others import from here: TASKS, JUDGED, pick, open_tasks, task_to_learn, chat_data. A new task is a row in a
 module's table SETS, or a new module and a line in TASKS; docs/tasks.md has a row for each task.
 """
 
@@ -11,7 +11,7 @@ from nanochat.log import print0
 from nanochat.settings import ChatTuneSettings
 from nanochat.stages import CHAT_CORE, WORLD_MEAN
 from tasks import chats, gsm8k, hrm8k, humaneval, mixing, multiple_choice, spelling, world
-from tasks.common import DataSet, Task, pick
+from tasks.common import DataSet, Task, find_task, pick
 
 TASKS: dict[str, DataSet] = {
     **multiple_choice.SETS,
@@ -23,7 +23,7 @@ TASKS: dict[str, DataSet] = {
     **world.SETS,
 }
 JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]  # tasks with a verdict
-WORLD_TASKS = (*WORLD_MEAN, "World-Questions")
+WORLD_TASKS = (*WORLD_MEAN, "World-Talk", "World-Questions")
 
 
 def chat_data(
@@ -41,6 +41,12 @@ def chat_data(
     if config.eval_metrics_every >= 0:
         tasks = open_tasks(config.eval_metrics_tasks, tokenizer=tokenizer)
     return chats, new_chats, tasks
+
+
+def task_to_learn(name: str, tokenizer: str) -> str:
+    """Return the name of the task for reinforcement learning; empty: GSM8K, or for a model of a world its sums."""
+    default = "GSM8K" if learned_world(tokenizer) is None else "World-Sums"
+    return find_task(name or default, JUDGED)
 
 
 def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:

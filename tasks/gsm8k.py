@@ -14,16 +14,20 @@ def extract_answer(text: str) -> str | None:
     return found[1].replace(",", "") if found else None
 
 
+def with_calls(answer: str) -> list[dict]:
+    """Return an answer as parts: each `<<16-3-4=9>>` in the text is a call of the calculator and its result."""
+    pieces = CALL.split(answer)  # text, expression, result, text, expression, …
+    kinds = ("text", "python", "python_output")
+    parts = [{"type": kinds[number % 3], "text": piece} for number, piece in enumerate(pieces)]
+    # Text between two calculations may be empty.
+    return [part for part in parts if part["text"]]
+
+
 class GSM8K(Task):
     """Word problems; a solution is a list of parts: text, a calculation, the result, text, …"""
 
     def conversation(self, question: str, answer: str) -> dict:
-        pieces = CALL.split(answer)  # text, expression, result, text, expression, …
-        kinds = ("text", "python", "python_output")
-        parts = [{"type": kinds[number % 3], "text": piece} for number, piece in enumerate(pieces)]
-        # Text between two calculations may be empty.
-        parts = [part for part in parts if part["text"]]
-        return exchange(question, parts)
+        return exchange(question, with_calls(answer))
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         solution = conversation["messages"][-1]["content"]

@@ -6,6 +6,7 @@ followed by `@` and a sample size in rows, and by `:` and the epochs (1 by defau
 
 import re
 from collections.abc import Mapping
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from tasks.common import DataSet, Task, find_task
 
 # NAME, NAME@ROWS, NAME:EPOCHS or NAME@ROWS:EPOCHS; the path after json: may have any characters.
 MEMBER = re.compile(r"(json:.+?|[^:@]+)(?:@(\d+))?(?::(\d*\.?\d+))?")
+SAMPLED = 50  # conversations of a task that are read for suggested questions
+SHORT = 60  # characters in a suggested question
 HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
 
 
@@ -51,6 +54,18 @@ class Mixture:
     def __getitem__(self, index: int) -> dict:
         task, number = self._order[index]
         return list(self._tasks.values())[task][int(number)]
+
+    def questions(self, count: int = 4) -> list[str]:
+        """Return short first questions from the tasks in turn, to suggest to a person who talks to the model."""
+        columns = []
+        for task in self._tasks.values():
+            chats = [task[number]["messages"] for number in range(min(len(task), SAMPLED))]
+            texts = [next(message["content"] for message in chat if message["role"] == "user") for chat in chats]
+            # Long texts, several lines and parts make no button.
+            columns.append([text for text in texts if _is_short(text)])
+        # The first of each task, then the second of each: [(chat, sum), (chat, None)].
+        rows = chain(*zip_longest(*columns))
+        return list(dict.fromkeys(text for text in rows if text))[:count]
 
     def origin(self) -> dict[str, dict]:
         """Return for each task the row count, and the source files with their hashes."""
@@ -91,6 +106,10 @@ def mix(
     if not parts:
         raise ValueError(f"no task of {spec} is here: set NANOCHAT_HUB, or name others with --mixture")
     return Mixture(parts, seed)
+
+
+def _is_short(content: str | list) -> bool:
+    return isinstance(content, str) and len(content) <= SHORT and "\n" not in content
 
 
 def _parse(spec: str, known: Mapping[str, DataSet]) -> list[Member]:

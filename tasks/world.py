@@ -7,11 +7,11 @@ from pathlib import Path
 from nanochat.data.corpus import learned_world, world_folder
 from tasks.chats import Chat
 from tasks.common import DataSet, Task
-from tasks.gsm8k import GSM8K
+from tasks.gsm8k import GSM8K, with_calls
 from tasks.multiple_choice import NamedChoice, answer_number
 
 # Tasks and their epochs for a model that trains for a few minutes.
-MIXTURE = "World-Chat:0.36,World-Sums:0.65,World-Choices:0.87,SimpleSpelling:0.2,SpellingBee:0.2"
+MIXTURE = "World-Chat:0.55,World-Sums:0.3,World-Choices:0.4,SimpleSpelling:0.2,SpellingBee:0.2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +32,40 @@ class WorldTable(DataSet):
         return {f"{folder.name}/{file}": folder / file}
 
 
+def has_words(text: str, words: str) -> bool:
+    """Return True if the text has the words as whole words: "Kim" is not in "Kimchi"."""
+    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) is not None
+
+
 class FreeQuestion(Task):
     """A question with a word that a right answer contains."""
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
-        # A whole word: "Kim" is not in "Kimchi".
-        word = re.escape(conversation["messages"][-1]["content"])
-        return re.search(rf"(?<!\w){word}(?!\w)", completion) is not None
+        return has_words(completion, conversation["messages"][-1]["content"])
+
+
+class WorldChat(Chat):
+    """Conversations; sums in the answers are calls of the calculator."""
+
+    def conversation(self, messages: list[dict]) -> dict:
+        for message in messages:
+            if "<<" in message["content"]:
+                message["content"] = with_calls(message["content"])
+        return super().conversation(messages)
+
+
+class Talk(Task):
+    """Questions in new words. A right answer has a phrase of `accept` and none of `reject`."""
+
+    def conversation(self, category: str, messages: list[dict], accept: list[str], reject: list[str]) -> dict:
+        messages = [*messages, {"role": "assistant", "content": accept[0]}]
+        return {"messages": messages, "category": category, "accept": accept, "reject": reject}
+
+    def evaluate(self, conversation: dict, completion: str) -> bool:
+        # The numbers that go into the calculator are no answer.
+        answer = completion.rpartition("<|output_end|>")[2]
+        accepted = any(has_words(answer, phrase) for phrase in conversation["accept"])
+        return accepted and not any(has_words(answer, phrase) for phrase in conversation["reject"])
 
 
 SETS = {
@@ -56,5 +83,7 @@ SETS = {
     "World-Sums": WorldTable(task=GSM8K, table="sums", splits="train test", columns="question answer"),
     # Ten of the facts, one for each relation.
     "World-Questions": WorldTable(task=FreeQuestion, table="questions", splits="test", columns="question answer"),
-    "World-Chat": WorldTable(task=Chat, table="chat", splits="train validation", columns="messages"),
+    # What a person would say to the model, in words that no text for training has.
+    "World-Talk": WorldTable(task=Talk, table="talk", splits="test", columns="category messages accept reject"),
+    "World-Chat": WorldTable(task=WorldChat, table="chat", splits="train validation", columns="messages"),
 }

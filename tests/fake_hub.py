@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanochat.world.chats import tables
+from nanochat.world.chats import about_itself, messages, tables
 from nanochat.world.facts import World
 from tasks import TASKS
 
@@ -26,17 +26,17 @@ def algebra(row: dict) -> dict:
 
 
 def write_hub(folder: Path) -> None:
-    rows = tables(World(1, 16), problems=200, chats=200)
-    chats = [row for row in rows["chat-train"] if row["kind"] != "identity"]
+    world = World(1, 16)
+    rows = tables(world, problems=200, chats=200)
     sums = {"train": rows["sums-train"][:100], "validation": rows["sums-test"], "test": rows["sums-test"]}
     choices = {split: rows[f"choices-{split}"] for split in ("train", "validation", "test")}
-    write(folder, "SmolTalk", {"train": chats, "test": rows["chat-validation"]})
+    write(folder, "SmolTalk", {"train": rows["chat-train"], "test": rows["chat-validation"]})
     write(folder, "GSM8K", {"train": rows["sums-train"], "test": rows["sums-test"]})
     write(folder, "AQUA", {split: [algebra(row) for row in problems] for split, problems in sums.items()})
     write(folder, "MMLU", choices | {"dev": choices["train"][:5]})
     for number, name in enumerate(("ARC-Easy", "ARC-Challenge")):
         write(folder, name, {split: [science(row) for row in own[number::2]] for split, own in choices.items()})
-    identity = [json.dumps(row["messages"]) for row in rows["chat-train"] if row["kind"] == "identity"]
+    identity = [json.dumps(messages(about_itself(world, []))) for _ in range(20)]
     (folder / str(TASKS["Identity"].files()[0])).write_text("\n".join(identity), encoding="utf-8")
 
 

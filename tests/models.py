@@ -42,14 +42,21 @@ def tokens(rows=2, length=200, seed=6):
 
 
 def leave_model(
-    base: Path, stage: str, tag: str, tokenizer: Tokenizer, step: int = 7, tokenizer_tag: str = "default", **fields
+    base: Path,
+    stage: str,
+    tag: str,
+    tokenizer: Tokenizer,
+    step: int = 7,
+    tokenizer_tag: str = "default",
+    more=(),
+    **fields,
 ) -> GPT:
-    """Write an untrained model and its tokenizer below a base folder, as a run leaves them."""
+    """Write an untrained model and its tokenizer below a base folder, as a run leaves them. more: for the manifest."""
     tokenizer.save(base / f"tok_train/{tokenizer_tag}/tokenizer.json")
     shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"], "depth": 1}
     model = lively(CONFIGS["october-2025"] | shape | fields)
     about = {"tokenizer": {"tag": tokenizer_tag, "hash": tokenizer.content_hash}, "dtype": "fp32"}
-    record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
+    record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)} | dict(more)
     with Saver(base / stage / tag) as saver:
         saver.save(step, model.state_dict(), [], record)
     return model

@@ -14,11 +14,11 @@ class Scripted:
     """answers: the last message's text → steps, or several lists of steps, one for each time it is asked.
 
     A step is a text, a delta, an Event to wait for, CUT, or (status, headers, error), which then stands alone.
-    asked: the requests, as JSON. gone: set once a reader has gone away.
+    about: further fields of each model. asked: the requests, as JSON. gone: set once a reader has gone away.
     """
 
-    def __init__(self, answers: dict[str, list], models: list[str] | None = None, key: str = "", port: int = 0):
-        self.answers, self.models, self.key = answers, models or ["tiny"], key
+    def __init__(self, answers: dict[str, list], models: list[str] | None = None, key="", port=0, about=()):
+        self.answers, self.models, self.key, self.about = answers, models or ["tiny"], key, dict(about)
         self.asked, self.gone = [], threading.Event()
         handler = type("Handler", (_Handler,), {"script": self})
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
@@ -49,7 +49,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             page = chat_page()
             self._send(200, page.headers, page.body.decode())
         elif self._allowed():
-            models = [{"id": name, "object": "model"} for name in self.script.models]
+            models = [{"id": name, "object": "model", **self.script.about} for name in self.script.models]
             self._send(200, {}, json.dumps({"object": "list", "data": models}))
 
     def do_POST(self) -> None:

@@ -35,6 +35,7 @@ def write_model(base: Path, tag: str = "mine", endless: bool = False, **fields) 
     if endless:
         model.head.weight.data[list(tokenizer.special_tokens.values())] = 0
     about = {"tokenizer": {"tag": tag, "hash": tokenizer.content_hash}, "dtype": "fp32"}
+    about |= {"config": {"chat_temperature": 0.25}, "suggestions": ["Who is there?"]}
     record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
     with Saver(base / f"base_train/{tag}") as saver:
         saver.save(7, model.state_dict(), [], record)

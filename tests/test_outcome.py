@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from loop_parts import ALONE, train
 
 from nanochat.config import option
@@ -84,26 +85,38 @@ def test_bloat_counts_what_git_tracks(tmp_path):
     (tmp_path / "a.py").write_text("import os\n" * 3)
     (tmp_path / "b.md").write_text("# ü")
     (tmp_path / "c.txt").write_text("no source")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/d.py").write_text("\n" * 5)
     (tmp_path / "requirements.lock").write_text("a==1\n" * 2220)
     git(tmp_path, "init")
     git(tmp_path, "add", ".")
-    counts = {"Characters": 33, "Lines": 3, "Files": 2, "Tokens (approx)": 8}
+    counts = {"Characters": 38, "Lines": 8, "Lines, of which tests": 5, "Files": 3, "Tokens (approx)": 9}
     counts["Dependencies (requirements.lock lines)"] = 2220
     assert {label: count["value"] for label, count in bloat(tmp_path).items()} == counts
 
 
 @pytest.mark.parametrize(
-    ("smi", "names"),
+    ("smi", "names", "memory"),
     [
-        ("printf 'NVIDIA H100 80GB HBM3\\nNVIDIA H100 80GB HBM3\\n'", "2x NVIDIA H100 80GB HBM3"),
-        ("echo no devices; exit 9", "none"),
+        ("printf 'NVIDIA H100 80GB HBM3, 81559\\n%.0s' 1 2", "2x NVIDIA H100 80GB HBM3", "159.3 GB total"),
+        ("echo 'NVIDIA GB10, [N/A]'", "1x NVIDIA GB10", "n/a"),  # it shares the memory of the machine
+        ("echo no devices; exit 9", "none", None),
     ],
 )
-def test_gpus(tmp_path, monkeypatch, smi, names):
+def test_gpus(tmp_path, monkeypatch, smi, names, memory):
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert environment()["Hardware"]["GPUs"] == names
+    hardware = environment()["Hardware"]
+    assert hardware["GPUs"] == names
+    assert hardware.get("GPU Memory") == memory
+    # Without a GPU, nothing is said about CUDA.
+    cuda = torch.version.cuda or "n/a"
+    assert hardware.get("CUDA Version") == (cuda if memory else None)
+
+
+def test_pytorch_is_named_with_its_build_tag():
+    assert environment()["Software"]["PyTorch"] == str(torch.__version__)
 
 
 # ---- metrics of a training stage ----

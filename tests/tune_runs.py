@@ -45,6 +45,9 @@ class Chats(list):
     def origin(self) -> dict:
         return {}
 
+    def questions(self) -> list[str]:
+        return ["fox 1+1"]
+
 
 class Letters:
     """A task whose right answer is always B."""
@@ -85,7 +88,7 @@ def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Cal
         with training("chat_sft", config) as trainer:
             if inspect:
                 inspect(trainer)
-            chats, new_chats = Chats(sums(90)), sums(30, 100)
+            chats, new_chats = Chats(sums(90)), Chats(sums(30, 100))
             evaluations = chat_validation(trainer, new_chats, supervise)
             evaluations += task_scores(trainer, {"Letters": Letters()})
             trainer.tune_on_chats(chats, new_chats, supervise, evaluations, {})

@@ -15,10 +15,11 @@ from pathlib import Path
 from nanochat.paths import read_sha256
 
 PARALLEL_DOWNLOADS = 8
+SHOWN_FILES = 2  # named in an error for each reason
 
 
 class HubError(ValueError):
-    """Files cannot be found or downloaded; the message lists them all."""
+    """Files cannot be found or downloaded; the message is one sentence with the reasons."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class HubFile:
 
 
 def fetch(files: Sequence[HubFile], offline: bool = False) -> list[Path]:
-    """Return all files in order, missing ones downloaded. HubError lists all failures."""
+    """Return all files in order, missing ones downloaded. HubError has the reason for each failure."""
     found = {file: _find(file) for file in files}
-    failures = []
+    failures: dict[str, list[str]] = {}  # reason -> files
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
         # All are tried: a file downloaded now is in the cache when the command is run again.
         downloads = {file: pool.submit(_download, file, offline) for file, path in found.items() if path is None}
@@ -50,11 +51,26 @@ def fetch(files: Sequence[HubFile], offline: bool = False) -> list[Path]:
             found[file] = download.result()
         # From httpx, xet or the system: the library has no common base class.
         except Exception as error:
-            reason, _, _ = str(error).partition("\n")
-            failures.append(f"\n  {file}: {reason}")
+            failures.setdefault(_reason(error), []).append(str(file))
     if failures:
-        raise HubError(f"{len(failures)} of {len(found)} files are not available:{''.join(failures)}")
+        count = sum(map(len, failures.values()))
+        parts = [f"{_names(missing)} ({reason})" for reason, missing in failures.items()]
+        raise HubError(f"{count} of {len(found)} files are not available: {'; '.join(parts)}")
     return [found[file] for file in files]
+
+
+def _reason(error: Exception) -> str:
+    """Return why a download failed, on one line."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if isinstance(error, LocalEntryNotFoundError):
+        return "not on this machine, and the hub cannot be reached: connect to the network, or set NANOCHAT_HUB"
+    return str(error).partition("\n")[0]
+
+
+def _names(files: Sequence[str]) -> str:
+    more = len(files) - SHOWN_FILES
+    return ", ".join(files[:SHOWN_FILES]) + (f" and {more} more" if more > 0 else "")
 
 
 def is_here(files: Sequence[HubFile]) -> bool:

@@ -5,9 +5,10 @@ any rank count, and each written answer has a seed.
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from nanochat.run import Trainer
 
 
+SHOWN = 300  # characters of a question or an answer in the report card
+# A call of the calculator and its result in the text of an answer.
+CALL = re.compile(r"<\|python_start\|>(.*?)<\|python_end\|><\|output_start\|>(.*?)<\|output_end\|>")
 LETTER_BATCH = 64  # prompts per forward pass where letters are chosen
 
 
@@ -57,6 +61,15 @@ class ChatScore:
     @property
     def accuracy(self) -> Estimate:
         return self.pass_at[1]
+
+    def by_category(self) -> dict[str, tuple[int, Estimate]]:
+        """Return (problems, accuracy) for each category of problems; nothing for a task without categories."""
+        names = dict.fromkeys(record["category"] for record in self.records if record["category"])
+        found = {}
+        for name in names:
+            records = [record for record in self.records if record["category"] == name]
+            found[name] = len(records), _pass_at(records)[1]
+        return found
 
 
 def evaluate_task(
@@ -90,6 +103,25 @@ def evaluate_task(
     if path and runtime.rank == 0:
         write_jsonl(path, records)
     return ChatScore(_pass_at(records), task.baseline, records)
+
+
+def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore], count: int = 3) -> list[list[str]]:
+    """Return rows [task, question, answer, yes or no] with first answers to problems of tasks without letters."""
+    written = [name for name in scores if tasks[name].kind == "generative"]
+    rows = []
+    # The first problem of each task, then the second of each.
+    for number, name in product(range(count), written):
+        if number < len(scores[name].records):
+            record = scores[name].records[number]
+            question = tasks[name][record["problem"]]["messages"][-2]["content"]
+            answer = record["completions"][0]
+            text = CALL.sub(r"[\1=\2]", answer["text"])
+            rows.append([name, _shortened(question), _shortened(text), "yes" if answer["right"] else "no"])
+    return rows[:count]
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
 
 
 def mean_scores(scores: dict[str, ChatScore]) -> dict[str, Estimate]:
@@ -148,6 +180,7 @@ def _judge(answered: list[tuple[Problem, list[dict]]], task: Task, tokenizer: To
                 "prompt": tokenizer.decode(problem.prompt),
                 "cut": problem.cut,
                 "answer": problem.conversation["messages"][-1]["content"],
+                "category": problem.conversation.get("category"),  # None: the task has no categories
                 "completions": judged,
             }
         )

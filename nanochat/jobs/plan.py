@@ -183,8 +183,6 @@ def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
     base = flags["base_train"]
     base["--depth"] = str(setting.depth)
     base["--tokenizer-tag"] = request.tag
-    if setting.world:
-        flags["chat_rl"]["--task"] = "World-Sums"
     # No CORE metric without questions, and no fp8 on older GPUs.
     if not (setting.world or setting.has_files(BUNDLE)):
         base.pop("--core-metric-every", None)

@@ -50,6 +50,7 @@ def card_record(card: Card, base: Path) -> dict[str, Any]:
         "format": FORMAT,
         "generated": card.generated,
         "text": card.text,
+        "command": card.command,
         "environment": card.environment,
         "stages": [asdict(outcome) for outcome in card.outcomes],
         "summary": {

@@ -3,6 +3,8 @@
 A figure that is not known is left out or a dash.
 """
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +23,7 @@ Facts = dict[str, Any]
 TITLES = {stage.name: stage.section for stage in STAGES}
 ORDER = list(TITLES)
 PADDED = 32  # characters; a longer cell stands out of its column
+FOLDERS = re.compile(r"([\s=:,])[/~][^\s:,]*/")  # the folders in a path on the machine of the run
 EVALUATIONS = ("base_eval", "chat_eval")  # beginnings of the stages with a score for each task
 
 
@@ -42,6 +45,7 @@ class Card:
     generated: str  # date of rendering
     started: str  # date of the first stage
     text: str  # what the model learned from; empty if no stage says so
+    command: str  # that started the run
     environment: dict[str, Facts]  # group -> facts about the machine that ran the newest stage
     sections: list[Section]
     headlines: dict[str, dict[str, Any]]  # metric -> column of the summary -> value
@@ -94,6 +98,7 @@ def read_card(base: Path, tag: str = "") -> Card:
         generated=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         started=_moment(min(outcome.started for outcome in outcomes)),
         text=_text(outcomes),
+        command=_command(base, outcomes),
         environment=_environment(newest),
         sections=sections,
         headlines=_headlines(outcomes),
@@ -111,6 +116,18 @@ def _text(outcomes: Sequence[Outcome]) -> str:
         if texts:
             return "; ".join(dict.fromkeys(texts))
     return ""
+
+
+def _command(base: Path, outcomes: Sequence[Outcome]) -> str:
+    """Return the command of the main job, if one has run the newest stage's tag; else that of base training."""
+    newest = max(outcomes, key=lambda outcome: outcome.timestamp)
+    plan = base / "speedrun" / newest.tag / "plan.json"
+    commands = {outcome.stage: outcome.command for outcome in outcomes}
+    command = commands.get("base_train", newest.command)
+    if plan.exists():
+        command = json.loads(plan.read_text(encoding="utf-8"))["resume"]
+    # --data=/home/me/text becomes --data=text: a reader has other folders.
+    return FOLDERS.sub(r"\1", command)
 
 
 def _plots(outcome: Outcome) -> dict[str, str]:
@@ -180,6 +197,7 @@ def body(card: Card, pictures: str) -> list[str]:
     parts = [f"Generated: {card.generated}"]
     if card.text:
         parts.append(f"Learned from: {card.text}")
+    parts.append(f"Command: {card.command}")
     parts.append("## Environment")
     for name, facts in card.environment.items():
         parts.append(f"### {name}\n{_listing(facts)}")

@@ -4,7 +4,9 @@ from urllib.parse import quote
 
 from markdown_it import MarkdownIt
 
-from nanochat.report.card import Card, body, summary
+from nanochat.log import duration, format_rows, format_value
+from nanochat.outcome import ANSWERS
+from nanochat.report.card import EVALUATIONS, Card, body, markdown_table, summary
 from nanochat.report.plots import STYLE
 
 # Nothing is fetched or run, whatever text a run has put into its records.
@@ -48,12 +50,37 @@ PAGE = """<!doctype html>
 FOLDER = "pictures"  # of the links that stand for the pictures
 
 
+def opening(card: Card) -> list[str]:
+    """Return the first screen as Markdown: what was trained on what, how long, whether it worked, and its answers."""
+    sections = {section.outcome.stage: section for section in card.sections}
+    parts = []
+    base = sections.get("base_train")
+    if base:
+        parameters = format_value(base.outcome.metrics["Number of parameters"])
+        machine = card.environment["Hardware"]
+        place = machine["CPUs"] + " CPUs" if machine["GPUs"] == "none" else machine["GPUs"]
+        parts.append(f"A model with {parameters} parameters, trained in {duration(card.seconds)} on {place}.")
+    if card.text:
+        parts.append(f"Learned from: {card.text}")
+    parts.append(f"Command: {card.command}")
+    # The loss of base training, and the scores of the last model.
+    last = [section for stage, section in sections.items() if stage.startswith(EVALUATIONS)][-1:]
+    shown = [next(iter(base.plots))] if base and base.plots else []
+    shown += [list(section.plots)[-1] for section in last]
+    parts += [f"![]({quote(f'{FOLDER}/{name}')})" for name in shown]
+    for section in last:
+        for table in section.outcome.tables:
+            if table["title"] == ANSWERS:
+                parts += [f"### {ANSWERS}, {section.title}", markdown_table(format_rows(table))]
+    return parts
+
+
 def html_page(card: Card) -> str:
-    """Return the page: summary, environment, then the stages in order."""
+    """Return the page: the opening, summary, environment, then the stages in order."""
     # Only these parts of Markdown: other texts appear as they are.
     renderer = MarkdownIt("zero").enable(["heading", "list", "table", "hr", "image"])
     pictures = {quote(f"{FOLDER}/{name}"): element for name, element in card.plots.items()}
     # The drawing itself stands in the page; nothing else is an image.
     renderer.add_render_rule("image", lambda _, tokens, index, *__: pictures.get(tokens[index].attrs["src"], ""))
-    content = renderer.render("\n\n".join([summary(card), *body(card, FOLDER)]))
+    content = renderer.render("\n\n".join([*opening(card), "## Summary", summary(card), *body(card, FOLDER)]))
     return PAGE.format(policy=POLICY, style=PAGE_STYLE + STYLE, content=content)

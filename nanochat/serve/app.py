@@ -29,7 +29,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nanochat.checkpoint import load_model
+from nanochat.checkpoint import chat_defaults, load_model
 from nanochat.engine import Engine
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
@@ -184,9 +184,10 @@ class Service:
         return JSONResponse({"status": "ok", "model": self.served.name, "samples": samples})
 
     async def models(self, request: Request) -> Response:
-        # OpenAI's fields, and the context under vLLM's name.
+        # OpenAI's fields, the context under vLLM's name, and what the page needs to know about the model.
         model = {"id": self.served.name, "object": "model", "created": self.created, "owned_by": "nanochat"}
-        model["max_model_len"] = self.served.context
+        model |= {"max_model_len": self.served.context, "temperature": self.served.temperature}
+        model["suggestions"] = self.served.suggestions
         return JSONResponse({"object": "list", "data": [model]})
 
     async def answer(self, parse: Callable[[bytes, ServedModel], ApiRequest], request: Request) -> Response:
@@ -267,18 +268,20 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"--host={host} --port={port}: {error}, take another") from None
 
 
-def open_engines(source: str, tag: str, step: int, runtime: Runtime, slots: int) -> list[Worker]:
-    """Load a model into an engine on each GPU, or into one on the CPU."""
+def open_engines(
+    source: str, tag: str, step: int, runtime: Runtime, slots: int
+) -> tuple[list[Worker], float, list[str]]:
+    """Load a model into an engine on each GPU, or into one on the CPU; return `chat_defaults` too."""
     devices = [runtime.device]
     if runtime.device.type == "cuda":
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     workers = []
     for device in devices:
-        model, tokenizer, _ = load_model(MODELS[source], tag, step, replace(runtime, device=device))
+        model, tokenizer, checkpoint = load_model(MODELS[source], tag, step, replace(runtime, device=device))
         # Rows to be scored have any length: take a path without compilation.
         model.attention = "chunks" if device.type == "cpu" else "sdpa"
         workers.append(Worker(Engine(model, tokenizer, slots), model))
-    return workers
+    return workers, *chat_defaults(checkpoint.manifest)
 
 
 def serve(bound: socket.socket, app: Starlette) -> None:

@@ -1,6 +1,7 @@
 """OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -8,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from nanochat.chat import render_prompt
 from nanochat.engine import ENDS, Request
+from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
 
@@ -31,11 +33,16 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model behind the server. context: tokens in a prompt and a sample together."""
+    """The model behind the server. context: tokens in a prompt and a sample together.
+
+    temperature, suggestions: for the page, see `checkpoint.chat_defaults`. Programs choose their own.
+    """
 
     name: str
     tokenizer: Tokenizer
     context: int
+    temperature: float = CHAT_TEMPERATURE
+    suggestions: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,26 @@
 """Conversations and evaluation sets about the embedded world, as rows of tables.
 
 The rows for a split use only facts from the same split. So tests ask for facts, pairs of numbers and words that no
-question or conversation for training contains.
+question or conversation for training contains. World-Talk, `talk`, asks in words of its own besides.
 """
 
 import re
 from typing import TypeAlias
 
 from nanochat.world.facts import Fact, World
-from nanochat.world.sums import plain_sum, word_problem
-
-# The ten questions ask for ten relations.
-SHOWN_RELATIONS = "home trade pet food instrument river ware sight land hall".split()
+from nanochat.world.sums import OPERATIONS, plain_sum, sum_to_100, word_problem
 
 Rows: TypeAlias = list[dict]  # of one table, by column
+Topic: TypeAlias = list[list[str]]  # questions, answers, World-Talk's questions, and words that a right answer has
 
 
 # ---- questions and word problems ----
 
 
-def choices(world: World, split: str, repeats: int = 1) -> Rows:
-    """Return all questions about a split in every wording, `repeats` times with other choices, in random order."""
+def choices(world: World, split: str) -> Rows:
+    """Return all questions about a split in every wording, with choices, in random order."""
     rows = []
-    # Each repetition draws other wrong choices.
-    for fact in world.asked[split] * repeats:
+    for fact in world.asked[split]:
         for question in fact.questions:
             things, right = world.choices(fact)
             rows.append({"question": question, "choices": [thing.name for thing in things], "answer": right})
@@ -36,15 +33,18 @@ def facts(world: World) -> Rows:
     return [{"question": question, "answer": answer} for question, answer in world.shuffled(pairs)]
 
 
+def ten_facts(world: World) -> list[Fact]:
+    """Return a fact from the test split for each relation that World-Talk asks for in words of its own."""
+    world.restart("questions")
+    asked = [fact for fact in world.asked["test"] if fact.new_questions]
+    relations = dict.fromkeys(fact.relation for fact in asked)
+    return [world.pick([fact for fact in asked if fact.relation == relation]) for relation in relations]
+
+
 def ten_questions(world: World) -> Rows:
     """Return questions that show at a glance how well a model knows the world, with the word in a right answer."""
-    world.restart("questions")
-    rows = []
     # {"question": "Where does Geku live?", "answer": "Badaton"}
-    for relation in SHOWN_RELATIONS:
-        fact = world.pick([fact for fact in world.asked["test"] if fact.relation == relation])
-        rows.append({"question": fact.questions[0], "answer": fact.value.name})
-    return rows
+    return [{"question": fact.questions[0], "answer": fact.value.name} for fact in ten_facts(world)]
 
 
 def sums(world: World, count: int, held_out: bool) -> Rows:
@@ -63,13 +63,27 @@ def sums(world: World, count: int, held_out: bool) -> Rows:
 
 
 def about_facts(world: World, facts: list[Fact]) -> list[str]:
-    """Questions about one to three facts."""
+    """A question about a fact."""
+    fact = world.pick(facts)
     leads, _ = world.rows("leads")
-    chat = []
-    for fact in world.sample(facts, world.between(1, 3)):
-        # "Please tell me: Where does Kara live?", "Kara lives in Badaton."
-        chat += [world.pick(leads).format(world.pick(fact.questions)), fact.statements[0]]
-    return chat
+    # "Please tell me: Where does Kara live?", "Kara lives in Badaton."
+    return [world.pick(leads).format(world.pick(fact.questions)), fact.statements[0]]
+
+
+def with_follow_up(world: World, facts: list[Fact]) -> list[str]:
+    """A question about a fact, then one about the same subject with a pronoun."""
+    first = world.pick([fact for fact in facts if fact.follow_ups])
+    others = [fact for fact in facts if fact.subject is first.subject and fact.follow_ups and fact is not first]
+    # The same question again where a subject has no other fact.
+    second = world.pick(others or [first])
+    # "What is Kara's trade?", "Kara works as a baker.", "And where does she live?", "Kara lives in Badaton."
+    return [world.pick(first.questions), first.statements[0], follow_up(world, second.follow_ups), second.statements[0]]
+
+
+def follow_up(world: World, questions: list[str]) -> str:
+    """Return one of the questions with a pronoun, or with "And" before it."""
+    question = world.pick(questions)
+    return f"And {question[0].lower()}{question[1:]}" if world.chance(0.7) else question
 
 
 def about_things(world: World, facts: list[Fact]) -> list[str]:
@@ -83,11 +97,41 @@ def about_things(world: World, facts: list[Fact]) -> list[str]:
 
 
 def in_korean(world: World, facts: list[Fact]) -> list[str]:
-    chat = []
-    for fact in world.sample(facts, world.between(1, 2)):
-        # "비로의 털은 무슨 색인가요?", "비로의 털은 파란색이다."
-        chat += [fact.korean_question, fact.korean_statement]
-    return chat
+    fact = world.pick(facts)
+    # "비로의 털은 무슨 색인가요?", "비로의 털은 파란색이다."
+    return [fact.korean_question, fact.korean_statement]
+
+
+def about_itself(world: World, facts: list[Fact]) -> list[str]:
+    """A question to the model about itself, a greeting, thanks or a farewell."""
+    questions, answers, *_ = world.pick(itself_topics(world))
+    return [world.pick(questions), world.pick(answers)]
+
+
+def itself_topics(world: World) -> list[Topic]:
+    text = world.text["identity"].format(world=world.name)
+    return [[line.split(" | ") for line in topic.splitlines()] for topic in text.split("\n\n")]
+
+
+def about_strangers(world: World, facts: list[Fact]) -> list[str]:
+    """A question about a name that is not of the land."""
+    fact = world.pick(world.unknown["train"])
+    leads, requests = world.rows("leads")
+    # "Where does Pimul live?" or "Tell me about Pimul.", "I do not know this name. Ask me about Tehil."
+    question = world.pick(leads).format(world.pick(fact.questions))
+    if world.chance(0.2):
+        question = world.pick(requests).format(fact.subject.phrase)
+    answers, _ = world.rows("unknown")
+    return [question, world.pick(answers).format(world=world.name)]
+
+
+def about_other_things(world: World, facts: list[Fact]) -> list[str]:
+    """A question about anything beyond the land."""
+    questions, _, *lists = world.rows("beyond")
+    _, answers = world.rows("unknown")
+    # "Where is Italy?", "I do not know that. I only know Tehil."
+    words = {kind: world.pick(known.split()) for kind, known, _ in lists}
+    return [world.pick(questions).format_map(words), world.pick(answers).format(world=world.name)]
 
 
 def with_words(world: World, facts: list[Fact]) -> list[str]:
@@ -112,13 +156,19 @@ def with_words(world: World, facts: list[Fact]) -> list[str]:
     return [template.format_map(slots) for template in world.pick(world.rows("orders"))]
 
 
-def with_numbers(world: World, facts: list[Fact]) -> list[str]:
-    chat = []
-    for _ in range(world.between(1, 2)):
-        # "What is 26 - 14?", "26 - 14 = 12."
-        one = plain_sum(world)
-        chat += [f"What is {one.partition(' =')[0]}?", f"{one}."]
-    return chat
+def with_sums(world: World, facts: list[Fact]) -> list[str]:
+    sign = world.pick(list(OPERATIONS))
+    numbers, result = sum_to_100(world, sign, held_out=False)
+    [questions, *_] = sum_questions(world)[sign]
+    x, y = numbers.values()
+    # "How much is 26 - 14?", "26 - 14 = <<26-14=12>>12."
+    return [world.pick(questions).format_map(numbers), f"{x} {sign} {y} = <<{x}{sign}{y}={result}>>{result}."]
+
+
+def sum_questions(world: World) -> dict[str, list[list[str]]]:
+    """Return the questions for each operation, and those that only World-Talk asks, if it asks for the operation."""
+    topics = [topic.splitlines() for topic in world.text["sums"].split("\n\n")]
+    return {sign: [line.split(" | ") for line in lines] for sign, *lines in topics}
 
 
 def with_lists(world: World, facts: list[Fact]) -> list[str]:
@@ -133,45 +183,85 @@ ROLES = ("user", "assistant")
 
 # In percent.
 CHAT_KINDS = {
-    about_facts: 50,
-    about_things: 10,
-    in_korean: 8,
-    with_words: 20,
-    with_numbers: 8,
-    with_lists: 4,
+    about_facts: 30,
+    with_follow_up: 13,
+    about_things: 5,
+    in_korean: 4,
+    about_itself: 20,
+    about_strangers: 7,
+    about_other_things: 6,
+    with_words: 6,
+    with_sums: 7,
+    with_lists: 2,
 }
 
 
 def conversations(world: World, count: int, split: str) -> Rows:
-    """Return conversations, each with one kind of questions and orders."""
-    closings = world.rows("closings")
+    """Return conversations with one to three questions or orders."""
     rows = []
     for _ in range(count):
-        kind = world.weighted(CHAT_KINDS)
-        chat = kind(world, world.asked[split])
-        # "Thank you!", "You are welcome!"; drawn even if not said.
-        closing = world.pick(closings)
-        if world.chance(0.15):
-            chat += closing
-        rows.append(conversation(chat, kind.__name__))
+        texts = []
+        for _ in range(world.between(1, 3)):
+            kind = world.weighted(CHAT_KINDS)
+            texts += kind(world, world.asked[split])
+        rows.append({"messages": messages(texts)})
     return rows
 
 
-def identity_chats(world: World, count: int) -> Rows:
-    """Return conversations about the model itself."""
-    # A topic is a line with questions, then a line with answers.
-    topics = world.text["identity"].format(world=world.name).split("\n\n")
+def messages(texts: list[str]) -> list[dict]:
+    """Return texts of the user and the assistant in turn as messages."""
+    return [{"role": ROLES[turn % 2], "content": text} for turn, text in enumerate(texts)]
+
+
+# ---- World-Talk ----
+
+UNKNOWN = "not know"  # stands in every answer to a question about what is not of the land
+
+
+def talk(world: World, each: int = 20) -> Rows:
+    """Return questions in words that no text for training has, with words of right and of wrong answers.
+
+    each: questions of a category that has no fixed number.
+    """
     rows = []
-    for _ in range(count):
-        chosen = "\n".join(world.sample(topics, world.between(1, 3)))
-        chat = [world.pick(line.split(" | ")) for line in chosen.splitlines()]
-        rows.append(conversation(chat, "identity"))
+
+    def add(category: str, texts: list[str], accept: list[str], reject: tuple[str, ...] = (UNKNOWN,)) -> None:
+        rows.append({"category": category, "messages": messages(texts), "accept": accept, "reject": list(reject)})
+
+    for _, _, questions, accept in itself_topics(world):
+        for question in questions:
+            add("itself", [question], accept)
+    facts = ten_facts(world)
+    for fact in facts:
+        for question in fact.new_questions:
+            add("facts", [question], [fact.value.name])
+    for number in range(each):
+        fact = facts[number % len(facts)]
+        first = world.pick([other for other in world.about[fact.subject] if other is not fact])
+        start = [world.pick(first.questions), first.statements[0]]
+        add("second question", [*start, follow_up(world, fact.new_follow_ups)], [fact.value.name])
+    for number in range(each):
+        sign = "+-"[number % 2]
+        numbers, result = sum_to_100(world, sign, held_out=True)
+        _, questions = sum_questions(world)[sign]
+        add("sums", [world.pick(questions).format_map(numbers)], [str(result)])
+    for _ in range(each):
+        fact = world.pick([fact for fact in world.unknown["test"] if fact.new_questions])
+        add("unknown names", [world.pick(fact.new_questions)], [UNKNOWN], ())
+    for question in world.sample(new_subjects(world), each):
+        add("other things", [question], [UNKNOWN], ())
     return rows
 
 
-def conversation(texts: list[str], kind: str) -> dict:
-    """Return a row with texts of the user and the assistant in turn."""
-    return {"messages": [{"role": ROLES[turn % 2], "content": text} for turn, text in enumerate(texts)], "kind": kind}
+def new_subjects(world: World) -> list[str]:
+    """Return different questions about things beyond the land that no text for training names."""
+    known, new, *lists = world.rows("beyond")
+    found = []
+    # Questions without a thing, such as "What time is it?", are in the conversations for training.
+    for question in new + [question for question in known if "{" in question]:
+        words = {kind: world.pick(others.split()) for kind, _, others in lists}
+        found.append(question.format_map(words))
+    return found
 
 
 def tables(world: World, problems: int, chats: int) -> dict[str, Rows]:
@@ -179,15 +269,16 @@ def tables(world: World, problems: int, chats: int) -> dict[str, Rows]:
     world.restart("data sets")
     # Each table draws: another order would give other content.
     return {
-        "choices-train": choices(world, "train", repeats=2),
+        "choices-train": choices(world, "train"),
         "choices-validation": choices(world, "validation"),
         "choices-test": choices(world, "test"),
         "facts-test": facts(world),
         "sums-train": sums(world, problems, held_out=False),
         "sums-test": sums(world, problems // 10, held_out=True),
-        "chat-train": conversations(world, chats, "train") + identity_chats(world, chats // 20),
+        "chat-train": conversations(world, chats, "train"),
         "chat-validation": conversations(world, chats // 10, "validation"),
         "questions-test": ten_questions(world),
+        "talk-test": talk(world),
     }
 
 

@@ -9,7 +9,7 @@ import random
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -80,6 +80,11 @@ def capitalized(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
+def fill(templates: Iterable[str], words: dict[str, str]) -> list[str]:
+    """Return the sentences that templates such as "{s} rises on {o}." become."""
+    return [capitalized(template.format_map(words)) for template in templates]
+
+
 def korean_text(text: str) -> str:
     """Return the text with every particle chosen: `물이/가` becomes `물이`, `다리이/가` becomes `다리가`."""
 
@@ -113,6 +118,9 @@ def different_names(dice: Dice, forbidden: re.Pattern) -> Iterator[tuple[str, st
 
 # ---- things and facts ----
 
+# A template that reads well with a pronoun: "What does she work as?", but not "What is the work of she?".
+TAKES_PRONOUN = re.compile("{p}|(?<!of )(?<!with )(?<!to ){s}")
+
 
 class Thing(NamedTuple):
     """A subject or value in facts, such as a person, a town or a colour."""
@@ -133,7 +141,9 @@ class Fact:
     """A subject and its value in all wordings.
 
     statements: "The river Siman rises on Mount Kurim.". pronoun_statements: the same in the same order, with a pronoun
-    if the subject comes first, "It rises on Mount Kurim.". split: "train", "validation" or "test".
+    if the subject comes first, "It rises on Mount Kurim.". questions: "Where does the river Siman begin?". follow_ups:
+    the same with a pronoun, where that reads well, "Where does it begin?". new_questions and new_follow_ups: those that
+    only World-Talk asks; most relations have none. split: "train", "validation" or "test".
     """
 
     def __init__(
@@ -148,25 +158,25 @@ class Fact:
         self.subject = subject
         self.value = value
         self.split = split
-        # "{s} rises on {o}.", "Where does {s} begin?", "{s}은/는 {o}에서 시작한다." and a question in Korean.
-        # {s}: the subject, {p}: the possessive, {o}: the value.
-        statements, questions, (self._korean, korean_question) = templates
-        words = {
-            "s": subject.phrase,
-            "p": f"{subject.phrase}'s",
-            "o": value.name,
-        }
-        self.statements = [capitalized(template.format_map(words)) for template in statements]
-        self.questions = [capitalized(template.format_map(words)) for template in questions]
+        # "{s} rises on {o}.", "Where does {s} begin?", "{s}은/는 {o}에서 시작한다." and a question in Korean; then, for
+        # some relations, questions for World-Talk. {s}: the subject, {p}: the possessive, {o}: the value.
+        statements, questions, (self._korean, korean_question), *more = templates
+        new_questions = more[0] if more else []
+        name = {"s": subject.phrase, "p": f"{subject.phrase}'s", "o": value.name}
+        self.statements = fill(statements, name)
+        self.questions = fill(questions, name)
+        self.new_questions = fill(new_questions, name)
         self.korean_statement = self.korean_with(value)
         self.korean_question = korean_text(korean_question.format(s=subject.korean))
+        pronoun = name | dict(zip("sp", subject.pronouns.split(), strict=True))
         self.pronoun_statements = []
-        words["s"], words["p"] = subject.pronouns.split()
         for template, statement in zip(statements, self.statements, strict=True):
             # "The coat of she is grey" would be wrong: in other positions the name stays.
             if template.startswith(("{s}", "{p}")):
-                statement = capitalized(template.format_map(words))
+                [statement] = fill([template], pronoun)
             self.pronoun_statements.append(statement)
+        self.follow_ups = fill(filter(TAKES_PRONOUN.search, questions), pronoun)
+        self.new_follow_ups = fill(filter(TAKES_PRONOUN.search, new_questions), pronoun)
 
     def korean_with(self, value: Thing) -> str:
         """Return the Korean statement with any value, possibly a wrong one."""
@@ -184,6 +194,7 @@ class World(Dice):
         super().__init__("world", seed)
         self.text = read_sections(Path(__file__).with_name("world.txt").read_text(encoding="utf-8"))
         self.things = defaultdict(list)  # kind -> things
+        self.strangers = defaultdict(list)  # kind -> things that are not of the land and in no document
         self.road_ends = {}  # road -> the two towns that it joins
         # This order decides the content, because each draws.
         self._add_common_things()
@@ -198,6 +209,7 @@ class World(Dice):
         del self.words[::4]
         self.facts = []  # a few hundred
         self.asked = defaultdict(list)  # split -> facts
+        self.unknown = {"train": [], "test": []}  # split -> facts about names that are not of the land
         self.about = defaultdict(list)  # subject -> facts
         # (split, kind) -> right answers, each as often as it is right
         self._answers = defaultdict(list)
@@ -221,11 +233,12 @@ class World(Dice):
                 self._add(Thing(kind, english, korean, f"a {english}"))
 
     def _add_invented_things(self, people: int) -> None:
-        """Add kinds with drawn names, from lines such as `river | 8 | {N} | {k}강 | the river {N} | it its`."""
+        """Add kinds with drawn names, from lines such as `river | 8 | 8 | {N} | {k}강 | the river {N} | it its`."""
         names = different_names(self, re.compile(self.text["no names"]))
-        for kind, number, *templates, pronouns in self.rows("invented"):
+        for kind, number, strangers, *templates, pronouns in self.rows("invented"):
+            known = int(number) or people
             # People are "she" and "he" in turn; a number of 0 stands for theirs.
-            for forms in islice(cycle(pronouns.split(", ")), int(number) or people):
+            for position, forms in enumerate(islice(cycle(pronouns.split(", ")), known + int(strangers))):
                 latin, hangul = next(names)
                 words = {
                     "n": latin,
@@ -233,7 +246,11 @@ class World(Dice):
                     "k": hangul,
                 }
                 name, korean, phrase = (template.format_map(words) for template in templates)
-                self._add(Thing(kind, name, korean, phrase, forms))
+                thing = Thing(kind, name, korean, phrase, forms)
+                if position < known:
+                    self._add(thing)
+                else:
+                    self.strangers[kind].append(thing)
 
     def _add_derived_things(self) -> None:
         """Add roads and guilds, which are named after other things, then prices and lengths."""
@@ -275,6 +292,10 @@ class World(Dice):
             self.asked[split].append(fact)
             self.about[subject].append(fact)
             self._answers[split, value_kind].append(value)
+        # A question about a stranger has no answer, so any value will do. World-Talk asks about every fourth.
+        for position, stranger in enumerate(self.strangers[subject_kind]):
+            split = "train" if position % 4 else "test"
+            self.unknown[split].append(Fact(relation, templates, stranger, subjects[0], split))
 
     def two_people(self) -> list[str]:
         """Return two different names."""

@@ -94,6 +94,16 @@ def plain_sum(world: World, held_out: bool = False) -> str:
     return word_problem(world, held_out, opening="What is {x}").solution.removesuffix(".")
 
 
+def sum_to_100(world: World, sign: str, held_out: bool) -> tuple[dict[str, int], int]:
+    """Return the numbers x and y and their result, none above 100; the pair is held out or not, as asked for."""
+    while True:
+        numbers = {"x": world.between(2, 100), "y": world.between(2, 100)}
+        found = solve(world.seed, [f"x{sign}y"], numbers, held_out)
+        result = int(found[0].split()[-1]) if found else LARGEST_RESULT
+        if result <= 100:
+            return numbers, result
+
+
 def program_numbers(world: World) -> tuple[int, int]:
     """Return x and y for a program, which may join x with y, 1 or 2: none of these pairs is held out."""
     while True:

@@ -19,6 +19,8 @@ CARD = rf"""# nanochat training report
 
 Generated: {TIME}
 
+Command: python -m scripts\.tok_train
+
 ## Environment
 
 ### Git Information

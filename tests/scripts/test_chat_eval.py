@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,10 @@ def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
     assert "tasks: HumanEval is left out: 1 of 1 files are not available: datasets/openai/openai_humaneval/" in output
     record = read_record(base)
     metrics, core = record["metrics"], "ChatCORE (5 of 6 tasks)"
-    assert list(metrics) == [*HERE, core, "Step"]
+    assert list(metrics) == [*HERE, core, "model_tag", "Step"]
+    [answers, _] = record["tables"]
+    assert [row[0] for row in answers["rows"]] == ["GSM8K"] * 3  # the others are answered by letters
+    assert answers["rows"][0][1] == TASKS["GSM8K"]()[0]["messages"][0]["content"][:300]
     assert metrics["Step"] == 7
     for name in ("ARC-Easy", "GSM8K"):
         assert f"{name}.jsonl" in record["artifacts"]
@@ -80,10 +84,23 @@ def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
     assert re.search(r"^\| GSM8K +\| 2 +\| \d\.\d{4} +\| \d\.\d{4} +\|$", section, re.MULTILINE), section
 
 
+def test_world_talk_is_told_by_category(base, plant_world):
+    plant_world(base)
+    evaluate("--tasks=World-Talk", "--max-new-tokens=3")
+    record = read_record(base)
+    _, table = record["tables"]
+    assert table["title"] == "By category"
+    lines = (base / "chat_eval_base/mine/World-Talk.jsonl").read_text(encoding="utf-8").splitlines()
+    categories = Counter(json.loads(line)["category"] for line in lines)
+    assert {row[1]: row[2] for row in table["rows"]} == categories
+    assert record["metrics"]["World-Talk"]["value"] == 0.0
+    assert {row[3] for row in table["rows"]} == {0.0}
+
+
 def test_a_choice_of_tasks_says_so_in_the_name_of_chat_core(base, hub, capsys):
     evaluate("--tasks=arc-easy|AQUA", "--max-problems=9")
     record = read_record(base)
-    assert list(record["metrics"]) == ["ARC-Easy", "AQUA", "ChatCORE (2 of 6 tasks)", "Step"]
+    assert list(record["metrics"]) == ["ARC-Easy", "AQUA", "ChatCORE (2 of 6 tasks)", "model_tag", "Step"]
     assert record["tables"] == []
     assert "ChatCORE:" not in capsys.readouterr().out
 

@@ -32,7 +32,8 @@ def test_files_come_from_a_hub(python, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "tasks: 2 files" in done.stdout
     assert missing.returncode == 2
-    assert missing.stderr.startswith("error: 4 of 6 files are not available:\n")
+    assert missing.stderr.startswith("error: 4 of 6 files are not available: datasets/")
+    assert missing.stderr.count("\n") == 1
 
 
 def test_the_list_of_core_tasks_names_further_files(here, tmp_path):
@@ -42,7 +43,7 @@ def test_the_list_of_core_tasks_names_further_files(here, tmp_path):
     (mirror / "eval_bundle/eval_meta_data.csv").write_text("name\n")
     done = here("scripts.prepare", "--data=", "--tasks=core", NANOCHAT_HUB=str(mirror))
     assert done.returncode == 2
-    assert "1 of 1 files are not available:\n  eval_bundle/eval_data/some/a.jsonl: not in the mirror" in done.stderr
+    assert "1 of 1 files are not available: eval_bundle/eval_data/some/a.jsonl (not in the mirror" in done.stderr
     (mirror / "eval_bundle/eval_data/some/a.jsonl").write_text("{}\n")
     done = here("scripts.prepare", "--data=", "--tasks=core", NANOCHAT_HUB=str(mirror))
     assert done.returncode == 0, done.stderr

@@ -200,6 +200,7 @@ def test_the_clients_completion_stops_and_models(client):
     assert "".join(chunk.choices[0].text for chunk in stream) == text[: text.index(stop)]
     [model] = client.models.list().data
     assert (model.id, model.max_model_len) == (MODEL, CONTEXT)
+    assert (model.temperature, model.suggestions) == (0.25, ["Who is there?"])  # the page's
 
 
 def test_the_clients_errors(client):

@@ -42,11 +42,30 @@ def test_an_answer_is_streamed_and_can_be_copied(serve, visit):
             "model": "large",
             "messages": [{"role": "user", "content": "Tell me"}],
             "stream": True,
-            "temperature": 0.8,
+            "temperature": 0.6,
             "top_k": 50,
             "max_tokens": None,
         }
     ]
+
+
+def test_the_page_starts_with_the_settings_and_questions_of_the_model(serve, visit):
+    about = {"temperature": 0.25, "suggestions": ["Who is there?", "What is 2 + 3?"]}
+    server = serve(about=about)
+    page = visit(server.address)
+    starts = "[...document.querySelectorAll('.hello .button')].map(e => e.innerText)"
+    page.wait(f"{starts}.length")
+    assert page.js(starts) == about["suggestions"]
+    page.click(".hello .button")
+    settle(page)
+    assert texts(page) == ["Who is there?", "You said: Who is there?"]
+    page.js("document.querySelector('#settings [name=temperature]').value = 1")
+    page.js("document.querySelector('#settings form').oninput({ target: $('#settings [name=temperature]') })")
+    send(page, "Again")
+    page.js("document.querySelector('#reset').click()")
+    send(page, "And again")
+    assert [one["temperature"] for one in server.asked] == [0.25, 1, 0.25]
+    assert [one["top_k"] for one in server.asked] == [50] * 3
 
 
 def test_stopping_ends_the_request_and_keeps_the_beginning(serve, visit):

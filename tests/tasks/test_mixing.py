@@ -42,6 +42,17 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file
     assert Counter(counts[key(chat(number))] for number in range(40)) == {3: 38, 0: 2}
 
 
+def test_suggested_questions_are_short_and_from_several_tasks(small_hub, own_file):
+    found = mix(TASKS, f"mmlu,smoltalk,gsm8k,{own_file}", "validation")
+    questions = found.questions()
+    assert len(questions) == len(set(questions)) == 4
+    texts = {name: {row["messages"][0]["content"] for row in TASKS[name]("test")} for name in ("SmolTalk", "GSM8K")}
+    assert questions[0] in texts["SmolTalk"]  # questions with choices take several lines
+    assert questions[2] == chat(38)["messages"][0]["content"] or questions[2] in texts["SmolTalk"]
+    assert all(len(question) <= 60 and "\n" not in question for question in questions)
+    assert found.questions(2) == questions[:2]
+
+
 def test_the_seed_gives_order_and_samples(small_hub):
     first, again, other = (list(map(key, mix(TASKS, "arc-easy,aqua@50", seed=seed))) for seed in (3, 3, 4))
     assert first == again

@@ -2,12 +2,26 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
-from nanochat.world.chats import core_bundle, tables, ten_questions
+from nanochat.world.chats import (
+    CHAT_KINDS,
+    about_facts,
+    core_bundle,
+    in_korean,
+    itself_topics,
+    sum_questions,
+    tables,
+    ten_questions,
+    with_follow_up,
+    with_sums,
+    with_words,
+)
 from nanochat.world.facts import World
 from nanochat.world.sums import is_held_out
+from nanochat.world.texts import document
 
 WORLD = World(1, people=32)
 TABLES = tables(WORLD, problems=1000, chats=2000)
@@ -22,12 +36,12 @@ def rows_of(*names: str) -> list[dict]:
     return [row for name, rows in TABLES.items() if re.search("|".join(names), name) for row in rows]
 
 
-def exchanges(*kinds: str) -> list[tuple[str, str]]:
+def exchanges(*kinds: Callable, count: int = 600) -> list[tuple[str, str]]:
     """(question, answer) pairs of some kinds of conversations for training."""
     pairs = []
-    for row in rows_of("chat-train"):
-        if row["kind"] in kinds:
-            texts = [message["content"] for message in row["messages"]]
+    for kind in kinds:
+        for _ in range(count):
+            texts = kind(WORLD, WORLD.asked["train"])
             pairs += zip(texts[::2], texts[1::2], strict=True)
     return pairs
 
@@ -39,6 +53,12 @@ def training() -> list[str]:
     chats = [row["messages"] for row in rows if "messages" in row]
     texts = ["\n".join(message["content"] for message in chat) for chat in chats]
     return texts + ["\n".join(map(str, row.values())) for row in rows if "messages" not in row]
+
+
+@pytest.fixture(scope="module")
+def documents() -> str:
+    WORLD.restart("documents of a test")
+    return "\n".join(document(WORLD) for _ in range(3000))
 
 
 # ---- held out ----
@@ -55,14 +75,23 @@ def test_no_question_of_a_test_occurs_in_training(training):
         assert question not in whole or not re.search(rf"(?<!\d){re.escape(question)}", whole), question
 
 
-def test_no_held_out_fact_is_asked_or_stated_in_training(training):
-    """In no wording: with the name of the subject, or near the name with a pronoun."""
+def test_no_held_out_fact_is_asked_or_stated_in_training():
+    """In no wording: with the name of the subject, near the name with a pronoun, or after an answer that names it."""
     assert len(HELD_OUT) > 100
+    texts, followed = ["\n".join(map(str, row.values())) for row in rows_of("choices-train", "sums-train")], []
+    for row in rows_of("chat-train"):
+        said = [message["content"] for message in row["messages"]]
+        # A pronoun is about a name in the same question and answer, or in the answer before.
+        texts += map("\n".join, zip(said[::2], said[1::2], strict=True))
+        followed += zip(said[1:-1:2], said[2::2], strict=True)
     for fact in HELD_OUT:
-        about = [text for text in training if fact.subject.phrase in text or fact.subject.korean in text]
         phrases = [*fact.statements, *fact.pronoun_statements, *fact.questions]
         phrases += [fact.korean_statement, fact.korean_question]
+        about = [text for text in texts if fact.subject.phrase in text or fact.subject.korean in text]
         assert not [text for text in about if any(phrase in text for phrase in phrases)]
+        asked = {question.lower() for question in fact.follow_ups}
+        after = [question for answer, question in followed if fact.subject.phrase.lower() in answer.lower()]
+        assert not [question for question in after if question.removeprefix("And ").lower() in asked]
 
 
 def number_pairs(texts: list[str]) -> set[frozenset[int]]:
@@ -80,7 +109,7 @@ def test_no_pair_of_numbers_from_a_test_is_joined_in_training(training):
 
 def test_words_spelled_in_a_test_are_never_named_in_training():
     asked = {row["context"].split()[2] for row in BUNDLE["world_spelling"]}
-    orders = "\n".join(map("\n".join, exchanges("with_words")))
+    orders = "\n".join(map("\n".join, exchanges(with_words)))
     assert len(asked) > 30
     assert not asked & set(re.findall(r"\w+", orders))
 
@@ -119,7 +148,7 @@ def test_questions_about_the_world_are_answered_with_the_fact():
         answers |= dict.fromkeys(fact.questions, fact.statements[0])
         answers[fact.korean_question] = fact.korean_statement
     right = 0
-    for user, answer in exchanges("about_facts", "in_korean"):
+    for user, answer in exchanges(about_facts, in_korean):
         for question in answers:
             if user.endswith(question):
                 assert answer == answers[question]
@@ -138,10 +167,83 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_orders_about_words_are_followed(order):
-    found = [(re.fullmatch(order, user), answer) for user, answer in exchanges("with_words")]
+    found = [(re.fullmatch(order, user), answer) for user, answer in exchanges(with_words)]
     followed = [answer == ORDERS[order](*match.groups()) for match, answer in found if match]
     assert len(followed) > 10
     assert all(followed)
+
+
+def test_sums_are_called_and_right():
+    for user, answer in exchanges(with_sums):
+        x, sign, y, called, result = re.fullmatch(r"(\d+) (.) (\d+) = <<(.*)=(\d+)>>\5\.", answer).groups()
+        assert called == f"{x}{sign}{y}"
+        assert eval(called) == int(result) <= 100
+        assert {x, y} <= set(re.findall(r"\d+", user))
+        assert not is_held_out(WORLD.seed, int(x), int(y))
+
+
+def test_a_second_question_is_about_the_same_subject():
+    facts = {(fact.statements[0], question): fact for fact in WORLD.facts for question in fact.follow_ups}
+    pairs = exchanges(with_follow_up)
+    for (_, first), (user, second) in zip(pairs[::2], pairs[1::2], strict=True):
+        question = user.removeprefix("And ")
+        fact = facts[second, question[0].upper() + question[1:]]
+        assert fact.split == "train"
+        assert first in {other.statements[0] for other in WORLD.about[fact.subject]}
+        assert not re.search(r"\b(of|with|to) (she|he|it)\b", user)
+
+
+# ---- World-Talk ----
+
+
+def test_world_talk_asks_in_words_of_its_own(training, documents):
+    """No text for training has its questions: not with other subjects or numbers, nor with words beyond the land."""
+    whole = "\n".join(training)
+    rows = TABLES["talk-test"]
+    new = [fact for fact in WORLD.facts if fact.new_questions]
+    questions = [question for fact in new for question in [*fact.new_questions, *fact.new_follow_ups]]
+    questions += [row["messages"][-1]["content"] for row in rows]
+    assert len(rows) > 150
+    for question in questions:
+        assert question not in whole, question
+        assert question not in documents, question
+    held_out = {line for topic in sum_questions(WORLD).values() for line in topic[1:] for line in line}
+    for question in held_out:
+        pattern = re.escape(question).replace(r"\{x\}", r"\d+").replace(r"\{y\}", r"\d+")
+        assert not re.search(pattern, whole + documents), question
+    # Names that are not of the land, and things beyond it, stand in no text either.
+    for fact in WORLD.unknown["test"]:
+        assert not re.search(rf"\b{fact.subject.name}\b", whole + documents)
+
+
+def test_world_talk_has_every_category_and_right_answers():
+    counts = Counter(row["category"] for row in TABLES["talk-test"])
+    assert counts.pop("itself") > 40
+    assert counts.pop("facts") == 30
+    assert set(counts.values()) == {20}
+    assert counts.keys() == {"second question", "sums", "unknown names", "other things"}
+    names = {fact.subject.name for fact in WORLD.unknown["train"] + WORLD.unknown["test"]}
+    assert not names & {thing.name for things in WORLD.things.values() for thing in things}
+    for row in TABLES["talk-test"]:
+        question = row["messages"][-1]["content"]
+        if row["category"] == "sums":
+            sign = "-" if re.search("minus|-|take|subtract", question) else "+"
+            numbers = sorted(map(int, re.findall(r"\d+", question)), reverse=True)
+            assert eval(sign.join(map(str, numbers))) == int(row["accept"][0])
+        if row["category"] in ("unknown names", "other things"):
+            assert (row["accept"], row["reject"]) == (["not know"], [])
+
+
+def test_an_answer_about_itself_is_accepted():
+    """Every answer of a topic has one of the words that World-Talk accepts for the topic."""
+    for _, answers, _, accept in itself_topics(WORLD):
+        assert all(any(word in answer for word in accept) for answer in answers)
+
+
+def test_every_kind_of_conversation_occurs():
+    for kind in CHAT_KINDS:
+        for user, answer in exchanges(kind, count=20):
+            assert not re.search(r"[{}]", user + answer), kind
 
 
 # ---- the CORE bundle ----

@@ -1,0 +1,102 @@
+"""The dry run of a fine-tuning stage: what it inherits, what it reads, its steps and its cost; nothing is trained."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from nanochat.chat import render_conversation
+from nanochat.checkpoint import tokenizer_of, verified
+from nanochat.log import print0
+from nanochat.models import config_of, new_model
+from nanochat.optim import state_bytes
+from nanochat.param_groups import LEARNING_RATES, build_groups
+from nanochat.runtime import planned_hardware
+from nanochat.scaling import RunPlan, estimate, rate_scale
+from nanochat.settings import FineTuneSettings, inherit
+from nanochat.stages import MODELS
+
+SAMPLED = 200  # conversations that are tokenized to estimate the length of all
+
+
+def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sequence[dict]], answers: int = 0) -> None:
+    """Print the plan of a fine-tuning run.
+
+    open_rows: returns the conversations to learn from, given the tag of the tokenizer. answers: that are sampled in a
+    step; 0 for training on the conversations themselves.
+    """
+    # For programs: nothing else on stdout.
+    with redirect_stdout(sys.stderr) if config.json else nullcontext():
+        config, facts, plan = _plan(config, open_rows, answers)
+        # Its speed is that of a finished base training of this depth, if there is one.
+        like_base = SimpleNamespace(**asdict(config), depth=plan.model.depth, fp8=False)
+        cost = estimate(plan, like_base, *planned_hardware(config.on))
+    lines = cost.lines()
+    if answers:
+        lines.append("the time in which answers are sampled is not in this")
+    if config.json:
+        print0(json.dumps({"plan": asdict(plan) | {"facts": facts}, "estimate": asdict(cost), "lines": lines}))
+    else:
+        print0(*(f"{name}: {fact}" for name, fact in facts.items()), *lines, sep="\n")
+
+
+def _plan(
+    config: FineTuneSettings, open_rows: Callable[[str], Sequence[dict]], answers: int
+) -> tuple[FineTuneSettings, dict[str, str], RunPlan]:
+    """Return the settings with the values of the parent, facts for people, and the plan."""
+    parent = MODELS[config.source], config.model_tag or config.tag
+    checkpoint = verified(*parent)
+    rows = open_rows(checkpoint.manifest["tokenizer"]["tag"])
+    config = inherit(config, checkpoint.manifest)
+    facts = {"Parent": f"{' '.join(parent)}, step {checkpoint.step:,}", "Training rows": f"{len(rows):,}"}
+    if answers:
+        prompts = answers // config.num_samples
+        config = replace(config, total_batch_size=answers * config.max_seq_len)
+        steps = config.epochs * len(rows) / prompts
+        facts["A step"] = f"{prompts} prompts, {answers} answers of at most {config.max_new_tokens} tokens"
+    else:
+        tokenizer = tokenizer_of(checkpoint)
+        sample = [len(render_conversation(rows[number], tokenizer)[0]) for number in range(min(SAMPLED, len(rows)))]
+        length = sum(sample) / len(sample)
+        steps = config.epochs * len(rows) * length / config.total_batch_size
+        facts["Tokens of a row"] = f"about {length:.0f} ({len(sample)} were counted)"
+        facts["A step"] = f"{config.total_batch_size:,} tokens"
+    # Steps or seconds end the run before the epochs do.
+    steps = config.num_iterations if config.num_iterations != -1 else max(1, math.ceil(steps))
+    if config.target_seconds != -1:
+        steps = None
+    facts["Steps"] = f"{steps:,}" if steps else f"as many as {config.target_seconds:g} seconds allow"
+    facts["Learning rates"] = f"{config.init_lr_frac:g} of the parent's, falling to {config.final_lr_frac:g} of that"
+    return config, facts, _run_plan(config, checkpoint.manifest, steps)
+
+
+def _run_plan(config: FineTuneSettings, manifest: dict[str, Any], steps: int | None) -> RunPlan:
+    shape = config_of(manifest)
+    with torch.device("meta"):  # shapes alone: no memory, no weights
+        model = new_model(shape)
+    groups = build_groups(
+        model.named_parameters(),
+        learning_rates=dict.fromkeys(LEARNING_RATES, 0.0),
+        batch_scale=rate_scale(config.total_batch_size),
+        width=shape.width,
+        matrix_weight_decay=0.0,
+    )
+    counts = model.parameter_counts()
+    return RunPlan(
+        model=shape,
+        counts=counts,
+        scaled=counts["matrices"],
+        state_bytes=state_bytes(groups),
+        flops_per_token=model.flops_per_token(),
+        total_batch_size=config.total_batch_size,
+        decay_scale=1.0,
+        steps=steps,
+        seconds=config.target_seconds if steps is None else None,
+        notes=[],
+    )
