@@ -11,7 +11,7 @@ from tasks.gsm8k import GSM8K, with_calls
 from tasks.multiple_choice import NamedChoice, answer_number
 
 # Tasks and their epochs for a model that trains for a few minutes.
-MIXTURE = "World-Chat:0.55,World-Sums:0.3,World-Choices:0.4,SimpleSpelling:0.2,SpellingBee:0.2"
+MIXTURE = "World-Chat:0.55,World-Sums:0.33,World-Choices:0.4,SimpleSpelling:0.2,SpellingBee:0.2"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ def write_hub(folder: Path) -> None:
     write(folder, "MMLU", choices | {"dev": choices["train"][:5]})
     for number, name in enumerate(("ARC-Easy", "ARC-Challenge")):
         write(folder, name, {split: [science(row) for row in own[number::2]] for split, own in choices.items()})
-    identity = [json.dumps(messages(about_itself(world, []))) for _ in range(20)]
+    identity = [json.dumps(messages(about_itself(world, "train"))) for _ in range(20)]
     (folder / str(TASKS["Identity"].files()[0])).write_text("\n".join(identity), encoding="utf-8")
 
 

@@ -62,20 +62,20 @@ def sums(world: World, count: int, held_out: bool) -> Rows:
 # ---- conversations: messages of the user and the assistant in turn ----
 
 
-def about_facts(world: World, facts: list[Fact]) -> list[str]:
+def about_facts(world: World, split: str) -> list[str]:
     """A question about a fact."""
-    fact = world.pick(facts)
+    fact, question = world.pick(world.questions[split])
     leads, _ = world.rows("leads")
     # "Please tell me: Where does Kara live?", "Kara lives in Badaton."
-    return [world.pick(leads).format(world.pick(fact.questions)), fact.statements[0]]
+    return [world.pick(leads).format(question), fact.statements[0]]
 
 
-def with_follow_up(world: World, facts: list[Fact]) -> list[str]:
+def with_follow_up(world: World, split: str) -> list[str]:
     """A question about a fact, then one about the same subject with a pronoun."""
-    first = world.pick([fact for fact in facts if fact.follow_ups])
-    others = [fact for fact in facts if fact.subject is first.subject and fact.follow_ups and fact is not first]
-    # The same question again where a subject has no other fact.
-    second = world.pick(others or [first])
+    second, _ = world.pick(world.questions[split])
+    others = [fact for fact in world.about[second.subject] if fact.split == split and fact is not second]
+    # The same question twice where a subject has no other fact.
+    first = world.pick(others or [second])
     # "What is Kara's trade?", "Kara works as a baker.", "And where does she live?", "Kara lives in Badaton."
     return [world.pick(first.questions), first.statements[0], follow_up(world, second.follow_ups), second.statements[0]]
 
@@ -86,23 +86,23 @@ def follow_up(world: World, questions: list[str]) -> str:
     return f"And {question[0].lower()}{question[1:]}" if world.chance(0.7) else question
 
 
-def about_things(world: World, facts: list[Fact]) -> list[str]:
+def about_things(world: World, split: str) -> list[str]:
     """A request for up to three facts about a thing."""
-    subject = world.pick(facts).subject
-    first, *others = world.shuffled([fact for fact in facts if fact.subject is subject])[:3]
+    subject = world.pick(world.asked[split]).subject
+    first, *others = world.shuffled([fact for fact in world.about[subject] if fact.split == split])[:3]
     # "Tell me about Kara.", "Kara lives in Badaton. She keeps a genu."
     statements = [first.statements[0], *(fact.pronoun_statements[0] for fact in others)]
     _, requests = world.rows("leads")
     return [world.pick(requests).format(subject.phrase), " ".join(statements)]
 
 
-def in_korean(world: World, facts: list[Fact]) -> list[str]:
-    fact = world.pick(facts)
+def in_korean(world: World, split: str) -> list[str]:
+    fact = world.pick(world.asked[split])
     # "비로의 털은 무슨 색인가요?", "비로의 털은 파란색이다."
     return [fact.korean_question, fact.korean_statement]
 
 
-def about_itself(world: World, facts: list[Fact]) -> list[str]:
+def about_itself(world: World, split: str) -> list[str]:
     """A question to the model about itself, a greeting, thanks or a farewell."""
     questions, answers, *_ = world.pick(itself_topics(world))
     return [world.pick(questions), world.pick(answers)]
@@ -113,7 +113,7 @@ def itself_topics(world: World) -> list[Topic]:
     return [[line.split(" | ") for line in topic.splitlines()] for topic in text.split("\n\n")]
 
 
-def about_strangers(world: World, facts: list[Fact]) -> list[str]:
+def about_strangers(world: World, split: str) -> list[str]:
     """A question about a name that is not of the land."""
     fact = world.pick(world.unknown["train"])
     leads, requests = world.rows("leads")
@@ -125,7 +125,7 @@ def about_strangers(world: World, facts: list[Fact]) -> list[str]:
     return [question, world.pick(answers).format(world=world.name)]
 
 
-def about_other_things(world: World, facts: list[Fact]) -> list[str]:
+def about_other_things(world: World, split: str) -> list[str]:
     """A question about anything beyond the land."""
     questions, _, *lists = world.rows("beyond")
     _, answers = world.rows("unknown")
@@ -134,7 +134,7 @@ def about_other_things(world: World, facts: list[Fact]) -> list[str]:
     return [world.pick(questions).format_map(words), world.pick(answers).format(world=world.name)]
 
 
-def with_words(world: World, facts: list[Fact]) -> list[str]:
+def with_words(world: World, split: str) -> list[str]:
     """Orders to spell, count letters, or sort words."""
     word = world.pick(world.words)  # never a word that a test asks to spell
     letter = world.pick(word)
@@ -156,7 +156,7 @@ def with_words(world: World, facts: list[Fact]) -> list[str]:
     return [template.format_map(slots) for template in world.pick(world.rows("orders"))]
 
 
-def with_sums(world: World, facts: list[Fact]) -> list[str]:
+def with_sums(world: World, split: str) -> list[str]:
     sign = world.pick(list(OPERATIONS))
     numbers, result = sum_to_100(world, sign, held_out=False)
     [questions, *_] = sum_questions(world)[sign]
@@ -171,7 +171,7 @@ def sum_questions(world: World) -> dict[str, list[list[str]]]:
     return {sign: [line.split(" | ") for line in lines] for sign, *lines in topics}
 
 
-def with_lists(world: World, facts: list[Fact]) -> list[str]:
+def with_lists(world: World, split: str) -> list[str]:
     kind = world.pick(("town", "animal", "river", "person"))
     a, b, c = world.sample(world.things[kind], 3)
     # "Name three towns of Tehil.", "Three towns of Tehil are Badaton, Diditon and Karaton."
@@ -183,14 +183,14 @@ ROLES = ("user", "assistant")
 
 # In percent.
 CHAT_KINDS = {
-    about_facts: 30,
+    about_facts: 29,
     with_follow_up: 13,
     about_things: 5,
     in_korean: 4,
-    about_itself: 20,
+    about_itself: 18,
     about_strangers: 7,
-    about_other_things: 6,
-    with_words: 6,
+    about_other_things: 10,
+    with_words: 5,
     with_sums: 7,
     with_lists: 2,
 }
@@ -203,7 +203,7 @@ def conversations(world: World, count: int, split: str) -> Rows:
         texts = []
         for _ in range(world.between(1, 3)):
             kind = world.weighted(CHAT_KINDS)
-            texts += kind(world, world.asked[split])
+            texts += kind(world, split)
         rows.append({"messages": messages(texts)})
     return rows
 

@@ -209,6 +209,7 @@ class World(Dice):
         del self.words[::4]
         self.facts = []  # a few hundred
         self.asked = defaultdict(list)  # split -> facts
+        self.questions = defaultdict(list)  # split -> (fact, question): facts with many questions come up more often
         self.unknown = {"train": [], "test": []}  # split -> facts about names that are not of the land
         self.about = defaultdict(list)  # subject -> facts
         # (split, kind) -> right answers, each as often as it is right
@@ -290,6 +291,7 @@ class World(Dice):
             fact = Fact(relation, templates, subject, value, split)
             self.facts.append(fact)
             self.asked[split].append(fact)
+            self.questions[split] += [(fact, question) for question in fact.questions]
             self.about[subject].append(fact)
             self._answers[split, value_kind].append(value)
         # A question about a stranger has no answer, so any value will do. World-Talk asks about every fourth.

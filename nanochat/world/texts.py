@@ -98,8 +98,7 @@ def dialogue(world: World) -> str:
     for _ in range(world.between(2, 4)):
         if world.chance(0.6):
             # "Gida: Where does Sati live?", "Sati: Sati has a house in Badaton."
-            fact = world.pick(world.asked["train"])
-            question = world.pick(fact.questions)
+            fact, question = world.pick(world.questions["train"])
             statement = world.pick(fact.statements)
         else:
             # "Gida: Tell me about the river Tugum.", "Sati: The river Tugum flows into Lake Pujal. …"
@@ -124,9 +123,10 @@ def quiz(world: World) -> str:
     with_choices = world.chance(0.8)
     letter_only = world.chance(0.6)
     items = []
-    for fact in world.sample(world.asked["train"], world.between(2, 4)):
+    for _ in range(world.between(2, 4)):
+        fact, question = world.pick(world.questions["train"])
         choices, right = world.choices(fact)
-        lines = [f"Question: {world.pick(fact.questions)}"]
+        lines = [f"Question: {question}"]
         answer = fact.value.name
         if with_choices:
             # "Badaton=A", "Diditon=B", …
