@@ -367,9 +367,9 @@ class FineTuneSettings(TrainingSettings):
     )
     warm_start: bool = option(True, "start with the optimizer state of the parent", group="optimizer")
     # Recorded in the manifest, for chat_cli and the page. A small model often samples a wrong word at higher ones.
-    chat_temperature: float = option(
-        CHAT_TEMPERATURE,
-        "sampling temperature for chats with this model, where they name none",
+    chat_temperature: float | None = option(
+        None,
+        "default sampling temperature of chat_cli and the page (default: the parent's, or 0.6)",
         group="model",
         least=0,
     )
@@ -415,7 +415,8 @@ class ChatTuneSettings(FineTuneSettings):
 
 def inherit(config: Settings, manifest: dict[str, Any]) -> Settings:
     """Return the config with every None replaced by the value in a checkpoint's manifest; prints the values found."""
-    parent, loop = manifest["config"], manifest["loop"]
+    # A base model, or one of an earlier version, has no temperature for chats.
+    parent, loop = {"chat_temperature": CHAT_TEMPERATURE} | manifest["config"], manifest["loop"]
     if parent["total_batch_size"] == -1:  # the parent chose the batch for its horizon
         parent = parent | {"total_batch_size": loop["tokens"] // loop["step"]}  # exact: all steps were equally large
     found = {name: parent[name] for name, value in asdict(config).items() if value is None}

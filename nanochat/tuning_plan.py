@@ -39,7 +39,7 @@ def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sequence[dic
         cost = estimate(plan, like_base, *planned_hardware(config.on))
     lines = cost.lines()
     if answers:
-        lines.append("the time in which answers are sampled is not in this")
+        lines.append("the time is that of training on answers as long as the context, without sampling them")
     if config.json:
         print0(json.dumps({"plan": asdict(plan) | {"facts": facts}, "estimate": asdict(cost), "lines": lines}))
     else:
@@ -58,12 +58,13 @@ def _plan(
     if answers:
         prompts = answers // config.num_samples
         config = replace(config, total_batch_size=answers * config.max_seq_len)
-        steps = config.epochs * len(rows) / prompts
+        steps = math.floor(config.epochs * len(rows) / prompts)
         facts["A step"] = f"{prompts} prompts, {answers} answers of at most {config.max_new_tokens} tokens"
     else:
         tokenizer = tokenizer_of(checkpoint)
         sample = [len(render_conversation(rows[number], tokenizer)[0]) for number in range(min(SAMPLED, len(rows)))]
-        length = sum(sample) / len(sample)
+        # A longer conversation is shortened, or left out.
+        length = sum(min(count, config.max_seq_len) for count in sample) / len(sample)
         steps = config.epochs * len(rows) * length / config.total_batch_size
         facts["Tokens of a row"] = f"about {length:.0f} ({len(sample)} were counted)"
         facts["A step"] = f"{config.total_batch_size:,} tokens"
@@ -72,7 +73,7 @@ def _plan(
     if config.target_seconds != -1:
         steps = None
     facts["Steps"] = f"{steps:,}" if steps else f"as many as {config.target_seconds:g} seconds allow"
-    facts["Learning rates"] = f"{config.init_lr_frac:g} of the parent's, falling to {config.final_lr_frac:g} of that"
+    facts["Learning rates"] = f"x {config.init_lr_frac:g} at the start, x {config.final_lr_frac:g} of that at the end"
     return config, facts, _run_plan(config, checkpoint.manifest, steps)
 
 

@@ -29,8 +29,10 @@ class Config(FineTuneSettings, SamplingSettings):
     source: Source = changed(FineTuneSettings, "source", "sft")
     task: str = option(
         "",
-        "task to learn, with a train and a test split (default: GSM8K, or of an embedded world World-Sums)",
+        "task to learn, with a train and a test split (default: GSM8K, or World-Sums for a model of a world)",
         group="data",
+        may_change=True,  # another task has other data, which a resumed run refuses
+        in_card=False,  # the metric Task has the name
     )
 
     # A step has examples_per_step * num_samples answers, each a training row.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nanochat.config import changed, run
 from nanochat.settings import ChatTuneSettings, FineTuneSettings
 from nanochat.stages import Source
-from tasks import chat_data
+from tasks import chat_data, chat_mixture
 
 # A little of each task: the model has the abilities by now, and learns the form of an answer.
 MIXTURE = "ARC-Easy,ARC-Challenge,GSM8K,AQUA@20000,SmolTalk@10000,Identity,SimpleSpelling@300,SpellingBee@300"
@@ -31,7 +31,7 @@ def main(config: Config) -> None:
     from nanochat.tuning_plan import print_plan
 
     if config.plan_only:
-        print_plan(config, lambda tokenizer: chat_data(config, MIXTURE, tokenizer)[0])
+        print_plan(config, lambda tokenizer: chat_mixture(config, MIXTURE, tokenizer))
         return
     with training("chat_sft", config) as trainer:
         chats, new_chats, tasks = chat_data(config, MIXTURE, trainer.tokenizer_tag)

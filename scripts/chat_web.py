@@ -37,10 +37,10 @@ def main(config: Config) -> None:
         raise ValueError(f"--host={config.host} is open to other machines: set NANOCHAT_API_KEY")
     bound = listen(config.host, config.port)  # before the model is loaded: a mistake shows at once
     with setup(config.device_type, config.dtype) as runtime:
-        workers, *defaults = open_engines(config.source, config.tag, config.step, runtime, config.slots)
+        workers, temperature, suggestions = open_engines(config.source, config.tag, config.step, runtime, config.slots)
         engine = workers[0].engine
         name = f"nanochat-{config.tag}-{config.source}"
-        served = ServedModel(name, engine.tokenizer, engine.config.max_seq_len, *defaults)
+        served = ServedModel(name, engine.tokenizer, engine.config.max_seq_len, temperature, suggestions)
         service = Service(served, Pool(workers, config.queue))
         app = application(service, config.host, key, config.allow_host.split(), config.allow_origin.split())
         address = f"{in_url(config.host)}:{bound.getsockname()[1]}"

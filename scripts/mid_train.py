@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nanochat.config import run
 from nanochat.settings import ChatTuneSettings
-from tasks import chat_data
+from tasks import chat_data, chat_mixture
 
 # Conversations, choices by letter, and calls of the calculator; small sets are repeated.
 MIXTURE = "SmolTalk,Identity:2,MMLU:3,GSM8K:4,AQUA@20000,SimpleSpelling,SpellingBee"
@@ -27,7 +27,7 @@ def main(config: Config) -> None:
     from nanochat.tuning_plan import print_plan
 
     if config.plan_only:
-        print_plan(config, lambda tokenizer: chat_data(config, MIXTURE, tokenizer)[0])
+        print_plan(config, lambda tokenizer: chat_mixture(config, MIXTURE, tokenizer))
         return
     with training("mid_train", config) as trainer:
         chats, new_chats, tasks = chat_data(config, MIXTURE, trainer.tokenizer_tag)

@@ -1,7 +1,7 @@
 """The table with all tasks, and functions that open tasks by name.
 
-Others import from here: TASKS, JUDGED, pick, open_tasks, task_to_learn, chat_data. A new task is a row in a
-module's table SETS, or a new module and a line in TASKS; docs/tasks.md has a row for each task.
+Others import from here: TASKS, JUDGED, pick, open_tasks, task_to_learn, chat_data, chat_mixture. A new task is a row in
+a module's table SETS, or a new module and a line in TASKS; docs/tasks.md has a row for each task.
 """
 
 from nanochat.data.corpus import learned_world
@@ -33,14 +33,19 @@ def chat_data(
 
     default: mixture to take if the settings name none; a model of an embedded world learns from the world instead.
     """
-    if learned_world(tokenizer) is not None:
-        default = world.MIXTURE
-    chats = mixing.mix(TASKS, config.mixture, "train", config.seed, default, tokenizer)
-    new_chats = mixing.mix(TASKS, config.mixture, "validation", config.seed, default, tokenizer)
+    chats = chat_mixture(config, default, tokenizer)
+    new_chats = chat_mixture(config, default, tokenizer, "validation")
     tasks = {}
     if config.eval_metrics_every >= 0:
         tasks = open_tasks(config.eval_metrics_tasks, tokenizer=tokenizer)
     return chats, new_chats, tasks
+
+
+def chat_mixture(config: ChatTuneSettings, default: str, tokenizer: str, split: str = "train") -> mixing.Mixture:
+    """Return the conversations of a split; the other arguments are those of `chat_data`."""
+    if learned_world(tokenizer) is not None:
+        default = world.MIXTURE
+    return mixing.mix(TASKS, config.mixture, split, config.seed, default, tokenizer)
 
 
 def task_to_learn(name: str, tokenizer: str) -> str:

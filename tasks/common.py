@@ -19,6 +19,7 @@ REVISION = "refs/convert/parquet"
 
 EVALUATION_SPLIT = "test"  # the split that every evaluation asks for
 SPLIT = re.compile(r"(?:(\w+)=)?(\w+)(?:\*(\d+))?")  # train=auxiliary_train*4
+SHORT = 60  # characters in a suggested question
 SHUFFLE_SEED = 42  # the same as in the public nanochat, so that the first problems are the same too
 
 
@@ -146,6 +147,13 @@ class Task:
             return self.conversation(*self.data.convert(*self.rows[number]))
         except ValueError as error:
             raise ValueError(f"{self.data.name}, split {self.split}, row {number}: {error}") from None
+
+    def suggestions(self, numbers: Sequence[int]) -> list[str]:
+        """Return short first questions of some conversations, to suggest to a person who talks to the model."""
+        chats = [self[number]["messages"] for number in numbers]
+        texts = [next(message["content"] for message in chat if message["role"] == "user") for chat in chats]
+        # Long texts, several lines and parts make no button.
+        return [text for text in texts if isinstance(text, str) and len(text) <= SHORT and "\n" not in text]
 
     def hashes(self) -> dict[str, str]:
         """Return the files that the rows come from, with their SHA-256."""

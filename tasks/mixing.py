@@ -20,7 +20,6 @@ from tasks.common import DataSet, Task, find_task
 # NAME, NAME@ROWS, NAME:EPOCHS or NAME@ROWS:EPOCHS; the path after json: may have any characters.
 MEMBER = re.compile(r"(json:.+?|[^:@]+)(?:@(\d+))?(?::(\d*\.?\d+))?")
 SAMPLED = 50  # conversations of a task that are read for suggested questions
-SHORT = 60  # characters in a suggested question
 HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
 
 
@@ -38,6 +37,7 @@ class Mixture:
 
     def __init__(self, parts: dict[str, tuple[Task, np.ndarray]], seed: int):
         self._tasks = {name: task for name, (task, _) in parts.items()}
+        self._numbers = {name: [int(number) for number in numbers] for name, (_, numbers) in parts.items()}
         # Counts with every epoch, by task name.
         self.rows = {name: len(numbers) for name, (_, numbers) in parts.items()}
         # Different conversations: a row that is in several epochs counts once.
@@ -56,13 +56,9 @@ class Mixture:
         return list(self._tasks.values())[task][int(number)]
 
     def questions(self, count: int = 4) -> list[str]:
-        """Return short first questions from the tasks in turn, to suggest to a person who talks to the model."""
-        columns = []
-        for task in self._tasks.values():
-            chats = [task[number]["messages"] for number in range(min(len(task), SAMPLED))]
-            texts = [next(message["content"] for message in chat if message["role"] == "user") for chat in chats]
-            # Long texts, several lines and parts make no button.
-            columns.append([text for text in texts if _is_short(text)])
+        """Return questions to suggest to a person: from the conversations, else from all tasks in turn."""
+        chats = {name: task for name, task in self._tasks.items() if task.kind == "chat"} or self._tasks
+        columns = [task.suggestions(self._numbers[name][:SAMPLED]) for name, task in chats.items()]
         # The first of each task, then the second of each: [(chat, sum), (chat, None)].
         rows = chain(*zip_longest(*columns))
         return list(dict.fromkeys(text for text in rows if text))[:count]
@@ -106,10 +102,6 @@ def mix(
     if not parts:
         raise ValueError(f"no task of {spec} is here: set NANOCHAT_HUB, or name others with --mixture")
     return Mixture(parts, seed)
-
-
-def _is_short(content: str | list) -> bool:
-    return isinstance(content, str) and len(content) <= SHORT and "\n" not in content
 
 
 def _parse(spec: str, known: Mapping[str, DataSet]) -> list[Member]:

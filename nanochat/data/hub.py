@@ -51,7 +51,7 @@ def fetch(files: Sequence[HubFile], offline: bool = False) -> list[Path]:
             found[file] = download.result()
         # From httpx, xet or the system: the library has no common base class.
         except Exception as error:
-            failures.setdefault(_reason(error), []).append(str(file))
+            failures.setdefault(_reason(error, offline), []).append(str(file))
     if failures:
         count = sum(map(len, failures.values()))
         parts = [f"{_names(missing)} ({reason})" for reason, missing in failures.items()]
@@ -59,11 +59,14 @@ def fetch(files: Sequence[HubFile], offline: bool = False) -> list[Path]:
     return [found[file] for file in files]
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, offline: bool) -> str:
     """Return why a download failed, on one line."""
+    from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     if isinstance(error, LocalEntryNotFoundError):
+        if offline or constants.HF_HUB_OFFLINE:
+            return "not on this machine, and downloads are switched off"
         return "not on this machine, and the hub cannot be reached: connect to the network, or set NANOCHAT_HUB"
     return str(error).partition("\n")[0]
 

@@ -107,13 +107,15 @@ def evaluate_task(
 
 def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore], count: int = 3) -> list[list[str]]:
     """Return rows [task, question, answer, yes or no] with first answers to problems of tasks without letters."""
-    written = [name for name in scores if tasks[name].kind == "generative"]
+    # The last tasks first: in a model of a world these are what a person would ask.
+    written = [name for name in reversed(scores) if tasks[name].kind == "generative"]
     rows = []
     # The first problem of each task, then the second of each.
     for number, name in product(range(count), written):
         if number < len(scores[name].records):
             record = scores[name].records[number]
-            question = tasks[name][record["problem"]]["messages"][-2]["content"]
+            *messages, _ = tasks[name][record["problem"]]["messages"]
+            question = " / ".join(message["content"] for message in messages)
             answer = record["completions"][0]
             text = CALL.sub(r"[\1=\2]", answer["text"])
             rows.append([name, _shortened(question), _shortened(text), "yes" if answer["right"] else "no"])

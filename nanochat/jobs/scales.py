@@ -19,8 +19,8 @@ EMBEDDED_RATES = "--matrix-lr=0.08 --embedding-lr=1.2 --unembedding-lr=0.06 --wa
 # Steps on a CPU are few and long, so checkpoints are saved often.
 CPU_MODEL = "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"
 CPU_TUNING = "--eval-metrics-max-problems=50 --save-every=100"
+EMBEDDED_TUNING = f"--eval-tokens=30000 {CPU_TUNING}"
 EMBEDDED_CHAT = "--chat-temperature=0.2"  # at 0.6 a model of this size often samples a wrong fact
-EMBEDDED_TUNING = f"--eval-tokens=30000 {EMBEDDED_CHAT} {CPU_TUNING}"
 CPU_RL = "--eval-examples=100 --save-every=10"
 GPU_TUNING = {
     "mid_train": "--keep-last=1",
@@ -49,12 +49,12 @@ SCALES = {
         flags={
             "tok_train": f"--vocab-size=4096 {VOCABULARY}",
             "base_train": f"{EMBEDDED_MODEL} {EMBEDDED_RATES} --save-every=100 --num-iterations=560",
-            "mid_train": f"--num-iterations=120 --init-lr-frac=0.4 {EMBEDDED_TUNING}",
+            "mid_train": f"--num-iterations=120 --init-lr-frac=0.4 {EMBEDDED_CHAT} {EMBEDDED_TUNING}",
             "chat_sft": f"--num-iterations=80 --init-lr-frac=0.25 {EMBEDDED_TUNING}",
-            "chat_rl": f"--num-iterations=22 --max-new-tokens=100 --init-lr-frac=0.03 {EMBEDDED_CHAT} {CPU_RL}",
+            "chat_rl": f"--num-iterations=22 --max-new-tokens=100 --init-lr-frac=0.03 {CPU_RL}",
             "base_loss": "--eval-bytes=200000",
             "base_eval": FEW_PROBLEMS["base_eval"],
-            "chat_eval": FEW_PROBLEMS["chat_eval"],
+            "chat_eval": "--max-problems=200 --max-new-tokens=128",
         },
         seconds={
             "world": 8,

@@ -5,6 +5,7 @@ A figure that is not known is left out or a dash.
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +24,7 @@ Facts = dict[str, Any]
 TITLES = {stage.name: stage.section for stage in STAGES}
 ORDER = list(TITLES)
 PADDED = 32  # characters; a longer cell stands out of its column
-FOLDERS = re.compile(r"([\s=:,])[/~][^\s:,]*/")  # the folders in a path on the machine of the run
+FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before the last part of a path
 EVALUATIONS = ("base_eval", "chat_eval")  # beginnings of the stages with a score for each task
 
 
@@ -122,12 +123,12 @@ def _command(base: Path, outcomes: Sequence[Outcome]) -> str:
     """Return the command of the main job, if one has run the newest stage's tag; else that of base training."""
     newest = max(outcomes, key=lambda outcome: outcome.timestamp)
     plan = base / "speedrun" / newest.tag / "plan.json"
-    commands = {outcome.stage: outcome.command for outcome in outcomes}
+    commands = {outcome.stage: outcome.command for outcome in outcomes if outcome.tag == newest.tag}
     command = commands.get("base_train", newest.command)
     if plan.exists():
         command = json.loads(plan.read_text(encoding="utf-8"))["resume"]
     # --data=/home/me/text becomes --data=text: a reader has other folders.
-    return FOLDERS.sub(r"\1", command)
+    return shlex.join(FOLDERS.sub(r"\1", word) for word in shlex.split(command))
 
 
 def _plots(outcome: Outcome) -> dict[str, str]:

@@ -52,14 +52,16 @@ FOLDER = "pictures"  # of the links that stand for the pictures
 
 def opening(card: Card) -> list[str]:
     """Return the first screen as Markdown: what was trained on what, how long, whether it worked, and its answers."""
-    sections = {section.outcome.stage: section for section in card.sections}
+    newest = max(card.outcomes, key=lambda outcome: outcome.timestamp)
+    sections = {section.outcome.stage: section for section in card.sections if section.outcome.tag == newest.tag}
     parts = []
     base = sections.get("base_train")
     if base:
         parameters = format_value(base.outcome.metrics["Number of parameters"])
         machine = card.environment["Hardware"]
-        place = machine["CPUs"] + " CPUs" if machine["GPUs"] == "none" else machine["GPUs"]
-        parts.append(f"A model with {parameters} parameters, trained in {duration(card.seconds)} on {place}.")
+        place = f"{machine['CPUs']} CPUs" if machine["GPUs"] == "none" else machine["GPUs"]
+        seconds = sum(section.outcome.seconds for section in sections.values())
+        parts.append(f"A model with {parameters} parameters. All stages took {duration(seconds)} on {place}.")
     if card.text:
         parts.append(f"Learned from: {card.text}")
     parts.append(f"Command: {card.command}")

@@ -197,14 +197,12 @@ CHAT_KINDS = {
 
 
 def conversations(world: World, count: int, split: str) -> Rows:
-    """Return conversations with one to three questions or orders."""
+    """Return conversations with one to three questions or orders; opening: the kind of the first."""
     rows = []
     for _ in range(count):
-        texts = []
-        for _ in range(world.between(1, 3)):
-            kind = world.weighted(CHAT_KINDS)
-            texts += kind(world, split)
-        rows.append({"messages": messages(texts)})
+        kinds = [world.weighted(CHAT_KINDS) for _ in range(world.between(1, 3))]
+        texts = [text for kind in kinds for text in kind(world, split)]
+        rows.append({"messages": messages(texts), "opening": kinds[0].__name__})
     return rows
 
 
@@ -254,14 +252,14 @@ def talk(world: World, each: int = 20) -> Rows:
 
 
 def new_subjects(world: World) -> list[str]:
-    """Return different questions about things beyond the land that no text for training names."""
-    known, new, *lists = world.rows("beyond")
+    """Return World-Talk's questions about things beyond the land, with words that no text for training has."""
+    _, questions, *lists = world.rows("beyond")
     found = []
-    # Questions without a thing, such as "What time is it?", are in the conversations for training.
-    for question in new + [question for question in known if "{" in question]:
-        words = {kind: world.pick(others.split()) for kind, _, others in lists}
-        found.append(question.format_map(words))
-    return found
+    for question in questions:
+        for _ in range(5):
+            words = {kind: world.pick(others.split()) for kind, _, others in lists}
+            found.append(question.format_map(words))
+    return list(dict.fromkeys(found))
 
 
 def tables(world: World, problems: int, chats: int) -> dict[str, Rows]:

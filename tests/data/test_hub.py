@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 from bad_hub import COMMIT, BadHub
 from huggingface_hub import constants
 
@@ -60,13 +61,21 @@ def test_downloaded_files_are_then_in_the_cache(server):
     requests = server.requests
     assert hub.fetch([DEEP, A], offline=True) == [first[1], first[0]]
     assert hub.fetch([HubFile("a.bin", "some/set", COMMIT)]) == [first[0]]
-    sentence = "not on this machine, and the hub cannot be reached: connect to the network, or set NANOCHAT_HUB"
-    missing = f"1 of 2 files are not available: datasets/some/set/b.bin ({sentence})"
-    assert refusal(A, B, offline=True) == missing
+    missing = "1 of 2 files are not available: datasets/some/set/b.bin"
+    assert refusal(A, B, offline=True) == f"{missing} (not on this machine, and downloads are switched off)"
     assert server.requests == requests  # the hub was not asked again
 
 
-def test_failed_downloads_are_listed_and_the_others_kept(server):
+def test_without_a_network_the_reason_is_one_sentence(monkeypatch):
+    def unreachable(*_: object, **__: object) -> None:
+        raise LocalEntryNotFoundError("An error happened while trying to locate the file.\nPlease check.")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    reason = "not on this machine, and the hub cannot be reached: connect to the network, or set NANOCHAT_HUB"
+    assert refusal(B) == f"1 of 1 files are not available: datasets/some/set/b.bin ({reason})"
+
+
+def test_failed_downloads_are_counted_and_the_others_kept(server):
     gone, local = HubFile("gone.bin", "some/set"), HubFile("a.txt", "local/text")
     sentence = refusal(gone, A, local)
     assert sentence.startswith("2 of 3 files are not available: datasets/some/set/gone.bin (404 Client Error")

@@ -59,6 +59,7 @@ def test_the_seed_reaches_world_weights_and_data(planned, base):
         assert [step.name for step in job.steps if step.skip] == ["download"]
         assert job.step("chat_rl").local == job.step("base_eval").local == [str(base / world / "world.json")]
     assert f"text: the embedded world in {base / world}" in text
+    assert "--chat-temperature=0.2" in job.step("mid_train").command
 
 
 def test_what_does_not_change_the_result_repeats_no_stage(planned, monkeypatch):

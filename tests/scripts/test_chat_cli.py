@@ -107,3 +107,10 @@ def test_without_a_model_the_error_names_the_command_that_trains_one(tmp_path):
 def test_mistakes_are_one_sentence(flags, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         parse(Config, flags)
+
+
+def test_the_temperature_is_the_models_own_unless_given(base):
+    """The checkpoint says 0, greedy."""
+    plain = ("--device-type=cpu", "--dtype=fp32", "--max-new-tokens=40", "-i", "sft", "-p", "hello")
+    own, greedy, sampled = (run_chat(base, *plain, *flags).stdout for flags in ((), ("-t", "0"), ("-t", "1")))
+    assert own == greedy != sampled

@@ -43,14 +43,17 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file
 
 
 def test_suggested_questions_are_short_and_from_several_tasks(small_hub, own_file):
-    found = mix(TASKS, f"mmlu,smoltalk,gsm8k,{own_file}", "validation")
-    questions = found.questions()
-    assert len(questions) == len(set(questions)) == 4
-    texts = {name: {row["messages"][0]["content"] for row in TASKS[name]("test")} for name in ("SmolTalk", "GSM8K")}
-    assert questions[0] in texts["SmolTalk"]  # questions with choices take several lines
-    assert questions[2] == chat(38)["messages"][0]["content"] or questions[2] in texts["SmolTalk"]
-    assert all(len(question) <= 60 and "\n" not in question for question in questions)
-    assert found.questions(2) == questions[:2]
+    found = mix(TASKS, f"mmlu,smoltalk,{own_file}", "validation")
+    first, second, third, fourth = found.questions()
+    chats = [row["messages"][0]["content"] for row in TASKS["SmolTalk"]("test")]
+    short = [text for text in chats if len(text) <= 60]
+    assert [first, third] == short[:2]
+    held_out = {row["messages"][0]["content"] for row in found} & {f"{number}?" for number in range(40)}
+    assert {second, fourth} == held_out  # two of forty rows
+    assert found.questions(2) == [first, second]
+    assert mix(TASKS, "mmlu", "validation").questions() == []  # choices take several lines
+    spelling = mix(TASKS, "gsm8k", "validation").questions()
+    assert all(len(question) <= 60 and "\n" not in question for question in spelling)
 
 
 def test_the_seed_gives_order_and_samples(small_hub):

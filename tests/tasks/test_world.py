@@ -5,7 +5,8 @@ import pytest
 from nanochat.chat import check_conversation
 from nanochat.paths import base_dir, write_json
 from nanochat.world.writer import write_world
-from tasks import TASKS, WORLD_TASKS, open_tasks, world
+from tasks import TASKS, WORLD_TASKS, open_tasks, task_to_learn, world
+from tasks.mixing import mix
 
 
 @pytest.fixture
@@ -57,6 +58,33 @@ def test_every_task_is_well_formed_and_its_own_answer_is_right(learned):
                     assert task.evaluate(conversation, text)
                     is_known = answer != "not know"
                     assert task.evaluate(conversation, "I do not know.") != is_known
+
+
+def test_a_model_of_a_world_practises_its_sums(learned):
+    assert task_to_learn("", "two") == "World-Sums"
+    assert task_to_learn("", "real") == "GSM8K"
+    assert task_to_learn("gsm8k", "two") == "GSM8K"
+    with pytest.raises(ValueError, match="SmolTalk is no task, choose from"):  # it has no verdicts
+        task_to_learn("SmolTalk", "two")
+
+
+def test_a_world_suggests_a_question_of_each_kind(learned):
+    questions = mix(TASKS, world.MIXTURE, "validation", tokenizer="two").questions()
+    rows = {row["messages"][0]["content"]: row["opening"] for row in TASKS["World-Chat"]("validation", tokenizer="two")}
+    here = [kind for kind in world.SUGGESTED if kind in rows.values()]
+    assert len(here) >= 3
+    assert [rows[question] for question in questions] == here
+
+
+def test_a_sum_is_right_by_its_result_and_not_by_the_numbers_that_go_in(learned):
+    task = TASKS["World-Talk"](tokenizer="two")
+    row = next(row for row in task if row["category"] == "sums")
+    [result] = row["accept"]
+    called = f"<|python_start|>{result}-0<|python_end|><|output_start|>{{0}}<|output_end|>{{0}}."
+    assert task.evaluate(row, called.format(result))
+    assert not task.evaluate(row, called.format("1"))
+    known = next(row for row in task if row["category"] == "facts")
+    assert not task.evaluate(known, f"{known['accept'][0]}? I do not know that.")
 
 
 def test_a_model_of_a_world_is_scored_with_its_tasks_alone(learned, tmp_path, monkeypatch):

@@ -234,10 +234,13 @@ def test_world_talk_has_every_category_and_right_answers():
             assert (row["accept"], row["reject"]) == (["not know"], [])
 
 
-def test_an_answer_about_itself_is_accepted():
-    """Every answer of a topic has one of the words that World-Talk accepts for the topic."""
-    for _, answers, _, accept in itself_topics(WORLD):
-        assert all(any(word in answer for word in accept) for answer in answers)
+def test_answers_about_itself_are_told_apart():
+    """World-Talk accepts every answer of a topic, and no answer of another; who it is and its name are one."""
+    topics = itself_topics(WORLD)
+    for _, answers, _, accept in topics:
+        assert all(any(words in answer for words in accept) for answer in answers)
+        others = [answer for _, other, _, words in topics for answer in other if words != accept]
+        assert not [answer for answer in others if any(words in answer for words in accept)]
 
 
 def test_every_kind_of_conversation_occurs():
