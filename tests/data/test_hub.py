@@ -4,9 +4,9 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
 from bad_hub import COMMIT, BadHub
 from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from nanochat.data import hub
 from nanochat.data.hub import HubError, HubFile
