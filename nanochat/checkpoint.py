@@ -350,7 +350,7 @@ def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
 
 
 def chat_defaults(manifest: Record) -> tuple[float, list[str]]:
-    """Return the sampling temperature for chats with a model, and questions that it was taught to answer."""
+    """Return the sampling temperature for chats with a model, and questions to suggest to a person."""
     # An imported model has no settings of ours, and one of an earlier version lacks these.
     settings = manifest["config"] or {}
     return settings.get("chat_temperature", CHAT_TEMPERATURE), manifest.get("suggestions", [])

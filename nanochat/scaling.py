@@ -119,19 +119,11 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
     steps, seconds, note = _horizon(config, n, flops, batch)
     notes.append(f"num_iterations {'?' if steps is None else f'{steps:,}'} = {note}")
 
-    # Only the kinds of the groups count for the size of their states.
-    groups = build_groups(
-        model.named_parameters(),
-        learning_rates=dict.fromkeys(LEARNING_RATES, 0.0),
-        batch_scale=rates,
-        width=shape.width,
-        matrix_weight_decay=0.0,
-    )
     return RunPlan(
         model=shape,
         counts=counts,
         scaled=n,
-        state_bytes=state_bytes(groups),
+        state_bytes=optimizer_bytes(model),
         flops_per_token=flops,
         total_batch_size=batch,
         decay_scale=decay,
@@ -139,6 +131,19 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
         seconds=seconds,
         notes=notes,
     )
+
+
+def optimizer_bytes(model: GPT) -> int:
+    """Return the size of the optimizer's states for a model."""
+    # Only the kinds of the groups count, not their rates.
+    groups = build_groups(
+        model.named_parameters(),
+        learning_rates=dict.fromkeys(LEARNING_RATES, 0.0),
+        batch_scale=1.0,
+        width=model.config.width,
+        matrix_weight_decay=0.0,
+    )
+    return state_bytes(groups)
 
 
 def _new_model(config: "TrainingSettings", depth: int, width: int, kv_heads: int, vocab_size: int, bos_id: int) -> GPT:

@@ -15,10 +15,8 @@ from nanochat.chat import render_conversation
 from nanochat.checkpoint import tokenizer_of, verified
 from nanochat.log import print0
 from nanochat.models import config_of, new_model
-from nanochat.optim import state_bytes
-from nanochat.param_groups import LEARNING_RATES, build_groups
 from nanochat.runtime import planned_hardware
-from nanochat.scaling import RunPlan, estimate, rate_scale
+from nanochat.scaling import RunPlan, estimate, optimizer_bytes
 from nanochat.settings import FineTuneSettings, inherit
 from nanochat.stages import MODELS
 
@@ -81,19 +79,12 @@ def _run_plan(config: FineTuneSettings, manifest: dict[str, Any], steps: int | N
     shape = config_of(manifest)
     with torch.device("meta"):  # shapes alone: no memory, no weights
         model = new_model(shape)
-    groups = build_groups(
-        model.named_parameters(),
-        learning_rates=dict.fromkeys(LEARNING_RATES, 0.0),
-        batch_scale=rate_scale(config.total_batch_size),
-        width=shape.width,
-        matrix_weight_decay=0.0,
-    )
     counts = model.parameter_counts()
     return RunPlan(
         model=shape,
         counts=counts,
         scaled=counts["matrices"],
-        state_bytes=state_bytes(groups),
+        state_bytes=optimizer_bytes(model),
         flops_per_token=model.flops_per_token(),
         total_batch_size=config.total_batch_size,
         decay_scale=1.0,

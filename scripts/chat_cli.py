@@ -70,7 +70,7 @@ def main(config: Config) -> None:
         elif interactive:
             print0(COMMANDS)
             if suggestions:
-                print0("it was taught to answer:", " | ".join(suggestions))
+                print0("ask, for example:", " | ".join(suggestions))
             chat.run(join_lines(typed_lines(base_dir() / HISTORY)))
         else:
             chat.run(join_lines(line.removesuffix("\n") for line in sys.stdin))

@@ -18,7 +18,7 @@ from nanochat.settings import (
     TrainingDeviceSettings,
 )
 from nanochat.stages import Source
-from tasks import JUDGED, TASKS, task_to_learn
+from tasks import JUDGED, task_to_learn
 from tasks.common import find_task
 
 
@@ -69,6 +69,11 @@ class Config(FineTuneSettings, SamplingSettings):
     eval_samples: Count = option(1, "answers per test prompt (above 1: also pass@k)", group="evaluation", least=1)
     save_every: Count = changed(CheckpointSettings, "save_every", 60, in_card=True)
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.task:
+            find_task(self.task, JUDGED)  # JUDGED tasks can tell right answers from wrong ones
+
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
@@ -82,8 +87,6 @@ def main(config: Config) -> None:
     from nanochat.run import training
     from nanochat.tuning_plan import print_plan
 
-    if config.task:
-        find_task(config.task, JUDGED)  # JUDGED tasks can tell right answers from wrong ones
     if config.total_batch_size:
         raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
     sampling = Sampling(
@@ -91,18 +94,10 @@ def main(config: Config) -> None:
     )
     answers_per_step = config.examples_per_step * config.num_samples
     if config.plan_only:
-        print_plan(
-            config,
-            lambda tokenizer: TASKS[task_to_learn(config.task, tokenizer)]("train", tokenizer=tokenizer),
-            answers_per_step,
-        )
+        print_plan(config, lambda tokenizer: task_to_learn(config.task, tokenizer)[1], answers_per_step)
         return
-    # A row per answer.
-    with training("chat_rl", config, rows=answers_per_step) as trainer:
-        name = task_to_learn(config.task, trainer.tokenizer_tag)
-        # Spelling tasks need the vocabulary.
-        task = TASKS[name]("train", tokenizer=trainer.tokenizer_tag)
-        test = TASKS[name]("test", tokenizer=trainer.tokenizer_tag)
+    with training("chat_rl", config, rows=answers_per_step) as trainer:  # a row for each answer
+        name, task, test = task_to_learn(config.task, trainer.tokenizer_tag)
         samples = MetricLog(trainer.folder, name="samples")  # samples.jsonl: prompts and answers with rewards, to read
         samples.resume(trainer.resumed.step if trainer.resumed else -1)  # drops later records; -1: an earlier run's
         engine = Engine(trainer.model, trainer.tokenizer)

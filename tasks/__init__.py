@@ -48,10 +48,15 @@ def chat_mixture(config: ChatTuneSettings, default: str, tokenizer: str, split: 
     return mixing.mix(TASKS, config.mixture, split, config.seed, default, tokenizer)
 
 
-def task_to_learn(name: str, tokenizer: str) -> str:
-    """Return the name of the task for reinforcement learning; empty: GSM8K, or for a model of a world its sums."""
+def task_to_learn(name: str, tokenizer: str) -> tuple[str, Task, Task]:
+    """Return a task for reinforcement learning: name, train split, test split.
+
+    name: empty for GSM8K, or for a model of a world its sums.
+    """
     default = "GSM8K" if learned_world(tokenizer) is None else "World-Sums"
-    return find_task(name or default, JUDGED)
+    name = find_task(name or default, JUDGED)
+    # Spelling tasks need the tokenizer.
+    return name, TASKS[name]("train", tokenizer), TASKS[name]("test", tokenizer)
 
 
 def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:

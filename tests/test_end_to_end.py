@@ -22,7 +22,7 @@ def steps_with(text: str, message: str) -> list[str]:
 # Of the flags of the stages: what is evaluated is a few questions with short answers.
 FEWER = {
     "--max-per-task=100": "--max-per-task=8",
-    "--max-problems=100 --max-new-tokens=128": "--max-problems=3 --max-new-tokens=8",
+    "--max-problems=200 --max-new-tokens=128": "--max-problems=3 --max-new-tokens=8",
     "--max-new-tokens=100": "--max-new-tokens=8",
     "--eval-examples=100": "--eval-examples=3",
     "--eval-metrics-max-problems=50": "--eval-metrics-max-problems=3",
@@ -72,6 +72,9 @@ def test_the_main_job(speedrun, base, python, here, tmp_path):
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
         [choice] = server.http.post("/v1/chat/completions", json=body).json()["choices"]
         assert choice["finish_reason"] in ("stop", "length")
+        [model] = server.http.get("/v1/models").json()["data"]
+        assert model["temperature"] == 0.2
+        assert len(model["suggestions"]) >= 3
     assert "reward 0" in python("-m", "scripts.rollouts", "--tag=default", "--show=1").stdout
     done = here("scripts.scaling", f"--out={tmp_path / 'runs.md'}")
     assert done.returncode == 0, done.stderr
@@ -125,6 +128,7 @@ def check_the_names(base: Path, home: Path, terminal: str) -> None:
     assert not found
     card = seen["report.md"]
     assert "Learned from: embedded world, seed 1, synthetic (9 files" in card
+    assert "\nCommand: bash speedrun.sh --scale=embedded --depth 1 --seconds=1 --wandb=world\n" in card
     for row in (*WORLD_TASKS, "World mean", "World CORE metric"):
         assert f"| {row} " in card.partition("## Summary")[2]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -117,13 +118,9 @@ def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore], c
             *messages, _ = tasks[name][record["problem"]]["messages"]
             question = " / ".join(message["content"] for message in messages)
             answer = record["completions"][0]
-            text = CALL.sub(r"[\1=\2]", answer["text"])
-            rows.append([name, _shortened(question), _shortened(text), "yes" if answer["right"] else "no"])
+            texts = [shorten(text, SHOWN) for text in (question, CALL.sub(r"[\1=\2]", answer["text"]))]
+            rows.append([name, *texts, "yes" if answer["right"] else "no"])
     return rows[:count]
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
 
 
 def mean_scores(scores: dict[str, ChatScore]) -> dict[str, Estimate]:

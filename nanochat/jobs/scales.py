@@ -57,18 +57,18 @@ SCALES = {
             "chat_eval": "--max-problems=200 --max-new-tokens=128",
         },
         seconds={
-            "world": 8,
+            "world": 9,
             "tok_train": 1,
-            "tok_eval": 4,
-            "base_train": 265,
-            "base_loss": 20,
-            "base_eval": 9,
-            "mid_train": 72,
+            "tok_eval": 8,
+            "base_train": 285,
+            "base_loss": 16,
+            "base_eval": 8,
+            "mid_train": 65,
             "chat_eval_mid": 13,
-            "chat_sft": 42,
-            "chat_eval_sft": 14,
-            "chat_rl": 95,
-            "chat_eval_rl": 14,
+            "chat_sft": 56,
+            "chat_eval_sft": 15,
+            "chat_rl": 80,
+            "chat_eval_rl": 13,
             "report": 1,
         },
         disk=1.5,
@@ -110,7 +110,7 @@ SCALES = {
 EVENING_DEPTHS = ((70, 16), (30, 12), (20, 10), (10, 8), (0, 6))  # GPU memory in GB, depth that trains in an evening
 LARGE_GPUS, LARGE_MEMORY = 8, 79  # from so many GPUs with so many GB: the scale 8xh100
 HORIZONS = ("--num-iterations", "--target-param-data-ratio")  # replaced if --seconds gives the time
-EMBEDDED_TRAINING_SECONDS = 248  # for 500 steps in base training, to shorten the other stages by --seconds
+EMBEDDED_TRAINING_SECONDS = 261  # for 560 steps in base training, to shorten the other stages by --seconds
 
 
 def choose_scale(gpus: int, accelerator: Accelerator | None, has_text: bool) -> tuple[str, str]:

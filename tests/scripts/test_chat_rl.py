@@ -95,7 +95,9 @@ def test_a_run_and_its_record(runs, whole):
     scores = [(record["step"], record["eval/pass@1"]) for record in runs.metrics("whole") if "eval/pass@1" in record]
     assert [step for step, _ in scores] == [0, 2, 4]
     assert steps(runs.of("whole")) == [1, 2, 3, 4]
-    assert load(runs.of("whole"), 4).manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 3}
+    manifest = load(runs.of("whole"), 4).manifest
+    assert manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 3}
+    assert (manifest["suggestions"], manifest["config"]["chat_temperature"]) == ([], 0.6)  # a base model has none
     record = runs.outcome("whole")
     assert record["metrics"]["Number of iterations"] == STEPS
     assert record["metrics"]["GSM8K pass@1 before"]["value"] == scores[0][1]
@@ -108,6 +110,8 @@ def test_a_run_and_its_record(runs, whole):
     ]
     section = markdown(read_card(runs.folder), "report").partition("## Chat RL\n")[2]
     assert re.search(r"^- Task: GSM8K$", section, re.MULTILINE), section
+    assert "\n- save_every: 1\n" in section
+    assert "\n- task: " not in section
     assert re.search(r"^- GSM8K pass@1 after: 0\.\d{4} ± \S+$", section, re.MULTILINE), section
     assert re.search(r"^step 00004 \| rl/reward \S+ \|", whole, re.MULTILINE)
 

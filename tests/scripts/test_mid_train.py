@@ -48,4 +48,7 @@ def test_the_section_has_the_fields_of_the_reference(base, said):
 def test_all_tokens_are_learned(base, said):
     manifest = json.loads((base.folder / "mid_train/parent/step_000004/manifest.json").read_text(encoding="utf-8"))
     assert manifest["data"]["supervise"] == "all"
+    # For the chat with this model.
+    assert len(manifest["suggestions"]) == 4
+    assert manifest["config"]["chat_temperature"] == 0.6
     assert manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 6}

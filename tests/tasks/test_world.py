@@ -60,10 +60,11 @@ def test_every_task_is_well_formed_and_its_own_answer_is_right(learned):
                     assert task.evaluate(conversation, "I do not know.") != is_known
 
 
-def test_a_model_of_a_world_practises_its_sums(learned):
-    assert task_to_learn("", "two") == "World-Sums"
-    assert task_to_learn("", "real") == "GSM8K"
-    assert task_to_learn("gsm8k", "two") == "GSM8K"
+def test_a_model_of_a_world_practises_its_sums(learned, fake_hub, monkeypatch):
+    name, train, test = task_to_learn("", "two")
+    assert (name, train.split, test.split) == ("World-Sums", "train", "test")
+    monkeypatch.setenv("NANOCHAT_HUB", str(fake_hub))
+    assert task_to_learn("", "real")[0] == task_to_learn("gsm8k", "two")[0] == "GSM8K"
     with pytest.raises(ValueError, match="SmolTalk is no task, choose from"):  # it has no verdicts
         task_to_learn("SmolTalk", "two")
 
