@@ -67,14 +67,15 @@ def test_the_main_job(speedrun, base, python, here, tmp_path):
     assert exported.returncode == 0, exported.stderr
     assert list(base.glob("wandb/*/*.wandb"))
     check_the_names(base, speedrun.home, done.stdout + done.stderr)
+    # RL has its parent's temperature, and questions to suggest.
+    manifest = json.loads(sorted(base.glob("chat_rl/default/step_*/manifest.json"))[-1].read_text(encoding="utf-8"))
+    assert manifest["config"]["chat_temperature"] == 0.2
+    assert len(manifest["suggestions"]) >= 3
     check_the_commands_to_talk(cli, web)
     with serving(base, tag="default") as server:  # scripts.chat_web
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
         [choice] = server.http.post("/v1/chat/completions", json=body).json()["choices"]
         assert choice["finish_reason"] in ("stop", "length")
-        [model] = server.http.get("/v1/models").json()["data"]
-        assert model["temperature"] == 0.2
-        assert len(model["suggestions"]) >= 3
     assert "reward 0" in python("-m", "scripts.rollouts", "--tag=default", "--show=1").stdout
     done = here("scripts.scaling", f"--out={tmp_path / 'runs.md'}")
     assert done.returncode == 0, done.stderr

@@ -127,6 +127,7 @@ def test_a_task_of_letters(hub, monkeypatch):
             "prompt": read,
             "answer": answer,
             "cut": False,
+            "category": None,
             "completions": [{"text": letter, "right": letter == answer}],
         }
     assert 0 < sum(verdicts) < len(verdicts) == 40

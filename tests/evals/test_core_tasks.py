@@ -93,7 +93,7 @@ def test_a_prompt_has_its_examples_and_missing_files_are_named(bundle):
     assert [len(read_bundle()[0].items(most)) for most in (2, 6, 7)] == [6, 6, 7]
     path = bundle / "core.yaml"
     path.write_text(path.read_text().replace("hard_choices.jsonl", "lost.jsonl"))
-    with pytest.raises(ValueError, match=r"eval_data/hard/lost.jsonl: not in the mirror"):
+    with pytest.raises(ValueError, match=r"eval_data/hard/lost.jsonl \(not in the mirror"):
         read_bundle()
     (bundle / "eval_meta_data.csv").unlink()
     with pytest.raises(ValueError, match=r"1 of 2 files are not available: eval_bundle/eval_meta_data.csv \(not in"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 
 import pytest
@@ -114,7 +115,7 @@ def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, mo
     assert set(STEPS) - reasons.keys() == {"tok_train", "tok_eval", "base_train", "base_loss", "report"}
     assert "left out: chat_eval_mid, chat_sft (mid_train is left out)" in text
     assert job.step("base_train").options == ["--run=mine"]
-    assert job.resume == f"bash {plan.ROOT}/speedrun.sh --data={text_folder.name}"
+    assert job.resume == shlex.join(["bash", f"{plan.ROOT}/speedrun.sh", f"--data={text_folder.name}"])
 
 
 def test_a_fresh_start_archives_earlier_results(planned, base):
