@@ -101,8 +101,8 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
     notes.append(f"heads {shape.heads:,} = width / head_dim {config.head_dim}")
     notes.append(f"kv_heads {shape.kv_heads:,} = {'given' if config.kv_heads else 'heads'}")
     counts = model.parameter_counts()
-    n = _scaled(counts)  # the size that scaling laws compare
-    reference_n = _scaled(reference.parameter_counts())
+    n = scaled_size(counts)  # the size that scaling laws compare
+    reference_n = scaled_size(reference.parameter_counts())
     flops = model.flops_per_token()  # forward and backward
 
     size = n / reference_n  # and that of the horizons in tokens, at one ratio
@@ -164,7 +164,8 @@ def _new_model(config: "TrainingSettings", depth: int, width: int, kv_heads: int
         return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields))
 
 
-def _scaled(counts: dict[str, int]) -> int:
+def scaled_size(counts: dict[str, int]) -> int:
+    """Return N, the size that models are compared by."""
     return counts["matrices"] + (counts["head"] or counts["embed"])  # an embedding may be the head as well
 
 

@@ -16,7 +16,7 @@ from nanochat.checkpoint import tokenizer_of, verified
 from nanochat.log import print0
 from nanochat.models import config_of, new_model
 from nanochat.runtime import planned_hardware
-from nanochat.scaling import RunPlan, estimate, optimizer_bytes
+from nanochat.scaling import RunPlan, estimate, optimizer_bytes, scaled_size
 from nanochat.settings import FineTuneSettings, inherit
 from nanochat.stages import MODELS
 
@@ -83,7 +83,7 @@ def _run_plan(config: FineTuneSettings, manifest: dict[str, Any], steps: int | N
     return RunPlan(
         model=shape,
         counts=counts,
-        scaled=counts["matrices"],
+        scaled=scaled_size(counts),
         state_bytes=optimizer_bytes(model),
         flops_per_token=model.flops_per_token(),
         total_batch_size=config.total_batch_size,

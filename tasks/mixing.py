@@ -37,7 +37,7 @@ class Mixture:
 
     def __init__(self, parts: dict[str, tuple[Task, np.ndarray]], seed: int):
         self._tasks = {name: task for name, (task, _) in parts.items()}
-        self._numbers = {name: [int(number) for number in numbers] for name, (_, numbers) in parts.items()}
+        self._first = {name: numbers[:SAMPLED].tolist() for name, (_, numbers) in parts.items()}  # row numbers
         # Counts with every epoch, by task name.
         self.rows = {name: len(numbers) for name, (_, numbers) in parts.items()}
         # Different conversations: a row that is in several epochs counts once.
@@ -58,7 +58,7 @@ class Mixture:
     def questions(self, count: int = 4) -> list[str]:
         """Return questions to suggest to a person: from the conversations, else from all tasks in turn."""
         chats = {name: task for name, task in self._tasks.items() if task.kind == "chat"} or self._tasks
-        columns = [task.suggestions(self._numbers[name][:SAMPLED]) for name, task in chats.items()]
+        columns = [task.suggestions(self._first[name]) for name, task in chats.items()]
         # The first of each task, then the second of each: [(chat, sum), (chat, None)].
         rows = chain(*zip_longest(*columns))
         return list(dict.fromkeys(text for text in rows if text))[:count]
