@@ -213,9 +213,10 @@ class Estimate(NamedTuple):
         span = 1 - baseline
         return Estimate((self.value - baseline) / span, self.stderr / span)  # a shift leaves errors alone
 
-    def metric(self) -> dict[str, Any]:
-        """Return the estimate as an outcome's metric."""
-        return measured(self.value, self.stderr)
+    def metric(self, chance: float = math.nan) -> dict[str, Any]:
+        """Return the estimate as an outcome's metric. chance: the score of guessing, nan if not known."""
+        near = self.value <= chance + 2 * self.stderr  # False for nan
+        return measured(self.value, self.stderr, unit=" (near chance)" if near else "")
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:

@@ -40,11 +40,11 @@ def main(config: Config) -> None:
         if runtime.rank != 0:
             return
         outcome.metrics["Model"] = f"base_train {config.tag} (step {checkpoint.step:,})"
-        outcome.metrics[name] = metric.metric()
+        outcome.metrics[name] = metric.metric(chance=0.0)
         # The report card shows metrics in this order; the artifacts let runs be compared item by item.
         figures = {name.lower().replace(" ", "_"): metric.value}
         for label, score in scores.items():
-            outcome.metrics[label] = score.metric()
+            outcome.metrics[label] = score.metric(chance=0.0)
             outcome.add_artifact(folder / f"{label}.jsonl")
             figures[f"core/{label}"] = score.value
         with MetricLog(folder, config.run, asdict(config)) as log:

@@ -68,7 +68,9 @@ def main(config: Config) -> None:
         for name in scores:
             outcome.add_artifact(folder / f"{name}.jsonl")
         figures = {name: score.accuracy for name, score in scores.items()} | means
-        outcome.metrics |= {name: estimate.metric() for name, estimate in figures.items()}
+        for name, estimate in figures.items():
+            # Means are over centered scores, where guessing is 0.
+            outcome.metrics[name] = estimate.metric(scores[name].baseline if name in scores else 0.0)
         outcome.metrics |= {"model_tag": config.tag, "Step": checkpoint.step}
         if config.num_samples > 1:
             # One row per task and k.

@@ -12,7 +12,9 @@ from nanochat.stages import Source
 from tasks import chat_data, chat_mixture
 
 # A little of each task: the model has the abilities by now, and learns the form of an answer.
-MIXTURE = "ARC-Easy,ARC-Challenge,GSM8K,AQUA@20000,SmolTalk@10000,Identity,SimpleSpelling@300,SpellingBee@300"
+MIXTURE = (
+    "ARC-Easy,ARC-Challenge,GSM8K,AQUA@20000,SmolTalk|Multi-Turn@10000,Identity,SimpleSpelling@300,SpellingBee@300"
+)
 
 
 @dataclass(frozen=True)

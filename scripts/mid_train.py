@@ -11,7 +11,7 @@ from nanochat.settings import ChatTuneSettings
 from tasks import chat_data, chat_mixture
 
 # Conversations, choices by letter, and calls of the calculator; small sets are repeated.
-MIXTURE = "SmolTalk,Identity:2,MMLU:3,GSM8K:4,AQUA@20000,SimpleSpelling,SpellingBee"
+MIXTURE = "SmolTalk|Multi-Turn,Identity:2,MMLU:3,GSM8K:4,AQUA@20000,SimpleSpelling,SpellingBee"
 
 
 @dataclass(frozen=True)

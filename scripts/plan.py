@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from nanochat.jobs.runner import Job
 
 # Data sets that the stages read on real text, and the task without whose files a stage is left out.
-READ = (*CHAT_CORE, "SmolTalk", "Identity", "SimpleSpelling")
-NEEDS = {"mid_train": "SmolTalk", "chat_rl": "GSM8K"}
+READ = (*CHAT_CORE, "SmolTalk", "Multi-Turn", "Identity", "SimpleSpelling")
+NEEDS = {"mid_train": "SmolTalk|Multi-Turn", "chat_rl": "GSM8K"}
 
 
 @dataclass(frozen=True)

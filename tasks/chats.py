@@ -1,10 +1,21 @@
 """Conversations without a verdict: chats, instructions, and users' own files."""
 
 import json
+import re
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from nanochat.chat import check_conversation
+from nanochat.data.corpus import learned_text, parse_data, shard_files
+from nanochat.data.documents import by_size, documents
 from tasks.common import CONVERTED, FILE, DataSet, Task, exchange
+
+SENTENCE = re.compile(r".+?(?:[.!?…][\"'”’»)_]*(?= )|$)")  # in a text without line ends
+PASSAGE_CHARS = 300  # a passage ends with the sentence that reaches this
+PASSAGES = 20_000  # at most, from each part of the text
+# Conversations for a model that shall talk like the text; the tasks teach the forms of their answers.
+OWN_TEXT = "Passages,ARC-Easy@1000,GSM8K@1000"
 
 
 class Chat(Task):
@@ -35,6 +46,27 @@ class JsonLines(Chat):
             except ValueError as error:
                 raise ValueError(f"{path}:{number}: {error}") from None
         return rows
+
+
+class Passages(Chat):
+    """The text that the tokenizer learned from, as conversations: a sentence, and the sentences after it."""
+
+    def open_rows(self) -> list[list]:
+        rows = []
+        for source, _ in parse_data(learned_text(self.tokenizer)):
+            # The last shard is for validation.
+            shard = shard_files(source)[0 if self.split == "train" else -1]
+            self.files[shard.name] = shard
+            rows += islice(_passages(shard), PASSAGES)
+        return rows
+
+
+def _passages(shard: Path) -> Iterator[list]:
+    for text in documents(shard):
+        sentences = SENTENCE.findall(" ".join(text.split()))
+        for first, *rest in by_size(map(str.strip, sentences), PASSAGE_CHARS):
+            if rest:
+                yield [exchange(first, " ".join(rest))["messages"]]
 
 
 def json_lines(path: str) -> DataSet:
@@ -81,7 +113,9 @@ SETS = {
     ),
     # The model's own name, maker and purpose.
     "Identity": DataSet(task=JsonLines, path="identity_conversations.jsonl", splits="train"),
-    # Conversations with several turns.
+    # Made from the user's own text.
+    "Passages": DataSet(task=Passages, splits="train validation"),
+    # Dialogues about services, such as booking a table.
     "Multi-Turn": DataSet(
         task=Chat,
         repo="local/multiturn-chat",

@@ -1,7 +1,8 @@
 """Mixtures: several tasks as one shuffled sequence.
 
 A specification names tasks, separated by commas: `smoltalk,mmlu:3,gsm8k:2,aqua@20000,json:my.jsonl`. A name may be
-followed by `@` and a sample size in rows, and by `:` and the epochs (1 by default).
+followed by `@` and a sample size in rows, and by `:` and the epochs (1 by default). `smoltalk|multi-turn` is the first
+of the two whose files are here or can be downloaded.
 """
 
 import re
@@ -30,6 +31,7 @@ class Member(NamedTuple):
     data: DataSet
     rows: int | None  # sample size, None: all
     epochs: float  # may be a fraction
+    instead: "Member | None" = None  # if the files of this task are neither here nor to be downloaded
 
 
 class Mixture:
@@ -86,19 +88,21 @@ def mix(
     parts: dict[str, tuple[Task, np.ndarray]] = {}
     for number, member in enumerate(_parse(spec, known)):
         try:
-            task, rows = _open_split(member, split, tokenizer)
+            name, task, rows = _open_split(member, split, tokenizer)
         except HubError as error:
             if not available_only:
                 raise
-            print0(f"{split} mixture: {member.name} is left out: {' '.join(str(error).split())}")
+            print0(f"{split} mixture: {member.name} is left out: {one_line(error)}")
             continue
+        if name in parts:
+            raise ValueError(f"{name} is named twice, give it epochs instead: {name}:2")
         if split == "train":
             count = len(rows) if member.rows is None else member.rows
             if available_only:
                 count = min(count, len(rows))
             # The number keeps samples of several tasks independent.
             rows = _sample(member, rows, count, (seed, number))
-        parts[member.name] = task, rows
+        parts[name] = task, rows
     if not parts:
         raise ValueError(f"no task of {spec} is here: set NANOCHAT_HUB, or name others with --mixture")
     return Mixture(parts, seed)
@@ -106,26 +110,28 @@ def mix(
 
 def _parse(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
     """Return the tasks in a specification; ValueError names the wrong word."""
-    members: dict[str, Member] = {}
+    members = []
     for word in filter(None, map(str.strip, spec.split(","))):
         match = MEMBER.fullmatch(word)
         if not match:
             raise ValueError(f"{word} is not like NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS")
-        source, rows, epochs = match.groups()
-        if source.startswith("json:"):
-            path = source.removeprefix("json:")
-            name, data = f"json:{Path(path).name}", json_lines(path)
-        else:
-            name = find_task(source, known)
-            data = known[name]
-        if name in members:
-            raise ValueError(f"{name} is named twice, give it epochs instead: {name}:2")
-        members[name] = Member(name, data, int(rows) if rows else None, float(epochs or 1))
-    return list(members.values())
+        sources, rows, epochs = match.groups()
+        member = None
+        # From the last to the first: each has the next one beside it.
+        for source in reversed([sources] if sources.startswith("json:") else sources.split("|")):
+            if source.startswith("json:"):
+                path = source.removeprefix("json:")
+                name, data = f"json:{Path(path).name}", json_lines(path)
+            else:
+                name = find_task(source, known)
+                data = known[name]
+            member = Member(name, data, int(rows) if rows else None, float(epochs or 1), member)
+        members.append(member)
+    return members
 
 
-def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.ndarray]:
-    """Return a task and its row numbers for a split.
+def _open_split(member: Member, split: str, tokenizer: str) -> tuple[str, Task, np.ndarray]:
+    """Return the name of a task, the task, and its row numbers for a split.
 
     Validation takes the validation split, or else the test split, or else a part that training leaves out.
     """
@@ -133,13 +139,22 @@ def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.nd
     own = split
     if split == "validation" and split not in names:
         own = "test" if "test" in names else "train"
-    task = member.data(own, tokenizer=tokenizer)
+    try:
+        task = member.data(own, tokenizer=tokenizer)
+    except HubError as error:
+        if not member.instead:
+            raise
+        print0(f"{split} mixture: {member.instead.name} takes the place of {member.name}: {one_line(error)}")
+        return _open_split(member.instead, split, tokenizer)
     rows = np.arange(len(task))
-    if names != ["train"]:
-        return task, rows
-    # Training and validation share the train split.
-    first_held_out = len(rows) - max(1, len(rows) // HELD_OUT)
-    return task, rows[:first_held_out] if split == "train" else rows[first_held_out:]
+    if names == ["train"]:  # training and validation share it
+        first_held_out = len(rows) - max(1, len(rows) // HELD_OUT)
+        rows = rows[:first_held_out] if split == "train" else rows[first_held_out:]
+    return member.name, task, rows
+
+
+def one_line(error: HubError) -> str:
+    return " ".join(str(error).split())
 
 
 def _sample(member: Member, rows: np.ndarray, count: int, seed: tuple[int, int]) -> np.ndarray:

@@ -3,7 +3,6 @@
 The words are frequent in the tokenizer's training text; a word is always in the same split.
 """
 
-import json
 import re
 from collections import Counter
 from hashlib import sha256
@@ -12,9 +11,8 @@ from random import Random
 from string import ascii_lowercase
 from zlib import crc32
 
-from nanochat.data.corpus import parse_data, shard_files
+from nanochat.data.corpus import learned_text, parse_data, shard_files
 from nanochat.data.documents import documents
-from nanochat.paths import stage_dir
 from tasks.common import DataSet, Task, exchange
 from tasks.gsm8k import GSM8K
 
@@ -35,18 +33,10 @@ QUESTIONS = (
 )
 
 
-def _text_source(tokenizer: str) -> str:
-    """Return the text that a tokenizer was trained on, or else a text on this machine."""
-    record = stage_dir("tok_train", tokenizer) / "outcome.json"
-    if record.is_file():
-        return json.loads(record.read_text(encoding="utf-8"))["config"]["data"]
-    return "auto"
-
-
 def frequent_words(tokenizer: str = "default") -> list[str]:
     """Return the lower-case words in a tokenizer's training text, the most frequent first."""
     counts: Counter[str] = Counter()
-    for source, _ in parse_data(_text_source(tokenizer)):
+    for source, _ in parse_data(learned_text(tokenizer)):
         first_shard = shard_files(source)[0]
         texts = documents(first_shard)
         for text in islice(texts, DOCUMENTS):

@@ -2,9 +2,9 @@
 
 Other packages import from here:
   corpus     open_corpus, Corpus, Source, open_shards: `--data` to shards of text; CORPORA, AUTO, check_data, hub_files,
-             is_named, parse_data, shard_files, shards_for, source_files, source_name; for embedded worlds
-             learned_world, world_folder, world_seed
-  documents  documents: the texts in a file
+             is_named, learned_text, parse_data, shard_files, shards_for, source_files, source_name; for embedded
+             worlds learned_world, world_folder, world_seed
+  documents  documents: the texts in a file; by_size: texts in groups
   hub        fetch, HubFile, HubError, is_here, mirror, sha256: files by name
   lanes      Chunk, Deal, Lane, Mix: the order of the rows, for `nanochat.dataloader`
 """

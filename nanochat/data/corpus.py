@@ -350,6 +350,14 @@ def world_folder(seed: int) -> Path:
     return folder
 
 
+def learned_text(tokenizer: str) -> str:
+    """Return --data of the tokenizer of this tag, or "auto" if there is none."""
+    record = stage_dir("tok_train", tokenizer) / "outcome.json"
+    if record.is_file():
+        return json.loads(record.read_text(encoding="utf-8"))["config"]["data"]
+    return "auto"
+
+
 def learned_world(tokenizer: str) -> int | None:
     """Return the seed of the embedded world that the tokenizer of this tag learned from; None for other text."""
     path = stage_dir("tok_train", tokenizer) / "tokenizer.json"

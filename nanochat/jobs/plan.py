@@ -21,7 +21,15 @@ from nanochat.data.hub import HubFile
 from nanochat.evals.core_tasks import BUNDLE
 from nanochat.hardware import Accelerator, parse_hardware
 from nanochat.jobs.runner import Job, Step
-from nanochat.jobs.scales import SCALES, Scale, choose_scale, evening_depth, scale_flags
+from nanochat.jobs.scales import (
+    CPU_SCALES,
+    OWN_TEXT_TEMPERATURE,
+    SCALES,
+    Scale,
+    choose_scale,
+    evening_depth,
+    scale_flags,
+)
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir, world_dir
 from nanochat.stages import MODELS, STAGES
@@ -54,6 +62,11 @@ class Setting:
         """The folder of the embedded world if it is the text: the job writes it, and reads its tasks too."""
         seed = world_seed(self.data)
         return None if seed is None else world_dir(seed)
+
+    @property
+    def own_text(self) -> bool:
+        """True if the model shall talk like the user's folder: on a CPU there is no time to become an assistant."""
+        return self.name in CPU_SCALES and not any(is_named(source) for source, _ in parse_data(self.data))
 
     @property
     def scale(self) -> Scale:
@@ -179,6 +192,8 @@ def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
         # base_loss reads the text that the model was trained on.
         if name in TEXT_STAGES and name != "base_loss":
             own["--data"] = setting.data
+        if setting.own_text and name in ("mid_train", "chat_sft"):
+            own |= {"--mixture": "own-text", "--chat-temperature": OWN_TEXT_TEMPERATURE}
         flags[name] = own
     base = flags["base_train"]
     base["--depth"] = str(setting.depth)
@@ -206,8 +221,8 @@ def make_job(
     """Return the main job with all steps.
 
     tokens: for base training, so that enough text is downloaded; 0: the corpus's default. tasks: task -> files that
-    stages read; a job on an embedded world reads none of them. needs: stage -> a required task; without the task's
-    files the stage is left out.
+    stages read; a job on an embedded world reads none of them. needs: stage -> a required task, or
+    several joined by |; without the files of any of them the stage is left out.
     """
     request = setting.request
     skips = skip_reasons(setting, tasks, needs)
@@ -278,8 +293,10 @@ def skip_reasons(setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs
         if not setting.has_files(BUNDLE):
             reasons["base_eval"] = "no eval_bundle is here or on the hub: NANOCHAT_HUB may name a mirror that has one"
         for name, task in needs.items():
-            if not setting.has_files(tasks[task]):
-                reasons[name] = f"the files of {task} are not here and cannot be downloaded"
+            # The conversations of a model for the user's own text are made from the text.
+            own_chats = setting.own_text and name == "mid_train"
+            if not own_chats and not any(setting.has_files(tasks[choice]) for choice in task.split("|")):
+                reasons[name] = f"the files of {task.replace('|', ', ')} are not here and cannot be downloaded"
     for name, stage in PLANNED_STAGES.items():  # in order, so that a reason reaches the stages after it
         if stage.parent and reasons[stage.parent] and not reasons[name]:
             reasons[name] = f"{stage.parent} is left out"

@@ -10,7 +10,6 @@ VOCABULARY = "--max-chars=2e9 --doc-cap=10000"  # text that the tokenizer learns
 FEW_PROBLEMS = {
     "base_loss": "--eval-bytes=500000",
     "base_eval": "--max-per-task=100",
-    "chat_eval": "--max-problems=100 --max-new-tokens=128",
 }
 # Minutes on two cores: deep, narrow, large steps, so that the model soon learns to copy from the context; a fixed step
 # count, so that a slow machine takes longer and learns the same. The reasons are in dev/LOG.md.
@@ -43,7 +42,7 @@ class Scale:
 
 SCALES = {
     "embedded": Scale(
-        "the embedded world on a CPU, some minutes of training, 1.5 GB of memory",
+        "the embedded world or a folder on a CPU, some minutes of training, 1.5 GB of memory",
         world=True,
         depth=8,
         flags={
@@ -82,8 +81,9 @@ SCALES = {
             "base_train": f"{CPU_MODEL} --total-batch-size=8192 --target-seconds=7200",
             "mid_train": f"--target-seconds=1800 {CPU_TUNING}",
             "chat_sft": f"--target-seconds=1800 {CPU_TUNING}",
-            "chat_rl": f"--num-iterations=100 {CPU_RL}",
+            "chat_rl": f"--num-iterations=100 --max-new-tokens=128 {CPU_RL}",
             **FEW_PROBLEMS,
+            "chat_eval": "--max-problems=400 --max-new-tokens=128",
         },
     ),
     "1gpu": Scale(
@@ -107,6 +107,8 @@ SCALES = {
         },
     ),
 }
+CPU_SCALES = ("embedded", "cpu")
+OWN_TEXT_TEMPERATURE = "0.8"  # below, a model of a few minutes repeats itself
 EVENING_DEPTHS = ((70, 16), (30, 12), (20, 10), (10, 8), (0, 6))  # GPU memory in GB, depth that trains in an evening
 LARGE_GPUS, LARGE_MEMORY = 8, 79  # from so many GPUs with so many GB: the scale 8xh100
 HORIZONS = ("--num-iterations", "--target-param-data-ratio")  # replaced if --seconds gives the time

@@ -107,15 +107,27 @@ def plan_of_a_model():
 def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, monkeypatch):
     monkeypatch.chdir(base.parent)  # restored after --cwd
     monkeypatch.setattr(sys, "argv", ["plan", f"--data={text_folder.name}", "--fresh", "--cwd=/", "--save=3"])
-    job, text = planned(data=text_folder.name, cwd=str(text_folder.parent), wandb="mine")
+    monkeypatch.setattr("nanochat.jobs.estimate.dry_run", lambda *_: plan_of_a_model())
+    job, text = planned(data=text_folder.name, scale="1gpu", cwd=str(text_folder.parent), wandb="mine")
     assert job.step("tok_train").data == f"folder:{text_folder}"
     reasons = {step.name: step.skip for step in job.steps if step.skip}
-    assert reasons["mid_train"] == "the files of SmolTalk are not here and cannot be downloaded"
+    assert reasons["mid_train"] == "the files of SmolTalk, Multi-Turn are not here and cannot be downloaded"
     assert reasons["chat_eval_mid"] == reasons["chat_sft"] == "mid_train is left out"
     assert set(STEPS) - reasons.keys() == {"tok_train", "tok_eval", "base_train", "base_loss", "report"}
     assert "left out: chat_eval_mid, chat_sft (mid_train is left out)" in text
     assert job.step("base_train").options == ["--run=mine"]
     assert job.resume == shlex.join(["bash", f"{plan.ROOT}/speedrun.sh", f"--data={text_folder.name}"])
+
+
+@pytest.mark.parametrize("scale", ["embedded", "cpu"])
+def test_on_a_cpu_a_model_of_a_folder_talks_like_the_folder(scale, planned, text_folder, monkeypatch):
+    monkeypatch.setattr("nanochat.jobs.estimate.dry_run", lambda *_: plan_of_a_model())
+    job, _ = planned(data=str(text_folder), scale=scale)
+    for stage in ("mid_train", "chat_sft"):
+        assert {"--mixture=own-text", "--chat-temperature=0.8"} <= set(job.step(stage).command)
+    reasons = {step.name: step.skip for step in job.steps if step.skip}
+    assert set(STEPS) - reasons.keys() > {"mid_train", "chat_sft", "report"}
+    assert reasons["chat_rl"] == "the files of GSM8K are not here and cannot be downloaded"
 
 
 def test_a_fresh_start_archives_earlier_results(planned, base):

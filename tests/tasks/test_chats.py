@@ -6,7 +6,9 @@ import pytest
 from chat_files import chat, key, write_lines
 
 from nanochat.chat import check_conversation
-from tasks import TASKS
+from nanochat.paths import write_json
+from nanochat.settings import ChatTuneSettings
+from tasks import TASKS, chat_mixture
 from tasks.chats import json_lines
 
 
@@ -33,6 +35,27 @@ def test_instructions_may_have_several_columns(name, row, question, write_rows):
     write_rows(name, [row], split="train")
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "그냥."}]
     assert [*TASKS[name]("train")] == [{"messages": messages}]
+
+
+def test_passages_are_a_sentence_and_the_sentences_after_it(tmp_path, base):
+    numbers = [f"Sentence {number} ends{mark}" for number, mark in enumerate(".?!" * 400)]
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/book.txt").write_text("\n".join(numbers * 20))
+    write_json(base / "tok_train/book/outcome.json", {"config": {"data": str(tmp_path / "own")}})
+    text = " ".join(numbers)
+    for split in ("train", "validation"):
+        task = TASKS["Passages"](split, "book")
+        assert len(task) > 3
+        for conversation in task:
+            question, answer = (message["content"] for message in conversation["messages"])
+            assert question in numbers
+            assert f"{question} {answer}" in f"{text} {text}"
+            assert len(question + answer) < 340
+        assert [path.suffix for path in task.files.values()] == [".parquet"]
+    train, held_out = ({key(row) for row in TASKS["Passages"](split, "book")} for split in ("train", "validation"))
+    assert train != held_out
+    settings = ChatTuneSettings(mixture="own-text")
+    assert list(chat_mixture(settings, "smoltalk", "book").rows) == ["Passages"]  # no mirror, so no tasks
 
 
 # ---- users' own files ----

@@ -110,6 +110,15 @@ def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypat
         mix(TASKS, "", default="multi-turn,aqua")
 
 
+def test_the_first_of_several_tasks_that_has_files_is_taken(small_hub, own_file, capsys):
+    found = mix(TASKS, f"multi-turn|smoltalk@30:2,{own_file}")
+    assert found.rows == {"SmolTalk": 60, "json:my.jsonl": 38}
+    assert "train mixture: SmolTalk takes the place of Multi-Turn: 1 of 1 files are not" in capsys.readouterr().out
+    assert mix(TASKS, "smoltalk|multi-turn").rows == {"SmolTalk": 200}
+    with pytest.raises(ValueError, match="SmolTalk is named twice, give it epochs instead: SmolTalk:2"):
+        mix(TASKS, "multi-turn|smoltalk,smoltalk")
+
+
 def test_a_mixture_names_its_files(small_hub, tmp_path, own_file):
     origin = mix(TASKS, f"aqua@30:2,simplespelling@9,{own_file}", seed=5).origin()
     assert {name: one["rows"] for name, one in origin.items()} == {"AQUA": 60, "SimpleSpelling": 9, "json:my.jsonl": 38}
