@@ -37,7 +37,7 @@ SETTLED = 0.25  # share of the time before memory is measured: threads, pools an
 
 
 def write_model(base: Path, depth: int) -> None:
-    """Write a checkpoint of a base model with random weights, and its tokenizer."""
+    """Write a checkpoint with random weights, and its tokenizer."""
     import dataclasses
 
     from nanochat.checkpoint import RECORD, Saver
@@ -52,7 +52,7 @@ def write_model(base: Path, depth: int) -> None:
     model = GPT(GPTConfig(tokenizer.vocab_size, depth, 64 * depth, depth, max_seq_len=CONTEXT, bos_id=bos))
     model.init_weights(1)  # all tokens are about as likely: answers seldom end before their limit
     about = {"tokenizer": {"tag": "bench", "hash": tokenizer.content_hash}, "dtype": "fp32"}
-    with Saver(base / "base_train/bench") as saver:
+    with Saver(base / "chat_sft/bench") as saver:
         saver.save(
             1, model.state_dict(), [], dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
         )
@@ -61,7 +61,7 @@ def write_model(base: Path, depth: int) -> None:
 @contextmanager
 def serving(base: Path, slots: int, **variables: str):
     """Run a server; yields (address, process id)."""
-    words = ["--source=base", "--tag=bench", "--port=0", f"--slots={slots}", "--dtype=fp32", "--device-type=cpu"]
+    words = ["--source=sft", "--tag=bench", "--port=0", f"--slots={slots}", "--dtype=fp32", "--device-type=cpu"]
     env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "PYTHONPATH": str(ROOT)} | variables
     command = [sys.executable, "-m", "scripts.chat_web", *words]
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)

@@ -92,6 +92,13 @@ def render_prompt(conversation: dict, tokenizer: Tokenizer) -> list[int]:
     return [*ids, tokenizer.special_tokens["<|assistant_start|>"]]
 
 
+def render_text(conversation: dict, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids for a base model, which knows no conversations: it continues the last message."""
+    check_conversation(conversation)
+    text = "".join(part["text"] for part in _parts_of(conversation["messages"][-1]))
+    return [tokenizer.special_tokens["<|bos|>"], *tokenizer.encode(text)]
+
+
 def fitted_prompt(
     conversation: dict,
     tokenizer: Tokenizer,

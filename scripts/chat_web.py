@@ -40,7 +40,8 @@ def main(config: Config) -> None:
         workers, temperature, suggestions = open_engines(config.source, config.tag, config.step, runtime, config.slots)
         engine = workers[0].engine
         name = f"nanochat-{config.tag}-{config.source}"
-        served = ServedModel(name, engine.tokenizer, engine.config.max_seq_len, temperature, suggestions)
+        context, is_base = engine.config.max_seq_len, config.source == "base"
+        served = ServedModel(name, engine.tokenizer, context, temperature, suggestions, is_base)
         service = Service(served, Pool(workers, config.queue))
         app = application(service, config.host, key, config.allow_host.split(), config.allow_origin.split())
         address = f"{in_url(config.host)}:{bound.getsockname()[1]}"

@@ -24,7 +24,7 @@ CONTEXT = 192
 
 
 def write_model(base: Path, tag: str = "mine", endless: bool = False, **fields) -> Engine:
-    """A base model of random weights that are not small, and its tokenizer; the twin of what will serve it.
+    """A model of random weights that are not small, and its tokenizer; the twin of what will serve it.
 
     endless: the likeliest token is never one that ends an answer.
     """
@@ -37,7 +37,7 @@ def write_model(base: Path, tag: str = "mine", endless: bool = False, **fields) 
     about = {"tokenizer": {"tag": tag, "hash": tokenizer.content_hash}, "dtype": "fp32"}
     about |= {"config": {"chat_temperature": 0.25}, "suggestions": ["Who is there?"]}
     record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
-    with Saver(base / f"base_train/{tag}") as saver:
+    with Saver(base / f"chat_sft/{tag}") as saver:
         saver.save(7, model.state_dict(), [], record)
     engine = Engine(model.requires_grad_(False), tokenizer, slots=4)
     engine.plain = model
@@ -66,11 +66,11 @@ class RunningServer:
 
 @contextmanager
 def serving(base: Path, *words: str, tag: str = "mine", **variables: str) -> Iterator[RunningServer]:
-    """`python -m scripts.chat_web` with a base model, such as that of `write_model`, from its greeting to its end."""
+    """`python -m scripts.chat_web` with a fine-tuned model, such as that of `write_model`, from its greeting to its end."""
     ours = ("NANOCHAT_", "PYTHONPATH", "RANK")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env |= {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, "-m", "scripts.chat_web", "--source=base", f"--tag={tag}", "--port=0"]
+    command = [sys.executable, "-m", "scripts.chat_web", "--source=sft", f"--tag={tag}", "--port=0"]
     command += ["--device-type=cpu", "--dtype=fp32", *words]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process, log = subprocess.Popen(command, cwd=ROOT, env=env, **streams), []

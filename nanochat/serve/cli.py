@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from nanochat.chat import Piece, Reply, fitted_prompt, parts
+from nanochat.chat import Piece, Reply, fitted_prompt, parts, render_text
 from nanochat.engine import Engine, Request
 from nanochat.log import print_line
 
@@ -176,10 +176,8 @@ class TerminalChat:
 
     def _request(self, messages: list[dict]) -> Request:
         tokenizer = self.engine.tokenizer
-        # A text begins with <|bos|> and has no roles.
         if self.is_base:
-            bos = tokenizer.special_tokens["<|bos|>"]
-            return replace(self.settings, tokens=[bos, *tokenizer.encode(messages[-1]["content"])])
+            return replace(self.settings, tokens=render_text({"messages": messages}, tokenizer))
         if self.system:
             messages = [{"role": "system", "content": self.system}, *messages]
         # The oldest messages make room for the answer.

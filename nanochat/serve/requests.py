@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from nanochat.chat import render_prompt
+from nanochat.chat import render_prompt, render_text
 from nanochat.engine import ENDS, Request
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The model behind the server. context: tokens in a prompt and a sample together.
+    """The model behind the server. context: tokens in a prompt and a sample together. is_base: see `render_text`.
 
     temperature, suggestions: for the page, see `checkpoint.chat_defaults`. Programs choose their own.
     """
@@ -43,6 +43,7 @@ class ServedModel:
     context: int
     temperature: float = CHAT_TEMPERATURE
     suggestions: Sequence[str] = ()
+    is_base: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,9 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
         messages.append({"role": role, "content": message.parts or message.content})
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message has to be the user's", "messages")
+    render = render_text if served.is_base else render_prompt
     try:
-        tokens = render_prompt({"messages": messages}, served.tokenizer)
+        tokens = render({"messages": messages}, served.tokenizer)
     except ValueError as error:  # user and assistant must take turns
         raise ApiError(400, str(error), "messages") from None
     max_tokens = fields.max_completion_tokens or fields.max_tokens or served.context  # the newer name comes first

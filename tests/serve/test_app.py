@@ -24,7 +24,7 @@ from nanochat.serve.worker import Pool
 from scripts.chat_web import Config, main
 
 HI = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
-MODEL = "nanochat-mine-base"
+MODEL = "nanochat-mine-sft"
 SERVICE = Service(ServedModel(MODEL, TOKENIZER, 64), Pool([], 0))
 
 # ---- access and limits ----
@@ -244,7 +244,7 @@ def test_headers_and_the_policy_of_the_page(server):
     [
         (["--host=0.0.0.0"], "--host=0.0.0.0 is open to other machines: set NANOCHAT_API_KEY"),
         (["--port=70000"], "--port=70000: "),
-        (["--source=base", "--tag=none", "--port=0"], "there is no model in "),
+        (["--source=sft", "--tag=none", "--port=0"], "there is no model in "),
     ],
 )
 def test_mistakes_are_one_sentence(flags, sentence, monkeypatch, tmp_path):

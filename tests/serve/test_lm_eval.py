@@ -28,7 +28,7 @@ def questions() -> list[dict]:
 def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch):
     rows = questions()
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(twin.base))
-    export(Config(format="tokenizer", source="base", tag="mine", out=str(tmp_path / "tokenizer")))
+    export(Config(format="tokenizer", source="sft", tag="mine", out=str(tmp_path / "tokenizer")))
     (tmp_path / "little.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     task = {
         "task": "little",
@@ -42,7 +42,7 @@ def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch):
         "metric_list": [{"metric": "acc"}],
     }
     about = {
-        "model": "nanochat-mine-base",
+        "model": "nanochat-mine-sft",
         "base_url": f"{server.url}/v1/completions",
         "tokenizer_backend": "huggingface",
         "tokenizer": str(tmp_path / "tokenizer"),

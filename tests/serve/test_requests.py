@@ -1,6 +1,7 @@
 """Requests as clients write them: accepted fields, and refusals with the field's name and a clear sentence."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from engines import ID, TOKENIZER
@@ -34,6 +35,15 @@ def test_settings_reach_the_engine():
     assert (request.alternatives, request.samples) == (None, 2)
     assert chat(max_tokens=5, max_completion_tokens=6).prompts[0].max_new_tokens == 6
     assert chat(seed=-1).prompts[0].seed == 2**64 - 1
+
+
+def test_a_base_model_continues_the_last_message():
+    base = replace(SERVED, is_base=True)
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    earlier = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    for messages in (HI, [*earlier, {"role": "user", "content": parts}]):
+        request = parse_chat(json.dumps({"messages": messages}).encode(), base)
+        assert list(request.prompts[0].tokens) == [ID["<|bos|>"], *b"hi"]
 
 
 def test_defaults_and_nulls():

@@ -79,7 +79,7 @@ def test_the_queue_has_an_end(server):
 
 
 def test_openais_client_sees_the_refusals(server):
-    settings = {"model": "nanochat-mine-base", "messages": HI, "temperature": 0, "max_tokens": 100}
+    settings = {"model": "nanochat-mine-sft", "messages": HI, "temperature": 0, "max_tokens": 100}
     wrong, right = (openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) for key in ("wrong", KEY))
     with pytest.raises(openai.AuthenticationError) as caught:
         wrong.chat.completions.create(**settings)

@@ -208,7 +208,7 @@ def test_with_the_real_server(visit, tmp_path):
     write_model(tmp_path, endless=True, max_seq_len=4096)
     with serving(tmp_path) as server:
         page = visit(f"{server.url}/")
-        page.wait("document.querySelector('#model').value === 'nanochat-mine-base'")
+        page.wait("document.querySelector('#model').value === 'nanochat-mine-sft'")
         page.click("#tune")
         page.click("#settings [type=range]")
         page.press("Home")  # the likeliest tokens: what it says is known
@@ -235,7 +235,7 @@ def test_with_the_real_server(visit, tmp_path):
         send(page, "dog " * 4500)
         assert page.text(".trouble").endswith("Start a new one.\nNew conversation")
         page.click(".trouble button")
-        assert page.text(".hello h2") == "Talk to nanochat-mine-base"
+        assert page.text(".hello h2") == "Talk to nanochat-mine-sft"
 
 
 def test_conversations_are_stored_renamed_and_deleted(serve, visit):
