@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 
@@ -69,19 +69,19 @@ def in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+@dataclass
 class AccessMiddleware:
     """Refuses pages of other sites and, if there is a key, clients without it. origins: sites whose pages may come."""
 
-    def __init__(self, app: ASGIApp, key: str, origins: Sequence[str]):
-        self.app = app
-        self.key = key
-        self.origins = origins
+    app: ASGIApp
+    key: str
+    origins: Sequence[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = None
+        app = self.app
         if scope["type"] == "http":
             error = self._find_error(Headers(scope=scope), scope["path"])
-        app = self.app if error is None else error_response(error)
+            app = error_response(error) if error else app
         await app(scope, receive, send)
 
     def _find_error(self, headers: Headers, path: str) -> ApiError | None:
@@ -157,11 +157,10 @@ class Service:
         self.served = served
         self.pool = pool
         self.created = int(time.time())
-        self.chat_page = chat_page()
 
     def routes(self) -> list[Route]:
         return [
-            Route("/", self.page),
+            Route("/", chat_page(), methods=["GET"]),
             Route("/health", self.health),
             Route("/v1/models", self.models),
             Route("/v1/chat/completions", partial(self.answer, parse_chat), methods=["POST"]),
@@ -175,9 +174,6 @@ class Service:
         yield
         for worker in self.pool.workers:
             worker.stop()
-
-    async def page(self, request: Request) -> Response:
-        return self.chat_page
 
     async def health(self, request: Request) -> Response:
         samples = sum(worker.load for worker in self.pool.workers)  # in slots and in the queue

@@ -4,7 +4,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -107,6 +107,7 @@ def print_note(text: str) -> None:
 # ---- the conversation ----
 
 
+@dataclass
 class TerminalChat:
     """A conversation with a model. interactive: Ctrl-C ends an answer, not the process.
 
@@ -114,14 +115,13 @@ class TerminalChat:
     conversations: each message is the beginning of a text, and the answer continues it.
     """
 
-    def __init__(self, engine: Engine, is_base: bool, settings: Request, out: TextIO, interactive: bool):
-        self.engine = engine
-        self.is_base = is_base
-        self.settings = settings
-        self.out = out
-        self.interactive = interactive
-        self.system = ""  # message, empty: none
-        self.messages: list[dict] = []
+    engine: Engine
+    is_base: bool
+    settings: Request
+    out: TextIO
+    interactive: bool
+    system: str = ""  # message, empty: none
+    messages: list[dict] = field(default_factory=list)
 
     def run(self, messages: Iterator[str]) -> None:
         """Handle messages until /quit. In an interactive chat, an error is printed and does not end the chat."""

@@ -6,6 +6,8 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
 
 import torch
 
@@ -106,9 +108,9 @@ class Worker(threading.Thread):
         self.load = 0
         self.scoring: deque[tuple[Generation, Sequence[int], int]] = deque()  # used by the thread only
         self._active: list[Generation] = []  # generations with open samples, used by the thread only
-        self._actions: list[Callable[[], object]] = []  # calls for the thread before the next step
-        self._wake = threading.Condition()  # guards `_actions` and `_stopped`
-        self._stopped = False
+        # Calls for the thread before the next step; None ends it.
+        self._actions: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self.order = self._actions.put
 
     # ---- in the event loop ----
 
@@ -121,17 +123,9 @@ class Worker(threading.Thread):
         self.order(lambda: self._start(generation, requests))
         return generation
 
-    def order(self, action: Callable[[], object]) -> None:
-        """Let the thread call a function between two steps."""
-        with self._wake:
-            self._actions.append(action)
-            self._wake.notify()
-
     def stop(self) -> None:
         """Wait for the end of the step, and of the thread."""
-        with self._wake:
-            self._stopped = True
-            self._wake.notify()
+        self.order(None)
         self.join()
 
     # ---- in the engine's thread ----
@@ -153,14 +147,13 @@ class Worker(threading.Thread):
 
     def _prepare(self) -> bool:
         """Run waiting calls; sleep while there is nothing to do. Return False to end the thread."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._actions or self._active or self.scoring or self._stopped)
-            actions = self._actions
-            self._actions = []
-        for action in actions:
-            action()  # without the lock: new calls may come meanwhile
+        while not self._actions.empty() or not (self._active or self.scoring):
+            action = self._actions.get()
+            if action is None:
+                return False
+            action()
         self._score_one()
-        return not self._stopped
+        return True
 
     def _start(self, generation: Generation, requests: Sequence[Request]) -> None:
         generation.job = self.engine.submit(requests)
@@ -195,12 +188,12 @@ def _deliver(news: list[tuple[Generation, list[Event]]]) -> None:
         generation.deliver(events)
 
 
+@dataclass
 class Pool:
     """All workers. queue: limit for samples without a slot."""
 
-    def __init__(self, workers: Sequence[Worker], queue: int):
-        self.workers = workers
-        self.queue = queue
+    workers: Sequence[Worker]
+    queue: int
 
     def submit(self, request: ApiRequest) -> Generation:
         """Hand a request to the worker with the lowest load; an ApiError if there is no room."""
