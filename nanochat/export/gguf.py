@@ -49,7 +49,7 @@ def gguf_metadata(exported: Exported) -> dict[str, Any]:
     settings = hf_settings(exported.model, QWEN3, tokenizer.special_tokens)
     # Types tell llama.cpp which tokens are special.
     words = tokenizer_files.written_tokens(tokenizer)
-    specials = tokenizer_files.sorted_specials(tokenizer)
+    specials = list(tokenizer.special_tokens)  # the last ones of the vocabulary, in order
     types = [int(gguf.TokenType.NORMAL)] * len(words)
     types += [int(gguf.TokenType.CONTROL)] * len(specials)
     metadata = {f"qwen3.{key}": settings[name] for key, name in KEYS.items()}

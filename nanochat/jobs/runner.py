@@ -7,7 +7,6 @@ From Python, `run_job` runs all steps, several at once if asked; jobs in differe
 runs one step a line: `python -m nanochat.jobs.runner --job=FOLDER --step=base_train --lock=9`.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -28,7 +27,7 @@ from nanochat.config import Count, option, run
 from nanochat.data import hub
 from nanochat.log import duration, print0
 from nanochat.outcome import ROOT, Outcome
-from nanochat.paths import base_dir, hold_folder, stage_dir, take_lock, write_json
+from nanochat.paths import base_dir, hold_folder, stage_dir, take_lock, text_sha256, write_json
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
 
@@ -116,7 +115,10 @@ def archive(job: Job, step: Step) -> Path | None:
 
 def read_record(job: Job, step: Step) -> dict[str, Any]:
     """Return a step's record: command, inputs, seconds, finished, began; empty if the step never started."""
-    path = job.folder / f"{step.name}.json"
+    return _read_json(job.folder / f"{step.name}.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
@@ -133,31 +135,29 @@ def input_hashes(job: Job, step: Step) -> dict[str, str]:
                 found[f"{parent}/{name}"] = digest
     with _HASHING:
         text = _text_files(step.data) if step.data else []
-        if text:
-            # Sorted: the order in which files are listed does not matter.
-            digests = sorted(hash_files(job.folder / "hashes.json", text))
-            found["the text"] = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-        local = [Path(name) for name in step.local if Path(name).is_file()]
-        digests = hash_files(job.folder / "hashes.json", local)
-        found |= {path.name: digest for path, digest in zip(local, digests, strict=True)}
+        named = {path.name: path for path in map(Path, step.local) if path.is_file()}
         for entry in step.files:
             file = hub.HubFile(*entry)
             if hub.is_here([file]):
-                [found[str(file)]] = hash_files(job.folder / "hashes.json", hub.fetch([file], offline=True))
-    return found
+                [named[str(file)]] = hub.fetch([file], offline=True)
+        digests = hash_files(job.folder / "hashes.json", [*text, *named.values()])
+    if text:
+        # Sorted: the order in which files are listed does not matter.
+        found["the text"] = text_sha256("\n".join(sorted(digests[path] for path in text)))
+    return found | {name: digests[path] for name, path in named.items()}
 
 
-def hash_files(memory: Path, paths: Sequence[Path]) -> list[str]:
-    """Return SHA-256 digests; a file is read again only if size or time differ from the entry in `memory`."""
-    known = json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else {}
-    digests = []
+def hash_files(memory: Path, paths: Sequence[Path]) -> dict[Path, str]:
+    """Return path -> SHA-256; a file is read again only if size or time differ from the entry in `memory`."""
+    known = _read_json(memory)
+    digests = {}
     for path in paths:
         status = path.stat()
         # Shards are large: hashing them all takes minutes.
         entry = f"{path} {status.st_size} {status.st_mtime_ns}"
         if entry not in known:
             known[entry] = hub.sha256(path)
-        digests.append(known[entry])
+        digests[path] = known[entry]
     write_json(memory, known)
     return digests
 
