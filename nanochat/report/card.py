@@ -45,6 +45,7 @@ class Card:
 
     generated: str  # date of rendering
     started: str  # date of the first stage
+    tag: str  # of the newest stage
     text: str  # what the model learned from; empty if no stage says so
     command: str  # that started the run
     environment: dict[str, Facts]  # group -> facts about the machine that ran the newest stage
@@ -59,6 +60,12 @@ class Card:
         costs = [section.dollars for section in self.sections]
         # A sum with a missing part would look complete.
         return None if None in costs else sum(costs)
+
+    @property
+    def origin(self) -> list[str]:
+        """The text and the command, a line each."""
+        text = [f"Learned from: {self.text}"] if self.text else []
+        return [*text, f"Command: {self.command}"]
 
     @property
     def plots(self) -> dict[str, str]:
@@ -98,8 +105,9 @@ def read_card(base: Path, tag: str = "") -> Card:
     return Card(
         generated=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         started=_moment(min(outcome.started for outcome in outcomes)),
+        tag=newest.tag,
         text=_text(outcomes),
-        command=_command(base, outcomes),
+        command=_command(base, outcomes, newest),
         environment=_environment(newest),
         sections=sections,
         headlines=_headlines(outcomes),
@@ -119,9 +127,8 @@ def _text(outcomes: Sequence[Outcome]) -> str:
     return ""
 
 
-def _command(base: Path, outcomes: Sequence[Outcome]) -> str:
+def _command(base: Path, outcomes: Sequence[Outcome], newest: Outcome) -> str:
     """Return the command of the main job, if one has run the newest stage's tag; else that of base training."""
-    newest = max(outcomes, key=lambda outcome: outcome.timestamp)
     plan = base / "speedrun" / newest.tag / "plan.json"
     commands = {outcome.stage: outcome.command for outcome in outcomes if outcome.tag == newest.tag}
     command = commands.get("base_train", newest.command)
@@ -195,11 +202,7 @@ def markdown(card: Card, pictures: str) -> str:
 
 def body(card: Card, pictures: str) -> list[str]:
     """Return header and stages as Markdown."""
-    parts = [f"Generated: {card.generated}"]
-    if card.text:
-        parts.append(f"Learned from: {card.text}")
-    parts.append(f"Command: {card.command}")
-    parts.append("## Environment")
+    parts = [f"Generated: {card.generated}", *card.origin, "## Environment"]
     for name, facts in card.environment.items():
         parts.append(f"### {name}\n{_listing(facts)}")
     parts += [f"Run started: {card.started}", "---"]

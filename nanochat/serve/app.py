@@ -35,6 +35,7 @@ from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse
 from nanochat.serve.worker import Pool, Worker
+from nanochat.settings import ModelChoice
 from nanochat.stages import MODELS
 
 BODY_BYTES = 1 << 20  # limit for the body of a request
@@ -264,20 +265,22 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"--host={host} --port={port}: {error}, take another") from None
 
 
-def open_engines(
-    source: str, tag: str, step: int, runtime: Runtime, slots: int
-) -> tuple[list[Worker], float, list[str]]:
-    """Load a model into an engine on each GPU, or into one on the CPU; return `chat_defaults` too."""
+def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[ServedModel, list[Worker]]:
+    """Load a model into an engine on each GPU, or into one on the CPU."""
     devices = [runtime.device]
     if runtime.device.type == "cuda":
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     workers = []
     for device in devices:
-        model, tokenizer, checkpoint = load_model(MODELS[source], tag, step, replace(runtime, device=device))
+        model, tokenizer, checkpoint = load_model(
+            MODELS[choice.source], choice.tag, choice.step, replace(runtime, device=device)
+        )
         # Rows to be scored have any length: take a path without compilation.
         model.attention = "chunks" if device.type == "cpu" else "sdpa"
         workers.append(Worker(Engine(model, tokenizer, slots), model))
-    return workers, *chat_defaults(checkpoint.manifest)
+    name = f"nanochat-{choice.tag}-{choice.source}"
+    served = ServedModel(name, tokenizer, model.config.max_seq_len, *chat_defaults(checkpoint.manifest))
+    return served, workers
 
 
 def serve(bound: socket.socket, app: Starlette) -> None:

@@ -6,6 +6,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -45,19 +46,18 @@ def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
 class Generation:
     """The samples of one client's request. Methods run in the event loop, where the engine's thread sends news.
 
-    open: samples without an end. closed: the client has the response, or has left.
+    open: samples without an end.
     """
 
     def __init__(self, worker: "Worker", requests: Sequence[Request]):
         self.worker = worker
         self.open = {(number, sample) for number, request in enumerate(requests) for sample in range(request.n)}
-        self.news: asyncio.Queue[list[Event] | list[Score]] = asyncio.Queue()
-        self.closed = False
+        self.news: asyncio.Queue[list[Event]] = asyncio.Queue()
         self.job: Job | None = None  # set and used by the engine's thread only
         worker.load += len(self.open)
 
-    async def next_events(self) -> list:
-        """Return everything new, at least one item."""
+    async def next_events(self) -> list[Event]:
+        """Return everything new, at least one event."""
         found = await self.news.get()
         # Several steps may have passed: take all events, for fewer and larger chunks.
         while not self.news.empty():
@@ -65,12 +65,10 @@ class Generation:
         return found
 
     async def score(self, rows: Sequence[Sequence[int]], top: int) -> list[Score]:
-        """Return the log-probabilities of rows, after all events have come."""
-        self.worker.order(lambda: self.worker.scoring.extend((self, row, top) for row in rows))
-        scores: list[Score] = []
-        while len(scores) < len(rows):
-            scores += await self.next_events()  # scores only: no sample is open
-        return scores
+        """Return the log-probabilities of rows. A client that leaves cancels what is not scored yet."""
+        waiting = [(Future(), row, top) for row in rows]
+        self.worker.order(lambda: self.worker.scoring.extend(waiting))
+        return await asyncio.gather(*(asyncio.wrap_future(future) for future, _, _ in waiting))
 
     def deliver(self, events: list[Event]) -> None:
         """Take events from the thread. Events of cancelled samples are dropped."""
@@ -91,7 +89,6 @@ class Generation:
     def close(self) -> None:
         """Leave the worker: the response was sent, or the client has left."""
         self.cancel(self.open)
-        self.closed = True
 
     def _end(self, samples: set[Sample]) -> None:
         self.open = self.open - samples
@@ -106,7 +103,8 @@ class Worker(threading.Thread):
         self.engine = engine
         self.model = model  # for scores: the engine has packed weights
         self.load = 0
-        self.scoring: deque[tuple[Generation, Sequence[int], int]] = deque()  # used by the thread only
+        # Rows to score, with a future for the score; used by the thread only.
+        self.scoring: deque[tuple[Future[Score], Sequence[int], int]] = deque()
         self._active: list[Generation] = []  # generations with open samples, used by the thread only
         # Calls for the thread before the next step; None ends it.
         self._actions: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -177,9 +175,9 @@ class Worker(threading.Thread):
     def _score_one(self) -> None:
         """Score one row, if a client still waits for one: more would delay the next step."""
         while self.scoring:
-            generation, row, top = self.scoring.popleft()
-            if not generation.closed:  # the client is there
-                self.loop.call_soon_threadsafe(generation.news.put_nowait, [score(self.model, row, top)])
+            future, row, top = self.scoring.popleft()
+            if future.set_running_or_notify_cancel():
+                future.set_result(score(self.model, row, top))
                 return
 
 
