@@ -100,7 +100,7 @@ def bits_per_byte(
     targets = padded[1:].unfold(0, seq_len, stride)  # a target is the next token
     # One kind of sum: a token weighs as many bytes as it stands for.
     [sums] = sum_rows(model, inputs, targets, text.lengths[None], batch_size, runtime, seq_len - stride)
-    assert sums[:, 1].sum() == text.bytes, (sums[:, 1].sum(), text.bytes)
+    assert sums[:, 1].sum() == text.bytes
     value, stderr = ratio(sums)  # nats per byte
     return Estimate(value / math.log(2), stderr / math.log(2))
 
