@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
     from nanochat.run import Trainer
 
+Estimates = dict[str, Estimate]  # figure -> value and standard error
+
 BYTES_PER_TOKEN = 4  # about: validation on conversations costs as much as validation on text
 SAMPLE_TOKENS = 16  # written after each prompt
 # The public reference has the same prompts, so samples can be compared.
@@ -172,7 +174,7 @@ def text_validation(trainer: "Trainer", corpus: "Corpus", every: int, max_bytes:
     text = read_text(corpus.batches("val"), trainer.tokenizer, size)
     length = trainer.config.max_seq_len
 
-    def measure() -> dict[str, Estimate]:
+    def measure() -> Estimates:
         found = bits_per_byte(trainer.model, text, length, trainer.device_rows, trainer.runtime)
         return {"bpb": found}
 
@@ -198,7 +200,7 @@ def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise
     lengths = torch.from_numpy(trainer.tokenizer.token_lengths()).to(torch.int64)
     weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
 
-    def measure() -> dict[str, Estimate]:
+    def measure() -> Estimates:
         losses, bits = sum_rows(trainer.model, inputs, targets, weights, trainer.device_rows, trainer.runtime)
         bits = bits / torch.tensor([math.log(2), 1])  # nats to bits; byte counts stay
         return {"loss": ratio(losses), "bpb": ratio(bits)}
@@ -226,7 +228,7 @@ def _validation(
     trainer: "Trainer",
     every: int,
     tokens: int,
-    measure: Callable[[], dict[str, Estimate]],
+    measure: Callable[[], Estimates],
 ) -> Evaluation:
     """Return the evaluation that logs figures from `measure`, name -> value and standard error, and keeps the lowest.
 

@@ -21,11 +21,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from nanochat.config import Count, option, run
 from nanochat.data import hub
-from nanochat.log import duration, print0
+from nanochat.log import Record, duration, print0
 from nanochat.outcome import ROOT, Outcome
 from nanochat.paths import base_dir, hold_folder, stage_dir, take_lock, text_sha256, write_json
 
@@ -39,12 +38,12 @@ class Step:
     name: str
     command: list[str]  # module and flags that decide the result; a change repeats the step
     output: str = ""  # the written stage, with an outcome.json; empty: none, and the step always runs
-    parents: list[str] = field(default_factory=list)  # stages with artifacts that the command reads
+    parents: Sequence[str] = ()  # stages with artifacts that the command reads
     data: str = ""  # text that the command reads, as in --data
-    files: list[list] = field(default_factory=list)  # further inputs on the hub: [path, repo, revision]
-    local: list[str] = field(default_factory=list)  # further inputs on this machine
-    launch: list[str] = field(default_factory=list)  # words before the module (torchrun); a change repeats nothing
-    options: list[str] = field(default_factory=list)  # flags without influence on the result
+    files: Sequence[list] = ()  # further inputs on the hub: [path, repo, revision]
+    local: Sequence[str] = ()  # further inputs on this machine
+    launch: Sequence[str] = ()  # words before the module (torchrun); a change repeats nothing
+    options: Sequence[str] = ()  # flags without influence on the result
     skip: str = ""  # reason to leave the step out; empty: the step runs
     quiet: bool = False  # output goes to the log alone
 
@@ -66,8 +65,8 @@ class Job:
     tag: str
     steps: list[Step]
     resume: str = ""  # the command that resumes the job
-    closing: list[str] = field(default_factory=list)  # lines to print after the last step
-    settings: dict[str, Any] = field(default_factory=dict)  # choices of the planner, which a later plan keeps
+    closing: Sequence[str] = ()  # lines to print after the last step
+    settings: Record = field(default_factory=dict)  # choices of the planner, which a later plan keeps
 
     @property
     def folder(self) -> Path:
@@ -113,12 +112,12 @@ def archive(job: Job, step: Step) -> Path | None:
     return place
 
 
-def read_record(job: Job, step: Step) -> dict[str, Any]:
+def read_record(job: Job, step: Step) -> Record:
     """Return a step's record: command, inputs, seconds, finished, began; empty if the step never started."""
     return _read_json(job.folder / f"{step.name}.json")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Record:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
@@ -172,7 +171,7 @@ def _text_files(data: str) -> list[Path]:
         return []
 
 
-def difference(record: dict[str, Any], step: Step, inputs: dict[str, str]) -> str:
+def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
     """Return the difference between a step and the record as text; empty if both match."""
     before = record["command"]
     if sorted(before) != sorted(step.command):  # the order of flags does not matter

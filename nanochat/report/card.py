@@ -19,7 +19,7 @@ from nanochat.outcome import Outcome, read_outcomes
 from nanochat.report.plots import draw_plot
 from nanochat.stages import STAGES
 
-Facts = dict[str, Any]
+Facts = dict[str, Any]  # label -> value
 
 TITLES = {stage.name: stage.section for stage in STAGES}
 ORDER = list(TITLES)
@@ -50,7 +50,7 @@ class Card:
     command: str  # that started the run
     environment: dict[str, Facts]  # group -> facts about the machine that ran the newest stage
     sections: list[Section]
-    headlines: dict[str, dict[str, Any]]  # metric -> column of the summary -> value
+    headlines: dict[str, Facts]  # metric -> column of the summary -> value
     outcomes: list[Outcome]
     seconds: float  # of all stages
 
@@ -175,11 +175,11 @@ def _environment(newest: Outcome) -> dict[str, Facts]:
     return groups
 
 
-def _headlines(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
+def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
     """Return metric -> column -> value for the stages' headline metrics, from the newest tag that has the metric."""
     # Several stages share a column: one for each model.
     columns = list(dict.fromkeys(stage.column for stage in STAGES if stage.column))
-    table: dict[str, dict[str, Any]] = {}
+    table: dict[str, Facts] = {}
     for stage in STAGES:
         own = [outcome for outcome in outcomes if outcome.stage == stage.name]
         # Newer outcomes overwrite older ones.

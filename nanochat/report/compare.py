@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from nanochat.log import format_value, terminal_table
+from nanochat.log import Record, format_value, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
 from nanochat.paths import read_sha256, text_sha256
 from nanochat.report.card import TITLES
@@ -32,7 +32,6 @@ ANSWERS = [
 ]
 NONE = ["-", "-"]  # difference and error where there is no number
 
-Record = dict[str, Any]  # parsed JSON
 Metric = float | str | Record | None  # a record has a value, and perhaps a standard error
 
 # ---- correct answers ----
