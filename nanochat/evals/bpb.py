@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat.engine import Engine, Request
@@ -122,22 +123,21 @@ def sum_rows(
     inputs, targets: (rows, seq_len). weights: (kinds, vocabulary), each token's weight in each kind of sum; a loss
     counts if the weight is above 0. overlap: first targets in a row that the row before has too.
     """
-    count, seq_len = inputs.shape
+    count = len(inputs)
     weights = weights.to(runtime.device)
     sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)  # fp64: long texts add up many losses
     progress = Progress("evaluate", "rows")
     done = 0
     # Ranks take rows in turn.
     for numbers in torch.arange(count)[runtime.rank :: runtime.world_size].split(batch_size):
-        # The last batch is padded with rows without targets.
-        ids = torch.zeros(batch_size, seq_len, dtype=torch.int64)
-        goals = torch.full((batch_size, seq_len), -1)
-        ids[: len(numbers)] = inputs[numbers].clamp(min=0)
-        goals[: len(numbers)] = targets[numbers]
+        goals = targets[numbers]  # a copy
         # The first row that has a token as target gives it the longest context; later rows have it as context only.
-        goals[: len(numbers)][numbers > 0, :overlap] = -1
-        goals = goals.to(runtime.device)
-        losses = model(ids.to(runtime.device), goals, reduction="none")
+        goals[numbers > 0, :overlap] = -1
+        # The last batch is padded with rows without targets.
+        missing = (0, 0, 0, batch_size - len(numbers))
+        ids = F.pad(inputs[numbers].clamp(min=0), missing).to(runtime.device)
+        goals = F.pad(goals, missing, value=-1).to(runtime.device)
+        losses = model(ids, goals, reduction="none")
         losses = losses.view(goals.shape).float()  # (batch_size, seq_len)
         sizes = torch.where(goals >= 0, weights[:, goals.clamp(min=0)], 0)  # (kinds, batch_size, seq_len)
         pairs = torch.stack([(losses * (sizes > 0)).sum(2), sizes.sum(2).float()], dim=2)

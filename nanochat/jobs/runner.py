@@ -16,13 +16,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from nanochat.config import Count, option, run
+from nanochat.config import Count, collect_signals, option, run
 from nanochat.data import hub
 from nanochat.log import Record, duration, print0
 from nanochat.outcome import ROOT, Outcome
@@ -206,7 +205,11 @@ def run_job(job: Job, workers: int = 1) -> dict[str, str]:
             # Lines from several steps would mix on the terminal.
             run_step(job, replace(step, quiet=True), lock, stop)
 
-    with hold_folder(job.folder) as lock, stop_signals() as stop, ThreadPoolExecutor(len(job.steps)) as pool:
+    with (
+        hold_folder(job.folder) as lock,
+        collect_signals(signal.SIGINT, signal.SIGTERM) as stop,
+        ThreadPoolExecutor(len(job.steps)) as pool,
+    ):
         for step in job.steps:
             parents = [outputs[parent] for parent in step.parents if parent in outputs]
             outputs[step.output] = futures[step.name] = pool.submit(run_after, step, parents)
@@ -314,19 +317,6 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> i
     return 128 - status if status < 0 else status
 
 
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Yield a list that collects SIGINT and SIGTERM, so that the running steps can save and end."""
-    received: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 # ---- the command of speedrun.sh ----
 
 
@@ -343,7 +333,8 @@ def main(config: Config) -> None:
     job = load_job(Path(config.job))
     step = job.step(config.step)
     take_lock(config.lock, job.folder)
-    with stop_signals() as stop:
+    # The running step can save and end.
+    with collect_signals(signal.SIGINT, signal.SIGTERM) as stop:
         try:
             run_step(job, step, config.lock, stop, script=os.getppid())
         except StepFailed as failure:

@@ -3,12 +3,13 @@
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
 from nanochat.chat import Piece, Reply, fitted_prompt, parts
+from nanochat.config import collect_signals
 from nanochat.engine import Engine, Request
 from nanochat.log import print_line
 
@@ -54,18 +55,6 @@ def typed_lines(history: Path) -> Iterator[str]:
         print()
     finally:
         readline.write_history_file(history)
-
-
-@contextmanager
-def catch_interrupts() -> Iterator[list[int]]:
-    """Collect Ctrl-C in a list and raise nothing: an exception could cut an engine's step in the middle."""
-    caught: list[int] = []
-    # The handler runs in the main thread, then the step resumes.
-    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
-    try:
-        yield caught
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 # ---- answers out ----
@@ -156,7 +145,8 @@ class TerminalChat:
         reply = Reply(self.engine.tokenizer)
         pieces: list[Piece] = []
         with (
-            catch_interrupts() if self.interactive else nullcontext([]) as interrupts,
+            # No exception at Ctrl-C: it could cut an engine's step in the middle.
+            collect_signals(signal.SIGINT) if self.interactive else nullcontext([]) as interrupts,
             closing(AnswerPrinter(self.out)) as printer,
             closing(self.engine.stream([request])) as events,
         ):
