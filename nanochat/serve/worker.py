@@ -71,18 +71,14 @@ class Generation:
         return await asyncio.gather(*(asyncio.wrap_future(future) for future, _, _ in waiting))
 
     def deliver(self, events: list[Event]) -> None:
-        """Take events from the thread. Events of cancelled samples are dropped."""
-        # The thread may have sent events before it saw the cancellation.
-        wanted = [event for event in events if (event.request, event.sample) in self.open]
-        self._end({(event.request, event.sample) for event in wanted if event.token is None})
-        if wanted:
-            self.news.put_nowait(wanted)
+        """Take events from the thread, which may have sent some before it saw a cancellation: a choice drops these."""
+        self._end({(event.request, event.sample) for event in events if event.token is None})
+        self.news.put_nowait(events)
 
     def cancel(self, samples: set[Sample]) -> None:
         """End samples before their end; ended samples are ignored."""
-        ending = self.open & samples
+        ending = self._end(samples)
         if ending:
-            self._end(ending)
             # Calls keep their order: the job is submitted before.
             self.worker.order(lambda: self.worker.engine.cancel(self.job, *ending))
 
@@ -90,9 +86,12 @@ class Generation:
         """Leave the worker: the response was sent, or the client has left."""
         self.cancel(self.open)
 
-    def _end(self, samples: set[Sample]) -> None:
-        self.open = self.open - samples
-        self.worker.load -= len(samples)
+    def _end(self, samples: set[Sample]) -> set[Sample]:
+        """Count samples as ended; return those that were open."""
+        ending = self.open & samples
+        self.open = self.open - ending
+        self.worker.load -= len(ending)
+        return ending
 
 
 class Worker(threading.Thread):
