@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from nanochat.hardware import hourly_rate
-from nanochat.log import duration, format_rows, format_value, is_known
+from nanochat.log import duration, format_cell, format_rows, format_value, is_known
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.report.plots import draw_plot
 from nanochat.stages import STAGES
@@ -179,7 +179,7 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
     """Return metric -> column -> value for the stages' headline metrics, from the newest tag that has the metric."""
     # Several stages share a column: one for each model.
     columns = list(dict.fromkeys(stage.column for stage in STAGES if stage.column))
-    table: dict[str, Facts] = {}
+    table = {}
     for stage in STAGES:
         own = [outcome for outcome in outcomes if outcome.stage == stage.name]
         # Newer outcomes overwrite older ones.
@@ -230,7 +230,7 @@ def summary(card: Card) -> str:
         columns = next(iter(card.headlines.values()))
         rows = [["Metric", *columns]]
         for metric, values in card.headlines.items():
-            rows.append([metric, *("-" if value is None else format_value(value) for value in values.values())])
+            rows.append([metric, *map(format_cell, values.values())])
         parts.append(markdown_table(rows))
     total = f"Total wall clock time: {duration(card.seconds)}"
     if card.dollars is not None:
@@ -252,7 +252,5 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
     widths = [min(PADDED, max(map(len, column))) for column in zip(*cells, strict=True)]
     rule = ["-" * width for width in widths]
-    lines = []
-    for row in (cells[0], rule, *cells[1:]):
-        lines.append("| " + " | ".join(map(str.ljust, row, widths)) + " |")
-    return "\n".join(lines)
+    padded = [map(str.ljust, row, widths) for row in (cells[0], rule, *cells[1:])]
+    return "\n".join(f"| {' | '.join(row)} |" for row in padded)

@@ -113,11 +113,8 @@ def _all_keys(records: Iterable[Mapping[str, Any]]) -> dict[str, None]:
 
 def _newest_stages(run: Record) -> dict[str, Record]:
     """Return stage -> newest record."""
-    newest = {}
     # By age, so that a newer record replaces an older one.
-    for stage in sorted(run["stages"], key=itemgetter("timestamp")):
-        newest[stage["stage"]] = stage
-    return newest
+    return {stage["stage"]: stage for stage in sorted(run["stages"], key=itemgetter("timestamp"))}
 
 
 def _table_lines(title: str, columns: Sequence[Sequence[str]], rows: Sequence[Sequence[Any]]) -> list[str]:
