@@ -172,11 +172,10 @@ def _text_files(data: str) -> list[Path]:
 
 def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
     """Return the difference between a step and the record as text; empty if both match."""
-    before = record["command"]
-    if sorted(before) != sorted(step.command):  # the order of flags does not matter
-        # Name only the flags that differ.
-        gone = [word for word in before if word not in step.command]
-        new = [word for word in step.command if word not in before]
+    # The order of flags does not matter.
+    gone = [word for word in record["command"] if word not in step.command]
+    new = [word for word in step.command if word not in record["command"]]
+    if gone or new:
         return f"{' '.join(gone) or 'nothing'} is now {' '.join(new) or 'gone'}"
     # New and missing inputs do not count: a data set may be downloaded, or removed to make room.
     changed = [name for name, digest in inputs.items() if record["inputs"].get(name, digest) != digest]
