@@ -67,7 +67,7 @@ class ApiRequest:
 
     @property
     def samples(self) -> int:
-        return sum(prompt.n for prompt in self.prompts)
+        return self.fields.n * len(self.prompts)
 
 
 # ---- the fields of OpenAI's requests ----
