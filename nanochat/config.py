@@ -4,9 +4,10 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -171,6 +172,19 @@ def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
         sentence, code = _last_message(error)
         print_line(sentence, file=sys.stderr)
         raise SystemExit(code) from None
+
+
+@contextlib.contextmanager
+def collect_signals(*numbers: int) -> Iterator[list[int]]:
+    """Yield a list that collects these signals until the block ends; they end nothing and raise nothing."""
+    received: list[int] = []
+    # The handler runs in the main thread between two instructions.
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _last_message(error: BaseException) -> tuple[str, int]:

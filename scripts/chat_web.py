@@ -28,7 +28,6 @@ def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
     from nanochat.runtime import setup
     from nanochat.serve.app import LOOPBACK, Service, application, in_url, listen, open_engines, serve
-    from nanochat.serve.requests import ServedModel
     from nanochat.serve.worker import Pool
 
     # In the environment, because all users of a machine see command lines.
@@ -37,11 +36,7 @@ def main(config: Config) -> None:
         raise ValueError(f"--host={config.host} is open to other machines: set NANOCHAT_API_KEY")
     bound = listen(config.host, config.port)  # before the model is loaded: a mistake shows at once
     with setup(config.device_type, config.dtype) as runtime:
-        workers, temperature, suggestions = open_engines(config.source, config.tag, config.step, runtime, config.slots)
-        engine = workers[0].engine
-        name = f"nanochat-{config.tag}-{config.source}"
-        context, is_base = engine.config.max_seq_len, config.source == "base"
-        served = ServedModel(name, engine.tokenizer, context, temperature, suggestions, is_base)
+        served, workers = open_engines(config, runtime, config.slots)
         service = Service(served, Pool(workers, config.queue))
         app = application(service, config.host, key, config.allow_host.split(), config.allow_origin.split())
         address = f"{in_url(config.host)}:{bound.getsockname()[1]}"

@@ -17,8 +17,6 @@ from nanochat.paths import base_dir, write_text
 from nanochat.report.card import markdown_table
 from nanochat.report.plots import Plot, draw_plot, picture_file
 
-COLUMNS = ["Run", "Depth", "N", "Tokens", "Tokens : N", "FLOPs", "Bits per byte"]
-
 
 @dataclass(frozen=True)
 class Config:
@@ -32,7 +30,7 @@ class Config:
 
 
 def runs_table(runs: Sequence[ScalingRun]) -> str:
-    rows = [COLUMNS]
+    rows = [["Run", "Depth", "N", "Tokens", "Tokens : N", "FLOPs", "Bits per byte"]]
     for one in runs:
         sizes = [f"{one.depth}", f"{one.n:,}", f"{one.tokens:,}", f"{one.tokens / one.n:.2f}"]
         rows.append([one.tag, *sizes, f"{one.flops:.3e}", f"{one.bpb:.4f} ± {one.stderr:.4f}"])

@@ -96,8 +96,6 @@ def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    import pyarrow as pa
-
     from nanochat.data.corpus import open_corpus
     from nanochat.tokenizer import Tokenizer
 
@@ -116,7 +114,7 @@ def main(config: Config) -> None:
     ours: dict[str, int] = {}  # tokens of each text
     for name, documents in texts.items():
         # Documents are encoded one by one, without bos, like the references do.
-        ids, _ = tokenizer.encode_arrow(pa.array(documents, pa.string()))
+        ids, _ = tokenizer.core.encode_batch(documents)
         ours[name] = len(ids)
     for label, name in REFERENCES.items():
         table = comparison(label, load_reference(name), texts, ours)

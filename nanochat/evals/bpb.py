@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat.engine import Engine, Request
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
     from nanochat.data.corpus import Corpus
     from nanochat.run import Trainer
+
+Estimates = dict[str, Estimate]  # figure -> value and standard error
 
 BYTES_PER_TOKEN = 4  # about: validation on conversations costs as much as validation on text
 SAMPLE_TOKENS = 16  # written after each prompt
@@ -100,7 +103,7 @@ def bits_per_byte(
     targets = padded[1:].unfold(0, seq_len, stride)  # a target is the next token
     # One kind of sum: a token weighs as many bytes as it stands for.
     [sums] = sum_rows(model, inputs, targets, text.lengths[None], batch_size, runtime, seq_len - stride)
-    assert sums[:, 1].sum() == text.bytes, (sums[:, 1].sum(), text.bytes)
+    assert sums[:, 1].sum() == text.bytes
     value, stderr = ratio(sums)  # nats per byte
     return Estimate(value / math.log(2), stderr / math.log(2))
 
@@ -120,22 +123,21 @@ def sum_rows(
     inputs, targets: (rows, seq_len). weights: (kinds, vocabulary), each token's weight in each kind of sum; a loss
     counts if the weight is above 0. overlap: first targets in a row that the row before has too.
     """
-    count, seq_len = inputs.shape
+    count = len(inputs)
     weights = weights.to(runtime.device)
     sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)  # fp64: long texts add up many losses
     progress = Progress("evaluate", "rows")
     done = 0
     # Ranks take rows in turn.
     for numbers in torch.arange(count)[runtime.rank :: runtime.world_size].split(batch_size):
-        # The last batch is padded with rows without targets.
-        ids = torch.zeros(batch_size, seq_len, dtype=torch.int64)
-        goals = torch.full((batch_size, seq_len), -1)
-        ids[: len(numbers)] = inputs[numbers].clamp(min=0)
-        goals[: len(numbers)] = targets[numbers]
+        goals = targets[numbers]  # a copy
         # The first row that has a token as target gives it the longest context; later rows have it as context only.
-        goals[: len(numbers)][numbers > 0, :overlap] = -1
-        goals = goals.to(runtime.device)
-        losses = model(ids.to(runtime.device), goals, reduction="none")
+        goals[numbers > 0, :overlap] = -1
+        # The last batch is padded with rows without targets.
+        missing = (0, 0, 0, batch_size - len(numbers))
+        ids = F.pad(inputs[numbers].clamp(min=0), missing).to(runtime.device)
+        goals = F.pad(goals, missing, value=-1).to(runtime.device)
+        losses = model(ids, goals, reduction="none")
         losses = losses.view(goals.shape).float()  # (batch_size, seq_len)
         sizes = torch.where(goals >= 0, weights[:, goals.clamp(min=0)], 0)  # (kinds, batch_size, seq_len)
         pairs = torch.stack([(losses * (sizes > 0)).sum(2), sizes.sum(2).float()], dim=2)
@@ -172,7 +174,7 @@ def text_validation(trainer: "Trainer", corpus: "Corpus", every: int, max_bytes:
     text = read_text(corpus.batches("val"), trainer.tokenizer, size)
     length = trainer.config.max_seq_len
 
-    def measure() -> dict[str, Estimate]:
+    def measure() -> Estimates:
         found = bits_per_byte(trainer.model, text, length, trainer.device_rows, trainer.runtime)
         return {"bpb": found}
 
@@ -198,7 +200,7 @@ def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise
     lengths = torch.from_numpy(trainer.tokenizer.token_lengths()).to(torch.int64)
     weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
 
-    def measure() -> dict[str, Estimate]:
+    def measure() -> Estimates:
         losses, bits = sum_rows(trainer.model, inputs, targets, weights, trainer.device_rows, trainer.runtime)
         bits = bits / torch.tensor([math.log(2), 1])  # nats to bits; byte counts stay
         return {"loss": ratio(losses), "bpb": ratio(bits)}
@@ -226,7 +228,7 @@ def _validation(
     trainer: "Trainer",
     every: int,
     tokens: int,
-    measure: Callable[[], dict[str, Estimate]],
+    measure: Callable[[], Estimates],
 ) -> Evaluation:
     """Return the evaluation that logs figures from `measure`, name -> value and standard error, and keeps the lowest.
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.cross_entropy import CHUNK_BYTES, cross_entropy
 from nanochat.decoder import Prefix
@@ -131,24 +132,26 @@ class Target(NamedTuple):
     """An option's scored tokens in a row."""
 
     number: int  # the option's
-    branch: int
     start: int  # position in the branch whose output predicts the first scored token
     ids: np.ndarray
+
+
+class Branch(NamedTuple):
+    """Tokens after a prefix, the first of them the last one that all branches share; equal options share a branch."""
+
+    ids: np.ndarray
+    targets: list[Target]
 
 
 class Row(NamedTuple):
     """Tokens of one item: a prefix, and branches that each continue the prefix."""
 
     prefix: np.ndarray  # (tokens,); may be empty
-    branches: list[np.ndarray]  # the first token of each is the last one that all share
-    targets: list[Target]
+    branches: list[Branch]
 
     @property
     def tokens(self) -> int:
-        return len(self.prefix) + sum(len(branch) for branch in self.branches)
-
-    def targets_of(self, branch: int) -> list[Target]:
-        return [target for target in self.targets if target.branch == branch]
+        return len(self.prefix) + sum(len(branch.ids) for branch in self.branches)
 
 
 def _fits(item: Item, context: int) -> bool:
@@ -177,17 +180,15 @@ def _plan(items: Sequence[Item], context: int) -> list[Row]:
 
 
 def _row(prefix: np.ndarray, options: list[Option]) -> Row:
-    branches: dict[bytes, np.ndarray] = {}
-    targets = []
+    branches: dict[bytes, Branch] = {}
     for number, ids, scored in options:
-        branch = np.concatenate([prefix[-1:], ids[:-1]])  # the output after the last token is not used
+        inputs = np.concatenate([prefix[-1:], ids[:-1]])  # the output after the last token is not used
         # Equal options share a branch, so that their losses are a tie.
-        branches.setdefault(branch.tobytes(), branch)
-        owner = list(branches).index(branch.tobytes())
+        branch = branches.setdefault(inputs.tobytes(), Branch(inputs, []))
         # The last shared token predicts token 0 of an option.
         start = len(ids) - scored
-        targets.append(Target(number, owner, start, ids[start:]))
-    return Row(prefix[:-1], list(branches.values()), targets)
+        branch.targets.append(Target(number, start, ids[start:]))
+    return Row(prefix[:-1], list(branches.values()))
 
 
 # ---- pack and score: from rows to a score for each option ----
@@ -218,10 +219,11 @@ def _option_sums(
     sums = torch.zeros(options, dtype=torch.float64)
     scores, numbers = [], []
     # Texts of about the same length need little padding.
-    rows = sorted(rows, key=lambda row: len(row.prefix) + len(row.branches[0]), reverse=True)
+    rows = sorted(rows, key=lambda row: len(row.prefix) + len(row.branches[0].ids), reverse=True)
     for batch in _pack(rows, BATCH_TOKENS[model.device.type]):
         for hidden, targets in _forward(model, batch):
-            ids = _to_device(np.concatenate([target.ids for target in targets], dtype=np.int64), hidden.device)
+            texts = np.concatenate([target.ids for target in targets], dtype=np.int64)
+            ids = _to_device(torch.from_numpy(texts), hidden.device)
             scores.append(score(model, hidden, ids))
             numbers += [np.full(len(target.ids), target.number) for target in targets]
     if not scores:  # a rank may have no rows
@@ -235,46 +237,46 @@ def _forward(model: GPT, batch: list[Row]) -> Iterator[tuple[Tensor, list[Target
 
     The first branch of each row runs together with the prefix, the others continue the prefix.
     """
-    device = model.device
-    texts = [np.concatenate([row.prefix, row.branches[0]]) for row in batch]
+    texts = [np.concatenate([row.prefix, row.branches[0].ids]) for row in batch]
     lengths = [len(row.prefix) for row in batch]
-    prefix = Prefix(model, _to_device(_padded(texts), device), torch.tensor(lengths))
-    yield _scored(prefix.hidden, lengths, [row.targets_of(0) for row in batch])
-    others = []  # (number of the row, tokens, targets)
+    prefix = Prefix(model, _padded(texts, model.device), torch.tensor(lengths))
+    yield _scored(prefix.hidden, lengths, [row.branches[0] for row in batch])
+    others = []  # (number of the row, branch)
     for number, row in enumerate(batch):
-        for branch in range(1, len(row.branches)):
-            others.append((number, row.branches[branch], row.targets_of(branch)))
+        others += [(number, branch) for branch in row.branches[1:]]
     # The longest first, in batches a quarter as large: texts of similar length need little padding.
-    others.sort(key=lambda other: len(other[1]), reverse=True)
+    others.sort(key=lambda other: len(other[1].ids), reverse=True)
     while others:
-        count = max(1, BATCH_TOKENS[device.type] // (4 * len(others[0][1])))
-        numbers, branches, targets = zip(*others[:count], strict=True)
+        count = max(1, BATCH_TOKENS[model.device.type] // (4 * len(others[0][1].ids)))
+        numbers, branches = zip(*others[:count], strict=True)
         others = others[count:]
-        cache = prefix.rows(torch.tensor(numbers), torch.tensor([len(ids) for ids in branches]))
-        hidden = model.hidden(_to_device(_padded(branches), device), cache=cache)
-        yield _scored(hidden, [0 for _ in targets], targets)
+        texts = [branch.ids for branch in branches]
+        cache = prefix.rows(torch.tensor(numbers), torch.tensor([len(text) for text in texts]))
+        hidden = model.hidden(_padded(texts, model.device), cache=cache)
+        yield _scored(hidden, [0 for _ in branches], branches)
 
 
-def _scored(hidden: Tensor, offsets: list[int], targets: Sequence[list[Target]]) -> tuple[Tensor, list[Target]]:
+def _scored(hidden: Tensor, offsets: list[int], branches: Sequence[Branch]) -> tuple[Tensor, list[Target]]:
     """Return the hidden states for targets, from (rows, width, channels); a row's branch begins at its offset."""
     positions = []
-    for row, (offset, own) in enumerate(zip(offsets, targets, strict=True)):
-        for target in own:
+    targets = []
+    for row, (offset, branch) in enumerate(zip(offsets, branches, strict=True)):
+        for target in branch.targets:
             start = row * hidden.shape[1] + offset + target.start
             positions.append(np.arange(start, start + len(target.ids)))
+        targets += branch.targets
     # The head sees scored positions alone.
-    return hidden.flatten(0, 1)[_to_device(np.concatenate(positions), hidden.device)], list(chain(*targets))
+    scored = _to_device(torch.from_numpy(np.concatenate(positions)), hidden.device)
+    return hidden.flatten(0, 1)[scored], targets
 
 
-def _padded(texts: Sequence[np.ndarray]) -> np.ndarray:
-    ids = np.zeros((len(texts), max(len(text) for text in texts)), np.int64)  # token 0 pads; no target points there
-    for row, text in zip(ids, texts, strict=True):
-        row[: len(text)] = text
-    return ids
+def _padded(texts: Sequence[np.ndarray], device: torch.device) -> Tensor:
+    # Token 0 pads; no target points there.
+    rows = pad_sequence([torch.from_numpy(text) for text in texts], batch_first=True)
+    return _to_device(rows.long(), device)
 
 
-def _to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
         # Pinned memory lets the copy overlap with the GPU's work.
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -4,11 +4,11 @@ Item order, examples and prompt texts determine the score: all are equal to the 
 """
 
 import csv
-import hashlib
 import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ import yaml
 
 from nanochat.data.corpus import learned_world, world_folder
 from nanochat.data.hub import HubFile, fetch
+from nanochat.paths import text_sha256
 
 if TYPE_CHECKING:
     from nanochat.tokenizer import Tokenizer
@@ -141,7 +142,7 @@ def tokenize_items(
     texts = [task.prompts(items, number) for number in numbers]
     found = []
     for number, group, rows in zip(numbers, texts, _tokenize(texts, tokenizer), strict=True):
-        question = hashlib.sha256("\0".join(group).encode()).hexdigest()[:16]
+        question = text_sha256("\0".join(group))[:16]
         gold = items[number].get("gold", 0)  # a completion has a single option
         found.append(Item(number, question, gold, *_split(task.kind, rows)))
     return found
@@ -149,10 +150,7 @@ def tokenize_items(
 
 def _tokenize(texts: list[list[str]], tokenizer: "Tokenizer") -> list[list[np.ndarray]]:
     """Return each text as tokens, after <|bos|>, in the same groups."""
-    import pyarrow as pa  # slow to import, and not needed for the list of files
-
-    flat = pa.array([text for group in texts for text in group], pa.large_string())
-    ids, offsets = tokenizer.encode_arrow(flat, prepend=tokenizer.special_tokens["<|bos|>"])
+    ids, offsets = tokenizer.core.encode_batch(chain(*texts), tokenizer.special_tokens["<|bos|>"])
     rows = iter(np.split(ids.astype(np.int32), offsets[1:-1]))
     return [[next(rows) for _ in group] for group in texts]
 

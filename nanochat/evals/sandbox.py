@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MAX_AT_ONCE = 20  # programs side by side
 NOBODY = 65534  # the program's user and group where the caller is not root
@@ -91,7 +91,6 @@ def run(program: str, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     word = secrets.token_hex(16)
     with (
         tempfile.TemporaryDirectory(prefix="sandbox-", ignore_cleanup_errors=True) as scratch,
-        tempfile.TemporaryFile() as task_file,
         tempfile.TemporaryFile() as output_file,
     ):
         task = {
@@ -100,11 +99,9 @@ def run(program: str, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
             "limits": asdict(limits),
             "contained": not (unsafe and missing()),
         }
-        task_file.write(json.dumps(task).encode())
-        task_file.seek(0)
         child = subprocess.Popen(
             [_python(), "-IS", __file__],
-            stdin=task_file,
+            stdin=subprocess.PIPE,
             stdout=output_file,
             stderr=subprocess.STDOUT,
             cwd=scratch,
@@ -112,7 +109,8 @@ def run(program: str, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
             start_new_session=True,
         )
         try:
-            passed = child.wait(limits.seconds) == 0
+            child.communicate(json.dumps(task).encode(), limits.seconds)
+            passed = child.returncode == 0
         except subprocess.TimeoutExpired:
             passed = False
         finally:
@@ -252,16 +250,15 @@ def _inside() -> None:
     """Prepare the sandbox step by step, each giving up a right, and become the program."""
     task = json.load(sys.stdin)
     limits, contained = Limits(**task["limits"]), task["contained"]
-    libc = ctypes.CDLL(None, use_errno=True)
     if contained:
         is_root = os.geteuid() == 0
-        _enter_namespaces(libc)
+        _enter_namespaces()
         # Two processes stay outside of the program: one to wait for the namespace's end, one as its first process.
         # The next child is the new namespace's first process; when it ends, the kernel kills all others in there.
         if first := os.fork():
             _exit_like(first)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        _change_root(libc, os.getcwd(), limits.file_bytes)
+        _call("end with the parent", "prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _change_root(os.getcwd(), limits.file_bytes)
         if second := os.fork():
             _exit_like(second)
         if is_root:
@@ -279,13 +276,14 @@ def _inside() -> None:
     os.dup2(source, 0)
     _set_limits(limits)
     if contained:
-        _filter_calls(libc)
+        _filter_calls()
     os.execve(_python(), [_python(), "-IB", "-c", LAUNCHER], {"HOME": home, "PATH": "/usr/bin:/bin"})
 
 
-def _check(step: str, result: int) -> None:
-    """Raise OSError with the step's name if a call to the C library failed."""
-    if result < 0:
+def _call(step: str, name: str, *arguments: Any) -> None:
+    """Call a function of the C library; OSError with the step's name if it fails."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{step}: {os.strerror(number)}")
 
@@ -298,49 +296,43 @@ def _exit_like(child: int) -> None:
             os._exit(os.waitstatus_to_exitcode(status) % 256)  # negative for a signal
 
 
-def _enter_namespaces(libc: ctypes.CDLL) -> None:
+def _enter_namespaces() -> None:
     user, group = os.geteuid(), os.getegid()
     flags = CLONE_NEWNS | CLONE_OTHERS
     if user:
         flags |= CLONE_NEWUSER  # without root only an own user namespace gives the right to mount
-    _check("namespaces", libc.unshare(flags))
+    _call("namespaces", "unshare", flags)
     if user:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{NOBODY} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{NOBODY} {group} 1")
 
 
-def _change_root(libc: ctypes.CDLL, root: str, size: int) -> None:
+def _change_root(root: str, size: int) -> None:
     """Change to a read-only file system with the readable paths and an empty /tmp for `size` bytes."""
     # Private: mounts in the sandbox do not show outside.
-    _mount(libc, "none", "/", None, MS_REC | MS_PRIVATE)
-    _mount(libc, "tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=65536")
+    _mount("none", "/", None, MS_REC | MS_PRIVATE)
+    _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=65536")
     for path in _readable():
-        _bind(libc, path, root, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
+        _bind(path, root, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
     for path in DEVICES:
-        _bind(libc, path, root, MOUNT_ATTR_NOSUID)
+        _bind(path, root, MOUNT_ATTR_NOSUID)
     Path(root, "tmp").mkdir()
-    _mount(libc, "tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={size}")
+    _mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={size}")
     # The old root is stacked on the new one, and then detached.
     os.chdir(root)
-    _check("pivot_root", libc.syscall(_call_numbers()["pivot_root"], b".", b"."))
-    _check("old root", libc.umount2(b".", MNT_DETACH))
-    _mount(libc, "none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY)
+    _call("pivot_root", "syscall", _call_numbers()["pivot_root"], b".", b".")
+    _call("old root", "umount2", b".", MNT_DETACH)
+    _mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY)
     os.chdir("/tmp")
 
 
-def _mount(libc: ctypes.CDLL, source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    result = libc.mount(
-        source.encode(),
-        target.encode(),
-        kind.encode() if kind else None,
-        ctypes.c_ulong(flags),
-        data.encode(),
-    )
-    _check(f"mount of {target}", result)
+def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    words = (source.encode(), target.encode(), kind.encode() if kind else None)
+    _call(f"mount of {target}", "mount", *words, ctypes.c_ulong(flags), data.encode())
 
 
-def _bind(libc: ctypes.CDLL, path: str, root: str, attributes: int) -> None:
+def _bind(path: str, root: str, attributes: int) -> None:
     """Show a system path at the same place below the new root."""
     target = Path(root + path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -351,12 +343,11 @@ def _bind(libc: ctypes.CDLL, path: str, root: str, attributes: int) -> None:
         target.mkdir()
     else:
         target.touch()
-    _mount(libc, path, str(target), None, MS_BIND | MS_REC)
+    _mount(path, str(target), None, MS_BIND | MS_REC)
     mount_attr = struct.pack("QQQQ", attributes, 0, 0, 0)  # to set, to clear, propagation, user namespace
-    place = str(target).encode()
+    where = (-1, str(target).encode(), AT_RECURSIVE)
     number = _call_numbers()["mount_setattr"]
-    result = libc.syscall(number, -1, place, AT_RECURSIVE, mount_attr, ctypes.c_size_t(len(mount_attr)))
-    _check(f"attributes of {path}", result)
+    _call(f"attributes of {path}", "syscall", number, *where, mount_attr, ctypes.c_size_t(len(mount_attr)))
 
 
 def _set_limits(limits: Limits) -> None:
@@ -376,7 +367,7 @@ def _set_limits(limits: Limits) -> None:
         resource.setrlimit(limit, (bound, bound))
 
 
-def _filter_calls(libc: ctypes.CDLL) -> None:
+def _filter_calls() -> None:
     """Let the calls in CALLS fail from now on, in this process and its children."""
     numbers = _call_numbers()
     clone = numbers.pop("clone")
@@ -406,8 +397,8 @@ def _filter_calls(libc: ctypes.CDLL) -> None:
     instructions = ctypes.create_string_buffer(packed)
     program = struct.pack("HxxxxxxP", len(code), ctypes.addressof(instructions))
     # Without new privileges no program, such as sudo, can leave the filter.
-    _check("no_new_privs", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    _check("filter of system calls", libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0))
+    _call("no_new_privs", "prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call("filter of system calls", "prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0)
 
 
 if __name__ == "__main__":

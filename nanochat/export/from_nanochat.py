@@ -75,13 +75,13 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
     for name, tensor in weights.items():
         if name.endswith((".q.weight", ".k.weight")):
             weights[name] = swap_halves(tensor, config.head_dim)  # the public model rotates by minus the position
-    settings = {"data": "", "max_seq_len": config.max_seq_len}
+    settings = {"data": "", "max_seq_len": config.max_seq_len} | INHERITED
     # Versions differ in the place of a setting: at the top level, or among the flags of the user.
     used = meta.get("user_config", {}) | meta
-    for name, default in INHERITED.items():
+    for name in INHERITED:
         # Negative values stand for "automatic".
-        is_known = isinstance(used.get(name), int | float) and used[name] >= 0
-        settings[name] = used[name] if is_known else default
+        if isinstance(used.get(name), int | float) and used[name] >= 0:
+            settings[name] = used[name]
     return config, weights, settings
 
 

@@ -1,14 +1,22 @@
 """Model and tokenizer as one GGUF file for llama.cpp, Ollama and others, with the architecture Qwen3."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nanochat.export import tokenizers as tokenizer_files
-from nanochat.export.hf import QWEN3, Exported, architecture_of, build_hf, compare_models, hf_settings, hf_weights
+from nanochat.export.hf import (
+    QWEN3,
+    Exported,
+    Fields,
+    architecture_of,
+    build_hf,
+    compare_models,
+    hf_settings,
+    hf_weights,
+)
 
 # llama.cpp splits text into words by patterns with fixed names. The nearest one takes digits in threes, ours in pairs.
 PATTERN = "llama-bpe"
@@ -41,7 +49,7 @@ def write_gguf(exported: Exported, folder: Path) -> list[str]:
     ]
 
 
-def gguf_metadata(exported: Exported) -> dict[str, Any]:
+def gguf_metadata(exported: Exported) -> Fields:
     """Return the metadata with the keys and types that llama.cpp expects."""
     import gguf
 
@@ -49,7 +57,7 @@ def gguf_metadata(exported: Exported) -> dict[str, Any]:
     settings = hf_settings(exported.model, QWEN3, tokenizer.special_tokens)
     # Types tell llama.cpp which tokens are special.
     words = tokenizer_files.written_tokens(tokenizer)
-    specials = tokenizer_files.sorted_specials(tokenizer)
+    specials = list(tokenizer.special_tokens)  # the last ones of the vocabulary, in order
     types = [int(gguf.TokenType.NORMAL)] * len(words)
     types += [int(gguf.TokenType.CONTROL)] * len(specials)
     metadata = {f"qwen3.{key}": settings[name] for key, name in KEYS.items()}
@@ -102,7 +110,7 @@ def write_file(path: Path, exported: Exported) -> None:
     writer.close()
 
 
-def read_qwen3(path: Path, exported: Exported) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_qwen3(path: Path, exported: Exported) -> tuple[Fields, dict[str, Tensor]]:
     """Return config fields and weights for Qwen3 in `transformers`, from nothing but the file."""
     import gguf
 

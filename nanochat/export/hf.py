@@ -7,7 +7,7 @@ the export is refused, and the message names the setting.
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,15 @@ from torch import Tensor
 
 from nanochat.export import tokenizers as tokenizer_files
 from nanochat.gpt import GPT, NORM_EPS, PLAIN, GPTConfig, norm
-from nanochat.log import print0
+from nanochat.log import Record, print0
 from nanochat.paths import publish_folder, write_text
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+Fields = dict[str, Any]  # of a config
 
 TOLERANCE = 1e-5  # largest difference between logits in fp32; relative where logits are above 1
 COMPARED_TOKENS = 2048  # longest row for the comparison of logits
@@ -36,7 +38,7 @@ class Exported:
     name: str  # title of the model card
     model: GPT
     tokenizer: Tokenizer
-    manifest: dict[str, Any]  # of the checkpoint
+    manifest: Record  # of the checkpoint
     texts: list[str]  # to compare tokenizers on
 
 
@@ -76,8 +78,8 @@ class Architecture:
     model_type: str
     preset: str  # --model of base_train that fits
     linears: dict[str, str]  # in a block: our name -> the name there
-    required: dict[str, Any]  # config fields that need this value
-    supported: set[str] = field(default_factory=set)  # config fields that may have any value, beside the sizes
+    required: Fields  # those of our config that need this value
+    supported: set[str]  # config fields that may have any value, beside the sizes
     rotates_backwards: bool = False  # rotates queries and keys by minus the position
     has_norm_weights: bool = False
 
@@ -135,7 +137,7 @@ def architecture_of(config: GPTConfig, architectures: Iterable[Architecture] = A
     )
 
 
-def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]) -> dict[str, Any]:
+def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]) -> Fields:
     """Return the fields of the architecture's config."""
     config = model.config
     settings = {
@@ -239,7 +241,7 @@ def transformers() -> ModuleType:
     return transformers
 
 
-def build_hf(architecture: Architecture, settings: dict[str, Any], weights: dict[str, Tensor]) -> "PreTrainedModel":
+def build_hf(architecture: Architecture, settings: Fields, weights: dict[str, Tensor]) -> "PreTrainedModel":
     """Return a model of `transformers` in fp32."""
     config = transformers().AutoConfig.for_model(architecture.model_type, **settings)
     model = transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -121,11 +121,6 @@ def written_merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
     return [(tokens[left], tokens[right]) for left, right in tokenizer.core.merges.tolist()]
 
 
-def sorted_specials(tokenizer: Tokenizer) -> list[str]:
-    """Return the names of special tokens in the order of their ids, the last ones of the vocabulary."""
-    return sorted(tokenizer.special_tokens, key=tokenizer.special_tokens.get)
-
-
 # ---- tokenizers and transformers ----
 
 
@@ -141,7 +136,7 @@ def to_hf(tokenizer: Tokenizer) -> "tokenizers.Tokenizer":
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     hf.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
     hf.decoder = decoders.ByteLevel()
-    hf.add_special_tokens([tokenizers.AddedToken(name, normalized=False) for name in sorted_specials(tokenizer)])
+    hf.add_special_tokens([tokenizers.AddedToken(name, normalized=False) for name in tokenizer.special_tokens])
     # $A is the text; the numbers after : are type ids, which our models ignore.
     hf.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A",
@@ -184,7 +179,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         merges = [merged_pair(token, ranks) for token in sorted(ranks, key=ranks.get)[256:]]
     except (ValueError, LookupError):
         raise ValueError(f"{path} is neither our tokenizer.json nor a file of tiktoken's ranks") from None
-    return Tokenizer(rustbpe.Tokenizer(merges, list(SPECIAL_TOKENS), rustbpe.DEFAULT_PATTERN))
+    return Tokenizer(rustbpe.Tokenizer(merges, SPECIAL_TOKENS, rustbpe.DEFAULT_PATTERN))
 
 
 def merged_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[int, int]:

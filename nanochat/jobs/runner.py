@@ -7,7 +7,6 @@ From Python, `run_job` runs all steps, several at once if asked; jobs in differe
 runs one step a line: `python -m nanochat.jobs.runner --job=FOLDER --step=base_train --lock=9`.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -17,18 +16,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from nanochat.config import Count, option, run
+from nanochat.config import Count, collect_signals, option, run
 from nanochat.data import hub
-from nanochat.log import duration, print0
+from nanochat.log import Record, duration, print0
 from nanochat.outcome import ROOT, Outcome
-from nanochat.paths import base_dir, hold_folder, stage_dir, take_lock, write_json
+from nanochat.paths import base_dir, hold_folder, stage_dir, take_lock, text_sha256, write_json
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
 
@@ -40,12 +37,12 @@ class Step:
     name: str
     command: list[str]  # module and flags that decide the result; a change repeats the step
     output: str = ""  # the written stage, with an outcome.json; empty: none, and the step always runs
-    parents: list[str] = field(default_factory=list)  # stages with artifacts that the command reads
+    parents: Sequence[str] = ()  # stages with artifacts that the command reads
     data: str = ""  # text that the command reads, as in --data
-    files: list[list] = field(default_factory=list)  # further inputs on the hub: [path, repo, revision]
-    local: list[str] = field(default_factory=list)  # further inputs on this machine
-    launch: list[str] = field(default_factory=list)  # words before the module (torchrun); a change repeats nothing
-    options: list[str] = field(default_factory=list)  # flags without influence on the result
+    files: Sequence[list] = ()  # further inputs on the hub: [path, repo, revision]
+    local: Sequence[str] = ()  # further inputs on this machine
+    launch: Sequence[str] = ()  # words before the module (torchrun); a change repeats nothing
+    options: Sequence[str] = ()  # flags without influence on the result
     skip: str = ""  # reason to leave the step out; empty: the step runs
     quiet: bool = False  # output goes to the log alone
 
@@ -67,8 +64,8 @@ class Job:
     tag: str
     steps: list[Step]
     resume: str = ""  # the command that resumes the job
-    closing: list[str] = field(default_factory=list)  # lines to print after the last step
-    settings: dict[str, Any] = field(default_factory=dict)  # choices of the planner, which a later plan keeps
+    closing: Sequence[str] = ()  # lines to print after the last step
+    settings: Record = field(default_factory=dict)  # choices of the planner, which a later plan keeps
 
     @property
     def folder(self) -> Path:
@@ -114,9 +111,12 @@ def archive(job: Job, step: Step) -> Path | None:
     return place
 
 
-def read_record(job: Job, step: Step) -> dict[str, Any]:
+def read_record(job: Job, step: Step) -> Record:
     """Return a step's record: command, inputs, seconds, finished, began; empty if the step never started."""
-    path = job.folder / f"{step.name}.json"
+    return _read_json(job.folder / f"{step.name}.json")
+
+
+def _read_json(path: Path) -> Record:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
@@ -133,31 +133,29 @@ def input_hashes(job: Job, step: Step) -> dict[str, str]:
                 found[f"{parent}/{name}"] = digest
     with _HASHING:
         text = _text_files(step.data) if step.data else []
-        if text:
-            # Sorted: the order in which files are listed does not matter.
-            digests = sorted(hash_files(job.folder / "hashes.json", text))
-            found["the text"] = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-        local = [Path(name) for name in step.local if Path(name).is_file()]
-        digests = hash_files(job.folder / "hashes.json", local)
-        found |= {path.name: digest for path, digest in zip(local, digests, strict=True)}
+        named = {path.name: path for path in map(Path, step.local) if path.is_file()}
         for entry in step.files:
             file = hub.HubFile(*entry)
             if hub.is_here([file]):
-                [found[str(file)]] = hash_files(job.folder / "hashes.json", hub.fetch([file], offline=True))
-    return found
+                [named[str(file)]] = hub.fetch([file], offline=True)
+        digests = hash_files(job.folder / "hashes.json", [*text, *named.values()])
+    if text:
+        # Sorted: the order in which files are listed does not matter.
+        found["the text"] = text_sha256("\n".join(sorted(digests[path] for path in text)))
+    return found | {name: digests[path] for name, path in named.items()}
 
 
-def hash_files(memory: Path, paths: Sequence[Path]) -> list[str]:
-    """Return SHA-256 digests; a file is read again only if size or time differ from the entry in `memory`."""
-    known = json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else {}
-    digests = []
+def hash_files(memory: Path, paths: Sequence[Path]) -> dict[Path, str]:
+    """Return path -> SHA-256; a file is read again only if size or time differ from the entry in `memory`."""
+    known = _read_json(memory)
+    digests = {}
     for path in paths:
         status = path.stat()
         # Shards are large: hashing them all takes minutes.
         entry = f"{path} {status.st_size} {status.st_mtime_ns}"
         if entry not in known:
             known[entry] = hub.sha256(path)
-        digests.append(known[entry])
+        digests[path] = known[entry]
     write_json(memory, known)
     return digests
 
@@ -172,13 +170,12 @@ def _text_files(data: str) -> list[Path]:
         return []
 
 
-def difference(record: dict[str, Any], step: Step, inputs: dict[str, str]) -> str:
+def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
     """Return the difference between a step and the record as text; empty if both match."""
-    before = record["command"]
-    if sorted(before) != sorted(step.command):  # the order of flags does not matter
-        # Name only the flags that differ.
-        gone = [word for word in before if word not in step.command]
-        new = [word for word in step.command if word not in before]
+    # The order of flags does not matter.
+    gone = [word for word in record["command"] if word not in step.command]
+    new = [word for word in step.command if word not in record["command"]]
+    if gone or new:
         return f"{' '.join(gone) or 'nothing'} is now {' '.join(new) or 'gone'}"
     # New and missing inputs do not count: a data set may be downloaded, or removed to make room.
     changed = [name for name, digest in inputs.items() if record["inputs"].get(name, digest) != digest]
@@ -207,7 +204,11 @@ def run_job(job: Job, workers: int = 1) -> dict[str, str]:
             # Lines from several steps would mix on the terminal.
             run_step(job, replace(step, quiet=True), lock, stop)
 
-    with hold_folder(job.folder) as lock, stop_signals() as stop, ThreadPoolExecutor(len(job.steps)) as pool:
+    with (
+        hold_folder(job.folder) as lock,
+        collect_signals(signal.SIGINT, signal.SIGTERM) as stop,
+        ThreadPoolExecutor(len(job.steps)) as pool,
+    ):
         for step in job.steps:
             parents = [outputs[parent] for parent in step.parents if parent in outputs]
             outputs[step.output] = futures[step.name] = pool.submit(run_after, step, parents)
@@ -315,19 +316,6 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> i
     return 128 - status if status < 0 else status
 
 
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Yield a list that collects SIGINT and SIGTERM, so that the running steps can save and end."""
-    received: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 # ---- the command of speedrun.sh ----
 
 
@@ -344,7 +332,8 @@ def main(config: Config) -> None:
     job = load_job(Path(config.job))
     step = job.step(config.step)
     take_lock(config.lock, job.folder)
-    with stop_signals() as stop:
+    # The running step can save and end.
+    with collect_signals(signal.SIGINT, signal.SIGTERM) as stop:
         try:
             run_step(job, step, config.lock, stop, script=os.getppid())
         except StepFailed as failure:

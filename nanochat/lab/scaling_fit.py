@@ -8,6 +8,8 @@ matrices and head, as in nanochat/scaling.py. FLOPs are counted during training.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,12 +81,9 @@ def read_runs(base: Path, prefix: str) -> list[ScalingRun]:
 
 def by_budget(runs: Sequence[ScalingRun]) -> dict[float, list[ScalingRun]]:
     """Return budget -> runs, by size."""
-    budgets: dict[float, list[ScalingRun]] = {}
-    for run in sorted(runs, key=lambda run: (run.budget, run.n)):
-        # Runs with another horizon have no budget.
-        if run.budget > 0:
-            budgets.setdefault(run.budget, []).append(run)
-    return budgets
+    # Runs with another horizon have no budget.
+    in_order = sorted((run for run in runs if run.budget > 0), key=attrgetter("budget", "n"))
+    return {budget: list(group) for budget, group in groupby(in_order, attrgetter("budget"))}
 
 
 # ---- fits ----

@@ -6,10 +6,9 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from nanochat.config import option, run
-from nanochat.log import print0
+from nanochat.log import Record, print0
 from nanochat.paths import base_dir, write_json, write_text
 from nanochat.report.card import Card, markdown, read_card, summary
 from nanochat.report.compare import compare, decisions
@@ -35,7 +34,7 @@ class Config:
             raise ValueError(f"--out={self.out} is no Markdown file, name it like {Path(self.out).stem}.md")
 
 
-def card_record(card: Card, base: Path) -> dict[str, Any]:
+def card_record(card: Card, base: Path) -> Record:
     """Return a run as a JSON document; docs/report.md lists the keys."""
     shares = [
         {
@@ -77,7 +76,7 @@ def write_card(base: Path, out: Path, tag: str = "") -> Card:
     return card
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> Record:
     """Return a run's record, from the run's folder or from a report.json."""
     if path.is_dir():
         return card_record(read_card(path), path)

@@ -14,12 +14,12 @@ from typing import Any
 from urllib.parse import quote
 
 from nanochat.hardware import hourly_rate
-from nanochat.log import duration, format_rows, format_value, is_known
+from nanochat.log import duration, format_cell, format_rows, format_value, is_known
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.report.plots import draw_plot
 from nanochat.stages import STAGES
 
-Facts = dict[str, Any]
+Facts = dict[str, Any]  # label -> value
 
 TITLES = {stage.name: stage.section for stage in STAGES}
 ORDER = list(TITLES)
@@ -45,11 +45,12 @@ class Card:
 
     generated: str  # date of rendering
     started: str  # date of the first stage
+    tag: str  # of the newest stage
     text: str  # what the model learned from; empty if no stage says so
     command: str  # that started the run
     environment: dict[str, Facts]  # group -> facts about the machine that ran the newest stage
     sections: list[Section]
-    headlines: dict[str, dict[str, Any]]  # metric -> column of the summary -> value
+    headlines: dict[str, Facts]  # metric -> column of the summary -> value
     outcomes: list[Outcome]
     seconds: float  # of all stages
 
@@ -59,6 +60,12 @@ class Card:
         costs = [section.dollars for section in self.sections]
         # A sum with a missing part would look complete.
         return None if None in costs else sum(costs)
+
+    @property
+    def origin(self) -> list[str]:
+        """The text and the command, a line each."""
+        text = [f"Learned from: {self.text}"] if self.text else []
+        return [*text, f"Command: {self.command}"]
 
     @property
     def plots(self) -> dict[str, str]:
@@ -98,8 +105,9 @@ def read_card(base: Path, tag: str = "") -> Card:
     return Card(
         generated=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         started=_moment(min(outcome.started for outcome in outcomes)),
+        tag=newest.tag,
         text=_text(outcomes),
-        command=_command(base, outcomes),
+        command=_command(base, outcomes, newest),
         environment=_environment(newest),
         sections=sections,
         headlines=_headlines(outcomes),
@@ -119,9 +127,8 @@ def _text(outcomes: Sequence[Outcome]) -> str:
     return ""
 
 
-def _command(base: Path, outcomes: Sequence[Outcome]) -> str:
+def _command(base: Path, outcomes: Sequence[Outcome], newest: Outcome) -> str:
     """Return the command of the main job, if one has run the newest stage's tag; else that of base training."""
-    newest = max(outcomes, key=lambda outcome: outcome.timestamp)
     plan = base / "speedrun" / newest.tag / "plan.json"
     commands = {outcome.stage: outcome.command for outcome in outcomes if outcome.tag == newest.tag}
     command = commands.get("base_train", newest.command)
@@ -168,11 +175,11 @@ def _environment(newest: Outcome) -> dict[str, Facts]:
     return groups
 
 
-def _headlines(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
+def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
     """Return metric -> column -> value for the stages' headline metrics, from the newest tag that has the metric."""
     # Several stages share a column: one for each model.
     columns = list(dict.fromkeys(stage.column for stage in STAGES if stage.column))
-    table: dict[str, dict[str, Any]] = {}
+    table = {}
     for stage in STAGES:
         own = [outcome for outcome in outcomes if outcome.stage == stage.name]
         # Newer outcomes overwrite older ones.
@@ -195,11 +202,7 @@ def markdown(card: Card, pictures: str) -> str:
 
 def body(card: Card, pictures: str) -> list[str]:
     """Return header and stages as Markdown."""
-    parts = [f"Generated: {card.generated}"]
-    if card.text:
-        parts.append(f"Learned from: {card.text}")
-    parts.append(f"Command: {card.command}")
-    parts.append("## Environment")
+    parts = [f"Generated: {card.generated}", *card.origin, "## Environment"]
     for name, facts in card.environment.items():
         parts.append(f"### {name}\n{_listing(facts)}")
     parts += [f"Run started: {card.started}", "---"]
@@ -227,7 +230,7 @@ def summary(card: Card) -> str:
         columns = next(iter(card.headlines.values()))
         rows = [["Metric", *columns]]
         for metric, values in card.headlines.items():
-            rows.append([metric, *("-" if value is None else format_value(value) for value in values.values())])
+            rows.append([metric, *map(format_cell, values.values())])
         parts.append(markdown_table(rows))
     total = f"Total wall clock time: {duration(card.seconds)}"
     if card.dollars is not None:
@@ -249,7 +252,5 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
     widths = [min(PADDED, max(map(len, column))) for column in zip(*cells, strict=True)]
     rule = ["-" * width for width in widths]
-    lines = []
-    for row in (cells[0], rule, *cells[1:]):
-        lines.append("| " + " | ".join(map(str.ljust, row, widths)) + " |")
-    return "\n".join(lines)
+    padded = [map(str.ljust, row, widths) for row in (cells[0], rule, *cells[1:])]
+    return "\n".join(f"| {' | '.join(row)} |" for row in padded)

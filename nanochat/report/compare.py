@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from nanochat.log import format_value, terminal_table
+from nanochat.log import Record, format_value, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
 from nanochat.paths import read_sha256, text_sha256
 from nanochat.report.card import TITLES
@@ -32,7 +32,6 @@ ANSWERS = [
 ]
 NONE = ["-", "-"]  # difference and error where there is no number
 
-Record = dict[str, Any]  # parsed JSON
 Metric = float | str | Record | None  # a record has a value, and perhaps a standard error
 
 # ---- correct answers ----
@@ -114,11 +113,8 @@ def _all_keys(records: Iterable[Mapping[str, Any]]) -> dict[str, None]:
 
 def _newest_stages(run: Record) -> dict[str, Record]:
     """Return stage -> newest record."""
-    newest = {}
     # By age, so that a newer record replaces an older one.
-    for stage in sorted(run["stages"], key=itemgetter("timestamp")):
-        newest[stage["stage"]] = stage
-    return newest
+    return {stage["stage"]: stage for stage in sorted(run["stages"], key=itemgetter("timestamp"))}
 
 
 def _table_lines(title: str, columns: Sequence[Sequence[str]], rows: Sequence[Sequence[Any]]) -> list[str]:

@@ -52,8 +52,7 @@ FOLDER = "pictures"  # of the links that stand for the pictures
 
 def opening(card: Card) -> list[str]:
     """Return the first screen as Markdown: what was trained on what, how long, whether it worked, and its answers."""
-    newest = max(card.outcomes, key=lambda outcome: outcome.timestamp)
-    sections = {section.outcome.stage: section for section in card.sections if section.outcome.tag == newest.tag}
+    sections = {section.outcome.stage: section for section in card.sections if section.outcome.tag == card.tag}
     parts = []
     base = sections.get("base_train")
     if base:
@@ -62,9 +61,7 @@ def opening(card: Card) -> list[str]:
         place = f"{machine['CPUs']} CPUs" if machine["GPUs"] == "none" else machine["GPUs"]
         seconds = sum(section.outcome.seconds for section in sections.values())
         parts.append(f"A model with {parameters} parameters. All stages took {duration(seconds)} on {place}.")
-    if card.text:
-        parts.append(f"Learned from: {card.text}")
-    parts.append(f"Command: {card.command}")
+    parts += card.origin
     # The loss of base training, and the scores of the last model.
     last = [section for stage, section in sections.items() if stage.startswith(EVALUATIONS)][-1:]
     shown = [next(iter(base.plots))] if base and base.plots else []

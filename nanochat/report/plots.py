@@ -207,7 +207,7 @@ def _color(number: int) -> str:
 
 def _finite(xs: Sequence[float], ys: Sequence[float]) -> Points:
     """Return the points that can be drawn: a diverged loss is NaN or infinite."""
-    return [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
+    return [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
 
 
 def _text(x: float, y: float, words: str, style: str = "") -> str:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 
@@ -35,6 +35,7 @@ from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse
 from nanochat.serve.worker import Pool, Worker
+from nanochat.settings import ModelChoice
 from nanochat.stages import MODELS
 
 BODY_BYTES = 1 << 20  # limit for the body of a request
@@ -69,19 +70,19 @@ def in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+@dataclass
 class AccessMiddleware:
     """Refuses pages of other sites and, if there is a key, clients without it. origins: sites whose pages may come."""
 
-    def __init__(self, app: ASGIApp, key: str, origins: Sequence[str]):
-        self.app = app
-        self.key = key
-        self.origins = origins
+    app: ASGIApp
+    key: str
+    origins: Sequence[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = None
+        app = self.app
         if scope["type"] == "http":
             error = self._find_error(Headers(scope=scope), scope["path"])
-        app = self.app if error is None else error_response(error)
+            app = error_response(error) if error else app
         await app(scope, receive, send)
 
     def _find_error(self, headers: Headers, path: str) -> ApiError | None:
@@ -157,11 +158,10 @@ class Service:
         self.served = served
         self.pool = pool
         self.created = int(time.time())
-        self.chat_page = chat_page()
 
     def routes(self) -> list[Route]:
         return [
-            Route("/", self.page),
+            Route("/", chat_page(), methods=["GET"]),
             Route("/health", self.health),
             Route("/v1/models", self.models),
             Route("/v1/chat/completions", partial(self.answer, parse_chat), methods=["POST"]),
@@ -175,9 +175,6 @@ class Service:
         yield
         for worker in self.pool.workers:
             worker.stop()
-
-    async def page(self, request: Request) -> Response:
-        return self.chat_page
 
     async def health(self, request: Request) -> Response:
         samples = sum(worker.load for worker in self.pool.workers)  # in slots and in the queue
@@ -268,20 +265,23 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"--host={host} --port={port}: {error}, take another") from None
 
 
-def open_engines(
-    source: str, tag: str, step: int, runtime: Runtime, slots: int
-) -> tuple[list[Worker], float, list[str]]:
-    """Load a model into an engine on each GPU, or into one on the CPU; return `chat_defaults` too."""
+def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[ServedModel, list[Worker]]:
+    """Load a model into an engine on each GPU, or into one on the CPU."""
     devices = [runtime.device]
     if runtime.device.type == "cuda":
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     workers = []
     for device in devices:
-        model, tokenizer, checkpoint = load_model(MODELS[source], tag, step, replace(runtime, device=device))
+        model, tokenizer, checkpoint = load_model(
+            MODELS[choice.source], choice.tag, choice.step, replace(runtime, device=device)
+        )
         # Rows to be scored have any length: take a path without compilation.
         model.attention = "chunks" if device.type == "cpu" else "sdpa"
         workers.append(Worker(Engine(model, tokenizer, slots), model))
-    return workers, *chat_defaults(checkpoint.manifest)
+    name = f"nanochat-{choice.tag}-{choice.source}"
+    defaults = chat_defaults(checkpoint.manifest)
+    served = ServedModel(name, tokenizer, model.config.max_seq_len, *defaults, choice.source == "base")
+    return served, workers
 
 
 def serve(bound: socket.socket, app: Starlette) -> None:

@@ -3,12 +3,13 @@
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
 from nanochat.chat import Piece, Reply, fitted_prompt, parts, render_text
+from nanochat.config import collect_signals
 from nanochat.engine import Engine, Request
 from nanochat.log import print_line
 
@@ -56,18 +57,6 @@ def typed_lines(history: Path) -> Iterator[str]:
         readline.write_history_file(history)
 
 
-@contextmanager
-def catch_interrupts() -> Iterator[list[int]]:
-    """Collect Ctrl-C in a list and raise nothing: an exception could cut an engine's step in the middle."""
-    caught: list[int] = []
-    # The handler runs in the main thread, then the step resumes.
-    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
-    try:
-        yield caught
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 # ---- answers out ----
 
 
@@ -107,6 +96,7 @@ def print_note(text: str) -> None:
 # ---- the conversation ----
 
 
+@dataclass
 class TerminalChat:
     """A conversation with a model. interactive: Ctrl-C ends an answer, not the process.
 
@@ -114,14 +104,13 @@ class TerminalChat:
     conversations: each message is the beginning of a text, and the answer continues it.
     """
 
-    def __init__(self, engine: Engine, is_base: bool, settings: Request, out: TextIO, interactive: bool):
-        self.engine = engine
-        self.is_base = is_base
-        self.settings = settings
-        self.out = out
-        self.interactive = interactive
-        self.system = ""  # message, empty: none
-        self.messages: list[dict] = []
+    engine: Engine
+    is_base: bool
+    settings: Request
+    out: TextIO
+    interactive: bool
+    system: str = ""  # message, empty: none
+    messages: list[dict] = field(default_factory=list)
 
     def run(self, messages: Iterator[str]) -> None:
         """Handle messages until /quit. In an interactive chat, an error is printed and does not end the chat."""
@@ -156,7 +145,8 @@ class TerminalChat:
         reply = Reply(self.engine.tokenizer)
         pieces: list[Piece] = []
         with (
-            catch_interrupts() if self.interactive else nullcontext([]) as interrupts,
+            # No exception at Ctrl-C: it could cut an engine's step in the middle.
+            collect_signals(signal.SIGINT) if self.interactive else nullcontext([]) as interrupts,
             closing(AnswerPrinter(self.out)) as printer,
             closing(self.engine.stream([request])) as events,
         ):

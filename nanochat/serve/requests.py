@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from nanochat.chat import render_prompt, render_text
 from nanochat.engine import ENDS, Request
+from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
@@ -67,7 +68,7 @@ class ApiRequest:
 
     @property
     def samples(self) -> int:
-        return sum(prompt.n for prompt in self.prompts)
+        return self.fields.n * len(self.prompts)
 
 
 # ---- the fields of OpenAI's requests ----
@@ -95,8 +96,8 @@ class Message(BaseModel):
     """A message in a conversation. nanochat.chat checks roles, order and types of parts."""
 
     role: str
-    content: str | list[dict[str, Any]]
-    parts: list[dict[str, Any]] | None = None  # in answers of ours: `content` alone would lose the calculator's work
+    content: str | list[Record]
+    parts: list[Record] | None = None  # in answers of ours: `content` alone would lose the calculator's work
 
 
 class StreamOptions(BaseModel):
@@ -148,7 +149,7 @@ class CompletionFields(CommonFields):
 
 # ---- from a body to a checked request ----
 
-JSON_OBJECT = TypeAdapter(dict[str, Any])
+JSON_OBJECT = TypeAdapter(Record)
 Fields = TypeVar("Fields", bound=CommonFields)
 
 

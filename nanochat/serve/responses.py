@@ -14,6 +14,7 @@ from nanochat.serve.worker import Generation, Sample, Score
 from nanochat.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+ScoredToken = tuple[int, dict[int, float] | None]  # a token, log-probabilities of this token and likely others
 
 
 class StopFinder:
@@ -67,8 +68,7 @@ class Choice:
         self.completion_tokens = 0
         self.is_started = False  # the first chunk of a stream is sent
         self.is_sent = False  # the last chunk too
-        self._tokenizer = tokenizer
-        self._names = {token: name for name, token in tokenizer.special_tokens.items()}
+        self._bytes = tokenizer.core.token_bytes  # of special tokens: the name
         self._reply = Reply(tokenizer)
         self._stops = StopFinder(request.fields.stop)
         self._received = 0  # characters from the engine
@@ -161,22 +161,20 @@ class Choice:
 
     def _logprobs(self, score: Score) -> Json:
         """Return the log-probabilities of shown tokens, with `echo` also the prompt's."""
-        tokens: list[int] = []
-        logprobs: list[dict[int, float] | None] = []  # for each token: its own, and likely others
+        shown: list[ScoredToken] = []
         if self.request.echo:
-            added = self.request.added_tokens
-            tokens += self.prompt[added:]
-            logprobs += [None, *score][added : len(self.prompt)]  # the first token has none
+            # The first token has no log-probability.
+            prompt = list(zip(self.prompt, [None, *score], strict=False))
+            shown += prompt[self.request.added_tokens :]
         for token, alternatives in zip(self.tokens, score[len(self.prompt) - 1 :], strict=True):
             is_cut = self._stops.found and token.start >= self._shown
             if token.sampled and not is_cut:  # the calculator's tokens were not the model's choice
-                tokens.append(token.token)
-                logprobs.append(alternatives)
-        return self._chat_logprobs(tokens, logprobs) if self.request.is_chat else self._text_logprobs(tokens, logprobs)
+                shown.append((token.token, alternatives))
+        return self._chat_logprobs(shown) if self.request.is_chat else self._text_logprobs(shown)
 
-    def _chat_logprobs(self, tokens: list[int], logprobs: list[dict[int, float]]) -> Json:
+    def _chat_logprobs(self, shown: list[ScoredToken]) -> Json:
         content = []
-        for token, alternatives in zip(tokens, logprobs, strict=True):
+        for token, alternatives in shown:
             # The likeliest tokens come first; the token itself may be one more.
             top = list(alternatives.items())[: self.request.alternatives]
             own = self._chat_logprob(token, alternatives[token])
@@ -186,16 +184,12 @@ class Choice:
     def _chat_logprob(self, token: int, logprob: float) -> Json:
         return {"token": self._spell(token), "bytes": list(self._bytes(token)), "logprob": logprob}
 
-    def _text_logprobs(self, tokens: list[int], logprobs: list[dict[int, float] | None]) -> Json:
+    def _text_logprobs(self, shown: list[ScoredToken]) -> Json:
         own, tops = [], []
-        for token, alternatives in zip(tokens, logprobs, strict=True):
+        for token, alternatives in shown:
             own.append(alternatives and alternatives[token])
             tops.append(alternatives and {self._spell(other): logprob for other, logprob in alternatives.items()})
-        return {"tokens": [self._spell(token) for token in tokens], "token_logprobs": own, "top_logprobs": tops}
-
-    def _bytes(self, token: int) -> bytes:
-        name = self._names.get(token)
-        return self._tokenizer.core.token_bytes(token) if name is None else name.encode()
+        return {"tokens": [self._spell(token) for token, _ in shown], "token_logprobs": own, "top_logprobs": tops}
 
     def _spell(self, token: int) -> str:
         return self._bytes(token).decode(errors="backslashreplace")  # pieces of a character stay apart

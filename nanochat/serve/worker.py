@@ -6,6 +6,9 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
 
 import torch
 
@@ -43,19 +46,18 @@ def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
 class Generation:
     """The samples of one client's request. Methods run in the event loop, where the engine's thread sends news.
 
-    open: samples without an end. closed: the client has the response, or has left.
+    open: samples without an end.
     """
 
     def __init__(self, worker: "Worker", requests: Sequence[Request]):
         self.worker = worker
         self.open = {(number, sample) for number, request in enumerate(requests) for sample in range(request.n)}
-        self.news: asyncio.Queue[list[Event] | list[Score]] = asyncio.Queue()
-        self.closed = False
+        self.news: asyncio.Queue[list[Event]] = asyncio.Queue()
         self.job: Job | None = None  # set and used by the engine's thread only
         worker.load += len(self.open)
 
-    async def next_events(self) -> list:
-        """Return everything new, at least one item."""
+    async def next_events(self) -> list[Event]:
+        """Return everything new, at least one event."""
         found = await self.news.get()
         # Several steps may have passed: take all events, for fewer and larger chunks.
         while not self.news.empty():
@@ -63,37 +65,33 @@ class Generation:
         return found
 
     async def score(self, rows: Sequence[Sequence[int]], top: int) -> list[Score]:
-        """Return the log-probabilities of rows, after all events have come."""
-        self.worker.order(lambda: self.worker.scoring.extend((self, row, top) for row in rows))
-        scores: list[Score] = []
-        while len(scores) < len(rows):
-            scores += await self.next_events()  # scores only: no sample is open
-        return scores
+        """Return the log-probabilities of rows. A client that leaves cancels what is not scored yet."""
+        waiting = [(Future(), row, top) for row in rows]
+        self.worker.order(lambda: self.worker.scoring.extend(waiting))
+        return await asyncio.gather(*(asyncio.wrap_future(future) for future, _, _ in waiting))
 
     def deliver(self, events: list[Event]) -> None:
-        """Take events from the thread. Events of cancelled samples are dropped."""
-        # The thread may have sent events before it saw the cancellation.
-        wanted = [event for event in events if (event.request, event.sample) in self.open]
-        self._end({(event.request, event.sample) for event in wanted if event.token is None})
-        if wanted:
-            self.news.put_nowait(wanted)
+        """Take events from the thread, which may have sent some before it saw a cancellation: a choice drops these."""
+        self._end({(event.request, event.sample) for event in events if event.token is None})
+        self.news.put_nowait(events)
 
     def cancel(self, samples: set[Sample]) -> None:
         """End samples before their end; ended samples are ignored."""
-        ending = self.open & samples
+        ending = self._end(samples)
         if ending:
-            self._end(ending)
             # Calls keep their order: the job is submitted before.
             self.worker.order(lambda: self.worker.engine.cancel(self.job, *ending))
 
     def close(self) -> None:
         """Leave the worker: the response was sent, or the client has left."""
         self.cancel(self.open)
-        self.closed = True
 
-    def _end(self, samples: set[Sample]) -> None:
-        self.open = self.open - samples
-        self.worker.load -= len(samples)
+    def _end(self, samples: set[Sample]) -> set[Sample]:
+        """Count samples as ended; return those that were open."""
+        ending = self.open & samples
+        self.open = self.open - ending
+        self.worker.load -= len(ending)
+        return ending
 
 
 class Worker(threading.Thread):
@@ -104,11 +102,12 @@ class Worker(threading.Thread):
         self.engine = engine
         self.model = model  # for scores: the engine has packed weights
         self.load = 0
-        self.scoring: deque[tuple[Generation, Sequence[int], int]] = deque()  # used by the thread only
+        # Rows to score, with a future for the score; used by the thread only.
+        self.scoring: deque[tuple[Future[Score], Sequence[int], int]] = deque()
         self._active: list[Generation] = []  # generations with open samples, used by the thread only
-        self._actions: list[Callable[[], object]] = []  # calls for the thread before the next step
-        self._wake = threading.Condition()  # guards `_actions` and `_stopped`
-        self._stopped = False
+        # Calls for the thread before the next step; None ends it.
+        self._actions: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self.order = self._actions.put
 
     # ---- in the event loop ----
 
@@ -121,17 +120,9 @@ class Worker(threading.Thread):
         self.order(lambda: self._start(generation, requests))
         return generation
 
-    def order(self, action: Callable[[], object]) -> None:
-        """Let the thread call a function between two steps."""
-        with self._wake:
-            self._actions.append(action)
-            self._wake.notify()
-
     def stop(self) -> None:
         """Wait for the end of the step, and of the thread."""
-        with self._wake:
-            self._stopped = True
-            self._wake.notify()
+        self.order(None)
         self.join()
 
     # ---- in the engine's thread ----
@@ -153,14 +144,13 @@ class Worker(threading.Thread):
 
     def _prepare(self) -> bool:
         """Run waiting calls; sleep while there is nothing to do. Return False to end the thread."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._actions or self._active or self.scoring or self._stopped)
-            actions = self._actions
-            self._actions = []
-        for action in actions:
-            action()  # without the lock: new calls may come meanwhile
+        while not self._actions.empty() or not (self._active or self.scoring):
+            action = self._actions.get()
+            if action is None:
+                return False
+            action()
         self._score_one()
-        return not self._stopped
+        return True
 
     def _start(self, generation: Generation, requests: Sequence[Request]) -> None:
         generation.job = self.engine.submit(requests)
@@ -184,9 +174,9 @@ class Worker(threading.Thread):
     def _score_one(self) -> None:
         """Score one row, if a client still waits for one: more would delay the next step."""
         while self.scoring:
-            generation, row, top = self.scoring.popleft()
-            if not generation.closed:  # the client is there
-                self.loop.call_soon_threadsafe(generation.news.put_nowait, [score(self.model, row, top)])
+            future, row, top = self.scoring.popleft()
+            if future.set_running_or_notify_cancel():
+                future.set_result(score(self.model, row, top))
                 return
 
 
@@ -195,12 +185,12 @@ def _deliver(news: list[tuple[Generation, list[Event]]]) -> None:
         generation.deliver(events)
 
 
+@dataclass
 class Pool:
     """All workers. queue: limit for samples without a slot."""
 
-    def __init__(self, workers: Sequence[Worker], queue: int):
-        self.workers = workers
-        self.queue = queue
+    workers: Sequence[Worker]
+    queue: int
 
     def submit(self, request: ApiRequest) -> Generation:
         """Hand a request to the worker with the lowest load; an ApiError if there is no room."""
