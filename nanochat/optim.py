@@ -295,11 +295,6 @@ class AdamWStack(_Stack):
 KINDS = {"muon": MuonStack, "adamw": AdamWStack}
 
 
-def state_bytes(groups: Sequence[Group]) -> int:
-    """Return the size of the optimizer states, over all ranks."""
-    return sum(KINDS[group.kind].state_bytes * parameter.numel() for group in groups for _, parameter in group.params)
-
-
 # ---- all groups together ----
 
 

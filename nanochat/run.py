@@ -35,9 +35,9 @@ from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, print0
 from nanochat.models import config_of, describe_config
 from nanochat.objectives import Objective, next_token
-from nanochat.optim import Optimizer, state_bytes
+from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome, chat_tuning_metrics, run_metrics, training_curves
-from nanochat.param_groups import LEARNING_RATES, build_groups
+from nanochat.param_groups import build_groups, state_bytes
 from nanochat.paths import stage_dir
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests
 from nanochat.scaling import RunPlan, rate_scale, row_choices
@@ -60,15 +60,9 @@ def build(
     """Return a model, its optimizer, and the rows in a micro-batch."""
     config = start.config
     model = build_model(start.shape, runtime, start.weights, config.checkpointing)
-    groups = build_groups(
-        model.named_parameters(),
-        learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
-        batch_scale=rate_scale(start.batch),
-        width=start.shape.width,
-        matrix_weight_decay=start.weight_decay,
-    )
+    groups = build_groups(model, config, rate_scale(start.batch), start.weight_decay)
     # Before compiling and 8 bits: the memory search runs the plain model.
-    rows = _device_rows(start, resumed, model, state_bytes(groups) // runtime.world_size, runtime)
+    rows = _device_rows(start, resumed, model, state_bytes(model) // runtime.world_size, runtime)
     if in_fp8:
         print0(f"fp8: {len(fp8.convert(model))} layers")
     if config.compile and _is_long_enough(start, model, runtime):

@@ -19,9 +19,8 @@ from nanochat.gpt import GPT, GPTConfig
 from nanochat.hardware import Accelerator, find_accelerator
 from nanochat.log import duration
 from nanochat.models import config_fields, new_model
-from nanochat.optim import state_bytes
 from nanochat.outcome import hardware, read_outcomes
-from nanochat.param_groups import LEARNING_RATES, build_groups
+from nanochat.param_groups import state_bytes
 from nanochat.paths import base_dir
 from nanochat.runtime import asked_precision, planned_hardware
 
@@ -123,7 +122,7 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
         model=shape,
         counts=counts,
         scaled=n,
-        state_bytes=optimizer_bytes(model),
+        state_bytes=state_bytes(model),
         flops_per_token=flops,
         total_batch_size=batch,
         decay_scale=decay,
@@ -131,19 +130,6 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
         seconds=seconds,
         notes=notes,
     )
-
-
-def optimizer_bytes(model: GPT) -> int:
-    """Return the size of the optimizer's states for a model."""
-    # Only the kinds of the groups count, not their rates.
-    groups = build_groups(
-        model.named_parameters(),
-        learning_rates=dict.fromkeys(LEARNING_RATES, 0.0),
-        batch_scale=1.0,
-        width=model.config.width,
-        matrix_weight_decay=0.0,
-    )
-    return state_bytes(groups)
 
 
 def _new_model(config: "TrainingSettings", depth: int, width: int, kv_heads: int, vocab_size: int, bos_id: int) -> GPT:

@@ -15,8 +15,9 @@ from nanochat.chat import render_conversation
 from nanochat.checkpoint import tokenizer_of, verified
 from nanochat.log import print0
 from nanochat.models import config_of, new_model
+from nanochat.param_groups import state_bytes
 from nanochat.runtime import planned_hardware
-from nanochat.scaling import RunPlan, estimate, optimizer_bytes, scaled_size
+from nanochat.scaling import RunPlan, estimate, scaled_size
 from nanochat.settings import FineTuneSettings, inherit
 from nanochat.stages import MODELS
 
@@ -84,7 +85,7 @@ def _run_plan(config: FineTuneSettings, manifest: dict[str, Any], steps: int | N
         model=shape,
         counts=counts,
         scaled=scaled_size(counts),
-        state_bytes=optimizer_bytes(model),
+        state_bytes=state_bytes(model),
         flops_per_token=model.flops_per_token(),
         total_batch_size=config.total_batch_size,
         decay_scale=1.0,

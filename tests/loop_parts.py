@@ -17,6 +17,7 @@ from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.runtime import Runtime, stop_requests
+from nanochat.settings import OptimizerSettings
 from nanochat.train import Evaluation, State, TrainingLoop
 
 CPU = torch.device("cpu")
@@ -121,13 +122,7 @@ def train(
     model = model or small_model()
     source = source or Rows(runtime)
     state = state or State()
-    groups = build_groups(
-        model.named_parameters(),
-        learning_rates={"unembedding_lr": 0.008, "embedding_lr": 0.3, "scalar_lr": 0.5, "matrix_lr": 0.02},
-        batch_scale=(ROWS * LENGTH / 2**19) ** 0.5,
-        width=64,
-        matrix_weight_decay=0.1,
-    )
+    groups = build_groups(model, OptimizerSettings(), (ROWS * LENGTH / 2**19) ** 0.5, 0.1)
     optimizer = Optimizer(groups, runtime.rank, runtime.world_size, chunk_bytes=2**17)
     options = {"steps": None if "seconds" in options else 3, "schedules": WARM} | options
     options |= {"device_batch": device_batch, "flops_per_token": 1e6}
