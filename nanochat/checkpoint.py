@@ -4,7 +4,6 @@ A step's folder holds the model, optimizer files with whole parameters, and a ma
 parameter's file and each file's size and hash. Readers verify and choose.
 """
 
-import hashlib
 import json
 import re
 import shutil
@@ -26,7 +25,16 @@ from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import print0
 from nanochat.models import config_of, new_model
 from nanochat.outcome import versions
-from nanochat.paths import base_dir, hold_folder, publish_folder, read_sha256, stage_dir, sync, write_json
+from nanochat.paths import (
+    base_dir,
+    hold_folder,
+    publish_folder,
+    read_sha256,
+    stage_dir,
+    sync,
+    text_sha256,
+    write_json,
+)
 from nanochat.runtime import Runtime, post_result, wait_result
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.stages import MODELS
@@ -104,7 +112,7 @@ def _home(folder: Path, step: int) -> Path:
 
 
 def _manifest_hash(manifest: Record) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()  # key order must not matter
+    return text_sha256(json.dumps(manifest, sort_keys=True))  # key order must not matter
 
 
 # ---- writing ----

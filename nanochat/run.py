@@ -87,9 +87,7 @@ def _device_rows(start: "_Start", resumed: Checkpoint | None, model: GPT, reserv
         # Free memory may differ by now, and another size would change the rounding.
         size = before
     elif len(choices) > 1:
-        # Any tokens will do; all rows in this rank's step.
-        ids = torch.zeros(choices[-1], length, dtype=torch.int64, device=runtime.device)
-        size = largest_device_batch(model, next_token, (ids, ids), choices, runtime, reserve)
+        size = largest_device_batch(model, length, choices, runtime, reserve)
     parts = start.batch // (size * length * runtime.world_size)
     print0(f"device batch: {size} rows of {length:,} tokens, {parts} of them in a step on each rank")
     return size

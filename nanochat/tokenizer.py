@@ -6,7 +6,6 @@ special token: `encode` treats "<|bos|>" as seven ordinary characters.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import rustbpe
-from nanochat.paths import write_text
+from nanochat.paths import text_sha256, write_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,7 +91,7 @@ class Tokenizer:
         """SHA-256 over everything that decides the ids: tokenizers with the same hash agree on every text."""
         # One spelling for equal definitions.
         canonical = json.dumps(self._definition(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return text_sha256(canonical)
 
     def _definition(self) -> dict[str, Any]:
         return {

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from nanochat import schedules
 from nanochat.dataloader import Batch, BatchSource
+from nanochat.gpt import GPT
 from nanochat.log import MetricLog, StepProgress, print_line
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
@@ -384,35 +385,25 @@ def smaller_device_batch(state: State, rows: int, rank: int) -> int:
     return smaller
 
 
-def largest_device_batch(
-    model: nn.Module,
-    objective: Objective,
-    batch: Batch,
-    sizes: Sequence[int],
-    runtime: Runtime,
-    reserve: int,
-) -> int:
+def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime: Runtime, reserve: int) -> int:
     """Return the largest size, in rows, whose forward and backward fit into memory, the same on all ranks.
 
-    batch: a step's. sizes: to choose from, in order. reserve: bytes that the optimizer will take later. A GPU tries;
+    length: of a row. sizes: to choose from, in order. reserve: bytes that the optimizer will take later. A GPU tries;
     elsewhere a size with at most CPU_TOKENS fits. The model is not compiled yet.
     """
-    fitting = sizes[0]
-    for size in reversed(sizes):
-        if runtime.device.type == "cuda":
-            fits = _fits(model, objective, batch, size, reserve)
-        else:
-            fits = size * batch[0][0].numel() <= CPU_TOKENS
-        if fits:
-            fitting = size
-            break
-    return min(runtime.all_gather(fitting))  # the rank with least memory decides
+    if runtime.device.type == "cuda":
+        fitting = (rows for rows in reversed(sizes) if _fits(model, rows, length, reserve))
+    else:
+        fitting = (rows for rows in reversed(sizes) if rows * length <= CPU_TOKENS)
+    largest = next(fitting, sizes[0])
+    return min(runtime.all_gather(largest))  # the rank with least memory decides
 
 
-def _fits(model: nn.Module, objective: Objective, batch: Batch, rows: int, reserve: int) -> bool:
+def _fits(model: GPT, rows: int, length: int, reserve: int) -> bool:
     try:
-        reserved = torch.empty(reserve, dtype=torch.uint8, device=batch[0].device)  # stands for optimizer states
-        loss, *_ = objective(model, tuple(part[:rows] for part in batch))
+        reserved = torch.empty(reserve, dtype=torch.uint8, device=model.device)  # stands for optimizer states
+        ids = torch.zeros(rows, length, dtype=torch.int64, device=model.device)  # any tokens will do
+        loss = model(ids, ids)
         loss.backward()
         del reserved, loss  # frees the memory before the next try
         return True
