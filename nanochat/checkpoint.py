@@ -382,12 +382,10 @@ def build_model(
     """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
     path = find_path(runtime.attention, runtime.device, runtime.dtype, any(config.windows))
     print0(f"attention: {path}")
-    with torch.device("meta"):
-        model = new_model(config, path, checkpointing)  # shapes only, no memory yet
+    model = new_model(config, path, checkpointing)
     model.to_empty(device=runtime.device)
     model.compute_dtype = runtime.dtype
     if isinstance(weights, Checkpoint):
-        model.init_buffers()  # no file has them: computed from the config
         model.load_state_dict(weights.model_tensors())
     else:
         model.init_weights(weights)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+import torch
+
 from nanochat.gpt import GPT, PLAIN, GPTConfig
 
 # Other flags set these fields, so --model does not change them.
@@ -52,9 +54,10 @@ def _kind(config: GPTConfig) -> str:
 
 
 def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
-    """Return a model for the config, without values: call under torch.device("meta") to take no memory."""
+    """Return a model for the config that has shapes alone: its `to_empty` takes memory on a device."""
     _, model_class = MODEL_KINDS[_kind(config)]  # the second entry: GPT or a relative
-    return model_class(config, attention, checkpointing)
+    with torch.device("meta"):
+        return model_class(config, attention, checkpointing)
 
 
 def config_fields(text: str) -> dict[str, Any]:

@@ -12,8 +12,6 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.hardware import Accelerator, find_accelerator
@@ -146,8 +144,7 @@ def _new_model(config: "TrainingSettings", depth: int, width: int, kv_heads: int
     fields = config_fields(config.model) | {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}
     if config.window_pattern:
         fields["window_pattern"] = config.window_pattern
-    with torch.device("meta"):  # shapes alone: no memory, no weights
-        return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields))
+    return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields))
 
 
 def scaled_size(counts: dict[str, int]) -> int:

@@ -9,8 +9,6 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-
 from nanochat.chat import render_conversation
 from nanochat.checkpoint import tokenizer_of, verified
 from nanochat.log import print0
@@ -77,12 +75,10 @@ def _plan(
 
 
 def _run_plan(config: FineTuneSettings, manifest: dict[str, Any], steps: int | None) -> RunPlan:
-    shape = config_of(manifest)
-    with torch.device("meta"):  # shapes alone: no memory, no weights
-        model = new_model(shape)
+    model = new_model(config_of(manifest))
     counts = model.parameter_counts()
     return RunPlan(
-        model=shape,
+        model=model.config,
         counts=counts,
         scaled=scaled_size(counts),
         state_bytes=state_bytes(model),
