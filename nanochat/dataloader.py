@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass
 from itertools import product
 from typing import Any
 
@@ -55,31 +55,30 @@ class BatchSource(Iterator, AbstractContextManager):
         pass
 
 
+@dataclass(eq=False)
 class Loader(BatchSource):
     """Endless source of (inputs, targets), each (batch_size / world_size, seq_len) int64 on `device`.
 
-    batch_size: rows for all ranks together. setting: everything that decides the row order; a saved state is valid for
-    the same setting only. A subclass implements `_rows`, which yields (inputs, targets, mark) for the rows of this rank
-    from the position of the consumer, and `_consumed`, which receives the marks when a batch is taken.
+    data: gives the rows. batch_size: rows for all ranks together. A subclass sets `_setting`, everything that decides
+    the row order; a saved state is valid for the same setting only. It implements `_rows`, which yields (inputs,
+    targets, mark) for the rows of this rank from the position of the consumer, and `_consumed`, which receives the
+    marks when a batch is taken.
     """
 
-    def __init__(
-        self,
-        setting: dict[str, str | int],
-        batch_size: int,
-        seq_len: int,
-        rank: int,
-        world_size: int,
-        device: torch.device | str,
-    ):
-        require_multiple("rows of a batch", batch_size, world_size)
-        self.batch_size = batch_size
-        self.seq_len = seq_len
-        self.rank = rank
-        self.world_size = world_size
-        self.device = torch.device(device)
-        self._setting = setting
-        self._pool: ThreadPoolExecutor | None = None
+    data: Corpus | Sequence[dict]
+    tokenizer: Tokenizer
+    batch_size: int
+    seq_len: int
+    _: KW_ONLY
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self):
+        require_multiple("rows of a batch", self.batch_size, self.world_size)
+        self.device = torch.device(self.device)
+        self._pool = None
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
         start = time.perf_counter()
@@ -143,45 +142,36 @@ def require_multiple(name: str, count: int, ranks: int) -> None:
 Place = tuple[int, int]  # (lane, number of the source)
 
 
+@dataclass(eq=False, kw_only=True)
 class TextLoader(Loader):
     """Batches of a corpus; nothing is read before the first batch. threads: as in `Deal`."""
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        tokenizer: Tokenizer,
-        batch_size: int,
-        seq_len: int,
-        *,
-        seed: int = 0,
-        lanes: int = 64,
-        rank: int = 0,
-        world_size: int = 1,
-        device: str | torch.device = "cpu",
-        threads: int = 0,
-    ):
-        require_multiple("lanes", lanes, world_size)
+    lanes: int = 64
+    threads: int = 0
+
+    def __post_init__(self):
+        require_multiple("lanes", self.lanes, self.world_size)
+        super().__post_init__()
         # Saved in checkpoints: names and values must not change.
-        setting = {
-            "data": corpus.describe()["fingerprint"],
-            "tokenizer": tokenizer.content_hash,
+        self._setting = {
+            "data": self.data.describe()["fingerprint"],
+            "tokenizer": self.tokenizer.content_hash,
             "split": "train",
-            "seed": seed,
-            "lanes": lanes,
-            "seq_len": seq_len,
+            "seed": self.seed,
+            "lanes": self.lanes,
+            "seq_len": self.seq_len,
             "overflow": "carry",  # earlier versions could also drop the rest of a cut document
         }
-        super().__init__(setting, batch_size, seq_len, rank, world_size, device)
-        self.lanes = lanes
-        self._names = [source.name for source in corpus.sources]
-        self._mix = Mix([source.share for source in corpus.sources], lanes)
+        sources = self.data.sources
+        self._mix = Mix([source.share for source in sources], self.lanes)
         self._deals = []  # one for each source
-        for number, source in enumerate(corpus.sources):
-            self._deals.append(Deal(source.shards["train"], tokenizer, lanes, (seed, number), threads))
+        for number, source in enumerate(sources):
+            key = (self.seed, number)
+            self._deals.append(Deal(source.shards["train"], self.tokenizer, self.lanes, key, self.threads))
         # The position of the consumer: rows taken by all ranks, and for each lane of this rank the chunk with the last
         # row taken.
         self._row = 0
-        self._chunks: dict[Place, Chunk] = dict.fromkeys(product(self._my_lanes, range(len(self._deals))), Chunk())
+        self._chunks = dict.fromkeys(product(self._my_lanes, range(len(self._deals))), Chunk())  # by Place
 
     def _consumed(self, marks: list[tuple[Place, Chunk]]) -> None:
         self._chunks.update(marks)
@@ -214,8 +204,8 @@ class TextLoader(Loader):
             rows = self._rows_taken(lane)[source] - chunk.row
             units[source] += chunk.unit + chunk.units * rows / max(chunk.rows, 1)
         # This rank has 1 / world_size of the lanes.
-        named = zip(self._names, units, self._deals, strict=True)
-        return {name: count * self.world_size / deal.units for name, count, deal in named}
+        triples = zip(self.data.sources, units, self._deals, strict=True)
+        return {source.name: count * self.world_size / deal.units for source, count, deal in triples}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as small JSON, only for the lanes of this rank: see `merge`."""

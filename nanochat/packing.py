@@ -8,27 +8,23 @@ both are counted.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from nanochat.chat import render_conversation
 from nanochat.dataloader import Loader
 from nanochat.tokenizer import Tokenizer
 
 WINDOW = 512  # conversations
-COUNTS = (
-    "conversations",
-    "shortened",
-    "left out",
-    "padding",
-    "slots",
-)  # in finished windows; padding and slots in tokens
+# In finished windows; padding and slots in tokens.
+COUNTS = ("conversations", "shortened", "left out", "padding", "slots")
 
 Rendered = tuple[list[int], list[int]]  # ids and loss mask
 
 
+@dataclass(eq=False, kw_only=True)
 class ChatLoader(Loader):
     """Batches of conversations; a target of -1 has no loss.
 
@@ -36,34 +32,19 @@ class ChatLoader(Loader):
     conversation. epochs: progress reaches 1 after so many.
     """
 
-    def __init__(
-        self,
-        conversations: Sequence[dict],
-        tokenizer: Tokenizer,
-        batch_size: int,
-        seq_len: int,
-        *,
-        supervise: str = "assistant",
-        epochs: float = 1.0,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        device: str | torch.device = "cpu",
-    ):
+    supervise: str = "assistant"
+    epochs: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
         # Saved in checkpoints: names and values must not change.
-        setting = {
-            "seed": seed,
-            "seq_len": seq_len,
-            "conversations": len(conversations),
-            "supervise": supervise,
-            "tokenizer": tokenizer.content_hash,
+        self._setting = {
+            "seed": self.seed,
+            "seq_len": self.seq_len,
+            "conversations": len(self.data),
+            "supervise": self.supervise,
+            "tokenizer": self.tokenizer.content_hash,
         }
-        super().__init__(setting, batch_size, seq_len, rank, world_size, device)
-        self.total_epochs = epochs
-        self._conversations = conversations
-        self._tokenizer = tokenizer
-        self._seed = seed
-        self._learn_all = supervise == "all"
         # The position of the next row, and counts for all windows before. rows: in the window of the last row.
         self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, **dict.fromkeys(COUNTS, 0)}
 
@@ -93,7 +74,7 @@ class ChatLoader(Loader):
                 yield rows[number], place
             # The last row ends the window, and maybe the epoch.
             place = {**place, **counts, "row": 0, "rows": len(rows), "window": place["window"] + 1}
-            if place["window"] * WINDOW >= len(self._conversations):
+            if place["window"] * WINDOW >= len(self.data):
                 place["window"] = 0
                 place["epoch"] += 1
             yield rows[-1], place
@@ -103,12 +84,12 @@ class ChatLoader(Loader):
         epoch, window = place["epoch"], place["window"]
         counts = {name: place[name] for name in COUNTS}
         # The same for every rank and every resumed run.
-        order = np.random.default_rng((self._seed, epoch)).permutation(len(self._conversations))
+        order = np.random.default_rng((self.seed, epoch)).permutation(len(self.data))
         chosen = order[window * WINDOW : (window + 1) * WINDOW]
         pieces = []
         size = self.seq_len + 1
         for number in chosen.tolist():
-            piece, is_short = fit_conversation(self._conversations[number], self._tokenizer, size)
+            piece, is_short = fit_conversation(self.data[number], self.tokenizer, size)
             counts["conversations"] += 1
             counts["shortened"] += is_short and piece is not None
             counts["left out"] += piece is None
@@ -119,12 +100,12 @@ class ChatLoader(Loader):
         counts["slots"] += len(packed) * size
         counts["padding"] += len(packed) * size - sum(len(ids) for ids, _ in pieces)
         # Packing goes from long conversations to short ones, so shuffle the rows.
-        shuffled = np.random.default_rng((self._seed, epoch, window)).permutation(len(packed))
+        shuffled = np.random.default_rng((self.seed, epoch, window)).permutation(len(packed))
         return [self._row([pieces[number] for number in packed[row]]) for row in shuffled], counts
 
     def _row(self, pieces: list[Rendered]) -> np.ndarray:
         """Return (2, seq_len) inputs and targets for a row, padded with bos."""
-        bos = self._tokenizer.special_tokens["<|bos|>"]
+        bos = self.tokenizer.special_tokens["<|bos|>"]
         # One token more than inputs, as targets are shifted by one.
         ids = np.full(self.seq_len + 1, bos)
         learned = np.zeros(self.seq_len + 1, dtype=bool)
@@ -132,7 +113,7 @@ class ChatLoader(Loader):
         for tokens, mask in pieces:
             end = start + len(tokens)
             ids[start:end] = tokens
-            learned[start:end] = self._learn_all or mask
+            learned[start:end] = self.supervise == "all" or mask
             # The token before the bos belongs to another conversation.
             learned[start] = False
             start = end
@@ -143,14 +124,14 @@ class ChatLoader(Loader):
     @property
     def epoch(self) -> float:
         """Passes over the conversations."""
-        place, total = self._place, len(self._conversations)
+        place, total = self._place, len(self.data)
         start = place["window"] * WINDOW
         size = min(WINDOW, total - start)  # the last window may be smaller
         return place["epoch"] + (start + size * place["row"] / place["rows"]) / total
 
     @property
     def progress(self) -> float:
-        return self.epoch / self.total_epochs
+        return self.epoch / self.epochs
 
     def describe(self) -> dict[str, int | float]:
         """Return the counts for finished windows, and padding as a share of the slots."""
