@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -118,6 +118,7 @@ def _manifest_hash(manifest: Record) -> str:
 # ---- writing ----
 
 
+@dataclass
 class Saver:
     """Saves checkpoints while a run trains: `save` copies the state, a thread writes and publishes the copy.
 
@@ -126,20 +127,16 @@ class Saver:
     keep_last: newest steps to keep, 0 for all. No other run uses the folder (see `hold`), and all ranks see it.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        rank: int = 0,
-        world_size: int = 1,
-        keep_last: int = 0,
-        store: "Store | None" = None,
-    ):
-        self.folder = folder
-        self.rank, self.world_size = rank, world_size
-        self.keep_last = keep_last
-        self._store = store or torch.distributed.HashStore()
+    folder: Path
+    rank: int = 0
+    world_size: int = 1
+    keep_last: int = 0
+    store: "Store | None" = None
+
+    def __post_init__(self):
+        self.store = self.store or torch.distributed.HashStore()
         self._saves = 0  # part of each key in the store: no key is used twice
-        self._job: Future | None = None  # the write under way
+        self._job = None  # the write under way
 
     def save(
         self,
@@ -159,8 +156,8 @@ class Saver:
             self.wait()
         except OSError:  # printed when it happened; there may be room now
             failed = True
-        owned: list[str] = []
-        states: dict[str, Tensor] = {}
+        owned = []
+        states = {}
         for name, each in optimizer_tensors:  # copied before the next is gathered: the device has room for few
             owned.append(name)
             states |= {f"{name}/{key}": _copy(tensor) for key, tensor in each.items()}  # one flat file
@@ -206,11 +203,11 @@ class Saver:
         if copied:
             copied.synchronize()  # else half-copied tensors would be written
         part = _home(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
-        post_result(self._store, self._key(f"rank {self.rank}"), lambda: [_write_files(part, files), owned])
+        post_result(self.store, self._key(f"rank {self.rank}"), lambda: [_write_files(part, files), owned])
         if self.rank == 0:
-            post_result(self._store, self._key("published"), lambda: self._publish(part, step, record))
+            post_result(self.store, self._key("published"), lambda: self._publish(part, step, record))
         try:
-            wait_result(self._store, self._key("published"), PATIENCE)
+            wait_result(self.store, self._key("published"), PATIENCE)
         except OSError as error:
             print0(f"checkpoint: {error}")  # now: the run may wait for this job a thousand steps later
             raise
@@ -220,7 +217,7 @@ class Saver:
         manifest = record | {"step": step, "versions": versions(), "optimizer": {}, "files": {}}
         try:
             for rank in range(self.world_size):
-                files, owned = wait_result(self._store, self._key(f"rank {rank}"), PATIENCE)
+                files, owned = wait_result(self.store, self._key(f"rank {rank}"), PATIENCE)
                 manifest["files"] |= files
                 manifest["optimizer"] |= dict.fromkeys(owned, _optimizer_file(rank))
             write_json(part / MANIFEST, manifest | {"sha256": _manifest_hash(manifest)})

@@ -6,6 +6,7 @@ another distribution; as usual, no correction is made for this difference.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -48,17 +49,17 @@ POLICY_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
+@dataclass
 class PolicyGradient:
     """Raises the probability of answers that did better than their group. batch: the columns from `Rollouts`.
 
-    kl: the penalty for moving away from the model `reference`, estimated on the drawn tokens; 0 for none. Each prompt
-    is computed once for all answers.
+    loss: a key of POLICY_LOSSES. kl: the penalty for moving away from the model `reference`, estimated on the drawn
+    tokens; 0 for none. Each prompt is computed once for all answers.
     """
 
-    def __init__(self, loss: str = "plain", kl: float = 0.0, reference: GPT | None = None):
-        self._loss = POLICY_LOSSES[loss]
-        self._kl = kl
-        self._reference = reference
+    loss: str = "plain"
+    kl: float = 0.0
+    reference: GPT | None = None
 
     def __call__(self, model: GPT, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
         *columns, prompts, sizes = batch  # sizes (rows, 3), on the host
@@ -87,13 +88,13 @@ class PolicyGradient:
 
         kept = targets >= 0
         chosen = logprobs(model)  # (rows, longest)
-        losses = self._loss(chosen, sampled, advantages)
-        if self._kl:
+        losses = POLICY_LOSSES[self.loss](chosen, sampled, advantages)
+        if self.kl:
             with torch.no_grad():
-                before = logprobs(self._reference)
+                before = logprobs(self.reference)
             apart = before - chosen  # log of the ratio reference / model
             # Never negative; the expected value is the KL divergence if tokens are drawn at temperature 1.
-            losses = losses + self._kl * (apart.exp() - apart - 1)
+            losses = losses + self.kl * (apart.exp() - apart - 1)
         count = kept.sum()
         # Summed distance between log-probabilities under model and sampler, for the log.
         gap = ((chosen.detach() - sampled).abs() * kept).sum()

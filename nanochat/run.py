@@ -438,17 +438,12 @@ class Trainer:
             "dtype": self.runtime.dtype_name,
             "model": describe_config(self.model.config),
         }
-        saver = Saver(
-            self.folder,
-            self.runtime.rank,
-            self.runtime.world_size,
-            self.config.keep_last,
-            self.runtime.store,
-        )
+        runtime = self.runtime
+        saver = Saver(self.folder, runtime.rank, runtime.world_size, self.config.keep_last, runtime.store)
 
         def save(state: State) -> None:
             # The optimizer's states are gathered a parameter at a time, while they are copied.
-            merged = source.merge(self.runtime.all_gather(source.state_dict()))  # works for another number of ranks too
+            merged = source.merge(runtime.all_gather(source.state_dict()))  # works for another number of ranks too
             progress = {"loop": asdict(state), "source": merged}
             saver.save(state.step, self.model.state_dict(), self.optimizer.state_tensors(), record | progress)
 
