@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,6 @@ from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
 Named = tuple[str, Parameter]
-Factor = float | Tensor
 ReadStates = Callable[[str], Mapping[str, Tensor]]  # from a parameter's name
 
 # Coefficients (a, b, c) for the odd polynomials a·x + b·x³ + c·x⁵. Applied one after the other, they bring singular
@@ -81,7 +80,7 @@ def muon_update(
     grads: Tensor,
     states: Sequence[Tensor],
     scale: Tensor,
-    factors: Sequence[Factor],
+    factors: Sequence[float | Tensor],
     polar_dtype: torch.dtype,
 ) -> None:
     """Update values (…, m, n) in place by one Muon step; gradients and momenta are (k, m, n).
@@ -143,10 +142,10 @@ class _Stack:
     that other modules look up: the states' names and size, and the Group fields that schedules move.
     """
 
-    states_of: ClassVar[tuple[str, ...]]  # state names in checkpoints, beside "step"
-    counts_steps: ClassVar[bool] = False
-    state_bytes: ClassVar[int]  # per parameter element
-    scheduled: ClassVar[tuple[str, ...]]  # Group fields that schedules move
+    states_of: tuple[str, ...]  # state names in checkpoints, beside "step"
+    counts_steps = False
+    state_bytes: int  # per parameter element
+    scheduled: tuple[str, ...]  # Group fields that schedules move
 
     # Set by a kind's `_arrange(chunk_bytes)`:
     layout: _Layout  # of the parameters

@@ -198,7 +198,7 @@ def _start_new(
         steps=plan.steps,
         seconds=plan.seconds,
         weight_decay=config.weight_decay * plan.decay_scale,  # for this batch and horizon
-        schedules=schedules.pretraining(config.warmup_steps, config.warmdown_ratio, config.final_lr_frac),
+        schedules=schedules.pretraining(config),
     )
 
 
@@ -231,7 +231,7 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
         steps=None if config.num_iterations < 0 else config.num_iterations,
         seconds=None if config.target_seconds < 0 else config.target_seconds,
         weight_decay=config.weight_decay,
-        schedules=schedules.finetuning(config.warmup_steps, config.warmdown_ratio, config.final_lr_frac),
+        schedules=schedules.finetuning(config),
         first_rate=config.init_lr_frac,
         optimizer_from=origin if takes_states else None,
     )

@@ -70,7 +70,7 @@ class RunPlan:
     @property
     def summary(self) -> dict[str, Any]:
         """Return the plan's figures as the report card names them, without those that a clock decides."""
-        facts: dict[str, Any] = {"Number of parameters": self.counts["total"]}
+        facts = {"Number of parameters": self.counts["total"]}
         for kind, count in self.counts.items():
             if kind != "total":
                 facts[f"Number of parameters, {kind}"] = count
@@ -85,18 +85,15 @@ class RunPlan:
 
 def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0) -> RunPlan:
     """Return the plan that follows from the flags; vocab_size None: no tokenizer is trained yet."""
-    notes: list[str] = []
+    notes = []
     if vocab_size is None:
         vocab_size = ASSUMED_VOCABULARY
-        notes.append(f"vocabulary {vocab_size:,} = assumed, no tokenizer is trained yet")
+        notes = [f"vocabulary {vocab_size:,} = assumed, no tokenizer is trained yet"]
     model = _new_model(config, config.depth, config.width, config.kv_heads, vocab_size, bos_id)
     # The reference has its own width and heads, which --kv-heads need not divide.
     reference = _new_model(config, REFERENCE_DEPTH, 0, 0, vocab_size, bos_id)
     shape = model.config
     ratio = f"depth {shape.depth} x aspect_ratio {config.aspect_ratio}, up to a multiple of head_dim {config.head_dim}"
-    notes.append(f"width {shape.width:,} = {'given' if config.width else ratio}")
-    notes.append(f"heads {shape.heads:,} = width / head_dim {config.head_dim}")
-    notes.append(f"kv_heads {shape.kv_heads:,} = {'given' if config.kv_heads else 'heads'}")
     counts = model.parameter_counts()
     n = scaled_size(counts)  # the size that scaling laws compare
     reference_n = scaled_size(reference.parameter_counts())
@@ -104,18 +101,22 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
 
     size = n / reference_n  # and that of the horizons in tokens, at one ratio
     # A given batch changes learning rates and weight decay too.
-    batch, note = config.total_batch_size, "given"
+    batch, chosen = config.total_batch_size, "given"
     if batch < 1:
         batch = 2 ** round(math.log2(REFERENCE_BATCH * size**BATCH_EXPONENT))  # divides well among ranks
-        note = f"2^19 x (N {n:,} / {reference_n:,})^{BATCH_EXPONENT}, to a power of 2"
-    notes.append(f"total_batch_size {batch:,} = {note}")
+        chosen = f"2^19 x (N {n:,} / {reference_n:,})^{BATCH_EXPONENT}, to a power of 2"
     rates = rate_scale(batch)
-    notes.append(f"learning rates x {rates:.4g} = (total_batch_size / 2^19)^0.5")
     decay = rates / size  # holds batch / (rate × decay × tokens)
-    notes.append(f"weight decay x {decay:.4g} = that / (N / {reference_n:,})")
-    steps, seconds, note = _horizon(config, n, flops, batch)
-    notes.append(f"num_iterations {'?' if steps is None else f'{steps:,}'} = {note}")
-
+    steps, seconds, horizon = _horizon(config, n, flops, batch)
+    notes += [
+        f"width {shape.width:,} = {'given' if config.width else ratio}",
+        f"heads {shape.heads:,} = width / head_dim {config.head_dim}",
+        f"kv_heads {shape.kv_heads:,} = {'given' if config.kv_heads else 'heads'}",
+        f"total_batch_size {batch:,} = {chosen}",
+        f"learning rates x {rates:.4g} = (total_batch_size / 2^19)^0.5",
+        f"weight decay x {decay:.4g} = that / (N / {reference_n:,})",
+        f"num_iterations {'?' if steps is None else f'{steps:,}'} = {horizon}",
+    ]
     return RunPlan(
         model=shape,
         counts=counts,

@@ -190,7 +190,7 @@ class TrainingLoop:
         start = time.perf_counter()
         waited = self.source.wait_seconds
         groups = self.optimizer.groups
-        schedules.apply(groups, self.schedules, min(self._progress(), 1.0), state.step)
+        schedules.apply(groups, self.schedules, self._progress(), state.step)
         lr_multiplier = next((group.lr / group.initial_lr for group in groups if group.initial_lr), 0.0)
         batch = next(self.source)  # may wait for the loader, or for sampling
         wait = self.source.wait_seconds - waited
@@ -261,7 +261,7 @@ class TrainingLoop:
 
     def _accumulate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         totals = torch.zeros(2, device=batch[0].device)
-        metrics: dict[str, Tensor] = {}
+        metrics = {}
         micro_batches = self.source.split(batch, self.state.device_batch)
         for number, micro_batch in enumerate(micro_batches, 1):
             # The last backward sends the gradients, layer by layer. fp16 has to check them before.

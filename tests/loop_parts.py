@@ -25,7 +25,7 @@ ALONE = Runtime(CPU, torch.float32, "chunks")
 AHEAD = replace(ALONE, device=torch.device("cuda"))  # the loop runs ahead of what it computes, as on a GPU; on the CPU
 ROWS, LENGTH, VOCABULARY = 8, 32, 128
 EXACT = 1e-5  # two models are equal
-WARM = schedules.pretraining(40, 0.65, 0.05)  # as base training begins
+WARM = schedules.pretraining(OptimizerSettings())  # as base training begins
 
 
 class Planted(torch.autograd.Function):

@@ -344,7 +344,7 @@ def learn(folder, model, source, objective, steps, look) -> list[dict]:
     narrow = (model.config.width / 768) ** 0.5  # undoes the scaling by width
     rates = OptimizerSettings(unembedding_lr=0.02 * narrow, embedding_lr=0.1 * narrow, scalar_lr=0.05, matrix_lr=0.02)
     optimizer = Optimizer(build_groups(model, rates, 1.0, 0.0), 0, 1)
-    constant = schedules.pretraining(0, 0.0, 0.0)
+    constant = schedules.pretraining(OptimizerSettings(warmup_steps=0, warmdown_ratio=0.0, final_lr_frac=0.0))
     evaluations = [Evaluation(1, lambda state: look(optimizer))]
     with MetricLog(folder) as log:
         loop = TrainingLoop(model, source, objective, optimizer, ALONE, log, State(), constant, 16, 1.0, steps=steps)
