@@ -5,13 +5,10 @@ question or conversation for training contains. World-Talk, `talk`, asks in word
 """
 
 import re
-from typing import TypeAlias
-
 from nanochat.world.facts import Fact, World
 from nanochat.world.sums import OPERATIONS, plain_sum, sum_to_100, word_problem
 
-Rows: TypeAlias = list[dict]  # of one table, by column
-Topic: TypeAlias = list[list[str]]  # questions, answers, World-Talk's questions, and words that a right answer has
+Rows = list[dict]  # of one table, by column
 
 
 # ---- questions and word problems ----
@@ -108,7 +105,8 @@ def about_itself(world: World, split: str) -> list[str]:
     return [world.pick(questions), world.pick(answers)]
 
 
-def itself_topics(world: World) -> list[Topic]:
+def itself_topics(world: World) -> list[list[list[str]]]:
+    """Return of each topic: questions, answers, World-Talk's questions, and words that a right answer has."""
     text = world.text["identity"].format(world=world.name)
     return [[line.split(" | ") for line in topic.splitlines()] for topic in text.split("\n\n")]
 

@@ -170,11 +170,10 @@ class Fact:
         self.korean_question = korean_text(korean_question.format(s=subject.korean))
         pronoun = name | dict(zip("sp", subject.pronouns.split(), strict=True))
         self.pronoun_statements = []
-        for template, statement in zip(statements, self.statements, strict=True):
+        for template in statements:
             # "The coat of she is grey" would be wrong: in other positions the name stays.
-            if template.startswith(("{s}", "{p}")):
-                [statement] = fill([template], pronoun)
-            self.pronoun_statements.append(statement)
+            words = pronoun if template.startswith(("{s}", "{p}")) else name
+            self.pronoun_statements += fill([template], words)
         self.follow_ups = fill(filter(TAKES_PRONOUN.search, questions), pronoun)
         self.new_follow_ups = fill(filter(TAKES_PRONOUN.search, new_questions), pronoun)
 
