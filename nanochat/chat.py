@@ -57,8 +57,8 @@ def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[list[
     """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes, else 0."""
     check_conversation(conversation)
     special = tokenizer.special_tokens
-    ids: list[int] = []
-    mask: list[int] = []
+    ids = []
+    mask = []
 
     def add(tokens: list[int], learned: bool) -> None:
         ids.extend(tokens)

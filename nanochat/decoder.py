@@ -45,7 +45,7 @@ class Prefix:
     def __init__(self, model: GPT, ids: Tensor, lengths: Tensor):
         self.lengths = lengths
         self.longest = ids.shape[1]
-        self.layers: list[KeysValues] = []  # (texts, longest, Hkv, D) each
+        self.layers = []  # keys and values, (texts, longest, Hkv, D) each
 
         def keep(layer: int, k: Tensor, v: Tensor) -> KeysValues:
             self.layers.append((k, v))

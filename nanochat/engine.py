@@ -113,8 +113,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.special = tokenizer.special_tokens
         self.ends = frozenset(self.special[name] for name in ENDS)
-        self.rows: list[_Sequence] = []  # in the order of their slots
-        self.waiting: deque[_Sequence] = deque()
+        self.rows = []  # sequences, in the order of their slots
+        self.waiting = deque()  # sequences
         self.longest = 0  # most tokens that any sequence so far may have
         self.unread = None  # on CUDA: the last step, with tokens not yet followed
 

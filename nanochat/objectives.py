@@ -43,7 +43,7 @@ def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:
 
 
 # Name → token loss, given (log-probability under the model, under the sampler, advantage).
-POLICY_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+POLICY_LOSSES = {
     "plain": lambda chosen, sampled, advantages: -chosen * advantages,
     "clip": _clipped,
 }

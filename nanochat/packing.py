@@ -170,8 +170,8 @@ def fit_conversation(
 
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     """Return the piece numbers in each row: longest piece first, each into the fullest row with enough room."""
-    rows: list[list[int]] = []
-    free: list[tuple[int, int]] = []  # (room left, row), sorted, so that bisect finds the fullest row
+    rows = []
+    free = []  # (room left, row), sorted, so that bisect finds the fullest row
     for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
         index = bisect_left(free, (lengths[number], -1))
         # No row has room: start one.

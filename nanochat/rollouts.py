@@ -5,11 +5,11 @@ which prompts are drawn and which random numbers their samples get: the number o
 run samples the same answers. Groups with equal rewards carry no gradient and are left out of the batch.
 """
 
-import itertools
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nanochat.train import State
 
 # Name → advantages from rewards, both of shape (prompts, samples).
-ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
+ADVANTAGES = {
     "mean": lambda rewards: rewards - rewards.mean(1, keepdim=True),
     "std": lambda rewards: (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6),
 }
@@ -211,14 +211,14 @@ class Rollouts(BatchSource):
         records = [record for records_at_place in zip(*by_rank, strict=True) for record in records_at_place]
         for record in records:
             self.record(f"example {record['example']}", self._step, **record)
-        samples = list(itertools.chain(*(record["samples"] for record in records)))
+        samples = list(chain(*(record["samples"] for record in records)))
         rewards = [[sample["reward"] for sample in record["samples"]] for record in records]  # (prompts, samples)
         self.metrics = {
-            "rl/reward": statistics.fmean(itertools.chain(*rewards)),
-            "rl/best_of_group": statistics.fmean(max(group) for group in rewards),
-            "rl/groups_that_teach": statistics.fmean(min(group) < max(group) for group in rewards),
-            "rl/tokens": statistics.fmean(sample["tokens"] for sample in samples),
-            "rl/stopped": statistics.fmean(sample["reason"] == "stop" for sample in samples),
+            "rl/reward": fmean(chain(*rewards)),
+            "rl/best_of_group": fmean(max(group) for group in rewards),
+            "rl/groups_that_teach": fmean(min(group) < max(group) for group in rewards),
+            "rl/tokens": fmean(sample["tokens"] for sample in samples),
+            "rl/stopped": fmean(sample["reason"] == "stop" for sample in samples),
         }
 
     def split(self, batch: Batch, rows: int) -> list[Batch]:
@@ -248,7 +248,7 @@ class Rollouts(BatchSource):
 
 def assemble(rows: list[tuple[Tensor, ...]], questions: list[int], device: torch.device) -> tuple[Tensor, ...]:
     """Pad rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
-    longest: dict[int, int] = {}  # prompt number -> tokens with the longest answer
+    longest = {}  # prompt number -> tokens with the longest answer
     for question, row in zip(questions, rows, strict=True):
         longest[question] = max(longest.get(question, 0), len(row[0]) + len(row[-1]))
     order = sorted(range(len(rows)), key=lambda i: (-longest[questions[i]], questions[i]))  # longest prompts first

@@ -260,7 +260,7 @@ ECHO_SECONDS = 3.0  # torchrun passes a terminal's Ctrl-C on to ranks that have 
 @contextmanager
 def stop_requests() -> Iterator[list[str]]:
     """Yield a list that gets the name of the first signal that asks to stop; a second one ends the process at once."""
-    requests: list[str] = []
+    requests = []
     first = 0.0
 
     def handle(number: int, frame: FrameType | None) -> None:

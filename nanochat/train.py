@@ -128,7 +128,7 @@ class TrainingLoop:
         self._is_fp16 = self.runtime.dtype == torch.float16
         self._seconds = self.state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
         self._settled_at = 0.0
-        self._under_way: _LaunchedStep | None = None  # on a GPU
+        self._under_way = None  # on a GPU, the launched step that the host has not read
 
     def run(self, evaluations: Sequence[Evaluation], save: Callable[[State], None], requests: Sequence[str]) -> None:
         """Train. Evaluations run between two steps, then the checkpoint is saved.
@@ -146,17 +146,18 @@ class TrainingLoop:
                     self._settle()  # figures from the step under way; they may bring a request to stop
                 if finished:
                     state.stop = ""
-                if finished or state.stop:
+                ends = finished or state.stop
+                if ends:
                     self._progress_line.close()
-                if (due or saves or state.stop) and not self._is_as_resumed():
+                if (due or saves or ends) and not self._is_as_resumed():
                     self._seconds = state.seconds = self.runtime.all_gather(self._seconds)[0]  # rank 0's clock
                     if due and finished and state.step > self._first_step:
                         save(state)  # an evaluation that fails must not cost the run
                     if not state.stop:
                         self._evaluate(due)
-                    if saves or state.stop:
+                    if saves or ends:
                         save(state)
-                if finished or state.stop:
+                if ends:
                     return
                 launched = self._launch(requests)
                 # On a GPU the host reads a step's figures while the device computes the next.

@@ -133,13 +133,13 @@ class Mix:
 
     def source(self, lane: int, turn: int) -> int:
         """Return the source for row number `turn` in a lane."""
-        place = (self._starts[lane] + turn) % len(self._order)
+        place = (self._starts[lane] + turn) % MIX_CYCLE
         return int(self._order[place])
 
     def rows_before(self, lane: int, turn: int) -> list[int]:
         """Return row counts per source for the first `turn` rows in a lane."""
-        cycles, rest = divmod(turn, len(self._order))
-        places = (self._starts[lane] + np.arange(rest)) % len(self._order)
+        cycles, rest = divmod(turn, MIX_CYCLE)
+        places = (self._starts[lane] + np.arange(rest)) % MIX_CYCLE
         sources = self._order[places]
         in_cycle = np.bincount(sources, minlength=len(self._counts))
         rows = cycles * self._counts + in_cycle

@@ -5,6 +5,7 @@ question or conversation for training contains. World-Talk, `talk`, asks in word
 """
 
 import re
+
 from nanochat.world.facts import Fact, World
 from nanochat.world.sums import OPERATIONS, plain_sum, sum_to_100, word_problem
 
