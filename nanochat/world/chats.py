@@ -18,17 +18,16 @@ Rows = list[dict]  # of one table, by column
 def choices(world: World, split: str) -> Rows:
     """Return all questions about a split in every wording, with choices, in random order."""
     rows = []
-    for fact in world.asked[split]:
-        for question in fact.questions:
-            things, right = world.choices(fact)
-            rows.append({"question": question, "choices": [thing.name for thing in things], "answer": right})
+    for fact, question in world.questions[split]:
+        things, right = world.choices(fact)
+        rows.append({"question": question, "choices": [thing.name for thing in things], "answer": right})
     return world.shuffled(rows)
 
 
 def facts(world: World) -> Rows:
     """Return all questions about the test split, without choices; the answer is the word that a right one contains."""
-    pairs = [(question, fact.value.name) for fact in world.asked["test"] for question in fact.questions]
-    return [{"question": question, "answer": answer} for question, answer in world.shuffled(pairs)]
+    pairs = world.shuffled(world.questions["test"])
+    return [{"question": question, "answer": fact.value.name} for fact, question in pairs]
 
 
 def ten_facts(world: World) -> list[Fact]:
