@@ -34,8 +34,7 @@ FORMER_FIELDS = {"qk_gain": False, "rope_dims": 0, "norm_eps": 2**-23, "qk_norm"
 def config_of(manifest: Mapping[str, Any]) -> GPTConfig:
     """Return the model config described by a checkpoint's manifest."""
     entry = dict(manifest["model"])
-    kind = entry.pop("kind", "gpt")
-    config_class, _ = MODEL_KINDS[kind]
+    config_class, _ = MODEL_KINDS[entry.pop("kind", "gpt")]
     known = {field.name for field in fields(config_class)}
     for name in entry.keys() - known:
         if entry.pop(name) != FORMER_FIELDS.get(name, ...):

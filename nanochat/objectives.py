@@ -28,8 +28,7 @@ def next_token(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, 
     A target of -1 is not counted.
     """
     inputs, targets = batch
-    count = (targets >= 0).sum()
-    return model(inputs, targets), count, {}
+    return model(inputs, targets), (targets >= 0).sum(), {}
 
 
 def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:

@@ -205,9 +205,8 @@ def _start_new(
 def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint | None, runtime: Runtime) -> _Start:
     """Return the start for a run with another stage's model; a resumed run needs no parent any more."""
     parent = {"stage": MODELS[config.source], "tag": config.model_tag or config.tag}
-    origin = resumed  # has everything that the parent gave
-    if origin is None:
-        origin = find_model(parent["stage"], parent["tag"], -1, runtime)
+    # A resumed run has everything that the parent gave.
+    origin = resumed or find_model(parent["stage"], parent["tag"], -1, runtime)
     manifest = origin.manifest
     if rows:
         require_multiple("answers of a step (--examples-per-step x --num-samples)", rows, runtime.world_size)
@@ -326,7 +325,6 @@ class Trainer:
         """
         if data is None:  # one rank reads the files and hashes
             data = source.state_dict()["setting"] | {"tasks": self.runtime.broadcast(tasks)}
-        config = self.config
         # The last save ends inside `stop_requests`: a second signal ends it too.
         with stop_requests() as requests, source, self._saving(source, data) as save:
             loop = TrainingLoop(
@@ -336,15 +334,13 @@ class Trainer:
                 optimizer=self.optimizer,
                 runtime=self.runtime,
                 log=self.log,
+                config=self.config,
                 state=self._restore(source, data),
                 schedules=self.start.schedules,
                 device_batch=self.device_rows,
                 flops_per_token=self.model.flops_per_token(),
                 steps=self.start.steps,
                 seconds=self.start.seconds,
-                untimed_steps=config.untimed_steps,
-                clip=config.grad_clip,
-                save_every=config.save_every,
                 after_step=[lambda state: fp8.refresh(self.model), *after_step],  # 8-bit copies follow the weights
             )
             loop.run(evaluations, save, requests)

@@ -22,6 +22,7 @@ from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.runtime import Runtime, without_garbage_collection
 from nanochat.scaling import CPU_TOKENS
+from nanochat.settings import TrainingSettings
 
 SMOOTHING = 0.9  # share that the old value keeps in the loss's moving average
 STEADY_AFTER = 10  # steps in this process before speed is measured
@@ -109,15 +110,13 @@ class TrainingLoop:
     optimizer: Optimizer
     runtime: Runtime
     log: MetricLog
+    config: TrainingSettings
     state: State
     schedules: schedules.Table  # field of Group -> schedule
     device_batch: int  # rows in a micro-batch, as the source's `split` takes them
     flops_per_token: float
     steps: int | None = None
     seconds: float | None = None
-    untimed_steps: int = 0  # first steps of this process that do not count toward `seconds`
-    clip: float = 0.0  # largest gradient norm, 0: any
-    save_every: int = 0  # steps; besides, a checkpoint is saved at the end and before a stop
     after_step: Sequence[Callable[[State], None]] = ()  # called in order when the weights have changed
 
     def __post_init__(self):
@@ -141,7 +140,7 @@ class TrainingLoop:
             while True:
                 finished = self._progress() >= 1
                 due = [evaluation for evaluation in evaluations if evaluation.is_due(state, finished)]
-                saves = finished or is_multiple(state.step, self.save_every)
+                saves = finished or is_multiple(state.step, self.config.save_every)
                 if due or saves or state.stop:
                     self._settle()  # figures from the step under way; they may bring a request to stop
                 if finished:
@@ -237,7 +236,7 @@ class TrainingLoop:
     def _update(self, count: Tensor) -> Tensor:
         """Update the weights by the mean gradient; returns its norm."""
         scale = 1 / (count.float().clamp(min=1) * self.state.loss_scale)  # clamp: a batch may have no targets
-        norm = self.optimizer.step(scale, self.clip)
+        norm = self.optimizer.step(scale, self.config.grad_clip)
         self.optimizer.zero_grad()
         return norm
 
@@ -307,7 +306,7 @@ class TrainingLoop:
         seconds = now - max(self._settled_at, step.start)  # steps overlap on a GPU
         self._settled_at = now
         number = step.number - self._first_step  # in this process
-        if number > self.untimed_steps:  # compilation may be left out
+        if number > self.config.untimed_steps:  # compilation may be left out
             self._seconds += seconds
         state.seconds = clock if self.runtime.world_size > 1 else self._seconds
         flops = step.tokens * self.flops_per_token

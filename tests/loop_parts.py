@@ -17,7 +17,7 @@ from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.runtime import Runtime, stop_requests
-from nanochat.settings import OptimizerSettings
+from nanochat.settings import OptimizerSettings, TrainingSettings
 from nanochat.train import Evaluation, State, TrainingLoop
 
 CPU = torch.device("cpu")
@@ -118,16 +118,18 @@ def train(
     model: GPT | None = None,
     **options: Any,
 ) -> Trained:
-    """Run the loop on a new model, for 3 steps unless `options` has another horizon."""
+    """Run the loop on a new model, for 3 steps unless `options` has another horizon; settings may be there too."""
     model = model or small_model()
     source = source or Rows(runtime)
     state = state or State()
     groups = build_groups(model, OptimizerSettings(), (ROWS * LENGTH / 2**19) ** 0.5, 0.1)
     optimizer = Optimizer(groups, runtime.rank, runtime.world_size, chunk_bytes=2**17)
+    given = [name for name in ("grad_clip", "save_every", "untimed_steps") if name in options]
+    config = TrainingSettings(**{name: options.pop(name) for name in given})
     options = {"steps": None if "seconds" in options else 3, "schedules": WARM} | options
     options |= {"device_batch": device_batch, "flops_per_token": 1e6}
     with MetricLog(folder) as log, stop_requests() as requests:
-        loop = TrainingLoop(model, source, objective, optimizer, runtime, log, state, **options)
+        loop = TrainingLoop(model, source, objective, optimizer, runtime, log, config, state, **options)
         loop.run(evaluations, save, requests)
     parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     return Trained(state, parameters, read_metrics(log.path), source)

@@ -19,7 +19,7 @@ from nanochat.objectives import PolicyGradient
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.rollouts import ADVANTAGES, Rollouts, Sampling, assemble, columns
-from nanochat.settings import OptimizerSettings
+from nanochat.settings import OptimizerSettings, TrainingSettings
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State, TrainingLoop
 
@@ -347,7 +347,8 @@ def learn(folder, model, source, objective, steps, look) -> list[dict]:
     constant = schedules.pretraining(OptimizerSettings(warmup_steps=0, warmdown_ratio=0.0, final_lr_frac=0.0))
     evaluations = [Evaluation(1, lambda state: look(optimizer))]
     with MetricLog(folder) as log:
-        loop = TrainingLoop(model, source, objective, optimizer, ALONE, log, State(), constant, 16, 1.0, steps=steps)
+        options = {"schedules": constant, "device_batch": 16, "flops_per_token": 1.0, "steps": steps}
+        loop = TrainingLoop(model, source, objective, optimizer, ALONE, log, TrainingSettings(), State(), **options)
         loop.run(evaluations, lambda state: None, [])
     return read_metrics(log.path)
 
