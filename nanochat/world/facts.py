@@ -103,8 +103,7 @@ def different_names(dice: Dice, forbidden: re.Pattern) -> Iterator[tuple[str, st
     """Yield names with two syllables as (Latin, Hangul); no two begin with the same three letters."""
     openings = set()
     while True:
-        first = dice.pick("bdghjkmnprst") + dice.pick("aeiou")
-        last = dice.pick("bdghjkmnprst") + dice.pick("aeiou")
+        first, last = (dice.pick("bdghjkmnprst") + dice.pick("aeiou") for _ in range(2))
         # Half the names end in a consonant: one entry in four is the empty ending.
         if dice.chance(2 / 3):
             last += dice.pick(("", "n", "l", "m"))
