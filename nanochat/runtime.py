@@ -139,9 +139,8 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     keep_compiled()
     device = _device(device_type)
     distributed = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # Slurm sets only some
-    rank, world_size = 0, 1
-    if distributed:
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"]) if distributed else 0
+    world_size = int(os.environ["WORLD_SIZE"]) if distributed else 1
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current device
         torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32

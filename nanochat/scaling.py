@@ -74,12 +74,16 @@ class RunPlan:
         for kind, count in self.counts.items():
             if kind != "total":
                 facts[f"Number of parameters, {kind}"] = count
-        facts["Total batch size"] = self.total_batch_size
-        facts["Number of FLOPs per token"] = {"value": self.flops_per_token, "format": ".4e"}
+        facts |= {
+            "Total batch size": self.total_batch_size,
+            "Number of FLOPs per token": {"value": self.flops_per_token, "format": ".4e"},
+        }
         if self.tokens is not None:
-            facts["Calculated number of iterations"] = self.steps
-            facts["Number of training tokens"] = self.tokens
-            facts["Tokens : Params ratio"] = {"value": self.tokens / self.scaled, "format": ".2f"}
+            facts |= {
+                "Calculated number of iterations": self.steps,
+                "Number of training tokens": self.tokens,
+                "Tokens : Params ratio": {"value": self.tokens / self.scaled, "format": ".2f"},
+            }
         return facts
 
 
