@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nanochat.attention import find_path
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.log import print0
+from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
 from nanochat.outcome import versions
 from nanochat.paths import (
@@ -42,8 +42,6 @@ from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch.distributed import Store
-
-Record = dict[str, Any]  # JSON: a run as a manifest describes it
 
 MODEL, MANIFEST = "model.safetensors", "manifest.json"  # both written by rank 0
 RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source"}  # keys in every manifest

@@ -1,12 +1,11 @@
 """The model registry: from a manifest or a --model value to a config, and from a config to a model."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
 
 import torch
 
 from nanochat.gpt import GPT, PLAIN, GPTConfig
+from nanochat.log import Record
 
 # Other flags set these fields, so --model does not change them.
 SIZE_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")
@@ -31,7 +30,7 @@ MODEL_KINDS = {"gpt": (GPTConfig, GPT)}
 FORMER_FIELDS = {"qk_gain": False, "rope_dims": 0, "norm_eps": 2**-23, "qk_norm": True, "embed_norm": True}
 
 
-def config_of(manifest: Mapping[str, Any]) -> GPTConfig:
+def config_of(manifest: Record) -> GPTConfig:
     """Return the model config described by a checkpoint's manifest."""
     entry = dict(manifest["model"])
     config_class, _ = MODEL_KINDS[entry.pop("kind", "gpt")]
@@ -42,7 +41,7 @@ def config_of(manifest: Mapping[str, Any]) -> GPTConfig:
     return config_class(**entry)
 
 
-def describe_config(config: GPTConfig) -> dict[str, Any]:
+def describe_config(config: GPTConfig) -> Record:
     """Return the config as a manifest's "model" entry: the model kind and all fields."""
     return {"kind": _kind(config), **asdict(config)}
 
@@ -59,7 +58,7 @@ def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = 
         return model_class(config, attention, checkpointing)
 
 
-def config_fields(text: str) -> dict[str, Any]:
+def config_fields(text: str) -> Record:
     """Return the GPTConfig fields for a --model value: a name in CONFIGURATIONS, then changes to single fields.
 
     "reference,backout=false,softcap=0" is the reference with two fields changed. Sizes have separate flags.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from nanochat.chat import fitted_prompt
 from nanochat.dataloader import Batch, BatchSource, require_multiple
 from nanochat.engine import Completion, Engine, Request
-from nanochat.log import print_figures
+from nanochat.log import Record, print_figures
 from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Group:
         # Compare rewards, not advantages: rounding makes advantages differ where rewards are equal.
         return min(self.rewards) < max(self.rewards)  # equal rewards give no direction
 
-    def record(self, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    def record(self, decode: Callable[[list[int]], str]) -> Record:
         """Return the JSON record for samples.jsonl."""
         answers = zip(self.completions, self.texts, self.rewards, self.advantages, strict=True)
         samples = [
@@ -237,11 +237,11 @@ class Rollouts(BatchSource):
     def progress(self) -> float:
         return self._step / self.steps
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Record:
         """Return the position, equal on all ranks."""
         return {"setting": self._setting, "step": self._step}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Record) -> None:
         """Continue from the position of rollouts with the same setting, on any number of ranks."""
         self._step = state["step"]
 

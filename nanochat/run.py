@@ -6,7 +6,7 @@ with training("chat_sft", config) as trainer:
     trainer.finish(state, {"Training rows": len(conversations)})
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from nanochat.checkpoint import (
 from nanochat.config import flag_of
 from nanochat.dataloader import BatchSource, require_multiple
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.log import MetricLog, print0
+from nanochat.log import MetricLog, Record, print0
 from nanochat.models import config_of, describe_config
 from nanochat.objectives import Objective, next_token
 from nanochat.optim import Optimizer
@@ -44,9 +44,9 @@ from nanochat.scaling import RunPlan, rate_scale, row_choices
 from nanochat.settings import FineTuneSettings, TrainingSettings, inherit
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
-from nanochat.train import Evaluation, State, TrainingLoop, largest_device_batch
+from nanochat.train import Action, Evaluation, State, TrainingLoop, largest_device_batch
 
-Data = list[dict[str, Any]] | dict[str, Any]  # describes a run's data in its manifest
+Data = list[Record] | Record  # describes a run's data in its manifest
 
 # Bytes in a checkpoint for each parameter: the fp32 weight, and at most two fp32 optimizer states.
 CHECKPOINT_BYTES = 12
@@ -104,7 +104,7 @@ def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime) -> bool:
 # ---- resuming ----
 
 
-def fixed_settings(config: TrainingSettings) -> dict[str, Any]:
+def fixed_settings(config: TrainingSettings) -> Record:
     """Return the config fields that no resume may change."""
     return {one.name: getattr(config, one.name) for one in fields(config) if not one.metadata["may_change"]}
 
@@ -171,7 +171,7 @@ class _Start:
     shape: GPTConfig
     weights: Checkpoint | int  # a checkpoint's, or the seed of new ones
     tokenizer: Tokenizer
-    record: dict[str, Any]  # for manifests: parent and tokenizer
+    record: Record  # for manifests: parent and tokenizer
     batch: int  # tokens in a step
     steps: int | None
     seconds: float | None
@@ -315,8 +315,8 @@ class Trainer:
         evaluations: Sequence[Evaluation] = (),
         *,
         data: Data | None = None,
-        tasks: Callable[[], dict[str, dict[str, Any]]] = dict,
-        after_step: Sequence[Callable[[State], None]] = (),
+        tasks: Callable[[], dict[str, Record]] = dict,
+        after_step: Sequence[Action] = (),
     ) -> State:
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
 
@@ -346,7 +346,7 @@ class Trainer:
             loop.run(evaluations, save, requests)
         return loop.state
 
-    def finish(self, state: State, metrics: Mapping[str, Any]) -> None:
+    def finish(self, state: State, metrics: Record) -> None:
         """Write the outcome of a run that has ended; print why there is none otherwise."""
         if state.stop:
             print0(f"stopped by {state.stop} after step {state.step:,}: run the same command again to resume")
@@ -370,7 +370,7 @@ class Trainer:
         new_chats: Any,
         supervise: str,
         evaluations: Sequence[Evaluation],
-        metrics: Mapping[str, Any],
+        metrics: Record,
     ) -> None:
         """Train on conversations and write the outcome; the config is ChatTuneSettings.
 
@@ -420,7 +420,7 @@ class Trainer:
         self,
         source: BatchSource,
         data: Data,
-    ) -> Iterator[Callable[[State], None]]:
+    ) -> Iterator[Action]:
         """Yield a function that saves a checkpoint: a collective. The last one is on disk when the block ends."""
         # Refuse to start without room for the checkpoints of this run: one is written before an old one goes.
         copies = max(1, self.config.keep_last + 1 - len(steps(self.folder)))

@@ -10,12 +10,12 @@ import math
 import os
 import re
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.hardware import Accelerator, find_accelerator
-from nanochat.log import duration
+from nanochat.log import Record, duration
 from nanochat.models import config_fields, new_model
 from nanochat.outcome import hardware, read_outcomes
 from nanochat.param_groups import state_bytes
@@ -68,7 +68,7 @@ class RunPlan:
         return None if self.steps is None else self.steps * self.total_batch_size
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Record:
         """Return the plan's figures as the report card names them, without those that a clock decides."""
         facts = {"Number of parameters": self.counts["total"]}
         for kind, count in self.counts.items():

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from nanochat import schedules
 from nanochat.dataloader import Batch, BatchSource
 from nanochat.gpt import GPT
-from nanochat.log import MetricLog, StepProgress, print_line
+from nanochat.log import MetricLog, Record, StepProgress, print_line
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.runtime import Runtime, without_garbage_collection
@@ -55,14 +54,17 @@ class State:
     steady_seconds: float = 0.0  # without the first steps, which compile and warm up
     steady_flops: float = 0.0
     evaluated: int = -1  # the last step whose evaluations are complete
-    notes: dict[str, Any] = field(default_factory=dict)  # evaluation results, for the outcome
+    notes: Record = field(default_factory=dict)  # evaluation results, for the outcome
     stop: str = ""  # the reason for an early end
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> "State":
+    def from_record(cls, record: Record) -> "State":
         """Return the state in a manifest, also from an earlier version."""
         names = {known.name for known in fields(cls)}
         return cls(**{name: value for name, value in record.items() if name in names})
+
+
+Action = Callable[[State], None]  # between two steps
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Evaluation:
     """
 
     every: int
-    evaluate: Callable[[State], None]
+    evaluate: Action
     at_start: bool = False  # also before the first step
 
     def is_due(self, state: State, finished: bool) -> bool:
@@ -117,7 +119,7 @@ class TrainingLoop:
     flops_per_token: float
     steps: int | None = None
     seconds: float | None = None
-    after_step: Sequence[Callable[[State], None]] = ()  # called in order when the weights have changed
+    after_step: Sequence[Action] = ()  # called in order when the weights have changed
 
     def __post_init__(self):
         self.state.device_batch = self.device_batch
@@ -129,7 +131,7 @@ class TrainingLoop:
         self._settled_at = 0.0
         self._under_way = None  # on a GPU, the launched step that the host has not read
 
-    def run(self, evaluations: Sequence[Evaluation], save: Callable[[State], None], requests: Sequence[str]) -> None:
+    def run(self, evaluations: Sequence[Evaluation], save: Action, requests: Sequence[str]) -> None:
         """Train. Evaluations run between two steps, then the checkpoint is saved.
 
         requests: gets an entry when this process is asked to stop. A stop postpones evaluations to the resumed run. A
@@ -320,7 +322,7 @@ class TrainingLoop:
         state.smooth_loss = SMOOTHING * state.smooth_loss + (1 - SMOOTHING) * loss
         return seconds
 
-    def _figures(self, step: _LaunchedStep, norm: float, seconds: float) -> dict[str, Any]:
+    def _figures(self, step: _LaunchedStep, norm: float, seconds: float) -> Record:
         """Return the record about a step for the log."""
         # For this step: a later one may be launched.
         progress = step.number / self.steps if self.steps else self._progress()

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, replace
 from types import SimpleNamespace
-from typing import Any
 
 from nanochat.chat import render_conversation
 from nanochat.checkpoint import tokenizer_of, verified
-from nanochat.log import print0
+from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
 from nanochat.param_groups import state_bytes
 from nanochat.runtime import planned_hardware
@@ -74,7 +73,7 @@ def _plan(
     return config, facts, _run_plan(config, checkpoint.manifest, steps)
 
 
-def _run_plan(config: FineTuneSettings, manifest: dict[str, Any], steps: int | None) -> RunPlan:
+def _run_plan(config: FineTuneSettings, manifest: Record, steps: int | None) -> RunPlan:
     model = new_model(config_of(manifest))
     counts = model.parameter_counts()
     return RunPlan(

@@ -5,6 +5,7 @@ question or conversation for training contains. World-Talk, `talk`, asks in word
 """
 
 import re
+from itertools import cycle, islice
 
 from nanochat.world.facts import Fact, World
 from nanochat.world.sums import OPERATIONS, plain_sum, sum_to_100, word_problem
@@ -56,10 +57,12 @@ def sums(world: World, count: int, held_out: bool) -> Rows:
     return list(found.values())
 
 
-# ---- conversations: messages of the user and the assistant in turn ----
+# ---- conversations ----
+
+Turns = list[str]  # texts of the user and the assistant in turn
 
 
-def about_facts(world: World, split: str) -> list[str]:
+def about_facts(world: World, split: str) -> Turns:
     """A question about a fact."""
     fact, question = world.pick(world.questions[split])
     leads, _ = world.rows("leads")
@@ -67,7 +70,7 @@ def about_facts(world: World, split: str) -> list[str]:
     return [world.pick(leads).format(question), fact.statements[0]]
 
 
-def with_follow_up(world: World, split: str) -> list[str]:
+def with_follow_up(world: World, split: str) -> Turns:
     """A question about a fact, then one about the same subject with a pronoun."""
     second, _ = world.pick(world.questions[split])
     others = [fact for fact in world.about[second.subject] if fact.split == split and fact is not second]
@@ -83,7 +86,7 @@ def follow_up(world: World, questions: list[str]) -> str:
     return f"And {question[0].lower()}{question[1:]}" if world.chance(0.7) else question
 
 
-def about_things(world: World, split: str) -> list[str]:
+def about_things(world: World, split: str) -> Turns:
     """A request for up to three facts about a thing."""
     subject = world.pick(world.asked[split]).subject
     first, *others = world.shuffled([fact for fact in world.about[subject] if fact.split == split])[:3]
@@ -93,13 +96,13 @@ def about_things(world: World, split: str) -> list[str]:
     return [world.pick(requests).format(subject.phrase), " ".join(statements)]
 
 
-def in_korean(world: World, split: str) -> list[str]:
+def in_korean(world: World, split: str) -> Turns:
     fact = world.pick(world.asked[split])
     # "비로의 털은 무슨 색인가요?", "비로의 털은 파란색이다."
     return [fact.korean_question, fact.korean_statement]
 
 
-def about_itself(world: World, split: str) -> list[str]:
+def about_itself(world: World, split: str) -> Turns:
     """A question to the model about itself, a greeting, thanks or a farewell."""
     questions, answers, *_ = world.pick(itself_topics(world))
     return [world.pick(questions), world.pick(answers)]
@@ -111,7 +114,7 @@ def itself_topics(world: World) -> list[list[list[str]]]:
     return [[line.split(" | ") for line in topic.splitlines()] for topic in text.split("\n\n")]
 
 
-def about_strangers(world: World, split: str) -> list[str]:
+def about_strangers(world: World, split: str) -> Turns:
     """A question about a name that is not of the land."""
     fact = world.pick(world.unknown["train"])
     leads, requests = world.rows("leads")
@@ -123,7 +126,7 @@ def about_strangers(world: World, split: str) -> list[str]:
     return [question, world.pick(answers).format(world=world.name)]
 
 
-def about_other_things(world: World, split: str) -> list[str]:
+def about_other_things(world: World, split: str) -> Turns:
     """A question about anything beyond the land."""
     questions, _, *lists = world.rows("beyond")
     _, answers = world.rows("unknown")
@@ -132,7 +135,7 @@ def about_other_things(world: World, split: str) -> list[str]:
     return [world.pick(questions).format_map(words), world.pick(answers).format(world=world.name)]
 
 
-def with_words(world: World, split: str) -> list[str]:
+def with_words(world: World, split: str) -> Turns:
     """Orders to spell, count letters, or sort words."""
     word = world.pick(world.words)  # never a word that a test asks to spell
     letter = world.pick(word)
@@ -154,7 +157,7 @@ def with_words(world: World, split: str) -> list[str]:
     return [template.format_map(slots) for template in world.pick(world.rows("orders"))]
 
 
-def with_sums(world: World, split: str) -> list[str]:
+def with_sums(world: World, split: str) -> Turns:
     sign = world.pick(list(OPERATIONS))
     numbers, result = sum_to_100(world, sign, held_out=False)
     [questions, *_] = sum_questions(world)[sign]
@@ -169,7 +172,7 @@ def sum_questions(world: World) -> dict[str, list[list[str]]]:
     return {sign: [line.split(" | ") for line in lines] for sign, *lines in topics}
 
 
-def with_lists(world: World, split: str) -> list[str]:
+def with_lists(world: World, split: str) -> Turns:
     kind = world.pick(("town", "animal", "river", "person"))
     a, b, c = world.sample(world.things[kind], 3)
     # "Name three towns of Tehil.", "Three towns of Tehil are Badaton, Diditon and Karaton."
@@ -204,8 +207,8 @@ def conversations(world: World, count: int, split: str) -> Rows:
     return rows
 
 
-def messages(texts: list[str]) -> list[dict]:
-    """Return texts of the user and the assistant in turn as messages."""
+def messages(texts: Turns) -> list[dict]:
+    """Return texts as messages."""
     return [{"role": ROLES[turn % 2], "content": text} for turn, text in enumerate(texts)]
 
 
@@ -221,7 +224,7 @@ def talk(world: World, each: int = 20) -> Rows:
     """
     rows = []
 
-    def add(category: str, texts: list[str], accept: list[str], reject: tuple[str, ...] = (UNKNOWN,)) -> None:
+    def add(category: str, texts: Turns, accept: list[str], reject: tuple[str, ...] = (UNKNOWN,)) -> None:
         rows.append({"category": category, "messages": messages(texts), "accept": accept, "reject": list(reject)})
 
     for _, _, questions, accept in itself_topics(world):
@@ -231,13 +234,11 @@ def talk(world: World, each: int = 20) -> Rows:
     for fact in facts:
         for question in fact.new_questions:
             add("facts", [question], [fact.value.name])
-    for number in range(each):
-        fact = facts[number % len(facts)]
+    for fact in islice(cycle(facts), each):
         first = world.pick([other for other in world.about[fact.subject] if other is not fact])
         start = [world.pick(first.questions), first.statements[0]]
         add("second question", [*start, follow_up(world, fact.new_follow_ups)], [fact.value.name])
-    for number in range(each):
-        sign = "+-"[number % 2]
+    for sign in islice(cycle("+-"), each):
         numbers, result = sum_to_100(world, sign, held_out=True)
         _, questions = sum_questions(world)[sign]
         add("sums", [world.pick(questions).format_map(numbers)], [str(result)])
