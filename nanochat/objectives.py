@@ -16,13 +16,14 @@ from nanochat.decoder import Prefix
 from nanochat.gpt import GPT
 
 Metrics = dict[str, tuple[Tensor, Tensor]]  # name -> sum and count, over a micro-batch
-# Returns the loss sum, the count that divides the sum over all micro-batches and ranks, and further metrics.
-Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Metrics]]
+# The loss sum, the count that divides the sum over all micro-batches and ranks, and further metrics.
+Loss = tuple[Tensor, Tensor, Metrics]
+Objective = Callable[[nn.Module, Batch], Loss]
 
 CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 ± CLIP
 
 
-def next_token(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Metrics]:
+def next_token(model: nn.Module, batch: Batch) -> Loss:
     """Return the summed cross-entropy for the next tokens. batch: inputs and targets, (rows, seq_len) each.
 
     A target of -1 is not counted.
@@ -60,7 +61,7 @@ class PolicyGradient:
     kl: float = 0.0
     reference: GPT | None = None
 
-    def __call__(self, model: GPT, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
+    def __call__(self, model: GPT, batch: Batch) -> Loss:
         *columns, prompts, sizes = batch  # sizes (rows, 3), on the host
         lengths, given, questions = sizes.T  # answer length, prompt length, question
         longest = int(lengths.max())

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
 Named = tuple[str, Parameter]
+WholeStates = Iterator[tuple[str, dict[str, Tensor]]]  # with a parameter's name
 ReadStates = Callable[[str], Mapping[str, Tensor]]  # from a parameter's name
 
 # Coefficients (a, b, c) for the odd polynomials a·x + b·x³ + c·x⁵. Applied one after the other, they bring singular
@@ -186,7 +187,7 @@ class _Stack:
         first = chunk * self.per_chunk
         return [name for name, _ in self.members[first : first + self.per_chunk]]
 
-    def save(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    def save(self) -> WholeStates:
         """Yield (name, whole states); ranks gather together, and take turns to save a chunk."""
         for chunk in range(self.chunks):
             gathered = {key: self._gather(state[chunk]) for key, state in self.states.items()}
@@ -426,7 +427,7 @@ class Optimizer:
         for work in self._works:  # queued on the device, in sending order
             work.wait()
 
-    def state_tensors(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    def state_tensors(self) -> WholeStates:
         """Yield (name, whole states) for the parameters that this rank saves; all ranks iterate to the end.
 
         Ranks gather on the way, with no other collective between: a caller that copies one before it takes the next

@@ -258,8 +258,7 @@ class TrainingLoop:
                 if not (self._is_fp16 and halve_loss_scale(self.state, self.optimizer, self.runtime)):
                     return sums
             self.optimizer.restart()  # gradients already sent are complete, and stay
-            if self.runtime.device.type == "cuda":
-                torch.cuda.empty_cache()  # by now no traceback holds tensors from the failed step
+            torch.cuda.empty_cache()  # by now no traceback holds tensors from the failed step
 
     def _accumulate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         totals = torch.zeros(2, device=batch[0].device)
