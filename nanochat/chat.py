@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from nanochat.tokenizer import Tokenizer
 
+Part = dict[str, str]  # type and text
 ROLES = ("user", "assistant")
 # Part type -> (name in the special tokens around the part, True if the model learns to write the part).
 # The calculator writes the output, so the model does not learn that.
@@ -44,7 +45,7 @@ def check_conversation(conversation: dict) -> None:
             )
 
 
-def _is_content(content: str | list[dict[str, str]], kinds: tuple[str, ...]) -> bool:
+def _is_content(content: str | list[Part], kinds: tuple[str, ...]) -> bool:
     if not isinstance(content, list):
         return isinstance(content, str)
     well_formed = [
@@ -57,8 +58,8 @@ def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[list[
     """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes, else 0."""
     check_conversation(conversation)
     special = tokenizer.special_tokens
-    ids: list[int] = []
-    mask: list[int] = []
+    ids = []
+    mask = []
 
     def add(tokens: list[int], learned: bool) -> None:
         ids.extend(tokens)
@@ -129,7 +130,7 @@ def _has_system(messages: list) -> bool:
     return messages[0].get("role") == "system"
 
 
-def _parts_of(message: dict) -> list[dict[str, str]]:
+def _parts_of(message: dict) -> list[Part]:
     content = message["content"]
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
@@ -197,7 +198,7 @@ class Reply:
         return [Piece(self._kind, text)] if text else []
 
 
-def parts(pieces: Iterable[Piece], ends: bool = False) -> list[dict[str, str]]:
+def parts(pieces: Iterable[Piece], ends: bool = False) -> list[Part]:
     """Return the pieces as message content: neighbours with the same kind become one part.
 
     ends: keep empty text after a call, for a message still being streamed: another call may follow.

@@ -4,17 +4,16 @@ A step's folder holds the model, optimizer files with whole parameters, and a ma
 parameter's file and each file's size and hash. Readers verify and choose.
 """
 
-import hashlib
 import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,10 +22,19 @@ from torch import Tensor
 
 from nanochat.attention import find_path
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.log import print0
+from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
 from nanochat.outcome import versions
-from nanochat.paths import base_dir, hold_folder, publish_folder, read_sha256, stage_dir, sync, write_json
+from nanochat.paths import (
+    base_dir,
+    hold_folder,
+    publish_folder,
+    read_sha256,
+    stage_dir,
+    sync,
+    text_sha256,
+    write_json,
+)
 from nanochat.runtime import Runtime, post_result, wait_result
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.stages import MODELS
@@ -34,8 +42,6 @@ from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch.distributed import Store
-
-Record = dict[str, Any]  # JSON: a run as a manifest describes it
 
 MODEL, MANIFEST = "model.safetensors", "manifest.json"  # both written by rank 0
 RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source"}  # keys in every manifest
@@ -104,12 +110,13 @@ def _home(folder: Path, step: int) -> Path:
 
 
 def _manifest_hash(manifest: Record) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()  # key order must not matter
+    return text_sha256(json.dumps(manifest, sort_keys=True))  # key order must not matter
 
 
 # ---- writing ----
 
 
+@dataclass
 class Saver:
     """Saves checkpoints while a run trains: `save` copies the state, a thread writes and publishes the copy.
 
@@ -118,20 +125,16 @@ class Saver:
     keep_last: newest steps to keep, 0 for all. No other run uses the folder (see `hold`), and all ranks see it.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        rank: int = 0,
-        world_size: int = 1,
-        keep_last: int = 0,
-        store: "Store | None" = None,
-    ):
-        self.folder = folder
-        self.rank, self.world_size = rank, world_size
-        self.keep_last = keep_last
-        self._store = store or torch.distributed.HashStore()
+    folder: Path
+    rank: int = 0
+    world_size: int = 1
+    keep_last: int = 0
+    store: "Store | None" = None
+
+    def __post_init__(self):
+        self.store = self.store or torch.distributed.HashStore()
         self._saves = 0  # part of each key in the store: no key is used twice
-        self._job: Future | None = None  # the write under way
+        self._job = None  # the write under way
 
     def save(
         self,
@@ -151,8 +154,8 @@ class Saver:
             self.wait()
         except OSError:  # printed when it happened; there may be room now
             failed = True
-        owned: list[str] = []
-        states: dict[str, Tensor] = {}
+        owned = []
+        states = {}
         for name, each in optimizer_tensors:  # copied before the next is gathered: the device has room for few
             owned.append(name)
             states |= {f"{name}/{key}": _copy(tensor) for key, tensor in each.items()}  # one flat file
@@ -198,11 +201,11 @@ class Saver:
         if copied:
             copied.synchronize()  # else half-copied tensors would be written
         part = _home(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
-        post_result(self._store, self._key(f"rank {self.rank}"), lambda: [_write_files(part, files), owned])
+        post_result(self.store, self._key(f"rank {self.rank}"), lambda: [_write_files(part, files), owned])
         if self.rank == 0:
-            post_result(self._store, self._key("published"), lambda: self._publish(part, step, record))
+            post_result(self.store, self._key("published"), lambda: self._publish(part, step, record))
         try:
-            wait_result(self._store, self._key("published"), PATIENCE)
+            wait_result(self.store, self._key("published"), PATIENCE)
         except OSError as error:
             print0(f"checkpoint: {error}")  # now: the run may wait for this job a thousand steps later
             raise
@@ -212,7 +215,7 @@ class Saver:
         manifest = record | {"step": step, "versions": versions(), "optimizer": {}, "files": {}}
         try:
             for rank in range(self.world_size):
-                files, owned = wait_result(self._store, self._key(f"rank {rank}"), PATIENCE)
+                files, owned = wait_result(self.store, self._key(f"rank {rank}"), PATIENCE)
                 manifest["files"] |= files
                 manifest["optimizer"] |= dict.fromkeys(owned, _optimizer_file(rank))
             write_json(part / MANIFEST, manifest | {"sha256": _manifest_hash(manifest)})
@@ -374,12 +377,10 @@ def build_model(
     """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
     path = find_path(runtime.attention, runtime.device, runtime.dtype, any(config.windows))
     print0(f"attention: {path}")
-    with torch.device("meta"):
-        model = new_model(config, path, checkpointing)  # shapes only, no memory yet
+    model = new_model(config, path, checkpointing)
     model.to_empty(device=runtime.device)
     model.compute_dtype = runtime.dtype
     if isinstance(weights, Checkpoint):
-        model.init_buffers()  # no file has them: computed from the config
         model.load_state_dict(weights.model_tensors())
     else:
         model.init_weights(weights)

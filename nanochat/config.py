@@ -1,13 +1,13 @@
 """One frozen dataclass per script is the command line, the run's record, and lines in the report card."""
 
-import contextlib
-import dataclasses
 import difflib
 import io
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
+from dataclasses import field, fields, make_dataclass
 from fractions import Fraction
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -21,7 +21,7 @@ Config = TypeVar("Config")
 def _parse_count(words: list[str]) -> int:
     """Return a whole number: 20000, 20_000 or 2e4."""
     text = words[0]  # nargs=1
-    with contextlib.suppress(ValueError):
+    with suppress(ValueError):
         number = Fraction(text.replace("_", ""))
         if number.denominator == 1:
             return int(number)
@@ -61,13 +61,13 @@ def option(
         "least": least,
         "short": short,
     }
-    return dataclasses.field(default=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def changed(config_class: type, name: str, default: Any, **metadata: Any) -> Any:
     """Return a shared option's field with another default, and perhaps another help `text`."""
     shared = config_class.__dataclass_fields__[name]
-    return dataclasses.field(default=default, metadata=shared.metadata | metadata)  # group and limits stay
+    return field(default=default, metadata=shared.metadata | metadata)  # group and limits stay
 
 
 def flag_of(name: str) -> str:
@@ -78,24 +78,24 @@ def flag_of(name: str) -> str:
 def _grouped(config_class: type) -> type:
     """Return a dataclass with the same fields nested by group: tyro draws a box for each. Flags stay flat."""
     hints = get_type_hints(config_class, include_extras=True)  # Count is an Annotated type
-    groups: dict[str, list[tuple[str, Any, dataclasses.Field]]] = {}
-    for field in dataclasses.fields(config_class):
-        short = field.metadata["short"]
-        text = field.metadata["text"]
+    groups = {}  # title → a (name, type, field) for each flag
+    for one in fields(config_class):
+        short = one.metadata["short"]
+        text = one.metadata["text"]
         flag = tyro.conf.arg(
             help=text,
             help_behavior_hint="" if "default:" in text else None,  # else tyro adds the default
             aliases=[short] if short else None,
             prefix_name=False,
         )
-        entry = (field.name, Annotated[hints[field.name], flag], dataclasses.field(default=field.default))
-        groups.setdefault(field.metadata["group"], []).append(entry)
+        entry = (one.name, Annotated[hints[one.name], flag], field(default=one.default))
+        groups.setdefault(one.metadata["group"], []).append(entry)
     # A field whose type is a dataclass is a box; prefix_name=False keeps the box out of the flag.
     boxes = []
     for name, entries in groups.items():
-        box = dataclasses.make_dataclass(name, entries, frozen=True)
-        boxes.append((name, box, dataclasses.field(default=box())))
-    return dataclasses.make_dataclass("Flags", boxes)
+        box = make_dataclass(name, entries, frozen=True)
+        boxes.append((name, box, field(default=box())))
+    return make_dataclass("Flags", boxes)
 
 
 def _first_sentence(drawn: str) -> str:
@@ -117,7 +117,7 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
     program = f"python -m {module.name.removesuffix('.__main__')}" if module else None
     complaint = io.StringIO()  # tyro draws its errors on stderr
     try:
-        with contextlib.redirect_stderr(complaint):
+        with redirect_stderr(complaint):
             flags, unknown = tyro.cli(
                 _grouped(config_class),
                 args=words,
@@ -132,7 +132,7 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
     if unknown:
         flag = unknown[0].split("=")[0]
         # Both spellings are flags: --max-chars, --max_chars.
-        known = [flag_of(field.name) for field in dataclasses.fields(config_class)]
+        known = [flag_of(one.name) for one in fields(config_class)]
         near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)  # typing errors
         hint = f"did you mean {near[0]}?" if near else "see --help."
         raise ValueError(f"unknown argument {flag}, {hint}")
@@ -148,14 +148,14 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` passes the dashes on
         words = words[1:]
     config = _read_flags(config_class, words)
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        least = field.metadata["least"]
+    for one in fields(config):
+        value = getattr(config, one.name)
+        least = one.metadata["least"]
         # The default may lie below: -1 often means "chosen for you".
-        if least is None or value is None or value == field.default:
+        if least is None or value is None or value == one.default:
             continue
         if value < least:
-            raise ValueError(f"{flag_of(field.name)} has to be {least} or more, not {value}")
+            raise ValueError(f"{flag_of(one.name)} has to be {least} or more, not {value}")
     return config
 
 
@@ -174,7 +174,7 @@ def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
         raise SystemExit(code) from None
 
 
-@contextlib.contextmanager
+@contextmanager
 def collect_signals(*numbers: int) -> Iterator[list[int]]:
     """Yield a list that collects these signals until the block ends; they end nothing and raise nothing."""
     received: list[int] = []

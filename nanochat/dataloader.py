@@ -13,19 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, asdict, dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 import torch
 
 from nanochat.data.corpus import Corpus
 from nanochat.data.lanes import Chunk, Deal, Lane, Mix
+from nanochat.log import Record
 from nanochat.tokenizer import Tokenizer
 
 BATCHES_AHEAD = 4
-
-# (inputs and targets, the event after their copy to the device, the marks of their rows)
-Prepared = tuple[torch.Tensor, "torch.cuda.Event | None", list]
 
 
 # ---- prefetch ----
@@ -47,7 +44,7 @@ class BatchSource(Iterator, AbstractContextManager):
         columns = [tensor.split(rows) for tensor in batch]  # views, nothing is copied
         return list(zip(*columns, strict=True))
 
-    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def merge(self, states: Sequence[Record]) -> Record:
         """Join the states from all ranks; any number of ranks can load the result."""
         return states[0]
 
@@ -100,8 +97,11 @@ class Loader(BatchSource):
         self.wait_seconds += time.perf_counter() - start
         return batch[0], batch[1]
 
-    def _make_batches(self) -> Iterator[Prepared]:
-        """Yield batches; runs in the background thread."""
+    def _make_batches(self) -> Iterator[tuple]:
+        """Yield inputs and targets, the event after their copy to the device, and the marks of their rows.
+
+        Runs in the background thread.
+        """
         shape = (2, self.batch_size // self.world_size, self.seq_len)
         is_cuda = self.device.type == "cuda"
         # A separate stream, so that copies run beside the computation.
@@ -150,8 +150,8 @@ class TextLoader(Loader):
     threads: int = 0
 
     def __post_init__(self):
-        super().__post_init__()
         require_multiple("lanes", self.lanes, self.world_size)
+        super().__post_init__()
         # Saved in checkpoints: names and values must not change.
         self._setting = {
             "data": self.data.describe()["fingerprint"],
@@ -207,20 +207,20 @@ class TextLoader(Loader):
         triples = zip(self.data.sources, units, self._deals, strict=True)
         return {source.name: count * self.world_size / deal.units for source, count, deal in triples}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Record:
         """Return the position as small JSON, only for the lanes of this rank: see `merge`."""
         lanes = {}
         for lane in self._my_lanes:
             lanes[str(lane)] = [asdict(self._chunks[lane, source]) for source in range(len(self._deals))]
         return {"setting": self._setting, "rows": self._row, "lanes": lanes}
 
-    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def merge(self, states: Sequence[Record]) -> Record:
         lanes = {}
         for state in states:
             lanes |= state["lanes"]
         return states[0] | {"lanes": lanes}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Record) -> None:
         """Continue at the position of a loader with the same setting; ranks and batch size may differ."""
         self.close()
         self._row = state["rows"]

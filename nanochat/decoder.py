@@ -45,7 +45,7 @@ class Prefix:
     def __init__(self, model: GPT, ids: Tensor, lengths: Tensor):
         self.lengths = lengths
         self.longest = ids.shape[1]
-        self.layers: list[KeysValues] = []  # (texts, longest, Hkv, D) each
+        self.layers = []  # keys and values, (texts, longest, Hkv, D) each
 
         def keep(layer: int, k: Tensor, v: Tensor) -> KeysValues:
             self.layers.append((k, v))
@@ -131,8 +131,7 @@ class KVCache:
         def put(store: Tensor, given: Tensor) -> Tensor:
             flat = store.view(-1, store.shape[-1])  # (slots * Hkv * length, D)
             flat.index_copy_(0, places, given.flatten(0, 2))
-            rows = store[: len(given), :, :capacity]
-            return rows.transpose(1, 2)  # (rows, capacity, Hkv, D), a view: nothing is copied
+            return store[: len(given), :, :capacity].transpose(1, 2)  # a view, (rows, capacity, Hkv, D)
 
         def update(layer: int, k: Tensor, v: Tensor) -> KeysValues:
             keys, values = self.layers[layer]
@@ -405,5 +404,4 @@ def sample_tokens(
     mass = logits.softmax(-1).cumsum(-1, dtype=uniform.dtype)
     # Scaled by the total, because rounding leaves the total beside 1.
     passed = mass <= uniform * mass[:, -1:]
-    token = passed.sum(-1, keepdim=True)
-    return token.clamp(max=logits.shape[-1] - 1)
+    return passed.sum(-1, keepdim=True).clamp(max=logits.shape[-1] - 1)

@@ -113,8 +113,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.special = tokenizer.special_tokens
         self.ends = frozenset(self.special[name] for name in ENDS)
-        self.rows: list[_Sequence] = []  # in the order of their slots
-        self.waiting: deque[_Sequence] = deque()
+        self.rows = []  # sequences, in the order of their slots
+        self.waiting = deque()  # sequences
         self.longest = 0  # most tokens that any sequence so far may have
         self.unread = None  # on CUDA: the last step, with tokens not yet followed
 
@@ -160,11 +160,9 @@ class Engine:
     @torch.inference_mode()
     def cancel(self, job: Job, *samples: tuple[int, int]) -> None:
         """End a job's samples, or only these (request, sample) pairs, and free the slots."""
-
-        def leaves(sequence: _Sequence) -> bool:
-            return sequence.job is job and (not samples or (sequence.number, sequence.sample) in samples)
-
-        leaving = list(filter(leaves, (*self.waiting, *self.rows)))  # first: a release changes the rows
+        leaving = [sequence for sequence in (*self.waiting, *self.rows) if sequence.job is job]
+        if samples:
+            leaving = [sequence for sequence in leaving if (sequence.number, sequence.sample) in samples]
         job.open -= len(leaving)
         for sequence in leaving:
             if sequence.slot >= 0:
@@ -266,7 +264,7 @@ class Engine:
         if not sampled:
             sequence.forced -= 1
             logprob = 0.0
-        if sampled and token in sequence.stop:
+        elif token in sequence.stop:
             self._end(sequence, "stop", logprob)
             return
         sequence.length += 1

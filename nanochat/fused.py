@@ -101,17 +101,15 @@ def pack(model: GPT) -> GPT:
     """Return a copy for inference, in the model's compute_dtype; the weights are those at the last `refresh`."""
     device = model.device
     dtype = model.compute_dtype
-    with torch.device("meta"):  # no memory yet: most layers are replaced below
-        packed = new_model(model.config, attention="decode" if device.type == "cpu" else "sdpa")
+    packed = new_model(model.config, attention="decode" if device.type == "cpu" else "sdpa")
     packed.compute_dtype = dtype
     for block, source in zip(packed.blocks, model.blocks, strict=True):
         _pack_attention(block.attn, source.attn, dtype)
     for name, module in list(packed.named_modules()):
         if isinstance(module, nn.Linear):
             packed.set_submodule(name, PackedLinear(model.get_submodule(name).weight, dtype=dtype))
-    packed.to_empty(device=device)
+    packed.to_empty(device=device)  # most layers were replaced before they took memory
     packed.requires_grad_(False)
-    packed.init_buffers()  # fills the rotary table, the source for PairTable
     # Cast once here instead of in every forward.
     packed.embed.to(dtype)
     packed.value_embeds.to(dtype)

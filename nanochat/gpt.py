@@ -268,7 +268,7 @@ class GPT(nn.Module):
         self.smear_lambda = nn.Parameter(torch.empty(1)) if config.smear else None
         self.backout_lambda = nn.Parameter(torch.empty(1)) if config.backout else None
         self.rotary = RotaryTable(config.max_seq_len, config.head_dim, config.rope_base)
-        self.init_buffers()
+        self.rotary.fill()
 
     @property
     def device(self) -> torch.device:
@@ -291,16 +291,16 @@ class GPT(nn.Module):
         return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
 
     def to_empty(self, *, device: torch.device | str) -> "GPT":
-        """Do the same as torch's method, but without importing the compiler's algebra, which takes seconds."""
-        return self._apply(lambda old: torch.empty(old.shape, dtype=old.dtype, device=device))
+        """Do the same as torch's method, and fill the tables that no checkpoint holds.
 
-    def init_buffers(self) -> None:
-        """Fill the tables that no checkpoint holds: call after to_empty if the weights are loaded."""
+        torch's own would import the compiler's algebra, which takes seconds.
+        """
+        self._apply(lambda old: torch.empty(old.shape, dtype=old.dtype, device=device))
         self.rotary.fill()
+        return self
 
     def init_weights(self, seed: int) -> None:
         """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
-        self.init_buffers()
         for name, parameter in self.named_parameters():
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             empty = torch.empty(parameter.shape, device="cpu")

@@ -115,7 +115,7 @@ def read_metrics(path: Path) -> list[Record]:
     """
     if not path.exists():
         return []
-    kept: dict[tuple[str | int, int], Record] = {}
+    kept = {}  # (kind, step) -> record
     for number, line in enumerate(path.read_bytes().splitlines()):
         try:
             record = json.loads(line)
@@ -157,8 +157,8 @@ class MetricLog:
 
     def __init__(self, folder: Path, run: str = "", config: Record | None = None, name: str = "metrics"):
         self.path = folder / f"{name}.jsonl"
-        self._before: list[Record] = []  # a marker that goes before the next record
-        self._wandb: Any = None  # None: no mirror
+        self._before = []  # a marker that goes before the next record
+        self._wandb = None  # no mirror
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
             if run not in ("", "dummy"):  # the default flag means no mirror
@@ -257,7 +257,7 @@ class StepProgress:
     def __init__(self, steps: int | None):
         self._of_all = "" if steps is None else f"/{steps:05d}"
         self._shown = -math.inf
-        self._first: tuple[float, float] | None = None  # wall clock and progress after the first step
+        self._first = None  # wall clock and progress after the first step
         self._line = ""  # about the last step, not printed yet
 
     def update(self, figures: Figures, loss: float) -> None:

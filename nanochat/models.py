@@ -1,10 +1,11 @@
 """The model registry: from a manifest or a --model value to a config, and from a config to a model."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
+
+import torch
 
 from nanochat.gpt import GPT, PLAIN, GPTConfig
+from nanochat.log import Record
 
 # Other flags set these fields, so --model does not change them.
 SIZE_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")
@@ -29,11 +30,10 @@ MODEL_KINDS = {"gpt": (GPTConfig, GPT)}
 FORMER_FIELDS = {"qk_gain": False, "rope_dims": 0, "norm_eps": 2**-23, "qk_norm": True, "embed_norm": True}
 
 
-def config_of(manifest: Mapping[str, Any]) -> GPTConfig:
+def config_of(manifest: Record) -> GPTConfig:
     """Return the model config described by a checkpoint's manifest."""
     entry = dict(manifest["model"])
-    kind = entry.pop("kind", "gpt")
-    config_class, _ = MODEL_KINDS[kind]
+    config_class, _ = MODEL_KINDS[entry.pop("kind", "gpt")]
     known = {field.name for field in fields(config_class)}
     for name in entry.keys() - known:
         if entry.pop(name) != FORMER_FIELDS.get(name, ...):
@@ -41,7 +41,7 @@ def config_of(manifest: Mapping[str, Any]) -> GPTConfig:
     return config_class(**entry)
 
 
-def describe_config(config: GPTConfig) -> dict[str, Any]:
+def describe_config(config: GPTConfig) -> Record:
     """Return the config as a manifest's "model" entry: the model kind and all fields."""
     return {"kind": _kind(config), **asdict(config)}
 
@@ -52,12 +52,13 @@ def _kind(config: GPTConfig) -> str:
 
 
 def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
-    """Return a model for the config, without values: call under torch.device("meta") to take no memory."""
+    """Return a model for the config that has shapes alone: its `to_empty` takes memory on a device."""
     _, model_class = MODEL_KINDS[_kind(config)]  # the second entry: GPT or a relative
-    return model_class(config, attention, checkpointing)
+    with torch.device("meta"):
+        return model_class(config, attention, checkpointing)
 
 
-def config_fields(text: str) -> dict[str, Any]:
+def config_fields(text: str) -> Record:
     """Return the GPTConfig fields for a --model value: a name in CONFIGURATIONS, then changes to single fields.
 
     "reference,backout=false,softcap=0" is the reference with two fields changed. Sizes have separate flags.

@@ -6,6 +6,7 @@ another distribution; as usual, no correction is made for this difference.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +16,20 @@ from nanochat.decoder import Prefix
 from nanochat.gpt import GPT
 
 Metrics = dict[str, tuple[Tensor, Tensor]]  # name -> sum and count, over a micro-batch
-# Returns the loss sum, the count that divides the sum over all micro-batches and ranks, and further metrics.
-Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Metrics]]
+# The loss sum, the count that divides the sum over all micro-batches and ranks, and further metrics.
+Loss = tuple[Tensor, Tensor, Metrics]
+Objective = Callable[[nn.Module, Batch], Loss]
 
 CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 ± CLIP
 
 
-def next_token(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Metrics]:
+def next_token(model: nn.Module, batch: Batch) -> Loss:
     """Return the summed cross-entropy for the next tokens. batch: inputs and targets, (rows, seq_len) each.
 
     A target of -1 is not counted.
     """
     inputs, targets = batch
-    count = (targets >= 0).sum()
-    return model(inputs, targets), count, {}
+    return model(inputs, targets), (targets >= 0).sum(), {}
 
 
 def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:
@@ -42,25 +43,25 @@ def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:
 
 
 # Name → token loss, given (log-probability under the model, under the sampler, advantage).
-POLICY_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+POLICY_LOSSES = {
     "plain": lambda chosen, sampled, advantages: -chosen * advantages,
     "clip": _clipped,
 }
 
 
+@dataclass
 class PolicyGradient:
     """Raises the probability of answers that did better than their group. batch: the columns from `Rollouts`.
 
-    kl: the penalty for moving away from the model `reference`, estimated on the drawn tokens; 0 for none. Each prompt
-    is computed once for all answers.
+    loss: a key of POLICY_LOSSES. kl: the penalty for moving away from the model `reference`, estimated on the drawn
+    tokens; 0 for none. Each prompt is computed once for all answers.
     """
 
-    def __init__(self, loss: str = "plain", kl: float = 0.0, reference: GPT | None = None):
-        self._loss = POLICY_LOSSES[loss]
-        self._kl = kl
-        self._reference = reference
+    loss: str = "plain"
+    kl: float = 0.0
+    reference: GPT | None = None
 
-    def __call__(self, model: GPT, batch: Batch) -> tuple[Tensor, Tensor, Metrics]:
+    def __call__(self, model: GPT, batch: Batch) -> Loss:
         *columns, prompts, sizes = batch  # sizes (rows, 3), on the host
         lengths, given, questions = sizes.T  # answer length, prompt length, question
         longest = int(lengths.max())
@@ -87,13 +88,13 @@ class PolicyGradient:
 
         kept = targets >= 0
         chosen = logprobs(model)  # (rows, longest)
-        losses = self._loss(chosen, sampled, advantages)
-        if self._kl:
+        losses = POLICY_LOSSES[self.loss](chosen, sampled, advantages)
+        if self.kl:
             with torch.no_grad():
-                before = logprobs(self._reference)
+                before = logprobs(self.reference)
             apart = before - chosen  # log of the ratio reference / model
             # Never negative; the expected value is the KL divergence if tokens are drawn at temperature 1.
-            losses = losses + self._kl * (apart.exp() - apart - 1)
+            losses = losses + self.kl * (apart.exp() - apart - 1)
         count = kept.sum()
         # Summed distance between log-probabilities under model and sampler, for the log.
         gap = ((chosen.detach() - sampled).abs() * kept).sum()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
 Named = tuple[str, Parameter]
-Factor = float | Tensor
+WholeStates = Iterator[tuple[str, dict[str, Tensor]]]  # with a parameter's name
 ReadStates = Callable[[str], Mapping[str, Tensor]]  # from a parameter's name
 
 # Coefficients (a, b, c) for the odd polynomials a·x + b·x³ + c·x⁵. Applied one after the other, they bring singular
@@ -81,7 +81,7 @@ def muon_update(
     grads: Tensor,
     states: Sequence[Tensor],
     scale: Tensor,
-    factors: Sequence[Factor],
+    factors: Sequence[float | Tensor],
     polar_dtype: torch.dtype,
 ) -> None:
     """Update values (…, m, n) in place by one Muon step; gradients and momenta are (k, m, n).
@@ -143,10 +143,10 @@ class _Stack:
     that other modules look up: the states' names and size, and the Group fields that schedules move.
     """
 
-    states_of: ClassVar[tuple[str, ...]]  # state names in checkpoints, beside "step"
-    counts_steps: ClassVar[bool] = False
-    state_bytes: ClassVar[int]  # per parameter element
-    scheduled: ClassVar[tuple[str, ...]]  # Group fields that schedules move
+    states_of: tuple[str, ...]  # state names in checkpoints, beside "step"
+    counts_steps = False
+    state_bytes: int  # per parameter element
+    scheduled: tuple[str, ...]  # Group fields that schedules move
 
     # Set by a kind's `_arrange(chunk_bytes)`:
     layout: _Layout  # of the parameters
@@ -187,7 +187,7 @@ class _Stack:
         first = chunk * self.per_chunk
         return [name for name, _ in self.members[first : first + self.per_chunk]]
 
-    def save(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    def save(self) -> WholeStates:
         """Yield (name, whole states); ranks gather together, and take turns to save a chunk."""
         for chunk in range(self.chunks):
             gathered = {key: self._gather(state[chunk]) for key, state in self.states.items()}
@@ -293,11 +293,6 @@ class AdamWStack(_Stack):
 
 
 KINDS = {"muon": MuonStack, "adamw": AdamWStack}
-
-
-def state_bytes(groups: Sequence[Group]) -> int:
-    """Return the size of the optimizer states, over all ranks."""
-    return sum(KINDS[group.kind].state_bytes * parameter.numel() for group in groups for _, parameter in group.params)
 
 
 # ---- all groups together ----
@@ -432,7 +427,7 @@ class Optimizer:
         for work in self._works:  # queued on the device, in sending order
             work.wait()
 
-    def state_tensors(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    def state_tensors(self) -> WholeStates:
         """Yield (name, whole states) for the parameters that this rank saves; all ranks iterate to the end.
 
         Ranks gather on the way, with no other collective between: a caller that copies one before it takes the next

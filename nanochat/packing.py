@@ -9,12 +9,12 @@ both are counted.
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from nanochat.chat import render_conversation
 from nanochat.dataloader import Loader
+from nanochat.log import Record
 from nanochat.tokenizer import Tokenizer
 
 WINDOW = 512  # conversations
@@ -22,6 +22,7 @@ WINDOW = 512  # conversations
 COUNTS = ("conversations", "shortened", "left out", "padding", "slots")
 
 Rendered = tuple[list[int], list[int]]  # ids and loss mask
+Place = dict[str, int]  # epoch, window, row, rows (in the window of the last row), and COUNTS
 
 
 @dataclass(eq=False, kw_only=True)
@@ -45,15 +46,15 @@ class ChatLoader(Loader):
             "supervise": self.supervise,
             "tokenizer": self.tokenizer.content_hash,
         }
-        # The position of the next row, and counts for all windows before. rows: in the window of the last row.
+        # The position of the next row, and counts for all windows before.
         self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, **dict.fromkeys(COUNTS, 0)}
 
     # ---- rows ----
 
-    def _consumed(self, places: list[dict[str, int]]) -> None:
+    def _consumed(self, places: list[Place]) -> None:
         self._place = places[-1]
 
-    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, int]]]:
+    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, Place]]:
         """Yield the rows for this rank, each with the position after the rows all ranks take together."""
         stream = self._stream()
         while True:
@@ -63,7 +64,7 @@ class ChatLoader(Loader):
             _, place = rows[-1]
             yield inputs, targets, place
 
-    def _stream(self) -> Iterator[tuple[np.ndarray, dict[str, int]]]:
+    def _stream(self) -> Iterator[tuple[np.ndarray, Place]]:
         """Yield the rows for all ranks, (2, seq_len) inputs and targets, each with the position after the row."""
         place = self._place
         while True:
@@ -79,7 +80,7 @@ class ChatLoader(Loader):
                 place["epoch"] += 1
             yield rows[-1], place
 
-    def _pack_window(self, place: dict[str, int]) -> tuple[list[np.ndarray], dict[str, int]]:
+    def _pack_window(self, place: Place) -> tuple[list[np.ndarray], dict[str, int]]:
         """Return the rows for the window at a position, in random order, and the counts including this window."""
         epoch, window = place["epoch"], place["window"]
         counts = {name: place[name] for name in COUNTS}
@@ -113,7 +114,7 @@ class ChatLoader(Loader):
         for tokens, mask in pieces:
             end = start + len(tokens)
             ids[start:end] = tokens
-            learned[start:end] = mask if self.supervise == "assistant" else True
+            learned[start:end] = self.supervise == "all" or mask
             # The token before the bos belongs to another conversation.
             learned[start] = False
             start = end
@@ -139,11 +140,11 @@ class ChatLoader(Loader):
         slots = counts.pop("slots")
         return {**counts, "padding": counts["padding"] / max(slots, 1)}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Record:
         """Return the position as small JSON, the same on all ranks."""
         return {"setting": self._setting, "place": self._place}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Record) -> None:
         """Continue at the position of a loader with the same setting; ranks and batch size may differ."""
         self.close()
         self._place = state["place"]
@@ -170,8 +171,8 @@ def fit_conversation(
 
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     """Return the piece numbers in each row: longest piece first, each into the fullest row with enough room."""
-    rows: list[list[int]] = []
-    free: list[tuple[int, int]] = []  # (room left, row), sorted, so that bisect finds the fullest row
+    rows = []
+    free = []  # (room left, row), sorted, so that bisect finds the fullest row
     for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
         index = bisect_left(free, (lengths[number], -1))
         # No row has room: start one.

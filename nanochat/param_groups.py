@@ -1,12 +1,10 @@
 """Optimizer settings for each parameter group; gpt.PARAMETERS assigns parameters to groups."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from torch.nn import Parameter
-
-from nanochat.gpt import parameter_row
-from nanochat.optim import Group
+from nanochat.gpt import GPT, parameter_row
+from nanochat.optim import KINDS, Group
+from nanochat.settings import OptimizerSettings
 
 TUNED_WIDTH = 768  # the width at which the learning rates were found
 
@@ -38,30 +36,31 @@ RULES = (
     Rule("smear", "adamw", "", 0.2, (), (0.8, 0.95), 0.0, NOISE),
     Rule("matrices", "muon", "matrix_lr", 1.0, BATCH, (0.95, 0.9), None),
 )
-LEARNING_RATES = sorted({rule.rate for rule in RULES if rule.rate})  # flag names
 
 
-def build_groups(
-    named_parameters: Iterable[tuple[str, Parameter]],
-    *,
-    learning_rates: Mapping[str, float],
-    batch_scale: float,
-    width: int,
-    matrix_weight_decay: float,
-) -> list[Group]:
-    """Return the groups that have parameters, in RULES order. learning_rates: by names in LEARNING_RATES."""
-    parameters = dict(named_parameters)
+def build_groups(model: GPT, config: OptimizerSettings, batch_scale: float, matrix_weight_decay: float) -> list[Group]:
+    """Return the groups that have parameters, in RULES order. config: has the learning rates, none of them None."""
+    parameters = dict(model.named_parameters())
     group_of = {name: parameter_row(name).group for name in parameters}
-    if "head.weight" not in parameters and "embed.weight" in parameters:
+    if model.config.tie_embeddings:
         group_of["embed.weight"] = "unembedding"  # a tied embedding takes the head's settings
-    scales = {"batch": batch_scale, "width": (width / TUNED_WIDTH) ** -0.5}
+    scales = {"batch": batch_scale, "width": (model.config.width / TUNED_WIDTH) ** -0.5}
     groups = []
     for rule in RULES:
         members = [(name, parameter) for name, parameter in parameters.items() if group_of[name] == rule.name]
         if members:
-            lr = rule.share * (learning_rates[rule.rate] if rule.rate else 1.0)
+            lr = rule.share * (getattr(config, rule.rate) if rule.rate else 1.0)
             for scale in rule.scaled_by:
                 lr *= scales[scale]
             decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
             groups.append(Group(rule.name, rule.kind, members, lr, *rule.betas, decay, rule.eps))
     return groups
+
+
+def state_bytes(model: GPT) -> int:
+    """Return the size of the optimizer's states for a model, over all ranks."""
+    kinds = {rule.name: KINDS[rule.kind] for rule in RULES}
+    size = 0
+    for name, parameter in model.named_parameters():
+        size += kinds[parameter_row(name).group].state_bytes * parameter.numel()
+    return size

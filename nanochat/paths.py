@@ -8,10 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 
 def base_dir() -> Path:
@@ -83,12 +80,12 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
 
 
-def write_json(path: Path, value: "Any") -> None:
+def write_json(path: Path, value: Any) -> None:
     """Write a JSON document, whole or not at all; a value that JSON lacks is a TypeError before anything is written."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def write_jsonl(path: Path, rows: "Iterable[Any]") -> None:
+def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
     """Write a JSON document per line, whole or not at all."""
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 

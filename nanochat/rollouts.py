@@ -5,12 +5,12 @@ which prompts are drawn and which random numbers their samples get: the number o
 run samples the same answers. Groups with equal rewards carry no gradient and are left out of the batch.
 """
 
-import itertools
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from nanochat.chat import fitted_prompt
 from nanochat.dataloader import Batch, BatchSource, require_multiple
 from nanochat.engine import Completion, Engine, Request
-from nanochat.log import print_figures
+from nanochat.log import Record, print_figures
 from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nanochat.train import State
 
 # Name → advantages from rewards, both of shape (prompts, samples).
-ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
+ADVANTAGES = {
     "mean": lambda rewards: rewards - rewards.mean(1, keepdim=True),
     "std": lambda rewards: (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6),
 }
@@ -62,7 +62,7 @@ class Group:
         # Compare rewards, not advantages: rounding makes advantages differ where rewards are equal.
         return min(self.rewards) < max(self.rewards)  # equal rewards give no direction
 
-    def record(self, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    def record(self, decode: Callable[[list[int]], str]) -> Record:
         """Return the JSON record for samples.jsonl."""
         answers = zip(self.completions, self.texts, self.rewards, self.advantages, strict=True)
         samples = [
@@ -211,14 +211,14 @@ class Rollouts(BatchSource):
         records = [record for records_at_place in zip(*by_rank, strict=True) for record in records_at_place]
         for record in records:
             self.record(f"example {record['example']}", self._step, **record)
-        samples = list(itertools.chain(*(record["samples"] for record in records)))
+        samples = list(chain(*(record["samples"] for record in records)))
         rewards = [[sample["reward"] for sample in record["samples"]] for record in records]  # (prompts, samples)
         self.metrics = {
-            "rl/reward": statistics.fmean(itertools.chain(*rewards)),
-            "rl/best_of_group": statistics.fmean(max(group) for group in rewards),
-            "rl/groups_that_teach": statistics.fmean(min(group) < max(group) for group in rewards),
-            "rl/tokens": statistics.fmean(sample["tokens"] for sample in samples),
-            "rl/stopped": statistics.fmean(sample["reason"] == "stop" for sample in samples),
+            "rl/reward": fmean(chain(*rewards)),
+            "rl/best_of_group": fmean(max(group) for group in rewards),
+            "rl/groups_that_teach": fmean(min(group) < max(group) for group in rewards),
+            "rl/tokens": fmean(sample["tokens"] for sample in samples),
+            "rl/stopped": fmean(sample["reason"] == "stop" for sample in samples),
         }
 
     def split(self, batch: Batch, rows: int) -> list[Batch]:
@@ -237,18 +237,18 @@ class Rollouts(BatchSource):
     def progress(self) -> float:
         return self._step / self.steps
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Record:
         """Return the position, equal on all ranks."""
         return {"setting": self._setting, "step": self._step}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Record) -> None:
         """Continue from the position of rollouts with the same setting, on any number of ranks."""
         self._step = state["step"]
 
 
 def assemble(rows: list[tuple[Tensor, ...]], questions: list[int], device: torch.device) -> tuple[Tensor, ...]:
     """Pad rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
-    longest: dict[int, int] = {}  # prompt number -> tokens with the longest answer
+    longest = {}  # prompt number -> tokens with the longest answer
     for question, row in zip(questions, rows, strict=True):
         longest[question] = max(longest.get(question, 0), len(row[0]) + len(row[-1]))
     order = sorted(range(len(rows)), key=lambda i: (-longest[questions[i]], questions[i]))  # longest prompts first

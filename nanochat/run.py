@@ -6,7 +6,7 @@ with training("chat_sft", config) as trainer:
     trainer.finish(state, {"Training rows": len(conversations)})
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -32,21 +32,21 @@ from nanochat.checkpoint import (
 from nanochat.config import flag_of
 from nanochat.dataloader import BatchSource, require_multiple
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.log import MetricLog, print0
+from nanochat.log import MetricLog, Record, print0
 from nanochat.models import config_of, describe_config
 from nanochat.objectives import Objective, next_token
-from nanochat.optim import Optimizer, state_bytes
+from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome, chat_tuning_metrics, run_metrics, training_curves
-from nanochat.param_groups import LEARNING_RATES, build_groups
+from nanochat.param_groups import build_groups, state_bytes
 from nanochat.paths import stage_dir
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests
 from nanochat.scaling import RunPlan, rate_scale, row_choices
 from nanochat.settings import FineTuneSettings, TrainingSettings, inherit
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
-from nanochat.train import Evaluation, State, TrainingLoop, largest_device_batch
+from nanochat.train import Action, Evaluation, State, TrainingLoop, largest_device_batch
 
-Data = list[dict[str, Any]] | dict[str, Any]  # describes a run's data in its manifest
+Data = list[Record] | Record  # describes a run's data in its manifest
 
 # Bytes in a checkpoint for each parameter: the fp32 weight, and at most two fp32 optimizer states.
 CHECKPOINT_BYTES = 12
@@ -60,15 +60,9 @@ def build(
     """Return a model, its optimizer, and the rows in a micro-batch."""
     config = start.config
     model = build_model(start.shape, runtime, start.weights, config.checkpointing)
-    groups = build_groups(
-        model.named_parameters(),
-        learning_rates={name: getattr(config, name) for name in LEARNING_RATES},
-        batch_scale=rate_scale(start.batch),
-        width=start.shape.width,
-        matrix_weight_decay=start.weight_decay,
-    )
+    groups = build_groups(model, config, rate_scale(start.batch), start.weight_decay)
     # Before compiling and 8 bits: the memory search runs the plain model.
-    rows = _device_rows(start, resumed, model, state_bytes(groups) // runtime.world_size, runtime)
+    rows = _device_rows(start, resumed, model, state_bytes(model) // runtime.world_size, runtime)
     if in_fp8:
         print0(f"fp8: {len(fp8.convert(model))} layers")
     if config.compile and _is_long_enough(start, model, runtime):
@@ -93,9 +87,7 @@ def _device_rows(start: "_Start", resumed: Checkpoint | None, model: GPT, reserv
         # Free memory may differ by now, and another size would change the rounding.
         size = before
     elif len(choices) > 1:
-        # Any tokens will do; all rows in this rank's step.
-        ids = torch.zeros(choices[-1], length, dtype=torch.int64, device=runtime.device)
-        size = largest_device_batch(model, next_token, (ids, ids), choices, runtime, reserve)
+        size = largest_device_batch(model, length, choices, runtime, reserve)
     parts = start.batch // (size * length * runtime.world_size)
     print0(f"device batch: {size} rows of {length:,} tokens, {parts} of them in a step on each rank")
     return size
@@ -112,7 +104,7 @@ def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime) -> bool:
 # ---- resuming ----
 
 
-def fixed_settings(config: TrainingSettings) -> dict[str, Any]:
+def fixed_settings(config: TrainingSettings) -> Record:
     """Return the config fields that no resume may change."""
     return {one.name: getattr(config, one.name) for one in fields(config) if not one.metadata["may_change"]}
 
@@ -179,7 +171,7 @@ class _Start:
     shape: GPTConfig
     weights: Checkpoint | int  # a checkpoint's, or the seed of new ones
     tokenizer: Tokenizer
-    record: dict[str, Any]  # for manifests: parent and tokenizer
+    record: Record  # for manifests: parent and tokenizer
     batch: int  # tokens in a step
     steps: int | None
     seconds: float | None
@@ -206,16 +198,15 @@ def _start_new(
         steps=plan.steps,
         seconds=plan.seconds,
         weight_decay=config.weight_decay * plan.decay_scale,  # for this batch and horizon
-        schedules=schedules.pretraining(config.warmup_steps, config.warmdown_ratio, config.final_lr_frac),
+        schedules=schedules.pretraining(config),
     )
 
 
 def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint | None, runtime: Runtime) -> _Start:
     """Return the start for a run with another stage's model; a resumed run needs no parent any more."""
     parent = {"stage": MODELS[config.source], "tag": config.model_tag or config.tag}
-    origin = resumed  # has everything that the parent gave
-    if origin is None:
-        origin = find_model(parent["stage"], parent["tag"], -1, runtime)
+    # A resumed run has everything that the parent gave.
+    origin = resumed or find_model(parent["stage"], parent["tag"], -1, runtime)
     manifest = origin.manifest
     if rows:
         require_multiple("answers of a step (--examples-per-step x --num-samples)", rows, runtime.world_size)
@@ -239,7 +230,7 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
         steps=None if config.num_iterations < 0 else config.num_iterations,
         seconds=None if config.target_seconds < 0 else config.target_seconds,
         weight_decay=config.weight_decay,
-        schedules=schedules.finetuning(config.warmup_steps, config.warmdown_ratio, config.final_lr_frac),
+        schedules=schedules.finetuning(config),
         first_rate=config.init_lr_frac,
         optimizer_from=origin if takes_states else None,
     )
@@ -324,8 +315,8 @@ class Trainer:
         evaluations: Sequence[Evaluation] = (),
         *,
         data: Data | None = None,
-        tasks: Callable[[], dict[str, dict[str, Any]]] = dict,
-        after_step: Sequence[Callable[[State], None]] = (),
+        tasks: Callable[[], dict[str, Record]] = dict,
+        after_step: Sequence[Action] = (),
     ) -> State:
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
 
@@ -334,7 +325,6 @@ class Trainer:
         """
         if data is None:  # one rank reads the files and hashes
             data = source.state_dict()["setting"] | {"tasks": self.runtime.broadcast(tasks)}
-        config = self.config
         # The last save ends inside `stop_requests`: a second signal ends it too.
         with stop_requests() as requests, source, self._saving(source, data) as save:
             loop = TrainingLoop(
@@ -344,21 +334,19 @@ class Trainer:
                 optimizer=self.optimizer,
                 runtime=self.runtime,
                 log=self.log,
+                config=self.config,
                 state=self._restore(source, data),
                 schedules=self.start.schedules,
                 device_batch=self.device_rows,
                 flops_per_token=self.model.flops_per_token(),
                 steps=self.start.steps,
                 seconds=self.start.seconds,
-                untimed_steps=config.untimed_steps,
-                clip=config.grad_clip,
-                save_every=config.save_every,
                 after_step=[lambda state: fp8.refresh(self.model), *after_step],  # 8-bit copies follow the weights
             )
             loop.run(evaluations, save, requests)
         return loop.state
 
-    def finish(self, state: State, metrics: Mapping[str, Any]) -> None:
+    def finish(self, state: State, metrics: Record) -> None:
         """Write the outcome of a run that has ended; print why there is none otherwise."""
         if state.stop:
             print0(f"stopped by {state.stop} after step {state.step:,}: run the same command again to resume")
@@ -382,7 +370,7 @@ class Trainer:
         new_chats: Any,
         supervise: str,
         evaluations: Sequence[Evaluation],
-        metrics: Mapping[str, Any],
+        metrics: Record,
     ) -> None:
         """Train on conversations and write the outcome; the config is ChatTuneSettings.
 
@@ -432,7 +420,7 @@ class Trainer:
         self,
         source: BatchSource,
         data: Data,
-    ) -> Iterator[Callable[[State], None]]:
+    ) -> Iterator[Action]:
         """Yield a function that saves a checkpoint: a collective. The last one is on disk when the block ends."""
         # Refuse to start without room for the checkpoints of this run: one is written before an old one goes.
         copies = max(1, self.config.keep_last + 1 - len(steps(self.folder)))
@@ -446,17 +434,12 @@ class Trainer:
             "dtype": self.runtime.dtype_name,
             "model": describe_config(self.model.config),
         }
-        saver = Saver(
-            self.folder,
-            self.runtime.rank,
-            self.runtime.world_size,
-            self.config.keep_last,
-            self.runtime.store,
-        )
+        runtime = self.runtime
+        saver = Saver(self.folder, runtime.rank, runtime.world_size, self.config.keep_last, runtime.store)
 
         def save(state: State) -> None:
             # The optimizer's states are gathered a parameter at a time, while they are copied.
-            merged = source.merge(self.runtime.all_gather(source.state_dict()))  # works for another number of ranks too
+            merged = source.merge(runtime.all_gather(source.state_dict()))  # works for another number of ranks too
             progress = {"loop": asdict(state), "source": merged}
             saver.save(state.step, self.model.state_dict(), self.optimizer.state_tensors(), record | progress)
 

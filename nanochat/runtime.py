@@ -139,9 +139,8 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     keep_compiled()
     device = _device(device_type)
     distributed = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # Slurm sets only some
-    rank, world_size = 0, 1
-    if distributed:
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"]) if distributed else 0
+    world_size = int(os.environ["WORLD_SIZE"]) if distributed else 1
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current device
         torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
@@ -260,7 +259,7 @@ ECHO_SECONDS = 3.0  # torchrun passes a terminal's Ctrl-C on to ranks that have 
 @contextmanager
 def stop_requests() -> Iterator[list[str]]:
     """Yield a list that gets the name of the first signal that asks to stop; a second one ends the process at once."""
-    requests: list[str] = []
+    requests = []
     first = 0.0
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -10,18 +10,15 @@ import math
 import os
 import re
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.hardware import Accelerator, find_accelerator
-from nanochat.log import duration
+from nanochat.log import Record, duration
 from nanochat.models import config_fields, new_model
-from nanochat.optim import state_bytes
 from nanochat.outcome import hardware, read_outcomes
-from nanochat.param_groups import LEARNING_RATES, build_groups
+from nanochat.param_groups import state_bytes
 from nanochat.paths import base_dir
 from nanochat.runtime import asked_precision, planned_hardware
 
@@ -71,35 +68,36 @@ class RunPlan:
         return None if self.steps is None else self.steps * self.total_batch_size
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Record:
         """Return the plan's figures as the report card names them, without those that a clock decides."""
-        facts: dict[str, Any] = {"Number of parameters": self.counts["total"]}
+        facts = {"Number of parameters": self.counts["total"]}
         for kind, count in self.counts.items():
             if kind != "total":
                 facts[f"Number of parameters, {kind}"] = count
-        facts["Total batch size"] = self.total_batch_size
-        facts["Number of FLOPs per token"] = {"value": self.flops_per_token, "format": ".4e"}
+        facts |= {
+            "Total batch size": self.total_batch_size,
+            "Number of FLOPs per token": {"value": self.flops_per_token, "format": ".4e"},
+        }
         if self.tokens is not None:
-            facts["Calculated number of iterations"] = self.steps
-            facts["Number of training tokens"] = self.tokens
-            facts["Tokens : Params ratio"] = {"value": self.tokens / self.scaled, "format": ".2f"}
+            facts |= {
+                "Calculated number of iterations": self.steps,
+                "Number of training tokens": self.tokens,
+                "Tokens : Params ratio": {"value": self.tokens / self.scaled, "format": ".2f"},
+            }
         return facts
 
 
 def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0) -> RunPlan:
     """Return the plan that follows from the flags; vocab_size None: no tokenizer is trained yet."""
-    notes: list[str] = []
+    notes = []
     if vocab_size is None:
         vocab_size = ASSUMED_VOCABULARY
-        notes.append(f"vocabulary {vocab_size:,} = assumed, no tokenizer is trained yet")
+        notes = [f"vocabulary {vocab_size:,} = assumed, no tokenizer is trained yet"]
     model = _new_model(config, config.depth, config.width, config.kv_heads, vocab_size, bos_id)
     # The reference has its own width and heads, which --kv-heads need not divide.
     reference = _new_model(config, REFERENCE_DEPTH, 0, 0, vocab_size, bos_id)
     shape = model.config
     ratio = f"depth {shape.depth} x aspect_ratio {config.aspect_ratio}, up to a multiple of head_dim {config.head_dim}"
-    notes.append(f"width {shape.width:,} = {'given' if config.width else ratio}")
-    notes.append(f"heads {shape.heads:,} = width / head_dim {config.head_dim}")
-    notes.append(f"kv_heads {shape.kv_heads:,} = {'given' if config.kv_heads else 'heads'}")
     counts = model.parameter_counts()
     n = scaled_size(counts)  # the size that scaling laws compare
     reference_n = scaled_size(reference.parameter_counts())
@@ -107,23 +105,27 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
 
     size = n / reference_n  # and that of the horizons in tokens, at one ratio
     # A given batch changes learning rates and weight decay too.
-    batch, note = config.total_batch_size, "given"
+    batch, chosen = config.total_batch_size, "given"
     if batch < 1:
         batch = 2 ** round(math.log2(REFERENCE_BATCH * size**BATCH_EXPONENT))  # divides well among ranks
-        note = f"2^19 x (N {n:,} / {reference_n:,})^{BATCH_EXPONENT}, to a power of 2"
-    notes.append(f"total_batch_size {batch:,} = {note}")
+        chosen = f"2^19 x (N {n:,} / {reference_n:,})^{BATCH_EXPONENT}, to a power of 2"
     rates = rate_scale(batch)
-    notes.append(f"learning rates x {rates:.4g} = (total_batch_size / 2^19)^0.5")
     decay = rates / size  # holds batch / (rate × decay × tokens)
-    notes.append(f"weight decay x {decay:.4g} = that / (N / {reference_n:,})")
-    steps, seconds, note = _horizon(config, n, flops, batch)
-    notes.append(f"num_iterations {'?' if steps is None else f'{steps:,}'} = {note}")
-
+    steps, seconds, horizon = _horizon(config, n, flops, batch)
+    notes += [
+        f"width {shape.width:,} = {'given' if config.width else ratio}",
+        f"heads {shape.heads:,} = width / head_dim {config.head_dim}",
+        f"kv_heads {shape.kv_heads:,} = {'given' if config.kv_heads else 'heads'}",
+        f"total_batch_size {batch:,} = {chosen}",
+        f"learning rates x {rates:.4g} = (total_batch_size / 2^19)^0.5",
+        f"weight decay x {decay:.4g} = that / (N / {reference_n:,})",
+        f"num_iterations {'?' if steps is None else f'{steps:,}'} = {horizon}",
+    ]
     return RunPlan(
         model=shape,
         counts=counts,
         scaled=n,
-        state_bytes=optimizer_bytes(model),
+        state_bytes=state_bytes(model),
         flops_per_token=flops,
         total_batch_size=batch,
         decay_scale=decay,
@@ -131,19 +133,6 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
         seconds=seconds,
         notes=notes,
     )
-
-
-def optimizer_bytes(model: GPT) -> int:
-    """Return the size of the optimizer's states for a model."""
-    # Only the kinds of the groups count, not their rates.
-    groups = build_groups(
-        model.named_parameters(),
-        learning_rates=dict.fromkeys(LEARNING_RATES, 0.0),
-        batch_scale=1.0,
-        width=model.config.width,
-        matrix_weight_decay=0.0,
-    )
-    return state_bytes(groups)
 
 
 def _new_model(config: "TrainingSettings", depth: int, width: int, kv_heads: int, vocab_size: int, bos_id: int) -> GPT:
@@ -160,8 +149,7 @@ def _new_model(config: "TrainingSettings", depth: int, width: int, kv_heads: int
     fields = config_fields(config.model) | {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}
     if config.window_pattern:
         fields["window_pattern"] = config.window_pattern
-    with torch.device("meta"):  # shapes alone: no memory, no weights
-        return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields))
+    return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields))
 
 
 def scaled_size(counts: dict[str, int]) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from nanochat.optim import KINDS, Group
+from nanochat.settings import OptimizerSettings
 
 Schedule = Callable[[float, int], float]
 Table = dict[str, Schedule]  # field of Group → schedule
@@ -54,15 +55,16 @@ def _interpolate(share: float, low: float, high: float) -> float:
     return share * high + (1 - share) * low
 
 
-def pretraining(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
+def pretraining(config: OptimizerSettings) -> Table:
     """Return base training's schedules."""
-    lr = partial(warmup_warmdown, warmup_steps=warmup_steps, warmdown=warmdown, final=final_lr)
+    warmdown = config.warmdown_ratio
+    lr = partial(warmup_warmdown, warmup_steps=config.warmup_steps, warmdown=warmdown, final=config.final_lr_frac)
     return {"lr": lr, "momentum": partial(momentum, warmdown=warmdown), "weight_decay": cosine}
 
 
-def finetuning(warmup_steps: int, warmdown: float, final_lr: float) -> Table:
+def finetuning(config: OptimizerSettings) -> Table:
     """Return fine-tuning's schedules: momentum only rises, and weight decay stays as given."""
-    lr = pretraining(warmup_steps, warmdown, final_lr)["lr"]
+    lr = pretraining(config)["lr"]
     return {"lr": lr, "momentum": partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95)}
 
 

@@ -6,16 +6,16 @@ special token: `encode` treats "<|bos|>" as seven ordinary characters.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import rustbpe
-from nanochat.paths import write_text
+from nanochat.log import Record
+from nanochat.paths import text_sha256, write_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,16 +92,16 @@ class Tokenizer:
         """SHA-256 over everything that decides the ids: tokenizers with the same hash agree on every text."""
         # One spelling for equal definitions.
         canonical = json.dumps(self._definition(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return text_sha256(canonical)
 
-    def _definition(self) -> dict[str, Any]:
+    def _definition(self) -> Record:
         return {
             "pattern": self.core.pattern,
             "merges": self.core.merges.tolist(),
             "special_tokens": self.special_tokens,
         }
 
-    def save(self, path: Path, training: dict[str, Any] | None = None) -> str:
+    def save(self, path: Path, training: Record | None = None) -> str:
         """Write the file, whole or not at all; return the content hash. training: settings, for the record."""
         content_hash = self.content_hash
         # token_bytes follows from the merges: other programs need the lengths for bits per byte.

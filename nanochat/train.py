@@ -9,18 +9,19 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nanochat import schedules
 from nanochat.dataloader import Batch, BatchSource
-from nanochat.log import MetricLog, StepProgress, print_line
+from nanochat.gpt import GPT
+from nanochat.log import MetricLog, Record, StepProgress, print_line
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.runtime import Runtime, without_garbage_collection
 from nanochat.scaling import CPU_TOKENS
+from nanochat.settings import TrainingSettings
 
 SMOOTHING = 0.9  # share that the old value keeps in the loss's moving average
 STEADY_AFTER = 10  # steps in this process before speed is measured
@@ -53,14 +54,17 @@ class State:
     steady_seconds: float = 0.0  # without the first steps, which compile and warm up
     steady_flops: float = 0.0
     evaluated: int = -1  # the last step whose evaluations are complete
-    notes: dict[str, Any] = field(default_factory=dict)  # evaluation results, for the outcome
+    notes: Record = field(default_factory=dict)  # evaluation results, for the outcome
     stop: str = ""  # the reason for an early end
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> "State":
+    def from_record(cls, record: Record) -> "State":
         """Return the state in a manifest, also from an earlier version."""
         names = {known.name for known in fields(cls)}
         return cls(**{name: value for name, value in record.items() if name in names})
+
+
+Action = Callable[[State], None]  # between two steps
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class Evaluation:
     """
 
     every: int
-    evaluate: Callable[[State], None]
+    evaluate: Action
     at_start: bool = False  # also before the first step
 
     def is_due(self, state: State, finished: bool) -> bool:
@@ -108,16 +112,14 @@ class TrainingLoop:
     optimizer: Optimizer
     runtime: Runtime
     log: MetricLog
+    config: TrainingSettings
     state: State
     schedules: schedules.Table  # field of Group -> schedule
     device_batch: int  # rows in a micro-batch, as the source's `split` takes them
     flops_per_token: float
     steps: int | None = None
     seconds: float | None = None
-    untimed_steps: int = 0  # first steps of this process that do not count toward `seconds`
-    clip: float = 0.0  # largest gradient norm, 0: any
-    save_every: int = 0  # steps; besides, a checkpoint is saved at the end and before a stop
-    after_step: Sequence[Callable[[State], None]] = ()  # called in order when the weights have changed
+    after_step: Sequence[Action] = ()  # called in order when the weights have changed
 
     def __post_init__(self):
         self.state.device_batch = self.device_batch
@@ -127,9 +129,9 @@ class TrainingLoop:
         self._is_fp16 = self.runtime.dtype == torch.float16
         self._seconds = self.state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
         self._settled_at = 0.0
-        self._under_way: _LaunchedStep | None = None  # on a GPU
+        self._under_way = None  # on a GPU, the launched step that the host has not read
 
-    def run(self, evaluations: Sequence[Evaluation], save: Callable[[State], None], requests: Sequence[str]) -> None:
+    def run(self, evaluations: Sequence[Evaluation], save: Action, requests: Sequence[str]) -> None:
         """Train. Evaluations run between two steps, then the checkpoint is saved.
 
         requests: gets an entry when this process is asked to stop. A stop postpones evaluations to the resumed run. A
@@ -140,22 +142,23 @@ class TrainingLoop:
             while True:
                 finished = self._progress() >= 1
                 due = [evaluation for evaluation in evaluations if evaluation.is_due(state, finished)]
-                saves = finished or is_multiple(state.step, self.save_every)
+                saves = finished or is_multiple(state.step, self.config.save_every)
                 if due or saves or state.stop:
                     self._settle()  # figures from the step under way; they may bring a request to stop
                 if finished:
                     state.stop = ""
-                if finished or state.stop:
+                ends = finished or state.stop
+                if ends:
                     self._progress_line.close()
-                if (due or saves or state.stop) and not self._is_as_resumed():
+                if (due or saves or ends) and not self._is_as_resumed():
                     self._seconds = state.seconds = self.runtime.all_gather(self._seconds)[0]  # rank 0's clock
                     if due and finished and state.step > self._first_step:
                         save(state)  # an evaluation that fails must not cost the run
                     if not state.stop:
                         self._evaluate(due)
-                    if saves or state.stop:
+                    if saves or ends:
                         save(state)
-                if finished or state.stop:
+                if ends:
                     return
                 launched = self._launch(requests)
                 # On a GPU the host reads a step's figures while the device computes the next.
@@ -189,7 +192,7 @@ class TrainingLoop:
         start = time.perf_counter()
         waited = self.source.wait_seconds
         groups = self.optimizer.groups
-        schedules.apply(groups, self.schedules, min(self._progress(), 1.0), state.step)
+        schedules.apply(groups, self.schedules, self._progress(), state.step)
         lr_multiplier = next((group.lr / group.initial_lr for group in groups if group.initial_lr), 0.0)
         batch = next(self.source)  # may wait for the loader, or for sampling
         wait = self.source.wait_seconds - waited
@@ -235,7 +238,7 @@ class TrainingLoop:
     def _update(self, count: Tensor) -> Tensor:
         """Update the weights by the mean gradient; returns its norm."""
         scale = 1 / (count.float().clamp(min=1) * self.state.loss_scale)  # clamp: a batch may have no targets
-        norm = self.optimizer.step(scale, self.clip)
+        norm = self.optimizer.step(scale, self.config.grad_clip)
         self.optimizer.zero_grad()
         return norm
 
@@ -255,12 +258,11 @@ class TrainingLoop:
                 if not (self._is_fp16 and halve_loss_scale(self.state, self.optimizer, self.runtime)):
                     return sums
             self.optimizer.restart()  # gradients already sent are complete, and stay
-            if self.runtime.device.type == "cuda":
-                torch.cuda.empty_cache()  # by now no traceback holds tensors from the failed step
+            torch.cuda.empty_cache()  # by now no traceback holds tensors from the failed step
 
     def _accumulate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         totals = torch.zeros(2, device=batch[0].device)
-        metrics: dict[str, Tensor] = {}
+        metrics = {}
         micro_batches = self.source.split(batch, self.state.device_batch)
         for number, micro_batch in enumerate(micro_batches, 1):
             # The last backward sends the gradients, layer by layer. fp16 has to check them before.
@@ -305,7 +307,7 @@ class TrainingLoop:
         seconds = now - max(self._settled_at, step.start)  # steps overlap on a GPU
         self._settled_at = now
         number = step.number - self._first_step  # in this process
-        if number > self.untimed_steps:  # compilation may be left out
+        if number > self.config.untimed_steps:  # compilation may be left out
             self._seconds += seconds
         state.seconds = clock if self.runtime.world_size > 1 else self._seconds
         flops = step.tokens * self.flops_per_token
@@ -319,7 +321,7 @@ class TrainingLoop:
         state.smooth_loss = SMOOTHING * state.smooth_loss + (1 - SMOOTHING) * loss
         return seconds
 
-    def _figures(self, step: _LaunchedStep, norm: float, seconds: float) -> dict[str, Any]:
+    def _figures(self, step: _LaunchedStep, norm: float, seconds: float) -> Record:
         """Return the record about a step for the log."""
         # For this step: a later one may be launched.
         progress = step.number / self.steps if self.steps else self._progress()
@@ -363,8 +365,7 @@ def grow_loss_scale(state: State) -> None:
 
 def halve_loss_scale(state: State, optimizer: Optimizer, runtime: Runtime) -> bool:
     """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
-    parameters = [parameter for group in optimizer.groups for _, parameter in group.params]
-    norm = nn.utils.get_total_norm(parameter.grad for parameter in parameters if parameter.grad is not None)
+    norm = nn.utils.get_total_norm(parameter.grad for group in optimizer.groups for _, parameter in group.params)
     # All ranks decide alike. At the lowest scale the step counts, and its norm ends the run.
     if runtime.all_reduce(norm).isfinite() or state.loss_scale <= MIN_LOSS_SCALE:
         return False
@@ -384,35 +385,25 @@ def smaller_device_batch(state: State, rows: int, rank: int) -> int:
     return smaller
 
 
-def largest_device_batch(
-    model: nn.Module,
-    objective: Objective,
-    batch: Batch,
-    sizes: Sequence[int],
-    runtime: Runtime,
-    reserve: int,
-) -> int:
+def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime: Runtime, reserve: int) -> int:
     """Return the largest size, in rows, whose forward and backward fit into memory, the same on all ranks.
 
-    batch: a step's. sizes: to choose from, in order. reserve: bytes that the optimizer will take later. A GPU tries;
+    length: of a row. sizes: to choose from, in order. reserve: bytes that the optimizer will take later. A GPU tries;
     elsewhere a size with at most CPU_TOKENS fits. The model is not compiled yet.
     """
-    fitting = sizes[0]
-    for size in reversed(sizes):
-        if runtime.device.type == "cuda":
-            fits = _fits(model, objective, batch, size, reserve)
-        else:
-            fits = size * batch[0][0].numel() <= CPU_TOKENS
-        if fits:
-            fitting = size
-            break
-    return min(runtime.all_gather(fitting))  # the rank with least memory decides
+    if runtime.device.type == "cuda":
+        fitting = (rows for rows in reversed(sizes) if _fits(model, rows, length, reserve))
+    else:
+        fitting = (rows for rows in reversed(sizes) if rows * length <= CPU_TOKENS)
+    largest = next(fitting, sizes[0])
+    return min(runtime.all_gather(largest))  # the rank with least memory decides
 
 
-def _fits(model: nn.Module, objective: Objective, batch: Batch, rows: int, reserve: int) -> bool:
+def _fits(model: GPT, rows: int, length: int, reserve: int) -> bool:
     try:
-        reserved = torch.empty(reserve, dtype=torch.uint8, device=batch[0].device)  # stands for optimizer states
-        loss, *_ = objective(model, tuple(part[:rows] for part in batch))
+        reserved = torch.empty(reserve, dtype=torch.uint8, device=model.device)  # stands for optimizer states
+        ids = torch.zeros(rows, length, dtype=torch.int64, device=model.device)  # any tokens will do
+        loss = model(ids, ids)
         loss.backward()
         del reserved, loss  # frees the memory before the next try
         return True

@@ -7,16 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, replace
 from types import SimpleNamespace
-from typing import Any
-
-import torch
 
 from nanochat.chat import render_conversation
 from nanochat.checkpoint import tokenizer_of, verified
-from nanochat.log import print0
+from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
+from nanochat.param_groups import state_bytes
 from nanochat.runtime import planned_hardware
-from nanochat.scaling import RunPlan, estimate, optimizer_bytes, scaled_size
+from nanochat.scaling import RunPlan, estimate, scaled_size
 from nanochat.settings import FineTuneSettings, inherit
 from nanochat.stages import MODELS
 
@@ -75,16 +73,14 @@ def _plan(
     return config, facts, _run_plan(config, checkpoint.manifest, steps)
 
 
-def _run_plan(config: FineTuneSettings, manifest: dict[str, Any], steps: int | None) -> RunPlan:
-    shape = config_of(manifest)
-    with torch.device("meta"):  # shapes alone: no memory, no weights
-        model = new_model(shape)
+def _run_plan(config: FineTuneSettings, manifest: Record, steps: int | None) -> RunPlan:
+    model = new_model(config_of(manifest))
     counts = model.parameter_counts()
     return RunPlan(
-        model=shape,
+        model=model.config,
         counts=counts,
         scaled=scaled_size(counts),
-        state_bytes=optimizer_bytes(model),
+        state_bytes=state_bytes(model),
         flops_per_token=model.flops_per_token(),
         total_batch_size=config.total_batch_size,
         decay_scale=1.0,

@@ -17,6 +17,7 @@ from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.runtime import Runtime, stop_requests
+from nanochat.settings import OptimizerSettings, TrainingSettings
 from nanochat.train import Evaluation, State, TrainingLoop
 
 CPU = torch.device("cpu")
@@ -24,7 +25,7 @@ ALONE = Runtime(CPU, torch.float32, "chunks")
 AHEAD = replace(ALONE, device=torch.device("cuda"))  # the loop runs ahead of what it computes, as on a GPU; on the CPU
 ROWS, LENGTH, VOCABULARY = 8, 32, 128
 EXACT = 1e-5  # two models are equal
-WARM = schedules.pretraining(40, 0.65, 0.05)  # as base training begins
+WARM = schedules.pretraining(OptimizerSettings())  # as base training begins
 
 
 class Planted(torch.autograd.Function):
@@ -117,22 +118,18 @@ def train(
     model: GPT | None = None,
     **options: Any,
 ) -> Trained:
-    """Run the loop on a new model, for 3 steps unless `options` has another horizon."""
+    """Run the loop on a new model, for 3 steps unless `options` has another horizon; settings may be there too."""
     model = model or small_model()
     source = source or Rows(runtime)
     state = state or State()
-    groups = build_groups(
-        model.named_parameters(),
-        learning_rates={"unembedding_lr": 0.008, "embedding_lr": 0.3, "scalar_lr": 0.5, "matrix_lr": 0.02},
-        batch_scale=(ROWS * LENGTH / 2**19) ** 0.5,
-        width=64,
-        matrix_weight_decay=0.1,
-    )
+    groups = build_groups(model, OptimizerSettings(), (ROWS * LENGTH / 2**19) ** 0.5, 0.1)
     optimizer = Optimizer(groups, runtime.rank, runtime.world_size, chunk_bytes=2**17)
+    given = [name for name in ("grad_clip", "save_every", "untimed_steps") if name in options]
+    config = TrainingSettings(**{name: options.pop(name) for name in given})
     options = {"steps": None if "seconds" in options else 3, "schedules": WARM} | options
     options |= {"device_batch": device_batch, "flops_per_token": 1e6}
     with MetricLog(folder) as log, stop_requests() as requests:
-        loop = TrainingLoop(model, source, objective, optimizer, runtime, log, state, **options)
+        loop = TrainingLoop(model, source, objective, optimizer, runtime, log, config, state, **options)
         loop.run(evaluations, save, requests)
     parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     return Trained(state, parameters, read_metrics(log.path), source)

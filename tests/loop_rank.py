@@ -43,7 +43,7 @@ class Cases:
             if ROWS // self.runtime.world_size % rows == 0:
                 self.train(f"plain {rows}", device_batch=rows)
 
-        self.train("masked", device_batch=1, source=Rows(self.runtime, uneven), clip=0.1)
+        self.train("masked", device_batch=1, source=Rows(self.runtime, uneven), grad_clip=0.1)
         # Some ranks have no gradients to send in their backward.
         self.train("skipping", objective=skipping, source=Rows(self.runtime, every_other))
 

@@ -11,7 +11,8 @@ from nanochat import attention, gpt
 from nanochat.decoder import KVCache, Prefix
 from nanochat.fused import pack
 from nanochat.gpt import PARAMETERS, GPTConfig, parameter_row
-from nanochat.param_groups import LEARNING_RATES, RULES, build_groups
+from nanochat.param_groups import RULES, build_groups
+from nanochat.settings import OptimizerSettings
 
 
 @pytest.mark.parametrize(
@@ -109,9 +110,7 @@ def test_every_field_has_optimizer_groups(field):
     """Each parameter is in exactly one group."""
     model = lively(switched(field))
     names = {name for name, _ in model.named_parameters()}
-    rates = dict.fromkeys(LEARNING_RATES, 0.1)
-    options = {"batch_scale": 1.0, "width": 64, "matrix_weight_decay": 0.1}
-    groups = build_groups(model.named_parameters(), learning_rates=rates, **options)
+    groups = build_groups(model, OptimizerSettings(), 1.0, 0.1)
     assert sorted(name for group in groups for name, _ in group.params) == sorted(names)
 
 

@@ -43,7 +43,7 @@ def plain(tmp_path_factory):
 
 
 def test_the_number_of_ranks_does_not_matter(ranks, plain, tmp_path):
-    masked = train(tmp_path / "masked", source=Rows(ALONE, uneven), clip=0.1)
+    masked = train(tmp_path / "masked", source=Rows(ALONE, uneven), grad_clip=0.1)
     assert min(record["train/grad_norm"] for record in masked.records) > 0.1  # so it was clipped
     few = train(tmp_path / "few", objective=skipping, source=Rows(ALONE, every_other))
     twins = {"plain": plain, "masked": masked, "skipping": few}

@@ -9,6 +9,7 @@ from torch.nn import Parameter
 
 from nanochat import schedules
 from nanochat.optim import KINDS, POLAR_EXPRESS, Group, Optimizer
+from nanochat.settings import OptimizerSettings
 
 SEED = random.SystemRandom().randrange(2**32)
 
@@ -178,7 +179,7 @@ def test_a_kind_is_complete(kind):
     """Its schedules, states and their size; and a step changes the parameters."""
     stack = KINDS[kind]
     assert "lr" in stack.scheduled
-    assert set(stack.scheduled) <= set(schedules.pretraining(1, 0.5, 0.0))
+    assert set(stack.scheduled) <= set(schedules.pretraining(OptimizerSettings()))
     params, optimizer = optimizer_of(kind)
     before = [parameter.detach().clone() for _, parameter in params]
     give_gradients(params)

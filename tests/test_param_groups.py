@@ -1,9 +1,11 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn import Parameter
 
 from nanochat.gpt import PARAMETERS
-from nanochat.param_groups import LEARNING_RATES, RULES, build_groups
+from nanochat.param_groups import RULES, build_groups
 from scripts.base_train import Config
 
 NAMES = [
@@ -19,10 +21,10 @@ def named(*names: str) -> list[tuple[str, Parameter]]:
     return [(name, Parameter(torch.zeros(2, 2))) for name in names]
 
 
-def groups(names: list[str] = NAMES, **changes) -> dict:
-    rates = {flag: getattr(Config, flag) for flag in LEARNING_RATES}
-    setting = {"learning_rates": rates, "batch_scale": 1.0, "width": 768, "matrix_weight_decay": 0.1} | changes
-    return {group.name: group for group in build_groups(named(*names), **setting)}
+def groups(names: list[str] = NAMES, batch_scale: float = 1.0, width: int = 768, **rates: float) -> dict:
+    shape = SimpleNamespace(width=width, tie_embeddings="head.weight" not in names)
+    model = SimpleNamespace(named_parameters=lambda: named(*names), config=shape)
+    return {group.name: group for group in build_groups(model, Config(**rates), batch_scale, 0.1)}
 
 
 def test_every_parameter_is_in_one_group():
@@ -66,9 +68,9 @@ def test_learning_rates_scale_with_batch_and_width():
 
 
 def test_every_learning_rate_is_a_flag():
-    default = {flag: getattr(Config, flag) for flag in LEARNING_RATES}
-    plain, changed = groups(), groups(learning_rates={flag: 3 * lr for flag, lr in default.items()})
+    flags = {rule.rate for rule in RULES if rule.rate}
+    plain, changed = groups(), groups(**{flag: 3 * getattr(Config, flag) for flag in flags})
     grown = {name: changed[name].lr / group.lr for name, group in plain.items()}
     assert grown == pytest.approx(dict.fromkeys(plain, 3.0) | {"smear": 1.0})
-    one = groups(learning_rates=default | {"matrix_lr": 0.5})
+    one = groups(matrix_lr=0.5)
     assert {name for name in plain if one[name].lr != plain[name].lr} == {"matrices"}

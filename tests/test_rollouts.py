@@ -19,6 +19,7 @@ from nanochat.objectives import PolicyGradient
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.rollouts import ADVANTAGES, Rollouts, Sampling, assemble, columns
+from nanochat.settings import OptimizerSettings, TrainingSettings
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State, TrainingLoop
 
@@ -340,13 +341,14 @@ def test_what_cannot_be():
 
 def learn(folder, model, source, objective, steps, look) -> list[dict]:
     """The records of some steps of training, after each of which `look` is given the optimizer."""
-    rates = {"unembedding_lr": 0.02, "embedding_lr": 0.1, "scalar_lr": 0.05, "matrix_lr": 0.02}
-    scales = {"batch_scale": 1.0, "width": 768, "matrix_weight_decay": 0.0}
-    optimizer = Optimizer(build_groups(model.named_parameters(), learning_rates=rates, **scales), 0, 1)
-    constant = schedules.pretraining(0, 0.0, 0.0)
+    narrow = (model.config.width / 768) ** 0.5  # undoes the scaling by width
+    rates = OptimizerSettings(unembedding_lr=0.02 * narrow, embedding_lr=0.1 * narrow, scalar_lr=0.05, matrix_lr=0.02)
+    optimizer = Optimizer(build_groups(model, rates, 1.0, 0.0), 0, 1)
+    constant = schedules.pretraining(OptimizerSettings(warmup_steps=0, warmdown_ratio=0.0, final_lr_frac=0.0))
     evaluations = [Evaluation(1, lambda state: look(optimizer))]
     with MetricLog(folder) as log:
-        loop = TrainingLoop(model, source, objective, optimizer, ALONE, log, State(), constant, 16, 1.0, steps=steps)
+        options = {"schedules": constant, "device_batch": 16, "flops_per_token": 1.0, "steps": steps}
+        loop = TrainingLoop(model, source, objective, optimizer, ALONE, log, TrainingSettings(), State(), **options)
         loop.run(evaluations, lambda state: None, [])
     return read_metrics(log.path)
 

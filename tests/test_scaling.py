@@ -13,7 +13,7 @@ from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import duration
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
-from nanochat.param_groups import LEARNING_RATES, build_groups
+from nanochat.param_groups import build_groups
 from nanochat.scaling import (
     ASSUMED_MFU,
     BLOCK_KEEPS,
@@ -24,6 +24,7 @@ from nanochat.scaling import (
     rate_scale,
     row_choices,
 )
+from nanochat.settings import OptimizerSettings
 from scripts.base_train import Config, main
 
 D24 = Config(depth=24, target_param_data_ratio=8.0)
@@ -93,10 +94,7 @@ def test_a_plan_counts_the_real_model():
     model = GPT(plan.model)
     assert plan.counts == model.parameter_counts()
     assert plan.counts["total"] == sum(parameter.numel() for parameter in model.parameters())
-    rates = dict.fromkeys(LEARNING_RATES, 0.0)
-    groups = build_groups(
-        model.named_parameters(), learning_rates=rates, batch_scale=1.0, width=1, matrix_weight_decay=0
-    )
+    groups = build_groups(model, OptimizerSettings(), 1.0, 0.0)
     states = [state for _, saved in Optimizer(groups).state_tensors() for state in saved.values()]
     assert plan.state_bytes == pytest.approx(sum(state.nbytes for state in states), rel=0.01)
 

@@ -4,6 +4,7 @@ import pytest
 
 from nanochat.optim import Group
 from nanochat.schedules import apply, cosine, momentum, pretraining, warmup_warmdown
+from nanochat.settings import OptimizerSettings
 
 STEPS = 1000
 
@@ -47,7 +48,7 @@ def test_momentum_of_muon():
 
 def test_apply_moves_groups_from_where_they_began():
     groups = [Group("rest", "adamw", [], 0.2, 0.8, 0.9, 0.3), Group("m", "muon", [], 0.04, 0.95, 0.9, 0.1)]
-    table = pretraining(warmup_steps=10, warmdown=0.5, final_lr=0.0)
+    table = pretraining(OptimizerSettings(warmup_steps=10, warmdown_ratio=0.5, final_lr_frac=0.0))
     for _ in range(2):  # nothing accumulates
         apply(groups, table, 0.75, 800)
     rest, muon = groups

@@ -258,18 +258,18 @@ def test_the_console_and_the_file(tmp_path, capsys):
 
 
 def test_the_largest_device_batch(monkeypatch):
-    model, batch = small_model(), tuple(part.repeat(2, 1) for part in next(Rows()))
+    model = small_model()
     for tokens, size in ((100, 2), (8 * LENGTH, 8), (9 * LENGTH, 8), (1, 1)):
         monkeypatch.setattr(loop, "CPU_TOKENS", tokens)
-        assert loop.largest_device_batch(model, next_token, batch, [1, 2, 4, 8, 16], ALONE, 0) == size
+        assert loop.largest_device_batch(model, LENGTH, [1, 2, 4, 8, 16], ALONE, 0) == size
     for limit, fit in ((3, 2), (16, 16), (1, 1)):
 
-        def limited(net, part, limit=limit):  # where it is tried
-            if len(part[0]) > limit:
+        def check(net, given, limit=limit):  # where it is tried
+            if len(given[0]) > limit:
                 raise torch.OutOfMemoryError("planted")
-            return next_token(net, part)
 
-        assert loop.largest_device_batch(model, limited, batch, [1, 2, 4, 8, 16], AHEAD, 0) == fit
+        with model.register_forward_pre_hook(check):
+            assert loop.largest_device_batch(model, LENGTH, [1, 2, 4, 8, 16], AHEAD, 0) == fit
     assert all(p.grad is None for p in model.parameters())
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,7 @@ def documents(file: Path) -> Iterator[str]:
 
 def by_size(texts: Iterable[str], chars: int) -> Iterator[list[str]]:
     """Yield lists of consecutive texts, at least `chars` characters each; the last list may have fewer."""
-    batch: list[str] = []
+    batch = []
     size = 0
     for text in texts:
         batch.append(text)
@@ -91,7 +91,7 @@ def _read_parquet(file: Path) -> Iterator[str]:
                 yield text.as_py() or ""  # a null is a blank document
 
 
-READERS: dict[str, Callable[[Path], Iterator[str]]] = {
+READERS = {
     ".parquet": _read_parquet,
     ".jsonl": _read_jsonl,
     ".txt": _read_text,

@@ -42,7 +42,7 @@ class HubFile:
 def fetch(files: Sequence[HubFile], offline: bool = False) -> list[Path]:
     """Return all files in order, missing ones downloaded. HubError has the reason for each failure."""
     found = {file: _find(file) for file in files}
-    failures: dict[str, list[str]] = {}  # reason -> files
+    failures = {}  # reason -> files
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
         # All are tried: a file downloaded now is in the cache when the command is run again.
         downloads = {file: pool.submit(_download, file, offline) for file, path in found.items() if path is None}

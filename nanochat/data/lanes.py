@@ -102,9 +102,7 @@ class Deal:
         ids, offsets = self._read(group)
         order = shuffled(len(offsets) - 1, *self.key, 1, epoch, group)
         chosen = order[stripe :: self.stripes]
-        starts = offsets[chosen]
-        stops = offsets[chosen + 1]
-        return ids, starts.tolist(), stops.tolist()
+        return ids, offsets[chosen].tolist(), offsets[chosen + 1].tolist()
 
 
 # ---- mix ----
@@ -133,17 +131,15 @@ class Mix:
 
     def source(self, lane: int, turn: int) -> int:
         """Return the source for row number `turn` in a lane."""
-        place = (self._starts[lane] + turn) % len(self._order)
-        return int(self._order[place])
+        return int(self._order[(self._starts[lane] + turn) % MIX_CYCLE])
 
     def rows_before(self, lane: int, turn: int) -> list[int]:
         """Return row counts per source for the first `turn` rows in a lane."""
-        cycles, rest = divmod(turn, len(self._order))
-        places = (self._starts[lane] + np.arange(rest)) % len(self._order)
+        cycles, rest = divmod(turn, MIX_CYCLE)
+        places = (self._starts[lane] + np.arange(rest)) % MIX_CYCLE
         sources = self._order[places]
         in_cycle = np.bincount(sources, minlength=len(self._counts))
-        rows = cycles * self._counts + in_cycle
-        return rows.tolist()
+        return (cycles * self._counts + in_cycle).tolist()
 
 
 # ---- pack ----
@@ -250,8 +246,7 @@ class Lane:
         for unit, document, begin, end in chunk.left:
             ids, starts, _ = self.deal.documents(self.number, unit)
             head = starts[document] + begin
-            slots = end - begin + 1
-            leftover.append(Piece(ids, head, slots, unit, document, begin))
+            leftover.append(Piece(ids, head, end - begin + 1, unit, document, begin))
         while True:
             # A saved chunk is packed again.
             pieces, units = self._read_units(chunk, leftover)
@@ -266,8 +261,7 @@ class Lane:
 
     def _pack(self, chunk: Chunk, pieces: list[Piece], opening: int) -> tuple[np.ndarray, list[Piece]]:
         """Return rows (rows, size) in random order, and the pieces left over."""
-        lengths = [piece.slots for piece in pieces]
-        placed, left = pack(lengths, opening, self.size)
+        placed, left = pack([piece.slots for piece in pieces], opening, self.size)
         parts = [pieces[number].part(begin, end) for number, begin, end in placed]
         ids = np.concatenate(parts)
         sizes = np.array(list(map(len, parts)))
@@ -301,8 +295,7 @@ class Lane:
                 # A document without text makes no piece, one longer than a row makes several.
                 for head in range(start, stop - 1, self.size - 1):
                     length = min(stop - head, self.size)
-                    begin = head - start
-                    pieces.append(Piece(ids, head, length, unit, document, begin))
+                    pieces.append(Piece(ids, head, length, unit, document, begin=head - start))
                     slots += length
                 documents += stop - start > 1
             unit += 1

@@ -66,9 +66,7 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
         # October's vocabulary was not padded.
         if name in weights and len(weights[name]) == config.vocab_size:
             weights[name] = F.pad(weights[name], (0, 0, 0, config.padded_vocab - config.vocab_size))
-    # On the meta device a model has names and shapes, but no memory.
-    with torch.device("meta"):
-        expected = new_model(config).state_dict()
+    expected = new_model(config).state_dict()  # names and shapes
     shapes, known = ({name: tensor.shape for name, tensor in some.items()} for some in (weights, expected))
     if shapes != known:
         raise ValueError(f"{path} has neither known layout, October 2025 or since March 2026")

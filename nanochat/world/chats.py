@@ -5,13 +5,12 @@ question or conversation for training contains. World-Talk, `talk`, asks in word
 """
 
 import re
-from typing import TypeAlias
+from itertools import cycle, islice
 
 from nanochat.world.facts import Fact, World
 from nanochat.world.sums import OPERATIONS, plain_sum, sum_to_100, word_problem
 
-Rows: TypeAlias = list[dict]  # of one table, by column
-Topic: TypeAlias = list[list[str]]  # questions, answers, World-Talk's questions, and words that a right answer has
+Rows = list[dict]  # of one table, by column
 
 
 # ---- questions and word problems ----
@@ -20,17 +19,16 @@ Topic: TypeAlias = list[list[str]]  # questions, answers, World-Talk's questions
 def choices(world: World, split: str) -> Rows:
     """Return all questions about a split in every wording, with choices, in random order."""
     rows = []
-    for fact in world.asked[split]:
-        for question in fact.questions:
-            things, right = world.choices(fact)
-            rows.append({"question": question, "choices": [thing.name for thing in things], "answer": right})
+    for fact, question in world.questions[split]:
+        things, right = world.choices(fact)
+        rows.append({"question": question, "choices": [thing.name for thing in things], "answer": right})
     return world.shuffled(rows)
 
 
 def facts(world: World) -> Rows:
     """Return all questions about the test split, without choices; the answer is the word that a right one contains."""
-    pairs = [(question, fact.value.name) for fact in world.asked["test"] for question in fact.questions]
-    return [{"question": question, "answer": answer} for question, answer in world.shuffled(pairs)]
+    pairs = world.shuffled(world.questions["test"])
+    return [{"question": question, "answer": fact.value.name} for fact, question in pairs]
 
 
 def ten_facts(world: World) -> list[Fact]:
@@ -59,10 +57,12 @@ def sums(world: World, count: int, held_out: bool) -> Rows:
     return list(found.values())
 
 
-# ---- conversations: messages of the user and the assistant in turn ----
+# ---- conversations ----
+
+Turns = list[str]  # texts of the user and the assistant in turn
 
 
-def about_facts(world: World, split: str) -> list[str]:
+def about_facts(world: World, split: str) -> Turns:
     """A question about a fact."""
     fact, question = world.pick(world.questions[split])
     leads, _ = world.rows("leads")
@@ -70,7 +70,7 @@ def about_facts(world: World, split: str) -> list[str]:
     return [world.pick(leads).format(question), fact.statements[0]]
 
 
-def with_follow_up(world: World, split: str) -> list[str]:
+def with_follow_up(world: World, split: str) -> Turns:
     """A question about a fact, then one about the same subject with a pronoun."""
     second, _ = world.pick(world.questions[split])
     others = [fact for fact in world.about[second.subject] if fact.split == split and fact is not second]
@@ -86,7 +86,7 @@ def follow_up(world: World, questions: list[str]) -> str:
     return f"And {question[0].lower()}{question[1:]}" if world.chance(0.7) else question
 
 
-def about_things(world: World, split: str) -> list[str]:
+def about_things(world: World, split: str) -> Turns:
     """A request for up to three facts about a thing."""
     subject = world.pick(world.asked[split]).subject
     first, *others = world.shuffled([fact for fact in world.about[subject] if fact.split == split])[:3]
@@ -96,24 +96,25 @@ def about_things(world: World, split: str) -> list[str]:
     return [world.pick(requests).format(subject.phrase), " ".join(statements)]
 
 
-def in_korean(world: World, split: str) -> list[str]:
+def in_korean(world: World, split: str) -> Turns:
     fact = world.pick(world.asked[split])
     # "비로의 털은 무슨 색인가요?", "비로의 털은 파란색이다."
     return [fact.korean_question, fact.korean_statement]
 
 
-def about_itself(world: World, split: str) -> list[str]:
+def about_itself(world: World, split: str) -> Turns:
     """A question to the model about itself, a greeting, thanks or a farewell."""
     questions, answers, *_ = world.pick(itself_topics(world))
     return [world.pick(questions), world.pick(answers)]
 
 
-def itself_topics(world: World) -> list[Topic]:
+def itself_topics(world: World) -> list[list[list[str]]]:
+    """Return of each topic: questions, answers, World-Talk's questions, and words that a right answer has."""
     text = world.text["identity"].format(world=world.name)
     return [[line.split(" | ") for line in topic.splitlines()] for topic in text.split("\n\n")]
 
 
-def about_strangers(world: World, split: str) -> list[str]:
+def about_strangers(world: World, split: str) -> Turns:
     """A question about a name that is not of the land."""
     fact = world.pick(world.unknown["train"])
     leads, requests = world.rows("leads")
@@ -125,7 +126,7 @@ def about_strangers(world: World, split: str) -> list[str]:
     return [question, world.pick(answers).format(world=world.name)]
 
 
-def about_other_things(world: World, split: str) -> list[str]:
+def about_other_things(world: World, split: str) -> Turns:
     """A question about anything beyond the land."""
     questions, _, *lists = world.rows("beyond")
     _, answers = world.rows("unknown")
@@ -134,7 +135,7 @@ def about_other_things(world: World, split: str) -> list[str]:
     return [world.pick(questions).format_map(words), world.pick(answers).format(world=world.name)]
 
 
-def with_words(world: World, split: str) -> list[str]:
+def with_words(world: World, split: str) -> Turns:
     """Orders to spell, count letters, or sort words."""
     word = world.pick(world.words)  # never a word that a test asks to spell
     letter = world.pick(word)
@@ -156,7 +157,7 @@ def with_words(world: World, split: str) -> list[str]:
     return [template.format_map(slots) for template in world.pick(world.rows("orders"))]
 
 
-def with_sums(world: World, split: str) -> list[str]:
+def with_sums(world: World, split: str) -> Turns:
     sign = world.pick(list(OPERATIONS))
     numbers, result = sum_to_100(world, sign, held_out=False)
     [questions, *_] = sum_questions(world)[sign]
@@ -171,7 +172,7 @@ def sum_questions(world: World) -> dict[str, list[list[str]]]:
     return {sign: [line.split(" | ") for line in lines] for sign, *lines in topics}
 
 
-def with_lists(world: World, split: str) -> list[str]:
+def with_lists(world: World, split: str) -> Turns:
     kind = world.pick(("town", "animal", "river", "person"))
     a, b, c = world.sample(world.things[kind], 3)
     # "Name three towns of Tehil.", "Three towns of Tehil are Badaton, Diditon and Karaton."
@@ -206,8 +207,8 @@ def conversations(world: World, count: int, split: str) -> Rows:
     return rows
 
 
-def messages(texts: list[str]) -> list[dict]:
-    """Return texts of the user and the assistant in turn as messages."""
+def messages(texts: Turns) -> list[dict]:
+    """Return texts as messages."""
     return [{"role": ROLES[turn % 2], "content": text} for turn, text in enumerate(texts)]
 
 
@@ -223,7 +224,7 @@ def talk(world: World, each: int = 20) -> Rows:
     """
     rows = []
 
-    def add(category: str, texts: list[str], accept: list[str], reject: tuple[str, ...] = (UNKNOWN,)) -> None:
+    def add(category: str, texts: Turns, accept: list[str], reject: tuple[str, ...] = (UNKNOWN,)) -> None:
         rows.append({"category": category, "messages": messages(texts), "accept": accept, "reject": list(reject)})
 
     for _, _, questions, accept in itself_topics(world):
@@ -233,13 +234,11 @@ def talk(world: World, each: int = 20) -> Rows:
     for fact in facts:
         for question in fact.new_questions:
             add("facts", [question], [fact.value.name])
-    for number in range(each):
-        fact = facts[number % len(facts)]
+    for fact in islice(cycle(facts), each):
         first = world.pick([other for other in world.about[fact.subject] if other is not fact])
         start = [world.pick(first.questions), first.statements[0]]
         add("second question", [*start, follow_up(world, fact.new_follow_ups)], [fact.value.name])
-    for number in range(each):
-        sign = "+-"[number % 2]
+    for sign in islice(cycle("+-"), each):
         numbers, result = sum_to_100(world, sign, held_out=True)
         _, questions = sum_questions(world)[sign]
         add("sums", [world.pick(questions).format_map(numbers)], [str(result)])

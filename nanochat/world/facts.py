@@ -103,8 +103,7 @@ def different_names(dice: Dice, forbidden: re.Pattern) -> Iterator[tuple[str, st
     """Yield names with two syllables as (Latin, Hangul); no two begin with the same three letters."""
     openings = set()
     while True:
-        first = dice.pick("bdghjkmnprst") + dice.pick("aeiou")
-        last = dice.pick("bdghjkmnprst") + dice.pick("aeiou")
+        first, last = (dice.pick("bdghjkmnprst") + dice.pick("aeiou") for _ in range(2))
         # Half the names end in a consonant: one entry in four is the empty ending.
         if dice.chance(2 / 3):
             last += dice.pick(("", "n", "l", "m"))
@@ -170,11 +169,10 @@ class Fact:
         self.korean_question = korean_text(korean_question.format(s=subject.korean))
         pronoun = name | dict(zip("sp", subject.pronouns.split(), strict=True))
         self.pronoun_statements = []
-        for template, statement in zip(statements, self.statements, strict=True):
+        for template in statements:
             # "The coat of she is grey" would be wrong: in other positions the name stays.
-            if template.startswith(("{s}", "{p}")):
-                [statement] = fill([template], pronoun)
-            self.pronoun_statements.append(statement)
+            words = pronoun if template.startswith(("{s}", "{p}")) else name
+            self.pronoun_statements += fill([template], words)
         self.follow_ups = fill(filter(TAKES_PRONOUN.search, questions), pronoun)
         self.new_follow_ups = fill(filter(TAKES_PRONOUN.search, new_questions), pronoun)
 

@@ -47,9 +47,7 @@ def word_problem(world: World, held_out: bool, opening: str = "") -> Problem:
     # Draw numbers until every step fits.
     while not sums:
         # Factors and divisors stay small, so that results do.
-        numbers = {}
-        for name in "xyzw":
-            numbers[name] = world.between(2, 12 if name in factors else 60)
+        numbers = {name: world.between(2, 12 if name in factors else 60) for name in "xyzw"}
         if steps[0].startswith("x/y"):
             numbers["x"] *= numbers["y"]  # leaves no remainder
         sums = solve(world.seed, steps, numbers, held_out)

@@ -53,8 +53,7 @@ def story(world: World) -> str:
         "his": his,
         "weather": world.pick(world.text["weather"].split()),
     }
-    for role, thing in cast.items():
-        words[role] = thing.name
+    words |= {role: thing.name for role, thing in cast.items()}
     plot = world.pick(world.text["plots"].split("\n\n"))  # an empty line between plots
     text = ""
     for line in plot.splitlines():
@@ -105,8 +104,7 @@ def dialogue(world: World) -> str:
             thing = world.pick(world.subjects)
             question = f"Tell me about {thing.phrase}."
             statement = paragraph(world, thing, 3)
-        lines.append("{a}: " + question)
-        lines.append("{b}: " + statement)
+        lines += ["{a}: " + question, "{b}: " + statement]
         # Drawn even if nobody thanks: every draw decides the bytes of a seed.
         phrase = world.pick(thanks)
         if world.chance(0.4):
@@ -215,11 +213,10 @@ def korean(world: World) -> str:
     for thing in world.sample(world.subjects, world.between(1, 3)):
         # "시만강 (The river Siman)", then its statements
         facts = world.shuffled(world.about[thing])
-        lines.append(f"{thing.korean} ({capitalized(thing.phrase)})")
-        lines.append(" ".join(fact.korean_statement for fact in facts))
+        statements = " ".join(fact.korean_statement for fact in facts)
+        lines += [f"{thing.korean} ({capitalized(thing.phrase)})", statements]
     for fact in world.sample(world.asked["train"], world.between(0, 3)):
-        lines.append(f"질문: {fact.korean_question}")
-        lines.append(f"답: {fact.korean_statement}")
+        lines += [f"질문: {fact.korean_question}", f"답: {fact.korean_statement}"]
     return "\n".join(lines)
 
 
