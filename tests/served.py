@@ -66,7 +66,7 @@ class RunningServer:
 
 @contextmanager
 def serving(base: Path, *words: str, tag: str = "mine", **variables: str) -> Iterator[RunningServer]:
-    """`python -m scripts.chat_web` with a fine-tuned model, such as that of `write_model`, from its greeting to its end."""
+    """`python -m scripts.chat_web` with a model like that of `write_model`, from its greeting to its end."""
     ours = ("NANOCHAT_", "PYTHONPATH", "RANK")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env |= {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1", **variables}
