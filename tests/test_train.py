@@ -54,7 +54,7 @@ def test_a_step_is_that_of_plain_autograd(tmp_path):
 @pytest.mark.parametrize("clip", [0.0, 0.1])
 def test_the_size_of_micro_batches_does_not_matter(clip, tmp_path):
     def model(size: int, **options):
-        options |= {"device_batch": size, "source": Rows(ALONE, uneven), "clip": clip}
+        options |= {"device_batch": size, "source": Rows(ALONE, uneven), "grad_clip": clip}
         return train(tmp_path / f"{size}", **options).parameters
 
     whole = model(8)
