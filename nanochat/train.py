@@ -365,7 +365,8 @@ def grow_loss_scale(state: State) -> None:
 
 def halve_loss_scale(state: State, optimizer: Optimizer, runtime: Runtime) -> bool:
     """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
-    norm = nn.utils.get_total_norm(parameter.grad for group in optimizer.groups for _, parameter in group.params)
+    parameters = [parameter for group in optimizer.groups for _, parameter in group.params]
+    norm = nn.utils.get_total_norm(parameter.grad for parameter in parameters if parameter.grad is not None)
     # All ranks decide alike. At the lowest scale the step counts, and its norm ends the run.
     if runtime.all_reduce(norm).isfinite() or state.loss_scale <= MIN_LOSS_SCALE:
         return False
