@@ -215,7 +215,7 @@ class Estimate(NamedTuple):
 
     def metric(self, chance: float = math.nan) -> dict[str, Any]:
         """Return the estimate as an outcome's metric. chance: the score of guessing, nan if not known."""
-        near = self.value <= chance + 2 * self.stderr  # False for nan
+        near = abs(self.value - chance) <= 2 * self.stderr  # False for nan
         return measured(self.value, self.stderr, unit=" (near chance)" if near else "")
 
 

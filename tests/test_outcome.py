@@ -11,6 +11,7 @@ from nanochat.config import option
 from nanochat.hardware import find_accelerator
 from nanochat.log import MetricLog, format_value, read_metrics
 from nanochat.outcome import (
+    Estimate,
     Outcome,
     bloat,
     environment,
@@ -146,6 +147,12 @@ def test_the_fields_of_the_reference_and_where_the_text_came_from():
     assert told["Data"] == "letters (3 files, 12,345 bytes, ffffffffffff)"
     assert (told["Tokens seen"], told["Epochs"]) in {("4000", "letters 1.50"), ("4,000", "letters 1.50")}
     assert told["Waited for data"].startswith("1.00")
+
+
+@pytest.mark.parametrize(("value", "marked"), [(0.3, True), (0.2, True), (0.4, False), (0.1, False)])
+def test_a_score_like_that_of_guessing_is_marked(value, marked):
+    assert ("near chance" in format_value(Estimate(value, 0.05).metric(chance=0.25))) == marked
+    assert "chance" not in format_value(Estimate(value, 0.05).metric())
 
 
 def test_mfu_is_never_wrong():

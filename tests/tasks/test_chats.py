@@ -42,20 +42,17 @@ def test_passages_are_a_sentence_and_the_sentences_after_it(tmp_path, base):
     (tmp_path / "own").mkdir()
     (tmp_path / "own/book.txt").write_text("\n".join(numbers * 20))
     write_json(base / "tok_train/book/outcome.json", {"config": {"data": str(tmp_path / "own")}})
-    text = " ".join(numbers)
     for split in ("train", "validation"):
         task = TASKS["Passages"](split, "book")
         assert len(task) > 3
+        assert list(task.files) == [{"train": "train-00000.parquet", "validation": "val.parquet"}[split]]
         for conversation in task:
             question, answer = (message["content"] for message in conversation["messages"])
             assert question in numbers
-            assert f"{question} {answer}" in f"{text} {text}"
+            assert f"{question} {answer}" in " ".join(numbers * 2)
             assert len(question + answer) < 340
-        assert [path.suffix for path in task.files.values()] == [".parquet"]
-    train, held_out = ({key(row) for row in TASKS["Passages"](split, "book")} for split in ("train", "validation"))
-    assert train != held_out
-    settings = ChatTuneSettings(mixture="own-text")
-    assert list(chat_mixture(settings, "smoltalk", "book").rows) == ["Passages"]  # no mirror, so no tasks
+    mixture = chat_mixture(ChatTuneSettings(mixture="own-text"), "smoltalk", "book")
+    assert list(mixture.rows) == ["Passages"]  # no mirror, so no tasks
 
 
 # ---- users' own files ----
