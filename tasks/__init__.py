@@ -43,12 +43,9 @@ def chat_data(
 
 def chat_mixture(config: ChatTuneSettings, default: str, tokenizer: str, split: str = "train") -> mixing.Mixture:
     """Return the conversations of a split; the other arguments are those of `chat_data`."""
-    spec = config.mixture
     if learned_world(tokenizer) is not None:
         default = world.MIXTURE
-    if spec == "own-text":
-        spec = default = chats.OWN_TEXT
-    return mixing.mix(TASKS, spec, split, config.seed, default, tokenizer)
+    return mixing.mix(TASKS, config.mixture, split, config.seed, default, tokenizer)
 
 
 def task_to_learn(name: str, tokenizer: str) -> tuple[str, Task, Task]:

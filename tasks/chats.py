@@ -14,8 +14,6 @@ from tasks.common import CONVERTED, FILE, DataSet, Task, exchange
 SENTENCE = re.compile(r".+?(?:[.!?…][\"'”’»)_]*(?= )|$)")  # in a text without line ends
 PASSAGE_CHARS = 300  # a passage ends with the sentence that reaches this
 PASSAGES = 20_000  # at most, from each part of the text
-# Conversations for a model that shall talk like the text; the tasks teach the forms of their answers.
-OWN_TEXT = "Passages,ARC-Easy@1000,GSM8K@1000"
 
 
 class Chat(Task):

@@ -193,7 +193,7 @@ def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
         if name in TEXT_STAGES and name != "base_loss":
             own["--data"] = setting.data
         if setting.own_text and name in ("mid_train", "chat_sft"):
-            own |= {"--mixture": "own-text", "--chat-temperature": OWN_TEXT_TEMPERATURE}
+            own |= {"--mixture": "passages", "--chat-temperature": OWN_TEXT_TEMPERATURE}
         flags[name] = own
     base = flags["base_train"]
     base["--depth"] = str(setting.depth)

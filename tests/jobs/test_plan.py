@@ -124,7 +124,7 @@ def test_on_a_cpu_a_model_of_a_folder_talks_like_the_folder(scale, planned, text
     monkeypatch.setattr("nanochat.jobs.estimate.dry_run", lambda *_: plan_of_a_model())
     job, _ = planned(data=str(text_folder), scale=scale)
     for stage in ("mid_train", "chat_sft"):
-        assert {"--mixture=own-text", "--chat-temperature=0.8"} <= set(job.step(stage).command)
+        assert {"--mixture=passages", "--chat-temperature=0.6"} <= set(job.step(stage).command)
     reasons = {step.name: step.skip for step in job.steps if step.skip}
     assert set(STEPS) - reasons.keys() > {"mid_train", "chat_sft", "report"}
     assert reasons["chat_rl"] == "the files of GSM8K are not here and cannot be downloaded"

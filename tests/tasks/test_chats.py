@@ -7,8 +7,7 @@ from chat_files import chat, key, write_lines
 
 from nanochat.chat import check_conversation
 from nanochat.paths import write_json
-from nanochat.settings import ChatTuneSettings
-from tasks import TASKS, chat_mixture
+from tasks import TASKS
 from tasks.chats import json_lines
 
 
@@ -51,8 +50,6 @@ def test_passages_are_a_sentence_and_the_sentences_after_it(tmp_path, base):
             assert question in numbers
             assert f"{question} {answer}" in " ".join(numbers * 2)
             assert len(question + answer) < 340
-    mixture = chat_mixture(ChatTuneSettings(mixture="own-text"), "smoltalk", "book")
-    assert list(mixture.rows) == ["Passages"]  # no mirror, so no tasks
 
 
 # ---- users' own files ----
