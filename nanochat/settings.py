@@ -386,7 +386,7 @@ class ChatTuneSettings(FineTuneSettings):
     # The grammar stands in tasks.mixing, with samples (NAME@ROWS) and files (json:PATH).
     mixture: str = option(
         "",
-        "tasks and their epochs, like smoltalk,gsm8k:2 (default: the stage's, as far as their files are here)",
+        "tasks and their epochs, like smoltalk|multi-turn,gsm8k:2 (default: the stage's, if their files are here)",
         group="data",
     )
     eval_every: Count = changed(EvaluationSettings, "eval_every", 200)

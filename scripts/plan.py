@@ -18,7 +18,7 @@ from tasks import TASKS
 if TYPE_CHECKING:
     from nanochat.jobs.runner import Job
 
-# Data sets that the stages read on real text, and the task without whose files a stage is left out.
+# Data sets that the stages read on real text. NEEDS: tasks joined by |; a stage is left out if none has its files.
 READ = (*CHAT_CORE, "SmolTalk", "Multi-Turn", "Identity", "SimpleSpelling")
 NEEDS = {"mid_train": "SmolTalk|Multi-Turn", "chat_rl": "GSM8K"}
 

@@ -7,12 +7,16 @@ from itertools import islice
 from pathlib import Path
 
 from nanochat.chat import check_conversation
-from nanochat.data.corpus import learned_text, parse_data, shard_files
+from nanochat.data.corpus import learned_text, parse_data, shard_files, source_name
 from nanochat.data.documents import by_size, documents
 from tasks.common import CONVERTED, FILE, DataSet, Task, exchange
 
-SENTENCE = re.compile(r".+?(?:[.!?…][\"'”’»)_]*(?= )|$)")  # in a text without line ends
-PASSAGE_CHARS = 300  # a passage ends with the sentence that reaches this
+# A piece of a text, with the blanks before it: to the end of a sentence; else to a blank; else any characters.
+PIECE = re.compile(
+    r"\s*\S.{20,120}?(?:[.!?…][\"'”’»)_]*(?=\s|$)|[。！？])|\s*\S.{0,120}(?=\s|$)|.{1,120}",
+    re.DOTALL,
+)
+PASSAGE_BYTES = 300  # a passage ends with the piece that reaches this
 PASSAGES = 20_000  # at most, from each part of the text
 
 
@@ -47,24 +51,29 @@ class JsonLines(Chat):
 
 
 class Passages(Chat):
-    """The text that the tokenizer learned from, as conversations: a sentence, and the sentences after it."""
+    """The text that the tokenizer learned from, as conversations: a sentence, answered with the text after it."""
 
     def open_rows(self) -> list[list]:
         rows = []
         for source, _ in parse_data(learned_text(self.tokenizer)):
-            # The last shard is for validation.
-            shard = shard_files(source)[0 if self.split == "train" else -1]
-            self.files[shard.name] = shard
+            # The first shard is for training, the last for validation.
+            shard = shard_files(source, 1)[0 if self.split == "train" else -1]
+            self.files[f"{source_name(source)}/{shard.name}"] = shard
             rows += islice(_passages(shard), PASSAGES)
+        if not rows:
+            raise ValueError(
+                f"the text of the tokenizer {self.tokenizer} is too short for passages, split {self.split}"
+            )
         return rows
 
 
 def _passages(shard: Path) -> Iterator[list]:
     for text in documents(shard):
-        sentences = SENTENCE.findall(" ".join(text.split()))
-        for first, *rest in by_size(map(str.strip, sentences), PASSAGE_CHARS):
-            if rest:
-                yield [exchange(first, " ".join(rest))["messages"]]
+        pieces = (piece.encode() for piece in PIECE.findall(text))
+        for first, *rest in by_size(pieces, PASSAGE_BYTES):
+            question, answer = first.decode().strip(), b"".join(rest).decode().strip()
+            if question and answer:
+                yield [exchange(question, answer)["messages"]]
 
 
 def json_lines(path: str) -> DataSet:

@@ -2,7 +2,7 @@
 
 A specification names tasks, separated by commas: `smoltalk,mmlu:3,gsm8k:2,aqua@20000,json:my.jsonl`. A name may be
 followed by `@` and a sample size in rows, and by `:` and the epochs (1 by default). `smoltalk|multi-turn` is the first
-of the two whose files are here or can be downloaded.
+of the two whose files are here or can be downloaded; `@` and `:` stand at its end.
 """
 
 import re
@@ -88,21 +88,21 @@ def mix(
     parts: dict[str, tuple[Task, np.ndarray]] = {}
     for number, member in enumerate(_parse(spec, known)):
         try:
-            name, task, rows = _open_split(member, split, tokenizer)
+            member, task, rows = _open_split(member, split, tokenizer)
         except HubError as error:
             if not available_only:
                 raise
             print0(f"{split} mixture: {member.name} is left out: {one_line(error)}")
             continue
-        if name in parts:
-            raise ValueError(f"{name} is named twice, give it epochs instead: {name}:2")
+        if member.name in parts:
+            raise ValueError(f"{member.name} is named twice, give it epochs instead: {member.name}:2")
         if split == "train":
             count = len(rows) if member.rows is None else member.rows
             if available_only:
                 count = min(count, len(rows))
             # The number keeps samples of several tasks independent.
             rows = _sample(member, rows, count, (seed, number))
-        parts[name] = task, rows
+        parts[member.name] = task, rows
     if not parts:
         raise ValueError(f"no task of {spec} is here: set NANOCHAT_HUB, or name others with --mixture")
     return Mixture(parts, seed)
@@ -114,11 +114,12 @@ def _parse(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
     for word in filter(None, map(str.strip, spec.split(","))):
         match = MEMBER.fullmatch(word)
         if not match:
-            raise ValueError(f"{word} is not like NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS")
+            raise ValueError(f"{word} is not like NAME, NAME|NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS")
         sources, rows, epochs = match.groups()
         member = None
         # From the last to the first: each has the next one beside it.
-        for source in reversed([sources] if sources.startswith("json:") else sources.split("|")):
+        names = [sources] if sources.startswith("json:") else map(str.strip, sources.split("|"))
+        for source in reversed(list(names)):
             if source.startswith("json:"):
                 path = source.removeprefix("json:")
                 name, data = f"json:{Path(path).name}", json_lines(path)
@@ -130,8 +131,8 @@ def _parse(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
     return members
 
 
-def _open_split(member: Member, split: str, tokenizer: str) -> tuple[str, Task, np.ndarray]:
-    """Return the name of a task, the task, and its row numbers for a split.
+def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Member, Task, np.ndarray]:
+    """Return the first member whose files can be had, its task, and the row numbers for a split.
 
     Validation takes the validation split, or else the test split, or else a part that training leaves out.
     """
@@ -144,13 +145,14 @@ def _open_split(member: Member, split: str, tokenizer: str) -> tuple[str, Task, 
     except HubError as error:
         if not member.instead:
             raise
-        print0(f"{split} mixture: {member.instead.name} takes the place of {member.name}: {one_line(error)}")
-        return _open_split(member.instead, split, tokenizer)
+        found = _open_split(member.instead, split, tokenizer)
+        print0(f"{split} mixture: {found[0].name} takes the place of {member.name}: {one_line(error)}")
+        return found
     rows = np.arange(len(task))
     if names == ["train"]:  # training and validation share it
         first_held_out = len(rows) - max(1, len(rows) // HELD_OUT)
         rows = rows[:first_held_out] if split == "train" else rows[first_held_out:]
-    return member.name, task, rows
+    return member, task, rows
 
 
 def one_line(error: HubError) -> str:

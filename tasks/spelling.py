@@ -37,7 +37,7 @@ def frequent_words(tokenizer: str = "default") -> list[str]:
     """Return the lower-case words in a tokenizer's training text, the most frequent first."""
     counts: Counter[str] = Counter()
     for source, _ in parse_data(learned_text(tokenizer)):
-        first_shard = shard_files(source)[0]
+        first_shard = shard_files(source, 1)[0]
         texts = documents(first_shard)
         for text in islice(texts, DOCUMENTS):
             counts.update(WORD.findall(text.lower()))

@@ -55,15 +55,7 @@ def test_a_saved_tokenizer_is_the_same_when_loaded(tokenizer: Tokenizer, artifac
 
 def test_the_artifact_is_json_that_says_it_all(tokenizer: Tokenizer, artifact: Path):
     record = json.loads(artifact.read_text(encoding="utf-8"))
-    assert set(record) == {
-        "format",
-        "content_hash",
-        "training",
-        "pattern",
-        "merges",
-        "special_tokens",
-        "token_bytes",
-    }
+    assert set(record) == {"format", "content_hash", "training", "pattern", "merges", "special_tokens", "token_bytes"}
     assert record["training"] == {"max_chars": 1000}
     assert record["token_bytes"] == tokenizer.token_lengths().tolist()
     assert len(record["merges"]) == 800 - 256 - 9

@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import AnyStr
 
 import numpy as np
 import pyarrow as pa
@@ -38,14 +39,14 @@ def documents(file: Path) -> Iterator[str]:
     yield from READERS[file.suffix.lower()](file)
 
 
-def by_size(texts: Iterable[str], chars: int) -> Iterator[list[str]]:
-    """Yield lists of consecutive texts, at least `chars` characters each; the last list may have fewer."""
+def by_size(texts: Iterable[AnyStr], least: int) -> Iterator[list[AnyStr]]:
+    """Yield lists of consecutive texts, at least `least` characters or bytes each; the last list may have fewer."""
     batch = []
     size = 0
     for text in texts:
         batch.append(text)
         size += len(text)
-        if size >= chars:
+        if size >= least:
             yield batch
             batch = []
             size = 0

@@ -167,7 +167,9 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     if "--target-seconds" in flags:
         return StepEstimate(float(flags["--target-seconds"]), 0, "as asked")
     scale = setting.scale
-    if step.name in scale.seconds:
+    # The scale was measured with the tasks of a world.
+    measured = setting.world or not step.name.startswith(("base_eval", "chat_eval"))
+    if measured and step.name in scale.seconds:
         # The width is fixed: time grows with depth, and with --seconds.
         share = setting.depth / scale.depth * time_share(scale, setting.request.seconds)
         return StepEstimate(scale.seconds[step.name] * share, work.tokens, "measured on 2 cores")

@@ -32,7 +32,7 @@ from nanochat.jobs.scales import (
 )
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir, world_dir
-from nanochat.stages import MODELS, STAGES
+from nanochat.stages import CHAT_CORE, MODELS, STAGES
 
 # Stages by name. Base models are not evaluated on chats.
 PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base"}
@@ -65,7 +65,7 @@ class Setting:
 
     @property
     def own_text(self) -> bool:
-        """True if the model shall talk like the user's folder: on a CPU there is no time to become an assistant."""
+        """True at a CPU scale if all text is in folders: the model learns to talk like the text."""
         return self.name in CPU_SCALES and not any(is_named(source) for source, _ in parse_data(self.data))
 
     @property
@@ -292,14 +292,17 @@ def skip_reasons(setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs
         reasons["world"] = f"the text is {setting.data}"
         if not setting.has_files(BUNDLE):
             reasons["base_eval"] = "no eval_bundle is here or on the hub: NANOCHAT_HUB may name a mirror that has one"
-        for name, task in needs.items():
+        for name, choices in needs.items():
             # The conversations of a model for the user's own text are made from the text.
             own_chats = setting.own_text and name == "mid_train"
-            if not own_chats and not any(setting.has_files(tasks[choice]) for choice in task.split("|")):
-                reasons[name] = f"the files of {task.replace('|', ', ')} are not here and cannot be downloaded"
+            if not own_chats and not any(setting.has_files(tasks[task]) for task in choices.split("|")):
+                reasons[name] = f"no files of {choices.replace('|', ' or ')} are here or can be downloaded"
     for name, stage in PLANNED_STAGES.items():  # in order, so that a reason reaches the stages after it
         if stage.parent and reasons[stage.parent] and not reasons[name]:
             reasons[name] = f"{stage.parent} is left out"
+    if not (setting.world or any(setting.has_files(tasks[task]) for task in CHAT_CORE)):
+        for name in filter(lambda name: name.startswith("chat_eval"), STEPS):
+            reasons[name] = reasons[name] or "the files of no task to score are here or can be downloaded"
     if until:
         for name in STEPS[STEPS.index(until) + 1 :]:
             reasons[name] = f"after --until={until}"

@@ -49,12 +49,8 @@ def test_the_seed_reaches_world_weights_and_data(planned, base):
         job, text = planned(seed=seed)
         reads = [step.name for step in job.steps if f"--data={world}" in step.command]
         assert reads == ["download", "tok_train", "tok_eval", "base_train"]
-        assert job.step("world").command == [
-            "nanochat.world",
-            f"--out={base / world}",
-            f"--seed={seed}",
-            "--size=small",
-        ]
+        expected = ["nanochat.world", f"--out={base / world}", f"--seed={seed}", "--size=small"]
+        assert job.step("world").command == expected
         seeded = [step.name for step in job.steps if f"--seed={seed}" in step.command]
         assert seeded == ["world", "base_train", "mid_train", "chat_sft", "chat_rl"]
         assert [step.name for step in job.steps if step.skip] == ["download"]
@@ -111,7 +107,7 @@ def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, mo
     job, text = planned(data=text_folder.name, scale="1gpu", cwd=str(text_folder.parent), wandb="mine")
     assert job.step("tok_train").data == f"folder:{text_folder}"
     reasons = {step.name: step.skip for step in job.steps if step.skip}
-    assert reasons["mid_train"] == "the files of SmolTalk, Multi-Turn are not here and cannot be downloaded"
+    assert reasons["mid_train"] == "no files of SmolTalk or Multi-Turn are here or can be downloaded"
     assert reasons["chat_eval_mid"] == reasons["chat_sft"] == "mid_train is left out"
     assert set(STEPS) - reasons.keys() == {"tok_train", "tok_eval", "base_train", "base_loss", "report"}
     assert "left out: chat_eval_mid, chat_sft (mid_train is left out)" in text
@@ -126,8 +122,11 @@ def test_on_a_cpu_a_model_of_a_folder_talks_like_the_folder(scale, planned, text
     for stage in ("mid_train", "chat_sft"):
         assert {"--mixture=passages", "--chat-temperature=0.6"} <= set(job.step(stage).command)
     reasons = {step.name: step.skip for step in job.steps if step.skip}
-    assert set(STEPS) - reasons.keys() > {"mid_train", "chat_sft", "report"}
-    assert reasons["chat_rl"] == "the files of GSM8K are not here and cannot be downloaded"
+    runs = {"tok_train", "tok_eval", "base_train", "base_loss", "mid_train", "chat_sft", "report"}
+    assert set(STEPS) - reasons.keys() == runs
+    assert reasons["chat_eval_sft"] == "the files of no task to score are here or can be downloaded"
+    job, _ = planned(data=f"{text_folder}:0.5,world:0.5", scale=scale)
+    assert "--mixture=passages" not in job.step("mid_train").command
 
 
 def test_a_fresh_start_archives_earlier_results(planned, base):

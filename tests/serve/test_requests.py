@@ -40,8 +40,7 @@ def test_settings_reach_the_engine():
 def test_a_base_model_continues_the_last_message():
     base = replace(SERVED, is_base=True)
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
-    earlier = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-    for messages in (HI, [*earlier, {"role": "user", "content": parts}]):
+    for messages in (HI, [*HI, {"role": "assistant", "content": "!"}, {"role": "user", "content": parts}]):
         request = parse_chat(json.dumps({"messages": messages}).encode(), base)
         assert list(request.prompts[0].tokens) == [ID["<|bos|>"], *b"hi"]
 

@@ -36,20 +36,31 @@ def test_instructions_may_have_several_columns(name, row, question, write_rows):
     assert [*TASKS[name]("train")] == [{"messages": messages}]
 
 
-def test_passages_are_a_sentence_and_the_sentences_after_it(tmp_path, base):
-    numbers = [f"Sentence {number} ends{mark}" for number, mark in enumerate(".?!" * 400)]
+SENTENCES = [f"Sentence number {number} comes to an end{mark}" for number, mark in enumerate(".?!" * 400)]
+
+
+CHINESE = [f"第{number}漢字是很古老的文字。" * 9 for number in range(900)]
+
+
+@pytest.mark.parametrize(
+    "lines", [SENTENCES * 9, CHINESE, [f"words {number}  without end " * 9 for number in range(900)]]
+)
+def test_passages_are_a_piece_and_the_pieces_after_it(lines, tmp_path, base):
+    text = "\n".join(lines)
     (tmp_path / "own").mkdir()
-    (tmp_path / "own/book.txt").write_text("\n".join(numbers * 20))
+    (tmp_path / "own/book.txt").write_text(text)
     write_json(base / "tok_train/book/outcome.json", {"config": {"data": str(tmp_path / "own")}})
-    for split in ("train", "validation"):
+    for split, file in (("train", "own/train-00000.parquet"), ("validation", "own/val.parquet")):
         task = TASKS["Passages"](split, "book")
-        assert len(task) > 3
-        assert list(task.files) == [{"train": "train-00000.parquet", "validation": "val.parquet"}[split]]
+        assert (list(task.files), len(task) > 3) == ([file], True)
         for conversation in task:
             question, answer = (message["content"] for message in conversation["messages"])
-            assert question in numbers
-            assert f"{question} {answer}" in " ".join(numbers * 2)
-            assert len(question + answer) < 340
+            assert question in SENTENCES or text[0] != "S"
+            assert "".join((question + answer).split()) in "".join((text * 2).split())
+    (tmp_path / "own/book.txt").write_text("Short.")
+    (tmp_path / "own/more.txt").write_text("Also.")
+    with pytest.raises(ValueError, match="the text of the tokenizer book is too short for passages, split train"):
+        TASKS["Passages"]("train", "book")
 
 
 # ---- users' own files ----

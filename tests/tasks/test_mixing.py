@@ -85,7 +85,7 @@ def test_validation_has_every_held_out_row_once(small_hub, own_file):
     ("spec", "split", "sentence"),
     [
         ("mmlu,chess", "train", "chess is no task, choose from ARC-Easy, "),
-        ("mmlu:x", "train", "mmlu:x is not like NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS"),
+        ("mmlu:x", "train", "mmlu:x is not like NAME, NAME|NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS"),
         ("mmlu:0", "train", "0 epochs of "),
         ("mmlu:2,MMLU", "train", "MMLU is named twice, give it epochs instead: MMLU:2"),
         ("aqua@101", "train", "AQUA has 100 rows to train on: 1 epochs of 101 rows cannot be taken from them"),
@@ -114,9 +114,7 @@ def test_the_first_of_several_tasks_that_has_files_is_taken(small_hub, own_file,
     found = mix(TASKS, f"multi-turn|smoltalk@30:2,{own_file}")
     assert found.rows == {"SmolTalk": 60, "json:my.jsonl": 38}
     assert "train mixture: SmolTalk takes the place of Multi-Turn: 1 of 1 files are not" in capsys.readouterr().out
-    assert mix(TASKS, "smoltalk|multi-turn").rows == {"SmolTalk": 200}
-    with pytest.raises(ValueError, match="SmolTalk is named twice, give it epochs instead: SmolTalk:2"):
-        mix(TASKS, "multi-turn|smoltalk,smoltalk")
+    assert mix(TASKS, "smoltalk | multi-turn").rows == {"SmolTalk": 200}
 
 
 def test_a_mixture_names_its_files(small_hub, tmp_path, own_file):
