@@ -7,7 +7,7 @@ torchrun --standalone --nproc_per_node=8 -m scripts.base_eval -- --tag=d24 --max
 from dataclasses import asdict, dataclass
 
 from nanochat.config import Count, option, run
-from nanochat.log import MetricLog, print0
+from nanochat.log import MetricLog, format_value, print0
 from nanochat.outcome import Outcome, average
 from nanochat.paths import stage_dir
 from nanochat.settings import CheckpointChoice, DeviceSettings, LogSettings
@@ -35,12 +35,13 @@ def main(config: Config) -> None:
         name, tasks = open_core(checkpoint.manifest["tokenizer"]["tag"])
         scores = evaluate_core(model, tokenizer, tasks, runtime, limit, folder)
         metric = average(list(scores.values()))
-        print0(f"base_eval: {name} {metric.value:.4f} ± {metric.stderr:.4f}, over {len(scores)} tasks")
+        shown = metric.metric(chance=0.0)
+        print0(f"base_eval: {name} {format_value(shown)}, over {len(scores)} tasks")
         # All ranks have the scores; one writes the record.
         if runtime.rank != 0:
             return
         outcome.metrics["Model"] = f"base_train {config.tag} (step {checkpoint.step:,})"
-        outcome.metrics[name] = metric.metric(chance=0.0)
+        outcome.metrics[name] = shown
         # The report card shows metrics in this order; the artifacts let runs be compared item by item.
         figures = {name.lower().replace(" ", "_"): metric.value}
         for label, score in scores.items():

@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from conftest import ROOT
 
 from nanochat.world.__main__ import Config, main
 
@@ -15,13 +14,15 @@ def test_two_processes_write_the_same_bytes(tiny_world, tmp_path, python):
         assert (tmp_path / "again" / path.relative_to(tiny_world)).read_bytes() == path.read_bytes()
 
 
-def test_a_finished_world_is_left_alone_and_anything_else_refused(tiny_world):
+def test_a_finished_world_is_left_alone_and_anything_else_refused(tiny_world, tmp_path):
+    other = tmp_path / "other"
+    (other / "folder").mkdir(parents=True)
     before = {path: path.stat().st_mtime_ns for path in tiny_world.rglob("*")}
     main(Config(out=str(tiny_world), size="tiny"))
     main(Config(out=str(tiny_world)))
     for out, seed, message in (
         (tiny_world, 2, "is not the world of seed 2 and size tiny, remove it or name another folder"),
-        (ROOT, 1, "is not the world of seed 1 and size tiny, remove it or name another folder"),
+        (other, 1, "is not the world of seed 1 and size tiny, remove it or name another folder"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             main(Config(out=str(out), seed=seed, size="tiny"))
