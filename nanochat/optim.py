@@ -5,6 +5,7 @@ become views into them. Nothing is copied to be batched or sent, and a parameter
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -136,7 +137,7 @@ class _Layout(NamedTuple):
         return chunk.view(-1)[start : start + math.prod(self.shape)].view(self.shape)
 
 
-class _Stack:
+class _Stack(ABC):
     """K same-shaped parameters in one buffer (chunks, ranks, share); a chunk is sent at once.
 
     A subclass is an optimizer kind: it lays parameters and states out, updates this rank's share, and has the traits
@@ -176,9 +177,9 @@ class _Stack:
             parameter.grad = self.layout.view(self.grads[chunk], place)
             parameter.data = value.copy_(parameter.data)  # the model now reads the buffer itself
 
+    @abstractmethod
     def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
         """Step this rank's share, `mine`, by the gradients `reduced` × scale (0-d)."""
-        raise NotImplementedError
 
     def _zeros(self, *sizes: int) -> Tensor:
         return torch.zeros(self.chunks, *sizes, device=self.device)

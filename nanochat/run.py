@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,9 +33,9 @@ from nanochat.dataloader import BatchSource, require_multiple
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, Record, print0
 from nanochat.models import config_of, describe_config
-from nanochat.objectives import Objective, next_token
+from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
-from nanochat.outcome import Outcome, chat_tuning_metrics, run_metrics, training_curves
+from nanochat.outcome import Outcome, run_metrics, training_curves
 from nanochat.param_groups import build_groups, state_bytes
 from nanochat.paths import stage_dir
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests
@@ -363,39 +362,6 @@ class Trainer:
         # The manifest has the hashes for all other files.
         self.outcome.add_artifact(self.folder / f"step_{state.step:06d}" / MANIFEST)
         self.outcome.write()
-
-    def tune_on_chats(
-        self,
-        chats: Any,
-        new_chats: Any,
-        supervise: str,
-        evaluations: Sequence[Evaluation],
-        metrics: Record,
-    ) -> None:
-        """Train on conversations and write the outcome; the config is ChatTuneSettings.
-
-        chats: a Mixture (tasks/mixing.py). new_chats: another, counted, and asked for questions to suggest. supervise:
-        as in ChatLoader. metrics: further ones.
-        """
-        from nanochat.packing import ChatLoader  # base training does without
-
-        self.start.record["suggestions"] = new_chats.questions()
-        source = ChatLoader(
-            chats,
-            self.tokenizer,
-            self.rows,
-            self.config.max_seq_len,
-            supervise=supervise,
-            epochs=self.config.epochs,
-            seed=self.config.seed,
-            rank=self.runtime.rank,
-            world_size=self.runtime.world_size,
-            device=self.runtime.device,
-        )
-        state = self.fit(source, next_token, evaluations, tasks=chats.origin)
-        mixture = ", ".join(f"{name} {rows:,}" for name, rows in chats.rows.items())
-        rows = {"Rows by task": mixture, "Training rows": len(chats), "Validation rows": len(new_chats)}
-        self.finish(state, rows | metrics | chat_tuning_metrics(state, source))
 
     def _restore(self, source: BatchSource, data: Data) -> State:
         """Return the state to train from; optimizer and source are as they were saved.

@@ -85,7 +85,7 @@ def main(config: Config) -> None:
     from nanochat.outcome import reinforcement_metrics
     from nanochat.rollouts import Rollouts, Sampling, follow_reward
     from nanochat.run import training
-    from nanochat.tuning_plan import print_plan
+    from nanochat.tuning import print_plan
 
     if config.total_batch_size:
         raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")

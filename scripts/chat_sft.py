@@ -27,10 +27,9 @@ class Config(ChatTuneSettings):
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.evals.bpb import chat_validation
-    from nanochat.evals.chat import task_scores
+    from nanochat.evals.chat import chat_validation, task_scores
     from nanochat.run import training
-    from nanochat.tuning_plan import print_plan
+    from nanochat.tuning import print_plan, tune_on_chats
 
     if config.plan_only:
         print_plan(config, lambda tokenizer: chat_mixture(config, MIXTURE, tokenizer))
@@ -43,7 +42,7 @@ def main(config: Config) -> None:
             counts = [found.examples[name] for name in ("AQUA", "AQUA-Rationale") if name in found.examples]
             if counts:
                 metrics[f"aqua_{split}_examples"] = sum(counts)
-        trainer.tune_on_chats(chats, new_chats, "assistant", evaluations, metrics)
+        tune_on_chats(trainer, chats, new_chats, "assistant", evaluations, metrics)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,9 @@ class Config(ChatTuneSettings):
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.evals.bpb import chat_validation
-    from nanochat.evals.chat import task_scores
+    from nanochat.evals.chat import chat_validation, task_scores
     from nanochat.run import training
-    from nanochat.tuning_plan import print_plan
+    from nanochat.tuning import print_plan, tune_on_chats
 
     if config.plan_only:
         print_plan(config, lambda tokenizer: chat_mixture(config, MIXTURE, tokenizer))
@@ -32,7 +31,7 @@ def main(config: Config) -> None:
     with training("mid_train", config) as trainer:
         chats, new_chats, tasks = chat_data(config, MIXTURE, trainer.tokenizer_tag)
         evaluations = chat_validation(trainer, new_chats, "all") + task_scores(trainer, tasks)
-        trainer.tune_on_chats(chats, new_chats, "all", evaluations, {})
+        tune_on_chats(trainer, chats, new_chats, "all", evaluations, {})
 
 
 if __name__ == "__main__":

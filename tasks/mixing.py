@@ -31,7 +31,6 @@ class Member(NamedTuple):
     data: DataSet
     rows: int | None  # sample size, None: all
     epochs: float  # may be a fraction
-    instead: "Member | None" = None  # if the files of this task are neither here nor to be downloaded
 
 
 class Mixture:
@@ -86,13 +85,13 @@ def mix(
     available_only = spec in ("", default)
     spec = spec or default
     parts: dict[str, tuple[Task, np.ndarray]] = {}
-    for number, member in enumerate(_parse(spec, known)):
+    for number, members in enumerate(_parse(spec, known)):
         try:
-            member, task, rows = _open_split(member, split, tokenizer)
+            member, task, rows = _open_first(members, split, tokenizer)
         except HubError as error:
             if not available_only:
                 raise
-            print0(f"{split} mixture: {member.name} is left out: {one_line(error)}")
+            print_left_out(members[-1], split, error)
             continue
         if member.name in parts:
             raise ValueError(f"{member.name} is named twice, give it epochs instead: {member.name}:2")
@@ -108,31 +107,42 @@ def mix(
     return Mixture(parts, seed)
 
 
-def _parse(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
-    """Return the tasks in a specification; ValueError names the wrong word."""
+def _parse(spec: str, known: Mapping[str, DataSet]) -> list[list[Member]]:
+    """Return each word's alternatives, most words have one; ValueError names the wrong word."""
     members = []
     for word in filter(None, map(str.strip, spec.split(","))):
         match = MEMBER.fullmatch(word)
         if not match:
             raise ValueError(f"{word} is not like NAME, NAME|NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS")
         sources, rows, epochs = match.groups()
-        member = None
-        # From the last to the first: each has the next one beside it.
-        names = [sources] if sources.startswith("json:") else map(str.strip, sources.split("|"))
-        for source in reversed(list(names)):
-            if source.startswith("json:"):
-                path = source.removeprefix("json:")
-                name, data = f"json:{Path(path).name}", json_lines(path)
-            else:
-                name = find_task(source, known)
-                data = known[name]
-            member = Member(name, data, int(rows) if rows else None, float(epochs or 1), member)
-        members.append(member)
+        if sources.startswith("json:"):
+            path = sources.removeprefix("json:")
+            found = {f"json:{Path(path).name}": json_lines(path)}
+        else:
+            names = [find_task(source.strip(), known) for source in sources.split("|")]
+            found = {name: known[name] for name in names}
+        count = int(rows) if rows else None
+        members.append([Member(name, data, count, float(epochs or 1)) for name, data in found.items()])
     return members
 
 
-def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Member, Task, np.ndarray]:
-    """Return the first member whose files can be had, its task, and the row numbers for a split.
+def _open_first(members: list[Member], split: str, tokenizer: str) -> tuple[Member, Task, np.ndarray]:
+    """Return the first member whose files can be had, with its task and row numbers; HubError if there is none."""
+    *earlier, last = members
+    for member in earlier:
+        try:
+            return member, *_open_split(member, split, tokenizer)
+        except HubError as error:
+            print_left_out(member, split, error)
+    return last, *_open_split(last, split, tokenizer)
+
+
+def print_left_out(member: Member, split: str, error: HubError) -> None:
+    print0(f"{split} mixture: {member.name} is left out: {' '.join(str(error).split())}")
+
+
+def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.ndarray]:
+    """Return a task and its row numbers for a split.
 
     Validation takes the validation split, or else the test split, or else a part that training leaves out.
     """
@@ -140,23 +150,13 @@ def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Member, Tas
     own = split
     if split == "validation" and split not in names:
         own = "test" if "test" in names else "train"
-    try:
-        task = member.data(own, tokenizer=tokenizer)
-    except HubError as error:
-        if not member.instead:
-            raise
-        found = _open_split(member.instead, split, tokenizer)
-        print0(f"{split} mixture: {found[0].name} takes the place of {member.name}: {one_line(error)}")
-        return found
+    task = member.data(own, tokenizer=tokenizer)
     rows = np.arange(len(task))
-    if names == ["train"]:  # training and validation share it
-        first_held_out = len(rows) - max(1, len(rows) // HELD_OUT)
-        rows = rows[:first_held_out] if split == "train" else rows[first_held_out:]
-    return member, task, rows
-
-
-def one_line(error: HubError) -> str:
-    return " ".join(str(error).split())
+    if names != ["train"]:
+        return task, rows
+    # Training and validation share the train split.
+    first_held_out = len(rows) - max(1, len(rows) // HELD_OUT)
+    return task, rows[:first_held_out] if split == "train" else rows[first_held_out:]
 
 
 def _sample(member: Member, rows: np.ndarray, count: int, seed: tuple[int, int]) -> np.ndarray:

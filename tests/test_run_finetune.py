@@ -12,7 +12,7 @@ from loop_parts import ALONE
 from tune_runs import STEPS, Tunes, sums
 
 from nanochat.checkpoint import load, load_model, steps
-from nanochat.evals.bpb import first_rows
+from nanochat.evals.chat import first_rows
 
 
 @pytest.fixture(scope="module")

@@ -77,9 +77,9 @@ def command_line(module: str, flags: list[str]) -> None:
 def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Callable | None) -> None:
     """Fine-tune as a script does, on these conversations; inspect: gets the trainer before the first step."""
     from nanochat.config import run
-    from nanochat.evals.bpb import chat_validation
-    from nanochat.evals.chat import task_scores
+    from nanochat.evals.chat import chat_validation, task_scores
     from nanochat.run import training
+    from nanochat.tuning import tune_on_chats
 
     if before:
         before()
@@ -91,7 +91,7 @@ def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Cal
             chats, new_chats = Chats(sums(90)), Chats(sums(30, 100))
             evaluations = chat_validation(trainer, new_chats, supervise)
             evaluations += task_scores(trainer, {"Letters": Letters()})
-            trainer.tune_on_chats(chats, new_chats, supervise, evaluations, {})
+            tune_on_chats(trainer, chats, new_chats, supervise, evaluations, {})
 
     sys.argv = ["tune", *flags]
     run(main, Config)

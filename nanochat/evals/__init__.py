@@ -2,7 +2,8 @@
 
 - `core_tasks`: BUNDLE, data_files, open_core: the tasks of the CORE metric and their prompts.
 - `core`: evaluate_core, core_scores: the CORE metric of a base model.
-- `chat`: evaluate_task, task_scores, answer_scores, mean_scores, sample_answers: problems that a chat model solves.
+- `chat`: evaluate_task, task_scores, answer_scores, mean_scores, sample_answers, chat_validation: problems that a chat
+  model solves, and its loss on conversations.
 - `sandbox`: run_all, require, NoSandbox: contains programs that a model wrote.
-- `bpb`: bits_per_byte, read_text, text_validation, chat_validation, write_samples, sample_writing: loss and samples.
+- `bpb`: bits_per_byte, read_text, text_validation, write_samples, sample_writing: loss and samples.
 """

@@ -7,7 +7,7 @@ tokens and overlap: then no token is predicted from a short context, except in t
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -22,7 +22,6 @@ from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.outcome import Estimate
-from nanochat.packing import ChatLoader
 from nanochat.runtime import Runtime
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 Estimates = dict[str, Estimate]  # figure -> value and standard error
 
-BYTES_PER_TOKEN = 4  # about: validation on conversations costs as much as validation on text
 SAMPLE_TOKENS = 16  # written after each prompt
 # The public reference has the same prompts, so samples can be compared.
 PROMPTS = (
@@ -178,53 +176,10 @@ def text_validation(trainer: "Trainer", corpus: "Corpus", every: int, max_bytes:
         found = bits_per_byte(trainer.model, text, length, trainer.device_rows, trainer.runtime)
         return {"bpb": found}
 
-    return [_validation(trainer, every, len(text.ids), measure)]
+    return [log_validation(trainer, every, len(text.ids), measure)]
 
 
-def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise: str) -> list[Evaluation]:
-    """Return the evaluation for loss per supervised token, and bits per byte, on conversations.
-
-    The rows do not depend on the number of ranks. The config is ChatTuneSettings.
-    """
-    config = trainer.config
-    if config.eval_every < 0:
-        return []
-    tokens = config.eval_tokens
-    if tokens < 0:  # little work beside training
-        tokens = trainer.runtime.validation_bytes // BYTES_PER_TOKEN
-    length = config.max_seq_len
-    most = max(1, tokens // length)
-    inputs, targets = first_rows(conversations, trainer.tokenizer, supervise, length, most)
-    if (targets < 0).all():
-        raise ValueError(f"no conversation for validation fits into {length} tokens: add --eval-every=-1")
-    lengths = torch.from_numpy(trainer.tokenizer.token_lengths()).to(torch.int64)
-    weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
-
-    def measure() -> Estimates:
-        losses, bits = sum_rows(trainer.model, inputs, targets, weights, trainer.device_rows, trainer.runtime)
-        bits = bits / torch.tensor([math.log(2), 1])  # nats to bits; byte counts stay
-        return {"loss": ratio(losses), "bpb": ratio(bits)}
-
-    return [_validation(trainer, config.eval_every, inputs.numel(), measure)]
-
-
-def first_rows(
-    conversations: Sequence[dict],
-    tokenizer: Tokenizer,
-    supervise: str,
-    length: int,
-    most: int,
-) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets, (rows, length) each, for an epoch's first rows, at most `most`."""
-    rows = []  # inputs and targets, (1, length) each
-    with ChatLoader(conversations, tokenizer, 1, length, supervise=supervise) as source:
-        while len(rows) < most and source.epoch < 1:
-            rows.append(next(source))
-    inputs, targets = zip(*rows, strict=True)
-    return torch.cat(inputs), torch.cat(targets)
-
-
-def _validation(
+def log_validation(
     trainer: "Trainer",
     every: int,
     tokens: int,

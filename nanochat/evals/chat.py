@@ -1,4 +1,4 @@
-"""Chat evaluation: a model solves a task's problems by choosing a letter or by writing an answer.
+"""Chat evaluation: problems solved by choosing a letter or by writing an answer, and the loss on conversations.
 
 Answers depend neither on the rank count nor on the problems' order: letters are chosen in batches that are the same for
 any rank count, and each written answer has a seed.
@@ -6,7 +6,7 @@ any rank count, and each written answer has a seed.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
@@ -14,13 +14,16 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt
 from nanochat.engine import Completion, Engine, Request
+from nanochat.evals.bpb import Estimates, log_validation, ratio, sum_rows
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0, print_figures
 from nanochat.outcome import Estimate, average, mean_estimate
+from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
 from nanochat.runtime import Runtime
 from nanochat.settings import AnswerSettings
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 SHOWN = 300  # characters of a question or an answer in the report card
 # A call of the calculator and its result in the text of an answer.
 CALL = re.compile(r"<\|python_start\|>(.*?)<\|python_end\|><\|output_start\|>(.*?)<\|output_end\|>")
+BYTES_PER_TOKEN = 4  # about: validation on conversations costs as much as validation on text
 LETTER_BATCH = 64  # prompts per forward pass where letters are chosen
 
 
@@ -300,3 +304,49 @@ def answer_scores(
         trainer.log.write("eval", state.step, **figures)
 
     return Evaluation(every, score, at_start=True)
+
+
+# ---- validation on conversations ----
+
+
+def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise: str) -> list[Evaluation]:
+    """Return the evaluation for loss per supervised token, and bits per byte, on conversations.
+
+    The rows do not depend on the number of ranks. The config is ChatTuneSettings.
+    """
+    config = trainer.config
+    if config.eval_every < 0:
+        return []
+    tokens = config.eval_tokens
+    if tokens < 0:  # little work beside training
+        tokens = trainer.runtime.validation_bytes // BYTES_PER_TOKEN
+    length = config.max_seq_len
+    most = max(1, tokens // length)
+    inputs, targets = first_rows(conversations, trainer.tokenizer, supervise, length, most)
+    if (targets < 0).all():
+        raise ValueError(f"no conversation for validation fits into {length} tokens: add --eval-every=-1")
+    lengths = torch.from_numpy(trainer.tokenizer.token_lengths()).to(torch.int64)
+    weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
+
+    def measure() -> Estimates:
+        losses, bits = sum_rows(trainer.model, inputs, targets, weights, trainer.device_rows, trainer.runtime)
+        bits = bits / torch.tensor([math.log(2), 1])  # nats to bits; byte counts stay
+        return {"loss": ratio(losses), "bpb": ratio(bits)}
+
+    return [log_validation(trainer, config.eval_every, inputs.numel(), measure)]
+
+
+def first_rows(
+    conversations: Sequence[dict],
+    tokenizer: Tokenizer,
+    supervise: str,
+    length: int,
+    most: int,
+) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets, (rows, length) each, for an epoch's first rows, at most `most`."""
+    rows = []  # inputs and targets, (1, length) each
+    with ChatLoader(conversations, tokenizer, 1, length, supervise=supervise) as source:
+        while len(rows) < most and source.epoch < 1:
+            rows.append(next(source))
+    inputs, targets = zip(*rows, strict=True)
+    return torch.cat(inputs), torch.cat(targets)

@@ -221,8 +221,8 @@ def make_job(
     """Return the main job with all steps.
 
     tokens: for base training, so that enough text is downloaded; 0: the corpus's default. tasks: task -> files that
-    stages read; a job on an embedded world reads none of them. needs: stage -> a required task, or
-    several joined by |; without the files of any of them the stage is left out.
+    stages read; a job on an embedded world reads none of them. needs: stage -> tasks joined by |; without files of any
+    of them the stage is left out.
     """
     request = setting.request
     skips = skip_reasons(setting, tasks, needs)
@@ -301,8 +301,9 @@ def skip_reasons(setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs
         if stage.parent and reasons[stage.parent] and not reasons[name]:
             reasons[name] = f"{stage.parent} is left out"
     if not (setting.world or any(setting.has_files(tasks[task]) for task in CHAT_CORE)):
-        for name in filter(lambda name: name.startswith("chat_eval"), STEPS):
-            reasons[name] = reasons[name] or "the files of no task to score are here or can be downloaded"
+        for name in STEPS:
+            if name.startswith("chat_eval") and not reasons[name]:
+                reasons[name] = "the files of no task to score are here or can be downloaded"
     if until:
         for name in STEPS[STEPS.index(until) + 1 :]:
             reasons[name] = f"after --until={until}"

@@ -17,8 +17,8 @@ from models import SMALL, lively
 from nanochat.evals.bpb import (
     PROMPTS,
     SAMPLE_TOKENS,
-    _validation,
     bits_per_byte,
+    log_validation,
     read_text,
     sample_writing,
     write_samples,
@@ -178,7 +178,7 @@ def test_validation_is_compiled_once_that_has_paid(every, steps, eager):
     log = SimpleNamespace(write=lambda kind, step, **found: written.append(found["val/bpb"]))
     values = iter([2.0, 1.0, 1.5])
     trainer = SimpleNamespace(model=model, runtime=runtime, log=log)
-    validation = _validation(trainer, every, 1000, lambda: {"bpb": (next(values), 0.1)})
+    validation = log_validation(trainer, every, 1000, lambda: {"bpb": (next(values), 0.1)})
     for step in steps:
         validation.evaluate(SimpleNamespace(step=step, notes=notes))
     assert len(ways) == eager

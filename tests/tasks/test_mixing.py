@@ -113,7 +113,7 @@ def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypat
 def test_the_first_of_several_tasks_that_has_files_is_taken(small_hub, own_file, capsys):
     found = mix(TASKS, f"multi-turn|smoltalk@30:2,{own_file}")
     assert found.rows == {"SmolTalk": 60, "json:my.jsonl": 38}
-    assert "train mixture: SmolTalk takes the place of Multi-Turn: 1 of 1 files are not" in capsys.readouterr().out
+    assert "train mixture: Multi-Turn is left out: 1 of 1 files are not" in capsys.readouterr().out
     assert mix(TASKS, "smoltalk | multi-turn").rows == {"SmolTalk": 200}
 
 

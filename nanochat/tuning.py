@@ -1,4 +1,7 @@
-"""The dry run of a fine-tuning stage: what it inherits, what it reads, its steps and its cost; nothing is trained."""
+"""Fine-tuning: training on conversations, and the dry run of a fine-tuning stage.
+
+A dry run prints the inherited settings, the rows, the steps and the cost; nothing is trained.
+"""
 
 import json
 import math
@@ -7,16 +10,26 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, replace
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from nanochat.chat import render_conversation
 from nanochat.checkpoint import tokenizer_of, verified
 from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
+from nanochat.objectives import next_token
+from nanochat.outcome import chat_tuning_metrics
+from nanochat.packing import ChatLoader
 from nanochat.param_groups import state_bytes
 from nanochat.runtime import planned_hardware
 from nanochat.scaling import RunPlan, estimate, scaled_size
 from nanochat.settings import FineTuneSettings, inherit
 from nanochat.stages import MODELS
+from nanochat.train import Evaluation
+
+if TYPE_CHECKING:
+    from nanochat.run import Trainer
+
+Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
 
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
@@ -88,3 +101,36 @@ def _run_plan(config: FineTuneSettings, manifest: Record, steps: int | None) -> 
         seconds=config.target_seconds if steps is None else None,
         notes=[],
     )
+
+
+def tune_on_chats(
+    trainer: "Trainer",
+    chats: Mixture,
+    new_chats: Mixture,
+    supervise: str,
+    evaluations: Sequence[Evaluation],
+    metrics: Record,
+) -> None:
+    """Train on conversations and write the outcome; the config is ChatTuneSettings.
+
+    new_chats: for validation; they are counted, and asked for questions to suggest. supervise: as in ChatLoader.
+    metrics: further ones.
+    """
+    config, runtime = trainer.config, trainer.runtime
+    trainer.start.record["suggestions"] = new_chats.questions()
+    source = ChatLoader(
+        chats,
+        trainer.tokenizer,
+        trainer.rows,
+        config.max_seq_len,
+        supervise=supervise,
+        epochs=config.epochs,
+        seed=config.seed,
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+        device=runtime.device,
+    )
+    state = trainer.fit(source, next_token, evaluations, tasks=chats.origin)
+    mixture = ", ".join(f"{name} {rows:,}" for name, rows in chats.rows.items())
+    rows = {"Rows by task": mixture, "Training rows": len(chats), "Validation rows": len(new_chats)}
+    trainer.finish(state, rows | metrics | chat_tuning_metrics(state, source))
