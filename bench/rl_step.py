@@ -78,7 +78,7 @@ def reference(job: dict) -> Any:
     words.encode = words.decode = lambda given: ""
     with torch.device("meta"):
         model = GPT(GPTConfig(512, job["vocab"], job["depth"], job["depth"], job["depth"], 64 * job["depth"], "L"))
-    model.to_empty(device="cpu")
+    model.to_empty(device="cuda" if torch.cuda.is_available() else "cpu")
     model.init_weights()
     engine, optimizer = Engine(model, words), model.setup_optimizer()
 

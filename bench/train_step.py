@@ -24,6 +24,17 @@ from bench.common import Figure, compare, finish, in_child
 SKIPPED = 5  # steps, before the rate is taken
 EVAL_BYTES = 500_000
 OURS = {"ours, as shipped": [], "ours, fp32": ["--dtype=fp32"], "ours, eager": ["--no-compile"]}
+# With --variants: the kernels, formats and sizes that a GPU can choose from.
+VARIANTS = {
+    "ours, flash3": ["--attention=flash3"],
+    "ours, flash4": ["--attention=flash4"],
+    "ours, flex": ["--attention=flex"],
+    "ours, sdpa": ["--attention=sdpa"],
+    "ours, fp8": ["--fp8"],
+    "ours, half the rows": ["--device-batch-size={half}"],
+    "ours, checkpointing": ["--checkpointing"],
+    "ours, eager": ["--no-compile"],
+}
 REFERENCE = {  # (compiled, environment variables)
     "reference, as shipped": (True, {}),
     "reference, bf16": (True, {"NANOCHAT_DTYPE": "bfloat16"}),
@@ -89,7 +100,8 @@ def ours(job: dict, case: str) -> Any:
     flags += [f"--device-batch-size={options.device_batch}", f"--total-batch-size={options.rows * options.length}"]
     flags += [f"--num-iterations={options.steps}", f"--data={options.data}", f"--seed={options.seed}", "--tag=bench"]
     flags += [f"--window-pattern={options.window}", f"--eval-bytes={EVAL_BYTES}", "--save-every=-1"]
-    flags += [f"--eval-every={0 if options.learn else -1}", *OURS[case]]
+    own = [flag.format(half=options.device_batch // 2) for flag in (OURS | VARIANTS)[case]]
+    flags += [f"--eval-every={0 if options.learn else -1}", *own]
 
     def figures(_: None) -> dict:
         log = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
@@ -191,7 +203,7 @@ def measure(options: argparse.Namespace, depth: int) -> list[dict]:
         if number == 0:
             shutil.rmtree(cache, ignore_errors=True)
         env = {"NANOCHAT_BASE_DIR": options.folder, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-        if case in OURS:
+        if case in OURS or case in VARIANTS:
             return in_child(ours, job, case, env=env, limit=None)
         env |= REFERENCE[case][1]
         return in_child(reference, job, case, checkout=Path(options.reference).resolve(), env=env, limit=None)
@@ -201,7 +213,8 @@ def measure(options: argparse.Namespace, depth: int) -> list[dict]:
         bpbs = [run.get("learned") for run in found[name] if run.get("learned") is not None]
         return f"bpb {statistics.mean(bpbs):.4f} ± {statistics.stdev(bpbs):.4f}" if len(bpbs) > 1 else ""
 
-    cases = [*OURS, *(REFERENCE if options.reference else ())]
+    ours = ["ours, as shipped", *VARIANTS] if options.variants else OURS
+    cases = [*ours, *(REFERENCE if options.reference else ())]
     runs = {case: partial(run, case) for case in cases if any(word in case for word in options.only or [""])}
     return compare(f"depth {depth}", runs, FIGURES, options.repeats + (not options.learn), spread)
 
@@ -214,6 +227,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each case, after one with a cold cache")
     parser.add_argument("--learn", action="store_true", help="evaluate on held-out text, with a seed for each repeat")
+    parser.add_argument("--variants", action="store_true", help="kernels, formats and sizes of ours, as a GPU has them")
     parser.add_argument("--only", nargs="*", default=[], help="only cases with one of these words in the name")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--device-batch", type=int, default=8)

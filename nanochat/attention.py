@@ -3,7 +3,7 @@
 A forward makes one mask per window (`make_mask`), outside the compiled blocks; each layer calls `attend` with a mask.
 """
 
-import importlib.util
+import importlib
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,7 +28,23 @@ class Mask(NamedTuple):
     allowed: "Tensor | BlockMask | None"
     by_position: bool  # queries stand at given positions, not at the end of the keys
     bounded: bool  # exp(score * scale) fits into the dtype without subtracting the maximum
-    kernel: Kernel | None = None  # from the package of FlashAttention 3
+    kernel: Kernel | None = None  # FlashAttention 3's function
+
+
+class Package(NamedTuple):
+    """A version of FlashAttention: the major compute capabilities that it has kernels for, and how to install it."""
+
+    families: tuple[int, ...]
+    install: str
+
+
+# The fastest first.
+FLASH = {
+    "flash3": Package((9,), "pip install kernels"),
+    "flash4": Package((9, 10), "pip install --pre flash-attn-4"),
+}
+FLASH3_REPOSITORY = "kernels-community/flash-attn3"  # builds for each version of PyTorch, on the kernels hub
+TRIAL_ERROR = 0.02  # relative; bf16 rounds by 0.004
 
 
 def make_mask(
@@ -51,9 +67,10 @@ def make_mask(
     if positions is None:
         allowed = _cached_mask(path, queries, keys, window, device)
     else:  # new values in each decoding step
-        path = "sdpa" if path == "flash3" else path  # FlashAttention has no masks
+        # FlashAttention 3 has no masks; 4 compiles a mask, and would not pay for ever new ones.
+        path = {"flash3": "sdpa", "flash4": "flex"}.get(path, path)
         allowed = _mask(path, positions, keys, window)
-    kernel = importlib.import_module("flash_attn_interface").flash_attn_func if path == "flash3" else None
+    kernel = _flash3_kernel() if path == "flash3" else None
     return Mask(path, window, allowed, positions is not None, bounded, kernel)
 
 
@@ -66,14 +83,76 @@ def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: boo
     """Return the path for a flag value; "auto" means the fastest path for a model with or without windows."""
     if asked == "auto":
         if device.type != "cuda":
+            # On MPS, flex has no gradient.
             return "chunks" if device.type == "cpu" else "sdpa"
-        is_hopper = torch.cuda.get_device_capability(device)[0] == 9  # the package has kernels for this family only
-        if is_hopper and dtype != torch.float32 and importlib.util.find_spec("flash_attn_interface"):
-            return "flash3"
-        return "flex" if windows else "sdpa"  # flex skips blocks out of sight
+        slower = "flex" if windows else "sdpa"  # flex skips blocks out of sight
+        return next((path for path in FLASH if not obstacle(path, device, dtype)), slower)
     if asked not in PATHS:
         raise ValueError(f"--attention={asked} is not known, take one of auto, {', '.join(PATHS)}")
+    try:
+        _import_package(asked)
+    except ImportError:
+        raise ValueError(f"--attention={asked} needs a package: {FLASH[asked].install}") from None
     return asked
+
+
+def faster_paths(path: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Return the versions of FlashAttention that this GPU could run with what each one lacks; "" where one runs."""
+    if device.type != "cuda" or path in FLASH:
+        return ""
+    family, _ = torch.cuda.get_device_capability(device)
+    possible = [name for name, package in FLASH.items() if family in package.families]
+    return "; ".join(f"{name} is faster: {obstacle(name, device, dtype)}" for name in possible)
+
+
+@lru_cache
+def obstacle(path: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Return the reason that a version of FlashAttention cannot run on a GPU; "" if a small trial gives good values."""
+    package = FLASH[path]
+    if torch.cuda.get_device_capability(device)[0] not in package.families:
+        return "it has no kernels for this GPU"
+    if dtype == torch.float32:
+        return "it needs bf16 or fp16"
+    try:
+        _import_package(path)
+        return "" if _trial_error(path, device, dtype) < TRIAL_ERROR else "it computes wrong values here"
+    except ImportError:
+        return package.install
+    # A failed download or compilation: the libraries have no common base class.
+    except Exception as error:
+        return str(error).partition("\n")[0]
+
+
+def _import_package(path: str) -> None:
+    if path == "flash3":
+        _flash3_kernel()
+    elif path == "flash4":
+        importlib.import_module("flash_attn.cute")
+
+
+@lru_cache(maxsize=1)
+def _flash3_kernel() -> Kernel:
+    """Return FlashAttention 3's function, from its own package, or else from the kernels hub (a download, once)."""
+    try:
+        package = importlib.import_module("flash_attn_interface")
+    except ModuleNotFoundError:
+        package = importlib.import_module("kernels").get_kernel(FLASH3_REPOSITORY, version=1)
+    return package.flash_attn_func
+
+
+def _trial_error(path: str, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the relative error of a path's gradient, which depends on its output too, against sdpa's."""
+    generator = torch.Generator(device).manual_seed(0)
+    x = torch.randn(2, 384, 2, 64, device=device, dtype=dtype, generator=generator)  # (B, T, H, D)
+    gradients = []
+    for each in (path, "sdpa"):
+        given = x.clone().requires_grad_()
+        # A window that cuts through blocks of keys.
+        mask = make_mask(each, 384, 384, device, window=130)
+        loss = attend(given, given, given, mask, 0.1).square().sum()
+        gradients.append(torch.autograd.grad(loss, given)[0].float())
+    ours, expected = gradients
+    return float((ours - expected).norm() / expected.norm())
 
 
 # ---- positions ----
@@ -138,23 +217,25 @@ def _sees(query: Tensor, key: Tensor, window: int) -> Tensor:
     return seen & (key > query - window) if window else seen
 
 
-def _block_mask(positions: Tensor, keys: int, window: int) -> "BlockMask":
+def _block_mask(positions: Tensor, keys: int, window: int, at_end: bool) -> "BlockMask":
+    """Return the mask for flex. at_end: the queries are the last keys, so the kernel need not read the positions."""
     from torch.nn.attention.flex_attention import create_block_mask  # takes seconds: only for this path
 
     rows, queries = positions.shape
+    earlier = keys - queries
 
     def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         row = row if rows > 1 else row * 0  # one row's positions may stand for all rows
-        return _sees(positions[row, query], key, window)
+        return _sees(query + earlier if at_end else positions[row, query], key, window)
 
     # None: all heads alike.
     return create_block_mask(sees, rows if rows > 1 else None, None, queries, keys, device=positions.device)
 
 
-def _mask(path: str, positions: Tensor, keys: int, window: int) -> "Tensor | BlockMask":
+def _mask(path: str, positions: Tensor, keys: int, window: int, at_end: bool = False) -> "Tensor | BlockMask":
     """Return Mask.allowed from the query positions, (B or 1, Tq)."""
-    if path == "flex":
-        return _block_mask(positions, keys, window)
+    if path in ("flex", "flash4"):
+        return _block_mask(positions, keys, window, at_end)
     key = torch.arange(keys, device=positions.device)
     return _sees(positions[:, None, :, None], key, window)  # (B or 1, 1, Tq, Tk)
 
@@ -169,7 +250,7 @@ def _cached_mask(path: str, queries: int, keys: int, window: int, device: torch.
     # An evaluation may make the mask that the next training step's backward reads.
     with torch.inference_mode(False):
         positions = torch.arange(keys - queries, keys, device=device)  # the last positions
-        return _mask(path, positions[None], keys, window)
+        return _mask(path, positions[None], keys, window, at_end=True)
 
 
 # ---- paths ----
@@ -270,6 +351,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
         block_mask=mask.allowed,
         scale=scale,
         enable_gqa=grouped,
+        kernel_options={"BACKEND": "FLASH"} if mask.path == "flash4" else None,
     )
     return out.transpose(1, 2)
 
@@ -295,6 +377,7 @@ def _twin(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
 PATHS = {  # all do windows, grouped queries and any lengths
     "chunks": _chunks,  # for CPUs
     "flash3": _flash,  # FlashAttention 3, for Hopper GPUs in half precision
+    "flash4": _flex,  # FlashAttention 4 as the backend of flex, for Hopper and Blackwell GPUs in half precision
     "flex": _flex,  # for GPUs
     "sdpa": _sdpa,
     "twin": _twin,

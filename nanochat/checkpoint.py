@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nanochat.attention import find_path
+from nanochat.attention import faster_paths, find_path
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
@@ -376,7 +376,8 @@ def build_model(
 ) -> GPT:
     """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
     path = find_path(runtime.attention, runtime.device, runtime.dtype, any(config.windows))
-    print0(f"attention: {path}")
+    better = faster_paths(path, runtime.device, runtime.dtype) if runtime.attention == "auto" else ""
+    print0(f"attention: {path}" + (f" ({better}; see docs/gpu.md)" if better else ""))
     model = new_model(config, path, checkpointing)
     model.to_empty(device=runtime.device)
     model.compute_dtype = runtime.dtype

@@ -22,9 +22,12 @@ SAFE_EXPONENT = 60.0  # exponentials of less, summed over any vocabulary or row,
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
 # Least tokens of a chunk without and with gradients: each chunk reads the whole weight, and adds to its whole gradient.
 LEAST_TOKENS = {False: 64, True: 512}
+# Factor for gradients of logits: in fp16, which ends at 6e-8, most probabilities of a large vocabulary would become 0.
+# A power of 2, so that it rounds nothing, and small: the weight's gradient sums over thousands of tokens, up to 65,504.
+GRADIENT_SCALE = {torch.float16: 16.0}  # in other dtypes 1
 
-# (logits (n, V), targets (n,), softcap, vocab_size, with_gradient) → losses (n,), and the gradient of the logits in
-# their dtype or None. A form may overwrite the logits.
+# (logits (n, V), targets (n,), softcap, vocab_size, gradient_scale) → losses (n,), and the gradient of the logits in
+# their dtype, multiplied by gradient_scale; None for a scale of 0. A form may overwrite the logits.
 Losses = tuple[Tensor, Tensor | None]
 Form = Callable[..., Losses]
 Settings = tuple[Form, float, int]  # form, softcap, vocab_size
@@ -68,7 +71,7 @@ def cross_entropy(
 def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: Settings) -> Tensor:
     form, softcap, vocab_size = settings
     logits = hidden @ head.to(hidden.dtype).t()
-    return form(logits, targets, softcap, vocab_size, False)[0]
+    return form(logits, targets, softcap, vocab_size, 0.0)[0]
 
 
 class _SumOfLosses(torch.autograd.Function):
@@ -84,6 +87,7 @@ class _SumOfLosses(torch.autograd.Function):
         settings: Settings,
     ) -> Tensor:
         form, softcap, vocab_size = settings
+        scale = GRADIENT_SCALE.get(hidden.dtype, 1.0)
         head = weight.to(hidden.dtype)
         total = torch.zeros((), device=hidden.device)  # sums are kept in fp32
         hidden_gradient = torch.empty_like(hidden)
@@ -91,24 +95,26 @@ class _SumOfLosses(torch.autograd.Function):
         chunks = zip(hidden.split(chunk), targets.split(chunk), hidden_gradient.split(chunk), strict=True)
         for rows, labels, rows_gradient in chunks:
             logits = rows @ head.t()
-            losses, gradient = form(logits, labels, softcap, vocab_size, True)
+            losses, gradient = form(logits, labels, softcap, vocab_size, scale)
             total += losses.sum()
-            rows_gradient.copy_(gradient @ head)
+            rows_gradient.copy_(gradient @ head)  # both stay scaled: backward divides
             weight_gradient += gradient.t() @ rows
         ctx.save_for_backward(hidden_gradient, weight_gradient.to(weight.dtype))
+        ctx.scale = scale
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, outer: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
-        return hidden_gradient * outer, weight_gradient * outer, None, None, None
+        factor = outer / ctx.scale
+        return hidden_gradient * factor, weight_gradient * factor, None, None, None
 
 
 # ---- forms ----
 
 
-def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, with_gradient: bool) -> Losses:
+def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, gradient_scale: float) -> Losses:
     """Compute the softmax in fp32, in few passes over memory: a CPU spends its time on them."""
     z = logits.float()
     if softcap:
@@ -123,12 +129,14 @@ def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int,
     exponentials = torch.exp(z - peak)
     total = exponentials.sum(1, keepdim=True)
     losses = torch.where(kept, peak + total.log() - z.gather(1, index), 0.0).squeeze(1)
-    if not with_gradient:
+    if not gradient_scale:
         return losses, None
     hit = torch.arange(z.shape[1], device=z.device) == index
     gradient = exponentials * (kept / total) - (hit & kept).to(z.dtype)
     if softcap:
         gradient = gradient * (1 - bent * bent)  # the slope of tanh
+    if gradient_scale != 1:
+        gradient = gradient * gradient_scale
     return losses, gradient.to(logits.dtype)
 
 

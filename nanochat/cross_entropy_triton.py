@@ -16,11 +16,14 @@ def triton_losses(
     targets: Tensor,
     softcap: float,
     vocab_size: int,
-    with_gradient: bool,
+    gradient_scale: float,
     *,
     ignored: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return losses (n,) in fp32 of logits (n, V), and the logits overwritten by their gradient, or None."""
+    """Return losses (n,) in fp32 of logits (n, V), and the logits overwritten by their gradient times a scale, or None.
+
+    gradient_scale: 0 for no gradient.
+    """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     width = logits.shape[1]
     _row_kernel[(len(logits),)](
@@ -31,12 +34,12 @@ def triton_losses(
         vocab_size,
         width,
         SOFTCAP=softcap,
-        WITH_GRADIENT=with_gradient,
+        GRADIENT_SCALE=gradient_scale,
         IGNORED=ignored,
         BLOCK=min(LONGEST_BLOCK, triton.next_power_of_2(width)),
         num_warps=8,
     )
-    return losses, logits if with_gradient else None
+    return losses, logits if gradient_scale else None
 
 
 @triton.jit
@@ -48,7 +51,7 @@ def _row_kernel(
     vocab_size,
     width,
     SOFTCAP: tl.constexpr,
-    WITH_GRADIENT: tl.constexpr,
+    GRADIENT_SCALE: tl.constexpr,
     IGNORED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -70,12 +73,12 @@ def _row_kernel(
     log_total = peak + tl.log(total)
     tl.store(losses + row, tl.where(target == IGNORED, 0.0, log_total - chosen))
 
-    if WITH_GRADIENT:
+    if GRADIENT_SCALE > 0:
         for start in range(0, width, BLOCK):
             column = start + tl.arange(0, BLOCK)
             z, slope = _capped(logits, column, vocab_size, SOFTCAP)
             hit = tl.where(column == target, 1.0, 0.0)
-            gradient = (tl.exp(z - log_total) - hit) * slope
+            gradient = (tl.exp(z - log_total) - hit) * slope * GRADIENT_SCALE
             gradient = tl.where(target == IGNORED, 0.0, gradient).to(logits.dtype.element_ty)
             tl.store(logits + column, gradient, mask=column < width)
 

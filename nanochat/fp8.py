@@ -4,6 +4,8 @@ Parameters stay in fp32 under their own names. Beside each lie fp8 copies in the
 backward product read, made once per optimizer step. Evaluation does not use fp8: see Float8Linear.forward.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
@@ -16,10 +18,14 @@ SMALLEST_PEAK = 1e-12  # a tensor of zeros is scaled by this, to avoid a divisio
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return (x in fp8, contiguous; 0-d fp32 scale that multiplies back); values that are not finite become NaN."""
-    largest = torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32)
-    scale = largest.clamp(min=SMALLEST_PEAK) / torch.finfo(dtype).max
-    scaled = x.float() / scale  # the largest value lands on the limit: nothing overflows
+    scale = _scale(torch.linalg.vector_norm(x, math.inf, dtype=torch.float32), dtype)
+    scaled = x.float() / scale
     return scaled.to(dtype).contiguous(), scale
+
+
+def _scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the scale with which the largest value lands on the limit: nothing overflows."""
+    return largest.clamp(min=SMALLEST_PEAK) / torch.finfo(dtype).max
 
 
 class _Float8Product(torch.autograd.Function):
@@ -82,17 +88,16 @@ class Float8Linear(nn.Linear):
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight = linear.weight  # the same Parameter: optimizers and checkpoints notice nothing
         self.train(linear.training)
-        # By rows, by columns, scale. No buffers: they would be in checkpoints, and be cast along with the model.
-        self.quantized = self._copies()
-
-    def _copies(self) -> tuple[Tensor, Tensor, Tensor]:
         by_rows, scale = quantize(self.weight.detach(), FORWARD)
-        return by_rows, by_rows.t().contiguous(), scale
+        # By rows, by columns, scale. No buffers: they would be in checkpoints, and be cast along with the model.
+        self.quantized = by_rows, by_rows.t().contiguous(), scale
 
-    def refresh(self) -> None:
+    def refresh(self, new_scale: Tensor) -> None:
         """Quantize the weight again, into the same memory, which compiled graphs read."""
-        for old, new in zip(self.quantized, self._copies(), strict=True):
-            old.copy_(new)
+        by_rows, by_columns, scale = self.quantized
+        scale.copy_(new_scale)
+        by_rows.copy_(self.weight.detach() / scale)
+        by_columns.copy_(by_rows.t())
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in) to (…, out): in fp8 if a gradient is recorded in training mode, else in the dtype of x."""
@@ -130,6 +135,9 @@ def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False) -> lis
 
 def refresh(model: nn.Module) -> None:
     """Quantize the weights again, after each optimizer step; does nothing to a model without fp8 layers."""
-    for module in model.modules():
-        if isinstance(module, Float8Linear):
-            module.refresh()
+    layers = [module for module in model.modules() if isinstance(module, Float8Linear)]
+    if layers:
+        # One pass over all weights: a kernel for each would be a thousand in a large model.
+        largest = torch._foreach_norm([layer.weight.detach() for layer in layers], math.inf)
+        for layer, scale in zip(layers, _scale(torch.stack(largest), FORWARD), strict=True):
+            layer.refresh(scale)

@@ -6,8 +6,8 @@ the optimizer read both; export refuses unknown fields. `--model=reference,FIELD
 
 import re
 import zlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nanochat.decoder import Cache
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: matrix units like whole tiles
-SHORT_MULTIPLE = 128  # short windows are a multiple of the attention kernels' tile
+SHORT_MULTIPLE = 128  # the attention kernels' tile: short windows reach back a multiple of it
 NORM_EPS = 2**-23  # the resolution of fp32 beside 1
 VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels read by the two gates
 
@@ -83,7 +83,7 @@ class GPTConfig:
     @cached_property
     def windows(self) -> list[int]:
         """Return the number of keys that a token sees in each layer, the token included; 0: all."""
-        short = -(-self.max_seq_len // (4 * SHORT_MULTIPLE)) * SHORT_MULTIPLE
+        short = -(-self.max_seq_len // (4 * SHORT_MULTIPLE)) * SHORT_MULTIPLE + 1  # as in the public reference
         letters = (self.window_pattern * self.depth)[: self.depth - 1] + "L"
         return [short if letter == "S" and short < self.max_seq_len else 0 for letter in letters]
 
@@ -282,13 +282,22 @@ class GPT(nn.Module):
         """Compile the loss and the blocks, with one graph for equal blocks; slower to start, faster to run."""
         torch._dynamo.config.recompile_limit = 64  # kinds of block x shapes x training or not; 8 would be too few
         for block in self.blocks:
-            block.compile()
+            # Static: a smaller micro-batch is compiled anew, and not for every size at once, which is slower.
+            block.compile(dynamic=False)
         self.compiled = True
         self.loss_form = choose_form(self.device, compiling=True)
 
-    def as_written(self) -> AbstractContextManager:
-        """Return a context in which nothing runs compiled, for batches with ever new shapes."""
-        return torch.compiler.set_stance("force_eager") if self.compiled else nullcontext()
+    @contextmanager
+    def as_written(self) -> Iterator[None]:
+        """Run nothing compiled in this context, for batches with ever new shapes."""
+        before = self.attention
+        # Flex would hold all scores in memory uncompiled, and FlashAttention has no positions.
+        self.attention = "chunks" if self.device.type == "cpu" else "sdpa"
+        try:
+            with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
+                yield
+        finally:
+            self.attention = before
 
     def to_empty(self, *, device: torch.device | str) -> "GPT":
         """Do the same as torch's method, and fill the tables that no checkpoint holds.
@@ -465,7 +474,7 @@ PARAMETERS = (
     ParameterRow(r"smear_gate\.weight", "smear", _gate),
     # Induction heads find a token by the one before: smear shows the previous token from the first step on.
     ParameterRow(r"smear_lambda", "smear", lambda t, config, generator: t.fill_(config.induction)),
-    ParameterRow(r"backout_lambda", "smear", _constant(0.2)),
+    ParameterRow(r"backout_lambda", "backout", _constant(0.2)),
 )
 # Optimizer group → kind in parameter_counts; all other groups are "scalars".
 COUNTED = {"matrices": "matrices", "embedding": "embed", "unembedding": "head", "value_embeds": "value_embeds"}

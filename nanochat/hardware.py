@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,33 @@ ACCELERATORS = (
     Accelerator("RTX-3090", "GeForce RTX 3090", 71, 71, None, 35.6, 24),
     Accelerator("MI300X", "Instinct MI300X( OAM)?", 1307.4, 1307.4, 2614.9, 163.4, 192),
 )
+
+
+class TrainingRate(NamedTuple):
+    """A speed of base training that somebody measured."""
+
+    accelerator: str
+    dtype: str  # in which matrices are multiplied: bf16 or fp8
+    attention: str
+    depth: int
+    share: float  # of the bf16 peak
+    source: str
+
+
+# The public nanochat's FLOPs over its training times. Ours were not measured on such hardware yet.
+TRAINING_RATES = (
+    TrainingRate("H100", "fp8", "FlashAttention 3", 24, 0.59, "public nanochat, 99.0 min"),
+    TrainingRate("H100", "fp8", "FlashAttention 3", 22, 0.56, "public nanochat, pull request 830, 81.8 min"),
+    TrainingRate("H100", "bf16", "FlashAttention 3", 24, 0.50, "public nanochat, without the 17% that fp8 gained"),
+)
+NEAR_DEPTH = 4  # layers; a rate says little about models that differ more
+
+
+def known_rate(accelerator: Accelerator, dtype: str, depth: int) -> TrainingRate | None:
+    """Return the rate measured nearest in depth; None if there is none on this accelerator near this depth."""
+    found = [rate for rate in TRAINING_RATES if (rate.accelerator, rate.dtype) == (accelerator.name, dtype)]
+    near = [rate for rate in found if abs(rate.depth - depth) <= NEAR_DEPTH]
+    return min(near, key=lambda rate: abs(rate.depth - depth), default=None)
 
 
 def find_accelerator(name: str) -> Accelerator | None:

@@ -323,6 +323,7 @@ def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
         "Training questions": questions,
         "Number of iterations": state.step,
         "Reward, a moving average": state.notes.get("reward", NOT_KNOWN),
+        "Share of answers cut at the limit, a moving average": state.notes.get("cut", NOT_KNOWN),
     }
     for moment in ("before", "after"):
         for name, (value, stderr) in state.notes.get(moment, {}).items():

@@ -20,12 +20,15 @@ from torch.nn.utils.rnn import pad_sequence
 from nanochat.chat import fitted_prompt
 from nanochat.dataloader import Batch, BatchSource, require_multiple
 from nanochat.engine import Completion, Engine, Request
-from nanochat.log import Record, print_figures
+from nanochat.log import Record, print0, print_figures
 from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from nanochat.runtime import Runtime
     from nanochat.train import State
+
+MAX_CUT = 0.05  # share of answers cut at the limit, above which there is a warning
+WARN_EVERY = 20  # steps
 
 # Name → advantages from rewards, both of shape (prompts, samples).
 ADVANTAGES = {
@@ -218,7 +221,7 @@ class Rollouts(BatchSource):
             "rl/best_of_group": fmean(max(group) for group in rewards),
             "rl/groups_that_teach": fmean(min(group) < max(group) for group in rewards),
             "rl/tokens": fmean(sample["tokens"] for sample in samples),
-            "rl/stopped": fmean(sample["reason"] == "stop" for sample in samples),
+            "rl/cut": fmean(sample["reason"] == "length" for sample in samples),
         }
 
     def split(self, batch: Batch, rows: int) -> list[Batch]:
@@ -261,12 +264,19 @@ def assemble(rows: list[tuple[Tensor, ...]], questions: list[int], device: torch
 
 
 def follow_reward(source: Rollouts) -> Callable[["State"], None]:
-    """Return an action after a step: print the samples' metrics and keep a moving average reward."""
+    """Return an action after a step: print the samples' metrics, keep moving averages, warn of answers that are cut."""
+    limit = source.sampling.max_new_tokens
 
     def follow(state: "State") -> None:
-        reward = source.metrics["rl/reward"]
         # Single steps are noisy; the notes are saved with the checkpoint.
-        state.notes["reward"] = 0.9 * state.notes.get("reward", reward) + 0.1 * reward
+        for name in ("reward", "cut"):
+            value = source.metrics[f"rl/{name}"]
+            state.notes[name] = 0.9 * state.notes.get(name, value) + 0.1 * value
         print_figures(state.step, source.metrics)
+        if state.notes["cut"] > MAX_CUT and state.step % WARN_EVERY == 1:
+            print0(
+                f"warning: {state.notes['cut']:.0%} of the answers are cut at --max-new-tokens={limit}, "
+                "so that short answers get the rewards: take a larger limit"
+            )
 
     return follow

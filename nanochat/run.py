@@ -36,7 +36,7 @@ from nanochat.models import config_of, describe_config
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome, run_metrics, training_curves
-from nanochat.param_groups import build_groups, state_bytes
+from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests
 from nanochat.scaling import RunPlan, rate_scale, row_choices
@@ -59,25 +59,25 @@ def build(
     """Return a model, its optimizer, and the rows in a micro-batch."""
     config = start.config
     model = build_model(start.shape, runtime, start.weights, config.checkpointing)
-    groups = build_groups(model, config, rate_scale(start.batch), start.weight_decay)
-    # Before compiling and 8 bits: the memory search runs the plain model.
-    rows = _device_rows(start, resumed, model, state_bytes(model) // runtime.world_size, runtime)
     if in_fp8:
         print0(f"fp8: {len(fp8.convert(model))} layers")
     if config.compile and _is_long_enough(start, model, runtime):
         model.compile_parts()
     optimizer = Optimizer(
-        groups,
+        build_groups(model, config, rate_scale(start.batch), start.weight_decay),
         runtime.rank,
         runtime.world_size,
         polar_dtype=torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
         compile=runtime.device.type == "cuda",  # on a CPU it gains too little
     )
+    # Last, so that the search for the largest micro-batch runs the step that will be trained, beside all states.
+    rows = _device_rows(start, resumed, model, runtime)
+    optimizer.zero_grad()
     return model, optimizer, rows
 
 
-def _device_rows(start: "_Start", resumed: Checkpoint | None, model: GPT, reserve: int, runtime: Runtime) -> int:
-    """Return the rows in a micro-batch. reserve: bytes of this rank's optimizer states."""
+def _device_rows(start: "_Start", resumed: Checkpoint | None, model: GPT, runtime: Runtime) -> int:
+    """Return the rows in a micro-batch. A search leaves gradients behind."""
     length = start.config.max_seq_len
     choices = row_choices(start.config, start.batch, runtime.world_size)
     size = choices[0]
@@ -86,7 +86,7 @@ def _device_rows(start: "_Start", resumed: Checkpoint | None, model: GPT, reserv
         # Free memory may differ by now, and another size would change the rounding.
         size = before
     elif len(choices) > 1:
-        size = largest_device_batch(model, length, choices, runtime, reserve)
+        size = largest_device_batch(model, length, choices, runtime)
     parts = start.batch // (size * length * runtime.world_size)
     print0(f"device batch: {size} rows of {length:,} tokens, {parts} of them in a step on each rank")
     return size

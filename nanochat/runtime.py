@@ -20,13 +20,14 @@ import torch
 import torch.distributed as dist
 
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
-from nanochat.log import is_main_rank, print0
+from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 Value = TypeVar("Value")
+Items = TypeVar("Items")  # has a length, and parts of the same type
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # On a CPU, a shorter run gains nothing by a compiler, which takes a minute (seconds where its cache is warm).
@@ -122,6 +123,24 @@ def free_memory(device: torch.device) -> int:
     return 1024 * kilobytes // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
+def in_halves(work: Callable[[Items], Value], items: Items) -> Iterator[Value]:
+    """Yield work(items); where memory runs out, the values for smaller and smaller parts of the items, in order."""
+    values = []
+    try:
+        values.append(work(items))
+    except torch.OutOfMemoryError:
+        if len(items) == 1:
+            raise
+    # Outside the handler: its traceback would keep the tensors of the failed call.
+    if not values:
+        torch.cuda.empty_cache()
+        half = len(items) // 2
+        print_line(f"out of memory with {len(items)} rows at once, trying {half}")
+        for part in (items[:half], items[half:]):
+            yield from in_halves(work, part)
+    yield from values
+
+
 # ---- setup ----
 
 
@@ -137,6 +156,8 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     device_type: auto, cuda, mps or cpu. dtype: auto (then NANOCHAT_DTYPE counts) or a name in DTYPES.
     """
     keep_compiled()
+    # Before the first allocation: blocks that can grow leave fewer gaps that no tensor fits into.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     device = _device(device_type)
     distributed = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # Slurm sets only some
     rank = int(os.environ["RANK"]) if distributed else 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.hardware import Accelerator, find_accelerator
+from nanochat.hardware import Accelerator, find_accelerator, known_rate
 from nanochat.log import Record, duration
 from nanochat.models import config_fields, new_model
 from nanochat.outcome import hardware, read_outcomes
@@ -29,8 +29,8 @@ REFERENCE_DEPTH = 12
 REFERENCE_BATCH = 2**19  # tokens, best for the reference
 BATCH_EXPONENT = 0.383
 TOKENS_PER_PARAMETER = 12.0  # the horizon where no flag gives one
-ASSUMED_VOCABULARY = 2**16  # where no tokenizer is trained yet
-ASSUMED_MFU = 0.4  # where no run was measured; nobody measured a gain by fp8, so none is assumed
+ASSUMED_VOCABULARY = 49_152  # where no tokenizer is trained yet
+ASSUMED_MFU = 0.4  # where nobody measured a run: no gain by fp8 is assumed
 CORE_FLOPS = 2.5e10  # of a CPU core, where no run was measured; the embedded run reaches 52 GFLOP/s on two
 CPU_TOKENS = 16_384  # tokens in a micro-batch on a CPU: larger ones are no faster
 FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
@@ -255,7 +255,8 @@ def estimate(plan: RunPlan, config: "TrainingSettings", ranks: int, accelerator:
     rows = max(fitting, default=sizes[0])  # if none fits, the smallest shows how much is missing
 
     # A run on such hardware is a better guide than an assumption.
-    rate, source = measured_rate(config, accelerator) or _assumed_rate(accelerator, dtype)
+    multiplied = "fp8" if config.fp8 else dtype
+    rate, source = measured_rate(config, accelerator) or _assumed_rate(accelerator, dtype, multiplied, plan.model.depth)
     seconds = plan.seconds  # None: no clock ends the run
     if plan.tokens is not None and rate:
         # Without evaluations and compiling.
@@ -276,10 +277,17 @@ def estimate(plan: RunPlan, config: "TrainingSettings", ranks: int, accelerator:
     )
 
 
-def _assumed_rate(accelerator: Accelerator, dtype: str) -> tuple[float | None, str]:
-    """Return a rank's FLOP/s where nothing was measured, None if unknown, and the assumption in words."""
+def _assumed_rate(accelerator: Accelerator, dtype: str, multiplied: str, depth: int) -> tuple[float | None, str]:
+    """Return a rank's FLOP/s where no run of ours was measured, None if unknown, and the assumption in words.
+
+    multiplied: the dtype of matrix products, dtype or fp8.
+    """
     if accelerator.name == "CPU":
         return CORE_FLOPS * (os.cpu_count() or 1), f"assumed: {CORE_FLOPS / 1e9:g} GFLOP/s a core"
+    known = known_rate(accelerator, multiplied, depth)
+    if known:
+        words = f"assumed: {known.share:.0%} of the bf16 peak, as with {known.attention}: {known.source}"
+        return known.share * accelerator.peak("bf16"), words
     peak = accelerator.peak(dtype)
     if not peak:
         return None, f"no {dtype} speed of {accelerator.name} is known"

@@ -19,7 +19,7 @@ from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, StepProgress, print_line
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
-from nanochat.runtime import Runtime, without_garbage_collection
+from nanochat.runtime import Runtime, free_memory, without_garbage_collection
 from nanochat.scaling import CPU_TOKENS
 from nanochat.settings import TrainingSettings
 
@@ -29,6 +29,8 @@ COLLECT_EVERY = 5_000  # steps between garbage collections
 MAX_LOSS_SCALE = 2.0**10  # powers of two: scaling rounds nothing
 MIN_LOSS_SCALE = 2.0**-30
 GROW_LOSS_SCALE_EVERY = 1_000  # steps without overflow
+LEAST_KEPT = 15  # values of 2 bytes that a layer keeps for the backward, per token and width: in fp8 17, in bf16 21
+MEMORY_MARGIN = 0.03  # share of the free memory that the search for a micro-batch leaves alone
 
 
 def is_multiple(step: int, every: int) -> bool:
@@ -386,23 +388,33 @@ def smaller_device_batch(state: State, rows: int, rank: int) -> int:
     return smaller
 
 
-def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime: Runtime, reserve: int) -> int:
+def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime: Runtime) -> int:
     """Return the largest size, in rows, whose forward and backward fit into memory, the same on all ranks.
 
-    length: of a row. sizes: to choose from, in order. reserve: bytes that the optimizer will take later. A GPU tries;
-    elsewhere a size with at most CPU_TOKENS fits. The model is not compiled yet.
+    length: of a row. sizes: to choose from, in order. A GPU tries, from the largest size that the kept activations
+    alone allow; elsewhere a size with at most CPU_TOKENS fits. The model is as it will train: compiled, in fp8, its
+    optimizer's states allocated. Its gradients are undefined afterwards.
     """
     if runtime.device.type == "cuda":
-        fitting = (rows for rows in reversed(sizes) if _fits(model, rows, length, reserve))
+        room = free_memory(runtime.device)
+        row = _kept_bytes(model, length)
+        fitting = (rows for rows in reversed(sizes) if rows * row < room and _fits(model, rows, length, room))
     else:
         fitting = (rows for rows in reversed(sizes) if rows * length <= CPU_TOKENS)
     largest = next(fitting, sizes[0])
     return min(runtime.all_gather(largest))  # the rank with least memory decides
 
 
-def _fits(model: GPT, rows: int, length: int, reserve: int) -> bool:
+def _kept_bytes(model: GPT, length: int) -> int:
+    """Return a lower bound for a row's activations: no size far too large is compiled, which takes a minute."""
+    kept = 1 if model.checkpointing else LEAST_KEPT
+    return 2 * length * model.config.width * model.config.depth * kept
+
+
+def _fits(model: GPT, rows: int, length: int, room: int) -> bool:
     try:
-        reserved = torch.empty(reserve, dtype=torch.uint8, device=model.device)  # stands for optimizer states
+        # For fragments, buffers of collectives and the update's temporary values.
+        reserved = torch.empty(int(MEMORY_MARGIN * room), dtype=torch.uint8, device=model.device)
         ids = torch.zeros(rows, length, dtype=torch.int64, device=model.device)  # any tokens will do
         loss = model(ids, ids)
         loss.backward()
@@ -411,5 +423,4 @@ def _fits(model: GPT, rows: int, length: int, reserve: int) -> bool:
     except torch.OutOfMemoryError:
         return False
     finally:
-        model.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
 
+FEW_STEPS = 100  # below, the learning rate falls in large jumps, and few evaluations are made
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
 
@@ -82,6 +83,9 @@ def _plan(
     if config.target_seconds != -1:
         steps = None
     facts["Steps"] = f"{steps:,}" if steps else f"as many as {config.target_seconds:g} seconds allow"
+    if steps and steps < FEW_STEPS:
+        flag = "--examples-per-step" if answers else "--total-batch-size"
+        facts["Warning"] = f"fewer than {FEW_STEPS} steps, a smaller {flag} gives more"
     facts["Learning rates"] = f"x {config.init_lr_frac:g} at the start, x {config.final_lr_frac:g} of that at the end"
     return config, facts, _run_plan(config, checkpoint.manifest, steps)
 

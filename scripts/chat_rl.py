@@ -38,8 +38,8 @@ class Config(FineTuneSettings, SamplingSettings):
     # A step has examples_per_step * num_samples answers, each a training row.
     examples_per_step: Count = option(16, "prompts per step, over all ranks", group="samples", least=1)
     num_samples: Count = option(4, "answers sampled for each prompt", group="samples", least=2)
-    # A longer answer is cut off, and then has no end token to learn.
-    max_new_tokens: Count = changed(SamplingSettings, "max_new_tokens", 64)
+    # A longer answer is cut off, and then has no end token to learn; 99 % of GSM8K's solutions are shorter.
+    max_new_tokens: Count = changed(SamplingSettings, "max_new_tokens", 256)
     # Above 0: without randomness all answers to a prompt would be equal, and teach nothing.
     temperature: float = changed(SamplingSettings, "temperature", 0.7)
 

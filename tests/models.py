@@ -1,10 +1,13 @@
 """Small models in every configuration, and token ids for them."""
 
 import dataclasses
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
+from nanochat.attention import _flash3_kernel, attend, make_mask
 from nanochat.checkpoint import RECORD, Saver
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.models import CONFIGURATIONS
@@ -29,6 +32,30 @@ def lively(fields, seed=5, **options) -> GPT:
         if model.smear_lambda is not None:
             model.smear_lambda += 1
     return model
+
+
+def fake_flash(monkeypatch, ignores_windows=False) -> None:
+    """Install a package of FlashAttention 3 that computes by the plain formula, on any device."""
+
+    def flash(q, k, v, softmax_scale, causal, window_size):
+        assert causal
+        window = 0 if ignores_windows else window_size[0] + 1
+        return attend(q, k, v, make_mask("twin", q.shape[1], k.shape[1], q.device, window=window), softmax_scale)
+
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_func=flash))
+    _flash3_kernel.cache_clear()
+
+
+def limit_memory(monkeypatch, model: GPT, rows: int) -> None:
+    """Let a forward with more rows run out of memory."""
+    hidden = model.hidden
+
+    def scarce(ids, *others, **options):
+        if len(ids) > rows:
+            raise torch.OutOfMemoryError("planted")
+        return hidden(ids, *others, **options)
+
+    monkeypatch.setattr(model, "hidden", scarce)
 
 
 def tokens(rows=2, length=200, seed=6):

@@ -1,10 +1,13 @@
 """Every path against the plain twin, and the twin against a loop that a reader can check by eye."""
 
 import math
+import sys
 
 import pytest
 import torch
+from models import fake_flash
 
+import nanochat.attention as paths
 from nanochat.attention import attend, find_path, make_mask
 
 CPU = torch.device("cpu")
@@ -117,10 +120,11 @@ def test_a_mask_made_in_inference_mode_serves_training():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("path", ["flash3", "flex", "sdpa"])
+@pytest.mark.parametrize("path", ["flash3", "flash4", "flex", "sdpa"])
 def test_paths_are_the_twin_on_a_gpu(path, case):
-    if path == "flash3" and find_path("auto", torch.device("cuda"), torch.bfloat16, windows=True) != path:
-        pytest.skip("needs FlashAttention 3")
+    lacks = path in paths.FLASH and paths.obstacle(path, torch.device("cuda"), torch.bfloat16)
+    if lacks:
+        pytest.skip(f"{path}: {lacks}")
     given, options = tensors(case, dtype=torch.bfloat16, device="cuda")
     given = [torch.cat([x] * 4, dim=-1) for x in given]  # heads of 64, which every kernel takes
     expected = result_and_gradients([x.float() for x in given], "twin", options)
@@ -128,9 +132,57 @@ def test_paths_are_the_twin_on_a_gpu(path, case):
         assert (ours.float() - exact).norm() < 0.03 * exact.norm() + 1e-3 * math.sqrt(exact.numel())
 
 
-def test_a_flag_names_the_path():
+@pytest.mark.parametrize(
+    ("family", "package", "dtype", "path", "note"),
+    [
+        (9, "right", torch.bfloat16, "flash3", ""),
+        (9, "wrong", torch.bfloat16, "flex", "flash3 is faster: it computes wrong values here; flash4 is faster: pip "),
+        (
+            9,
+            "none",
+            torch.float16,
+            "flex",
+            "flash3 is faster: pip install kernels; flash4 is faster: pip install --pre",
+        ),
+        (9, "right", torch.float32, "flex", "flash3 is faster: it needs bf16 or fp16; flash4"),
+        (10, "right", torch.bfloat16, "flex", "flash4 is faster: pip install --pre flash-attn-4"),
+        (8, "right", torch.bfloat16, "flex", ""),
+    ],
+)
+def test_flash_attention_runs_where_it_can_and_its_values_are_right(family, package, dtype, path, note, monkeypatch):
+    if package == "none":
+        monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
+    else:
+        fake_flash(monkeypatch, ignores_windows=package == "wrong")
+    trial = paths._trial_error
+    monkeypatch.setattr(paths, "_trial_error", lambda path, device, dtype: trial(path, CPU, torch.float32))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (family, 0))
+    paths.obstacle.cache_clear()
+    paths._flash3_kernel.cache_clear()
+    gpu = torch.device("cuda")
+    assert find_path("auto", gpu, dtype, windows=True) == path
+    found = paths.faster_paths(path, gpu, dtype)
+    assert found.startswith(note)
+    assert bool(found) == bool(note)
+    paths.obstacle.cache_clear()
+
+
+def test_queries_at_positions_take_another_path_than_flash_attention(monkeypatch):
+    fake_flash(monkeypatch)
+    given, options = tensors("positions, window")
+    expected = result_and_gradients(given, "twin", options)
+    for ours, twin in zip(result_and_gradients(given, "flash3", options), expected, strict=True):
+        torch.testing.assert_close(ours, twin, atol=2e-5, rtol=2e-5)
+
+
+def test_a_flag_names_the_path(monkeypatch):
     assert find_path("twin", CPU, torch.float32, windows=True) == "twin"
     assert find_path("auto", CPU, torch.bfloat16, windows=True) == "chunks"
     assert find_path("auto", torch.device("meta"), torch.float32, windows=True) == "sdpa"  # MPS, say
     with pytest.raises(ValueError, match=r"^--attention=magic is not known, take one of auto, chunks"):
         find_path("magic", CPU, torch.float32, windows=True)
+    paths._flash3_kernel.cache_clear()
+    for module in ("flash_attn_interface", "kernels", "flash_attn.cute"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=r"^--attention=flash3 needs a package: pip install kernels$"):
+        find_path("flash3", CPU, torch.float32, windows=True)

@@ -85,6 +85,17 @@ def test_a_token_predicted_almost_surely_keeps_its_gradient():
     assert_near(*(torch.autograd.grad(loss, (hidden, weight)) for loss in (got, wanted)), torch.bfloat16)
 
 
+def test_a_small_probability_keeps_its_gradient_in_fp16():
+    """The gradient of the last word's logits is 2e-8, and fp16 ends at 6e-8."""
+    hidden = torch.ones(2, 1, dtype=torch.float16, requires_grad=True)
+    weight = torch.tensor([[5.0], [5.0], [-12.0]], requires_grad=True)
+    targets = torch.tensor([0, 1])
+    [ours] = torch.autograd.grad(1024 * cross_entropy(hidden, weight, targets), weight)
+    [expected] = torch.autograd.grad(1024 * plain(hidden.double(), weight.double(), targets), weight)
+    assert 1e-5 < expected[2].item() < 1e-4
+    torch.testing.assert_close(ours[2].double(), expected[2].double(), rtol=0.1, atol=0)
+
+
 class Largest(TorchDispatchMode):
     """Remembers the elements of the largest tensor that was made."""
 

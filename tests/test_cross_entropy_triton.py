@@ -1,6 +1,9 @@
 """The Triton kernel against the plain loss: in triton's interpreter on a CPU, compiled on a GPU."""
 
 import random
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,6 +47,31 @@ def test_the_kernel_in_the_interpreter(python):
 def test_the_kernel_is_imported_only_when_it_is_used(python):
     program = "import sys, nanochat.cross_entropy; assert 'nanochat.cross_entropy_triton' not in sys.modules"
     assert python("-c", program).returncode == 0
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_the_kernel_compiled_for_gpus_that_are_not_here(capability, tmp_path):
+    """Everything stays in registers, and a load brings 16 bytes; vocabulary sizes are multiples of 16."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from nanochat.cross_entropy_triton import _row_kernel
+
+    signature = {"logits": "*bf16", "targets": "*i64", "losses": "*fp32"}
+    signature |= dict.fromkeys(("stride", "vocab_size", "width"), "i32")
+    constants = {"SOFTCAP": 15.0, "GRADIENT_SCALE": 1.0, "IGNORED": -1, "BLOCK": 4096}
+    aligned = {(place,): [["tt.divisibility", 16]] for place in range(len(signature))}
+    source = ASTSource(_row_kernel, signature | dict.fromkeys(constants, "constexpr"), constants, aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8}).asm
+    (tmp_path / "kernel").write_bytes(compiled["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    shown = subprocess.run([tool, "--dump-resource-usage", tmp_path / "kernel"], capture_output=True, text=True).stdout
+    used = {name: int(count) for name, count in re.findall(r"(REG|STACK|LOCAL):(\d+)", shown)}
+    assert used["REG"] <= 64
+    assert (used["STACK"], used["LOCAL"]) == (0, 0)  # nothing was spilled
+    loads = re.findall(r"ld\.global\S*", compiled["ptx"])
+    assert [kind for kind in loads if kind != "ld.global.v4.b32"] == ["ld.global.b64"]  # one target of a row
 
 
 @pytest.mark.gpu

@@ -29,9 +29,9 @@ def test_a_config_that_cannot_be_is_refused(fields, words):
 def test_the_reference_shapes():
     config = GPTConfig(depth=24, width=1536, heads=12)
     assert config.kv_heads == 12
-    assert config.windows == [512, 512, 512, 0] * 6
-    assert GPTConfig(depth=6, max_seq_len=1024, window_pattern="SL").windows == [256, 0] * 3
-    assert GPTConfig(depth=3, max_seq_len=600, window_pattern="S").windows == [256, 256, 0]
+    assert config.windows == [513, 513, 513, 0] * 6  # as in the public reference: 512 keys and the token's own
+    assert GPTConfig(depth=6, max_seq_len=1024, window_pattern="SL").windows == [257, 0] * 3
+    assert GPTConfig(depth=3, max_seq_len=600, window_pattern="S").windows == [257, 257, 0]
     assert GPTConfig(depth=3, max_seq_len=128, window_pattern="S").windows == [0, 0, 0]  # all is short enough
     assert GPTConfig(depth=5).value_layers == [0, 2, 4]
     assert GPTConfig(depth=4).value_layers == [1, 3]

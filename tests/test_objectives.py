@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loop_parts import Rows, small_model, uneven
-from models import CONFIGS, lively
+from models import CONFIGS, fake_flash, lively
 from torch import Tensor, nn
 
 from nanochat.engine import Completion
@@ -104,7 +104,7 @@ def test_straying_costs_by_hand():
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_model_against_plain_rows_and_in_parts(name):
+def test_a_model_against_plain_rows_and_in_parts(name, monkeypatch):
     """Several answers behind each of some prompts, of which one is longer than the window: all at once, and split."""
     model, generator = lively(CONFIGS[name]), torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randint(model.config.vocab_size, shape, generator=generator)  # noqa: E731
@@ -124,6 +124,8 @@ def test_a_model_against_plain_rows_and_in_parts(name):
         (-(chosen[:, 0] * advantages).sum()).backward()
     plain = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     batch = assemble(rows, [question for question, *_ in answers], torch.device("cpu"))
+    fake_flash(monkeypatch)
+    model.attention = "flash3"  # a path without positions
     source = Rollouts.__new__(Rollouts)  # only the context counts here
     source.context = 210
     for full_rows, parts in [(9, 1), (4, 3), (0, 9)]:

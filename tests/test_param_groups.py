@@ -51,8 +51,8 @@ def test_an_embedding_that_is_also_the_unembedding_is_stepped_as_that():
 def test_learning_rates_scale_with_batch_and_width():
     plain, large = groups(), groups(batch_scale=2.0, width=3072)
     grown = {name: large[name].lr / group.lr for name, group in plain.items()}
-    both = {"unembedding": 1.0, "embedding": 1.0, "value_embeds": 1.0, "smear": 1.0}  # 2 for the batch, half for width
-    assert grown == pytest.approx(dict.fromkeys(plain, 2.0) | both)
+    both = dict.fromkeys(["unembedding", "embedding", "value_embeds"], 1.0)  # 2 for the batch, half for width
+    assert grown == pytest.approx(dict.fromkeys(plain, 2.0) | both | {"smear": 1.0, "backout": 1.0})
     rates = {name: group.lr for name, group in plain.items()}
     assert rates == pytest.approx(
         {
@@ -62,6 +62,7 @@ def test_learning_rates_scale_with_batch_and_width():
             "residual_lambdas": 0.005,
             "x0_lambdas": 0.5,
             "smear": 0.2,
+            "backout": 0.2,
             "matrices": 0.02,
         }
     )
@@ -71,6 +72,6 @@ def test_every_learning_rate_is_a_flag():
     flags = {rule.rate for rule in RULES if rule.rate}
     plain, changed = groups(), groups(**{flag: 3 * getattr(Config, flag) for flag in flags})
     grown = {name: changed[name].lr / group.lr for name, group in plain.items()}
-    assert grown == pytest.approx(dict.fromkeys(plain, 3.0) | {"smear": 1.0})
+    assert grown == pytest.approx(dict.fromkeys(plain, 3.0) | {"smear": 1.0, "backout": 1.0})
     one = groups(matrix_lr=0.5)
     assert {name for name in plain if one[name].lr != plain[name].lr} == {"matrices"}

@@ -316,7 +316,7 @@ def test_metrics_and_records_of_samples(tmp_path):
         "rl/best_of_group": sum(map(max, rewards)) / 4,
         "rl/groups_that_teach": sum(len(set(own)) > 1 for own in rewards) / 4,
         "rl/tokens": sum(sample["tokens"] for sample in samples) / 16,
-        "rl/stopped": sum(sample["reason"] == "stop" for sample in samples) / 16,
+        "rl/cut": sum(sample["reason"] == "length" for sample in samples) / 16,
     }
     for record in records:
         assert record["answer"] == "46"

@@ -14,11 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from base_runs import STEPS, Base, FileLimit, Room, SignalAfter, files_of, impatient
 from conftest import ROOT
 from loop_parts import ALONE
 
-from nanochat import runtime
+from nanochat import fp8, runtime
 from nanochat.checkpoint import hold, load, steps
 from nanochat.run import _start_new, build
 from nanochat.runtime import COMPILING_SECONDS
@@ -132,6 +133,9 @@ def test_one_and_two_and_four_ranks(base):
     base.run("ranks", ranks=4)
     assert base.losses("ranks") == pytest.approx(base.losses("straight"), abs=1e-4)
     assert base.losses("ranks") != base.losses("straight")  # so they were other sums
+    weights = [dict(load(base.of(tag), STEPS).model_tensors()) for tag in ("ranks", "straight")]
+    for name, weight in weights[1].items():
+        assert torch.allclose(weights[0][name], weight, atol=3e-4), name  # also where the first gradients are rounding
     sources = [load(base.of(tag), STEPS).manifest["source"] for tag in ("ranks", "straight")]
     assert sources[0] == sources[1]
     card = json.loads((base.of("ranks") / "outcome.json").read_text())["metrics"]
@@ -277,9 +281,9 @@ TINY = Config(
 )
 
 
-def build_plan(config: Config):
+def build_plan(config: Config, in_fp8: bool = False):
     tokenizer = SimpleNamespace(content_hash="")
-    return build(_start_new(config, plan_run(config, 32768, 32759), tokenizer, None), ALONE)
+    return build(_start_new(config, plan_run(config, 32768, 32759), tokenizer, None), ALONE, in_fp8=in_fp8)
 
 
 def test_the_device_batch():
@@ -287,6 +291,24 @@ def test_the_device_batch():
         assert build_plan(replace(TINY, device_batch_size=asked))[2] == rows
     with pytest.raises(ValueError, match=r"--device-batch-size=3 .* take auto or one of \[1, 2, 4, 8\]"):
         build_plan(replace(TINY, device_batch_size="3"))
+
+
+def test_the_device_batch_is_tried_on_the_model_that_trains(monkeypatch):
+    convert = fp8.convert
+    monkeypatch.setattr(fp8, "convert", lambda model: convert(model, min_dim=32, emulated=True))
+
+    def search(model, length, sizes, runtime):
+        found.append((model.compiled, type(model.blocks[0].mlp.up), model.blocks[0].mlp.up.weight.grad is not None))
+        model.blocks[0].mlp.up.weight.grad += 1  # left behind
+        return 4
+
+    found = []
+    monkeypatch.setattr("nanochat.run.largest_device_batch", search)
+    monkeypatch.setattr(runtime, "COMPILING_PAYS", 0.0)
+    model, _, rows = build_plan(replace(TINY, compile=True), in_fp8=True)
+    assert found == [(True, fp8.Float8Linear, True)]
+    assert rows == 4
+    assert not model.blocks[0].mlp.up.weight.grad.any()
 
 
 @pytest.mark.parametrize(

@@ -261,16 +261,21 @@ def test_the_largest_device_batch(monkeypatch):
     model = small_model()
     for tokens, size in ((100, 2), (8 * LENGTH, 8), (9 * LENGTH, 8), (1, 1)):
         monkeypatch.setattr(loop, "CPU_TOKENS", tokens)
-        assert loop.largest_device_batch(model, LENGTH, [1, 2, 4, 8, 16], ALONE, 0) == size
-    for limit, fit in ((3, 2), (16, 16), (1, 1)):
+        assert loop.largest_device_batch(model, LENGTH, [1, 2, 4, 8, 16], ALONE) == size
+    row = loop._kept_bytes(model, LENGTH)
+    for limit, room, fit, tries in ((3, 2**40, 2, [16, 8, 4, 2]), (16, 2**40, 16, [16]), (3, 8 * row, 2, [4, 2])):
+        monkeypatch.setattr(loop, "free_memory", lambda device, room=room: room)
+        monkeypatch.setattr(loop, "MEMORY_MARGIN", 0.0)
+        tried = []
 
-        def check(net, given, limit=limit):  # where it is tried
+        def check(net, given, limit=limit, tried=tried):  # where it is tried
+            tried.append(len(given[0]))
             if len(given[0]) > limit:
                 raise torch.OutOfMemoryError("planted")
 
         with model.register_forward_pre_hook(check):
-            assert loop.largest_device_batch(model, LENGTH, [1, 2, 4, 8, 16], AHEAD, 0) == fit
-    assert all(p.grad is None for p in model.parameters())
+            assert loop.largest_device_batch(model, LENGTH, [1, 2, 4, 8, 16], AHEAD) == fit
+        assert tried == tries
 
 
 # ---- compiled, and on a GPU ----

@@ -22,7 +22,7 @@ from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.outcome import Estimate
-from nanochat.runtime import Runtime
+from nanochat.runtime import Runtime, in_halves
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
 
@@ -126,20 +126,24 @@ def sum_rows(
     sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)  # fp64: long texts add up many losses
     progress = Progress("evaluate", "rows")
     done = 0
-    # Ranks take rows in turn.
-    for numbers in torch.arange(count)[runtime.rank :: runtime.world_size].split(batch_size):
+
+    def measure(numbers: Tensor) -> Tensor:
         goals = targets[numbers]  # a copy
+        goals[numbers < 0] = -1
         # The first row that has a token as target gives it the longest context; later rows have it as context only.
         goals[numbers > 0, :overlap] = -1
+        goals = goals.to(runtime.device)
+        losses = model(inputs[numbers].clamp(min=0).to(runtime.device), goals, reduction="none")
+        losses = losses.view(goals.shape).float()  # (rows, seq_len)
+        sizes = torch.where(goals >= 0, weights[:, goals.clamp(min=0)], 0)  # (kinds, rows, seq_len)
+        return torch.stack([(losses * (sizes > 0)).sum(2), sizes.sum(2).float()], dim=2).cpu()
+
+    # Ranks take rows in turn.
+    for numbers in torch.arange(count)[runtime.rank :: runtime.world_size].split(batch_size):
         # The last batch is padded with rows without targets.
-        missing = (0, 0, 0, batch_size - len(numbers))
-        ids = F.pad(inputs[numbers].clamp(min=0), missing).to(runtime.device)
-        goals = F.pad(goals, missing, value=-1).to(runtime.device)
-        losses = model(ids, goals, reduction="none")
-        losses = losses.view(goals.shape).float()  # (batch_size, seq_len)
-        sizes = torch.where(goals >= 0, weights[:, goals.clamp(min=0)], 0)  # (kinds, batch_size, seq_len)
-        pairs = torch.stack([(losses * (sizes > 0)).sum(2), sizes.sum(2).float()], dim=2)
-        sums[:, numbers] = pairs[:, : len(numbers)].cpu().double()
+        padded = F.pad(numbers, (0, batch_size - len(numbers)), value=-1)
+        pairs = torch.cat(list(in_halves(measure, padded)), dim=1)
+        sums[:, numbers] = pairs[:, : len(numbers)].double()
         done += len(numbers) * runtime.world_size
         progress.update(done, count)
     return runtime.all_reduce(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums

@@ -25,7 +25,7 @@ from nanochat.log import Progress, print0, print_figures
 from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
-from nanochat.runtime import Runtime
+from nanochat.runtime import Runtime, in_halves
 from nanochat.settings import AnswerSettings
 from nanochat.stages import MEANS, mean_name
 from nanochat.tokenizer import Tokenizer
@@ -200,24 +200,23 @@ def _choose_letters(problems: list[Problem], model: GPT, tokenizer: Tokenizer, r
     starts = range(0, len(problems), LETTER_BATCH)
     for start in starts[runtime.rank :: runtime.world_size]:
         batch = problems[start : start + LETTER_BATCH]
-        prompts = [problem.prompt for problem in batch]
-        letters = [problem.conversation["letters"] for problem in batch]
-        # A letter is one byte, so one token.
-        tokens = [[tokenizer.encode(letter)[0] for letter in some] for some in letters]
-        chosen = likeliest_letters(model, prompts, tokens)
-        for problem, some, choice in zip(batch, letters, chosen, strict=True):
-            yield problem, [{"text": some[choice]}]
+        for logits in in_halves(lambda part: last_logits(model, part), [problem.prompt for problem in batch]):
+            for row in logits:
+                problem = batch.pop(0)
+                letters = problem.conversation["letters"]
+                tokens = [tokenizer.encode(letter)[0] for letter in letters]  # a letter is one byte, so one token
+                yield problem, [{"text": letters[int(row[tokens].argmax())]}]
 
 
 @torch.no_grad()
-def likeliest_letters(model: GPT, prompts: list[list[int]], letters: list[list[int]]) -> list[int]:
-    """Return the index of each prompt's likeliest letter. letters: per prompt the allowed tokens."""
+def last_logits(model: GPT, prompts: list[list[int]]) -> Tensor:
+    """Return the logits after each prompt, (prompts, vocabulary) on the host."""
     # Padding is on the right, where no token before it attends to it.
     ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
     last = torch.tensor([len(prompt) - 1 for prompt in prompts])
-    states = model.hidden(ids.to(model.device))[torch.arange(len(prompts)), last]
-    logits = model.logits(states).cpu()  # (prompts, vocabulary)
-    return [int(row[tokens].argmax()) for row, tokens in zip(logits, letters, strict=True)]
+    with model.as_written():  # batches differ in length
+        states = model.hidden(ids.to(model.device))[torch.arange(len(prompts)), last]
+        return model.logits(states).cpu()
 
 
 # ---- written answers ----
@@ -271,9 +270,8 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, Task]) -> list[Evaluatio
         # Made for each evaluation: between them, its memory is for training.
         engine = Engine(model, trainer.tokenizer) if writes else None
         scores = {}
-        with model.as_written():
-            for name, task in scored.items():
-                scores[name] = evaluate_task(task, model, engine, trainer.tokenizer, trainer.runtime, settings, name)
+        for name, task in scored.items():
+            scores[name] = evaluate_task(task, model, engine, trainer.tokenizer, trainer.runtime, settings, name)
         found = {name: score.accuracy for name, score in scores.items()} | mean_scores(scores)
         state.notes["scores"] = {name: list(estimate) for name, estimate in found.items()}
         figures = {f"chat/{name}": estimate.value for name, estimate in found.items()}

@@ -11,7 +11,6 @@ depends on the shapes of batches.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,7 +27,7 @@ from nanochat.gpt import GPT
 from nanochat.log import print0
 from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.paths import write_jsonl
-from nanochat.runtime import Runtime
+from nanochat.runtime import Runtime, in_halves
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
 
@@ -56,7 +55,7 @@ def evaluate_core(
     """
     scores = {}
     for task in tasks:
-        with _inference(model):
+        with torch.no_grad(), model.as_written():  # batches differ in shape
             decisions = _evaluate_task(model, tokenizer, task, runtime, max_per_task)
         if folder and runtime.rank == 0:
             write_jsonl(folder / f"{task.label}.jsonl", decisions)
@@ -86,20 +85,6 @@ def core_scores(trainer: "Trainer", every: int) -> list[Evaluation]:
         trainer.log.write("core", state.step, **{figure: value, f"{figure}_stderr": stderr}, **each)
 
     return [Evaluation(every, score)]
-
-
-@contextmanager
-def _inference(model: GPT) -> Iterator[None]:
-    """Prepare a model for inference on batches with branches, and restore it afterwards."""
-    before = model.attention
-    # Batches differ in shape, so that compiled blocks would be compiled again and again; and not every attention path
-    # supports branches.
-    model.attention = "chunks" if model.device.type == "cpu" else "sdpa"
-    try:
-        with torch.no_grad(), model.as_written():
-            yield
-    finally:
-        model.attention = before
 
 
 def _evaluate_task(
@@ -220,11 +205,18 @@ def _option_sums(
     scores, numbers = [], []
     # Texts of about the same length need little padding.
     rows = sorted(rows, key=lambda row: len(row.prefix) + len(row.branches[0].ids), reverse=True)
-    for batch in _pack(rows, BATCH_TOKENS[model.device.type]):
+
+    def score_batch(batch: list[Row]) -> list[tuple[Tensor, list[Target]]]:
+        found = []
         for hidden, targets in _forward(model, batch):
             texts = np.concatenate([target.ids for target in targets], dtype=np.int64)
             ids = _to_device(torch.from_numpy(texts), hidden.device)
-            scores.append(score(model, hidden, ids))
+            found.append((score(model, hidden, ids), targets))
+        return found
+
+    for batch in _pack(rows, BATCH_TOKENS[model.device.type]):
+        for each, targets in chain(*in_halves(score_batch, batch)):
+            scores.append(each)
             numbers += [np.full(len(target.ids), target.number) for target in targets]
     if not scores:  # a rank may have no rows
         return sums

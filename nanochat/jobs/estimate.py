@@ -137,8 +137,8 @@ def step_work(name: str, flags: Flags, base: BaseRun) -> Work:
         return Work(scored=choices * CHOICES["tokens"], generated=written * limited("--max-new-tokens", 512))
     if name == "chat_rl":
         steps = limited("--num-iterations", RL["questions"] // RL["per_step"])
-        length = limited("--max-new-tokens", 64)
-        samples = steps * RL["per_step"] * RL["samples"]
+        length = limited("--max-new-tokens", 256)
+        samples = steps * RL["per_step"] * limited("--num-samples", RL["samples"])
         tested = (2 + steps // 60) * limited("--eval-examples", 400)  # at the ends, and every 60 steps
         return Work(trained=samples * (RL["prompt"] + length), generated=(samples + tested) * length)
     return Work(seconds=10)  # the world, compression, the card

@@ -23,8 +23,10 @@ EMBEDDED_CHAT = "--chat-temperature=0.2"  # at 0.6 a model of this size often sa
 CPU_RL = "--eval-examples=100 --save-every=10"
 GPU_TUNING = {
     "mid_train": "--keep-last=1",
-    "chat_sft": "--keep-last=1",
-    "chat_rl": "--keep-last=1",
+    # The mixture has about 12 M tokens: in base training's batches they would be a dozen steps. Learning rates follow
+    # the batch: they begin at a fifth of base training's.
+    "chat_sft": "--keep-last=1 --total-batch-size=65536 --eval-every=50 --eval-metrics-every=100",
+    "chat_rl": "--keep-last=1 --num-samples=16",
 }
 
 
@@ -97,12 +99,13 @@ SCALES = {
         },
     ),
     "8xh100": Scale(
-        "depth 24 with fp8; time and quality are not measured yet",
+        "depth 22 with fp8; time and quality are not measured yet",
         world=False,
-        depth=24,
+        depth=22,
+        # Depth, vocabulary, ratio and warmdown of the public nanochat's fastest run, its pull request 830.
         flags={
-            "tok_train": f"--vocab-size=65536 {VOCABULARY}",
-            "base_train": "--target-param-data-ratio=8 --fp8 --core-metric-every=2000",
+            "tok_train": f"--vocab-size=49152 {VOCABULARY}",
+            "base_train": "--target-param-data-ratio=9.4 --warmdown-ratio=0.85 --fp8 --core-metric-every=2000",
             **GPU_TUNING,
         },
     ),

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 from forks import Forked
-from models import SMALL, lively
+from models import SMALL, limit_memory, lively
 
 from nanochat.evals.bpb import (
     PROMPTS,
@@ -120,6 +120,17 @@ def test_overlapping_rows_predict_every_token_once_from_the_longest_context(toke
     for batch_size in (1, 5):
         got = bits_per_byte(model, text, seq_len, batch_size, OneProcess(), stride)
         assert got.value == pytest.approx(expected, rel=1e-5), batch_size
+
+
+def test_out_of_memory_a_batch_is_halved(tokenizer, monkeypatch, capsys):
+    model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
+    whole = bits_per_byte(model, text, 24, 7, OneProcess(), 5)
+    limit_memory(monkeypatch, model, 2)
+    assert bits_per_byte(model, text, 24, 7, OneProcess(), 5) == pytest.approx(whole, rel=1e-6)
+    assert "out of memory with 7 rows at once, trying 3" in capsys.readouterr().out
+    limit_memory(monkeypatch, model, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        bits_per_byte(model, text, 24, 7, OneProcess(), 5)
 
 
 def test_a_text_shorter_than_the_context_is_one_row(tokenizer):

@@ -21,7 +21,7 @@ from bundles import (
     world_tasks,
     write_bundle,
 )
-from models import CONFIGS, lively
+from models import CONFIGS, limit_memory, lively
 from plain_core import decide
 
 from nanochat.evals import core
@@ -103,11 +103,14 @@ def assert_plain(model, tokenizer, tasks, folder: Path) -> list[bool]:
     return correct
 
 
-def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, tasks, tmp_path):
+def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, tasks, tmp_path, monkeypatch):
     """Long prompts are cut at 256 tokens; the short window is 128."""
     scores = evaluate_core(model, tokenizer, tasks, one_process(), folder=tmp_path)
     correct = assert_plain(model, tokenizer, tasks, tmp_path)
     assert 10 < sum(correct) < len(correct) - 10
+    with monkeypatch.context() as patches:
+        limit_memory(patches, model, 3)
+        assert evaluate_core(model, tokenizer, tasks, one_process()) == scores
     items = [item for task in tasks for item in all_items(task, tokenizer)]
     lengths = [len(item.prefix) + max(map(len, item.options)) for item in items]
     assert min(lengths) < 100 < 256 < max(lengths)

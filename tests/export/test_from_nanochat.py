@@ -32,7 +32,7 @@ def test_all_weights_since_march_are_imported(tmp_path):
     weights = since_march(shape)
     path = leave(tmp_path, weights, shape)
     config, found, _ = read_checkpoint(path)
-    assert (config.window_pattern, config.windows, config.bos_id) == ("SL", [128, 0, 0], -1)
+    assert (config.window_pattern, config.windows, config.bos_id) == ("SL", [129, 0, 0], -1)
     assert config.value_layers == [0, 2]
     for ours, theirs in {
         "residual_lambdas": "resid_lambdas",

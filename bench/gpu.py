@@ -1,0 +1,177 @@
+"""Everything that a machine with a GPU has to show, in order of worth: tests, speed against the reference, a profile.
+
+    bash bench/gpu.sh --minutes 25 [--reference CHECKOUT] [--data FOLDER] [--bundle FOLDER] [--out FOLDER]
+    bash bench/gpu.sh --rehearse
+
+Run again, it goes on with the items that have not finished. An item that does not fit into the minutes left is passed
+over for a shorter one. `--rehearse` runs every item on the CPU, small, and says so in each title.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.common import ROOT
+
+SHAPE = "--length 2048 --head-dim 128 --window SSSL --vocab 32768 --rows 64 --device-batch 32"
+TINY = "--length 128 --head-dim 32 --window SSSL --vocab 512 --rows 4 --device-batch 2 --depths 2 --repeats 1"
+STEP = "bench.train_step --data {data}"
+
+
+class Item(NamedTuple):
+    """A process to run. command: the module and its words; rehearsal: the same, as small as it works on a CPU."""
+
+    name: str
+    title: str
+    minutes: float  # at most, on an H100; the first guess, nobody has measured it
+    command: str
+    rehearsal: str
+    needs: tuple[str, ...] = ()  # options without which there is nothing to run
+
+
+ITEMS = (
+    Item(
+        "tests",
+        "Tests that need a GPU",
+        5,
+        "pytest -m gpu -q -p no:cacheprovider tests",
+        "pytest -m gpu -q -p no:cacheprovider tests/test_attention.py tests/test_cross_entropy_triton.py",
+    ),
+    Item(
+        "step-12",
+        "Training step, depth 12",
+        5,
+        f"{STEP} --depths 12 --steps 30 --repeats 1 --only shipped {SHAPE} {{reference}}",
+        f"{STEP} --steps 7 --only shipped {TINY} {{reference}}",
+    ),
+    Item(
+        "step-20",
+        "Training step, depth 20",
+        6,
+        f"{STEP} --depths 20 --steps 20 --repeats 1 --only shipped {SHAPE} {{reference}}",
+        f"{STEP} --steps 7 --only eager {TINY} {{reference}}",
+    ),
+    Item(
+        "variants",
+        "Training step by attention kernel, fp8, rows and compiler, depth 12",
+        8,
+        f"{STEP} --depths 12 --steps 20 --repeats 1 --variants {SHAPE}",
+        f"{STEP} --steps 7 --variants {TINY}",
+    ),
+    Item(
+        "profile",
+        "Profile of a training step, depth 12",
+        3,
+        "bench.profile --depth 12 --rows 32 --length 2048 --trace {out}/profile.json",
+        "bench.profile --depth 2 --rows 2 --length 128 --trace {out}/profile.json",
+    ),
+    Item(
+        "generation",
+        "Generation, depth 12",
+        4,
+        "bench.engine --depth 12 --repeats 2 {reference}",
+        "bench.engine --depth 2 --repeats 1 {reference}",
+    ),
+    Item(
+        "rl",
+        "A step of reinforcement learning, depth 12",
+        4,
+        "bench.rl_step --depth 12 --tokens 256 --samples 16 --repeats 2 {reference}",
+        "bench.rl_step --depth 2 --tokens 16 --samples 2 --examples 2 --steps 2 --repeats 1 {reference}",
+    ),
+    Item(
+        "core",
+        "CORE, depth 12",
+        4,
+        "bench.core_eval --data {data} --bundle {bundle} --depth 12 --repeats 2 {reference}",
+        "bench.core_eval --data {data} --bundle {bundle} --depth 2 --repeats 1 {reference}",
+        ("bundle",),
+    ),
+    Item(
+        "bpb",
+        "Bits per byte after 1,000 steps and the time they take, depth 12, three seeds",
+        20,
+        # Alone: with the reference it would take twice as long.
+        f"{STEP} --depths 12 --steps 1000 --repeats 3 --learn --only shipped {SHAPE}",
+        f"{STEP} --steps 8 --learn --only eager {TINY}",
+    ),
+)
+
+
+def run_item(item: Item, options: argparse.Namespace, limit: float) -> None:
+    """Run an item for at most `limit` seconds and write its output to a file; NAME.txt stands for a finished one."""
+    words = {
+        "data": options.data,
+        "bundle": options.bundle,
+        "out": str(options.out),
+        "reference": f"--reference {options.reference}" if options.reference else "",
+    }
+    command = (item.rehearsal if options.rehearse else item.command).format(**words)
+    title = ("CPU rehearsal: " if options.rehearse else "") + item.title
+    print(f"\n== {title}\n$ python -m {command}", flush=True)
+    env = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if options.rehearse else {})
+    unfinished = options.out / f"{item.name}.unfinished.txt"
+    start = time.monotonic()
+    with open(unfinished, "w", encoding="utf-8") as file:
+        file.write(f"## {title}\n\n`python -m {command}`\n\n```\n")
+        file.flush()
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", *command.split()],
+                cwd=ROOT,
+                env=env,
+                stdout=file,
+                stderr=sys.stderr,
+                timeout=limit,
+            )
+            end = f"status {done.returncode}"
+        except subprocess.TimeoutExpired:
+            done, end = None, "stopped, the time was over"
+        seconds = time.monotonic() - start
+        file.write(f"```\n\n{end}, {seconds:.0f} s\n")
+    print(unfinished.read_text(encoding="utf-8").partition("```\n")[2].replace("```\n", ""), flush=True)
+    if done and done.returncode in (0, 5):  # 5: pytest found no test to run
+        unfinished.rename(options.out / f"{item.name}.txt")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bash bench/gpu.sh", description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30, help="time for all items together")
+    parser.add_argument("--reference", default="", help="checkout of the public nanochat, to compare with")
+    parser.add_argument("--data", default="world", help="text, as scripts.base_train takes it")
+    parser.add_argument("--bundle", default="", help="folder of core.yaml, for CORE")
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder for the output")
+    parser.add_argument("--only", nargs="*", default=[], help=f"of {', '.join(item.name for item in ITEMS)}")
+    parser.add_argument("--rehearse", action="store_true", help="everything on the CPU, small")
+    options = parser.parse_args()
+    options.out = options.out.absolute()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in ("reference", "bundle"):
+        if getattr(options, name):
+            setattr(options, name, str(Path(getattr(options, name)).resolve()))
+    end = time.monotonic() + 60 * options.minutes
+    for item in ITEMS:
+        left = end - time.monotonic()
+        finished = options.out / f"{item.name}.txt"
+        missing = [name for name in item.needs if not getattr(options, name)]
+        if options.only and item.name not in options.only:
+            continue
+        if finished.exists():
+            print(f"{item.name}: finished before, in {finished}")
+        elif missing:
+            print(f"{item.name}: left out, give --{missing[0]}")
+        elif left < 60 * item.minutes and not options.rehearse:
+            print(f"{item.name}: passed over, it takes up to {item.minutes:g} min and {left / 60:.1f} min are left")
+        elif left > 0:
+            run_item(item, options, left)
+    parts = [path.read_text(encoding="utf-8") for item in ITEMS for path in options.out.glob(f"{item.name}.*txt")]
+    (options.out / "results.md").write_text("\n".join(parts), encoding="utf-8")
+    print(f"\nall results: {options.out / 'results.md'}")
+
+
+if __name__ == "__main__":
+    main()

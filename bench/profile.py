@@ -1,0 +1,65 @@
+"""The kernels of a training step, by time: `scripts.base_train` under torch's profiler, after a run that compiles.
+
+python -m bench.profile [--depth 12] [--rows 32] [--length 2048] [--trace FILE] [FLAGS OF BASE TRAINING …]
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from bench.common import finish, in_child
+
+STEPS = 6
+
+
+def profile(job: dict) -> dict:
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    from nanochat.config import parse
+    from nanochat.world.writer import write_world
+    from scripts import base_train, tok_train
+
+    folder = Path(job["folder"])
+    if not (folder / "world").exists():
+        write_world(folder / "world", 1, "tiny")
+        tok_train.main(parse(tok_train.Config, ["--vocab-size=4096", "--data=world", "--max-chars=2e7"]))
+    tokens = job["rows"] * job["length"]
+    flags = [
+        f"--depth={job['depth']}",
+        f"--max-seq-len={job['length']}",
+        f"--total-batch-size={tokens}",
+        "--data=world",
+    ]
+    flags += [f"--device-batch-size={job['rows']}", f"--num-iterations={STEPS}", "--eval-every=-1", "--save-every=-1"]
+    config = parse(base_train.Config, [*flags, "--resume=never", "--tag=profile", *job["flags"]])
+    base_train.main(config)  # compiles, for the cache of the run that is measured
+    on_gpu = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with torch.profiler.profile(activities=activities) as found:
+        base_train.main(config)
+    if job["trace"]:
+        found.export_chrome_trace(job["trace"])
+    order = f"self_{'cuda' if on_gpu else 'cpu'}_time_total"
+    return {"table": found.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=70)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.profile", description=__doc__.splitlines()[0])
+    parser.add_argument("--depth", type=int, default=12)
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--trace", default="", help="file for a trace that browsers show")
+    options, flags = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as folder:
+        job = vars(options) | {"folder": folder, "flags": flags}
+        found = in_child(profile, job, env={"NANOCHAT_BASE_DIR": folder})
+        print(f"{STEPS} steps, {options.rows} rows of {options.length} tokens, depth {options.depth}\n")
+        print(found.get("table") or found["failure"])
+    finish(None, [])
+    if "failure" in found:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
