@@ -29,6 +29,7 @@ from nanochat.paths import (
     base_dir,
     hold_folder,
     publish_folder,
+    read_json,
     read_sha256,
     stage_dir,
     sync,
@@ -76,7 +77,7 @@ def load(folder: Path, step: int, hashes: bool = True) -> Checkpoint:
     """
     path = _home(folder, step)
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(path / MANIFEST)
         damaged = [] if manifest.pop("sha256") == _manifest_hash(manifest) else [MANIFEST]
         if hashes and not damaged:
             with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run

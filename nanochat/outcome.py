@@ -4,10 +4,7 @@ A training stage's metrics are put together here too. Reports read these records
 """
 
 import contextlib
-import dataclasses
-import importlib.metadata
 import importlib.util
-import json
 import math
 import os
 import platform
@@ -17,12 +14,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanochat.log import duration, metric_curve, read_metrics
-from nanochat.paths import read_sha256, stage_dir, write_json
+from nanochat.paths import read_json, read_sha256, stage_dir, write_json
 
 if TYPE_CHECKING:
     from nanochat.config import Config
@@ -43,7 +42,7 @@ ANSWERS = "Sample answers"  # title of a table of chat evaluations, also shown a
 Metrics = dict[str, Any]  # name -> a number, a text, or {"value", "stderr", "format", "unit"}
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclass(kw_only=True)
 class Outcome:
     """The record that a stage writes, `outcome.json` in the stage's folder."""
 
@@ -54,14 +53,14 @@ class Outcome:
     command: str
     config: dict  # every field
     card: list  # config fields for the report card
-    metrics: dict = dataclasses.field(default_factory=dict)  # as in Metrics; stderr, format, unit may be absent
+    metrics: dict = field(default_factory=dict)  # as in Metrics; stderr, format, unit may be absent
     # {"title", "columns", "rows"}: a column is [name, format spec], rows hold raw values, None for an empty cell
-    tables: list = dataclasses.field(default_factory=list)
+    tables: list = field(default_factory=list)
     seconds: float = 0.0  # wall clock, from start to end
-    artifacts: dict = dataclasses.field(default_factory=dict)  # file name -> SHA-256
+    artifacts: dict = field(default_factory=dict)  # file name -> SHA-256
     versions: dict
     environment: dict
-    curves: list = dataclasses.field(default_factory=list)  # {"title", "x", "y", "series"}: name -> [xs, ys]
+    curves: list = field(default_factory=list)  # {"title", "x", "y", "series"}: name -> [xs, ys]
 
     @classmethod
     def begin(cls, stage: str, tag: str, config: "Config") -> "Outcome":
@@ -71,8 +70,8 @@ class Outcome:
             tag=tag,
             started=_now(),
             command=shlex.join(["python", *sys.orig_argv[1:]]),  # orig_argv still has -m and the module
-            config=dataclasses.asdict(config),
-            card=[field.name for field in dataclasses.fields(config) if field.metadata["in_card"]],
+            config=asdict(config),
+            card=[one.name for one in fields(config) if one.metadata["in_card"]],
             versions=versions(),
             environment=environment() | {"Bloat": bloat()},
         )
@@ -87,14 +86,14 @@ class Outcome:
         passed = datetime.fromisoformat(self.timestamp) - datetime.fromisoformat(self.started)
         self.seconds = passed.total_seconds()
         path = stage_dir(self.stage, self.tag) / "outcome.json"
-        write_json(path, dataclasses.asdict(self))
+        write_json(path, asdict(self))
         return path
 
     @classmethod
     def load(cls, path: Path) -> "Outcome":
         """Return the record in `path`; ValueError if it is damaged or was written by another version."""
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
+            return cls(**read_json(path))
         except (TypeError, ValueError):
             raise ValueError(f"{path} is no record of this version: move it away, or run the stage again") from None
 
@@ -107,8 +106,8 @@ def versions() -> dict[str, str]:
     """Return installed versions for VERSIONED, from their metadata: importing torch takes seconds."""
     found = {}
     for name in VERSIONED:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
     return found
 
 

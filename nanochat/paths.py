@@ -74,6 +74,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
+def read_json(path: Path) -> Any:
+    """Return the JSON document in a file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 file, whole or not at all."""
     with whole_file(path) as part, open(part, "w", encoding="utf-8", newline="\n") as file:

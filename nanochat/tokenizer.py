@@ -15,7 +15,7 @@ import numpy as np
 
 import rustbpe
 from nanochat.log import Record
-from nanochat.paths import text_sha256, write_text
+from nanochat.paths import read_json, text_sha256, write_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,7 +121,7 @@ class Tokenizer:
         if not path.is_file():
             raise ValueError(f"no tokenizer is at {path}; train one with `python -m scripts.tok_train`")
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = read_json(path)
         except ValueError:
             record = {}  # damaged
         # Tokenizers of other programs are JSON files too.

@@ -9,6 +9,7 @@ python=.venv/bin/python
 # made, or moved). The other lines, written last: checksums for all sources. If they differ, .venv is updated.
 ready=.venv/ready
 
+pip_install() { "$uv" pip install --quiet --python "$python" "$@"; }
 say() { printf 'setup: %s\n' "$*"; }
 stop() {
   printf 'setup: %s\n' "$*" >&2
@@ -65,7 +66,7 @@ install_locked() {
   ln "$probe" .venv/link-probe 2>/dev/null || export UV_LINK_MODE="${UV_LINK_MODE:-copy}"
   rm -f "$probe" .venv/link-probe
   say "installing requirements.lock (the first time several GB are fetched)"
-  "$uv" pip install --quiet --python "$python" --require-hashes -r requirements.lock ||
+  pip_install --require-hashes -r requirements.lock ||
     stop "the packages of requirements.lock could not be installed (uv's message is above): is the network there? Then run this again."
 }
 
@@ -86,7 +87,7 @@ build_rustbpe() {
     cat .venv/build-rustbpe.log >&2
     stop "rustbpe did not build; cargo's message is above."
   fi
-  "$uv" pip install --quiet --python "$python" --no-deps --reinstall rustbpe/target/wheels/rustbpe-*.whl
+  pip_install --no-deps --reinstall rustbpe/target/wheels/rustbpe-*.whl
 }
 
 found=$(cat "$ready" 2>/dev/null || true)
@@ -106,7 +107,7 @@ compile_bytecode & compiling=$!
 trap wait EXIT # after a failed build no process may still write into .venv
 build_rustbpe
 wait "$compiling"
-"$uv" pip install --quiet --python "$python" --no-deps --no-build-isolation --editable .
+pip_install --no-deps --no-build-isolation --editable .
 env -u PYTHONDONTWRITEBYTECODE "$python" -m compileall -q nanochat scripts tasks
 sources >>"$ready"
 say "done; start with: source .venv/bin/activate"

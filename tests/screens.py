@@ -1,53 +1,15 @@
-"""A process on a terminal of its own, and what a person sees there: lines, once all moving and clearing is done."""
+"""A process on a terminal of its own."""
 
 import codecs
 import fcntl
 import os
 import pty
-import re
 import struct
 import subprocess
 import termios
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-CODES = re.compile(r"\x1b\[\??([\d;]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
-
-
-class Screen:
-    """rows: what stands there. Knows what we send: \\r, \\n, \\x1b[K, [H, [J, and colours, which it drops."""
-
-    def __init__(self):
-        self.rows, self.row, self.column, self.states = [""], 0, 0, []
-
-    def feed(self, text: str) -> None:
-        """states: each text that an unfinished line has shown, in order."""
-        end = 0
-        for match in CODES.finditer(text):
-            assert match.start() == end, f"{text[end : match.start()]!r} is nothing that this screen knows"
-            end = match.end()
-            number, code, control, plain = match.groups()
-            here = self.rows[self.row]
-            if plain:
-                self.rows[self.row] = here[: self.column].ljust(self.column) + plain + here[self.column + len(plain) :]
-                self.column += len(plain)
-            elif control == "\r":
-                self.column = 0
-            elif control == "\n":
-                self.row += 1
-                self.rows += [""] * (self.row == len(self.rows))
-            elif code == "K":
-                self.rows[self.row] = here[: self.column]
-                self.states.append(self.rows[self.row])
-            elif code == "H":
-                self.row = self.column = 0
-            elif code == "J":
-                self.rows = [] if number == "2" else [*self.rows[: self.row], here[: self.column]]
-                self.rows += [""] * (self.row + 1 - len(self.rows))
-            else:
-                assert code in "mhl", match[0]
-        assert end == len(text), text[end:]
+from conftest import ROOT
 
 
 class OnTerminal:
@@ -74,9 +36,3 @@ class OnTerminal:
                 os.close(self.leader)
                 return
             yield decoder.decode(part)
-
-    def read(self) -> str:
-        """All of it, once the process has ended."""
-        text = "".join(self.output())
-        self.process.wait()
-        return text

@@ -4,7 +4,6 @@ import random
 import re
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +11,6 @@ from checkpoints import check, model_of, names, record_of, save, saved, states_o
 
 from nanochat.checkpoint import Saver, hold, load, newest, steps, trained
 from nanochat.paths import read_sha256
-
-TESTS = Path(__file__).parent
-
 
 # ---- what is saved is what is read ----
 

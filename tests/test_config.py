@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import re
 import sys
@@ -37,19 +36,11 @@ def refusal(*words: str) -> str:
     return message
 
 
-def test_defaults_are_the_fields():
-    assert parse(Config, []) == Config()
-
-
 @pytest.mark.parametrize("spelling", ["--max-chars", "--max_chars"])
 @pytest.mark.parametrize("number", ["2e4", "20000", "20_000"])
 def test_counts_and_both_spellings(spelling, number):
     assert parse(Config, [f"{spelling}={number}"]).max_chars == 20_000
     assert parse(Config, [spelling, number]).max_chars == 20_000
-
-
-def test_a_count_is_exact():
-    assert parse(Config, ["--max-chars=9007199254740993"]).max_chars == 2**53 + 1
 
 
 @pytest.mark.parametrize("number", ["2.5", "2,5", "many", "", "nan", "inf", "0x10"])
@@ -71,15 +62,13 @@ def test_a_short_flag(words):
     assert parse(Short, words) == Short("base")
 
 
-def test_other_kinds():
+def test_values_of_all_kinds():
+    assert parse(Config, []) == Config()
     config = parse(Config, ["--fan", "--heat=1e-3", "--size", "3e2", "--shape=square", "--data", "a b"])
     assert config == Config(fan=True, heat=0.001, size=300, shape="square", data="a b")
     assert parse(Config, ["--size=None"]).size is None
-    assert dataclasses.is_dataclass(config)
-
-
-def test_a_leading_double_dash_is_dropped():
-    assert parse(Config, ["--", "--heat=0.25"]).heat == 0.25
+    assert parse(Config, ["--max-chars=9007199254740993"]).max_chars == 2**53 + 1  # which no float is
+    assert parse(Config, ["--", "--heat=0.25"]).heat == 0.25  # a leading double dash is dropped
 
 
 def test_unknown_flags():
@@ -100,10 +89,6 @@ def test_unknown_flags():
 )
 def test_bad_values_name_their_flag(words, flag):
     assert flag in refusal(*words)
-
-
-def test_a_config_checks_itself():
-    assert refusal("--heat=2") == "--heat has to be at most 1, not 2.0"
 
 
 def test_less_than_the_least_is_refused_but_for_the_default():

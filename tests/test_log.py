@@ -19,8 +19,6 @@ from nanochat.log import (
     terminal_table,
 )
 
-ROOT = Path(__file__).parent.parent
-
 
 def test_only_rank_0_prints(monkeypatch, capsys, tmp_path):
     for rank in ("1", "0"):

@@ -8,7 +8,6 @@
   climbmix:0.7,my-text:0.3    a mix by token shares
 """
 
-import json
 import math
 import re
 import subprocess
@@ -24,7 +23,7 @@ from nanochat.data import hub
 from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row_group, text_files
 from nanochat.data.hub import HubFile
 from nanochat.log import print0
-from nanochat.paths import WORLD_VERSION, stage_dir, text_sha256, world_dir
+from nanochat.paths import WORLD_VERSION, read_json, stage_dir, text_sha256, world_dir
 
 
 @dataclass(frozen=True)
@@ -149,11 +148,6 @@ class Corpus:
             return self.sources[0].name
         return "+".join(f"{source.name}:{source.share:.2g}" for source in self.sources)
 
-    @property
-    def size(self) -> int:
-        """Text bytes, approximately: a shard counts repeated texts once."""
-        return sum(shard.size for _, _, shard in self._shards())
-
     def batches(self, split: str) -> Iterator[pa.Array]:
         """Yield the documents in "train" or "val" as Arrow string arrays, one for each row group.
 
@@ -183,7 +177,8 @@ class Corpus:
         return {
             "name": self.name,
             "files": len(shards),
-            "bytes": self.size,
+            # Approximately: a shard counts repeated texts once.
+            "bytes": sum(shard.size for _, _, shard in shards),
             "documents": sum(shard.rows for _, _, shard in shards),
             "fingerprint": text_sha256("\n".join(contents)),
             "validation": text_sha256("\n".join(held_out)),
@@ -326,7 +321,7 @@ def _folder(source: str) -> Path:
 
 def is_named(source: str) -> bool:
     """Return True for a data set on the hub and for an embedded world; every other source is a folder."""
-    return source in CORPORA or WORLD.fullmatch(source) is not None
+    return source in CORPORA or world_seed(source) is not None
 
 
 # ---- embedded worlds ----
@@ -342,7 +337,7 @@ def world_folder(seed: int) -> Path:
     """Return the folder of the embedded world of this seed; one that is missing or of an older version is written."""
     folder = world_dir(seed)
     record = folder / "world.json"
-    if not record.is_file() or json.loads(record.read_text())["version"] != WORLD_VERSION:
+    if not record.is_file() or read_json(record)["version"] != WORLD_VERSION:
         # A process of its own: writing a world is no part of reading text.
         command = [sys.executable, "-m", "nanochat.world", f"--seed={seed}"]
         if subprocess.run(command, stdout=sys.stderr).returncode:
@@ -354,7 +349,7 @@ def learned_text(tokenizer: str) -> str:
     """Return --data of the tokenizer of this tag, or "auto" if there is none."""
     record = stage_dir("tok_train", tokenizer) / "outcome.json"
     if record.is_file():
-        return json.loads(record.read_text(encoding="utf-8"))["config"]["data"]
+        return read_json(record)["config"]["data"]
     return "auto"
 
 
@@ -363,6 +358,6 @@ def learned_world(tokenizer: str) -> int | None:
     path = stage_dir("tok_train", tokenizer) / "tokenizer.json"
     if not path.is_file():
         return None
-    data = json.loads(path.read_text(encoding="utf-8")).get("training", {}).get("data", {})
+    data = read_json(path).get("training", {}).get("data", {})
     # Tokenizers of earlier versions have the name alone.
     return data.get("world seed", world_seed(data.get("name", "")))

@@ -3,7 +3,6 @@
 Between the two the layout and the meaning of names changed from week to week: such checkpoints are refused.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 from nanochat.export.hf import swap_halves
 from nanochat.gpt import GPTConfig
 from nanochat.models import CONFIGURATIONS, new_model
+from nanochat.paths import read_json
 
 # Public config name -> GPTConfig field.
 SHAPE = {
@@ -50,7 +50,7 @@ INHERITED = {
 
 def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str, Any]]:
     """Return our config, our weights in fp32, and the training settings for fine-tuning to inherit."""
-    meta = json.loads(path.with_name(path.name.replace("model_", "meta_")).with_suffix(".json").read_bytes())
+    meta = read_json(path.with_name(path.name.replace("model_", "meta_")).with_suffix(".json"))
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged archive raises errors of many types

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nanochat.config import option, run
 from nanochat.log import Record, print0
-from nanochat.paths import base_dir, write_json, write_text
+from nanochat.paths import base_dir, read_json, write_json, write_text
 from nanochat.report.card import Card, markdown, read_card, summary
 from nanochat.report.compare import compare, decisions
 from nanochat.report.html import html_page
@@ -80,7 +80,7 @@ def read_record(path: Path) -> Record:
     """Return a run's record, from the run's folder or from a report.json."""
     if path.is_dir():
         return card_record(read_card(path), path)
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_json(path)
     if record.get("format") != FORMAT:
         raise ValueError(f"{path} is no report.json of this version, name the folder of the run")
     return record

@@ -3,7 +3,6 @@
 A figure that is not known is left out or a dash.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from urllib.parse import quote
 from nanochat.hardware import hourly_rate
 from nanochat.log import duration, format_cell, format_rows, format_value, is_known
 from nanochat.outcome import Outcome, read_outcomes
+from nanochat.paths import read_json
 from nanochat.report.plots import draw_plot
 from nanochat.stages import STAGES
 
@@ -133,7 +133,7 @@ def _command(base: Path, outcomes: Sequence[Outcome], newest: Outcome) -> str:
     commands = {outcome.stage: outcome.command for outcome in outcomes if outcome.tag == newest.tag}
     command = commands.get("base_train", newest.command)
     if plan.exists():
-        command = json.loads(plan.read_text(encoding="utf-8"))["resume"]
+        command = read_json(plan)["resume"]
     # --data=/home/me/text becomes --data=text: a reader has other folders.
     return shlex.join(FOLDERS.sub(r"\1", word) for word in shlex.split(command))
 

@@ -105,9 +105,7 @@ def _spread(low: float, high: float) -> tuple[float, float]:
 def _draw_lines(plot: Plot) -> Drawing:
     series = {name: _finite(*points) for name, points in plot["series"].items()}
     points = [point for some in series.values() for point in some]
-    points = points or [(0.0, 0.0)]  # an empty plot has axes too
-    xs = [x for x, _ in points]
-    ys = [y for _, y in points]
+    xs, ys = zip(*points or [(0.0, 0.0)], strict=True)  # an empty plot has axes too
     lowest, highest = _spread(min(ys), max(ys))
     rows = ticks(lowest, highest)
     first, last = _spread(min(xs), max(xs))

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanochat.log import print0
-from nanochat.paths import WORLD_VERSION, write_jsonl
+from nanochat.paths import WORLD_VERSION, read_json, write_jsonl
 from nanochat.world.chats import Rows, core_bundle, tables
 from nanochat.world.facts import World
 from nanochat.world.texts import document
@@ -91,7 +91,7 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
     code cannot read it.
     """
     path = folder / "world.json"
-    there = json.loads(path.read_text()) if path.exists() else {}
+    there = read_json(path) if path.exists() else {}
     record = {"version": WORLD_VERSION, "seed": seed, "size": size or there.get("size", "small")}
     if there == record:
         return

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from base_runs import Base
+from bundles import world_tasks, write_bundle
 
 from nanochat.checkpoint import steps
 
@@ -68,10 +69,26 @@ def test_a_horizon_of_seconds(base):
     assert steps(base.of("timed"))[-1] == len(taken)
 
 
-def test_only_what_is_asked_is_kept(base):
-    base.run("few", "--keep-last=2", "--eval-every=-1")
+def test_only_what_is_asked_is_kept_and_evaluated(base):
+    told = base.run("few", "--keep-last=2", "--eval-every=-1")
     assert steps(base.of("few")) == [18, 20]
-    assert outcome(base, "few")["metrics"]["Final validation bpb"] == "n/a"
+    assert "sample:" not in told
+    assert "CORE" not in told
+    metrics = outcome(base, "few")["metrics"]
+    assert metrics["Final validation bpb"] == "n/a"
+    assert "CORE metric estimate" not in metrics
+
+
+def test_evaluations_run_as_often_as_asked(base, tmp_path):
+    write_bundle(tmp_path / "mirror", world_tasks(7))
+    flags = ("--core-metric-every=8", "--sample-every=8", "--max-seq-len=128", "--num-iterations=10")
+    told = base.run("evaluated", *flags, "--total-batch-size=512", NANOCHAT_HUB=str(tmp_path / "mirror"))
+    found = {row["step"]: row["core_metric"] for row in base.metrics("evaluated") if "core_metric" in row}
+    assert sorted(found) == [8, 10]
+    assert told.count("sample: The capital of France is ...") == 2
+    estimate = outcome(base, "evaluated")["metrics"]["CORE metric estimate"]
+    assert estimate["value"] == found[10]
+    assert estimate["stderr"] > 0
 
 
 # ---- what goes wrong ----
