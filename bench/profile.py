@@ -32,6 +32,7 @@ def profile(job: dict) -> dict:
         "--data=world",
     ]
     flags += [f"--device-batch-size={job['rows']}", f"--num-iterations={STEPS}", "--eval-every=-1", "--save-every=-1"]
+    flags += ["--sample-every=-1"]
     config = parse(base_train.Config, [*flags, "--resume=never", "--tag=profile", *job["flags"]])
     base_train.main(config)  # compiles, for the cache of the run that is measured
     on_gpu = torch.cuda.is_available()

@@ -213,8 +213,8 @@ def measure(options: argparse.Namespace, depth: int) -> list[dict]:
         bpbs = [run.get("learned") for run in found[name] if run.get("learned") is not None]
         return f"bpb {statistics.mean(bpbs):.4f} ± {statistics.stdev(bpbs):.4f}" if len(bpbs) > 1 else ""
 
-    ours = ["ours, as shipped", *VARIANTS] if options.variants else OURS
-    cases = [*ours, *(REFERENCE if options.reference else ())]
+    own = ["ours, as shipped", *VARIANTS] if options.variants else OURS
+    cases = [*own, *(REFERENCE if options.reference else ())]
     runs = {case: partial(run, case) for case in cases if any(word in case for word in options.only or [""])}
     return compare(f"depth {depth}", runs, FIGURES, options.repeats + (not options.learn), spread)
 
