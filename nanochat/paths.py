@@ -97,7 +97,7 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
 
 def publish_folder(part: Path, home: Path) -> None:
     """Rename a folder to its final name: after a crash it has all files in full, or does not exist."""
-    for path in (*part.iterdir(), part):  # content first: the name must not survive without it
+    for path in (*part.rglob("*"), part):  # content first: the name must not survive without it
         sync(path)
     os.rename(part, home)  # atomic
     sync(home.parent)

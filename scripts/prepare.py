@@ -7,8 +7,8 @@ python -m scripts.prepare --data=my-text
 from dataclasses import dataclass
 
 from nanochat.config import Count, changed, option, run
-from nanochat.data.hub import HubFile, fetch
-from nanochat.evals.core_tasks import BUNDLE, data_files
+from nanochat.data.hub import fetch
+from nanochat.evals.core_tasks import read_bundle
 from nanochat.log import print0
 from nanochat.settings import CorpusSettings, TextSettings
 from tasks import TASKS
@@ -46,13 +46,10 @@ def main(config: Config) -> None:
         text = f"{about['files']:,} files, {about['documents']:,} documents, {about['bytes']:,} bytes of text"
         print0(f"data: {about['name']}: {text}, {about['fingerprint'][:12]}")
     if tasks:
-        wanted: list[HubFile] = []
-        for name in tasks:
-            wanted += BUNDLE if name == CORE else TASKS[name].files()
-        paths = fetch(wanted, config.offline)
-        # The list of CORE tasks names further files, known only after the download.
-        if BUNDLE[0] in wanted:
-            paths += fetch(data_files(paths[wanted.index(BUNDLE[0])]), config.offline)
+        paths = fetch([file for name in tasks if name != CORE for file in TASKS[name].files()], config.offline)
+        if CORE in tasks:
+            # Some of its tasks share a file.
+            paths += {task.path for task in read_bundle(offline=config.offline)}
         print0(f"tasks: {len(paths):,} files")
 
 

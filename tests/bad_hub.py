@@ -17,6 +17,8 @@ class BadHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files = files
         self.requests = 0
+        self.starts: list[int] = []  # first byte of each download
+        self.cuts: list[int] = []  # bytes after which the next downloads break off
         threading.Thread(target=self.serve_forever, args=[0.05], daemon=True).start()
 
     @property
@@ -38,16 +40,24 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests += 1
         path = re.sub(r"^/datasets/([^/]+/[^/]+)/resolve/[^/]+", r"\1", self.path).removeprefix("some/set/")
         content = self.server.files.get(path)
-        self.send_response(200 if content else 404)
+        start = int(self.headers.get("Range", "bytes=0-")[6:-1])
+        self.send_response((206 if start else 200) if content else 404)
         self.send_header("X-Repo-Commit", COMMIT)
         if content is None:
             self.send_header("X-Error-Code", "EntryNotFound")
         content = content or b""
         self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(len(content) - start))
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.end_headers()
         if not head:
-            self.wfile.write(content)
+            self.server.starts.append(start)
+            end = len(content)
+            if self.server.cuts:
+                end = start + self.server.cuts.pop(0)
+                self.close_connection = True
+            self.wfile.write(content[start:end])
 
     def log_message(self, *arguments) -> None:
         pass

@@ -14,6 +14,7 @@ import pytest
 from browsers import NAMES, Browser, Page, installed
 from bundles import world_tasks, write_bundle
 from fake_hub import write_hub
+from huggingface_hub import constants
 
 from nanochat import config
 from nanochat.world.writer import write_world
@@ -50,6 +51,9 @@ def separate(environment: pytest.MonkeyPatch, folder: Path) -> None:
         (folder / name).mkdir(exist_ok=True)
         environment.setenv(variable, str(folder / name))
     environment.setattr(tempfile, "tempdir", None)  # tempfile keeps the first answer
+    environment.setenv("NO_PROXY", "127.0.0.1")
+    environment.setenv("HF_HUB_OFFLINE", "1")  # a test with a server of its own switches downloads on
+    environment.setattr(constants, "HF_HUB_OFFLINE", True)  # read when the library was imported
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -146,7 +150,7 @@ def python(base: Path, compiled: dict[str, str]):
     def run(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess:
         ours = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "COLUMNS", "PYTHONPATH")
         env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        env |= {"NANOCHAT_BASE_DIR": str(base), **compiled, **variables}
+        env |= {"NANOCHAT_BASE_DIR": str(base), "HF_HUB_OFFLINE": "1", **compiled, **variables}
         command = [sys.executable, *arguments]
         return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 

@@ -83,7 +83,7 @@ def _work(files: Path, variables: dict[str, str], function: Callable, arguments:
     sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
     for name in [name for name in os.environ if name.startswith(SETTINGS)]:
         del os.environ[name]
-    os.environ.update(variables)
+    os.environ.update({"HF_HUB_OFFLINE": "1"} | variables)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(LIFETIME, exit=True)

@@ -1,10 +1,12 @@
 """Data set files: from a mirror directory, or through `huggingface_hub`.
 
-The mirror is the directory in NANOCHAT_HUB; if it is set, no other place is searched. Else `huggingface_hub` supplies
+The mirror is the directory in NANOCHAT_HUB; it may have some of the files. For the others `huggingface_hub` supplies
 the cache, locks, retries, resumed downloads, HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE. A cached file is used
-without asking the hub again; pin a revision to be sure about the version.
+without asking the hub again; pin a revision to be sure about the version. `nanochat.data.bundle` has the files in
+eval_bundle/.
 """
 
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -12,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanochat.paths import read_sha256
+from nanochat.paths import base_dir, read_sha256
 
 PARALLEL_DOWNLOADS = 8
+SERVER_TIMEOUT = 3.0  # seconds to wait before a server counts as unreachable
 SHOWN_FILES = 2  # named in an error for each reason
 
 
@@ -39,36 +42,60 @@ class HubFile:
         return bool(self.repo) and not self.repo.startswith("local/")
 
 
-def fetch(files: Sequence[HubFile], offline: bool = False) -> list[Path]:
-    """Return all files in order, missing ones downloaded. HubError has the reason for each failure."""
+def fetch(files: Sequence[HubFile], offline: bool = False, refused: str = "") -> list[Path]:
+    """Return all files in order, missing ones downloaded. HubError has the reason for each failure.
+
+    refused: the reason why missing files cannot be downloaded from the hub, if the caller knows one.
+    """
     found = {file: _find(file) for file in files}
+    # Before the threads start, so that the hub is asked once.
+    reasons = {
+        file: refused or (refusal("", offline) if file.on_hub else "not on the hub, set NANOCHAT_HUB to a mirror")
+        for file, path in found.items()
+        if path is None
+    }
     failures = {}  # reason -> files
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
         # All are tried: a file downloaded now is in the cache when the command is run again.
-        downloads = {file: pool.submit(_download, file, offline) for file, path in found.items() if path is None}
+        downloads = {file: pool.submit(_download, file, reason) for file, reason in reasons.items()}
     for file, download in downloads.items():
         try:
             found[file] = download.result()
         # From httpx, xet or the system: the library has no common base class.
         except Exception as error:
-            failures.setdefault(_reason(error, offline), []).append(str(file))
+            failures.setdefault(str(error).partition("\n")[0], []).append(str(file))
     if failures:
         count = sum(map(len, failures.values()))
-        parts = [f"{_names(missing)} ({reason})" for reason, missing in failures.items()]
+        place = f"not in the mirror NANOCHAT_HUB={mirror()}" if mirror() else "not on this machine"
+        parts = [f"{_names(missing)} ({place}; {reason})" for reason, missing in failures.items()]
         raise HubError(f"{count} of {len(found)} files are not available: {'; '.join(parts)}")
     return [found[file] for file in files]
 
 
-def _reason(error: Exception, offline: bool) -> str:
-    """Return why a download failed, on one line."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import LocalEntryNotFoundError
+def refusal(server: str, offline: bool = False) -> str:
+    """Return the reason to download nothing from a server (empty: the hub); empty if there is none."""
+    from huggingface_hub import constants  # reads HF_ENDPOINT and HF_HUB_OFFLINE when it is imported
 
-    if isinstance(error, LocalEntryNotFoundError):
-        if offline or constants.HF_HUB_OFFLINE:
-            return "not on this machine, and downloads are switched off"
-        return "not on this machine, and the hub cannot be reached: connect to the network, or set NANOCHAT_HUB"
-    return str(error).partition("\n")[0]
+    server = server or constants.ENDPOINT
+    if offline or constants.HF_HUB_OFFLINE:
+        return "downloads are switched off"
+    if not is_reachable(server):
+        return f"{server} cannot be reached: connect to the network, or set NANOCHAT_HUB"
+    return ""
+
+
+@functools.lru_cache
+def is_reachable(server: str) -> bool:
+    """Return True if a server answers. Asked once per process: without a network every question takes seconds."""
+    from huggingface_hub import get_session
+
+    try:
+        get_session().head(server, timeout=SERVER_TIMEOUT)
+    # The exceptions depend on the library's version.
+    except Exception:
+        return False
+    # Even if the server refuses, the network works.
+    return True
 
 
 def _names(files: Sequence[str]) -> str:
@@ -103,10 +130,10 @@ def mirror() -> Path | None:
 
 
 def _find(file: HubFile) -> Path | None:
-    """Return a file on this machine: in the mirror if there is one, else in the cache."""
-    root = mirror()
-    if root:
-        return root / str(file) if (root / str(file)).is_file() else None
+    """Return a file on this machine: in the mirror, in the base folder (the bundle), or in the cache."""
+    for folder in filter(None, (mirror(), base_dir())):
+        if (folder / str(file)).is_file():
+            return folder / str(file)
     if not file.on_hub:
         return None
     from huggingface_hub import try_to_load_from_cache
@@ -121,11 +148,9 @@ def _find(file: HubFile) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def _download(file: HubFile, offline: bool) -> Path:
-    if mirror():
-        raise HubError("not in the mirror that NANOCHAT_HUB names")
-    if not file.on_hub:
-        raise HubError("not on the hub, set NANOCHAT_HUB to a mirror that has it")
+def _download(file: HubFile, refused: str) -> Path:
+    if refused:
+        raise HubError(refused)
 
     from huggingface_hub import hf_hub_download
 
@@ -134,6 +159,5 @@ def _download(file: HubFile, offline: bool) -> Path:
         file.path,
         repo_type="dataset",
         revision=file.revision,
-        local_files_only=offline,
     )
     return Path(path)

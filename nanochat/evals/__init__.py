@@ -1,6 +1,6 @@
 """Evaluations of models. Other packages import:
 
-- `core_tasks`: BUNDLE, data_files, open_core: the tasks of the CORE metric and their prompts.
+- `core_tasks`: BUNDLE, open_core, read_bundle: the tasks of the CORE metric and their prompts.
 - `core`: evaluate_core, core_scores: the CORE metric of a base model.
 - `chat`: evaluate_task, task_scores, answer_scores, mean_scores, sample_answers, chat_validation: problems that a chat
   model solves, and its loss on conversations.

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import yaml
 
+from nanochat.data.bundle import fetch_bundle
 from nanochat.data.corpus import learned_world, world_folder
-from nanochat.data.hub import HubFile, fetch
+from nanochat.data.hub import HubFile
 from nanochat.paths import text_sha256
 
 if TYPE_CHECKING:
@@ -78,36 +79,28 @@ class BundleTask:
 # ---- the bundle ----
 
 
-def task_entries(path: Path) -> list[dict[str, Any]]:
-    """Return the tasks that core.yaml lists."""
-    return yaml.safe_load(path.read_text(encoding="utf-8"))["icl_tasks"]
-
-
-def data_files(path: Path) -> list[HubFile]:
-    """Return the files that the tasks in core.yaml read; some tasks share a file."""
-    names = dict.fromkeys(entry["dataset_uri"] for entry in task_entries(path))
-    return [HubFile(f"eval_bundle/eval_data/{name}") for name in names]
-
-
 def open_core(tokenizer: str) -> tuple[str, list[BundleTask]]:
-    """Return the metric's name and its tasks: those of the world that the tokenizer learned from, else the hub's."""
+    """Return the metric's name and its tasks: those of the tokenizer's world, else the public ones."""
     seed = learned_world(tokenizer)
     if seed is None:
         return "CORE metric", read_bundle()
     return "World CORE metric", read_bundle(world_folder(seed) / "core")
 
 
-def read_bundle(folder: Path | None = None) -> list[BundleTask]:
-    """Return all tasks in a folder, or in the hub's bundle; ValueError if files are missing."""
-    if folder:
-        core, meta = folder / "core.yaml", folder / "eval_meta_data.csv"
-    else:
-        core, meta = fetch(BUNDLE)
-        fetch(data_files(core))
+def read_bundle(folder: Path | None = None, offline: bool = False) -> list[BundleTask]:
+    """Return all tasks in a folder, or in the public bundle; ValueError if files are missing."""
+
+    def find(*names: str) -> list[Path]:
+        return [folder / name for name in names] if folder else fetch_bundle(names, offline)
+
+    core, meta = find("core.yaml", "eval_meta_data.csv")
+    entries = yaml.safe_load(core.read_text(encoding="utf-8"))["icl_tasks"]
+    # A mirror may have some of the files, and the downloaded bundle the others.
+    paths = find(*(f"eval_data/{entry['dataset_uri']}" for entry in entries))
     with open(meta, encoding="utf-8", newline="") as file:
         percents = {row["Eval Task"]: row["Random baseline"] for row in csv.DictReader(file)}
     tasks = []
-    for entry in task_entries(core):
+    for entry, path in zip(entries, paths, strict=True):
         label = entry["label"]
         task = BundleTask(
             label=label,
@@ -115,7 +108,7 @@ def read_bundle(folder: Path | None = None) -> list[BundleTask]:
             shots=entry["num_fewshot"][0],
             delimiter=entry.get("continuation_delimiter", " "),
             baseline=float(percents[label]) / 100,
-            path=core.parent / "eval_data" / entry["dataset_uri"],
+            path=path,
         )
         tasks.append(task)
     return tasks

@@ -4,18 +4,15 @@
 Nothing starts here. `nanochat.jobs.scales` has the flags for each stage.
 """
 
-import functools
 import json
 import shlex
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from nanochat.data import hub
+from nanochat.data import bundle, hub
 from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files, is_named, parse_data, world_seed
 from nanochat.data.hub import HubFile
 from nanochat.evals.core_tasks import BUNDLE
@@ -41,7 +38,6 @@ TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")  # stages with a m
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
-HUB_TIMEOUT = 3.0  # seconds to wait before the network counts as absent
 
 
 @dataclass(frozen=True)
@@ -80,10 +76,13 @@ class Setting:
 
     def has_files(self, files: Sequence[HubFile]) -> bool:
         """Return True if the files are here or can be downloaded."""
-        # Repositories named local/ exist in mirrors only.
-        on_hub = all(file.on_hub for file in files)
-        # The network is asked last, because an answer takes time.
-        return hub.is_here(files) or (on_hub and has_network(self.request.on))
+        # A mirror may have some of them. The network is asked last, because an answer takes time.
+        return all(hub.is_here([file]) or (file.on_hub and has_network(self.request.on)) for file in files)
+
+    @property
+    def has_bundle(self) -> bool:
+        """True if the public tasks of CORE are here or can be downloaded; for a model of own text nothing is."""
+        return hub.is_here(BUNDLE) or (not self.own_text and has_network(self.request.on, bundle.URL))
 
 
 def find_hardware(named: str) -> tuple[int, Accelerator | None]:
@@ -99,23 +98,9 @@ def find_hardware(named: str) -> tuple[int, Accelerator | None]:
     return (0, None) if accelerator and accelerator.name == "CPU" else (count, accelerator)
 
 
-@functools.lru_cache
-def has_network(hardware: str) -> bool:
-    """Return True if the hub answers; assumed for hardware named by --on. Asked once per process."""
-    if hardware:
-        return True
-    from huggingface_hub import constants  # reads HF_ENDPOINT and HF_HUB_OFFLINE when it is imported
-
-    # A mirror replaces the hub.
-    if hub.mirror() or constants.HF_HUB_OFFLINE:
-        return False
-    request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
-    try:
-        urllib.request.urlopen(request, timeout=HUB_TIMEOUT).close()
-    except OSError as error:
-        # If the server refuses, the network works.
-        return isinstance(error, urllib.error.HTTPError)
-    return True
+def has_network(hardware: str, server: str = "") -> bool:
+    """Return True if a server (empty: the hub) answers; assumed for hardware named by --on."""
+    return bool(hardware) or not hub.refusal(server)
 
 
 def absolute_data(data: str) -> str:
@@ -199,7 +184,7 @@ def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
     base["--depth"] = str(setting.depth)
     base["--tokenizer-tag"] = request.tag
     # No CORE metric without questions, and no fp8 on older GPUs.
-    if not (setting.world or setting.has_files(BUNDLE)):
+    if not (setting.world or setting.has_bundle):
         base.pop("--core-metric-every", None)
     if setting.accelerator and not setting.accelerator.fp8:
         base.pop("--fp8", None)
@@ -290,8 +275,8 @@ def skip_reasons(setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs
         reasons["download"] = "nothing has to be downloaded"
     if not setting.world:
         reasons["world"] = f"the text is {setting.data}"
-        if not setting.has_files(BUNDLE):
-            reasons["base_eval"] = "no eval_bundle is here or on the hub: NANOCHAT_HUB may name a mirror that has one"
+        if not setting.has_bundle:
+            reasons["base_eval"] = "no eval_bundle is here or can be downloaded: NANOCHAT_HUB may name a mirror"
         for name, choices in needs.items():
             # The conversations of a model for the user's own text are made from the text.
             own_chats = setting.own_text and name == "mid_train"

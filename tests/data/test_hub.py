@@ -2,11 +2,11 @@
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from bad_hub import COMMIT, BadHub
 from huggingface_hub import constants
-from huggingface_hub.errors import LocalEntryNotFoundError
 
 from nanochat.data import hub
 from nanochat.data.hub import HubError, HubFile
@@ -20,8 +20,9 @@ def server(tmp_path, monkeypatch):
     with BadHub({file.path: file.path.encode() * 1000 for file in (A, B, DEEP)}) as running:
         template = running.address + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", running.address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         monkeypatch.delenv("NANOCHAT_HUB", raising=False)
         yield running
         running.shutdown()
@@ -40,7 +41,7 @@ def write(root: Path, *names: str) -> Path:
     return root
 
 
-def test_a_mirror_is_read_in_place_and_nothing_else(tmp_path, monkeypatch):
+def test_a_mirror_is_read_in_place(tmp_path, monkeypatch):
     mirror = write(tmp_path / "mirror", "datasets/some/set/a.bin", "eval_bundle/core.yaml")
     monkeypatch.setenv("NANOCHAT_HUB", str(mirror))
     wanted = [HubFile("eval_bundle/core.yaml"), A]
@@ -48,8 +49,8 @@ def test_a_mirror_is_read_in_place_and_nothing_else(tmp_path, monkeypatch):
     assert hub.is_here(wanted)
     assert not hub.is_here([*wanted, B])
     assert hub.sha256(mirror / str(A)) == hashlib.sha256((mirror / str(A)).read_bytes()).hexdigest()
-    missing = "datasets/some/set/b.bin, other.txt and 1 more (not in the mirror that NANOCHAT_HUB names)"
-    assert refusal(B, A, HubFile("other.txt"), HubFile("z")) == f"3 of 4 files are not available: {missing}"
+    reason = f"not in the mirror NANOCHAT_HUB={mirror}; downloads are switched off"
+    assert refusal(B, A, DEEP) == f"2 of 3 files are not available: {B}, {DEEP} ({reason})"
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "typo"))
     assert "is no directory" in refusal(A)
 
@@ -62,26 +63,37 @@ def test_downloaded_files_are_then_in_the_cache(server):
     assert hub.fetch([DEEP, A], offline=True) == [first[1], first[0]]
     assert hub.fetch([HubFile("a.bin", "some/set", COMMIT)]) == [first[0]]
     missing = "1 of 2 files are not available: datasets/some/set/b.bin"
-    assert refusal(A, B, offline=True) == f"{missing} (not on this machine, and downloads are switched off)"
+    assert refusal(A, B, offline=True) == f"{missing} (not on this machine; downloads are switched off)"
     assert server.requests == requests  # the hub was not asked again
 
 
-def test_without_a_network_the_reason_is_one_sentence(monkeypatch):
-    def unreachable(*_: object, **__: object) -> None:
-        raise LocalEntryNotFoundError("An error happened while trying to locate the file.\nPlease check.")
+def test_without_a_network_the_hub_is_asked_once(server, monkeypatch):
+    asked = []
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
-    reason = "not on this machine, and the hub cannot be reached: connect to the network, or set NANOCHAT_HUB"
-    assert refusal(B) == f"1 of 1 files are not available: datasets/some/set/b.bin ({reason})"
+    def head(address: str, timeout: float) -> None:
+        asked.append(address)
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: SimpleNamespace(head=head))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://far.example")
+    reason = "http://far.example cannot be reached: connect to the network, or set NANOCHAT_HUB"
+    for name in ("some/set", "other/set"):
+        sentence = refusal(*(HubFile(f"{number}.bin", name) for number in range(30)))
+        missing = f"datasets/{name}/0.bin, datasets/{name}/1.bin and 28 more"
+        assert sentence == f"30 of 30 files are not available: {missing} (not on this machine; {reason})"
+    assert asked == ["http://far.example"]
 
 
-def test_failed_downloads_are_counted_and_the_others_kept(server):
+def test_the_hub_has_what_a_mirror_lacks_and_failures_are_counted(server, tmp_path, monkeypatch):
+    mirror = write(tmp_path / "mirror", str(A))
+    monkeypatch.setenv("NANOCHAT_HUB", str(mirror))
     gone, local = HubFile("gone.bin", "some/set"), HubFile("a.txt", "local/text")
-    sentence = refusal(gone, A, local)
-    assert sentence.startswith("2 of 3 files are not available: datasets/some/set/gone.bin (404 Client Error")
-    assert sentence.endswith("datasets/local/text/a.txt (not on the hub, set NANOCHAT_HUB to a mirror that has it)")
+    sentence, place = refusal(gone, A, B, local), f"not in the mirror NANOCHAT_HUB={mirror}"
+    assert sentence.startswith("2 of 4 files are not available: datasets/some/set/gone.bin (")
+    assert f"gone.bin ({place}; 404 Client Error" in sentence
+    assert sentence.endswith(f"({place}; not on the hub, set NANOCHAT_HUB to a mirror)")
     assert "\n" not in sentence
-    assert hub.is_here([A])
+    assert [path.read_bytes() for path in hub.fetch([A, B], offline=True)] == [str(A).encode(), server.files["b.bin"]]
 
 
 def test_a_world_of_an_earlier_run_stands_for_no_file(server, tmp_path, monkeypatch):

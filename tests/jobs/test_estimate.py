@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from nanochat.jobs import plan
 from nanochat.jobs.estimate import BaseRun, Work, dollars, estimate_job, work_seconds
 from nanochat.jobs.plan import PLANNED_STAGES, choose_setting, make_job, stage_flags
 from nanochat.paths import write_json
@@ -19,7 +18,6 @@ BASE = BaseRun(tokens=8 * 10**9, batch=2**19, parameters=10**9, flops=6e9, rate=
 def estimator(base, monkeypatch):
     """A function from flags to estimates, job and setting; with named hardware, nothing depends on this machine."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
-    monkeypatch.setattr(plan, "has_network", lambda named: True)
     monkeypatch.setattr("nanochat.data.hub.is_here", lambda files: True)
 
     def make(**flags):
@@ -68,6 +66,6 @@ def test_the_plan_for_eight_gpus_as_printed(python):
     assert "text: climbmix" in done.stdout
     row = r" +([\d,.]+ M|-) +(\d+h\d\dm|\d+m\d\ds|[\d.]+s) +[\d,.]+ +\S"
     rows = re.findall(rf"^(\w+){row}", done.stdout, re.MULTILINE)
-    assert {name for name, *_ in rows} >= set(PLANNED_STAGES) - {"base_eval"} | {"download", "report"}
+    assert {name for name, *_ in rows} >= set(PLANNED_STAGES) | {"download", "report"}
     assert re.search(r"^base_train: memory of a rank, GB: [\d.]+ ", done.stdout, re.MULTILINE)
     assert re.search(r"^in all: about \dh\d\dm, [\d.]+ GB of disk .*, dollars \d+", done.stdout, re.MULTILINE)

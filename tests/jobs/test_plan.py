@@ -20,7 +20,6 @@ def planned(base, monkeypatch, capsys, tiny_world):
     """A function that plans with some flags and no network; returns the saved job and the printed plan."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(plant_world(base, tiny_world)))
     monkeypatch.delenv("NANOCHAT_HUB", raising=False)
-    monkeypatch.setattr(plan, "has_network", bool)
 
     def make(**flags) -> tuple[Job, str]:
         read_fd, write_fd = os.pipe()
@@ -92,6 +91,8 @@ def test_several_gpus_work_under_torchrun(named, at_work, planned, monkeypatch):
     launched = [step.name for step in job.steps if f"--nproc_per_node={at_work}" in step.launch]
     expected = [name for name in PLANNED_STAGES if not name.startswith("tok")]
     assert launched == (expected if at_work > 1 else [])
+    assert [step.name for step in job.steps if step.skip] == ["world"]
+    assert "--core-metric-every=2000" in job.step("base_train").command  # CORE comes from its archive
 
 
 def plan_of_a_model():
@@ -113,6 +114,9 @@ def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, mo
     assert "left out: chat_eval_mid, chat_sft (mid_train is left out)" in text
     assert job.step("base_train").options == ["--run=mine"]
     assert job.resume == shlex.join(["bash", f"{plan.ROOT}/speedrun.sh", f"--data={text_folder.name}"])
+    monkeypatch.setattr(plan.hub, "refusal", lambda server: "" if server else "only the bundle's server answers")
+    job, _ = planned(data=str(text_folder), scale="1gpu")
+    assert [step.name for step in job.steps if step.name in reasons and not step.skip] == ["base_eval"]
 
 
 @pytest.mark.parametrize("scale", ["embedded", "cpu"])

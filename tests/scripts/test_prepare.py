@@ -4,6 +4,7 @@ import re
 
 import pytest
 from bad_hub import BadHub
+from bundles import HARD, write_bundle
 
 
 def test_a_folder_is_converted_once_and_damage_is_named(here, base, text_folder):
@@ -25,7 +26,7 @@ def test_files_come_from_a_hub(python, tmp_path):
         f"openai/gsm8k/main/{split}-00000-of-00001.parquet": b"rows of " + split.encode() for split in ("train", "test")
     }
     with BadHub(names) as hub:
-        variables = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1"}
+        variables = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": ""}
         done = python("-m", "scripts.prepare", "--data=", "--tasks=gsm8k", **variables)
         missing = python("-m", "scripts.prepare", "--data=", "--tasks=gsm8k,humaneval,aqua", "--offline", **variables)
         hub.shutdown()
@@ -37,21 +38,20 @@ def test_files_come_from_a_hub(python, tmp_path):
 
 
 def test_the_list_of_core_tasks_names_further_files(here, tmp_path):
-    mirror = tmp_path / "mirror"
-    (mirror / "eval_bundle/eval_data/some").mkdir(parents=True)
-    (mirror / "eval_bundle/core.yaml").write_text("icl_tasks:\n" + 2 * "-\n  dataset_uri: some/a.jsonl\n")
-    (mirror / "eval_bundle/eval_meta_data.csv").write_text("name\n")
-    done = here("scripts.prepare", "--data=", "--tasks=core", NANOCHAT_HUB=str(mirror))
+    write_bundle(tmp_path, HARD)
+    data = tmp_path / "eval_bundle/eval_data/hard/hard_schema.jsonl"
+    away = data.rename(tmp_path / "away")
+    done = here("scripts.prepare", "--data=", "--tasks=core", NANOCHAT_HUB=str(tmp_path))
     assert done.returncode == 2
-    assert "1 of 1 files are not available: eval_bundle/eval_data/some/a.jsonl (not in the mirror" in done.stderr
-    (mirror / "eval_bundle/eval_data/some/a.jsonl").write_text("{}\n")
-    done = here("scripts.prepare", "--data=", "--tasks=core", NANOCHAT_HUB=str(mirror))
+    assert f"1 of 3 files are not available: {data.relative_to(tmp_path)} (not in the mirror" in done.stderr
+    away.rename(data)
+    done = here("scripts.prepare", "--data=", "--tasks=core", NANOCHAT_HUB=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "tasks: 3 files" in done.stdout
 
 
 def test_the_embedded_world_is_what_a_bare_machine_trains_on(python, base):
-    done = python("-m", "scripts.prepare", "--data=auto", HF_HUB_OFFLINE="1")
+    done = python("-m", "scripts.prepare", "--data=auto")
     assert done.returncode == 0, done.stderr
     assert "data: world is what --data=auto finds" in done.stdout
     again = python("-m", "scripts.prepare", "--data=world", NANOCHAT_HUB=str(base))  # a mirror without a world
