@@ -164,10 +164,11 @@ class TextLoader(Loader):
         }
         sources = self.data.sources
         self._mix = Mix([source.share for source in sources], self.lanes)
-        self._deals = []  # one for each source
-        for number, source in enumerate(sources):
-            key = (self.seed, number)
-            self._deals.append(Deal(source.shards["train"], self.tokenizer, self.lanes, key, self.threads))
+        # One for each source.
+        self._deals = [
+            Deal(source.shards["train"], self.tokenizer, self.lanes, (self.seed, number), self.threads)
+            for number, source in enumerate(sources)
+        ]
         # The position of the consumer: rows taken by all ranks, and for each lane of this rank the chunk with the last
         # row taken.
         self._row = 0

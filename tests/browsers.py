@@ -30,9 +30,8 @@ class Browser:
         root = ["--no-sandbox"] * (os.geteuid() == 0)
         command = [program, *FLAGS, *root, f"--user-data-dir={home}", "--remote-debugging-pipe"]
         (read, self._out), (self._in, write) = os.pipe(), os.pipe()
-        ends = [
-            fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read, write)
-        ]  # clear of 3 and 4, where it looks for them
+        # Clear of 3 and 4, where it looks for them.
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read, write)]
 
         def place() -> None:
             os.dup2(ends[0], 3)
@@ -47,12 +46,9 @@ class Browser:
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict:
         """Return the result of a call; events that come before go to their pages."""
         self._number += 1
-        asked = {
-            "id": self._number,
-            "method": method,
-            "params": parameters,
-            **({"sessionId": session} if session else {}),
-        }
+        asked = {"id": self._number, "method": method, "params": parameters}
+        if session:
+            asked["sessionId"] = session
         left = memoryview(json.dumps(asked).encode() + b"\0")
         while left:
             left = left[os.write(self._out, left) :]

@@ -24,10 +24,7 @@ def states_of(step: int, rank: int = 0, ranks: int = 1) -> list[tuple[str, dict[
 
 
 def record_of(step: int) -> dict:
-    return dict.fromkeys(RECORD) | {
-        "stage": "base_train",
-        "loop": {"step": step, "loss": 1 / 3, "π": float("inf")},
-    }
+    return dict.fromkeys(RECORD) | {"stage": "base_train", "loop": {"step": step, "loss": 1 / 3, "π": float("inf")}}
 
 
 def save(saver: Saver, step: int) -> None:

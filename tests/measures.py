@@ -18,14 +18,7 @@ STATIC_FILES = (".sh", ".html", ".js", ".css", ".txt", ".toml", ".json", ".jsonl
 STORY_WORDS = set("told tell tells hear heard ear mouth look looks hooked begun anew said say says what whose".split())
 PRONOUNS = set("what that those which whose where whether it its".split())
 WRONG_OPENING = re.compile(r"(What|Of|Those|That|Whether|Where|Whose|Which|How|Why|As|By|Not|Nothing|Until|To|Into)\b")
-NO_CODE = {
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-    tokenize.COMMENT,
-}
+NO_CODE = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
 
@@ -111,9 +104,8 @@ def measure(path: Path) -> File:
         arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
         types = [argument.annotation for argument in arguments if argument.arg not in ("self", "cls")]
         file.parameters += len(types)
-        file.vague_parameters += sum(
-            not type or bool(re.search(r"\b(Any|object)\b", ast.unparse(type))) for type in types
-        )
+        vague = [not type or re.search(r"\b(Any|object)\b", ast.unparse(type)) for type in types]
+        file.vague_parameters += sum(map(bool, vague))
     for node in nodes:
         names = [getattr(node, key, None) for key in ("id", "attr", "arg", "name")]
         for word in (word for name in names if isinstance(name, str) for word in re.findall("[a-z]+", name.lower())):
@@ -170,9 +162,8 @@ def figures(root: Path, files: list[str], imports: dict[str, set[str]]) -> dict[
     prose = [part for file in ours.values() for part in file.prose] + list(prose_outside_python(root, files))
     words = Counter(word.lower() for part in prose for word in re.findall("[A-Za-z']+", part))
     thousand_words = max(1, words.total()) / 1000
-    static = [
-        path for path in files if path.endswith(STATIC_FILES) and path.split("/")[0] not in ("tests", "docs", "report")
-    ]
+    made = ("tests/", "docs/", "report/")
+    static = [path for path in files if path.endswith(STATIC_FILES) and not path.startswith(made)]
     by_module = {module_name(path): file for path, file in ours.items()}
     under_base_train = loaded_by("scripts.base_train", imports)
     thick = [file for file in ours.values() if file.code_lines > 40 and file.nodes > 12.5 * file.code_lines]

@@ -47,9 +47,8 @@ def stream(corpus, tokenizer) -> np.ndarray:
 
 
 def loader_of(corpus: Corpus, tokenizer: Tokenizer | CountedTokenizer, **options) -> TextLoader:
-    return TextLoader(
-        corpus, tokenizer, **{"batch_size": BATCH, "seq_len": LENGTH, "lanes": LANES, "seed": 3, **options}
-    )
+    options = {"batch_size": BATCH, "seq_len": LENGTH, "lanes": LANES, "seed": 3} | options
+    return TextLoader(corpus, tokenizer, **options)
 
 
 def ranks_of(corpus: Corpus, tokenizer: Tokenizer | CountedTokenizer, ranks: int, **options) -> list[TextLoader]:

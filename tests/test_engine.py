@@ -164,11 +164,7 @@ def test_a_prompt_that_does_not_fit_is_refused(tokens):
             "[python_start]12*3[python_end][output_start]36[output_end]Z",
             "1111110000" + "1",
         ),
-        (
-            "A[python_start]xy[python_end]Z[assistant_end]",  # no expression
-            "[python_start]xy[python_end]Z",
-            None,
-        ),
+        ("A[python_start]xy[python_end]Z[assistant_end]", "[python_start]xy[python_end]Z", None),  # no expression
         ("A[python_start]1/0[python_end]Z[assistant_end]", "[python_start]1/0[python_end]Z", None),
         ("A[python_start][python_end]Z[assistant_end]", "[python_start][python_end]Z", None),
         ("A[python_end]Z[assistant_end]", "[python_end]Z", None),

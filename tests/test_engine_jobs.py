@@ -56,19 +56,17 @@ def test_jobs_come_and_go_while_others_run(slots, device):
 
 def test_a_cancelled_row_frees_its_slot_at_once():
     engine = Engine(model_of(), TOKENIZER, slots=2)
-    endless, other, next_one = (
-        engine.submit([Request([65 + i], most, stop=NEVER)]) for i, most in enumerate((99, 99, 3))
-    )
+    jobs = [engine.submit([Request([65 + i], most, stop=NEVER)]) for i, most in enumerate((99, 99, 3))]
     for _ in range(5):
         engine.step()
-    assert [len(job.events) for job in (endless, other, next_one)] == [5, 5, 0]
-    engine.cancel(endless)
+    assert [len(job.events) for job in jobs] == [5, 5, 0]
+    engine.cancel(jobs[0])
     for _ in range(3):
         engine.step()
-    assert [len(job.events) for job in (endless, other, next_one)] == [5, 8, 4]
-    engine.cancel(other)
+    assert [len(job.events) for job in jobs] == [5, 8, 4]
+    engine.cancel(jobs[1])
     assert engine.rows == []
-    assert (endless.open, other.open, next_one.open) == (0, 0, 0)
+    assert [job.open for job in jobs] == [0, 0, 0]
 
 
 def test_streams_share_the_engine():

@@ -8,16 +8,7 @@ from pathlib import Path
 import pytest
 
 from nanochat import log as under_test
-from nanochat.log import (
-    MetricLog,
-    Progress,
-    StepProgress,
-    duration,
-    metric_curve,
-    print0,
-    read_metrics,
-    terminal_table,
-)
+from nanochat.log import MetricLog, Progress, StepProgress, duration, metric_curve, print0, read_metrics, terminal_table
 
 
 def test_only_rank_0_prints(monkeypatch, capsys, tmp_path):
@@ -189,10 +180,7 @@ def test_a_line_now_and_then_with_the_time_left(monkeypatch, capsys):
     progress.close()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 8 + 3  # 17 updates in 42 seconds, a line every five
-    assert lines[:2] == [
-        "step:   6% of 400 steps | 5/s | 1m15s left",
-        "step:  19% of 400 steps | 8/s | 43.3s left",
-    ]
+    assert lines[:2] == ["step:   6% of 400 steps | 5/s | 1m15s left", "step:  19% of 400 steps | 8/s | 43.3s left"]
     assert lines[-3] == "step: 100% of 500 steps | 10/s | 0.0s left"
     assert lines[-2:] == ["step: 600 steps | 10/s", "step: 600 steps in 1m02s"]
 

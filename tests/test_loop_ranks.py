@@ -6,18 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from forks import Forked
-from loop_parts import (
-    ALONE,
-    EXACT,
-    LENGTH,
-    ROWS,
-    Rows,
-    every_other,
-    furthest,
-    skipping,
-    train,
-    uneven,
-)
+from loop_parts import ALONE, EXACT, LENGTH, ROWS, Rows, every_other, furthest, skipping, train, uneven
 from loop_rank import main as all_cases
 from safetensors.torch import load_file
 

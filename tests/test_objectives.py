@@ -41,18 +41,15 @@ class TwoWords(nn.Module):
 
     def forward(self, inputs, targets, reduction, cache):
         assert reduction == "none"
-        logits = self.logits.expand(*inputs.shape, 2)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none").view_as(
-            inputs
-        )
+        logits = self.logits.expand(*inputs.shape, 2).flatten(0, 1)
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="none").view_as(inputs)
 
 
 def step(targets: list, advantages: list, sampled: list | None = None) -> tuple[Tensor, ...]:
     targets, advantages = torch.tensor(targets), torch.tensor(advantages, dtype=torch.float32)
     kept = targets >= 0
-    sampled = (
-        torch.tensor([0.25, 0.75]).log()[targets.clamp(min=0)] * kept if sampled is None else torch.tensor(sampled)
-    )
+    own = torch.tensor([0.25, 0.75]).log()[targets.clamp(min=0)] * kept
+    sampled = own if sampled is None else torch.tensor(sampled)
     inputs, sizes = torch.zeros_like(targets), torch.tensor([[targets.shape[1], 1, 0]] * len(targets))
     return inputs, targets, advantages * kept, sampled, inputs[:, :1], sizes
 
@@ -143,8 +140,7 @@ def test_a_model_against_plain_rows_and_in_parts(name, monkeypatch):
 
 def test_the_gap_to_the_sampler_is_a_metric():
     objective, true = PolicyGradient(), math.log(0.75)
-    _, _, metrics = objective(
-        TwoWords(), step([[1, -1], [1, 1]], [[1.0, 1.0]] * 2, [[true + 0.25, 0], [true - 0.5, true]])
-    )
+    batch = step([[1, -1], [1, 1]], [[1.0, 1.0]] * 2, [[true + 0.25, 0], [true - 0.5, true]])
+    _, _, metrics = objective(TwoWords(), batch)
     total, tokens = metrics["rl/logprob_gap"]
     assert (float(total), int(tokens)) == (pytest.approx(0.75), 3)

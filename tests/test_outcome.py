@@ -11,15 +11,7 @@ from loop_parts import ALONE, train
 from nanochat.config import option
 from nanochat.hardware import find_accelerator
 from nanochat.log import MetricLog, format_value, read_metrics
-from nanochat.outcome import (
-    Estimate,
-    Outcome,
-    bloat,
-    environment,
-    pretraining_metrics,
-    run_metrics,
-    training_curves,
-)
+from nanochat.outcome import Estimate, Outcome, bloat, environment, pretraining_metrics, run_metrics, training_curves
 from nanochat.train import State
 
 
@@ -123,17 +115,14 @@ def test_pytorch_is_named_with_its_build_tag():
 
 # ---- metrics of a training stage ----
 
-CORPUS = SimpleNamespace(
-    describe=lambda: {"name": "letters", "files": 3, "bytes": 12345, "fingerprint": "f" * 64, "validation": "e" * 64}
-)
+DATA = {"name": "letters", "files": 3, "bytes": 12345, "fingerprint": "f" * 64, "validation": "e" * 64}
+CORPUS = SimpleNamespace(describe=lambda: DATA)
 SOURCE = SimpleNamespace(epochs={"letters": 1.5})
 
 
 def facts(state: State, runtime=ALONE) -> dict[str, str]:
-    return {
-        name: format_value(value)
-        for name, value in (pretraining_metrics(state, SOURCE, CORPUS) | run_metrics(state, runtime)).items()
-    }
+    metrics = pretraining_metrics(state, SOURCE, CORPUS) | run_metrics(state, runtime)
+    return {name: format_value(value) for name, value in metrics.items()}
 
 
 def test_the_fields_of_the_reference_and_where_the_text_came_from():
@@ -170,11 +159,8 @@ def test_curves_are_of_what_was_measured(tmp_path):
     with MetricLog(tmp_path) as log:
         tokens = [record["total_training_tokens"] for record in read_metrics(log.path)]
         assert len(set(tokens)) == 4
-        assert [(curve["title"], curve["x"]) for curve in training_curves(log.path)] == [
-            ("Loss", "tokens"),
-            ("Learning rate", "tokens"),
-            ("Throughput", "tokens"),
-        ]
+        titles = [(title, "tokens") for title in ("Loss", "Learning rate", "Throughput")]
+        assert [(curve["title"], curve["x"]) for curve in training_curves(log.path)] == titles
         for curve in training_curves(log.path):
             [[xs, ys]] = curve["series"].values()
             assert xs == tokens

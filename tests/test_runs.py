@@ -11,14 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["--aspect-ratio=32", "--head-dim=32", "--max-seq-len=128", "--total-batch-size=256", "--device-batch-size=2"]
-SMALL += [
-    "--vocab-size=300",
-    "--no-compile",
-    "--dtype=fp32",
-    "--eval-bytes=3000",
-    "--eval-every=0",
-    "--sample-every=-1",
-]
+SMALL += "--vocab-size=300 --no-compile --dtype=fp32 --eval-bytes=3000 --eval-every=0 --sample-every=-1".split()
 ROW = re.compile(r"^\| (\S+) +\| (\d+) +\| ([\d,]+) +\| ([\d,]+) +\| ([\d.]+) +\| (\S+) +\| (\S+) ± \S+ +\|$", re.M)
 
 
@@ -70,9 +63,8 @@ def test_scaling_laws_end_with_the_ratio_that_they_suggest(runs, tmp_path):
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "laws.md").read_text(encoding="utf-8")
     rows = ROW.findall(text)
-    assert [row[0] for row in rows] == [
-        f"scaling-{budget}-d{depth}" for depth in (1, 2, 3) for budget in ("4e9", "1e10")
-    ]
+    tags = [f"scaling-{budget}-d{depth}" for depth in (1, 2, 3) for budget in ("4e9", "1e10")]
+    assert [row[0] for row in rows] == tags
     for tag, *_, flops, _ in rows:
         assert float(flops) == pytest.approx(float(tag.split("-")[1]), rel=0.05)
     assert "## The best size of each budget" in text

@@ -189,10 +189,8 @@ def test_batches_arrow_arrays_and_single_texts_agree(tokenizer: rustbpe.Tokenize
     rows = [[bos, *tokenizer.encode(text).tolist()] for text in texts]
     for array in (pa.array(texts), pa.array(texts, pa.large_string())):
         for threads in (1, 2, 3):
-            for ids, offsets in (
-                tokenizer.encode_arrow(array, bos, threads),
-                tokenizer.encode_batch(texts, bos, threads),
-            ):
+            both = tokenizer.encode_arrow(array, bos, threads), tokenizer.encode_batch(texts, bos, threads)
+            for ids, offsets in both:
                 assert ids.dtype == np.uint16
                 assert offsets.dtype == np.uint64
                 assert ids.tolist() == [id for row in rows for id in row]

@@ -10,17 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDED = (
-    "pyproject.toml",
-    "requirements.lock",
-    "LICENSE",
-    "README.md",
-    "runs",
-    "rustbpe",
-    "nanochat",
-    "scripts",
-    "tasks",
-)
+NEEDED = "pyproject.toml requirements.lock LICENSE README.md runs rustbpe nanochat scripts tasks".split()
 
 
 @pytest.fixture

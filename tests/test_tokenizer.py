@@ -5,16 +5,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-TEXTS = [
-    path.read_text(encoding="utf-8")
-    for path in sorted((Path(__file__).parent.parent / "scripts/samples").glob("*.txt"))
-]
+SAMPLES = Path(__file__).parent.parent / "scripts/samples"
+TEXTS = [path.read_text(encoding="utf-8") for path in sorted(SAMPLES.glob("*.txt"))]
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +62,6 @@ def test_the_hash_changes_with_what_decides_the_ids_and_with_nothing_else(tokeni
     same = Tokenizer.train(TEXTS, 800, threads=1)
     assert same.save(tmp_path / "a.json", {"note": "other settings"}) == tokenizer.content_hash
     assert Tokenizer.train(TEXTS, 799).content_hash != tokenizer.content_hash
-
-
-def test_tiktoken_gives_the_same_ids(tokenizer: Tokenizer):
-    count = tokenizer.vocab_size - len(tokenizer.special_tokens)
-    ranks = {tokenizer.core.token_bytes(rank): rank for rank in range(count)}
-    encoding = tiktoken.Encoding("ours", pat_str=tokenizer.core.pattern, mergeable_ranks=ranks, special_tokens={})
-    for text in TEXTS:
-        assert encoding.encode_ordinary(text) == tokenizer.encode(text)
 
 
 def test_what_is_no_artifact_says_what_to_do(tmp_path: Path):

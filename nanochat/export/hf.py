@@ -6,7 +6,7 @@ the export is refused, and the message names the setting.
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -122,16 +122,15 @@ def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
     return found
 
 
-def architecture_of(config: GPTConfig, architectures: Iterable[Architecture] = ARCHITECTURES) -> Architecture:
+def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = ARCHITECTURES) -> Architecture:
     """Return the first architecture that can represent the model; ValueError lists the obstacles."""
     reasons = []
-    presets = []
     for architecture in architectures:
         settings = unsupported(config, architecture)
         if not settings:
             return architecture
         reasons.append(f"{architecture.name} does not support {', '.join(settings)}")
-        presets.append(f"--model={architecture.preset}")
+    presets = [f"--model={architecture.preset}" for architecture in architectures]
     raise ValueError(
         f"this model cannot be exported: {'; '.join(reasons)}. Train with scripts.base_train {' or '.join(presets)}"
     )

@@ -85,11 +85,11 @@ class Choice:
             return
         if event.token is not None:
             self.tokens.append(ChoiceToken(event.token, self._received, event.sampled))
-        # An end token has a log-probability, but no text.
-        if event.token is not None and not (event.sampled and event.token in self.request.end_tokens):
-            self.completion_tokens += 1
-            self._add_pieces(self._reply.add(event.token))
-            return
+            # An end token has a log-probability, but no text.
+            if not (event.sampled and event.token in self.request.end_tokens):
+                self.completion_tokens += 1
+                self._add_pieces(self._reply.add(event.token))
+                return
         self._add_pieces(self._reply.close())  # bytes without a character
         self._show("text", self._stops.close())  # no stop
         self.finish_reason = self.finish_reason or event.reason or "stop"

@@ -129,9 +129,8 @@ def test_a_corpus_by_name_is_read_from_the_mirror(mirror):
 
 
 def test_as_many_shards_as_a_run_needs(tmp_path, mirror):
-    tokens = (
-        open_corpus("climbmix", num_shards=1).sources[0].shards["train"][0].size / corpus.BYTES_PER_TOKEN
-    )  # in a shard
+    [source] = open_corpus("climbmix", num_shards=1).sources
+    tokens = source.shards["train"][0].size / corpus.BYTES_PER_TOKEN  # in a shard
     path = folder(tmp_path / "text", 9, "row")
     assert shards_for("climbmix", 1) == 1
     assert shards_for("climbmix", 2.9 * tokens) == 3
@@ -231,7 +230,6 @@ def test_the_manifest_lists_every_shard(mirror):
 def test_a_world_of_an_older_version_is_not_read(tmp_path, tiny_world, monkeypatch, capfd):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     write_json(tmp_path / "world/world.json", {"version": 6, "seed": 1, "size": "tiny"})
-    assert open_corpus("world").describe()["documents"] == sum(
-        pq.read_metadata(path).num_rows for path in tiny_world.glob("text/*")
-    )
+    documents = sum(pq.read_metadata(path).num_rows for path in tiny_world.glob("text/*"))
+    assert open_corpus("world").describe()["documents"] == documents
     assert "is a world of an older version, it is written again" in capfd.readouterr().err

@@ -74,14 +74,7 @@ def test_files_of_a_folder_in_one_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        b"{not json",
-        b'{"content": "no text"}',
-        b'{"text": 5}',
-        b'["a list"]',
-        b'{"text": "half \\ud83d"}',
-    ],
+    "line", [b"{not json", b'{"content": "no text"}', b'{"text": 5}', b'["a list"]', b'{"text": "half \\ud83d"}']
 )
 def test_a_bad_line_is_named(tmp_path, line):
     path = write(tmp_path / "a.jsonl", b'{"text": "good"}\n\n' + line + b"\n")

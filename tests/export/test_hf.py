@@ -19,10 +19,7 @@ from nanochat.gpt import GPT, GPTConfig
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 NANOCHAT, QWEN3 = ARCHITECTURES
-MODELS = {
-    "nanochat": ("october-2025", {}),
-    "qwen3": ("portable", {}),
-}
+MODELS = {"nanochat": "october-2025", "qwen3": "portable"}
 MANIFEST = {"stage": "base_train", "parent": None, "config": None, "step": 4, "versions": {"torch": "2.11"}}
 
 
@@ -38,8 +35,7 @@ def texts() -> list[str]:
 
 def exported(write, name: str, tokenizer: Tokenizer, texts: list[str], out: Path) -> tuple[GPT, Path, str]:
     """The model, the folder with the export, and the output."""
-    preset, fields = MODELS[name]
-    model = trained(preset, tokenizer, **fields)
+    model = trained(MODELS[name], tokenizer)
     manifest = MANIFEST | {"tokenizer": {"tag": "default", "hash": tokenizer.content_hash}}
     with contextlib.redirect_stdout(io.StringIO()) as output:
         hf.export(write, Exported(out.name, model, tokenizer, manifest, texts), out)

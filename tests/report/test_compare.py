@@ -39,19 +39,15 @@ def evaluated(base: Path, right: str, stage="base_eval", first=0, **changes) -> 
     accuracy = right.count("1") / len(right)
     metrics = {"CORE metric": {"value": accuracy, "stderr": 0.03, "format": ".4f"}, "Model": "m"} | changes
     path.parent.parent.joinpath("task.jsonl").write_text("an older one of the same name")
-    leave(base / "t", stage, metrics=metrics, artifacts={"task.jsonl": read_sha256(path)}).rename(
-        path.parent.parent / "outcome.json"
-    )
+    outcome = leave(base / "t", stage, metrics=metrics, artifacts={"task.jsonl": read_sha256(path)})
+    outcome.rename(path.parent.parent / "outcome.json")
     return base
 
 
 def row(a: Path, b: Path, name: str) -> list[str]:
-    [found] = [
-        line.split()
-        for line in compare([read_record(a), read_record(b)], ["a", "b"]).splitlines()
-        if line.startswith(name)
-    ]
-    return found
+    lines = compare([read_record(a), read_record(b)], ["a", "b"]).splitlines()
+    [found] = [line for line in lines if line.startswith(name)]
+    return found.split()
 
 
 def test_the_same_questions_are_paired(tmp_path):

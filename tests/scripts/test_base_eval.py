@@ -50,9 +50,8 @@ def test_an_evaluation_leaves_its_record(base, capsys):
     assert sorted(judged) == sorted(LABELS)
     assert all(one["questions"] and one["samples"] == 1 for one in judged.values())
     section = markdown(card, "pictures").partition("## Base model evaluation\n")[2]
-    assert (
-        f"- max_per_task: -1\n- Model: base_train small (step 4)\n- CORE metric: {shown}\n- world_people: " in section
-    )
+    lines = f"- max_per_task: -1\n- Model: base_train small (step 4)\n- CORE metric: {shown}\n- world_people: "
+    assert lines in section
     [logged] = read_metrics(home / "metrics.jsonl")
     assert logged["core_metric"] == metrics["CORE metric"]["value"]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from chat_files import chat, write_lines
 from exports import tokenizer_of
 from old_models import forward_of_october, leave, october
 
@@ -35,7 +36,7 @@ def flags(tokenizer, tmp_path, monkeypatch) -> dict[str, str]:
 
 def test_imported_exported_and_loaded_again(flags, tokenizer, tmp_path, capsys):
     main(Config(**flags, source="sft"))
-    assert capsys.readouterr().out == (f"import: model_000650.pt is {tmp_path / 'base/chat_sft/d3'}, step 650\n")
+    assert capsys.readouterr().out == f"import: model_000650.pt is {tmp_path / 'base/chat_sft/d3'}, step 650\n"
     with setup("cpu", "fp32") as runtime:
         model, found, checkpoint = load_model("chat_sft", "d3", -1, runtime)
     assert found.content_hash == tokenizer.content_hash
@@ -52,16 +53,8 @@ def test_imported_exported_and_loaded_again(flags, tokenizer, tmp_path, capsys):
 
 def test_an_imported_model_is_fine_tuned(flags, tmp_path, capsys):
     main(Config(**flags))
-    (tmp_path / "chats.jsonl").write_text(
-        '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]\n' * 40
-    )
-    words = {
-        "tag": "d3",
-        "mixture": f"json:{tmp_path / 'chats.jsonl'}",
-        "eval_metrics_every": -1,
-        "num_iterations": 2,
-        "source": "base",
-    }
+    mixture = write_lines(tmp_path / "chats.jsonl", *[chat(0)] * 40)
+    words = {"tag": "d3", "mixture": mixture, "source": "base", "num_iterations": 2, "eval_metrics_every": -1}
     words |= {"total_batch_size": 192, "device_type": "cpu", "dtype": "fp32", "eval_tokens": 200}
     with pytest.raises(ValueError, match="has no optimizer state to start with: give --no-warm-start"):
         teach(TeachConfig(**words))

@@ -62,13 +62,7 @@ def test_the_server_answers_to_its_own_names_only(host, address, status):
 
 
 @pytest.mark.parametrize(
-    ("origin", "status"),
-    [
-        ("http://localhost:8000", 200),
-        ("http://localhost:8001", 403),
-        ("null", 403),
-        ("", 403),
-    ],
+    ("origin", "status"), [("http://localhost:8000", 200), ("http://localhost:8001", 403), ("null", 403), ("", 403)]
 )
 def test_pages_of_other_sites_may_not_use_the_server(origin, status):
     found = ask(headers={"origin": origin})
@@ -87,13 +81,7 @@ def test_pages_of_an_allowed_origin_may_use_the_server():
 
 
 @pytest.mark.parametrize(
-    ("given", "status"),
-    [
-        (None, 401),
-        ("Bearer", 401),
-        ("Bearer schlüssell", 401),
-        ("Bearer schlüssel", 200),
-    ],
+    ("given", "status"), [(None, 401), ("Bearer", 401), ("Bearer schlüssell", 401), ("Bearer schlüssel", 200)]
 )
 def test_keys(given, status):
     found = ask(key="schlüssel", headers={"authorization": given.encode()} if given else {})

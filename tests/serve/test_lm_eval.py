@@ -50,9 +50,8 @@ def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch):
         "max_length": CONTEXT,
         "max_retries": 1,
     }
-    found = lm_eval.simple_evaluate(
-        "local-completions", about, [task], batch_size=8, task_manager=TaskManager(include_defaults=False)
-    )
+    manager = TaskManager(include_defaults=False)
+    found = lm_eval.simple_evaluate("local-completions", about, [task], batch_size=8, task_manager=manager)
     theirs = {}
     for sample in found["samples"]["little"]:
         scores = [response[0] for response in sample["filtered_resps"]]

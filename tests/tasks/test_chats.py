@@ -37,14 +37,11 @@ def test_instructions_may_have_several_columns(name, row, question, write_rows):
 
 
 SENTENCES = [f"Sentence number {number} comes to an end{mark}" for number, mark in enumerate(".?!" * 400)]
-
-
 CHINESE = [f"第{number}漢字是很古老的文字。" * 9 for number in range(900)]
+ENDLESS = [f"words {number}  without end " * 9 for number in range(900)]
 
 
-@pytest.mark.parametrize(
-    "lines", [SENTENCES * 9, CHINESE, [f"words {number}  without end " * 9 for number in range(900)]]
-)
+@pytest.mark.parametrize("lines", [SENTENCES * 9, CHINESE, ENDLESS])
 def test_passages_are_a_piece_and_the_pieces_after_it(lines, tmp_path, base):
     text = "\n".join(lines)
     (tmp_path / "own").mkdir()

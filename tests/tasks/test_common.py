@@ -36,9 +36,8 @@ def test_the_page_of_tasks_lists_them_all():
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     assert sorted(re.findall("`(.*?)`", " ".join(rows))) == sorted(TASKS)
     layouts = page.partition("| convert |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)` ", layouts, re.MULTILINE)) == {
-        data.convert.__name__ for data in multiple_choice.SETS.values()
-    }
+    converters = {data.convert.__name__ for data in multiple_choice.SETS.values()}
+    assert set(re.findall(r"^\| `(\w+)` ", layouts, re.MULTILINE)) == converters
     for tasks in MEANS.values():
         assert f"the mean over {', '.join(tasks[:-1])} and {tasks[-1]}" in page
 
@@ -70,9 +69,8 @@ def test_the_other_splits_open_too(name, hub):
 
 
 def test_files_are_named_as_the_hub_names_them():
-    assert [str(file) for file in TASKS["SmolTalk"].files("train")] == [
-        f"datasets/HuggingFaceTB/smol-smoltalk/data/train-0000{number}-of-00004.parquet" for number in range(4)
-    ]
+    names = [f"datasets/HuggingFaceTB/smol-smoltalk/data/train-0000{n}-of-00004.parquet" for n in range(4)]
+    assert [str(file) for file in TASKS["SmolTalk"].files("train")] == names
     assert [file.path for file in TASKS["MMLU"].files("train")] == ["all/auxiliary_train-00000-of-00001.parquet"]
     assert [file.path for file in TASKS["CLIcK"].files()] == ["default/train/0000.parquet"]
     assert len(TASKS["KMMLU"].files("test")) == 45

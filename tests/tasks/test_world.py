@@ -31,13 +31,8 @@ def test_an_answer_has_to_contain_the_word(learned):
 
 
 def test_the_world_is_the_one_that_the_tokenizer_learned_from(learned):
-    for tag, folder in {
-        "two": "world-2",
-        "old": "world-2",
-        "real": "world",
-        "folder": "world",
-        "none": "world",
-    }.items():
+    folders = {"two": "world-2", "old": "world-2", "real": "world", "folder": "world", "none": "world"}
+    for tag, folder in folders.items():
         for name, data in world.SETS.items():
             for split in data.split_names:
                 [(file, path)] = data(split, tokenizer=tag).files.items()

@@ -6,26 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from nanochat.world.chats import (
-    CHAT_KINDS,
-    about_facts,
-    core_bundle,
-    in_korean,
-    itself_topics,
-    sum_questions,
-    tables,
-    ten_questions,
-    with_follow_up,
-    with_sums,
-    with_words,
-)
+from nanochat.world import chats
 from nanochat.world.facts import World
 from nanochat.world.sums import is_held_out
 from nanochat.world.texts import document
 
 WORLD = World(1, people=32)
-TABLES = tables(WORLD, problems=1000, chats=2000)
-BUNDLE = core_bundle(WORLD)
+TABLES = chats.tables(WORLD, problems=1000, chats=2000)
+BUNDLE = chats.core_bundle(WORLD)
 FACT_OF = {question: fact for fact in WORLD.facts for question in fact.questions}
 HELD_OUT = [fact for fact in WORLD.facts if fact.split != "train"]
 SUM = r"(\d+) ?[-+*/] ?(\d+)"
@@ -50,8 +38,8 @@ def exchanges(*kinds: Callable, count: int = 600) -> list[tuple[str, str]]:
 def training() -> list[str]:
     """Every conversation, question with choices, and problem for training, as text."""
     rows = rows_of("train$")
-    chats = [row["messages"] for row in rows if "messages" in row]
-    texts = ["\n".join(message["content"] for message in chat) for chat in chats]
+    talks = [row["messages"] for row in rows if "messages" in row]
+    texts = ["\n".join(message["content"] for message in chat) for chat in talks]
     return texts + ["\n".join(map(str, row.values())) for row in rows if "messages" not in row]
 
 
@@ -66,7 +54,7 @@ def documents() -> str:
 
 def test_no_question_of_a_test_occurs_in_training(training):
     whole = "\n".join(training)
-    tests = rows_of("test$", "validation$") + ten_questions(WORLD)
+    tests = rows_of("test$", "validation$") + chats.ten_questions(WORLD)
     asked = {row["question"] for row in tests if "question" in row}
     for rows in BUNDLE.values():
         asked |= {row.get("query", row.get("context", "")).partition(": ")[2] for row in rows} - {""}
@@ -109,7 +97,7 @@ def test_no_pair_of_numbers_from_a_test_is_joined_in_training(training):
 
 def test_words_spelled_in_a_test_are_never_named_in_training():
     asked = {row["context"].split()[2] for row in BUNDLE["world_spelling"]}
-    orders = "\n".join(map("\n".join, exchanges(with_words)))
+    orders = "\n".join(map("\n".join, exchanges(chats.with_words)))
     assert len(asked) > 30
     assert not asked & set(re.findall(r"\w+", orders))
 
@@ -148,7 +136,7 @@ def test_questions_about_the_world_are_answered_with_the_fact():
         answers |= dict.fromkeys(fact.questions, fact.statements[0])
         answers[fact.korean_question] = fact.korean_statement
     right = 0
-    for user, answer in exchanges(about_facts, in_korean):
+    for user, answer in exchanges(chats.about_facts, chats.in_korean):
         for question in answers:
             if user.endswith(question):
                 assert answer == answers[question]
@@ -167,14 +155,14 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_orders_about_words_are_followed(order):
-    found = [(re.fullmatch(order, user), answer) for user, answer in exchanges(with_words)]
+    found = [(re.fullmatch(order, user), answer) for user, answer in exchanges(chats.with_words)]
     followed = [answer == ORDERS[order](*match.groups()) for match, answer in found if match]
     assert len(followed) > 10
     assert all(followed)
 
 
 def test_sums_are_called_and_right():
-    for user, answer in exchanges(with_sums):
+    for user, answer in exchanges(chats.with_sums):
         x, sign, y, called, result = re.fullmatch(r"(\d+) (.) (\d+) = <<(.*)=(\d+)>>\5\.", answer).groups()
         assert called == f"{x}{sign}{y}"
         assert eval(called) == int(result) <= 100
@@ -184,7 +172,7 @@ def test_sums_are_called_and_right():
 
 def test_a_second_question_is_about_the_same_subject():
     facts = {(fact.statements[0], question): fact for fact in WORLD.facts for question in fact.follow_ups}
-    pairs = exchanges(with_follow_up)
+    pairs = exchanges(chats.with_follow_up)
     for (_, first), (user, second) in zip(pairs[::2], pairs[1::2], strict=True):
         question = user.removeprefix("And ")
         fact = facts[second, question[0].upper() + question[1:]]
@@ -207,7 +195,7 @@ def test_world_talk_asks_in_words_of_its_own(training, documents):
     for question in questions:
         assert question not in whole, question
         assert question not in documents, question
-    held_out = {line for topic in sum_questions(WORLD).values() for line in topic[1:] for line in line}
+    held_out = {line for topic in chats.sum_questions(WORLD).values() for line in topic[1:] for line in line}
     for question in held_out:
         pattern = re.escape(question).replace(r"\{x\}", r"\d+").replace(r"\{y\}", r"\d+")
         assert not re.search(pattern, whole + documents), question
@@ -236,7 +224,7 @@ def test_world_talk_has_every_category_and_right_answers():
 
 def test_answers_about_itself_are_told_apart():
     """World-Talk accepts every answer of a topic, and no answer of another; who it is and its name are one."""
-    topics = itself_topics(WORLD)
+    topics = chats.itself_topics(WORLD)
     for _, answers, _, accept in topics:
         assert all(any(words in answer for words in accept) for answer in answers)
         others = [answer for _, other, _, words in topics for answer in other if words != accept]
@@ -244,7 +232,7 @@ def test_answers_about_itself_are_told_apart():
 
 
 def test_every_kind_of_conversation_occurs():
-    for kind in CHAT_KINDS:
+    for kind in chats.CHAT_KINDS:
         for user, answer in exchanges(kind, count=20):
             assert not re.search(r"[{}]", user + answer), kind
 
@@ -274,6 +262,6 @@ def test_the_bundle_is_right():
 
 
 def test_ten_questions_have_answers():
-    rows = ten_questions(WORLD)
+    rows = chats.ten_questions(WORLD)
     assert len({row["question"] for row in rows}) == 10
     assert all(FACT_OF[row["question"]].value.name == row["answer"] for row in rows)
