@@ -36,51 +36,31 @@ def contexts(continuation: str, *options: str, gold: int = 0) -> dict:
 
 
 # Ties, options that others begin with, options of one token, nothing in common, everything in common.
+HARD_CHOICES = [
+    choices("Which? ", "the same", "the same", "the same", gold=1),
+    choices("Which? ", "the same", "the same", "the other", gold=1),
+    choices("Which? ", "a far worse 1x!? other", "the same", "the same", gold=1),
+    choices("Is water wet or is it rather a long way of saying so?", "A", "B", "C", "D", gold=3),
+    choices("Is it?", "no", "no way", "no way and more", gold=0),
+    choices("Is it?", "no way and more", "no", "no way", gold=0),
+    choices("Is it?", "yes", gold=0),
+    choices("Is it — 여우?", "빠른", "빠르다", "느린 여우", gold=1),
+]
+HARD_CONTEXTS = [
+    contexts("it goes on.", "The one here", "The one here", gold=1),
+    contexts("on and on and on", "A", "A on and on", gold=1),
+    contexts("feared violence.", "They said the men", "They said the demonstrators", gold=0),
+    contexts("was late", "Ann thinks that Bob", "Sue", "No", gold=2),
+]
+HARD_COMPLETIONS = [
+    {"context": "  a b a b a ", "continuation": "b a b"},
+    {"context": "the cat the cat the", "continuation": "cat"},
+    {"context": "1 2 3 4\n", "continuation": "5 6 7 8 9 10 11 12 13"},
+]
 HARD = [
-    CoreTask(
-        "hard_choices",
-        "hard",
-        CHOICE,
-        2,
-        25,
-        [
-            choices("Which? ", "the same", "the same", "the same", gold=1),
-            choices("Which? ", "the same", "the same", "the other", gold=1),
-            choices("Which? ", "a far worse 1x!? other", "the same", "the same", gold=1),
-            choices("Is water wet or is it rather a long way of saying so?", "A", "B", "C", "D", gold=3),
-            choices("Is it?", "no", "no way", "no way and more", gold=0),
-            choices("Is it?", "no way and more", "no", "no way", gold=0),
-            choices("Is it?", "yes", gold=0),
-            choices("Is it — 여우?", "빠른", "빠르다", "느린 여우", gold=1),
-        ],
-        " ",
-    ),
-    CoreTask(
-        "hard_schema",
-        "hard",
-        SCHEMA,
-        1,
-        50,
-        [
-            contexts("it goes on.", "The one here", "The one here", gold=1),
-            contexts("on and on and on", "A", "A on and on", gold=1),
-            contexts("feared violence.", "They said the men", "They said the demonstrators", gold=0),
-            contexts("was late", "Ann thinks that Bob", "Sue", "No", gold=2),
-        ],
-    ),
-    CoreTask(
-        "hard_completion",
-        "hard",
-        COMPLETION,
-        1,
-        0,
-        [
-            {"context": "  a b a b a ", "continuation": "b a b"},
-            {"context": "the cat the cat the", "continuation": "cat"},
-            {"context": "1 2 3 4\n", "continuation": "5 6 7 8 9 10 11 12 13"},
-        ],
-        "\nAnswer: ",
-    ),
+    CoreTask("hard_choices", "hard", CHOICE, 2, 25, HARD_CHOICES),
+    CoreTask("hard_schema", "hard", SCHEMA, 1, 50, HARD_CONTEXTS),
+    CoreTask("hard_completion", "hard", COMPLETION, 1, 0, HARD_COMPLETIONS, "\nAnswer: "),
 ]
 
 

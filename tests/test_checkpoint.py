@@ -12,8 +12,6 @@ from checkpoints import check, model_of, names, record_of, save, saved, states_o
 from nanochat.checkpoint import Saver, hold, load, newest, steps, trained
 from nanochat.paths import read_sha256
 
-# ---- what is saved is what is read ----
-
 
 def test_a_round_trip(tmp_path):
     before = saved(tmp_path / "run", 100, 200)
@@ -83,9 +81,6 @@ def test_steps_are_in_the_order_of_numbers(tmp_path):
     assert newest(tmp_path).step == 1_000_000
 
 
-# ---- saving does not hold up training ----
-
-
 def test_save_returns_before_anything_is_published_and_what_it_saves_is_of_that_moment(tmp_path):
     """Rank 0 cannot publish before rank 1 has written: so its `save` has returned without waiting for the disk."""
     store = torch.distributed.HashStore()
@@ -147,9 +142,6 @@ def test_what_goes_wrong_on_one_rank_is_raised_on_all_and_the_next_save_works(tm
     check(newest(tmp_path))
 
 
-# ---- damage ----
-
-
 DAMAGE = [
     lambda data, at: data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :],
     lambda data, at: data[:at],
@@ -172,9 +164,6 @@ def test_damage_is_found_and_named_and_the_step_before_is_taken(file, tmp_path, 
     assert newest(tmp_path).step == 100
     with pytest.raises(ValueError, match=re.escape(f"{path.parent} cannot be read")):
         load(tmp_path, 200)
-
-
-# ---- two runs ----
 
 
 def test_a_second_run_on_the_folder_says_so_and_a_dead_one_holds_nothing(tmp_path):
@@ -206,9 +195,6 @@ def test_the_default_model_is_of_the_last_stage_and_the_run_trained_last(tmp_pat
     assert trained() == [("base", "b"), ("base", "a"), ("sft", "b"), ("sft", "a")]
     assert trained("base")[-1] == ("base", "a")
     assert trained(tag="b")[-1] == ("sft", "b")
-
-
-# ---- on a GPU ----
 
 
 @pytest.mark.gpu

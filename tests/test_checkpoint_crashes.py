@@ -17,8 +17,6 @@ from nanochat.checkpoint import Saver, check_free_space, newest, steps
 
 TESTS = Path(__file__).parent
 
-# ---- the end of a process at any moment ----
-
 
 @pytest.mark.parametrize("before", ["nothing", "100", "200"])
 def test_kill_9_after_anything_a_save_of_step_200_does(before, tmp_path, python):
@@ -80,9 +78,6 @@ def test_a_rank_that_is_killed_leaves_the_checkpoint_before(tmp_path):
     saved(tmp_path / "run", 200)
     check(newest(tmp_path / "run"))
     assert not [name for name in names(tmp_path / "run") if ".tmp-" in name]
-
-
-# ---- a full disk ----
 
 
 @contextmanager

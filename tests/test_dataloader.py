@@ -79,9 +79,6 @@ def close(loaders: list[TextLoader]) -> None:
         loader.close()
 
 
-# ---- one stream ----
-
-
 def test_rows_begin_with_bos_and_are_text(stream, corpus, tokenizer):
     bos = tokenizer.special_tokens["<|bos|>"]
     assert (stream[:, 0] == bos).all()
@@ -177,9 +174,6 @@ def test_processes(corpus, tokenizer, stream, tmp_path):
     assert output.split() == ["digest", hashlib.sha256(stream[: 20 * BATCH].tobytes()).hexdigest()]
 
 
-# ---- documents ----
-
-
 @pytest.mark.parametrize("lanes", [1, 4, 64])
 def test_documents_are_given_once_an_epoch(tmp_path, lanes):
     lengths = np.random.default_rng(5).integers(1, 200, 600).tolist()
@@ -225,9 +219,6 @@ def test_the_shares_of_a_mix_hold(tmp_path):
     with loader_of(corpus, CountedTokenizer(), lanes=64, batch_size=32) as one:
         one.load_state_dict(state)
         assert np.array_equal(rows_of([one], 5), after)
-
-
-# ---- damage, threads ----
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

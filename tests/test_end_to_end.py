@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 from served import serving
+from test_speedrun import steps_with
 
 from nanochat.stages import STAGES
 from tasks import WORLD_TASKS
 
 RAN = [stage for stage in STAGES if stage.source != "base"]
-
-
-def steps_with(text: str, message: str) -> list[str]:
-    return re.findall(rf"^== (\w+): {message}", text, re.MULTILINE)
-
 
 # Of the flags of the stages: what is evaluated is a few questions with short answers.
 FEWER = {

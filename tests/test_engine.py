@@ -32,9 +32,6 @@ def plain(model, request, sample=0):
     return ids[len(request.tokens) :]
 
 
-# ---- the same as alone ----
-
-
 @pytest.mark.parametrize(("name", "count"), [("reference", 200), ("odd shapes", 40), ("october-2025", 40)])
 def test_greedy_is_the_plain_loop(name, count):
     """One pass over a row gives what a loop without a cache would have chosen at each of its positions."""
@@ -57,9 +54,6 @@ def test_samples_are_the_plain_loops():
     requests = [replace(r, **SETTINGS[i % 5], max_new_tokens=8, n=2) for i, r in enumerate(mixed(10))]
     expected = [[plain(model, request, sample) for sample in range(2)] for request in requests]
     assert tokens_of(Engine(model, TOKENIZER).generate(requests)) == expected
-
-
-# ---- slots ----
 
 
 def watched(engine):
@@ -97,9 +91,6 @@ def test_prompts_are_run_once_in_batches_of_like_length(monkeypatch):
     assert found == few.generate(requests)
     # A sample that comes later takes the prompt from one that is still there.
     assert len(list(chain.from_iterable(runs))) < 2 * len(lengths)
-
-
-# ---- ends, and what is refused ----
 
 
 def script_model(*ids, **fields):
@@ -153,9 +144,6 @@ def test_a_prompt_that_does_not_fit_is_refused(tokens):
         Engine(script_model(65, 66), TOKENIZER).generate([Request([65], 5), Request(tokens, 5)])
 
 
-# ---- tools ----
-
-
 @pytest.mark.parametrize(
     ("script", "text", "mask"),
     [
@@ -199,9 +187,6 @@ def test_only_the_row_that_asks_gets_an_answer():
     together = engine.generate(requests)
     assert together == [engine.generate([request])[0] for request in requests]
     assert [0 in completion.mask for [completion] in together] == [False] + [False] * 4 + [True, False, False]
-
-
-# ---- weights ----
 
 
 @pytest.mark.parametrize("device", devices())

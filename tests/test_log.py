@@ -42,9 +42,6 @@ def test_a_table_is_aligned():
     ]
 
 
-# ---- the metric log ----
-
-
 def numbers(log: MetricLog) -> list[tuple]:
     return [(record["kind"], record["step"], record["loss"]) for record in read_metrics(log.path)]
 
@@ -108,9 +105,6 @@ def test_a_curve_over_tokens_places_validations_between_steps():
     assert metric_curve(records, "val", over="tokens") == [[0, 100, 200], [9.0, 1.0, 2.0]]
 
 
-# ---- the mirror in W&B ----
-
-
 @pytest.fixture
 def wandb(monkeypatch) -> types.SimpleNamespace:
     """A library that notes its calls, and raises `fail` from the function of that name."""
@@ -154,9 +148,6 @@ def test_a_broken_mirror_never_stops_a_run_and_is_reported_once(tmp_path, wandb,
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith("W&B is off for the rest of this run (TimeoutError: no server)")
     assert len(wandb.calls) == calls
-
-
-# ---- progress ----
 
 
 class Clock:

@@ -26,9 +26,6 @@ def test_the_sum_and_the_count_of_the_targets_that_there_are():
     assert sum(int(count) for _, count, _ in parts) == int(count)
 
 
-# ---- policy gradient ----
-
-
 class TwoWords(nn.Module):
     """Whatever it reads, it says word 1 with a chance of 3/4 and word 0 with one of 1/4."""
 

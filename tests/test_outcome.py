@@ -113,8 +113,6 @@ def test_pytorch_is_named_with_its_build_tag():
     assert environment()["Software"]["PyTorch"] == str(torch.__version__)
 
 
-# ---- metrics of a training stage ----
-
 DATA = {"name": "letters", "files": 3, "bytes": 12345, "fingerprint": "f" * 64, "validation": "e" * 64}
 CORPUS = SimpleNamespace(describe=lambda: DATA)
 SOURCE = SimpleNamespace(epochs={"letters": 1.5})

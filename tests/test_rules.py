@@ -153,13 +153,8 @@ def rule_1_a_script_is_a_recipe(root: Path) -> Iterator[str]:
 def for_type_checkers(tree: ast.Module) -> set[int]:
     """Line numbers of imports that run for type checkers alone."""
     guards = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
-    return {
-        inner.lineno
-        for guard in guards
-        for statement in guard.body
-        for inner in ast.walk(statement)
-        if hasattr(inner, "lineno")
-    }
+    guarded = [inner for guard in guards for statement in guard.body for inner in ast.walk(statement)]
+    return {node.lineno for node in guarded if hasattr(node, "lineno")}
 
 
 def rule_2_imports_go_down(root: Path) -> Iterator[str]:
@@ -240,9 +235,8 @@ def rule_8_nothing_is_done_at_import(root: Path) -> Iterator[str]:
     statements = (ast.For, ast.While, ast.With, ast.Try, ast.If, ast.Delete, ast.Raise)
     for path, tree in python_files(root, *OUR_CODE):
         for node in at_import(tree.body):
-            if isinstance(node, statements) or (
-                isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant)
-            ):
+            is_call = isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant)
+            if is_call or isinstance(node, statements):
                 yield f"{path}:{node.lineno}: this statement runs at import; move it into a function"
             elif isinstance(node, ast.Call):
                 called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -348,11 +342,9 @@ def rule_12_imported_is_declared_is_used(root: Path) -> Iterator[str]:
 def rule_12_the_lock_pins_everything(root: Path) -> Iterator[str]:
     text = (root / "requirements.lock").read_text(encoding="utf-8")
     locked = {name.replace("-", "_") for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)}
-    yield from (
-        f"pyproject.toml:{line}: {name} is not locked: run runs/lock.sh"
-        for name, line in declared(root).items()
-        if name not in locked
-    )
+    for name, line in declared(root).items():
+        if name not in locked:
+            yield f"pyproject.toml:{line}: {name} is not locked: run runs/lock.sh"
     for number, line in enumerate(text.splitlines(), 1):
         if not re.match(r"#|[\w.-]+==\S+ .*\\$|    --hash=sha256:[0-9a-f]{64}( \\)?$", line):
             yield f"requirements.lock:{number}: not a pinned, hashed requirement: {line[:80]}"
@@ -363,9 +355,8 @@ def rule_no_package_host_is_named(root: Path) -> Iterator[str]:
         if path == "uv.lock":
             yield f"{path}:1: it names package hosts, so it is made locally and never committed"
         for number, line in enumerate((root / path).read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-            yield from (
-                f"{path}:{number}: names a package host, {host}" for host in PACKAGE_HOSTS if host in line.lower()
-            )
+            found = [host for host in PACKAGE_HOSTS if host in line.lower()]
+            yield from (f"{path}:{number}: names a package host, {host}" for host in found)
 
 
 def rule_no_pickle(root: Path) -> Iterator[str]:

@@ -36,9 +36,6 @@ def mirror(tmp_path, monkeypatch) -> Path:
     return tmp_path / "mirror/datasets"
 
 
-# ---- shards ----
-
-
 def test_a_shard_is_what_the_file_holds(tmp_path):
     texts = [f"{number} 가나다" * 30 for number in range(2500)]
     path = write_shard(tmp_path / "a.parquet", texts, pa.large_string(), row_group_size=1000)
@@ -70,9 +67,6 @@ def test_a_damaged_shard_is_named(tmp_path):
         open_shards([path])
 
 
-# ---- folders ----
-
-
 def test_a_folder_is_converted_and_read(tmp_path):
     path = folder(tmp_path / "my text, 0.5:0.5", 200, "row")
     (path / "more.txt").write_text("and a text")
@@ -93,9 +87,6 @@ def test_folders_that_are_none(tmp_path):
             check_data(data)
     check_data("climbmix:1,world:1")
     assert not (Path.home() / ".cache/nanochat").exists()  # nothing was made for it
-
-
-# ---- names ----
 
 
 @pytest.mark.parametrize("name", CORPORA)
@@ -155,9 +146,6 @@ def test_auto_is_the_first_corpus_on_this_machine(mirror, capsys, tiny_world, tm
     assert texts_of("auto", "val") == pq.read_table(tiny_world / "text/shard_00008.parquet")["text"].to_pylist()
 
 
-# ---- mixes ----
-
-
 @pytest.mark.parametrize(
     ("data", "parts"),
     [
@@ -182,9 +170,6 @@ def test_a_mix_keeps_its_shares_until_a_part_ends(tmp_path):
     assert 5800 < len(read) < 6000  # all are read in the end
     early = read[: len(read) // 2]
     assert abs(early.count("first") / len(early) - 0.75) < 0.05
-
-
-# ---- validation text, records ----
 
 
 def test_no_batch_of_any_seed_mix_or_epoch_has_validation_text(tmp_path):

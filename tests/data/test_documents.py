@@ -37,9 +37,6 @@ def refusal(path: Path) -> str:
     return str(refused.value)
 
 
-# ---- reading ----
-
-
 def test_every_kind_is_read_as_it_was_written(tmp_path):
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in TEXTS)
     assert read(write(tmp_path / "a.jsonl", lines.encode())) == TEXTS
@@ -68,9 +65,6 @@ def test_files_of_a_folder_in_one_order(tmp_path):
         write(tmp_path / name, b"")
     found = [file.relative_to(tmp_path).as_posix() for file in text_files(tmp_path)]
     assert found == ["a.md", "a/b/c.parquet", "a/z.jsonl", "b.TXT"]
-
-
-# ---- damage ----
 
 
 @pytest.mark.parametrize(
@@ -103,9 +97,6 @@ def test_a_damaged_row_group_is_named_and_a_null_is_blank(tmp_path):
     assert f"{path} is no complete parquet file" in refusal(path)
     write_shard(path, [1, 2], pa.int64())
     assert "needs a column `text` with strings, it has id, text" in refusal(path)
-
-
-# ---- conversion ----
 
 
 def convert(path: Path) -> Path:

@@ -39,9 +39,6 @@ def random_lengths():
     return lambda count, most: chance.integers(0, most, count).tolist()
 
 
-# ---- packing ----
-
-
 def naive_pack(lengths: list[int], opening: int, size: int) -> tuple[list, list]:
     """`pack` by its definition, with linear search: rows of (piece, begin, end), and the pieces left."""
     waiting = [(i, 0, length - 1) for i, length in enumerate(lengths)]
@@ -82,9 +79,6 @@ def test_packing_equals_best_fit_by_linear_search(size_and_lengths, opening):
     assert sum(end - begin for _, begin, end in placed + rest) == sum(lengths) - len(lengths)
 
 
-# ---- dealing ----
-
-
 @pytest.mark.parametrize(
     ("groups", "lanes"), [([3], 64), ([1, 1, 1], 2), ([100, 7, 1, 55], 8), ([30] * 14, 64), ([4] * 700, 8)]
 )
@@ -111,9 +105,6 @@ def test_epochs_and_seeds_have_different_orders():
     assert len(orders) == 4
     assert all(sorted(order) == list(range(1, 161)) for order in orders)
     assert shuffled(10, 1, 2, 3).tolist() == [8, 1, 9, 3, 7, 5, 2, 0, 4, 6]  # on every machine
-
-
-# ---- the rows of a lane ----
 
 
 def rows_of(deal: Deal, lane: int, count: int, size: int = 17) -> tuple[np.ndarray, list[Chunk]]:
@@ -159,9 +150,6 @@ def test_documents_that_are_very_long_short_or_empty():
     assert Counter(rows[:, 1].tolist()) == {1: 6, 2: 2}
     rows, _ = rows_of(deal_of([[0, 0, 0, 7, 0, 0], [0, 0]], 3), 1, 5)
     assert ((rows == BOS) | (rows == 4)).all()
-
-
-# ---- mixes ----
 
 
 @pytest.mark.parametrize("shares", [[1], [0.7, 0.3], [5, 3, 2], [0.997, 0.002, 0.001], [1] * 7])

@@ -47,9 +47,6 @@ def folder(request, tokenizer, texts, tmp_path_factory) -> tuple[GPT, Path, str]
     return exported(hf.write_folder, request.param, tokenizer, texts, tmp_path_factory.mktemp("hf") / "a model")
 
 
-# ---- settings ----
-
-
 def changed(preset: str, name: str) -> GPTConfig | None:
     """A small config of a preset with one field changed; None if no other value is valid for this field alone."""
     config = GPTConfig(**CONFIGS[preset])
@@ -99,9 +96,6 @@ def test_each_architecture_names_its_obstacles():
     assert f"NanoChatForCausalLM does not support window_pattern=SSSL, qk_scale=1.2, {shared}; " in message
     assert f"Qwen3ForCausalLM does not support mlp=relu2, window_pattern=SSSL, softcap=15.0, {shared}. " in message
     assert message.endswith("--model=october-2025 or --model=portable")
-
-
-# ---- the folder ----
 
 
 def test_transformers_computes_the_same(folder):
@@ -173,9 +167,6 @@ def test_text_is_encoded_the_same(folder, tokenizer, texts):
     assert (words.bos_token, words.eos_token, words.pad_token) == ("<|bos|>", "<|assistant_end|>", "<|output_end|>")
 
 
-# ---- other formats ----
-
-
 def test_gguf_is_compared_too(tokenizer, texts, tmp_path):
     _, out, output = exported(gguf.write_gguf, "qwen3", tokenizer, texts, tmp_path / "out")
     assert [path.name for path in out.iterdir()] == ["model.gguf"]
@@ -184,9 +175,6 @@ def test_gguf_is_compared_too(tokenizer, texts, tmp_path):
     with pytest.raises(ValueError, match=r"Qwen3ForCausalLM does not support mlp=relu2, softcap=15.0"):
         exported(gguf.write_gguf, "nanochat", tokenizer, texts, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-# ---- a failure leaves nothing ----
 
 
 def test_another_model_is_noticed_and_not_kept(tokenizer, texts, tmp_path, monkeypatch):

@@ -73,9 +73,6 @@ def test_sizes_without_a_lowest_point_have_no_best():
         assert optimum(sweep(1e18, [factor * n for n in around])) is None
 
 
-# ---- finished runs ----
-
-
 def write_run(base: Path, tag: str, **changes) -> None:
     """An outcome of base_train, with what is read of it."""
     metrics = {"Number of parameters, matrices": 50, "Number of parameters, head": 20, "Tokens seen": 840}

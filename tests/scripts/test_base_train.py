@@ -26,9 +26,6 @@ def outcome(base: Base, tag: str) -> dict:
     return json.loads((base.of(tag) / "outcome.json").read_text())
 
 
-# ---- a whole run ----
-
-
 def test_a_run_leaves_its_record(base, whole):
     record = outcome(base, "whole")
     fields = [
@@ -91,9 +88,6 @@ def test_evaluations_run_as_often_as_asked(base, tmp_path):
     assert estimate["stderr"] > 0
 
 
-# ---- what goes wrong ----
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_divergence_ends_the_run_and_keeps_the_checkpoint(base, ranks):
     tag = f"wild-{ranks}"
@@ -121,9 +115,6 @@ def test_settings_that_cannot_be_are_one_sentence(base):
     }.items():
         assert base.refused("never", flag).startswith(sentence)
     assert steps(base.of("never")) == []
-
-
-# ---- W&B ----
 
 
 def test_wandb_offline(base, tmp_path):

@@ -27,8 +27,6 @@ HI = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"
 MODEL = "nanochat-mine-sft"
 SERVICE = Service(ServedModel(MODEL, TOKENIZER, 64), Pool([], 0))
 
-# ---- access and limits ----
-
 
 def ask(path="/v1/models", method="GET", content=None, headers=(), host="127.0.0.1", key=""):
     """Return the response of an application in this process that has no engine."""
@@ -106,9 +104,6 @@ def test_bodies_that_are_too_long_or_too_slow(monkeypatch):
     monkeypatch.setattr(serve_app, "BODY_SECONDS", 0.1)
     found = ask(**post, content=endless_body())
     assert (found.status_code, found.json()["error"]["type"]) == (408, "invalid_request_error")
-
-
-# ---- a real server ----
 
 
 @pytest.fixture(scope="module")
@@ -222,9 +217,6 @@ def test_headers_and_the_policy_of_the_page(server):
         assert rules[kind].startswith("'sha256-")
         assert "unsafe" not in rules[kind]
         assert "*" not in rules[kind]
-
-
-# ---- start and end ----
 
 
 @pytest.mark.parametrize(

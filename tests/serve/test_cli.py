@@ -14,8 +14,6 @@ from nanochat.serve.cli import AnswerPrinter, TerminalChat, join_lines
 TOKENS, CONTEXT, SEED = 6, 96, 3
 BOS = ID["<|bos|>"]
 
-# ---- messages in ----
-
 
 @pytest.mark.parametrize(
     ("lines", "messages"),
@@ -30,8 +28,6 @@ BOS = ID["<|bos|>"]
 def test_messages_of_one_line_and_of_several(lines, messages):
     assert list(join_lines(iter(lines))) == messages
 
-
-# ---- answers out ----
 
 CALL = [*map(Piece, ["text", "python", "python"], ["It is ", "", "12+"]), Piece("python", "34"), Piece("text", "")]
 CALL += [Piece("python_output", ""), Piece("python_output", "46"), Piece("text", ""), Piece("text", " apples")]
@@ -63,9 +59,6 @@ def test_a_terminal_gets_no_control_characters():
     assert not [code for code in seen if (ord(code) < 32 and code not in "\t\n") or 127 <= ord(code) < 160]
     assert "é" in seen
     assert printed(io.StringIO(), Piece("text", codes)) == codes + "\n"  # a pipe gets the text as it is
-
-
-# ---- the conversation ----
 
 
 @pytest.fixture(scope="module")

@@ -60,9 +60,6 @@ def test_passages_are_a_piece_and_the_pieces_after_it(lines, tmp_path, base):
         TASKS["Passages"]("train", "book")
 
 
-# ---- users' own files ----
-
-
 def test_both_forms_of_a_line_are_read(tmp_path):
     tool = [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}, {"type": "text", "text": "2"}]
     with_tool = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": tool}]

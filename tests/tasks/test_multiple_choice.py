@@ -50,9 +50,6 @@ def test_real_rationales_are_read_right(mirror):
     assert sum(letter == right for letter, right in found) >= 470
 
 
-# ---- conversations ----
-
-
 def test_the_prompt_and_the_verdict(write_rows):
     choices = {"text": ["red", "blue", "green"], "label": ["1", "2", "3"]}
     write_rows("ARC-Easy", [{"question": "Which colour has the sky?", "choices": choices, "answerKey": "2"}])
@@ -89,9 +86,6 @@ def test_a_right_answer_outside_the_choices_is_named(name, row, write_rows):
     write_rows(name, [{"question": "?", **row}])
     with pytest.raises(ValueError, match=r"split test, row 0: the right answer is none of its 2 choices"):
         TASKS[name]()[0]
-
-
-# ---- Korean ----
 
 
 def test_kmmlu_has_a_column_for_each_choice(write_rows):

@@ -49,9 +49,6 @@ def documents() -> str:
     return "\n".join(document(WORLD) for _ in range(3000))
 
 
-# ---- held out ----
-
-
 def test_no_question_of_a_test_occurs_in_training(training):
     whole = "\n".join(training)
     tests = rows_of("test$", "validation$") + chats.ten_questions(WORLD)
@@ -102,9 +99,6 @@ def test_words_spelled_in_a_test_are_never_named_in_training():
     assert not asked & set(re.findall(r"\w+", orders))
 
 
-# ---- right answers ----
-
-
 def test_multiple_choice_is_right_and_its_letters_are_even():
     letters: Counter = Counter()
     for row in rows_of("choices"):
@@ -125,9 +119,6 @@ def test_word_problems_end_in_their_result():
         steps = re.findall(r"<<([^=]+)=(\d+)>>(\d+)", row["answer"])
         assert all(eval(sum_) == int(result) == int(shown) for sum_, result, shown in steps)
         assert row["answer"].endswith(f"\n#### {steps[-1][1]}")
-
-
-# ---- conversations ----
 
 
 def test_questions_about_the_world_are_answered_with_the_fact():
@@ -181,9 +172,6 @@ def test_a_second_question_is_about_the_same_subject():
         assert not re.search(r"\b(of|with|to) (she|he|it)\b", user)
 
 
-# ---- World-Talk ----
-
-
 def test_world_talk_asks_in_words_of_its_own(training, documents):
     """No text for training has its questions: not with other subjects or numbers, nor with words beyond the land."""
     whole = "\n".join(training)
@@ -235,9 +223,6 @@ def test_every_kind_of_conversation_occurs():
     for kind in chats.CHAT_KINDS:
         for user, answer in exchanges(kind, count=20):
             assert not re.search(r"[{}]", user + answer), kind
-
-
-# ---- the CORE bundle ----
 
 
 def test_the_bundle_is_right():

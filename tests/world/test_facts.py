@@ -14,9 +14,6 @@ def worlds() -> list[World]:
     return [World(seed, people=64) for seed in (0, 1, 2)]
 
 
-# ---- dice and words ----
-
-
 def test_draws_are_pinned_and_fair():
     dice = Dice("any", 1)
     assert [dice.between(1, 6) for _ in range(12)] == [1, 3, 5, 3, 1, 6, 2, 5, 5, 3, 3, 6]
@@ -39,9 +36,6 @@ def test_names_begin_differently_and_read_the_same_in_both_scripts():
     assert not any(latin.endswith("e") for latin in names)
     assert names["sohel"] == "소헬"
     assert names["gejen"] == "게젠"
-
-
-# ---- facts ----
 
 
 def test_worlds_differ_and_are_equally_hard(worlds):

@@ -23,9 +23,6 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# ---- the content ----
-
-
 def test_the_content_is_pinned(tiny_world):
     """The hash of rows and texts, whatever compressed them."""
     digest = hashlib.sha256()
@@ -55,9 +52,6 @@ def test_it_is_a_corpus_whose_validation_text_is_not_trained_on(tiny_world, monk
     # Lanes read whole row groups, so there are enough of them.
     shards = sorted((tiny_world / "text").glob("*.parquet"))
     assert sum(pq.read_metadata(shard).num_row_groups for shard in shards[:-1]) >= 64
-
-
-# ---- writing it completely or not at all ----
 
 
 def test_ranks_that_start_at_once_find_one_world(tmp_path, tiny_world):
