@@ -1,4 +1,4 @@
-"""Everything that a machine with a GPU has to show, in order of worth: tests, speed against the reference, a profile.
+"""Tests and benchmarks that need a GPU, the most useful first: speed against the reference, a profile, variants.
 
     bash bench/gpu.sh --minutes 25 [--reference CHECKOUT] [--data FOLDER] [--bundle FOLDER] [--out FOLDER]
     bash bench/gpu.sh --rehearse
@@ -9,6 +9,8 @@ over for a shorter one. `--rehearse` runs every item on the CPU, small, and says
 
 import argparse
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -66,8 +68,8 @@ ITEMS = (
         "profile",
         "Profile of a training step, depth 12",
         3,
-        "bench.profile --depth 12 --rows 32 --length 2048 --trace {out}/profile.json",
-        "bench.profile --depth 2 --rows 2 --length 128 --trace {out}/profile.json",
+        "bench.profile --depth 12 --rows 32 --length 2048 --trace {trace}",
+        "bench.profile --depth 2 --rows 2 --length 128 --trace {trace}",
     ),
     Item(
         "generation",
@@ -104,37 +106,34 @@ ITEMS = (
 
 def run_item(item: Item, options: argparse.Namespace, limit: float) -> None:
     """Run an item for at most `limit` seconds and write its output to a file; NAME.txt stands for a finished one."""
-    words = {
-        "data": options.data,
-        "bundle": options.bundle,
-        "out": str(options.out),
-        "reference": f"--reference {options.reference}" if options.reference else "",
+    values = {
+        "{data}": [options.data],
+        "{bundle}": [options.bundle],
+        "{trace}": [str(options.out / "profile.json")],
+        "{reference}": ["--reference", options.reference] if options.reference else [],
     }
-    command = (item.rehearsal if options.rehearse else item.command).format(**words)
+    words = []
+    for word in (item.rehearsal if options.rehearse else item.command).split():
+        words += values.get(word, [word])
     title = ("CPU rehearsal: " if options.rehearse else "") + item.title
-    print(f"\n== {title}\n$ python -m {command}", flush=True)
+    print(f"\n== {title}\n$ python -m {shlex.join(words)}", flush=True)
     env = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if options.rehearse else {})
     unfinished = options.out / f"{item.name}.unfinished.txt"
     start = time.monotonic()
     with open(unfinished, "w", encoding="utf-8") as file:
-        file.write(f"## {title}\n\n`python -m {command}`\n\n```\n")
+        file.write(f"## {title}\n\n`python -m {shlex.join(words)}`\n\n```\n")
         file.flush()
+        # A session of its own: benchmarks have processes, which would go on after a time-out.
+        done = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=env, stdout=file, start_new_session=True)
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", *command.split()],
-                cwd=ROOT,
-                env=env,
-                stdout=file,
-                stderr=sys.stderr,
-                timeout=limit,
-            )
-            end = f"status {done.returncode}"
+            end = f"status {done.wait(limit)}"
         except subprocess.TimeoutExpired:
-            done, end = None, "stopped, the time was over"
-        seconds = time.monotonic() - start
-        file.write(f"```\n\n{end}, {seconds:.0f} s\n")
+            os.killpg(done.pid, signal.SIGKILL)
+            done.wait()
+            end = "stopped, the time was over"
+        file.write(f"```\n\n{end}, {time.monotonic() - start:.0f} s\n")
     print(unfinished.read_text(encoding="utf-8").partition("```\n")[2].replace("```\n", ""), flush=True)
-    if done and done.returncode in (0, 5):  # 5: pytest found no test to run
+    if done.returncode in (0, 5):  # 5: pytest found no test to run
         unfinished.rename(options.out / f"{item.name}.txt")
 
 
@@ -144,15 +143,19 @@ def main() -> None:
     parser.add_argument("--reference", default="", help="checkout of the public nanochat, to compare with")
     parser.add_argument("--data", default="world", help="text, as scripts.base_train takes it")
     parser.add_argument("--bundle", default="", help="folder of core.yaml, for CORE")
-    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder for the output")
+    parser.add_argument("--out", default="", help="folder for the output (default: gpu-results, gpu-rehearsal)")
     parser.add_argument("--only", nargs="*", default=[], help=f"of {', '.join(item.name for item in ITEMS)}")
     parser.add_argument("--rehearse", action="store_true", help="everything on the CPU, small")
     options = parser.parse_args()
-    options.out = options.out.absolute()
+    # Relative folders start where bench/gpu.sh was called.
+    caller = Path(os.environ.get("CALLED_FROM", "."))
+    options.out = caller / (options.out or ("gpu-rehearsal" if options.rehearse else "gpu-results"))
     options.out.mkdir(parents=True, exist_ok=True)
     for name in ("reference", "bundle"):
         if getattr(options, name):
-            setattr(options, name, str(Path(getattr(options, name)).resolve()))
+            setattr(options, name, str((caller / getattr(options, name)).resolve()))
+    if (caller / options.data).is_dir():
+        options.data = str((caller / options.data).resolve())
     end = time.monotonic() + 60 * options.minutes
     for item in ITEMS:
         left = end - time.monotonic()
@@ -167,7 +170,7 @@ def main() -> None:
         elif left < 60 * item.minutes and not options.rehearse:
             print(f"{item.name}: passed over, it takes up to {item.minutes:g} min and {left / 60:.1f} min are left")
         elif left > 0:
-            run_item(item, options, left)
+            run_item(item, options, left if options.rehearse else min(left, 60 * item.minutes))
     parts = [path.read_text(encoding="utf-8") for item in ITEMS for path in options.out.glob(f"{item.name}.*txt")]
     (options.out / "results.md").write_text("\n".join(parts), encoding="utf-8")
     print(f"\nall results: {options.out / 'results.md'}")

@@ -86,10 +86,13 @@ def reference(job: dict) -> Any:
         sampling = {"max_tokens": job["tokens"], "temperature": 0.7, "top_k": 50, "seed": number}
         rows, masks = engine.generate_batch(prompts[number % len(prompts)], num_samples=job["samples"], **sampling)
         rewards = torch.tensor([float(zlib.crc32(str(row).encode()) % 2) for row in rows])
-        ids, kept = (pad_sequence(list(map(torch.tensor, part)), batch_first=True) for part in (rows, masks))
+        ids, kept = (
+            pad_sequence(list(map(torch.tensor, part)), batch_first=True).to(model.get_device())
+            for part in (rows, masks)
+        )
         targets = torch.where(kept[:, 1:] == 1, ids[:, 1:], -1)
         losses = model(ids[:, :-1], targets, loss_reduction="none").view_as(targets)
-        advantages = (rewards - rewards.mean())[:, None]
+        advantages = (rewards - rewards.mean())[:, None].to(losses.device)
         ((losses * advantages).sum() / (targets >= 0).sum() / job["examples"]).backward()
 
     def step(number: int) -> float:

@@ -31,18 +31,9 @@ class Mask(NamedTuple):
     kernel: Kernel | None = None  # FlashAttention 3's function
 
 
-class Package(NamedTuple):
-    """A version of FlashAttention: the major compute capabilities that it has kernels for, and how to install it."""
-
-    families: tuple[int, ...]
-    install: str
-
-
-# The fastest first.
-FLASH = {
-    "flash3": Package((9,), "pip install kernels"),
-    "flash4": Package((9, 10), "pip install --pre flash-attn-4"),
-}
+# Versions of FlashAttention, the fastest first → major compute capabilities of the GPUs that each has kernels for.
+FLASH = {"flash3": (9,), "flash4": (9, 10)}
+FLEX = ("flex", "flash4")  # paths with block masks
 FLASH3_REPOSITORY = "kernels-community/flash-attn3"  # builds for each version of PyTorch, on the kernels hub
 TRIAL_ERROR = 0.02  # relative; bf16 rounds by 0.004
 
@@ -66,10 +57,10 @@ def make_mask(
         window = 0  # every key is in sight: a mask without window costs less
     if positions is None:
         allowed = _cached_mask(path, queries, keys, window, device)
-    else:  # new values in each decoding step
-        # FlashAttention 3 has no masks; 4 compiles a mask, and would not pay for ever new ones.
-        path = {"flash3": "sdpa", "flash4": "flex"}.get(path, path)
-        allowed = _mask(path, positions, keys, window)
+    else:
+        # FlashAttention 3 has no masks, and flex compiles a kernel for each; masks by position are new in each step.
+        path = "sdpa" if path in ("flash3", *FLEX) else path
+        allowed = _mask(positions, keys, window)
     kernel = _flash3_kernel() if path == "flash3" else None
     return Mask(path, window, allowed, positions is not None, bounded, kernel)
 
@@ -89,10 +80,9 @@ def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: boo
         return next((path for path in FLASH if not obstacle(path, device, dtype)), slower)
     if asked not in PATHS:
         raise ValueError(f"--attention={asked} is not known, take one of auto, {', '.join(PATHS)}")
-    try:
-        _import_package(asked)
-    except ImportError:
-        raise ValueError(f"--attention={asked} needs a package: {FLASH[asked].install}") from None
+    reason = obstacle(asked, device, dtype) if asked in FLASH else ""
+    if reason:
+        raise ValueError(f"--attention={asked} cannot run: {reason}")
     return asked
 
 
@@ -101,33 +91,20 @@ def faster_paths(path: str, device: torch.device, dtype: torch.dtype) -> str:
     if device.type != "cuda" or path in FLASH:
         return ""
     family, _ = torch.cuda.get_device_capability(device)
-    possible = [name for name, package in FLASH.items() if family in package.families]
-    return "; ".join(f"{name} is faster: {obstacle(name, device, dtype)}" for name in possible)
+    possible = [name for name, families in FLASH.items() if family in families]
+    return "; ".join(f"{name} would be faster, but: {obstacle(name, device, dtype)}" for name in possible)
 
 
 @lru_cache
 def obstacle(path: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Return the reason that a version of FlashAttention cannot run on a GPU; "" if a small trial gives good values."""
-    package = FLASH[path]
-    if torch.cuda.get_device_capability(device)[0] not in package.families:
-        return "it has no kernels for this GPU"
-    if dtype == torch.float32:
-        return "it needs bf16 or fp16"
+    """Return the reason that a version of FlashAttention cannot run here; "" if a small trial gives good values."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] not in FLASH[path]:
+        return "it has no kernels for this device"
     try:
-        _import_package(path)
         return "" if _trial_error(path, device, dtype) < TRIAL_ERROR else "it computes wrong values here"
-    except ImportError:
-        return package.install
-    # A failed download or compilation: the libraries have no common base class.
+    # A missing package, a failed download or compilation, a dtype: the libraries have no common base class.
     except Exception as error:
         return str(error).partition("\n")[0]
-
-
-def _import_package(path: str) -> None:
-    if path == "flash3":
-        _flash3_kernel()
-    elif path == "flash4":
-        importlib.import_module("flash_attn.cute")
 
 
 @lru_cache(maxsize=1)
@@ -135,15 +112,14 @@ def _flash3_kernel() -> Kernel:
     """Return FlashAttention 3's function, from its own package, or else from the kernels hub (a download, once)."""
     try:
         package = importlib.import_module("flash_attn_interface")
-    except ModuleNotFoundError:
+    except ImportError:
         package = importlib.import_module("kernels").get_kernel(FLASH3_REPOSITORY, version=1)
     return package.flash_attn_func
 
 
 def _trial_error(path: str, device: torch.device, dtype: torch.dtype) -> float:
     """Return the relative error of a path's gradient, which depends on its output too, against sdpa's."""
-    generator = torch.Generator(device).manual_seed(0)
-    x = torch.randn(2, 384, 2, 64, device=device, dtype=dtype, generator=generator)  # (B, T, H, D)
+    x = torch.arange(2 * 384 * 2 * 128, device=device).sin().view(2, 384, 2, 128).to(dtype)  # (B, T, H, D)
     gradients = []
     for each in (path, "sdpa"):
         given = x.clone().requires_grad_()
@@ -217,25 +193,22 @@ def _sees(query: Tensor, key: Tensor, window: int) -> Tensor:
     return seen & (key > query - window) if window else seen
 
 
-def _block_mask(positions: Tensor, keys: int, window: int, at_end: bool) -> "BlockMask":
-    """Return the mask for flex. at_end: the queries are the last keys, so the kernel need not read the positions."""
-    from torch.nn.attention.flex_attention import create_block_mask  # takes seconds: only for this path
-
-    rows, queries = positions.shape
-    earlier = keys - queries
+def _block_mask(path: str, queries: int, keys: int, window: int, device: torch.device) -> "BlockMask":
+    """Return the mask for flex; the queries are the last keys."""
+    from torch.nn.attention.flex_attention import create_block_mask  # takes seconds: only for these paths
 
     def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        row = row if rows > 1 else row * 0  # one row's positions may stand for all rows
-        return _sees(query + earlier if at_end else positions[row, query], key, window)
+        return _sees(query + keys - queries, key, window)
 
-    # None: all heads alike.
-    return create_block_mask(sees, rows if rows > 1 else None, None, queries, keys, device=positions.device)
+    size = 128
+    if path == "flash4" and torch.cuda.get_device_capability(device)[0] >= 10:
+        size = (256, 128)  # FlashAttention 4 takes two blocks of queries at once on Blackwell
+    # None: all rows and heads alike.
+    return create_block_mask(sees, None, None, queries, keys, device=device, BLOCK_SIZE=size)
 
 
-def _mask(path: str, positions: Tensor, keys: int, window: int, at_end: bool = False) -> "Tensor | BlockMask":
+def _mask(positions: Tensor, keys: int, window: int) -> Tensor:
     """Return Mask.allowed from the query positions, (B or 1, Tq)."""
-    if path in ("flex", "flash4"):
-        return _block_mask(positions, keys, window, at_end)
     key = torch.arange(keys, device=positions.device)
     return _sees(positions[:, None, :, None], key, window)  # (B or 1, 1, Tq, Tk)
 
@@ -249,8 +222,10 @@ def _cached_mask(path: str, queries: int, keys: int, window: int, device: torch.
         return None
     # An evaluation may make the mask that the next training step's backward reads.
     with torch.inference_mode(False):
+        if path in FLEX:
+            return _block_mask(path, queries, keys, window, device)
         positions = torch.arange(keys - queries, keys, device=device)  # the last positions
-        return _mask(path, positions[None], keys, window, at_end=True)
+        return _mask(positions[None], keys, window)
 
 
 # ---- paths ----

@@ -23,8 +23,8 @@ CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
 # Least tokens of a chunk without and with gradients: each chunk reads the whole weight, and adds to its whole gradient.
 LEAST_TOKENS = {False: 64, True: 512}
 # Factor for gradients of logits: in fp16, which ends at 6e-8, most probabilities of a large vocabulary would become 0.
-# A power of 2, so that it rounds nothing, and small: the weight's gradient sums over thousands of tokens, up to 65,504.
-GRADIENT_SCALE = {torch.float16: 16.0}  # in other dtypes 1
+# A power of 2, so that it rounds nothing.
+GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
 
 # (logits (n, V), targets (n,), softcap, vocab_size, gradient_scale) → losses (n,), and the gradient of the logits in
 # their dtype, multiplied by gradient_scale; None for a scale of 0. A form may overwrite the logits.
@@ -97,8 +97,9 @@ class _SumOfLosses(torch.autograd.Function):
             logits = rows @ head.t()
             losses, gradient = form(logits, labels, softcap, vocab_size, scale)
             total += losses.sum()
-            rows_gradient.copy_(gradient @ head)  # both stay scaled: backward divides
-            weight_gradient += gradient.t() @ rows
+            rows_gradient.copy_(gradient @ head)  # still scaled: backward divides
+            # Sums over tokens, which could overflow: the other factor takes the scale away.
+            weight_gradient += gradient.t() @ (rows if scale == 1 else rows / scale)
         ctx.save_for_backward(hidden_gradient, weight_gradient.to(weight.dtype))
         ctx.scale = scale
         return total
@@ -107,8 +108,7 @@ class _SumOfLosses(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, outer: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
-        factor = outer / ctx.scale
-        return hidden_gradient * factor, weight_gradient * factor, None, None, None
+        return hidden_gradient * (outer / ctx.scale), weight_gradient * outer, None, None, None
 
 
 # ---- forms ----

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nanochat.decoder import Cache
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: matrix units like whole tiles
-SHORT_MULTIPLE = 128  # the attention kernels' tile: short windows reach back a multiple of it
+SHORT_MULTIPLE = 128  # the attention kernels' tile: a short window is a multiple of it, and the token itself
 NORM_EPS = 2**-23  # the resolution of fp32 beside 1
 VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels read by the two gates
 

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -54,31 +53,23 @@ ACCELERATORS = (
 )
 
 
-class TrainingRate(NamedTuple):
-    """A speed of base training that somebody measured."""
-
-    accelerator: str
-    dtype: str  # in which matrices are multiplied: bf16 or fp8
-    attention: str
-    depth: int
-    share: float  # of the bf16 peak
-    source: str
-
-
-# The public nanochat's FLOPs over its training times. Ours were not measured on such hardware yet.
-TRAINING_RATES = (
-    TrainingRate("H100", "fp8", "FlashAttention 3", 24, 0.59, "public nanochat, 99.0 min"),
-    TrainingRate("H100", "fp8", "FlashAttention 3", 22, 0.56, "public nanochat, pull request 830, 81.8 min"),
-    TrainingRate("H100", "bf16", "FlashAttention 3", 24, 0.50, "public nanochat, without the 17% that fp8 gained"),
-)
+# Speeds of base training that others measured: accelerator, dtype of the matrix products and depth → share of the bf16
+# peak, and the source. FLOPs over training time, with FlashAttention 3. Ours were not measured on such hardware yet.
+TRAINING_RATES = {
+    ("H100", "fp8", 24): (0.59, "public nanochat with FlashAttention 3, 99.0 min"),
+    ("H100", "fp8", 22): (0.56, "public nanochat with FlashAttention 3, pull request 830, 81.8 min"),
+    ("H100", "bf16", 24): (0.50, "public nanochat with FlashAttention 3, without the 17% that fp8 gained"),
+}
 NEAR_DEPTH = 4  # layers; a rate says little about models that differ more
 
 
-def known_rate(accelerator: Accelerator, dtype: str, depth: int) -> TrainingRate | None:
-    """Return the rate measured nearest in depth; None if there is none on this accelerator near this depth."""
-    found = [rate for rate in TRAINING_RATES if (rate.accelerator, rate.dtype) == (accelerator.name, dtype)]
-    near = [rate for rate in found if abs(rate.depth - depth) <= NEAR_DEPTH]
-    return min(near, key=lambda rate: abs(rate.depth - depth), default=None)
+def known_rate(accelerator: Accelerator, dtype: str, depth: int) -> tuple[float, str]:
+    """Return the share and the source of the rate nearest in depth; 0 and no source if none is near."""
+    for distance in range(NEAR_DEPTH + 1):
+        for near in (depth - distance, depth + distance):
+            if (accelerator.name, dtype, near) in TRAINING_RATES:
+                return TRAINING_RATES[accelerator.name, dtype, near]
+    return 0.0, ""
 
 
 def find_accelerator(name: str) -> Accelerator | None:

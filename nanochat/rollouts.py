@@ -276,7 +276,7 @@ def follow_reward(source: Rollouts) -> Callable[["State"], None]:
         if state.notes["cut"] > MAX_CUT and state.step % WARN_EVERY == 1:
             print0(
                 f"warning: {state.notes['cut']:.0%} of the answers are cut at --max-new-tokens={limit}, "
-                "so that short answers get the rewards: take a larger limit"
+                "and get no reward for what follows: take a larger limit"
             )
 
     return follow

@@ -125,28 +125,23 @@ def free_memory(device: torch.device) -> int:
 
 def in_halves(work: Callable[[Items], Value], items: Items) -> Iterator[Value]:
     """Yield work(items); where memory runs out, the values for smaller and smaller parts of the items, in order."""
-    values = []
     try:
-        values.append(work(items))
+        value = work(items)
     except torch.OutOfMemoryError:
         if len(items) == 1:
             raise
+    else:
+        yield value
+        return
     # Outside the handler: its traceback would keep the tensors of the failed call.
-    if not values:
-        torch.cuda.empty_cache()
-        half = len(items) // 2
-        print_line(f"out of memory with {len(items)} rows at once, trying {half}")
-        for part in (items[:half], items[half:]):
-            yield from in_halves(work, part)
-    yield from values
+    torch.cuda.empty_cache()
+    half = len(items) // 2
+    print_line(f"out of memory with {len(items)} rows at once, trying {half}")
+    yield from in_halves(work, items[:half])
+    yield from in_halves(work, items[half:])
 
 
 # ---- setup ----
-
-
-def keep_compiled() -> None:
-    """Keep compiled code for later processes and stages; called before torch chooses a folder of its own."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base_dir() / "compiled"))
 
 
 @contextmanager
@@ -155,9 +150,11 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
 
     device_type: auto, cuda, mps or cpu. dtype: auto (then NANOCHAT_DTYPE counts) or a name in DTYPES.
     """
-    keep_compiled()
+    # Compiled code is kept for later processes and stages: before torch chooses a folder of its own.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base_dir() / "compiled"))
     # Before the first allocation: blocks that can grow leave fewer gaps that no tensor fits into.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    given = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # its older name
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", given)
     device = _device(device_type)
     distributed = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # Slurm sets only some
     rank = int(os.environ["RANK"]) if distributed else 0

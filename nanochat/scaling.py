@@ -284,10 +284,9 @@ def _assumed_rate(accelerator: Accelerator, dtype: str, multiplied: str, depth: 
     """
     if accelerator.name == "CPU":
         return CORE_FLOPS * (os.cpu_count() or 1), f"assumed: {CORE_FLOPS / 1e9:g} GFLOP/s a core"
-    known = known_rate(accelerator, multiplied, depth)
-    if known:
-        words = f"assumed: {known.share:.0%} of the bf16 peak, as with {known.attention}: {known.source}"
-        return known.share * accelerator.peak("bf16"), words
+    share, origin = known_rate(accelerator, multiplied, depth)
+    if share:
+        return share * accelerator.peak("bf16"), f"assumed: {share:.0%} of the bf16 peak, as {origin}"
     peak = accelerator.peak(dtype)
     if not peak:
         return None, f"no {dtype} speed of {accelerator.name} is known"

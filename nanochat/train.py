@@ -29,7 +29,7 @@ COLLECT_EVERY = 5_000  # steps between garbage collections
 MAX_LOSS_SCALE = 2.0**10  # powers of two: scaling rounds nothing
 MIN_LOSS_SCALE = 2.0**-30
 GROW_LOSS_SCALE_EVERY = 1_000  # steps without overflow
-LEAST_KEPT = 15  # values of 2 bytes that a layer keeps for the backward, per token and width: in fp8 17, in bf16 21
+LEAST_KEPT = 15  # values that a layer keeps for the backward, at least, per token and width: in fp8 17, in bf16 21
 MEMORY_MARGIN = 0.03  # share of the free memory that the search for a micro-batch leaves alone
 
 
@@ -152,7 +152,8 @@ class TrainingLoop:
                 ends = finished or state.stop
                 if ends:
                     self._progress_line.close()
-                if (due or saves or ends) and not self._is_as_resumed():
+                # Right after a checkpoint with complete evaluations was restored, nothing is new.
+                if (due or saves or ends) and not 0 < state.step == self._first_step == state.evaluated:
                     self._seconds = state.seconds = self.runtime.all_gather(self._seconds)[0]  # rank 0's clock
                     if due and finished and state.step > self._first_step:
                         save(state)  # an evaluation that fails must not cost the run
@@ -178,10 +179,6 @@ class TrainingLoop:
         if self.seconds is not None:
             return self.state.seconds / self.seconds
         return self.source.progress
-
-    def _is_as_resumed(self) -> bool:
-        """Return True right after a checkpoint was restored whose evaluations were complete: nothing is new."""
-        return 0 < self.state.step == self._first_step == self.state.evaluated
 
     # ---- a step ----
 
@@ -249,8 +246,11 @@ class TrainingLoop:
 
         Out of memory, the step starts again in smaller parts; an fp16 overflow, with half the scale.
         """
-        if self._is_fp16:
-            grow_loss_scale(self.state)
+        state = self.state
+        # fp16's factor for the loss keeps small gradients from vanishing: it doubles if it has not changed for long.
+        if self._is_fp16 and state.step - state.loss_scale_step >= GROW_LOSS_SCALE_EVERY:
+            state.loss_scale = min(2 * state.loss_scale, MAX_LOSS_SCALE)
+            state.loss_scale_step = state.step
         while True:
             try:
                 sums = self._accumulate(batch)
@@ -358,13 +358,6 @@ class TrainingLoop:
 # ---- beside the loop: fp16, memory, failures ----
 
 
-def grow_loss_scale(state: State) -> None:
-    """Double fp16's factor for the loss, which keeps small gradients from vanishing, if it has not changed for long."""
-    if state.step - state.loss_scale_step >= GROW_LOSS_SCALE_EVERY:
-        state.loss_scale = min(2 * state.loss_scale, MAX_LOSS_SCALE)
-        state.loss_scale_step = state.step
-
-
 def halve_loss_scale(state: State, optimizer: Optimizer, runtime: Runtime) -> bool:
     """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
     parameters = [parameter for group in optimizer.groups for _, parameter in group.params]
@@ -397,18 +390,14 @@ def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime:
     """
     if runtime.device.type == "cuda":
         room = free_memory(runtime.device)
-        row = _kept_bytes(model, length)
+        # A lower bound for a row's activations: no size far too large is compiled, which takes a minute.
+        kept = 1 if model.checkpointing else LEAST_KEPT
+        row = model.compute_dtype.itemsize * length * model.config.width * model.config.depth * kept
         fitting = (rows for rows in reversed(sizes) if rows * row < room and _fits(model, rows, length, room))
     else:
         fitting = (rows for rows in reversed(sizes) if rows * length <= CPU_TOKENS)
     largest = next(fitting, sizes[0])
     return min(runtime.all_gather(largest))  # the rank with least memory decides
-
-
-def _kept_bytes(model: GPT, length: int) -> int:
-    """Return a lower bound for a row's activations: no size far too large is compiled, which takes a minute."""
-    kept = 1 if model.checkpointing else LEAST_KEPT
-    return 2 * length * model.config.width * model.config.depth * kept
 
 
 def _fits(model: GPT, rows: int, length: int, room: int) -> bool:

@@ -83,9 +83,9 @@ def _plan(
     if config.target_seconds != -1:
         steps = None
     facts["Steps"] = f"{steps:,}" if steps else f"as many as {config.target_seconds:g} seconds allow"
-    if steps and steps < FEW_STEPS:
+    if steps and steps < FEW_STEPS and config.num_iterations == -1:
         flag = "--examples-per-step" if answers else "--total-batch-size"
-        facts["Warning"] = f"fewer than {FEW_STEPS} steps, a smaller {flag} gives more"
+        facts["Warning"] = f"only {steps} steps: a smaller {flag} gives more"
     facts["Learning rates"] = f"x {config.init_lr_frac:g} at the start, x {config.final_lr_frac:g} of that at the end"
     return config, facts, _run_plan(config, checkpoint.manifest, steps)
 

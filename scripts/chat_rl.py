@@ -60,7 +60,8 @@ class Config(FineTuneSettings, SamplingSettings):
     warmdown_ratio: float = changed(OptimizerSettings, "warmdown_ratio", 1.0)
     # The parent's momenta come from another objective; starting with them was not measured.
     warm_start: bool = changed(FineTuneSettings, "warm_start", False)
-    # Answers differ in length at every step, so new shapes may compile again; not measured.
+    # Answers differ in length at every step: flex, and compiled blocks, would be compiled again and again.
+    attention: str = changed(TrainingDeviceSettings, "attention", "sdpa")
     compile: bool = changed(TrainingDeviceSettings, "compile", False)
 
     eval_every: Count = changed(EvaluationSettings, "eval_every", 60)

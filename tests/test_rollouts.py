@@ -5,6 +5,7 @@ import math
 import random
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from nanochat.engine import Completion, Engine
 from nanochat.log import MetricLog, read_metrics
 from nanochat.objectives import PolicyGradient
 from nanochat.optim import Optimizer
+from nanochat.outcome import reinforcement_metrics
 from nanochat.param_groups import build_groups
-from nanochat.rollouts import ADVANTAGES, Rollouts, Sampling, assemble, columns
+from nanochat.rollouts import ADVANTAGES, Rollouts, Sampling, assemble, columns, follow_reward
 from nanochat.settings import OptimizerSettings, TrainingSettings
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State, TrainingLoop
@@ -325,6 +327,18 @@ def test_metrics_and_records_of_samples(tmp_path):
         for sample in record["samples"]:
             assert sample["advantage"] == pytest.approx(sample["reward"] - mean)
             assert sample["reward"] == float(len(sample["text"]) % 3 == 0)
+
+
+def test_answers_that_are_cut_are_counted_and_warned_about(capsys):
+    source, state = SimpleNamespace(sampling=SimpleNamespace(max_new_tokens=64), metrics={}), State(step=1)
+    follow = follow_reward(source)
+    for cut, warned in ((0.04, False), (0.3, True)):
+        source.metrics = {"rl/reward": 0.5, "rl/cut": cut}
+        follow(state)
+        assert ("of the answers are cut at --max-new-tokens=64" in capsys.readouterr().out) is warned
+    assert state.notes["cut"] == pytest.approx(0.9 * 0.04 + 0.1 * 0.3)
+    metrics = reinforcement_metrics(state, "GSM8K", 7)
+    assert metrics["Share of answers cut at the limit, a moving average"] == state.notes["cut"]
 
 
 def test_what_cannot_be():

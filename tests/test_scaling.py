@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
+from nanochat.hardware import TRAINING_RATES, Accelerator, find_accelerator, parse_hardware
 from nanochat.log import duration
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
@@ -199,7 +199,7 @@ def test_an_estimate_for_people_and_for_programs():
     seconds = plan.flops_per_token * plan.tokens / (8 * 989.4e12 * 0.5)
     assert found.seconds == pytest.approx(seconds)
     assert found.dollars == pytest.approx(24 * seconds / 3600)
-    basis = "assumed: 50% of the bf16 peak, as with FlashAttention 3: public nanochat, without the 17% that fp8 gained"
+    basis = f"assumed: 50% of the bf16 peak, as {TRAINING_RATES['H100', 'bf16', 24][1]}"
     price = f"dollars {24 * seconds / 3600:.2f}"
     assert time == f"time {duration(seconds)} on 8xH100, bf16, 495 TFLOP/s each ({basis}); {price}"
     assert "(assumed: 59% of the bf16 peak, as " in estimate(plan, replace(D24, fp8=True), ranks, h100).lines()[-1]

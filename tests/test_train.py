@@ -262,7 +262,7 @@ def test_the_largest_device_batch(monkeypatch):
     for tokens, size in ((100, 2), (8 * LENGTH, 8), (9 * LENGTH, 8), (1, 1)):
         monkeypatch.setattr(loop, "CPU_TOKENS", tokens)
         assert loop.largest_device_batch(model, LENGTH, [1, 2, 4, 8, 16], ALONE) == size
-    row = loop._kept_bytes(model, LENGTH)
+    row = 4 * LENGTH * model.config.width * model.config.depth * loop.LEAST_KEPT  # bytes
     for limit, room, fit, tries in ((3, 2**40, 2, [16, 8, 4, 2]), (16, 2**40, 16, [16]), (3, 8 * row, 2, [4, 2])):
         monkeypatch.setattr(loop, "free_memory", lambda device, room=room: room)
         monkeypatch.setattr(loop, "MEMORY_MARGIN", 0.0)

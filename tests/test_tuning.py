@@ -65,7 +65,7 @@ def test_a_plan_for_programs_and_for_other_hardware(plan):
 def test_a_plan_of_reinforcement_learning_counts_prompts(plan):
     flags = ["--source=base", "--examples-per-step=8", "--num-samples=2", "--max-seq-len=300"]
     said = plan("chat_rl", *flags)
-    assert "A step: 8 prompts, 16 answers of at most 64 tokens\n" in said
+    assert "A step: 8 prompts, 16 answers of at most 256 tokens\n" in said
     assert f"Steps: {len(TASKS['GSM8K']('train')) // 8}\n" in said
     assert said.endswith("answers as long as the context, without sampling them\n")
 

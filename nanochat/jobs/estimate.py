@@ -191,7 +191,8 @@ def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
     for name, estimate in estimates.items():
         tokens = f"{estimate.tokens / 1e6:,.1f} M" if estimate.tokens else None
         time = duration(estimate.seconds) if estimate.seconds else None
-        rows.append([name, tokens, time, dollars(estimate.seconds, setting), estimate.basis])
+        basis, _, _ = estimate.basis.partition(":")  # its reason follows the table
+        rows.append([name, tokens, time, dollars(estimate.seconds, setting), basis])
     columns = [[name, ""] for name in ("Step", "Tokens", "Time", "Dollars", "Estimate")]
     # Time still to come: finished steps are skipped.
     coming = [estimate.seconds for estimate in estimates.values() if estimate.basis != FINISHED]
@@ -205,6 +206,7 @@ def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
         f"text: {text}",
         terminal_table({"title": "", "columns": columns, "rows": rows}),
         *skipped_lines(job.steps),
+        *([f"speed: {base.basis}"] if base.rate else []),
         *(f"base_train: {line}" for line in base.notes),
         f"in all: {whole}, {disk_room(job, setting, base)}, dollars {dollars(sum(coming), setting)}",
         f"logs and records: {job.folder}",

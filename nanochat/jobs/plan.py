@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from nanochat.data import bundle, hub
+from nanochat.data import hub
 from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files, is_named, parse_data, world_seed
 from nanochat.data.hub import HubFile
 from nanochat.evals.core_tasks import BUNDLE
@@ -82,7 +82,7 @@ class Setting:
     @property
     def has_bundle(self) -> bool:
         """True if the public tasks of CORE are here or can be downloaded; for a model of own text nothing is."""
-        return hub.is_here(BUNDLE) or (not self.own_text and has_network(self.request.on, bundle.URL))
+        return hub.is_here(BUNDLE) or (not self.own_text and has_network(self.request.on))
 
 
 def find_hardware(named: str) -> tuple[int, Accelerator | None]:
@@ -98,9 +98,9 @@ def find_hardware(named: str) -> tuple[int, Accelerator | None]:
     return (0, None) if accelerator and accelerator.name == "CPU" else (count, accelerator)
 
 
-def has_network(hardware: str, server: str = "") -> bool:
-    """Return True if a server (empty: the hub) answers; assumed for hardware named by --on."""
-    return bool(hardware) or not hub.refusal(server)
+def has_network(hardware: str) -> bool:
+    """Return True if the hub answers; assumed for hardware named by --on."""
+    return bool(hardware) or not hub.refusal("")
 
 
 def absolute_data(data: str) -> str:

@@ -94,7 +94,10 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
         rows = _rows([environment.get(title, {}) for environment in environments])
         # Names and texts have no difference.
         lines += _table_lines(title, FIGURES[:3], [row[:3] for row in rows])
-    first, second = map(_newest_stages, runs)
+    # Stage -> newest record: a newer one replaces an older one.
+    first, second = (
+        {stage["stage"]: stage for stage in sorted(run["stages"], key=itemgetter("timestamp"))} for run in runs
+    )
     for name in _all_keys([TITLES, first, second]):
         if name in first and name in second:
             title = TITLES.get(name, name)
@@ -109,12 +112,6 @@ def _all_keys(records: Iterable[Mapping[str, Any]]) -> dict[str, None]:
     """Return the keys found in any record, in order of appearance."""
     # A dictionary is a set that keeps its order.
     return dict.fromkeys(key for record in records for key in record)
-
-
-def _newest_stages(run: Record) -> dict[str, Record]:
-    """Return stage -> newest record."""
-    # By age, so that a newer record replaces an older one.
-    return {stage["stage"]: stage for stage in sorted(run["stages"], key=itemgetter("timestamp"))}
 
 
 def _table_lines(title: str, columns: Sequence[Sequence[str]], rows: Sequence[Sequence[Any]]) -> list[str]:

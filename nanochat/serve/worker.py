@@ -149,7 +149,12 @@ class Worker(threading.Thread):
             if action is None:
                 return False
             action()
-        self._score_one()
+        # Score one row that a client still waits for: more would delay the next step.
+        while self.scoring:
+            future, row, top = self.scoring.popleft()
+            if future.set_running_or_notify_cancel():
+                future.set_result(score(self.model, row, top))
+                break
         return True
 
     def _start(self, generation: Generation, requests: Sequence[Request]) -> None:
@@ -170,14 +175,6 @@ class Worker(threading.Thread):
         if news:
             # In one call, since each call wakes the event loop.
             self.loop.call_soon_threadsafe(_deliver, news)
-
-    def _score_one(self) -> None:
-        """Score one row, if a client still waits for one: more would delay the next step."""
-        while self.scoring:
-            future, row, top = self.scoring.popleft()
-            if future.set_running_or_notify_cancel():
-                future.set_result(score(self.model, row, top))
-                return
 
 
 def _deliver(news: list[tuple[Generation, list[Event]]]) -> None:

@@ -195,7 +195,12 @@ class World(Dice):
         self.strangers = defaultdict(list)  # kind -> things that are not of the land and in no document
         self.road_ends = {}  # road -> the two towns that it joins
         # This order decides the content, because each draws.
-        self._add_common_things()
+        # Kinds that are the same in every world, from lines such as `trade baker:제빵사 smith:대장장이`.
+        for line in self.text["common"].splitlines():
+            kind, *words = line.split()
+            for word in words:
+                english, korean = word.split(":")
+                self._add(Thing(kind, english, korean, f"a {english}"))
         self._add_invented_things(people)
         self._add_derived_things()
         self.name = self.things["country"][0].name
@@ -222,14 +227,6 @@ class World(Dice):
 
     def _add(self, thing: Thing) -> None:
         self.things[thing.kind].append(thing)
-
-    def _add_common_things(self) -> None:
-        """Add kinds that are the same in every world, from lines such as `trade baker:제빵사 smith:대장장이`."""
-        for line in self.text["common"].splitlines():
-            kind, *words = line.split()
-            for word in words:
-                english, korean = word.split(":")
-                self._add(Thing(kind, english, korean, f"a {english}"))
 
     def _add_invented_things(self, people: int) -> None:
         """Add kinds with drawn names, from lines such as `river | 8 | 8 | {N} | {k}강 | the river {N} | it its`."""
