@@ -152,9 +152,9 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     """
     # Compiled code is kept for later processes and stages: before torch chooses a folder of its own.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base_dir() / "compiled"))
-    # Before the first allocation: blocks that can grow leave fewer gaps that no tensor fits into.
-    given = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # its older name
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", given)
+    # Before the first allocation: blocks that can grow leave fewer gaps that no tensor fits into. The second name is an
+    # older one.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
     device = _device(device_type)
     distributed = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # Slurm sets only some
     rank = int(os.environ["RANK"]) if distributed else 0

@@ -135,7 +135,7 @@ def test_one_and_two_and_four_ranks(base):
     assert base.losses("ranks") != base.losses("straight")  # so they were other sums
     weights = [dict(load(base.of(tag), STEPS).model_tensors()) for tag in ("ranks", "straight")]
     for name, weight in weights[1].items():
-        assert torch.allclose(weights[0][name], weight, atol=3e-4), name  # also where the first gradients are rounding
+        assert torch.allclose(weights[0][name], weight, atol=1e-3), name  # also where the first gradients are rounding
     sources = [load(base.of(tag), STEPS).manifest["source"] for tag in ("ranks", "straight")]
     assert sources[0] == sources[1]
     card = json.loads((base.of("ranks") / "outcome.json").read_text())["metrics"]
