@@ -12,7 +12,7 @@ from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 TOKENIZER = Tokenizer(rustbpe.Tokenizer([], SPECIAL_TOKENS))  # bytes are their own ids
 ID = TOKENIZER.special_tokens
-SIZES = {"vocab_size": TOKENIZER.vocab_size, "max_seq_len": 192, "bos_id": ID["<|bos|>"]}  # short windows are of 128
+SIZES = {"vocab_size": TOKENIZER.vocab_size, "max_seq_len": 192, "bos_id": ID["<|bos|>"]}  # short windows are of 129
 NEVER = frozenset()
 
 

@@ -56,7 +56,7 @@ def limit_memory(monkeypatch, model: GPT, rows: int) -> None:
 
 
 def tokens(rows=2, length=200, seed=6):
-    """Token ids of several documents; windows are 128 at these lengths, so they bite."""
+    """Token ids of several documents; windows are 129 at these lengths, so they bite."""
     print(f"seed {seed}")
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(BOS + 1, 100, (rows, length), generator=generator)

@@ -53,7 +53,7 @@ def test_counts_of_a_small_model_by_hand():
     assert model.parameter_counts() == {**counts, "total": sum(counts.values())}
     assert sum(counts.values()) == sum(parameter.numel() for parameter in model.parameters())
     weights = counts["matrices"] + counts["head"] + 24
-    assert model.flops_per_token() == 6 * weights + 12 * 64 * (128 + 128 + 128 + 512)
+    assert model.flops_per_token() == 6 * weights + 12 * 64 * (129 + 129 + 129 + 512)
     tied = GPT(GPTConfig(**SMALL, tie_embeddings=True))
     assert tied.parameter_counts()["head"] == 0
     assert tied.flops_per_token() == model.flops_per_token()
