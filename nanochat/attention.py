@@ -349,7 +349,7 @@ def _twin(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     return _plain(q, k, v, mask.allowed, scale)
 
 
-PATHS = {  # all do windows, grouped queries and any lengths
+PATHS = {  # all do windows, grouped queries and any lengths; for each device, the fastest first
     "chunks": _chunks,  # for CPUs
     "flash3": _flash,  # FlashAttention 3, for Hopper GPUs in half precision
     "flash4": _flex,  # FlashAttention 4 as the backend of flex, for Hopper and Blackwell GPUs in half precision

@@ -65,7 +65,7 @@ def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[list[
         ids.extend(tokens)
         mask.extend([int(learned)] * len(tokens))
 
-    add([special["<|bos|>"]], learned=False)
+    add([tokenizer.bos], learned=False)
     for message in _merge_system(conversation["messages"]):
         role = message["role"]
         is_assistant = role == "assistant"
@@ -97,7 +97,7 @@ def render_text(conversation: dict, tokenizer: Tokenizer) -> list[int]:
     """Return the ids for a base model, which knows no conversations: it continues the last message."""
     check_conversation(conversation)
     text = "".join(part["text"] for part in _parts_of(conversation["messages"][-1]))
-    return [tokenizer.special_tokens["<|bos|>"], *tokenizer.encode(text)]
+    return [tokenizer.bos, *tokenizer.encode(text)]
 
 
 def fitted_prompt(

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nanochat.attention import faster_paths, find_path
+from nanochat.attention import PATHS, faster_paths, find_path
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
@@ -314,8 +314,6 @@ def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
 
     The last stage comes last, and of one stage the run that was trained last.
     """
-    if source and source not in MODELS:
-        raise ValueError(f"the source {source} is not one of {', '.join(MODELS)}")
     found = []
     for name in [source] if source else MODELS:
         folders = (base_dir() / MODELS[name]).glob(tag or "*")
@@ -376,7 +374,9 @@ def build_model(
     checkpointing: bool = False,
 ) -> GPT:
     """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
-    path = find_path(runtime.attention, runtime.device, runtime.dtype, any(config.windows))
+    found = find_path(runtime.attention, runtime.device, runtime.dtype, any(config.windows))
+    # One for all ranks, or they would round differently: the last in the table, for a kernel that one rank lacks.
+    path = max(runtime.all_gather(found), key=list(PATHS).index)
     better = faster_paths(path, runtime.device, runtime.dtype) if runtime.attention == "auto" else ""
     print0(f"attention: {path}" + (f" ({better}; see docs/gpu.md)" if better else ""))
     model = new_model(config, path, checkpointing)

@@ -177,7 +177,7 @@ def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
 @contextmanager
 def collect_signals(*numbers: int) -> Iterator[list[int]]:
     """Yield a list that collects these signals until the block ends; they end nothing and raise nothing."""
-    received: list[int] = []
+    received = []
     # The handler runs in the main thread between two instructions.
     before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
     try:

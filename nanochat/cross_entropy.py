@@ -100,6 +100,7 @@ class _SumOfLosses(torch.autograd.Function):
             rows_gradient.copy_(gradient @ head)  # still scaled: backward divides
             # Sums over tokens, which could overflow: the other factor takes the scale away.
             weight_gradient += gradient.t() @ (rows if scale == 1 else rows / scale)
+            del logits, gradient  # before the next chunk's exist
         ctx.save_for_backward(hidden_gradient, weight_gradient.to(weight.dtype))
         ctx.scale = scale
         return total

@@ -7,6 +7,7 @@ the optimizer read both; export refuses unknown fields. `--model=reference,FIELD
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: matrix units like whole tiles
 SHORT_MULTIPLE = 128  # the attention kernels' tile: a short window is a multiple of it, and the token itself
 NORM_EPS = 2**-23  # the resolution of fp32 beside 1
+INITIAL_THREADS = 8  # each holds a copy of one parameter
 VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels read by the two gates
 
 
@@ -120,6 +122,12 @@ class Embedding(nn.Embedding):
     """A table without values until init_weights: random numbers on the meta device would import the compiler."""
 
     reset_parameters = Linear.reset_parameters
+
+    def forward(self, ids: Tensor) -> Tensor:
+        grad = self.weight.grad
+        # A view is a place in our optimizer's buffer, which stays: rows are added to it by index, and no whole table is
+        # made for them. Other optimizers do not take sparse gradients.
+        return F.embedding(ids, self.weight, sparse=grad is not None and grad._is_view())
 
 
 def norm(x: Tensor) -> Tensor:
@@ -310,10 +318,16 @@ class GPT(nn.Module):
 
     def init_weights(self, seed: int) -> None:
         """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
-        for name, parameter in self.named_parameters():
+
+        def fill(named: tuple[str, nn.Parameter]) -> None:
+            name, parameter = named
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             empty = torch.empty(parameter.shape, device="cpu")
             parameter.data.copy_(parameter_row(name).initial(empty, self.config, generator))
+
+        # A generator runs on one thread, so a large model takes half a minute with one thread for all.
+        with ThreadPoolExecutor(INITIAL_THREADS) as pool:
+            list(pool.map(fill, self.named_parameters()))
         if self.config.induction:
             for block in self.blocks:
                 block.attn.match_queries()

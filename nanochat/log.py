@@ -87,6 +87,11 @@ def format_cell(value: float | str | None, spec: str = "") -> str:
     return format(value, spec) if spec else format_value(value)
 
 
+def table_of(title: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> Record:
+    """Return a table as an outcome holds it. columns: name -> number format, empty for text."""
+    return {"title": title, "columns": list(columns.items()), "rows": rows}
+
+
 def format_rows(table: Record) -> list[list[str]]:
     """Return the header and the rows of an outcome's table as text."""
     names, specs = zip(*table["columns"], strict=True)

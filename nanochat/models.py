@@ -24,8 +24,6 @@ CONFIGURATIONS = {  # --model: name → fields that differ from the defaults
     },
 }
 
-# Kind → config class and model class. Manifests from older runs have no kind, meaning "gpt".
-MODEL_KINDS = {"gpt": (GPTConfig, GPT)}
 # Fields in older manifests, with the only value that models still have.
 FORMER_FIELDS = {"qk_gain": False, "rope_dims": 0, "norm_eps": 2**-23, "qk_norm": True, "embed_norm": True}
 
@@ -33,29 +31,23 @@ FORMER_FIELDS = {"qk_gain": False, "rope_dims": 0, "norm_eps": 2**-23, "qk_norm"
 def config_of(manifest: Record) -> GPTConfig:
     """Return the model config described by a checkpoint's manifest."""
     entry = dict(manifest["model"])
-    config_class, _ = MODEL_KINDS[entry.pop("kind", "gpt")]
-    known = {field.name for field in fields(config_class)}
+    entry.pop("kind", None)  # manifests of older runs have none
+    known = {field.name for field in fields(GPTConfig)}
     for name in entry.keys() - known:
         if entry.pop(name) != FORMER_FIELDS.get(name, ...):
             raise ValueError(f"this checkpoint holds a model with {name}, which this version does not have")
-    return config_class(**entry)
+    return GPTConfig(**entry)
 
 
 def describe_config(config: GPTConfig) -> Record:
-    """Return the config as a manifest's "model" entry: the model kind and all fields."""
-    return {"kind": _kind(config), **asdict(config)}
-
-
-def _kind(config: GPTConfig) -> str:
-    # The exact class: a subclass would be another kind.
-    return next(kind for kind, (config_class, _) in MODEL_KINDS.items() if config_class is type(config))
+    """Return the config as a manifest's "model" entry: the model kind, of which there is one, and all fields."""
+    return {"kind": "gpt", **asdict(config)}
 
 
 def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
     """Return a model for the config that has shapes alone: its `to_empty` takes memory on a device."""
-    _, model_class = MODEL_KINDS[_kind(config)]  # the second entry: GPT or a relative
     with torch.device("meta"):
-        return model_class(config, attention, checkpointing)
+        return GPT(config, attention, checkpointing)
 
 
 def config_fields(text: str) -> Record:

@@ -13,14 +13,15 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nanochat.log import duration, metric_curve, read_metrics
+from nanochat.log import Figures, MetricLog, duration, metric_curve, read_metrics
 from nanochat.paths import read_json, read_sha256, stage_dir, write_json
 
 if TYPE_CHECKING:
@@ -88,6 +89,12 @@ class Outcome:
         path = stage_dir(self.stage, self.tag) / "outcome.json"
         write_json(path, asdict(self))
         return path
+
+    def write_evaluation(self, kind: str, step: int, figures: Figures) -> None:
+        """Log the figures of a model's step, and write the record."""
+        with MetricLog(stage_dir(self.stage, self.tag), self.config["run"], self.config) as log:
+            log.write(kind, step, **figures)
+        self.write()
 
     @classmethod
     def load(cls, path: Path) -> "Outcome":
@@ -177,18 +184,17 @@ def hardware() -> dict[str, str]:
     # "NVIDIA H100 80GB HBM3, 81559": the name, and the memory in MiB.
     listed = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits").splitlines()
     rows = [line.rpartition(", ") for line in listed]
-    gpus = [name for name, _, _ in rows]
-    counted = [f"{gpus.count(name)}x {name}" for name in dict.fromkeys(gpus)]
+    gpus = Counter(name for name, _, _ in rows)
     facts = {
         "Platform": platform.system(),
         "CPUs": f"{os.cpu_count()} logical",
         "Memory": f"{memory / 2**30:.1f} GB",  # binary gigabytes
-        "GPUs": ", ".join(counted) or "none",
+        "GPUs": ", ".join(f"{count}x {name}" for name, count in gpus.items()) or "none",
     }
-    if gpus:
+    if rows:
         # Some GPUs share the machine's memory and report "[N/A]".
         sizes = [int(size) for _, _, size in rows if size.isdecimal()]
-        facts["GPU Memory"] = f"{sum(sizes) / 2**10:.1f} GB total" if len(sizes) == len(gpus) else NOT_KNOWN
+        facts["GPU Memory"] = f"{sum(sizes) / 2**10:.1f} GB total" if len(sizes) == len(rows) else NOT_KNOWN
         facts["CUDA Version"] = torch_build()["cuda"] or NOT_KNOWN
     return facts
 
@@ -207,6 +213,9 @@ class Estimate(NamedTuple):
     value: float
     stderr: float
 
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ± {self.stderr:.4f}"
+
     def centered(self, baseline: float) -> "Estimate":
         """Return the estimate on a scale where `baseline`, the score of guessing, is 0 and a perfect score is 1."""
         span = 1 - baseline
@@ -224,7 +233,7 @@ def mean_estimate(values: Sequence[float]) -> Estimate:
     return Estimate(statistics.fmean(values), spread / math.sqrt(len(values)))
 
 
-def average(estimates: Sequence[Estimate]) -> Estimate:
+def average(estimates: Collection[Estimate]) -> Estimate:
     """Return the mean over independent estimates."""
     count = len(estimates)
     value = sum(one.value for one in estimates) / count

@@ -106,9 +106,8 @@ class ChatLoader(Loader):
 
     def _row(self, pieces: list[Rendered]) -> np.ndarray:
         """Return (2, seq_len) inputs and targets for a row, padded with bos."""
-        bos = self.tokenizer.special_tokens["<|bos|>"]
         # One token more than inputs, as targets are shifted by one.
-        ids = np.full(self.seq_len + 1, bos)
+        ids = np.full(self.seq_len + 1, self.tokenizer.bos)
         learned = np.zeros(self.seq_len + 1, dtype=bool)
         start = 0
         for tokens, mask in pieces:

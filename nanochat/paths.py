@@ -57,32 +57,26 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, which then replaces `path`.
-
-    Readers of `path`, and runs after a crash at any moment, find the old content or the new, never a part.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # two processes writing one path share no part
-    try:
-        yield part
-        sync(part)
-        os.replace(part, path)  # atomic
-    finally:
-        part.unlink(missing_ok=True)
-    sync(path.parent)
-
-
 def read_json(path: Path) -> Any:
     """Return the JSON document in a file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file, whole or not at all."""
-    with whole_file(path) as part, open(part, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+    """Write a UTF-8 file, whole or not at all.
+
+    Readers, and runs after a crash at any moment, find the old content or the new, never a part.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # two processes writing one path share no part
+    try:
+        with open(part, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        sync(part)
+        os.replace(part, path)  # atomic
+    finally:
+        part.unlink(missing_ok=True)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -34,9 +34,11 @@ ASSUMED_MFU = 0.4  # where nobody measured a run: no gain by fp8 is assumed
 CORE_FLOPS = 2.5e10  # of a CPU core, where no run was measured; the embedded run reaches 52 GFLOP/s on two
 CPU_TOKENS = 16_384  # tokens in a micro-batch on a CPU: larger ones are no faster
 FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
-# Values that a block keeps for the backward, per token and width: counted for MLP ratio 4, not compiled
-# (compiled: 21).
-BLOCK_KEEPS = 24
+# Activations per token and channel on a GPU, compiled: kept in each layer, and taken by the backward of one layer. The
+# first key is checkpointing, the second is --fp8. Found by rehearsals (bench/rehearse.py).
+BLOCK_KEEPS = {False: (20.6, 15.8), True: (1.5, 1.5)}
+BLOCK_TAKES = {False: (10, 26), True: (29, 37)}
+REST_KEEPS = 5  # outside the blocks
 
 
 # ---- the plan ----
@@ -247,7 +249,7 @@ def estimate(plan: RunPlan, config: "TrainingSettings", ranks: int, accelerator:
     if dtype == "auto":
         dtype = accelerator.precision
     sizes = row_choices(config, plan.total_batch_size, ranks)
-    needed = {rows: memory(plan, rows, ranks, config.checkpointing) for rows in sizes}
+    needed = {rows: memory(plan, rows, ranks, config.checkpointing, config.fp8) for rows in sizes}
     # Without a known limit every size fits.
     limit = FIT_SHARE * 1e9 * accelerator.memory if accelerator.memory else math.inf
     most = max(sizes[0], CPU_TOKENS // config.max_seq_len) if accelerator.name == "CPU" else sizes[-1]
@@ -293,21 +295,26 @@ def _assumed_rate(accelerator: Accelerator, dtype: str, multiplied: str, depth: 
     return ASSUMED_MFU * peak, f"assumed: {ASSUMED_MFU:.0%} of the {dtype} peak"
 
 
-def memory(plan: RunPlan, rows: int, ranks: int, checkpointing: bool = False) -> dict[str, float]:
-    """Return a rank's estimated bytes by part, for micro-batches with so many rows on a GPU.
+def memory(plan: RunPlan, rows: int, ranks: int, checkpointing: bool = False, fp8: bool = False) -> dict[str, float]:
+    """Return a rank's estimated bytes by part, for micro-batches with so many rows on a GPU, in 2-byte precision.
 
-    Activations have 2 bytes. Fragmentation, the framework, and caches for evaluation and sampling are left out.
+    A rehearsed step has the same peak within 5 %, and takes 15 seconds, too long for a dry run. Fragmentation, the
+    framework, and caches for evaluation and sampling are left out.
     """
     counts, model = plan.counts, plan.model
-    # With checkpointing, each block keeps its input, and one block at a time all of its activations.
-    kept = model.depth + BLOCK_KEEPS if checkpointing else model.depth * BLOCK_KEEPS
+    tokens = rows * model.max_seq_len
+    head = counts["head"] or counts["embed"]
+    channels = 2 * tokens * model.width  # bytes of one activation
+    # A chunk of logits, the head in the compute dtype, its gradient in fp32, and one chunk's share.
+    loss = min(CHUNK_BYTES["cuda"], 2 * tokens * model.padded_vocab) + 8 * head
     return {
         "weights": 4 * counts["total"],  # fp32 master copies
-        "weights in the compute dtype": 2 * (counts["matrices"] + counts["head"]),
+        "weights in the compute dtype": 2 * counts["matrices"],  # fp8: 1 byte, in two orders
         "gradients": 4 * counts["total"],  # fp32 as well, summed over micro-batches
+        "summed gradients": 4 * counts["total"] / ranks if ranks > 1 else 0,  # over the ranks, a share
         "optimizer": plan.state_bytes / ranks,  # each rank keeps a share
-        "activations": 2 * rows * model.max_seq_len * model.width * kept,
-        "logits": 2 * CHUNK_BYTES["cuda"],  # and their gradient
+        "activations": channels * (model.depth * BLOCK_KEEPS[checkpointing][fp8] + REST_KEEPS),
+        "loss or backward": max(loss, channels * BLOCK_TAKES[checkpointing][fp8]),
     }
 
 

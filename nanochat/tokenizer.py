@@ -41,6 +41,7 @@ class Tokenizer:
         self.core = core
         self.vocab_size: int = core.vocab_size
         self.special_tokens: dict[str, int] = core.special_tokens
+        self.bos = self.special_tokens["<|bos|>"]
 
     @classmethod
     def train(
@@ -66,18 +67,9 @@ class Tokenizer:
         )
         return cls(rustbpe.Tokenizer(merges, SPECIAL_TOKENS))
 
-    # For short texts; many texts go through encode_arrow, which returns arrays and uses several threads.
+    # For short texts; many texts go through the core's encode_arrow, which returns arrays and uses several threads.
     def encode(self, text: str) -> list[int]:
         return self.core.encode(text).tolist()
-
-    def encode_arrow(
-        self, array: pa.Array, prepend: int | None = None, threads: int = 0
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return (ids, offsets) for an Arrow string array: text i is ids[offsets[i]:offsets[i + 1]].
-
-        prepend: an id to put before each text. threads: 0 for all cores.
-        """
-        return self.core.encode_arrow(array, prepend, threads)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text; bytes that are no UTF-8 become U+FFFD, special tokens become their names."""

@@ -4,10 +4,10 @@ python -m scripts.base_eval --tag=d12
 torchrun --standalone --nproc_per_node=8 -m scripts.base_eval -- --tag=d24 --max-per-task=500
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
-from nanochat.log import MetricLog, format_value, print0
+from nanochat.log import format_value, print0
 from nanochat.outcome import Outcome, average
 from nanochat.paths import stage_dir
 from nanochat.settings import CheckpointChoice, DeviceSettings, LogSettings
@@ -34,7 +34,7 @@ def main(config: Config) -> None:
         limit = max(config.max_per_task, 0)
         name, tasks = open_core(checkpoint.manifest["tokenizer"]["tag"])
         scores = evaluate_core(model, tokenizer, tasks, runtime, limit, folder)
-        metric = average(list(scores.values()))
+        metric = average(scores.values())
         shown = metric.metric(chance=0.0)
         print0(f"base_eval: {name} {format_value(shown)}, over {len(scores)} tasks")
         # All ranks have the scores; one writes the record.
@@ -48,9 +48,7 @@ def main(config: Config) -> None:
             outcome.metrics[label] = score.metric(chance=0.0)
             outcome.add_artifact(folder / f"{label}.jsonl")
             figures[f"core/{label}"] = score.value
-        with MetricLog(folder, config.run, asdict(config)) as log:
-            log.write("core", checkpoint.step, **figures)
-        outcome.write()
+        outcome.write_evaluation("core", checkpoint.step, figures)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,11 @@
 python -m scripts.base_loss --tag=d8
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from nanochat.config import Count, changed, option, run
-from nanochat.log import MetricLog, print0
+from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
-from nanochat.paths import stage_dir
 from nanochat.settings import (
     BatchSettings,
     CheckpointChoice,
@@ -71,14 +70,11 @@ def main(config: Config) -> None:
                 name = f"{split} bpb (stride {stride})" if stride else f"{split} bpb"
                 outcome.metrics[name] = found.metric()
                 figures[name] = found.value
-                print0(f"base_loss: {name} {found.value:.4f} ± {found.stderr:.4f}")
+                print0(f"base_loss: {name} {found}")
         outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.describe()["name"]}
-        columns = [["Prompt", ""], ["Continuation", ""]]
-        outcome.tables.append({"title": "Samples", "columns": columns, "rows": samples})
+        outcome.tables.append(table_of("Samples", {"Prompt": "", "Continuation": ""}, samples))
         if runtime.rank == 0:
-            with MetricLog(stage_dir("base_loss", config.tag), config.run, asdict(config)) as log:
-                log.write("loss", checkpoint.step, **figures)
-            outcome.write()
+            outcome.write_evaluation("loss", checkpoint.step, figures)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def main(config: Config) -> None:
         plan = plan_run(config, None)  # assumes a size of the vocabulary
     else:
         tokenizer = Tokenizer.load(vocabulary)
-        plan = plan_run(config, tokenizer.vocab_size, tokenizer.special_tokens["<|bos|>"])
+        plan = plan_run(config, tokenizer.vocab_size, tokenizer.bos)
     if not config.json:  # for programs: nothing else on stdout
         summary = [f"{name}: {format_value(value)}" for name, value in plan.summary.items()]
         print0(*plan.notes, *summary, sep="\n")

@@ -7,6 +7,7 @@ python -m scripts.chat_cli -i sft -g d8 -p "What is 12 + 34?"
 import sys
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
+from typing import Literal
 
 from nanochat.config import changed, option, run
 from nanochat.log import print0
@@ -21,7 +22,9 @@ HISTORY = "chat_cli/history.txt"  # typed lines, below the base folder
 class Config(SamplingSettings, DeviceSettings, ModelChoice):
     """Chat with a model. In a pipe, stdout has answers only and stderr everything else."""
 
-    source: str = changed(ModelChoice, "source", "", text="stage of the model (default: the last with a model)")
+    source: Literal[("", *MODELS)] = changed(
+        ModelChoice, "source", "", text="stage of the model (default: the last with a model)"
+    )
     tag: str = changed(ModelChoice, "tag", "", text="run of the model (default: the newest)")
     prompt: str | None = option(None, "answer one message and exit (-: read it from stdin)", group="chat", short="-p")
     temperature: float | None = changed(
@@ -62,7 +65,7 @@ def main(config: Config) -> None:
             top_k=config.top_k,
             top_p=config.top_p,
             seed=config.seed,
-            stop=frozenset([tokenizer.special_tokens["<|bos|>"]]) if source == "base" else None,
+            stop=frozenset([tokenizer.bos]) if source == "base" else None,
         )
         chat = TerminalChat(Engine(model, tokenizer, slots=1), source == "base", settings, out, interactive)
         if config.prompt is not None:

@@ -4,10 +4,10 @@ python -m scripts.chat_eval --source=sft --tag=d8 --tasks="ARC-Easy|GSM8K"
 python -m scripts.chat_eval -i sft -a "GSM8K|AQUA"
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
-from nanochat.log import MetricLog, print0
+from nanochat.log import print0, table_of
 from nanochat.outcome import ANSWERS, Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, LogSettings, ModelChoice
@@ -56,12 +56,11 @@ def main(config: Config) -> None:
         for name, task in tasks.items():
             path = folder / f"{name}.jsonl"
             score = evaluate_task(task, model, engine, tokenizer, runtime, config, name, path)
-            value, stderr = score.accuracy
-            print0(f"{name}: {value:.4f} ± {stderr:.4f}, guessing {score.baseline:.2f}")
+            print0(f"{name}: {score.accuracy}, guessing {score.baseline:.2f}")
             scores[name] = score
         means = mean_scores(scores)
         for name, estimate in means.items():
-            print0(f"{name}: {estimate.value:.4f} ± {estimate.stderr:.4f}")
+            print0(f"{name}: {estimate}")
         # All ranks have the scores; one writes the record.
         if runtime.rank != 0:
             return
@@ -75,21 +74,19 @@ def main(config: Config) -> None:
         if config.num_samples > 1:
             # One row per task and k.
             rows = [[name, k, *found] for name, score in scores.items() for k, found in score.pass_at.items()]
-            columns = [["Task", ""], ["k", "d"], ["pass@k", ".4f"], ["Standard error", ".4f"]]
-            outcome.tables.append({"title": "One of k answers is right", "columns": columns, "rows": rows})
+            columns = {"Task": "", "k": "d", "pass@k": ".4f", "Standard error": ".4f"}
+            outcome.tables.append(table_of("One of k answers is right", columns, rows))
         answers = sample_answers(tasks, scores)
         if answers:
-            columns = [["Task", ""], ["Question", ""], ["Answer", ""], ["Right", ""]]
-            outcome.tables.append({"title": ANSWERS, "columns": columns, "rows": answers})
+            columns = {"Task": "", "Question": "", "Answer": "", "Right": ""}
+            outcome.tables.append(table_of(ANSWERS, columns, answers))
         categories = [[name, *found] for name, score in scores.items() for found in score.by_category().items()]
         if categories:
             rows = [[name, category, count, *accuracy] for name, category, (count, accuracy) in categories]
-            columns = [["Task", ""], ["Category", ""], ["Problems", "d"], ["Accuracy", ".4f"]]
-            columns.append(["Standard error", ".4f"])
-            outcome.tables.append({"title": "By category", "columns": columns, "rows": rows})
-        with MetricLog(folder, config.run, asdict(config)) as log:
-            log.write("tasks", checkpoint.step, **{name: estimate.value for name, estimate in figures.items()})
-        outcome.write()
+            columns = {"Task": "", "Category": "", "Problems": "d", "Accuracy": ".4f", "Standard error": ".4f"}
+            outcome.tables.append(table_of("By category", columns, rows))
+        values = {name: estimate.value for name, estimate in figures.items()}
+        outcome.write_evaluation("tasks", checkpoint.step, values)
 
 
 if __name__ == "__main__":

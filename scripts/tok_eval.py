@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanochat.config import run
-from nanochat.log import print0, terminal_table
+from nanochat.log import print0, table_of, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import TokenizerSettings
@@ -53,29 +53,24 @@ def load_reference(name: str) -> Encoding | str:
 
 def first_texts(batches: Iterator[pa.Array]) -> list[str]:
     """Return the first documents, SPLIT_BYTES of them or all."""
-    texts: list[str] = []
-    size = 0
-    for batch in batches:
-        for text in batch.to_pylist():
-            if size >= SPLIT_BYTES:
-                return texts
-            texts.append(text)
-            size += len(text.encode())
-    return texts
+    from nanochat.data.documents import by_size
+
+    encoded = (text.encode() for batch in batches for text in batch.to_pylist())
+    return [text.decode() for text in next(by_size(encoded, SPLIT_BYTES))]
 
 
 def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]], ours: dict[str, int]) -> dict:
     """Return the table of one reference for the card; dashes, and the reason in the title, if it is missing."""
-    columns = [
-        ["Text Type", ""],
-        ["Bytes", "d"],
-        [f"{label} Tokens", "d"],
-        [f"{label} Ratio", ".2f"],
-        ["Ours Tokens", "d"],
-        ["Ours Ratio", ".2f"],
-        ["Relative Diff %", "+.1%"],
-    ]
-    rows: list[list] = []
+    columns = {
+        "Text Type": "",
+        "Bytes": "d",
+        f"{label} Tokens": "d",
+        f"{label} Ratio": ".2f",
+        "Ours Tokens": "d",
+        "Ours Ratio": ".2f",
+        "Relative Diff %": "+.1%",
+    }
+    rows = []
     for name, documents in texts.items():
         # Bytes, because characters need one byte in English and three in Korean.
         size = sum(len(text.encode()) for text in documents)
@@ -91,7 +86,7 @@ def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]
     title = f"Comparison with {label}"
     if isinstance(reference, str):
         title += f", which is not available: {reference}"
-    return {"title": title, "columns": columns, "rows": rows}
+    return table_of(title, columns, rows)
 
 
 def main(config: Config) -> None:
@@ -103,7 +98,7 @@ def main(config: Config) -> None:
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
     tokenizer = Tokenizer.load(path)
     corpus = open_corpus(config.data)
-    texts: dict[str, list[str]] = {}
+    texts = {}  # name -> documents
     for name in SAMPLES:
         sample = Path(__file__).parent / f"samples/{name}.txt"
         texts[name] = [sample.read_text(encoding="utf-8")]
@@ -111,7 +106,7 @@ def main(config: Config) -> None:
     for split in ("train", "val"):
         texts[f"{corpus.name}-{split}"] = first_texts(corpus.batches(split))
 
-    ours: dict[str, int] = {}  # tokens of each text
+    ours = {}  # tokens of each text
     for name, documents in texts.items():
         # Documents are encoded one by one, without bos, like the references do.
         ids, _ = tokenizer.core.encode_batch(documents)

@@ -124,7 +124,7 @@ class Task:
         self.baseline = data.baseline
         self.tokenizer = tokenizer
         self.unsafe_exec = unsafe_exec
-        self.files: dict[str, Path] = {}  # name on the hub -> file that the rows come from
+        self.files = {}  # name on the hub -> file that the rows come from
         self.rows = self.open_rows()
         self._order = np.random.default_rng(SHUFFLE_SEED).permutation(len(self.rows))
 

@@ -84,15 +84,12 @@ def mix(
     """
     available_only = spec in ("", default)
     spec = spec or default
-    parts: dict[str, tuple[Task, np.ndarray]] = {}
+    parts = {}  # as in `Mixture`
     for number, members in enumerate(_parse(spec, known)):
-        try:
-            member, task, rows = _open_first(members, split, tokenizer)
-        except HubError as error:
-            if not available_only:
-                raise
-            print_left_out(members[-1], split, error)
+        opened = _open_first(members, split, tokenizer, is_needed=not available_only)
+        if not opened:
             continue
+        member, task, rows = opened
         if member.name in parts:
             raise ValueError(f"{member.name} is named twice, give it epochs instead: {member.name}:2")
         if split == "train":
@@ -126,19 +123,21 @@ def _parse(spec: str, known: Mapping[str, DataSet]) -> list[list[Member]]:
     return members
 
 
-def _open_first(members: list[Member], split: str, tokenizer: str) -> tuple[Member, Task, np.ndarray]:
-    """Return the first member whose files can be had, with its task and row numbers; HubError if there is none."""
-    *earlier, last = members
-    for member in earlier:
+def _open_first(
+    members: list[Member], split: str, tokenizer: str, is_needed: bool
+) -> tuple[Member, Task, np.ndarray] | None:
+    """Return the first member whose files can be had, with its task and row numbers.
+
+    If there is none: None, or a HubError if one is needed.
+    """
+    for member in members:
         try:
             return member, *_open_split(member, split, tokenizer)
         except HubError as error:
-            print_left_out(member, split, error)
-    return last, *_open_split(last, split, tokenizer)
-
-
-def print_left_out(member: Member, split: str, error: HubError) -> None:
-    print0(f"{split} mixture: {member.name} is left out: {' '.join(str(error).split())}")
+            if is_needed and member is members[-1]:
+                raise
+            print0(f"{split} mixture: {member.name} is left out: {' '.join(str(error).split())}")
+    return None
 
 
 def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.ndarray]:

@@ -35,7 +35,7 @@ QUESTIONS = (
 
 def frequent_words(tokenizer: str = "default") -> list[str]:
     """Return the lower-case words in a tokenizer's training text, the most frequent first."""
-    counts: Counter[str] = Counter()
+    counts = Counter()
     for source, _ in parse_data(learned_text(tokenizer)):
         first_shard = shard_files(source, 1)[0]
         texts = documents(first_shard)

@@ -58,6 +58,10 @@ class CountedTokenizer:
     content_hash = "counted"
     special_tokens = {"<|bos|>": 0}  # noqa: RUF012
 
+    @property
+    def core(self) -> "CountedTokenizer":
+        return self
+
     def encode_arrow(self, texts: pa.Array, prepend: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
         documents = []
         for text in texts.to_pylist():

@@ -169,6 +169,20 @@ def test_the_loss_is_the_plain_one():
     assert (plain[:, -7:] == 0).all()
 
 
+def test_gradients_of_tables_are_added_to_the_optimizers_buffer():
+    model, plain, ids = lively(SMALL), lively(SMALL), tokens()
+    places = {name: torch.zeros_like(parameter)[:] for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        parameter.grad = places[name]  # a view, as in the optimizer
+    for _ in range(2):
+        model(ids, ids).backward()
+        plain(ids, ids).backward()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(places[name], parameter.grad)
+    assert model.embed(ids).grad_fn._saved_sparse
+    assert not plain.embed(ids).grad_fn._saved_sparse
+
+
 # ---- induction ----
 
 

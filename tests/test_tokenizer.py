@@ -45,7 +45,7 @@ def test_a_saved_tokenizer_is_the_same_when_loaded(tokenizer: Tokenizer, artifac
     assert loaded.special_tokens == tokenizer.special_tokens
     array = pa.array(TEXTS)
     bos = loaded.special_tokens["<|bos|>"]
-    ids, offsets = loaded.encode_arrow(array, prepend=bos, threads=2)
+    ids, offsets = loaded.core.encode_arrow(array, prepend=bos, threads=2)
     assert ids.tolist() == [id for text in TEXTS for id in [bos, *tokenizer.encode(text)]]
     assert offsets[-1] == len(ids)
 

@@ -236,7 +236,7 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False) -> Corpus
 def parse_data(data: str) -> list[tuple[str, float]]:
     """Return (source, token share) for each part of `--data`; the shares sum to 1."""
     # A folder name may hold commas and colons.
-    if data and Path(data.removeprefix("folder:")).expanduser().is_dir():
+    if data and _folder(data).is_dir():
         return [(data, 1.0)]
     parts = []
     for word in data.split(","):

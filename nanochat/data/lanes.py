@@ -88,7 +88,7 @@ class Deal:
     def _read_group(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (ids, offsets) for a row group: document i is ids[offsets[i]:offsets[i + 1]], bos first."""
         shard, group = self._groups[number]
-        return self._tokenizer.encode_arrow(shard.read(group), self.bos, self._threads)
+        return self._tokenizer.core.encode_arrow(shard.read(group), self.bos, self._threads)
 
     def epoch(self, lane: int, unit: int) -> int:
         # Unit u in lane l has the number u * lanes + l in the endless list.

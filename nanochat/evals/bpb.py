@@ -58,13 +58,12 @@ class EvalText:
 
 def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_bytes: int) -> EvalText:
     """Return the first `max_bytes` from documents in Arrow text arrays; the last one is cut at a character."""
-    bos = tokenizer.special_tokens["<|bos|>"]
-    ids: list[int] = []
+    ids = []
     size = 0
     for text in chain.from_iterable(batch.to_pylist() for batch in batches):
         kept = text.encode()[: max_bytes - size].decode(errors="ignore")  # without a character that was cut in two
         if kept:
-            ids.append(bos)  # a document is predicted from its start on
+            ids.append(tokenizer.bos)  # a document is predicted from its start on
             ids.extend(tokenizer.encode(kept))
             size += len(kept.encode())
         if len(kept) < len(text) or size == max_bytes:  # cut, or exactly full
@@ -202,13 +201,14 @@ def log_validation(
             found = measure()
         notes = state.notes  # saved with the checkpoint, so "lowest" outlives a resume
         figures = {}
-        for name, (value, stderr) in found.items():
+        for name, estimate in found.items():
+            value, stderr = estimate
             notes[f"val {name}"] = value  # read by outcome.validation_metrics
             notes[f"val {name} stderr"] = stderr
             if value <= notes.get(f"lowest val {name}", math.inf):
                 notes[f"lowest val {name}"] = value
                 notes[f"lowest val {name} stderr"] = stderr
-            print0(f"step {state.step:05d} | validation {name}: {value:.4f} ± {stderr:.4f}")
+            print0(f"step {state.step:05d} | validation {name}: {estimate}")
             figures[f"val/{name}"] = value
             figures[f"val/{name}_stderr"] = stderr
         trainer.log.write("validation", state.step, **figures)
@@ -221,11 +221,10 @@ def log_validation(
 
 def write_samples(model: GPT, tokenizer: Tokenizer) -> list[list[str]]:
     """Return [prompt, continuation] for each of PROMPTS, and print them: the likeliest tokens."""
-    bos = tokenizer.special_tokens["<|bos|>"]
     room = model.config.max_seq_len - 1  # leaves space for one new token
     # A short context keeps a prompt's end.
-    texts = [[bos, *tokenizer.encode(prompt)][-room:] for prompt in PROMPTS]
-    requests = [Request(ids, SAMPLE_TOKENS, stop=frozenset([bos])) for ids in texts]
+    texts = [[tokenizer.bos, *tokenizer.encode(prompt)][-room:] for prompt in PROMPTS]
+    requests = [Request(ids, SAMPLE_TOKENS, stop=frozenset([tokenizer.bos])) for ids in texts]
     rows = []
     for prompt, [completion] in zip(PROMPTS, Engine(model, tokenizer).generate(requests), strict=True):
         text = " ".join(tokenizer.decode(completion.tokens).split())

@@ -64,7 +64,7 @@ def evaluate_core(
         scores[task.label] = centered
         print0(
             f"core: {task.label}, {task.shots}-shot, {len(decisions):,} items: accuracy {accuracy.value:.4f}, "
-            f"centered {centered.value:.4f} ± {centered.stderr:.4f}"
+            f"centered {centered}"
         )
     return scores
 
@@ -78,9 +78,10 @@ def core_scores(trainer: "Trainer", every: int) -> list[Evaluation]:
 
     def score(state: State) -> None:
         scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, ESTIMATE_ITEMS)
-        value, stderr = average(list(scores.values()))
+        metric = average(scores.values())
+        value, stderr = metric
         state.notes |= {name: value, f"{name} stderr": stderr}
-        print0(f"step {state.step:05d} | {name}: {value:.4f} ± {stderr:.4f}")
+        print0(f"step {state.step:05d} | {name}: {metric}")
         each = {f"core/{label}": score.value for label, score in scores.items()}
         trainer.log.write("core", state.step, **{figure: value, f"{figure}_stderr": stderr}, **each)
 
@@ -165,7 +166,7 @@ def _plan(items: Sequence[Item], context: int) -> list[Row]:
 
 
 def _row(prefix: np.ndarray, options: list[Option]) -> Row:
-    branches: dict[bytes, Branch] = {}
+    branches = {}  # by the bytes of their ids
     for number, ids, scored in options:
         inputs = np.concatenate([prefix[-1:], ids[:-1]])  # the output after the last token is not used
         # Equal options share a branch, so that their losses are a tie.
@@ -181,7 +182,7 @@ def _row(prefix: np.ndarray, options: list[Option]) -> Row:
 
 def _pack(rows: list[Row], batch_tokens: int) -> Iterator[list[Row]]:
     """Yield batches of rows with at most `batch_tokens` tokens, but at least one row."""
-    batch: list[Row] = []
+    batch = []
     size = 0
     for row in rows:
         if batch and size + row.tokens > batch_tokens:

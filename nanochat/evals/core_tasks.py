@@ -143,7 +143,7 @@ def tokenize_items(
 
 def _tokenize(texts: list[list[str]], tokenizer: "Tokenizer") -> list[list[np.ndarray]]:
     """Return each text as tokens, after <|bos|>, in the same groups."""
-    ids, offsets = tokenizer.core.encode_batch(chain(*texts), tokenizer.special_tokens["<|bos|>"])
+    ids, offsets = tokenizer.core.encode_batch(chain(*texts), tokenizer.bos)
     rows = iter(np.split(ids.astype(np.int32), offsets[1:-1]))
     return [[next(rows) for _ in group] for group in texts]
 

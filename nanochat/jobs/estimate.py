@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from nanochat.jobs.plan import TRAINING, Setting, flag_words, skipped_lines
 from nanochat.jobs.runner import Job, Step, read_record
 from nanochat.jobs.scales import time_share
-from nanochat.log import duration, terminal_table
+from nanochat.log import duration, table_of, terminal_table
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
 
@@ -193,7 +193,7 @@ def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
         time = duration(estimate.seconds) if estimate.seconds else None
         basis, _, _ = estimate.basis.partition(":")  # its reason follows the table
         rows.append([name, tokens, time, dollars(estimate.seconds, setting), basis])
-    columns = [[name, ""] for name in ("Step", "Tokens", "Time", "Dollars", "Estimate")]
+    columns = dict.fromkeys(("Step", "Tokens", "Time", "Dollars", "Estimate"), "")
     # Time still to come: finished steps are skipped.
     coming = [estimate.seconds for estimate in estimates.values() if estimate.basis != FINISHED]
     whole = f"about {duration(sum(coming))}" if all(coming) else "not known"
@@ -204,7 +204,7 @@ def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
         f"scale: {setting.name}, {setting.scale.description}: {setting.reason}",
         f"machine: {os.cpu_count()} cores, {gpus}{idle}; depth {setting.depth}",
         f"text: {text}",
-        terminal_table({"title": "", "columns": columns, "rows": rows}),
+        terminal_table(table_of("", columns, rows)),
         *skipped_lines(job.steps),
         *([f"speed: {base.basis}"] if base.rate else []),
         *(f"base_train: {line}" for line in base.notes),

@@ -4,7 +4,6 @@
 Nothing starts here. `nanochat.jobs.scales` has the flags for each stage.
 """
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from nanochat.jobs.scales import (
     scale_flags,
 )
 from nanochat.outcome import ROOT
-from nanochat.paths import base_dir, stage_dir, world_dir
+from nanochat.paths import base_dir, read_json, stage_dir, world_dir
 from nanochat.stages import CHAT_CORE, MODELS, STAGES
 
 # Stages by name. Base models are not evaluated on chats.
@@ -133,7 +132,7 @@ def choose_setting(request: Any) -> Setting:
     earlier = {}
     plan = stage_dir("speedrun", request.tag) / "plan.json"
     if plan.exists() and not request.fresh and not request.on:
-        earlier = json.loads(plan.read_text(encoding="utf-8"))["settings"]
+        earlier = read_json(plan)["settings"]
     name, reason = request.scale, "as asked"
     if name == "auto" and earlier:  # a lost GPU or network must not discard a trained model
         name, reason = earlier["scale"], "as this run started"
@@ -303,7 +302,7 @@ def resume_command() -> str:
 
 def skipped_lines(steps: Sequence[Step]) -> list[str]:
     """Return a line for each reason to leave steps out."""
-    reasons: dict[str, list[str]] = {}  # reason -> names; empty: these steps run
+    reasons = {}  # reason -> names; empty: these steps run
     for step in steps:
         reasons.setdefault(step.skip, []).append(step.name)
     return [f"left out: {', '.join(names)} ({reason})" for reason, names in reasons.items() if reason]

@@ -7,7 +7,6 @@ From Python, `run_job` runs all steps, several at once if asked; jobs in differe
 runs one step a line: `python -m nanochat.jobs.runner --job=FOLDER --step=base_train --lock=9`.
 """
 
-import json
 import os
 import re
 import shlex
@@ -25,7 +24,7 @@ from nanochat.config import Count, collect_signals, option, run
 from nanochat.data import hub
 from nanochat.log import Record, duration, print0
 from nanochat.outcome import ROOT, Outcome
-from nanochat.paths import base_dir, hold_folder, stage_dir, take_lock, text_sha256, write_json
+from nanochat.paths import base_dir, hold_folder, read_json, stage_dir, take_lock, text_sha256, write_json
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
 
@@ -80,7 +79,7 @@ class Job:
 
 def load_job(folder: Path) -> Job:
     """Return the job saved in a folder."""
-    saved = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    saved = read_json(folder / "plan.json")
     return Job(steps=[Step(**step) for step in saved.pop("steps")], **saved)
 
 
@@ -117,7 +116,7 @@ def read_record(job: Job, step: Step) -> Record:
 
 
 def _read_json(path: Path) -> Record:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 _HASHING = threading.Lock()  # steps side by side share the file of hashes
@@ -191,8 +190,8 @@ def run_job(job: Job, workers: int = 1) -> dict[str, str]:
     A failed step does not stop steps that do not depend on it. Output goes to the logs.
     """
     slots = threading.Semaphore(workers)
-    futures: dict[str, Future] = {}  # by step
-    outputs: dict[str, Future] = {}
+    futures = {}  # by step
+    outputs = {}  # the same, by the stage that the step writes
 
     def run_after(step: Step, parents: list[Future]) -> None:
         if any(parent.exception() for parent in parents):

@@ -12,24 +12,26 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from nanochat.log import Record, format_value, terminal_table
+from nanochat.log import Record, format_value, table_of, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
 from nanochat.paths import read_sha256, text_sha256
 from nanochat.report.card import TITLES
 
 WIDEST = 48  # longest text in a column, in characters
-FIGURES = [["", ""], ["A", ""], ["B", ""], ["B - A", ""], ["±", ""]]  # columns with number formats; these are text
-ANSWERS = [
-    ["Question by question", ""],
-    ["Questions", "d"],
-    ["A", ".4f"],
-    ["B", ".4f"],
-    ["B - A", "+.4f"],
-    ["±", ".4f"],
-    ["only A", "d"],
-    ["only B", "d"],
-    ["p", ".3g"],
-]
+# Columns with number formats; in the first two tables all is text.
+FACTS = {"": "", "A": "", "B": ""}
+FIGURES = {**FACTS, "B - A": "", "±": ""}
+ANSWERS = {
+    "Question by question": "",
+    "Questions": "d",
+    "A": ".4f",
+    "B": ".4f",
+    "B - A": "+.4f",
+    "±": ".4f",
+    "only A": "d",
+    "only B": "d",
+    "p": ".3g",
+}
 NONE = ["-", "-"]  # difference and error where there is no number
 
 Metric = float | str | Record | None  # a record has a value, and perhaps a standard error
@@ -93,7 +95,7 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
     for title in _all_keys(environments):
         rows = _rows([environment.get(title, {}) for environment in environments])
         # Names and texts have no difference.
-        lines += _table_lines(title, FIGURES[:3], [row[:3] for row in rows])
+        lines += _table_lines(title, FACTS, [row[:3] for row in rows])
     # Stage -> newest record: a newer one replaces an older one.
     first, second = (
         {stage["stage"]: stage for stage in sorted(run["stages"], key=itemgetter("timestamp"))} for run in runs
@@ -114,11 +116,11 @@ def _all_keys(records: Iterable[Mapping[str, Any]]) -> dict[str, None]:
     return dict.fromkeys(key for record in records for key in record)
 
 
-def _table_lines(title: str, columns: Sequence[Sequence[str]], rows: Sequence[Sequence[Any]]) -> list[str]:
+def _table_lines(title: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> list[str]:
     """Return a table after an empty line; nothing without rows."""
     if not rows:
         return []
-    return ["", terminal_table({"title": title, "columns": columns, "rows": rows})]
+    return ["", terminal_table(table_of(title, columns, rows))]
 
 
 # ---- the figures for a stage ----

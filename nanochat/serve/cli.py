@@ -1,5 +1,6 @@
 """The chat in a terminal or a pipe: messages in, streamed answers out, and a few commands."""
 
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,9 +18,8 @@ HISTORY_LINES = 1000
 COMMANDS = "/clear starts a new conversation, /system TEXT sets the system message, /quit or Ctrl-D leaves"
 # Around the calculator's turns: [12+34][= 46]
 MARKS = {"python": "[", "python_output": "[= ", "text": "]"}
-# A terminal would obey control characters: � replaces them.
-CONTROL_CODES = [code for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"]
-HARMLESS = dict.fromkeys(CONTROL_CODES, "\ufffd")
+# A terminal would obey control characters, all but tab and newline: � replaces them.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 # ---- messages in ----
@@ -72,7 +72,7 @@ class AnswerPrinter:
         for kind, text in pieces:
             if self.is_terminal:
                 # A piece without text begins a part.
-                self._write((text or MARKS[kind]).translate(HARMLESS))
+                self._write(CONTROL.sub("\ufffd", text or MARKS[kind]))
             elif kind == "text":
                 self._write(text)
         self.stream.flush()
@@ -143,7 +143,7 @@ class TerminalChat:
         request = self._request(messages)
         self.settings = replace(self.settings, seed=self.settings.seed + 1)
         reply = Reply(self.engine.tokenizer)
-        pieces: list[Piece] = []
+        pieces = []
         with (
             # No exception at Ctrl-C: it could cut an engine's step in the middle.
             collect_signals(signal.SIGINT) if self.interactive else nullcontext([]) as interrupts,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from nanochat.chat import render_prompt, render_text
 from nanochat.engine import ENDS, Request
@@ -74,11 +74,18 @@ class ApiRequest:
 # ---- the fields of OpenAI's requests ----
 
 
-def refuse(value: Any) -> Any:
-    """Refuse a field that would change the answer; 0, "", false and empty lists change nothing."""
-    if value:
-        raise ValueError("this server does not support the field, leave it out")
-    return value
+# Fields that would change the answer; with 0, "", false or an empty list they change nothing.
+UNSUPPORTED = (
+    "tools",
+    "functions",
+    "response_format",
+    "logit_bias",
+    "frequency_penalty",
+    "presence_penalty",
+    "best_of",
+    "suffix",
+    "audio",
+)
 
 
 def in_list(value: Any) -> Any:
@@ -87,7 +94,6 @@ def in_list(value: Any) -> Any:
     return [value] if is_row or isinstance(value, str) else value
 
 
-Unsupported = Annotated[Any, AfterValidator(refuse)]
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
 TokenRow = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
@@ -105,7 +111,7 @@ class StreamOptions(BaseModel):
 
 
 class CommonFields(BaseModel):
-    """Fields of chat and completion requests. Other fields are ignored."""
+    """Fields of chat and completion requests. Others are ignored, or refused if they are UNSUPPORTED."""
 
     # strict: "1" is no number, and true is none either.
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -119,15 +125,6 @@ class CommonFields(BaseModel):
     stop: Annotated[list[StopText], BeforeValidator(in_list)] = Field([], max_length=4)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    tools: Unsupported = None
-    functions: Unsupported = None
-    response_format: Unsupported = None
-    logit_bias: Unsupported = None
-    frequency_penalty: Unsupported = None
-    presence_penalty: Unsupported = None
-    best_of: Unsupported = None
-    suffix: Unsupported = None
-    audio: Unsupported = None
 
 
 class ChatFields(CommonFields):
@@ -163,6 +160,9 @@ def read_fields(model: type[Fields], body: bytes, served: ServedModel) -> Fields
         place = [str(part) for part in first["loc"]]  # such as messages, 0, role
         message = f"{'.'.join(place) or 'body'}: {first['msg'].removeprefix('Value error, ')}"
         raise ApiError(400, message, place[0] if place else None) from None
+    for name in UNSUPPORTED:
+        if found.get(name):
+            raise ApiError(400, f"{name}: this server does not support the field, leave it out", name)
     if fields.model not in ("", served.name):
         sentence = f"there is no model {fields.model[:100]!r} here, only {served.name!r}"
         raise ApiError(404, sentence, "model", "model_not_found")
@@ -201,7 +201,7 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
     rows = texts = fields.prompt
     is_text = isinstance(rows[0], str)
     if is_text:
-        rows = [[tokenizer.special_tokens["<|bos|>"], *tokenizer.encode(text)] for text in texts]
+        rows = [[tokenizer.bos, *tokenizer.encode(text)] for text in texts]
     elif max(map(max, rows)) < tokenizer.vocab_size:
         texts = [tokenizer.decode(row) for row in rows]
     else:

@@ -161,7 +161,7 @@ class Choice:
 
     def _logprobs(self, score: Score) -> Json:
         """Return the log-probabilities of shown tokens, with `echo` also the prompt's."""
-        shown: list[ScoredToken] = []
+        shown = []
         if self.request.echo:
             # The first token has no log-probability.
             prompt = list(zip(self.prompt, [None, *score], strict=False))

@@ -5,7 +5,7 @@ import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -102,11 +102,11 @@ class Worker(threading.Thread):
         self.engine = engine
         self.model = model  # for scores: the engine has packed weights
         self.load = 0
-        # Rows to score, with a future for the score; used by the thread only.
-        self.scoring: deque[tuple[Future[Score], Sequence[int], int]] = deque()
-        self._active: list[Generation] = []  # generations with open samples, used by the thread only
+        # (future of the score, row, as many likely tokens); used by the thread only.
+        self.scoring = deque()
+        self._active = []  # generations with open samples, used by the thread only
         # Calls for the thread before the next step; None ends it.
-        self._actions: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._actions = SimpleQueue()
         self.order = self._actions.put
 
     # ---- in the event loop ----

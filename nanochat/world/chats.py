@@ -224,8 +224,9 @@ def talk(world: World, each: int = 20) -> Rows:
     """
     rows = []
 
-    def add(category: str, texts: Turns, accept: list[str], reject: tuple[str, ...] = (UNKNOWN,)) -> None:
-        rows.append({"category": category, "messages": messages(texts), "accept": accept, "reject": list(reject)})
+    def add(category: str, texts: Turns, accept: list[str]) -> None:
+        reject = [] if accept == [UNKNOWN] else [UNKNOWN]
+        rows.append({"category": category, "messages": messages(texts), "accept": accept, "reject": reject})
 
     for _, _, questions, accept in itself_topics(world):
         for question in questions:
@@ -244,9 +245,9 @@ def talk(world: World, each: int = 20) -> Rows:
         add("sums", [world.pick(questions).format_map(numbers)], [str(result)])
     for _ in range(each):
         fact = world.pick([fact for fact in world.unknown["test"] if fact.new_questions])
-        add("unknown names", [world.pick(fact.new_questions)], [UNKNOWN], ())
+        add("unknown names", [world.pick(fact.new_questions)], [UNKNOWN])
     for question in world.sample(new_subjects(world), each):
-        add("other things", [question], [UNKNOWN], ())
+        add("other things", [question], [UNKNOWN])
     return rows
 
 

@@ -1,0 +1,218 @@
+"""Memory of a training step on GPUs that are not there: rehearsed on fake tensors (bench/rehearsal.py).
+
+    python -m bench.rehearse --depths 20,22,24,26 --rows 16,32 --vocab 32768,65536 --ranks 8
+    python -m bench.rehearse --check
+
+The table has a row for each depth, vocabulary, precision and number of rows at once: a rank's memory in GB at the peak
+by kind, whether it fits into 80 GB, the GB that a rank sends, the graphs compiled in the first and second step, breaks
+of a graph, and the times that the host waits for the device in the second step.
+`--check` takes small steps on this CPU, plain and compiled, and compares their peaks with rehearsed ones: the exit code
+is 1 if one is off by more than 10 %. Every case is a process of its own.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from bench.common import in_child
+from bench.rehearsal import rehearse, resident
+from nanochat import fp8, schedules
+from nanochat.dataloader import Batch, BatchSource
+from nanochat.gpt import GPT, GPTConfig
+from nanochat.objectives import Objective, next_token
+from nanochat.optim import Optimizer
+from nanochat.param_groups import build_groups
+from nanochat.runtime import DTYPES, Runtime
+from nanochat.scaling import FIT_SHARE
+from nanochat.settings import TrainingSettings
+from nanochat.train import State, TrainingLoop
+
+LIMIT = 80e9  # bytes of an H100 or A100
+TOLERANCE = 0.1  # of a measured peak
+CHECKED = {  # name → (precision, compiled)
+    "bf16": ("bf16", False),
+    "fp32": ("fp32", False),
+    "bf16, compiled": ("bf16", True),
+}
+SMALL = {"vocab_size": 4096, "depth": 4, "width": 256, "heads": 4, "max_seq_len": 512}
+SMALL_ROWS = 8
+
+
+# ---- a step, fake or real ----
+
+
+class Rows(BatchSource):
+    """The same rows in every step."""
+
+    progress = 0.0
+
+    def __init__(self, rows: int, length: int):
+        self.ids = torch.zeros(rows, length, dtype=torch.int64)
+
+    def __next__(self) -> Batch:
+        return self.ids, self.ids
+
+
+def new_step(
+    shape: GPTConfig,
+    rows: int,
+    runtime: Runtime,
+    *,
+    checkpointing: bool = False,
+    in_fp8: bool = False,
+    compiled: bool = True,
+    objective: Objective = next_token,
+) -> TrainingLoop:
+    """Return a loop whose `_launch` takes one training step, built as a run builds it; the weights have no values."""
+    config = TrainingSettings()
+    model = GPT(shape, runtime.attention, checkpointing)
+    model.compute_dtype = runtime.dtype
+    if in_fp8:
+        fp8.convert(model, emulated=True)
+    if compiled:
+        model.compile_parts()
+    groups = build_groups(model, config, 1.0, config.weight_decay)
+    polar_dtype = torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32
+    return TrainingLoop(
+        model=model,
+        source=Rows(rows, shape.max_seq_len),
+        objective=objective,
+        optimizer=Optimizer(groups, runtime.rank, runtime.world_size, polar_dtype, compiled),
+        runtime=runtime,
+        log=None,  # a step alone logs nothing
+        config=config,
+        state=State(),
+        schedules=schedules.pretraining(config),
+        device_batch=rows,
+        flops_per_token=1.0,
+        steps=100,
+        after_step=[lambda state: fp8.refresh(model)],
+    )
+
+
+def rehearsed(shape: dict, rows: int, ranks: int = 1, dtype: str = "bf16", on: str = "cuda", **options: bool) -> dict:
+    """Return the figures of two rehearsed steps, JSON-able: memory, bytes sent and waits are the second one's."""
+    found = rehearse(
+        lambda runtime: new_step(GPTConfig(**shape, bos_id=0), rows, runtime, **options),
+        ranks,
+        DTYPES[dtype],
+        on,
+        steps=2,
+    )
+    return asdict(found) | {"peak": found.peak}
+
+
+# ---- the real step ----
+
+
+def measured(shape: dict, rows: int, dtype: str, compiled: bool) -> dict:
+    """Return the peak of real memory in a step on the CPU, by the allocator's own records."""
+    runtime = Runtime(torch.device("cpu"), DTYPES[dtype], "sdpa")
+    loop = new_step(GPTConfig(**shape, bos_id=0), rows, runtime, compiled=compiled)
+    loop.model.init_weights(0)
+    loop.model.loss_form = "torch"
+    return {"peak": real_peak(loop)}
+
+
+def real_peak(loop: TrainingLoop) -> int:
+    """Return the bytes at the peak of a loop's third step: what stays between steps, and what the step takes."""
+    loop._launch([])
+    loop._launch([])  # compiled, and no buffer is new
+    held = _bytes(tensor for tensors in resident(loop).values() for tensor in tensors)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        loop._launch([])
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    taken = highest = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        taken += event.nbytes()  # below 0: freed
+        highest = max(highest, taken)
+    return held + highest
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+# ---- the parent ----
+
+
+def check() -> bool:
+    """Print real and rehearsed peaks; return True if they agree."""
+    agree = True
+    print("| a step on the CPU | rehearsed | measured | difference |\n|---|---|---|---|")
+    for name, (dtype, compiled) in CHECKED.items():
+        own = in_child(rehearsed_small, dtype, compiled)["peak"]
+        real = in_child(measured, SMALL, SMALL_ROWS, dtype, compiled)["peak"]
+        agree = agree and abs(own - real) <= TOLERANCE * real
+        print(f"| {name} | {own / 1e6:,.1f} MB | {real / 1e6:,.1f} MB | {own / real - 1:+.1%} |", flush=True)
+    return agree
+
+
+def rehearsed_small(dtype: str, compiled: bool) -> dict:
+    return rehearsed(SMALL, SMALL_ROWS, 1, dtype, "cpu", compiled=compiled)
+
+
+def rehearsed_large(job: dict) -> dict:
+    width = job["depth"] * 64
+    shape = {"vocab_size": job["vocab"], "depth": job["depth"], "width": width, "heads": width // 128}
+    in_fp8 = job["dtype"] == "fp8"
+    return rehearsed(shape, job["rows"], job["ranks"], in_fp8=in_fp8, checkpointing=job["checkpointing"])
+
+
+def table(options: argparse.Namespace) -> list[dict]:
+    """Print and return a row for each case."""
+    names = ["weights", "gradients", "optimizer", "summed gradients", "activations", "logits", "backward"]
+    heads = ["depth", "vocabulary", "precision", "rows", *names, "copies", "peak", "at", "fits 80 GB", "sent"]
+    heads += ["graphs", "breaks", "waits"]
+    print("|", " | ".join(heads), "|\n|" + "---|" * len(heads))
+    cases = product(numbers(options.depths), numbers(options.vocab), options.dtypes.split(","), numbers(options.rows))
+    records = []
+    for depth, vocab, dtype, rows in cases:
+        case = {"depth": depth, "vocab": vocab, "dtype": dtype, "rows": rows}
+        given = {name: getattr(options, name) for name in ("ranks", "checkpointing")}
+        found = in_child(rehearsed_large, case | given)
+        memory = found["memory"]
+        copies = sum(memory.get(name, 0) for name in ("weights in the compute dtype", "fp8 copies"))
+        sizes = [*(memory.get(name, 0) for name in names), copies, found["peak"]]
+        fits = "yes" if found["peak"] <= FIT_SHARE * LIMIT else "barely" if found["peak"] <= LIMIT else "no"
+        ring = (options.ranks - 1) / options.ranks * sum(found["sent"].values())
+        cells = [f"d{depth}", f"{vocab:,}", dtype, rows, *(f"{size / 1e9:.2f}" for size in sizes), found["moment"]]
+        compiled = [" + ".join(map(str, found["graphs"])), len(found["breaks"]), len(found["waits"])]
+        print("|", " | ".join(map(str, [*cells, fits, f"{ring / 1e9:.2f}", *compiled])), "|", flush=True)
+        records.append(case | found)
+    return records
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.rehearse", description=__doc__.splitlines()[0])
+    parser.add_argument("--depths", default="20,22,24,26")
+    parser.add_argument("--rows", default="16,32", help="rows of 2,048 tokens at once on a rank")
+    parser.add_argument("--vocab", default="32768,65536")
+    parser.add_argument("--dtypes", default="bf16,fp8")
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--check", action="store_true", help="compare with real steps on this CPU")
+    parser.add_argument("--json", help="file to write all figures to")
+    options = parser.parse_args()
+    if options.check:
+        sys.exit(0 if check() else 1)
+    records = table(options)
+    if options.json:
+        Path(options.json).write_text(json.dumps(records, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
