@@ -16,6 +16,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import yaml
+
 from bench.common import ROOT, Figure, compare, finish, in_child
 
 CASES = {  # label of a task in the bundle → what it is called, shots, items
@@ -68,7 +70,6 @@ def reference(folder: str, depth: int, items: int) -> tuple[Callable, Callable]:
 def write_inputs(data: str, source: Path, folder: Path) -> None:
     """A vocabulary in a form for each, and for each case a bundle that lists nothing else."""
     from nanochat.data.corpus import open_corpus
-    from nanochat.evals.core_tasks import task_entries
     from nanochat.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.train(open_corpus(data).batches("train"), VOCABULARY, max_chars=20_000_000)
@@ -81,7 +82,8 @@ def write_inputs(data: str, source: Path, folder: Path) -> None:
         (bundle := folder / label / "eval_bundle").mkdir(parents=True)
         for name in ("eval_meta_data.csv", "eval_data"):
             (bundle / name).symlink_to(source / name)
-        entries = {entry["label"]: entry for entry in task_entries(source / "core.yaml")}
+        listed = yaml.safe_load((source / "core.yaml").read_text(encoding="utf-8"))["icl_tasks"]
+        entries = {entry["label"]: entry for entry in listed}
         task = entries[label] | {"num_fewshot": [shots]}
         lines = [f"  {name}: {json.dumps(value)}" for name, value in task.items()]
         (bundle / "core.yaml").write_text("\n".join(["icl_tasks:", "-", *lines]))

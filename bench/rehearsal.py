@@ -4,10 +4,11 @@ Fake tensors have shapes and no values, and a fake process group answers for ran
 size on any number of ranks takes seconds and no memory. The step is the training loop's own, with the model, loss and
 optimizer of a run. Tensors are labelled cpu, because cuda labels need a driver. The Triton kernel of the loss is left
 out, not its memory. Compiled code is cut into forward and backward as Inductor cuts it, and runs operator by operator:
-values that a fused kernel would not store are counted, which raises a peak in the backward by up to 5 %.
+a peak in the backward counts values that a fused kernel would not store.
 
 Not counted: fragmentation, the device's context, buffers inside libraries, the block masks of flex attention. A shape
-that depends on values (nonzero, a mask as an index) is an error. Not seen: `.to("cpu")`, which does nothing here.
+that depends on values (nonzero, a mask as an index) is an error. Waits are seen where a value is read (`item`,
+`tolist`, `bool`, `cpu`), not in `.to("cpu")`, in `synchronize`, or in copies to the device.
 """
 
 import sys
@@ -37,7 +38,7 @@ from nanochat.train import TrainingLoop
 BACKEND = "aot_eager_decomp_partition"
 CASTS = ("_to_copy", "convert_element_type")
 # Functions, and the kind of the memory that each takes; the innermost in the stack counts.
-PLACES = (
+KIND_OF_CODE = (
     (cross_entropy.cross_entropy.__code__, "logits"),  # and the gradient of the head's weight
     (GPT.forward.__code__, "activations"),
     (TrainingLoop._accumulate.__code__, "backward"),  # gradients on their way, and activations computed again
@@ -50,7 +51,7 @@ class Rehearsal:
     """Figures of rank 0 in the last step, in bytes.
 
     memory: at the peak, by kind. moment: the kind that grew at the peak. sent: by collective, each tensor once. waits:
-    a line of code for each time that the host waits for the device. graphs: compiled in each step. breaks: reasons.
+    a line of code for each value that the host reads from the device. graphs: compiled in each step. breaks: reasons.
     """
 
     memory: dict[str, int]
@@ -94,7 +95,7 @@ class _Meter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         is_copy = name in CASTS and self.kinds.get(_storage(args[0])) == "weights"
         for tensor in _tensors(result):
-            self.hold(tensor, "weights in the compute dtype" if is_copy else _place())
+            self.hold(tensor, "weights in the compute dtype" if is_copy else _kind_here())
         return result
 
     def hold(self, tensor: Tensor, kind: str) -> None:
@@ -132,10 +133,10 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _place() -> str:
+def _kind_here() -> str:
     frame = sys._getframe()
     while frame:
-        for code, kind in PLACES:
+        for code, kind in KIND_OF_CODE:
             if frame.f_code is code:
                 return kind
         frame = frame.f_back
@@ -157,7 +158,7 @@ def rehearse(
     counters = torch._dynamo.utils.counters
     meter, graphs = _Meter(), []
     with (
-        _as_on(on, ranks),
+        _pretend_device(on, ranks),
         torch.compiler.set_stance("default", force_backend=BACKEND),
         FakeTensorMode(),
         patch.object(Tensor, "cpu", lambda tensor: meter.copy_to_host(tensor)),
@@ -193,7 +194,7 @@ def resident(loop: TrainingLoop) -> dict[str, list[Tensor]]:
 
 
 @contextmanager
-def _as_on(device: str, ranks: int) -> Iterator[None]:
+def _pretend_device(device: str, ranks: int) -> Iterator[None]:
     """Choose the loss of a device for tensors labelled cpu, and join ranks that do not exist."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -1,11 +1,11 @@
 """Memory of a training step on GPUs that are not there: rehearsed on fake tensors (bench/rehearsal.py).
 
-    python -m bench.rehearse --depths 20,22,24,26 --rows 16,32 --vocab 32768,65536 --ranks 8
+    python -m bench.rehearse --depths 20,22,24,26 --rows 16,32 --vocab 32768,49152 --ranks 8
     python -m bench.rehearse --check
 
 The table has a row for each depth, vocabulary, precision and number of rows at once: a rank's memory in GB at the peak
 by kind, whether it fits into 80 GB, the GB that a rank sends, the graphs compiled in the first and second step, breaks
-of a graph, and the times that the host waits for the device in the second step.
+of a graph, and the times that the host reads a value from the device in the second step.
 `--check` takes small steps on this CPU, plain and compiled, and compares their peaks with rehearsed ones: the exit code
 is 1 if one is off by more than 10 %. Every case is a process of its own.
 """
@@ -31,12 +31,15 @@ from nanochat.objectives import Objective, next_token
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.runtime import DTYPES, Runtime
-from nanochat.scaling import FIT_SHARE
+from nanochat.scaling import FIT_SHARE, plan_run
 from nanochat.settings import TrainingSettings
 from nanochat.train import State, TrainingLoop
+from scripts.base_train import Config
 
 LIMIT = 80e9  # bytes of an H100 or A100
 TOLERANCE = 0.1  # of a measured peak
+KINDS = ("weights", "gradients", "optimizer", "summed gradients", "activations", "logits", "backward")  # of memory
+COPIES = ("weights in the compute dtype", "fp8 copies")
 CHECKED = {  # name → (precision, compiled)
     "bf16": ("bf16", False),
     "fp32": ("fp32", False),
@@ -71,7 +74,10 @@ def new_step(
     compiled: bool = True,
     objective: Objective = next_token,
 ) -> TrainingLoop:
-    """Return a loop whose `_launch` takes one training step, built as a run builds it; the weights have no values."""
+    """Return a loop whose `_launch` takes one training step, with the parts of a run; the weights have no values.
+
+    Differences: fp8 is emulated, and Muon is compiled on every device.
+    """
     config = TrainingSettings()
     model = GPT(shape, runtime.attention, checkpointing)
     model.compute_dtype = runtime.dtype
@@ -101,7 +107,7 @@ def new_step(
 def rehearsed(shape: dict, rows: int, ranks: int = 1, dtype: str = "bf16", on: str = "cuda", **options: bool) -> dict:
     """Return the figures of two rehearsed steps, JSON-able: memory, bytes sent and waits are the second one's."""
     found = rehearse(
-        lambda runtime: new_step(GPTConfig(**shape, bos_id=0), rows, runtime, **options),
+        lambda runtime: new_step(GPTConfig(**shape), rows, runtime, **options),
         ranks,
         DTYPES[dtype],
         on,
@@ -150,45 +156,42 @@ def check() -> bool:
     agree = True
     print("| a step on the CPU | rehearsed | measured | difference |\n|---|---|---|---|")
     for name, (dtype, compiled) in CHECKED.items():
-        own = in_child(rehearsed_small, dtype, compiled)["peak"]
+        expected = in_child(rehearsed_small, dtype, compiled)["peak"]
         real = in_child(measured, SMALL, SMALL_ROWS, dtype, compiled)["peak"]
-        agree = agree and abs(own - real) <= TOLERANCE * real
-        print(f"| {name} | {own / 1e6:,.1f} MB | {real / 1e6:,.1f} MB | {own / real - 1:+.1%} |", flush=True)
+        agree = agree and abs(expected - real) <= TOLERANCE * real
+        print(f"| {name} | {expected / 1e6:,.1f} MB | {real / 1e6:,.1f} MB | {expected / real - 1:+.1%} |", flush=True)
     return agree
 
 
 def rehearsed_small(dtype: str, compiled: bool) -> dict:
-    return rehearsed(SMALL, SMALL_ROWS, 1, dtype, "cpu", compiled=compiled)
+    return rehearsed(SMALL | {"bos_id": 0}, SMALL_ROWS, 1, dtype, "cpu", compiled=compiled)
 
 
-def rehearsed_large(job: dict) -> dict:
-    width = job["depth"] * 64
-    shape = {"vocab_size": job["vocab"], "depth": job["depth"], "width": width, "heads": width // 128}
-    in_fp8 = job["dtype"] == "fp8"
-    return rehearsed(shape, job["rows"], job["ranks"], in_fp8=in_fp8, checkpointing=job["checkpointing"])
+def rehearsed_run(depth: int, vocab: int, precision: str, rows: int, ranks: int, checkpointing: bool) -> dict:
+    """Return the figures of a run of scripts.base_train with the default shape."""
+    shape = asdict(plan_run(Config(depth=depth), vocab).model)
+    return rehearsed(shape, rows, ranks, in_fp8=precision == "fp8", checkpointing=checkpointing)
 
 
 def table(options: argparse.Namespace) -> list[dict]:
     """Print and return a row for each case."""
-    names = ["weights", "gradients", "optimizer", "summed gradients", "activations", "logits", "backward"]
-    heads = ["depth", "vocabulary", "precision", "rows", *names, "copies", "peak", "at", "fits 80 GB", "sent"]
-    heads += ["graphs", "breaks", "waits"]
-    print("|", " | ".join(heads), "|\n|" + "---|" * len(heads))
+    titles = ["depth", "vocabulary", "precision", "rows", *KINDS, "copies", "other", "peak", "at", "fits 80 GB"]
+    titles += ["sent", "graphs", "breaks", "waits"]
+    print("|", " | ".join(titles), "|\n|" + "---|" * len(titles))
     cases = product(numbers(options.depths), numbers(options.vocab), options.dtypes.split(","), numbers(options.rows))
     records = []
-    for depth, vocab, dtype, rows in cases:
-        case = {"depth": depth, "vocab": vocab, "dtype": dtype, "rows": rows}
-        given = {name: getattr(options, name) for name in ("ranks", "checkpointing")}
-        found = in_child(rehearsed_large, case | given)
-        memory = found["memory"]
-        copies = sum(memory.get(name, 0) for name in ("weights in the compute dtype", "fp8 copies"))
-        sizes = [*(memory.get(name, 0) for name in names), copies, found["peak"]]
-        fits = "yes" if found["peak"] <= FIT_SHARE * LIMIT else "barely" if found["peak"] <= LIMIT else "no"
-        ring = (options.ranks - 1) / options.ranks * sum(found["sent"].values())
-        cells = [f"d{depth}", f"{vocab:,}", dtype, rows, *(f"{size / 1e9:.2f}" for size in sizes), found["moment"]]
-        compiled = [" + ".join(map(str, found["graphs"])), len(found["breaks"]), len(found["waits"])]
-        print("|", " | ".join(map(str, [*cells, fits, f"{ring / 1e9:.2f}", *compiled])), "|", flush=True)
-        records.append(case | found)
+    for depth, vocab, precision, rows in cases:
+        found = in_child(rehearsed_run, depth, vocab, precision, rows, options.ranks, options.checkpointing)
+        memory, peak = found["memory"], found["peak"]
+        copies = sum(memory.get(kind, 0) for kind in COPIES)
+        sizes = [*(memory.get(kind, 0) for kind in KINDS), copies]
+        sizes += [peak - sum(sizes), peak]
+        fits = "yes" if peak <= FIT_SHARE * LIMIT else "barely" if peak <= LIMIT else "no"
+        sent = (options.ranks - 1) / options.ranks * sum(found["sent"].values())  # as a ring sends it
+        cells = [depth, f"{vocab:,}", precision, rows, *(f"{size / 1e9:.2f}" for size in sizes), found["moment"], fits]
+        cells += [f"{sent / 1e9:.2f}", " + ".join(map(str, found["graphs"])), len(found["breaks"]), len(found["waits"])]
+        print("|", " | ".join(map(str, cells)), "|", flush=True)
+        records.append({"depth": depth, "vocabulary": vocab, "precision": precision, "rows": rows} | found)
     return records
 
 
@@ -200,7 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.rehearse", description=__doc__.splitlines()[0])
     parser.add_argument("--depths", default="20,22,24,26")
     parser.add_argument("--rows", default="16,32", help="rows of 2,048 tokens at once on a rank")
-    parser.add_argument("--vocab", default="32768,65536")
+    parser.add_argument("--vocab", default="32768,49152")
     parser.add_argument("--dtypes", default="bf16,fp8")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--checkpointing", action="store_true")

@@ -92,7 +92,8 @@ def faster_paths(path: str, device: torch.device, dtype: torch.dtype) -> str:
         return ""
     family, _ = torch.cuda.get_device_capability(device)
     possible = [name for name, families in FLASH.items() if family in families]
-    return "; ".join(f"{name} would be faster, but: {obstacle(name, device, dtype)}" for name in possible)
+    reasons = {name: obstacle(name, device, dtype) or "another rank cannot run it" for name in possible}
+    return "; ".join(f"{name} would be faster, but: {reason}" for name, reason in reasons.items())
 
 
 @lru_cache
@@ -349,7 +350,7 @@ def _twin(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     return _plain(q, k, v, mask.allowed, scale)
 
 
-PATHS = {  # all do windows, grouped queries and any lengths; for each device, the fastest first
+PATHS = {  # all do windows, grouped queries and any lengths
     "chunks": _chunks,  # for CPUs
     "flash3": _flash,  # FlashAttention 3, for Hopper GPUs in half precision
     "flash4": _flex,  # FlashAttention 4 as the backend of flex, for Hopper and Blackwell GPUs in half precision

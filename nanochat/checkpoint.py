@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nanochat.attention import PATHS, faster_paths, find_path
+from nanochat.attention import faster_paths, find_path
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
@@ -374,9 +374,10 @@ def build_model(
     checkpointing: bool = False,
 ) -> GPT:
     """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
-    found = find_path(runtime.attention, runtime.device, runtime.dtype, any(config.windows))
-    # One for all ranks, or they would round differently: the last in the table, for a kernel that one rank lacks.
-    path = max(runtime.all_gather(found), key=list(PATHS).index)
+    windows = any(config.windows)
+    path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)
+    if set(runtime.all_gather(path)) != {path}:
+        path = "flex" if windows else "sdpa"  # a kernel that all ranks have: others would round differently
     better = faster_paths(path, runtime.device, runtime.dtype) if runtime.attention == "auto" else ""
     print0(f"attention: {path}" + (f" ({better}; see docs/gpu.md)" if better else ""))
     model = new_model(config, path, checkpointing)

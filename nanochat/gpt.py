@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: matrix units like whole tiles
 SHORT_MULTIPLE = 128  # the attention kernels' tile: a short window is a multiple of it, and the token itself
 NORM_EPS = 2**-23  # the resolution of fp32 beside 1
-INITIAL_THREADS = 8  # each holds a copy of one parameter
+INITIAL_THREADS = 4  # each makes the values of one parameter, which take main memory
 VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels read by the two gates
 
 
@@ -125,9 +125,10 @@ class Embedding(nn.Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         grad = self.weight.grad
-        # A view is a place in our optimizer's buffer, which stays: rows are added to it by index, and no whole table is
-        # made for them. Other optimizers do not take sparse gradients.
-        return F.embedding(ids, self.weight, sparse=grad is not None and grad._is_view())
+        # A view is a place in our optimizer's buffer, which is never replaced: a sparse gradient is added to it by
+        # index, and no whole table is made. Other optimizers do not take sparse gradients; nobody tried them on MPS.
+        sparse = grad is not None and grad._is_view() and not ids.is_mps
+        return F.embedding(ids, self.weight, sparse=sparse)
 
 
 def norm(x: Tensor) -> Tensor:
@@ -319,15 +320,19 @@ class GPT(nn.Module):
     def init_weights(self, seed: int) -> None:
         """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
 
-        def fill(named: tuple[str, nn.Parameter]) -> None:
+        def initial(named: tuple[str, nn.Parameter]) -> Tensor:
             name, parameter = named
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             empty = torch.empty(parameter.shape, device="cpu")
-            parameter.data.copy_(parameter_row(name).initial(empty, self.config, generator))
+            return parameter_row(name).initial(empty, self.config, generator)
 
-        # A generator runs on one thread, so a large model takes half a minute with one thread for all.
+        # A generator runs on one thread: 75 million values a second.
+        parameters = list(self.named_parameters())
         with ThreadPoolExecutor(INITIAL_THREADS) as pool:
-            list(pool.map(fill, self.named_parameters()))
+            for start in range(0, len(parameters), INITIAL_THREADS):
+                some = parameters[start : start + INITIAL_THREADS]
+                for (_, parameter), values in zip(some, pool.map(initial, some), strict=True):
+                    parameter.data.copy_(values)  # by this thread: others do not know its device
         if self.config.induction:
             for block in self.blocks:
                 block.attn.match_queries()

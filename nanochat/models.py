@@ -31,7 +31,9 @@ FORMER_FIELDS = {"qk_gain": False, "rope_dims": 0, "norm_eps": 2**-23, "qk_norm"
 def config_of(manifest: Record) -> GPTConfig:
     """Return the model config described by a checkpoint's manifest."""
     entry = dict(manifest["model"])
-    entry.pop("kind", None)  # manifests of older runs have none
+    kind = entry.pop("kind", "gpt")  # manifests of older runs have none
+    if kind != "gpt":
+        raise ValueError(f"this checkpoint holds a model of the kind {kind}, which this version does not have")
     known = {field.name for field in fields(GPTConfig)}
     for name in entry.keys() - known:
         if entry.pop(name) != FORMER_FIELDS.get(name, ...):

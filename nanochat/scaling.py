@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -249,7 +250,8 @@ def estimate(plan: RunPlan, config: "TrainingSettings", ranks: int, accelerator:
     if dtype == "auto":
         dtype = accelerator.precision
     sizes = row_choices(config, plan.total_batch_size, ranks)
-    needed = {rows: memory(plan, rows, ranks, config.checkpointing, config.fp8) for rows in sizes}
+    itemsize = 4 if dtype == "fp32" else 2
+    needed = {rows: memory(plan, rows, ranks, config.checkpointing, config.fp8, itemsize) for rows in sizes}
     # Without a known limit every size fits.
     limit = FIT_SHARE * 1e9 * accelerator.memory if accelerator.memory else math.inf
     most = max(sizes[0], CPU_TOKENS // config.max_seq_len) if accelerator.name == "CPU" else sizes[-1]
@@ -295,24 +297,31 @@ def _assumed_rate(accelerator: Accelerator, dtype: str, multiplied: str, depth: 
     return ASSUMED_MFU * peak, f"assumed: {ASSUMED_MFU:.0%} of the {dtype} peak"
 
 
-def memory(plan: RunPlan, rows: int, ranks: int, checkpointing: bool = False, fp8: bool = False) -> dict[str, float]:
-    """Return a rank's estimated bytes by part, for micro-batches with so many rows on a GPU, in 2-byte precision.
+def memory(
+    plan: RunPlan, rows: int, ranks: int, checkpointing: bool = False, fp8: bool = False, itemsize: int = 2
+) -> dict[str, float]:
+    """Return a rank's estimated bytes by part, for micro-batches with so many rows on a GPU, compiled.
 
-    A rehearsed step has the same peak within 5 %, and takes 15 seconds, too long for a dry run. Fragmentation, the
-    framework, and caches for evaluation and sampling are left out.
+    itemsize: bytes of an activation. A rehearsed step has the same peak within 5 %, and takes 15 seconds, too long for
+    a dry run. Uncompiled, activations take a fifth more. Fragmentation, the framework, and caches for evaluation and
+    sampling are left out.
     """
     counts, model = plan.counts, plan.model
+    shapes = Counter(parameter.shape for parameter in new_model(model).blocks.parameters())
+    # Each rank owns as many matrices of a shape as the others: empty places fill up the last ones.
+    empty = sum(-count % ranks * shape.numel() for shape, count in shapes.items())
+    stored = 4 * (counts["total"] + empty)  # in fp32
     tokens = rows * model.max_seq_len
     head = counts["head"] or counts["embed"]
-    channels = 2 * tokens * model.width  # bytes of one activation
+    channels = itemsize * tokens * model.width  # bytes of one activation
     # A chunk of logits, the head in the compute dtype, its gradient in fp32, and one chunk's share.
-    loss = min(CHUNK_BYTES["cuda"], 2 * tokens * model.padded_vocab) + 8 * head
+    loss = min(CHUNK_BYTES["cuda"], itemsize * tokens * model.padded_vocab) + 8 * head
     return {
-        "weights": 4 * counts["total"],  # fp32 master copies
-        "weights in the compute dtype": 2 * counts["matrices"],  # fp8: 1 byte, in two orders
-        "gradients": 4 * counts["total"],  # fp32 as well, summed over micro-batches
-        "summed gradients": 4 * counts["total"] / ranks if ranks > 1 else 0,  # over the ranks, a share
-        "optimizer": plan.state_bytes / ranks,  # each rank keeps a share
+        "weights": stored,  # master copies
+        "weights in the compute dtype": 2 * counts["matrices"] if itemsize == 2 else 0,  # fp8: in two orders
+        "gradients": stored,  # summed over micro-batches
+        "summed gradients": stored / ranks if ranks > 1 else 0,  # over the ranks, a share
+        "optimizer": (plan.state_bytes + 4 * empty) / ranks,  # each rank keeps a share
         "activations": channels * (model.depth * BLOCK_KEEPS[checkpointing][fp8] + REST_KEEPS),
         "loss or backward": max(loss, channels * BLOCK_TAKES[checkpointing][fp8]),
     }

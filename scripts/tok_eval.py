@@ -53,10 +53,14 @@ def load_reference(name: str) -> Encoding | str:
 
 def first_texts(batches: Iterator[pa.Array]) -> list[str]:
     """Return the first documents, SPLIT_BYTES of them or all."""
-    from nanochat.data.documents import by_size
-
-    encoded = (text.encode() for batch in batches for text in batch.to_pylist())
-    return [text.decode() for text in next(by_size(encoded, SPLIT_BYTES))]
+    texts = []
+    size = 0
+    for text in (text for batch in batches for text in batch.to_pylist()):
+        if size >= SPLIT_BYTES:
+            break
+        texts.append(text)
+        size += len(text.encode())
+    return texts
 
 
 def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]], ours: dict[str, int]) -> dict:

@@ -8,6 +8,9 @@ from models import fake_flash
 
 import nanochat.attention as paths
 from nanochat.attention import attend, find_path, make_mask
+from nanochat.checkpoint import build_model
+from nanochat.gpt import GPTConfig
+from nanochat.runtime import Runtime
 
 CPU = torch.device("cpu")
 # name → (queries, keys, what else is asked). positions are drawn for three rows.
@@ -164,6 +167,13 @@ def test_flash_attention_runs_where_it_can_and_its_values_are_right(family, pack
     assert found.startswith(note)
     assert bool(found) == bool(note)
     paths.obstacle.cache_clear()
+
+
+@pytest.mark.parametrize(("letters", "path"), [("SL", "flex"), ("L", "sdpa")])
+def test_ranks_that_could_run_different_kernels_take_a_common_one(letters, path, monkeypatch):
+    monkeypatch.setattr(Runtime, "all_gather", lambda self, found: [found, "flash3"])
+    config = GPTConfig(64, depth=2, width=64, heads=2, max_seq_len=256, window_pattern=letters)
+    assert build_model(config, Runtime(CPU, torch.float32, world_size=2), 1).attention == path
 
 
 @pytest.mark.parametrize(("family", "size"), [(9, (128, 128)), (10, (256, 128))])

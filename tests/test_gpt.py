@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from engines import devices
 from models import BOS, CONFIGS, SMALL, lively, tokens
 
 from nanochat.gpt import GPT, GPTConfig
@@ -169,8 +170,11 @@ def test_the_loss_is_the_plain_one():
     assert (plain[:, -7:] == 0).all()
 
 
-def test_gradients_of_tables_are_added_to_the_optimizers_buffer():
-    model, plain, ids = lively(SMALL), lively(SMALL), tokens()
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("device", devices())
+def test_gradients_of_tables_are_added_to_the_optimizers_buffer(device, tied):
+    fields = SMALL | {"tie_embeddings": tied}
+    model, plain, ids = lively(fields).to(device), lively(fields).to(device), tokens().to(device)
     places = {name: torch.zeros_like(parameter)[:] for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         parameter.grad = places[name]  # a view, as in the optimizer
@@ -179,6 +183,7 @@ def test_gradients_of_tables_are_added_to_the_optimizers_buffer():
         plain(ids, ids).backward()
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(places[name], parameter.grad)
+    assert all(parameter.grad is places[name] for name, parameter in model.named_parameters())
     assert model.embed(ids).grad_fn._saved_sparse
     assert not plain.embed(ids).grad_fn._saved_sparse
 
