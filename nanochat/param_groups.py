@@ -26,7 +26,8 @@ class Rule:
 BOTH, BATCH = ("batch", "width"), ("batch",)
 # In a new model's first steps the gradients of residual factors and of backout are zero but for rounding: 1e-10 and
 # 1e-9 as measured, and soon 1e-4 and more. Without this eps rounding would move them by the full rate, differently on
-# each machine. The gradients of smear are 1e-5 from the start: a larger eps than 1e-8 would slow its gate.
+# each machine; backout needs three times as much. The gradients of smear are 1e-5 from the start: a larger eps than
+# 1e-8 would slow its gate.
 NOISE = 1e-6
 RULES = (
     Rule("unembedding", "adamw", "unembedding_lr", 1.0, BOTH, (0.8, 0.96), 0.01),
@@ -35,7 +36,7 @@ RULES = (
     Rule("residual_lambdas", "adamw", "scalar_lr", 0.01, BATCH, (0.8, 0.95), 0.05, NOISE),
     Rule("x0_lambdas", "adamw", "scalar_lr", 1.0, BATCH, (0.96, 0.95), 0.0, NOISE),  # needs a longer memory
     Rule("smear", "adamw", "", 0.2, (), (0.8, 0.95), 0.0, 1e-8),
-    Rule("backout", "adamw", "", 0.2, (), (0.8, 0.95), 0.0, NOISE),
+    Rule("backout", "adamw", "", 0.2, (), (0.8, 0.95), 0.0, 3 * NOISE),
     Rule("matrices", "muon", "matrix_lr", 1.0, BATCH, (0.95, 0.9), None),
 )
 
