@@ -13,10 +13,11 @@ is 1 if one is off by more than 10 %. Every case is a process of its own.
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from nanochat.gpt import GPT, GPTConfig
 from nanochat.objectives import Objective, next_token
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
-from nanochat.runtime import DTYPES, Runtime
+from nanochat.runtime import DTYPES, Runtime, avoid_broken_amx
 from nanochat.scaling import FIT_SHARE, plan_run
 from nanochat.settings import TrainingSettings
 from nanochat.train import State, TrainingLoop
@@ -45,7 +46,7 @@ CHECKED = {  # name → (precision, compiled)
     "fp32": ("fp32", False),
     "bf16, compiled": ("bf16", True),
 }
-SMALL = {"vocab_size": 4096, "depth": 4, "width": 256, "heads": 4, "max_seq_len": 512}
+SMALL = {"vocab_size": 4096, "depth": 4, "width": 256, "heads": 4, "max_seq_len": 512, "bos_id": 0}
 SMALL_ROWS = 8
 
 
@@ -122,7 +123,7 @@ def rehearsed(shape: dict, rows: int, ranks: int = 1, dtype: str = "bf16", on: s
 def measured(shape: dict, rows: int, dtype: str, compiled: bool) -> dict:
     """Return the peak of real memory in a step on the CPU, by the allocator's own records."""
     runtime = Runtime(torch.device("cpu"), DTYPES[dtype], "sdpa")
-    loop = new_step(GPTConfig(**shape, bos_id=0), rows, runtime, compiled=compiled)
+    loop = new_step(GPTConfig(**shape), rows, runtime, compiled=compiled)
     loop.model.init_weights(0)
     loop.model.loss_form = "torch"
     return {"peak": real_peak(loop)}
@@ -151,20 +152,28 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 # ---- the parent ----
 
 
+def figures(work: Callable, *job: Any) -> dict:
+    """Return a job's figures from a fresh process, or stop with its error."""
+    found = in_child(work, *job)
+    if "failure" in found:
+        raise SystemExit(found["failure"])
+    return found
+
+
 def check() -> bool:
     """Print real and rehearsed peaks; return True if they agree."""
     agree = True
     print("| a step on the CPU | rehearsed | measured | difference |\n|---|---|---|---|")
     for name, (dtype, compiled) in CHECKED.items():
-        expected = in_child(rehearsed_small, dtype, compiled)["peak"]
-        real = in_child(measured, SMALL, SMALL_ROWS, dtype, compiled)["peak"]
+        expected = figures(rehearsed_small, dtype, compiled)["peak"]
+        real = figures(measured, SMALL, SMALL_ROWS, dtype, compiled)["peak"]
         agree = agree and abs(expected - real) <= TOLERANCE * real
         print(f"| {name} | {expected / 1e6:,.1f} MB | {real / 1e6:,.1f} MB | {expected / real - 1:+.1%} |", flush=True)
     return agree
 
 
 def rehearsed_small(dtype: str, compiled: bool) -> dict:
-    return rehearsed(SMALL | {"bos_id": 0}, SMALL_ROWS, 1, dtype, "cpu", compiled=compiled)
+    return rehearsed(SMALL, SMALL_ROWS, 1, dtype, "cpu", compiled=compiled)
 
 
 def rehearsed_run(depth: int, vocab: int, precision: str, rows: int, ranks: int, checkpointing: bool) -> dict:
@@ -181,7 +190,7 @@ def table(options: argparse.Namespace) -> list[dict]:
     cases = product(numbers(options.depths), numbers(options.vocab), options.dtypes.split(","), numbers(options.rows))
     records = []
     for depth, vocab, precision, rows in cases:
-        found = in_child(rehearsed_run, depth, vocab, precision, rows, options.ranks, options.checkpointing)
+        found = figures(rehearsed_run, depth, vocab, precision, rows, options.ranks, options.checkpointing)
         memory, peak = found["memory"], found["peak"]
         copies = sum(memory.get(kind, 0) for kind in COPIES)
         sizes = [*(memory.get(kind, 0) for kind in KINDS), copies]
@@ -210,6 +219,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare with real steps on this CPU")
     parser.add_argument("--json", help="file to write all figures to")
     options = parser.parse_args()
+    avoid_broken_amx()  # also in the child processes
     if options.check:
         sys.exit(0 if check() else 1)
     records = table(options)

@@ -377,7 +377,7 @@ def build_model(
     windows = any(config.windows)
     path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)
     if set(runtime.all_gather(path)) != {path}:
-        path = "flex" if windows else "sdpa"  # a kernel that all ranks have: others would round differently
+        path = "flex" if windows else "sdpa"  # every rank has it; different kernels would round differently
     better = faster_paths(path, runtime.device, runtime.dtype) if runtime.attention == "auto" else ""
     print0(f"attention: {path}" + (f" ({better}; see docs/gpu.md)" if better else ""))
     model = new_model(config, path, checkpointing)

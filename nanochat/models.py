@@ -42,7 +42,7 @@ def config_of(manifest: Record) -> GPTConfig:
 
 
 def describe_config(config: GPTConfig) -> Record:
-    """Return the config as a manifest's "model" entry: the model kind, of which there is one, and all fields."""
+    """Return the config as a manifest's "model" entry: the kind of model, and all fields."""
     return {"kind": "gpt", **asdict(config)}
 
 

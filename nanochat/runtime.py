@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
+import rustbpe
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
@@ -155,6 +156,7 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     # Before the first allocation: blocks that can grow leave fewer gaps that no tensor fits into. The second name is an
     # older one.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
+    avoid_broken_amx()
     device = _device(device_type)
     distributed = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # Slurm sets only some
     rank = int(os.environ["RANK"]) if distributed else 0
@@ -171,6 +173,15 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     finally:
         if world_size > 1:
             dist.destroy_process_group()
+
+
+def avoid_broken_amx() -> None:
+    """Keep oneDNN from AMX where a virtual machine announces it but a product in bf16 would end the process.
+
+    oneDNN itself does so from August 2026 on.
+    """
+    if rustbpe.amx_is_broken():
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
 def _join_ranks(device: torch.device, rank: int, world_size: int) -> "Store":

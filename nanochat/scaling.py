@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from nanochat.cross_entropy import CHUNK_BYTES
@@ -303,13 +304,11 @@ def memory(
     """Return a rank's estimated bytes by part, for micro-batches with so many rows on a GPU, compiled.
 
     itemsize: bytes of an activation. A rehearsed step has the same peak within 5 %, and takes 15 seconds, too long for
-    a dry run. Uncompiled, activations take a fifth more. Fragmentation, the framework, and caches for evaluation and
+    a dry run. Uncompiled, activations take a sixth more. Fragmentation, the framework, and caches for evaluation and
     sampling are left out.
     """
     counts, model = plan.counts, plan.model
-    shapes = Counter(parameter.shape for parameter in new_model(model).blocks.parameters())
-    # Each rank owns as many matrices of a shape as the others: empty places fill up the last ones.
-    empty = sum(-count % ranks * shape.numel() for shape, count in shapes.items())
+    empty = _empty_places(model, ranks)
     stored = 4 * (counts["total"] + empty)  # in fp32
     tokens = rows * model.max_seq_len
     head = counts["head"] or counts["embed"]
@@ -325,6 +324,16 @@ def memory(
         "activations": channels * (model.depth * BLOCK_KEEPS[checkpointing][fp8] + REST_KEEPS),
         "loss or backward": max(loss, channels * BLOCK_TAKES[checkpointing][fp8]),
     }
+
+
+@lru_cache
+def _empty_places(model: GPTConfig, ranks: int) -> int:
+    """Return the elements that the optimizer stores beside the parameters.
+
+    Each rank owns the same number of matrices of a shape, so the last ranks may have empty places.
+    """
+    shapes = Counter(parameter.shape for parameter in new_model(model).blocks.parameters())
+    return sum(-count % ranks * shape.numel() for shape, count in shapes.items())
 
 
 def measured_rate(config: "TrainingSettings", accelerator: Accelerator) -> tuple[float, str] | None:

@@ -11,6 +11,12 @@ import numpy as np
 DEFAULT_PATTERN: str
 """The split pattern of nanochat: GPT-4's, with digits in groups of at most two."""
 
+def amx_is_broken() -> bool:
+    """Whether the processor announces AMX but no tile sizes, as some virtual machines do: its instructions do not work.
+
+    Not about text: it is here because Python cannot read such properties.
+    """
+
 def train(
     source: Iterable[str] | Iterable[Any],
     vocab_size: int,

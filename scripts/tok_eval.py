@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ def first_texts(batches: Iterator[pa.Array]) -> list[str]:
     """Return the first documents, SPLIT_BYTES of them or all."""
     texts = []
     size = 0
-    for text in (text for batch in batches for text in batch.to_pylist()):
+    for text in chain.from_iterable(batch.to_pylist() for batch in batches):
         if size >= SPLIT_BYTES:
             break
         texts.append(text)

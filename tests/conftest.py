@@ -16,7 +16,7 @@ from bundles import world_tasks, write_bundle
 from fake_hub import write_hub
 from huggingface_hub import constants
 
-from nanochat import config
+from nanochat import config, runtime
 from nanochat.world.writer import write_world
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,6 +62,7 @@ def session_home(tmp_path_factory: pytest.TempPathFactory, compiled: dict[str, s
     with pytest.MonkeyPatch.context() as environment:
         for variable, place in compiled.items():
             environment.setenv(variable, place)
+        runtime.avoid_broken_amx()
         separate(environment, tmp_path_factory.mktemp("session"))
         yield
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,14 @@ def test_the_precision_of_a_cpu_follows_its_instructions(flags, dtype, monkeypat
     (tmp_path / "cpuinfo").write_text(f"flags : {flags}")
     monkeypatch.setattr(under_test, "CPU_INFO", tmp_path / "cpuinfo")
     assert chosen("cpu").dtype == DTYPES[dtype]
+
+
+def test_a_product_in_bf16_does_not_end_the_process(monkeypatch):
+    """It did on virtual machines that announce AMX without tile sizes."""
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    code = "with runtime.setup('cpu'): a = torch.ones(256, 256, dtype=torch.bfloat16); print(float((a @ a).sum()))"
+    printed = subprocess.check_output([sys.executable, "-c", f"import torch; from nanochat import runtime\n{code}"])
+    assert float(printed.splitlines()[-1]) == 256**3
 
 
 @CPU_ONLY

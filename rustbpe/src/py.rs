@@ -286,9 +286,28 @@ impl Tokenizer {
     }
 }
 
+/// Whether the processor announces AMX but no tile sizes, as some virtual machines do: its instructions do not work then.
+#[pyfunction]
+fn amx_is_broken() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{__cpuid, __cpuid_count};
+        const AMX_TILE: u32 = 1 << 24;
+        // SAFETY: every x86-64 processor has this instruction; the first call asks which leaves there are.
+        #[allow(unused_unsafe)] // safe functions in newer Rust
+        unsafe {
+            let has_amx = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & AMX_TILE != 0;
+            has_amx && (__cpuid(0).eax < 0x1d || __cpuid_count(0x1d, 0).eax == 0)
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 #[pymodule]
 fn rustbpe(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("DEFAULT_PATTERN", DEFAULT_PATTERN)?;
+    module.add_function(wrap_pyfunction!(amx_is_broken, module)?)?;
     module.add_function(wrap_pyfunction!(train::train, module)?)?;
     module.add_class::<Tokenizer>()
 }
