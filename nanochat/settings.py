@@ -14,6 +14,7 @@ from nanochat.stages import Source
 Settings = TypeVar("Settings", bound="FineTuneSettings")
 
 CHAT_TEMPERATURE = 0.6  # of a model that has no setting of its own
+FEW_STEPS = 100  # below, the learning rate falls in large jumps, and few evaluations are made
 
 # ---- groups for any script ----
 # `may_change=True`: a run may resume with another value. `in_card=False`: the report card leaves the flag out.
