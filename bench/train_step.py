@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import Figure, compare, finish, in_child
-from nanochat.runtime import avoid_broken_amx
 
 SKIPPED = 5  # steps, before the rate is taken
 EVAL_BYTES = 500_000
@@ -238,7 +237,9 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--json", help="file to write all figures to")
     options = parser.parse_args()
-    avoid_broken_amx()  # also in the child processes
+    from nanochat.runtime import avoid_broken_amx  # here, because a child has the reference's nanochat
+
+    avoid_broken_amx()  # in the child processes too
     with tempfile.TemporaryDirectory() as options.folder:
         failed = in_child(prepare, vars(options), env={"NANOCHAT_BASE_DIR": options.folder})
         if failed:

@@ -231,8 +231,10 @@ def _precision(device: torch.device, dtype: str) -> str:
     # fp16 would be faster than fp32 on older GPUs, and has to be asked for: it can overflow.
     has_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu" and CPU_INFO.exists():
-        # Instructions for products in bf16, with AMX or without: about twice as fast as fp32.
-        has_bf16 = re.search("amx_bf16|avx512_bf16", CPU_INFO.read_text()) is not None
+        # Instructions for products in bf16, with AMX or without: about twice as fast as fp32. But without AMX they are
+        # slower than fp32 on the processors that have it.
+        found = re.search("amx_bf16|avx512_bf16", CPU_INFO.read_text()) is not None
+        has_bf16 = found and not rustbpe.amx_is_broken()
     return "bf16" if has_bf16 else "fp32"
 
 

@@ -50,7 +50,10 @@ def test_the_choice_of_device_and_precision(monkeypatch, capsys):
 def test_the_precision_of_a_cpu_follows_its_instructions(flags, dtype, monkeypatch, tmp_path):
     (tmp_path / "cpuinfo").write_text(f"flags : {flags}")
     monkeypatch.setattr(under_test, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("rustbpe.amx_is_broken", lambda: False)
     assert chosen("cpu").dtype == DTYPES[dtype]
+    monkeypatch.setattr("rustbpe.amx_is_broken", lambda: True)
+    assert chosen("cpu").dtype == torch.float32
 
 
 def test_a_product_in_bf16_does_not_end_the_process(monkeypatch):
