@@ -114,15 +114,15 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
         batch = 2 ** round(math.log2(REFERENCE_BATCH * size**BATCH_EXPONENT))  # divides well among ranks
         chosen = f"2^19 x (N {n:,} / {reference_n:,})^{BATCH_EXPONENT}, to a power of 2"
     rates = rate_scale(batch)
-    decay = rates / size  # holds batch / (rate × decay × tokens)
+    decay = (batch / REFERENCE_BATCH) ** 0.5 / size  # holds batch / (rate × decay × tokens) for batches from 2^15
     steps, seconds, horizon = _horizon(config, n, flops, batch)
     notes += [
         f"width {shape.width:,} = {'given' if config.width else ratio}",
         f"heads {shape.heads:,} = width / head_dim {config.head_dim}",
         f"kv_heads {shape.kv_heads:,} = {'given' if config.kv_heads else 'heads'}",
         f"total_batch_size {batch:,} = {chosen}",
-        f"learning rates x {rates:.4g} = (total_batch_size / 2^19)^0.5",
-        f"weight decay x {decay:.4g} = that / (N / {reference_n:,})",
+        f"learning rates x {rates:.4g} = (total_batch_size / 2^19)^0.5, at least 1/4",
+        f"weight decay x {decay:.4g} = (total_batch_size / 2^19)^0.5 / (N / N at depth 12)",
         f"num_iterations {'?' if steps is None else f'{steps:,}'} = {horizon}",
     ]
     return RunPlan(
@@ -177,7 +177,8 @@ def _horizon(config: "TrainingSettings", n: int, flops: float, batch: int) -> tu
 
 def rate_scale(total_batch_size: int) -> float:
     """Return the factor for learning rates, which were found for the reference's batch."""
-    return (total_batch_size / REFERENCE_BATCH) ** 0.5  # square-root rule for Adam-like updates
+    # Square-root rule for Adam-like updates. Small batches learn faster at higher rates (dev/LOG.md).
+    return max(0.25, (total_batch_size / REFERENCE_BATCH) ** 0.5)
 
 
 # ---- batches ----

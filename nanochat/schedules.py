@@ -20,8 +20,11 @@ def warmup_warmdown(
     warmdown: float,
     final: float,
 ) -> float:
-    """Rise to 1 within warmup_steps, stay, then fall to `final` over the last share `warmdown` of progress."""
-    rising = (step + 1) / warmup_steps if warmup_steps else 1.0  # the first step is not 0
+    """Rise to 1 within warmup_steps, stay, then fall to `final` over the last share `warmdown` of progress.
+
+    In a short run the rise takes a tenth of it.
+    """
+    rising = max((step + 1) / (warmup_steps or 1), 10 * progress)  # the first step is not 0
     falling = _interpolate(_remaining(progress, warmdown), final, 1.0)
     return min(1.0, rising, falling)
 

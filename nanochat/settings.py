@@ -228,7 +228,7 @@ class OptimizerSettings:
     # The schedule, see schedules.py: warmup by steps, then constant, then warmdown by progress.
     warmup_steps: Count = option(
         40,
-        "steps of learning rate warmup",
+        "steps of learning rate warmup, at most a tenth of the run",
         group="optimizer",
         least=0,
     )

@@ -207,7 +207,7 @@ def test_another_configuration_is_refused_and_what_may_change_is_not(base):
     base.copy("straight", "other")
     said = base.refused("other", "--matrix-lr=0.01", "--seed=7", "--save-every=5")
     assert said == (
-        f"{base.of('other')} holds another run: --seed was 42 and is 7; --matrix-lr was 0.02 and is 0.01. "
+        f"{base.of('other')} holds another run: --seed was 42 and is 7; --matrix-lr was 0.0018 and is 0.01. "
         "Take another --tag, or start again: --resume=never"
     )
     base.run("other", "--resume=18", "--save-every=5", "--device-batch-size=8", "--attention=twin", "--checkpointing")

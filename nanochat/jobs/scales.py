@@ -14,7 +14,7 @@ FEW_PROBLEMS = {
 # Minutes on two cores: deep, narrow, large steps, so that the model soon learns to copy from the context; a fixed step
 # count, so that a slow machine takes longer and learns the same. The reasons are in dev/LOG.md.
 EMBEDDED_MODEL = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=100000"
-EMBEDDED_RATES = "--matrix-lr=0.08 --embedding-lr=1.2 --unembedding-lr=0.06 --warmup-steps=20 --total-batch-size=2048"
+EMBEDDED_RATES = "--unembedding-lr=0.015 --scalar-lr=0.125 --warmup-steps=20 --total-batch-size=2048"
 # Steps on a CPU are few and long, so checkpoints are saved often.
 CPU_MODEL = "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"
 CPU_TUNING = "--eval-metrics-max-problems=50 --save-every=100"
@@ -52,7 +52,7 @@ SCALES = {
             "base_train": f"{EMBEDDED_MODEL} {EMBEDDED_RATES} --save-every=100 --num-iterations=560",
             "mid_train": f"--num-iterations=120 --init-lr-frac=0.4 {EMBEDDED_CHAT} {EMBEDDED_TUNING}",
             "chat_sft": f"--num-iterations=80 --init-lr-frac=0.25 {EMBEDDED_TUNING}",
-            "chat_rl": f"--num-iterations=22 --max-new-tokens=100 --init-lr-frac=0.03 {CPU_RL}",
+            "chat_rl": f"--num-iterations=22 --max-new-tokens=100 --init-lr-frac=0.085 {CPU_RL}",
             "base_loss": "--eval-bytes=200000",
             "base_eval": FEW_PROBLEMS["base_eval"],
             "chat_eval": "--max-problems=200 --max-new-tokens=128",
