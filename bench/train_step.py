@@ -44,7 +44,7 @@ REFERENCE = {  # (compiled, environment variables)
 }
 FIGURES = [
     Figure("rate", "tokens/s", less_is_better=False, shown=",.0f"),
-    Figure("all steps", "s, without compiling", shown=".1f"),
+    Figure("all steps", "s, the median step times their number", shown=".1f"),
     Figure("first step, cold", "s", shown=".1f"),
     Figure("first step, warm", "s", shown=".1f"),
     Figure("memory", "MB", shown=",.0f"),

@@ -197,7 +197,7 @@ def _start_new(
         steps=plan.steps,
         seconds=plan.seconds,
         weight_decay=config.weight_decay * plan.decay_scale,  # for this batch and horizon
-        schedules=schedules.pretraining(config),
+        schedules=schedules.pretraining(config, plan.steps),
     )
 
 

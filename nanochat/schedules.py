@@ -16,15 +16,12 @@ def warmup_warmdown(
     progress: float,
     step: int,
     *,
-    warmup_steps: int,
+    warmup_steps: float,
     warmdown: float,
     final: float,
 ) -> float:
-    """Rise to 1 within warmup_steps, stay, then fall to `final` over the last share `warmdown` of progress.
-
-    In a short run the rise takes a tenth of it.
-    """
-    rising = max((step + 1) / (warmup_steps or 1), 10 * progress)  # the first step is not 0
+    """Rise to 1 within warmup_steps, stay, then fall to `final` over the last share `warmdown` of progress."""
+    rising = (step + 1) / warmup_steps if warmup_steps else 1.0  # the first step is not 0
     falling = _interpolate(_remaining(progress, warmdown), final, 1.0)
     return min(1.0, rising, falling)
 
@@ -58,10 +55,15 @@ def _interpolate(share: float, low: float, high: float) -> float:
     return share * high + (1 - share) * low
 
 
-def pretraining(config: OptimizerSettings) -> Table:
-    """Return base training's schedules."""
+def pretraining(config: OptimizerSettings, steps: int | None = None) -> Table:
+    """Return base training's schedules; steps: of the run, if known, because warmup takes at most a tenth of them."""
     warmdown = config.warmdown_ratio
-    lr = partial(warmup_warmdown, warmup_steps=config.warmup_steps, warmdown=warmdown, final=config.final_lr_frac)
+    lr = partial(
+        warmup_warmdown,
+        warmup_steps=min(config.warmup_steps, (steps or 1e9) / 10),
+        warmdown=warmdown,
+        final=config.final_lr_frac,
+    )
     return {"lr": lr, "momentum": partial(momentum, warmdown=warmdown), "weight_decay": cosine}
 
 

@@ -14,7 +14,6 @@ from nanochat.stages import Source
 Settings = TypeVar("Settings", bound="FineTuneSettings")
 
 CHAT_TEMPERATURE = 0.6  # of a model that has no setting of its own
-FEW_STEPS = 100  # below, the learning rate falls in large jumps, and few evaluations are made
 
 # ---- groups for any script ----
 # `may_change=True`: a run may resume with another value. `in_card=False`: the report card leaves the flag out.
@@ -211,7 +210,10 @@ class BatchSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Learning rates for a batch of 2^19 tokens (of embeddings and head: for width 768), and their schedule."""
+    """Learning rates for a batch of 2^19 tokens (of embeddings and head: for width 768), and their schedule.
+
+    scaling.rate_scale has the factor for other batches.
+    """
 
     # param_groups.RULES says which parameters a rate belongs to, and how it is scaled by batch and width.
     embedding_lr: float | None = option(0.3, "learning rate of embeddings (AdamW)", group="optimizer", least=0)
@@ -228,7 +230,7 @@ class OptimizerSettings:
     # The schedule, see schedules.py: warmup by steps, then constant, then warmdown by progress.
     warmup_steps: Count = option(
         40,
-        "steps of learning rate warmup, at most a tenth of the run",
+        "steps of learning rate warmup, at most a tenth of a run with a known number of steps",
         group="optimizer",
         least=0,
     )

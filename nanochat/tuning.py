@@ -22,7 +22,7 @@ from nanochat.packing import ChatLoader
 from nanochat.param_groups import state_bytes
 from nanochat.runtime import planned_hardware
 from nanochat.scaling import RunPlan, estimate, scaled_size
-from nanochat.settings import FEW_STEPS, FineTuneSettings, inherit
+from nanochat.settings import FineTuneSettings, inherit
 from nanochat.stages import MODELS
 from nanochat.train import Evaluation
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
 
+FEW_STEPS = 100  # below, the learning rate falls in large jumps, and few evaluations are made
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
 

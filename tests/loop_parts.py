@@ -25,8 +25,7 @@ ALONE = Runtime(CPU, torch.float32, "chunks")
 AHEAD = replace(ALONE, device=torch.device("cuda"))  # the loop runs ahead of what it computes, as on a GPU; on the CPU
 ROWS, LENGTH, VOCABULARY = 8, 32, 128
 EXACT = 1e-5  # two models are equal
-# As a long run begins: a short one's warmup takes a tenth of it.
-WARM = schedules.pretraining(OptimizerSettings()) | {"lr": lambda progress, step: (step + 1) / 40}
+WARM = schedules.pretraining(OptimizerSettings())  # as base training begins
 
 
 class Planted(torch.autograd.Function):

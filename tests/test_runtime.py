@@ -24,8 +24,9 @@ def plain(tmp_path, monkeypatch):
     for name in ("NANOCHAT_DTYPE", "RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "ONEDNN_MAX_CPU_ISA"):  # a setup sets them; this test's end takes them back
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 def chosen(*choices: str) -> Runtime:
@@ -52,13 +53,14 @@ def test_the_precision_of_a_cpu_follows_its_instructions(flags, dtype, monkeypat
     monkeypatch.setattr(under_test, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr("rustbpe.amx_is_broken", lambda: False)
     assert chosen("cpu").dtype == DTYPES[dtype]
+    assert "ONEDNN_MAX_CPU_ISA" not in os.environ
     monkeypatch.setattr("rustbpe.amx_is_broken", lambda: True)
     assert chosen("cpu").dtype == torch.float32
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_FP16"
 
 
 def test_a_product_in_bf16_does_not_end_the_process(monkeypatch):
     """It did on virtual machines that announce AMX without tile sizes."""
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     code = "with runtime.setup('cpu'): a = torch.ones(256, 256, dtype=torch.bfloat16); print(float((a @ a).sum()))"
     printed = subprocess.check_output([sys.executable, "-c", f"import torch; from nanochat import runtime\n{code}"])
     assert float(printed.splitlines()[-1]) == 256**3

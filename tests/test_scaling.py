@@ -60,6 +60,11 @@ def test_sizes_and_batch_follow_from_depth(depth, width, power):
     assert depth != 12 or (rate_scale(plan.total_batch_size), plan.decay_scale) == (1, 1)  # the reference
 
 
+def test_only_rates_have_a_lower_limit():
+    assert [rate_scale(2**power) for power in (11, 15, 17)] == [0.25, 0.25, 0.5]
+    assert plan_of(total_batch_size=2**13).decay_scale == plan_of(total_batch_size=2**15).decay_scale / 2
+
+
 def test_every_derived_value_has_a_note_and_a_flag_overrides_it():
     notes = {note.split()[0]: note for note in plan_of().notes}
     assert notes["width"] == "width 1,536 = depth 24 x aspect_ratio 64, up to a multiple of head_dim 128"

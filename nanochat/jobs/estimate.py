@@ -18,7 +18,6 @@ from nanochat.jobs.scales import time_share
 from nanochat.log import duration, table_of, terminal_table
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
-from nanochat.settings import FEW_STEPS
 
 Flags = Mapping[str, str]
 
@@ -159,7 +158,7 @@ def work_seconds(work: Work, setting: Setting, base: BaseRun) -> float:
 
 def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> StepEstimate:
     """Return the estimate for a step."""
-    flags = step_flags(step)
+    flags = dict(word.partition("=")[::2] for word in step.command[1:])
     work = step_work(step.name, flags, base)
     record = read_record(job, step)
     # A step with other flags will be repeated, so the old time does not count.
@@ -182,24 +181,7 @@ def estimate_job(job: Job, setting: Setting, base: BaseRun) -> dict[str, StepEst
     return {step.name: estimate_step(job, step, setting, base) for step in job.steps if not step.skip}
 
 
-def step_flags(step: Step) -> Flags:
-    """Return the flags of a step's command with their values ("" for a switch)."""
-    return dict(word.partition("=")[::2] for word in step.command[1:])
-
-
 # ---- the plan in words ----
-
-
-def short_stages(job: Job, base: BaseRun) -> list[str]:
-    """Return a warning for each stage that reads its mixture once in a few steps."""
-    lines = []
-    for step in job.steps:
-        flags = step_flags(step)
-        if step.name in MIXTURE_TOKENS and flags.keys().isdisjoint(("--num-iterations", "--target-seconds")):
-            steps = round(MIXTURE_TOKENS[step.name] / int(flags.get("--total-batch-size", base.batch)))
-            if steps < FEW_STEPS:
-                lines.append(f"{step.name}: only about {steps} steps, a smaller --total-batch-size gives more")
-    return lines
 
 
 def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
@@ -226,7 +208,6 @@ def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
         *skipped_lines(job.steps),
         *([f"speed: {base.basis}"] if base.rate else []),
         *(f"base_train: {line}" for line in base.notes),
-        *short_stages(job, base),
         f"in all: {whole}, {disk_room(job, setting, base)}, dollars {dollars(sum(coming), setting)}",
         f"logs and records: {job.folder}",
     ]

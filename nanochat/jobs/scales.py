@@ -14,6 +14,7 @@ FEW_PROBLEMS = {
 # Minutes on two cores: deep, narrow, large steps, so that the model soon learns to copy from the context; a fixed step
 # count, so that a slow machine takes longer and learns the same. The reasons are in dev/LOG.md.
 EMBEDDED_MODEL = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=100000"
+# Scalars keep the rate of the plain square-root rule: its lower limit would give four times as much.
 EMBEDDED_RATES = "--unembedding-lr=0.015 --scalar-lr=0.125 --warmup-steps=20 --total-batch-size=2048"
 # Steps on a CPU are few and long, so checkpoints are saved often.
 CPU_MODEL = "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"

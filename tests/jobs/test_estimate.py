@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from nanochat.jobs.estimate import BaseRun, Work, dollars, estimate_job, short_stages, work_seconds
+from nanochat.jobs.estimate import MIXTURE_TOKENS, BaseRun, Work, dollars, estimate_job, step_work, work_seconds
 from nanochat.jobs.plan import PLANNED_STAGES, choose_setting, make_job, stage_flags
 from nanochat.paths import write_json
 from scripts.plan import NEEDS, READ, Config
@@ -59,11 +59,12 @@ def test_the_basis_of_an_estimate(estimator, base):
     assert generated > scored  # a token at a time is slower than a whole row
 
 
-def test_a_stage_with_few_steps_has_a_warning(estimator):
-    _, job, _ = estimator(on="8xH100")
-    assert short_stages(job, BASE) == []
-    job.step("chat_sft").command.remove("--total-batch-size=65536")  # then base training's batch of 2^19 tokens counts
-    assert short_stages(job, BASE) == ["chat_sft: only about 27 steps, a smaller --total-batch-size gives more"]
+@pytest.mark.parametrize("scale", ["1gpu", "8xh100"])
+def test_no_stage_of_a_gpu_scale_has_few_steps(scale, estimator):
+    _, job, _ = estimator(scale=scale, on="8xH100")
+    for name in MIXTURE_TOKENS:
+        flags = dict(word.partition("=")[::2] for word in job.step(name).command)
+        assert step_work(name, flags, BASE).trained / int(flags.get("--total-batch-size", 2**20)) >= 100
 
 
 def test_the_plan_for_eight_gpus_as_printed(python):
