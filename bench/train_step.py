@@ -243,6 +243,8 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--json", help="file to write all figures to")
     options = parser.parse_args()
+    if min(options.steps, options.own_steps or options.steps) <= SKIPPED:
+        parser.error(f"--steps and --own-steps must be above {SKIPPED}: the first steps are not timed")
     from nanochat.runtime import avoid_broken_amx  # here, because a child has the reference's nanochat
 
     avoid_broken_amx()  # in the child processes too
