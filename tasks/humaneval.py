@@ -4,6 +4,7 @@ import re
 import textwrap
 
 from nanochat.evals import sandbox
+from nanochat.log import print_line
 from tasks.common import FILE, DataSet, ParquetRows, Task, exchange
 
 FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a code block; the last fence may be missing
@@ -47,14 +48,18 @@ class HumanEval(Task):
         return self.evaluate_all([(conversation, completion)])[0]
 
     def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
-        programs = []
+        cases = []
         for conversation, completion in answers:
             prompt = conversation["messages"][0]["content"]
-            entry_point = conversation["entry_point"]
-            code = complete_program(prompt, entry_point, completion)
-            programs.append(f"{code}\n\n{conversation['test']}\n\ncheck({entry_point})\n")
-        # Programs run side by side.
-        verdicts = sandbox.run_all(programs, unsafe=self.unsafe_exec)
+            name = conversation["entry_point"]
+            code = complete_program(prompt, name, completion)
+            tests = f"{conversation['test']}\n\ncheck({name})"
+            # Some tests use what the prompt has before the function.
+            cases.append(sandbox.Case(code, name, tests, prompt.partition(f"def {name}(")[0]))
+        verdicts = sandbox.judge_all(cases, unsafe=self.unsafe_exec)
+        forgeable = sum(verdict.forgeable for verdict in verdicts)
+        if forgeable:
+            print_line(f"HumanEval: {forgeable} answers were tested in their own process, where they can forge verdicts")
         return [verdict.passed for verdict in verdicts]
 
 

@@ -1,0 +1,384 @@
+"""The inside of the sandbox: this file runs as a process, contains itself step by step, and becomes the program.
+
+Run by nanochat.evals.sandbox, with a task as JSON on the standard input. Standard library only. To refuse one more system
+call, add a row to CALLS.
+"""
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import platform
+import re
+import secrets
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+NOBODY = 65534  # the program's user and group where the caller is not root
+OWN_USERS = 2**30  # first user number, one per sandbox, where the caller is root
+MAX_OPEN_FILES = 64
+MAX_NAMES = 4096  # files and folders in one file system
+MAX_SIGNALS = 64  # waiting signals and timers
+POLL_SECONDS = 0.05  # between two looks at the processor time
+
+# ---- what a contained program may do ----
+
+READABLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+
+AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # the kernel's numbers for architectures
+# System calls by what becomes of them, with their numbers on x86_64 and on aarch64 ("-": does not exist). Further numbers
+# are the values of the second argument that count. Of clone, only flags for new namespaces are refused.
+CALLS = {
+    # The kernel would keep memory that no process's limit counts, or count for all users together.
+    "killed": """
+        shmget              29  194
+        semget              64  190
+        msgget              68  186
+        mq_open            240  180
+        inotify_init       253    -
+        inotify_init1      294   26
+        fanotify_init      300  262
+        io_setup           206    0
+        io_uring_setup     425  425
+    """,
+    "refused": """
+        clone               56  220
+        socket              41  198
+        socketpair          53  199
+        ptrace             101  117
+        process_vm_readv   310  270
+        process_vm_writev  311  271
+        pidfd_getfd        438  438
+        unshare            272   97
+        setns              308  268
+        pivot_root         155   41
+        chroot             161   51
+        mount              165   40
+        umount2            166   39
+        open_tree          428  428
+        move_mount         429  429
+        fsopen             430  430
+        fsconfig           431  431
+        fsmount            432  432
+        fspick             433  433
+        mount_setattr      442  442
+        name_to_handle_at  303  264
+        open_by_handle_at  304  265
+        quotactl           179   60
+        swapon             167  224
+        swapoff            168  225
+        memfd_create       319  279
+        memfd_secret       447  447
+        add_key            248  217
+        request_key        249  218
+        keyctl             250  219
+        personality        135   92
+        perf_event_open    298  241
+        bpf                321  280
+        userfaultfd        323  282
+        init_module        175  105
+        delete_module      176  106
+        finit_module       313  273
+        kexec_load         246  104
+        kexec_file_load    320  294
+        reboot             169  142
+        sethostname        170  161
+        acct               163   89
+        setxattr           188    5
+        lsetxattr          189    6
+        fsetxattr          190    7
+        flock               73   32
+        fcntl               72   25   6 7 37 38 1024 1026
+    """,
+    # The C library takes clone instead, with flags that a filter can read.
+    "unknown": "clone3 435 435",
+    # Success without effect: these would make the host's disks work.
+    "ignored": """
+        sync               162   81
+        syncfs             306  267
+        fsync               74   82
+        fdatasync           75   83
+        sync_file_range    277   84
+        msync               26  227
+    """,
+}
+# fcntl's values above: locks (F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW), F_SETLEASE and F_NOTIFY.
+
+# The kernel's constants, from linux/sched.h, sys/mount.h, linux/prctl.h, linux/filter.h, linux/seccomp.h.
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWTIME = 0x80
+CLONE_OTHERS = 0x6E000000  # cgroup, uts, ipc, pid and net
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+MOUNT_ATTR_RDONLY = 1
+MOUNT_ATTR_NOSUID = 2
+AT_RECURSIVE = 0x8000
+PR_SET_PDEATHSIG = 1
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
+SECCOMP_MODE_FILTER = 2
+# A filter's instructions, its results, and offsets in the data that it reads.
+LOAD = 0x20
+IF_EQUAL = 0x15
+IF_AT_LEAST = 0x35
+IF_ANY_BIT = 0x45
+RETURN = 0x06
+KILL_PROCESS = 0x80000000
+ALLOW = 0x7FFF0000
+FAIL_WITH = 0x00050000  # plus an error number
+RESULTS = {
+    "killed": KILL_PROCESS,
+    "refused": FAIL_WITH | errno.EPERM,
+    "unknown": FAIL_WITH | errno.ENOSYS,
+    "ignored": FAIL_WITH,  # error 0
+}
+CALL_NUMBER = 0
+ARCHITECTURE = 4
+FIRST_ARGUMENT = 16
+SECOND_ARGUMENT = 24
+X32_CALLS = 0x40000000  # on x86_64 a second set of call numbers begins here
+
+
+def _readable() -> list[str]:
+    """Return the paths that a contained program may read."""
+    paths = list(READABLE)
+    prefix = os.path.realpath(sys.base_prefix)
+    if not prefix.startswith("/usr"):
+        paths.append(prefix)
+    return [path for path in paths if os.path.lexists(path)]
+
+
+class _Refusal(NamedTuple):
+    """A row in CALLS, for this machine."""
+
+    number: int
+    values: list[int]  # of the second argument; none: any value
+    result: int
+
+
+def _refusals() -> dict[str, _Refusal]:
+    column = list(AUDIT).index(platform.machine())
+    refusals = {}
+    for kind, table in CALLS.items():
+        for line in table.strip().splitlines():
+            name, *numbers = line.split()
+            if numbers[column] != "-":
+                refusals[name] = _Refusal(int(numbers[column]), [int(value) for value in numbers[2:]], RESULTS[kind])
+    return refusals
+
+
+# ---- steps ----
+
+
+def _main() -> None:
+    """Prepare the sandbox step by step, each giving up a right, and become the program."""
+    task = json.load(sys.stdin)
+    limits = SimpleNamespace(**task["limits"])  # sandbox.Limits
+    contained = task["contained"]
+    signal.alarm(int(limits.seconds) + 1)  # if the caller cannot watch the time any more
+    is_root = os.geteuid() == 0
+    if contained:
+        _enter_namespaces()
+        # Now, because a new user forgets it.
+        _call("end with the caller", "prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != task["caller"]:
+            sys.exit("the caller has ended")
+        # Two processes stay outside of the program: one watches it, one is its namespace's first process. When the first
+        # process ends, the kernel kills all others in there.
+        if first := os.fork():
+            _watch(first, limits.cpu_seconds)
+        _call("end with the parent", "prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _call("own mounts", "unshare", CLONE_NEWNS)
+        _change_root(limits.file_bytes)
+        if second := os.fork():
+            while True:
+                ended, status = os.wait()
+                if ended == second:
+                    _exit_like(status)
+        if is_root:
+            # Become a user that no other sandbox has: the kernel counts processes by user.
+            number = OWN_USERS + secrets.randbelow(2**24)
+            os.setgroups([])
+            os.setresgid(number, number, number)
+            os.setresuid(number, number, number)
+    home = os.getcwd()
+    Path(home, "program.py").write_text(task["program"], encoding="utf-8")
+    # The standard input has only the word, so that the program finds it empty.
+    source, sink = os.pipe()
+    os.write(sink, task["word"].encode())
+    os.close(sink)
+    os.dup2(source, 0)
+    # Where all are one user, the kernel counts the three processes of the sandbox too.
+    _set_limits(limits, limits.processes + 3 * (contained and not is_root))
+    if contained:
+        _filter_calls()
+    os.execve(sys.executable, [sys.executable, "-IB", "-c", task["launcher"]], {"HOME": home, "PATH": "/usr/bin:/bin"})
+
+
+def _call(step: str, name: str, *arguments: Any) -> None:
+    """Call a function of the C library; OSError with the step's name if it fails."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{step}: {os.strerror(number)}")
+
+
+def _exit_like(status: int) -> None:
+    """End with a child's status."""
+    os._exit(os.waitstatus_to_exitcode(status) % 256)  # negative for a signal
+
+
+def _watch(first: int, cpu_seconds: float) -> None:
+    """Wait for a process and end with its status; kill it if all below it have used up the processor time together."""
+    os.stat(f"/proc/self/task/{os.getpid()}/children")  # OSError: this kernel does not list children
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    used, created = {}, 0  # processor time by process; how many processes and threads there were
+    while True:
+        ended, status = os.waitpid(first, os.WNOHANG)
+        if ended:
+            _exit_like(status)
+        processes = [first]
+        for process in processes:  # which grows
+            with contextlib.suppress(OSError):  # it has ended
+                used[process] = time.clock_gettime(~process << 3 | 2)  # the kernel's name for its clock
+                status_text = Path(f"/proc/{process}/status").read_text()
+                created = max(created, int(re.search(r"^NSpid:.*\s(\d+)$", status_text, re.MULTILINE)[1]))
+                for children in Path(f"/proc/{process}/task").glob("*/children"):
+                    processes += map(int, children.read_text().split())
+        # Those that lived and ended between two looks cannot have used more than this time.
+        if sum(used.values()) + POLL_SECONDS * created > cpu_seconds:
+            os.kill(first, signal.SIGKILL)
+        signal.sigtimedwait([signal.SIGCHLD], POLL_SECONDS)
+
+
+def _enter_namespaces() -> None:
+    user, group = os.geteuid(), os.getegid()
+    flags = CLONE_OTHERS
+    if user:
+        flags |= CLONE_NEWUSER  # without root only an own user namespace gives the right to mount
+    _call("namespaces", "unshare", flags)
+    if user:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{NOBODY} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{NOBODY} {group} 1")
+
+
+def _change_root(size: int) -> None:
+    """Change to a read-only file system with the readable paths and an empty /tmp for `size` bytes."""
+    root = "/proc"  # any folder that exists everywhere: outside, it stays as it is
+    # Private: mounts in the sandbox do not show outside.
+    _mount("none", "/", None, MS_REC | MS_PRIVATE)
+    _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size=65536,nr_inodes={MAX_NAMES}")
+    for path in _readable():
+        _bind(path, root, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
+    for path in DEVICES:
+        _bind(path, root, MOUNT_ATTR_NOSUID)
+    Path(root, "tmp").mkdir()
+    own = f"mode=1777,size={size},nr_inodes={MAX_NAMES}"
+    _mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, own)
+    # The old root is stacked on the new one, and then detached.
+    os.chdir(root)
+    _call("pivot_root", "syscall", _refusals()["pivot_root"].number, b".", b".")
+    _call("old root", "umount2", b".", MNT_DETACH)
+    _mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY)
+    os.chdir("/tmp")
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    words = (source.encode(), target.encode(), kind.encode() if kind else None)
+    _call(f"mount of {target}", "mount", *words, ctypes.c_ulong(flags), data.encode())
+
+
+def _bind(path: str, root: str, attributes: int) -> None:
+    """Show a system path at the same place below the new root."""
+    target = Path(root + path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.islink(path):
+        target.symlink_to(os.readlink(path))  # such as /lib -> usr/lib
+        return
+    if os.path.isdir(path):
+        target.mkdir()
+    else:
+        target.touch()
+    _mount(path, str(target), None, MS_BIND | MS_REC)
+    mount_attr = struct.pack("QQQQ", attributes, 0, 0, 0)  # to set, to clear, propagation, user namespace
+    where = (-1, str(target).encode(), AT_RECURSIVE)
+    number = _refusals()["mount_setattr"].number
+    _call(f"attributes of {path}", "syscall", number, *where, mount_attr, ctypes.c_size_t(len(mount_attr)))
+
+
+def _set_limits(limits: SimpleNamespace, processes: int) -> None:
+    """Limit this process and its children."""
+    import resource
+
+    bounds = {
+        resource.RLIMIT_CPU: limits.cpu_seconds,
+        resource.RLIMIT_FSIZE: limits.file_bytes,
+        resource.RLIMIT_CORE: 1,  # no core file, and no program that takes one either, as with 0
+        resource.RLIMIT_NPROC: processes,
+        resource.RLIMIT_NOFILE: MAX_OPEN_FILES,
+    }
+    if sys.platform == "linux":  # macOS does not limit the address space
+        bounds[resource.RLIMIT_AS] = limits.memory
+        bounds[resource.RLIMIT_SIGPENDING] = MAX_SIGNALS
+    for limit, bound in bounds.items():
+        resource.setrlimit(limit, (bound, bound))
+
+
+def _filter_calls() -> None:
+    """Apply CALLS from now on, in this process and its children."""
+    refusals = _refusals()
+    clone = refusals.pop("clone")
+    # An instruction is (operation, jump if true, jump if false, operand); a jump skips so many instructions.
+    code = [
+        (LOAD, 0, 0, ARCHITECTURE),
+        (IF_EQUAL, 1, 0, AUDIT[platform.machine()]),
+        (RETURN, 0, 0, KILL_PROCESS),
+        (LOAD, 0, 0, CALL_NUMBER),
+        (IF_AT_LEAST, 0, 1, X32_CALLS),
+        (RETURN, 0, 0, KILL_PROCESS),
+    ]
+    for refusal in refusals.values():
+        refuse = (RETURN, 0, 0, refusal.result)
+        if not refusal.values:
+            code += [(IF_EQUAL, 0, 1, refusal.number), refuse]
+            continue
+        code += [(IF_EQUAL, 0, 2 * len(refusal.values) + 2, refusal.number), (LOAD, 0, 0, SECOND_ARGUMENT)]
+        for value in refusal.values:
+            code += [(IF_EQUAL, 0, 1, value), refuse]
+        code.append((LOAD, 0, 0, CALL_NUMBER))
+    # Threads and processes need clone: it fails only with flags for namespaces.
+    code += [
+        (IF_EQUAL, 0, 3, clone.number),
+        (LOAD, 0, 0, FIRST_ARGUMENT),
+        (IF_ANY_BIT, 0, 1, CLONE_NEWNS | CLONE_NEWUSER | CLONE_NEWTIME | CLONE_OTHERS),
+        (RETURN, 0, 0, clone.result),
+        (RETURN, 0, 0, ALLOW),
+    ]
+    packed = b"".join(struct.pack("HBBI", *instruction) for instruction in code)
+    instructions = ctypes.create_string_buffer(packed)
+    program = struct.pack("HxxxxxxP", len(code), ctypes.addressof(instructions))
+    # Without new privileges no program, such as sudo, can leave the filter.
+    _call("no_new_privs", "prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call("filter of system calls", "prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0)
+
+
+if __name__ == "__main__":
+    try:
+        _main()
+    except OSError as error:
+        sys.exit(str(error))

@@ -1,0 +1,139 @@
+"""The sandbox against hostile programs, against answers that forge verdicts, and when its caller is killed."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from attacks.programs import C, DOUBLE_TESTS, FORGERIES, PROGRAMS, RIGHT, SLOW
+from nanochat.evals import contained, sandbox
+from nanochat.evals.sandbox import Case, Limits, Verdict, judge, judge_all, run
+
+pytestmark = pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
+QUICK = Limits(seconds=6.0, cpu_seconds=2)
+HOSTILE = {f"{kind}: {name}": program for kind, table in PROGRAMS.items() for name, program in table.items()}
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, Verdict]:
+    """The verdicts on all hostile programs, which run side by side."""
+    with ThreadPoolExecutor(6) as pool:
+        return dict(zip(HOSTILE, pool.map(lambda program: run(program, QUICK), HOSTILE.values()), strict=True))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_program_is_held(name, verdicts):
+    verdict = verdicts[name]
+    assert not verdict.passed, verdict
+    assert len(verdict.output) <= QUICK.file_bytes
+
+
+def test_each_call_has_its_result():
+    """All rows at once: one call that ends the process each would hide the others."""
+    refusals = {name: row for name, row in contained._refusals().items() if name != "clone"}
+    for result in ("refused", "unknown", "ignored"):
+        rows = [row for row in refusals.values() if row.result == contained.RESULTS[result]]
+        calls = [(row.number, value) for row in rows for value in row.values or [0]]
+        numbers = {"refused": errno.EPERM, "unknown": errno.ENOSYS, "ignored": 0}
+        verdict = run(
+            f"{C}for number, value in {calls}:\n    ctypes.set_errno(0)\n    c.syscall(number, 1, value, 0, 0, 0, 0)\n"
+            f"    assert ctypes.get_errno() == {numbers[result]}, number",
+            QUICK,
+        )
+        assert verdict.passed, verdict
+    killed = [row.number for row in refusals.values() if row.result == contained.RESULTS["killed"]]
+    verdict = run(
+        f"{C}import os\nfor number in {killed}:\n    if not os.fork():\n        c.syscall(number, 0, 0, 0, 0, 0, 0)\n"
+        "        os._exit(0)\n    assert os.waitstatus_to_exitcode(os.wait()[1]) == -31, number",
+        QUICK,
+    )
+    assert verdict.passed, verdict
+
+
+def cases(answers: dict[str, str]) -> list[Case]:
+    return [Case(answer, "double", DOUBLE_TESTS) for answer in answers.values()]
+
+
+def test_no_verdict_is_forged():
+    verdicts = dict(zip(FORGERIES, judge_all(cases(FORGERIES), QUICK), strict=True))
+    assert not [name for name, verdict in verdicts.items() if verdict.passed or verdict.forgeable]
+
+
+def test_right_answers_pass():
+    verdicts = dict(zip(RIGHT, judge_all(cases(RIGHT), QUICK), strict=True))
+    assert not [(name, verdict) for name, verdict in verdicts.items() if not verdict.passed or verdict.forgeable]
+    assert judge(Case("def f(n):\n    yield from range(n)", "f", "assert list(f(3)) == [0, 1, 2]"), QUICK).passed
+    fails = "try: f(1)\nexcept ZeroDivisionError: pass\nelse: assert False"
+    assert judge(Case("def f(n):\n    return n / 0", "f", fails), QUICK).passed
+
+
+def test_tests_with_other_values_say_that_they_are_forgeable():
+    case = Case("def f(g):\n    return g(2)", "f", "assert f(lambda x: x + 1) == 3")
+    assert judge(case, QUICK) == Verdict(True, "", forgeable=True)
+    assert not judge(case._replace(answer="def f(g):\n    return 2"), QUICK).passed
+
+
+def children() -> set[str]:
+    """The processes that run the sandbox's file, or a program inside."""
+    lines = subprocess.run(["ps", "-wweo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return {line.split()[0] for line in lines if "contained.py" in line or "-IB -c" in line}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_a_caller_that_is_killed(number, tmp_path):
+    """Neither the helper nor the program, which would sleep for ten minutes."""
+    before, folders = children(), set(Path(tempfile.gettempdir()).glob("sandbox-*"))
+    program = "import os, time\nos.fork()\ntime.sleep(600)"
+    code = f"from nanochat.evals.sandbox import run\nrun({program!r})"
+    caller = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    deadline = time.monotonic() + 30
+    while len(children() - before) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(children() - before) >= 3
+    caller.send_signal(number)
+    caller.wait(10)
+    while children() - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not children() - before
+    assert set(Path(tempfile.gettempdir()).glob("sandbox-*")) <= folders
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_user_without_rights_is_held_too():
+    python = shutil.which("python3", path="/usr/bin")
+    if python is None:
+        pytest.skip("needs a python3 in /usr/bin")
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # other users cannot read pytest's folder
+    folder.chmod(0o755)
+    package = folder / "nanochat" / "evals"
+    package.mkdir(parents=True)
+    for module in (sandbox, contained):
+        shutil.copy(module.__file__, package)
+    attacks = {name: program for name, program in HOSTILE.items() if name.partition(": ")[2] not in SLOW}
+    (folder / "ask.py").write_text(
+        "import json, sys\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from nanochat.evals import sandbox\n"
+        "assert not sandbox.missing(), sandbox.missing()\n"
+        f"run = lambda program: sandbox.run(program, sandbox.Limits{tuple(vars(QUICK).values())}).passed\n"
+        "with ThreadPoolExecutor(4) as pool: print(json.dumps([*pool.map(run, json.load(sys.stdin))]))"
+    )
+    command = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", python, "ask.py"]
+    environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    programs = json.dumps([*attacks.values(), "print(1)"])
+    done = subprocess.run(command, cwd=folder, env=environment, input=programs, capture_output=True, text=True, timeout=300)
+    shutil.rmtree(folder)
+    assert done.returncode == 0, done.stderr
+    *passed, honest = json.loads(done.stdout)
+    assert not [name for name, held in zip(attacks, passed, strict=True) if held]
+    assert honest
