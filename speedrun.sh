@@ -31,7 +31,20 @@ exec 9>>"$job/lock"
 
 # A stage is `python -m scripts.STAGE`, under torchrun on several GPUs. A finished stage is skipped, a stopped one
 # resumes, one with other flags or inputs is repeated. A failure ends this script.
-stage() { "$python" -m nanochat.jobs.runner --job="$job" --step="$1" --lock=9; }
+stage() {
+  "$python" -m nanochat.jobs.runner --job="$job" --step="$1" --lock=9 & running=$!
+  wait "$running" # unlike a command in the foreground, a wait ends at a signal
+}
+running=
+end() {
+  trap '' INT TERM HUP QUIT
+  if [ "$running" ]; then kill -TERM "$running" 2>/dev/null && wait "$running" || true; fi
+  exit "$1"
+}
+trap 'end 130' INT
+trap 'end 143' TERM
+trap 'end 129' HUP
+trap 'end 131' QUIT
 
 # Text: write the embedded world, or download from the hub while the tokenizer learns from the first shards.
 stage world

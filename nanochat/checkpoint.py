@@ -83,7 +83,7 @@ def load(folder: Path, step: int, hashes: bool = True) -> Checkpoint:
             with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
                 found = {name: pool.submit(read_sha256, path / name) for name in manifest["files"]}
             damaged = [name for name, sha256 in found.items() if sha256.result() != manifest["files"][name]["sha256"]]
-    except (ValueError, KeyError, OSError) as error:
+    except (ValueError, KeyError, OSError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read ({error})") from error
     if damaged:
         raise ValueError(f"{path} is damaged: {', '.join(damaged)}")

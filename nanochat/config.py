@@ -2,6 +2,7 @@
 
 import difflib
 import io
+import math
 import signal
 import sys
 import traceback
@@ -16,6 +17,8 @@ import tyro
 from nanochat.log import print_line
 
 Config = TypeVar("Config")
+# Signals that ask to stop; a terminal that closes sends SIGHUP.
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 
 
 def _parse_count(words: list[str]) -> int:
@@ -150,6 +153,8 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     config = _read_flags(config_class, words)
     for one in fields(config):
         value = getattr(config, one.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{flag_of(one.name)} has to be a finite number, not {value}")
         least = one.metadata["least"]
         # The default may lie below: -1 often means "chosen for you".
         if least is None or value is None or value == one.default:

@@ -5,6 +5,7 @@ tokens become events. A sequence that ends makes room for the next one at once. 
 step late, so no step waits for the host.
 """
 
+import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,14 @@ from nanochat.calculator import REFUSALS, calculate
 from nanochat.decoder import Decoder, StepKind
 from nanochat.fused import pack, refresh
 from nanochat.gpt import GPT
+from nanochat.log import print_line
 
 if TYPE_CHECKING:
     from nanochat.tokenizer import Tokenizer
 
 ENDS = ("<|assistant_end|>", "<|bos|>")  # the tokens that end a turn
 SLOTS = {"cuda": 256, "cpu": 64}  # rows run at once, by device type
+LEAST_TEMPERATURE = LEAST_TOP_P = 1e-6  # below, fp32 would overflow or vanish; the likeliest token is meant
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,13 @@ class Request:
     stop: frozenset[int] | None = None  # ids that end a sample and are left out; None: ends of a turn
     n: int = 1
 
+    def __post_init__(self):
+        if self.temperature < LEAST_TEMPERATURE or self.top_p < LEAST_TOP_P:
+            object.__setattr__(self, "temperature", 0.0)  # the dataclass is frozen
+
 
 class Event(NamedTuple):
-    """A token in a sample, or the sample's end: then token is None, and reason is stop or length."""
+    """A token in a sample, or the sample's end: then token is None, and reason is stop, length or error."""
 
     request: int
     sample: int
@@ -117,6 +124,7 @@ class Engine:
         self.waiting = deque()  # sequences
         self.longest = 0  # most tokens that any sequence so far may have
         self.unread = None  # on CUDA: the last step, with tokens not yet followed
+        self.errors = 0  # samples that ended with an error
 
     def generate(self, requests: Sequence[Request], logprobs: bool = False) -> list[list[Completion]]:
         """Return the n completions of each request."""
@@ -257,7 +265,12 @@ class Engine:
         for sequence, token, logprob in zip(step.sequences, tokens, logprobs, strict=False):
             # Rows that stand still get -1; others may have left since the step began.
             if token >= 0 and sequence.slot >= 0:
-                self._follow_token(sequence, token, logprob if sequence.job.logprobs else 0.0)
+                try:
+                    self._follow_token(sequence, token, logprob if sequence.job.logprobs else 0.0)
+                except Exception:  # whatever one row's text does must not end the others
+                    self.errors += 1
+                    print_line(f"engine: a sample ends with an error, {self.errors} so far\n{traceback.format_exc()}")
+                    self._end(sequence, "error", 0.0)
 
     def _follow_token(self, sequence: _Sequence, token: int, logprob: float) -> None:
         sampled = sequence.forced == 0

@@ -6,6 +6,7 @@ Rank 0 speaks for all ranks, apart from `print_line`. Progress is a line now and
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends
 RESUMED = "resumed"  # kind of marker records, written where a run resumes
 
 LINE_SECONDS = 5.0  # between lines about a long job, or about training steps
+# Control characters, all but tab and newline. A terminal would obey them, and data and models may write them.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 # ---- printing ----
 
@@ -27,9 +30,14 @@ def is_main_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"  # torchrun sets RANK; else there is one process
 
 
+def harmless(text: str) -> str:
+    """Return text for a terminal: \ufffd replaces control characters."""
+    return CONTROL.sub("\ufffd", text)
+
+
 def print_line(*values: Any, sep: str = " ", file: TextIO | None = None) -> None:
     """Print whole lines at once, from any rank: the last lines of a run that dies are in its log."""
-    text = sep.join(map(str, values)) + "\n"
+    text = harmless(sep.join(map(str, values))) + "\n"
     print(end=text, file=file, flush=True)  # in one piece: lines from threads and ranks must not mix
 
 
@@ -178,14 +186,17 @@ class MetricLog:
             return
         records = [*self._before, {"kind": kind, "step": step, **figures}]
         self._before = []
-        with open(self.path, "a+b") as file:
-            # A killed process may have left half a line, which must not swallow this record.
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
-            for record in records:
-                file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+        try:
+            with open(self.path, "a+b") as file:
+                # A killed process may have left half a line, which must not swallow this record.
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":
+                        file.write(b"\n")
+                file.write(lines)
+        except OSError as error:  # a full disk
+            raise OSError(error.errno, f"{error.strerror}, {len(lines):,} bytes are needed", str(self.path)) from None
         if self._wandb:
             self._mirror(lambda: self._wandb.log({"step": step, **figures}))
 

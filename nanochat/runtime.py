@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 import rustbpe
+from nanochat.config import STOPPING
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
@@ -282,7 +283,6 @@ def wait_result(store: "Store", key: str, timeout: float) -> Any:
 
 # ---- interruptions of a training step: signals, and the garbage collector ----
 
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 ECHO_SECONDS = 3.0  # torchrun passes a terminal's Ctrl-C on to ranks that have had it already
 
 

@@ -3,7 +3,7 @@
 # if nothing changed, and starts over if the last setup did not finish.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
-PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
+PATH="$PATH:${CARGO_HOME:-${HOME:-}/.cargo}/bin"
 python=.venv/bin/python
 # Line 1, written after the packages are installed: path and Python version. Without this line .venv is made again (half
 # made, or moved). The other lines, written last: checksums for all sources. If they differ, .venv is updated.

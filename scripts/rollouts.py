@@ -6,7 +6,7 @@ python -m scripts.rollouts --tag=d8 --show 5
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
-from nanochat.log import read_metrics
+from nanochat.log import print_line, read_metrics
 from nanochat.paths import stage_dir
 from nanochat.settings import TagSettings
 
@@ -26,13 +26,13 @@ def main(config: Config) -> None:
     step = records[-1]["step"]
     last = [record for record in records if record["step"] == step]
     for record in last[: config.show]:
-        print(f"== step {step}, question {record['example']}")
-        print(record["prompt"])
-        print(f"\n-- reference answer: {record['answer']}")
+        print_line(f"== step {step}, question {record['example']}")
+        print_line(record["prompt"])
+        print_line(f"\n-- reference answer: {record['answer']}")
         for sample in sorted(record["samples"], key=lambda sample: -sample["reward"]):
-            print(f"\n-- reward {sample['reward']:g}, advantage {sample['advantage']:+.3g}, {sample['tokens']} tokens:")
-            print(sample["text"])
-        print()
+            print_line(f"\n-- reward {sample['reward']:g}, advantage {sample['advantage']:+.3g}, {sample['tokens']} tokens:")
+            print_line(sample["text"])
+        print_line()
 
 
 if __name__ == "__main__":

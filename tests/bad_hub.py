@@ -19,6 +19,8 @@ class BadHub(ThreadingHTTPServer):
         self.requests = 0
         self.starts: list[int] = []  # first byte of each download
         self.cuts: list[int] = []  # bytes after which the next downloads break off
+        self.etag = ""  # in place of the content's hash
+        self.retries: list[str] = []  # waiting times that the next answers ask for
         threading.Thread(target=self.serve_forever, args=[0.05], daemon=True).start()
 
     @property
@@ -38,6 +40,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, head: bool) -> None:
         self.server.requests += 1
+        if self.server.retries:
+            self.send_response(429)
+            self.send_header("Retry-After", self.server.retries.pop())
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         path = re.sub(r"^/datasets/([^/]+/[^/]+)/resolve/[^/]+", r"\1", self.path).removeprefix("some/set/")
         content = self.server.files.get(path)
         start = int(self.headers.get("Range", "bytes=0-")[6:-1])
@@ -46,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         if content is None:
             self.send_header("X-Error-Code", "EntryNotFound")
         content = content or b""
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("ETag", f'"{self.server.etag or hashlib.sha256(content).hexdigest()}"')
         self.send_header("Content-Length", str(len(content) - start))
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")

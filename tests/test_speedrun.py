@@ -89,11 +89,12 @@ def test_killed_started_twice_and_changed(speedrun, base):
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
 
-    # The same command resumes. A signal to the script alone reaches the stage, which saves.
+    # The same command resumes. A signal to the script alone reaches the stage, which saves; bash itself would ignore it.
     stopped = speedrun.start(*LONG)
     until(lambda: log.read_text().count("\n== ") and "\nstep " in log.read_text().rpartition("\n== ")[2], "a step")
-    stopped.terminate()
+    stopped.send_signal(signal.SIGINT)
     text, _ = stopped.communicate()
+    assert stopped.returncode == 128 + signal.SIGINT
     assert steps_with(text, "already finished") == ["tok_train", "tok_eval"]
     assert "speedrun: base_train was stopped by SIGTERM\n  log: " in text
     assert text.splitlines()[-1] == f"  resume with: bash '{speedrun.home}/speedrun.sh' {' '.join(LONG)}"

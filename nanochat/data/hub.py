@@ -7,18 +7,22 @@ eval_bundle/.
 """
 
 import functools
+import hashlib
 import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nanochat.paths import base_dir, read_sha256
 
 PARALLEL_DOWNLOADS = 8
 SERVER_TIMEOUT = 3.0  # seconds to wait before a server counts as unreachable
 SHOWN_FILES = 2  # named in an error for each reason
+MAX_WAIT = 600  # seconds, if a server asks to wait before the next attempt
+SHA256_LETTERS = 64
 
 
 class HubError(ValueError):
@@ -32,6 +36,10 @@ class HubFile:
     path: str
     repo: str = ""
     revision: str | None = None
+
+    def __post_init__(self):
+        if ".." in Path(str(self)).parts:
+            raise HubError(f"{self} would lie outside of the data set's folder")
 
     def __str__(self) -> str:
         return f"datasets/{self.repo}/{self.path}" if self.repo else self.path
@@ -92,8 +100,8 @@ def is_reachable(server: str) -> bool:
     try:
         get_session().head(server, timeout=SERVER_TIMEOUT)
     # The exceptions depend on the library's version.
-    except Exception:
-        return False
+    except Exception as error:
+        return isinstance(error, HubError)  # ours: there was an answer
     # Even if the server refuses, the network works.
     return True
 
@@ -154,10 +162,46 @@ def _download(file: HubFile, refused: str) -> Path:
 
     from huggingface_hub import hf_hub_download
 
+    _distrust_answers()
     path = hf_hub_download(
         file.repo,
         file.path,
         repo_type="dataset",
         revision=file.revision,
     )
+    blob = Path(path).resolve()  # where there are no links, the file itself
+    # Large files are named by their SHA-256, small ones by git's hash: both are hashes of the content.
+    digest = read_sha256(blob) if len(blob.name) == SHA256_LETTERS else _git_hash(blob)
+    if blob.parent.name == "blobs" and digest != blob.name:
+        blob.unlink()
+        raise HubError("the server sent other content than it announced, and it was removed: try again")
     return Path(path)
+
+
+def _git_hash(path: Path) -> str:
+    """Return git's name for a file's content."""
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+@functools.lru_cache
+def _distrust_answers() -> None:
+    """Check the headers that huggingface_hub would obey: names for its files, and the time until a retry."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils._http import default_client_factory
+
+    def check(response: Any) -> None:  # httpx2's
+        headers = response.headers
+        for name in ("etag", "x-linked-etag", "x-repo-commit"):
+            if {"/", "\\"} & set(headers.get(name, "").removeprefix("W/")):
+                raise HubError(f"{response.url.host} sent a header {name} that is a path")
+        for name in ("retry-after", "ratelimit"):
+            if name in headers:
+                headers[name] = re.sub(r"\d{3,}", lambda number: str(min(int(number[0]), MAX_WAIT)), headers[name])
+
+    def client() -> Any:
+        made = default_client_factory()
+        made.event_hooks["response"].append(check)
+        return made
+
+    set_client_factory(client)

@@ -37,6 +37,7 @@ NAMES = {
     r"transformer\.h\.(\d+)\.mlp\.c_proj\.weight": r"blocks.\1.mlp.down.weight",
     r"resid_lambdas": "residual_lambdas",
 }
+MAX_SIZE = 2**20  # of anything in a model
 # Fine-tuning inherits these settings from its parent; defaults of October 2025 for values that the file lacks.
 INHERITED = {
     "total_batch_size": 524_288,
@@ -55,13 +56,21 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged archive raises errors of many types
         raise ValueError(f"{path} holds no weights that can be read: {str(error).splitlines()[0]}") from None
+    if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in stored.items()):
+        raise ValueError(f"{path} holds no weights with names")
     weights = {}
     for name, tensor in stored.items():
         renamed = name.removeprefix("_orig_mod.")  # prefix of compiled models
         for pattern, ours in NAMES.items():
             renamed = re.sub(f"^{pattern}$", ours, renamed)
         weights[renamed] = tensor.float()
-    config = _config(meta["model_config"], is_newer="residual_lambdas" in weights)
+    shape = meta["model_config"]
+    # Before a model is made, which would take as long and as much memory as these numbers say.
+    sizes = [value for value in shape.values() if not isinstance(value, str)]
+    blocks = {name.split(".")[1] for name in weights if name.startswith("blocks.")}
+    if not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes) or shape["n_layer"] != len(blocks):
+        raise ValueError(f"{path} has other sizes than its meta file says: {shape}")
+    config = _config(shape, is_newer="residual_lambdas" in weights)
     for name in ("embed.weight", "head.weight"):
         # October's vocabulary was not padded.
         if name in weights and len(weights[name]) == config.vocab_size:

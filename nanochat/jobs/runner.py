@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from nanochat.config import Count, collect_signals, option, run
+from nanochat.config import STOPPING, Count, collect_signals, option, run
 from nanochat.data import hub
 from nanochat.log import Record, duration, print0
 from nanochat.outcome import ROOT, Outcome
@@ -205,7 +205,7 @@ def run_job(job: Job, workers: int = 1) -> dict[str, str]:
 
     with (
         hold_folder(job.folder) as lock,
-        collect_signals(signal.SIGINT, signal.SIGTERM) as stop,
+        collect_signals(*STOPPING) as stop,
         ThreadPoolExecutor(len(job.steps)) as pool,
     ):
         for step in job.steps:
@@ -283,8 +283,8 @@ def failure_line(log: Path) -> str:
 def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> int:
     """Run a step's command and return the exit status (128 + signal if one killed it).
 
-    The command writes to the log, which is also shown unless the step is quiet. A SIGTERM is passed on; Ctrl-C reaches
-    the command by itself.
+    The command writes to the log, which is also shown unless the step is quiet. A signal is passed on as SIGTERM;
+    Ctrl-C reaches the command by itself.
     """
     with open(log, "ab") as file, open(log, "rb") as shown:
         file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(step.words)}\n".encode())
@@ -308,7 +308,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> i
             # The kernel gives us another parent when the script is killed.
             if script and not stop and os.getppid() != script:
                 stop.append(signal.SIGTERM)
-            if signal.SIGTERM in stop and not is_asked:
+            if set(stop) - {signal.SIGINT} and not is_asked:
                 child.terminate()
                 is_asked = True
     # Popen has the negative number of a signal, a shell 128 + the number.
@@ -332,7 +332,7 @@ def main(config: Config) -> None:
     step = job.step(config.step)
     take_lock(config.lock, job.folder)
     # The running step can save and end.
-    with collect_signals(signal.SIGINT, signal.SIGTERM) as stop:
+    with collect_signals(*STOPPING) as stop:
         try:
             run_step(job, step, config.lock, stop, script=os.getppid())
         except StepFailed as failure:

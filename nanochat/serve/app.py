@@ -4,7 +4,10 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import logging
+import math
 import re
+import resource
 import signal
 import socket
 import sys
@@ -28,19 +31,23 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanochat.checkpoint import chat_defaults, load_model
 from nanochat.engine import Engine
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse
-from nanochat.serve.worker import Pool, Worker
+from nanochat.serve.worker import Pool, Worker, engine_failed
 from nanochat.settings import ModelChoice
 from nanochat.stages import MODELS
 
 BODY_BYTES = 1 << 20  # limit for the body of a request
 BODY_SECONDS = 30.0  # limit for a client to send it
 DRAIN_SECONDS = 30  # limit for open requests at a shutdown
+MAX_CONNECTIONS = 4096
+BACKLOG = 128  # connections that wait, and that asyncio accepts at once
+KEPT_FILES = 2 * BACKLOG  # open files beside connections; a closed connection's file goes a moment later
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
 OPEN_PATHS = ("/", "/health")  # need no key: the page asks for the key, and monitors have none
 HEADERS = {  # for every response
@@ -86,6 +93,9 @@ class AccessMiddleware:
         await app(scope, receive, send)
 
     def _find_error(self, headers: Headers, path: str) -> ApiError | None:
+        # Programs that read such a request by its other length would take its rest for another one.
+        if "content-length" in headers and "transfer-encoding" in headers:
+            return ApiError(400, "a request has one length, not two", headers={"connection": "close"})
         # Programs send no origin. Our own page sends the server's host.
         origin = headers.get("origin")
         is_own = origin is None or origin.partition("://")[2] == headers.get("host")
@@ -177,8 +187,12 @@ class Service:
             worker.stop()
 
     async def health(self, request: Request) -> Response:
-        samples = sum(worker.load for worker in self.pool.workers)  # in slots and in the queue
-        return JSONResponse({"status": "ok", "model": self.served.name, "samples": samples})
+        workers = self.pool.workers
+        if not all(worker.is_ready for worker in workers):
+            raise engine_failed()
+        samples = sum(worker.load for worker in workers)  # in slots and in the queue
+        errors = sum(worker.engine.errors for worker in workers)  # samples that ended with one
+        return JSONResponse({"status": "ok", "model": self.served.name, "samples": samples, "errors": errors})
 
     async def models(self, request: Request) -> Response:
         # OpenAI's fields, the context under vLLM's name, and what the page needs to know about the model.
@@ -256,11 +270,50 @@ def application(
 # ---- start and end ----
 
 
+class Protocol(H11Protocol):
+    """uvicorn's protocol; a connection too many closes the oldest one without a request, or else itself."""
+
+    limit = MAX_CONNECTIONS
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.opened = time.monotonic()
+        if len(self.connections) > self.limit:
+            others = self.connections - {self}
+            silent = [other for other in others if other.cycle is None or other.cycle.response_complete]
+            # Aborted, because a silent client would not answer a farewell.
+            min(silent, key=lambda other: other.opened, default=self).transport.abort()
+
+
+class OncePerSecond(logging.Filter):
+    """Drops messages that follow another one within a second: no client can fill a disk with warnings."""
+
+    last = -math.inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        is_due = now >= self.last + 1
+        self.last = now if is_due else self.last
+        return is_due
+
+
+def raise_open_files() -> int:
+    """Allow as many open files as this process may have; returns the most connections that leave some for the rest."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if sys.platform == "linux":  # macOS refuses its own hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return max(min(MAX_CONNECTIONS, soft - KEPT_FILES), 1)
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0: any free port. No other server gets the port while the model loads."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        bound = socket.create_server((host, port), family=family)
+        # Connections inherit it: without it, the second packet of an answer waits for the client to confirm the first.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return bound
     except (OSError, OverflowError) as error:
         raise ValueError(f"--host={host} --port={port}: {error}, take another") from None
 
@@ -285,11 +338,16 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
 
 
 def serve(bound: socket.socket, app: Starlette) -> None:
-    """Serve until SIGINT or SIGTERM; open requests are finished first."""
+    """Serve until a signal asks to stop; open requests are finished first."""
+    Protocol.limit = raise_open_files()
+    for name in ("uvicorn.error", "asyncio"):
+        logging.getLogger(name).addFilter(OncePerSecond())
     config = uvicorn.Config(
         app,
         headers=list(HEADERS.items()),
-        http="h11",  # also if httptools is installed: the limits are tested with this parser
+        http=Protocol,
+        ws="none",
+        backlog=BACKLOG,
         lifespan="on",  # an error at the start ends the server
         log_level="warning",
         access_log=False,
@@ -298,4 +356,6 @@ def serve(bound: socket.socket, app: Starlette) -> None:
     )
     # uvicorn raises SIGTERM again at the end; a server that has finished its work ends with status 0.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    for number in (signal.SIGHUP, signal.SIGQUIT):  # a terminal that closes
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGTERM))
     uvicorn.Server(config).run(sockets=[bound])

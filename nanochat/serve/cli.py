@@ -1,6 +1,5 @@
 """The chat in a terminal or a pipe: messages in, streamed answers out, and a few commands."""
 
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,14 +11,12 @@ from typing import TextIO
 from nanochat.chat import Piece, Reply, fitted_prompt, parts, render_text
 from nanochat.config import collect_signals
 from nanochat.engine import Engine, Request
-from nanochat.log import print_line
+from nanochat.log import harmless, print_line
 
 HISTORY_LINES = 1000
 COMMANDS = "/clear starts a new conversation, /system TEXT sets the system message, /quit or Ctrl-D leaves"
 # Around the calculator's turns: [12+34][= 46]
 MARKS = {"python": "[", "python_output": "[= ", "text": "]"}
-# A terminal would obey control characters, all but tab and newline: � replaces them.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 # ---- messages in ----
@@ -72,7 +69,7 @@ class AnswerPrinter:
         for kind, text in pieces:
             if self.is_terminal:
                 # A piece without text begins a part.
-                self._write(CONTROL.sub("\ufffd", text or MARKS[kind]))
+                self._write(harmless(text or MARKS[kind]))
             elif kind == "text":
                 self._write(text)
         self.stream.flush()

@@ -14,6 +14,9 @@ from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
 
+MAX_MESSAGE = 1000  # characters in an error
+
+
 class ApiError(Exception):
     """An error response in OpenAI's form. param: the field at fault. code: the reason, for programs."""
 
@@ -25,6 +28,8 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ):
+        if len(message) > MAX_MESSAGE:  # it may quote the client
+            message = message[:MAX_MESSAGE] + "…"
         super().__init__(message)
         self.status = status
         self.headers = headers  # such as retry-after

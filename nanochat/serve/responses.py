@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from nanochat.chat import Piece, Reply, parts
 from nanochat.engine import Event
-from nanochat.serve.requests import ApiRequest, ServedModel
+from nanochat.serve.requests import ApiError, ApiRequest, ServedModel
 from nanochat.serve.worker import Generation, Sample, Score
 from nanochat.tokenizer import Tokenizer
 
@@ -225,8 +225,12 @@ class ApiResponse:
             chunks = self.new_chunks()
             if chunks:
                 yield b"".join(map(sse, chunks))
-            else:
+                continue
+            try:
                 self.add(await self.generation.next_events())
+            except ApiError as error:  # too late for a status
+                yield sse(error.body)
+                return
         if self.request.fields.stream_options.include_usage:
             yield sse({**self._body([], is_chunk=True), "usage": self._usage()})
         yield b"data: [DONE]\n\n"

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import chain
 from queue import SimpleQueue
 
 import torch
@@ -18,6 +19,7 @@ from nanochat.log import print_line
 from nanochat.serve.requests import ApiError, ApiRequest
 
 SCORED_AT_ONCE = 256  # positions whose logits are computed together
+RETRY = {"retry-after": "1"}
 
 Sample = tuple[int, int]  # the prompt's number in the request, the sample's number
 Score = list[dict[int, float]]  # for each token but the first: log-probabilities of this token and likely others
@@ -43,6 +45,10 @@ def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
     return found
 
 
+def engine_failed() -> ApiError:
+    return ApiError(503, "the engine failed and is replaced, try again", code="engine_failed", headers=RETRY)
+
+
 class Generation:
     """The samples of one client's request. Methods run in the event loop, where the engine's thread sends news.
 
@@ -52,17 +58,19 @@ class Generation:
     def __init__(self, worker: "Worker", requests: Sequence[Request]):
         self.worker = worker
         self.open = {(number, sample) for number, request in enumerate(requests) for sample in range(request.n)}
-        self.news: asyncio.Queue[list[Event]] = asyncio.Queue()
+        self.news: asyncio.Queue[list[Event] | None] = asyncio.Queue()  # None: the engine failed
         self.job: Job | None = None  # set and used by the engine's thread only
         worker.load += len(self.open)
 
     async def next_events(self) -> list[Event]:
-        """Return everything new, at least one event."""
-        found = await self.news.get()
+        """Return everything new, at least one event; raise an ApiError if the engine failed."""
+        found = [await self.news.get()]
         # Several steps may have passed: take all events, for fewer and larger chunks.
         while not self.news.empty():
-            found += self.news.get_nowait()
-        return found
+            found.append(self.news.get_nowait())
+        if None in found:
+            raise engine_failed()
+        return list(chain.from_iterable(found))
 
     async def score(self, rows: Sequence[Sequence[int]], top: int) -> list[Score]:
         """Return the log-probabilities of rows. A client that leaves cancels what is not scored yet."""
@@ -70,9 +78,9 @@ class Generation:
         self.worker.order(lambda: self.worker.scoring.extend(waiting))
         return await asyncio.gather(*(asyncio.wrap_future(future) for future, _, _ in waiting))
 
-    def deliver(self, events: list[Event]) -> None:
+    def deliver(self, events: list[Event] | None) -> None:
         """Take events from the thread, which may have sent some before it saw a cancellation: a choice drops these."""
-        self._end({(event.request, event.sample) for event in events if event.token is None})
+        self._end({(event.request, event.sample) for event in events or () if event.token is None})
         self.news.put_nowait(events)
 
     def cancel(self, samples: set[Sample]) -> None:
@@ -95,13 +103,17 @@ class Generation:
 
 
 class Worker(threading.Thread):
-    """A thread with an engine. load: number of samples without an end. If the engine fails, the process ends."""
+    """A thread with an engine. load: number of samples without an end.
+
+    An engine that fails is replaced, and its clients get an error. If no new one can be made, the process ends.
+    """
 
     def __init__(self, engine: Engine, model: GPT):
         super().__init__(name="nanochat-engine", daemon=True)
         self.engine = engine
         self.model = model  # for scores: the engine has packed weights
         self.load = 0
+        self.is_ready = True  # False: a failed engine is being replaced
         # (future of the score, row, as many likely tokens); used by the thread only.
         self.scoring = deque()
         self._active = []  # generations with open samples, used by the thread only
@@ -128,19 +140,40 @@ class Worker(threading.Thread):
     # ---- in the engine's thread ----
 
     def run(self) -> None:
-        engine = self.engine
         try:
-            if engine.decoder.on_cuda:
-                torch.cuda.set_device(engine.decoder.device)
-            with torch.inference_mode():
-                # Give the cache the final size; with too little memory there are fewer slots.
-                engine.longest = engine.config.max_seq_len
-                engine.slots = engine.decoder.make_room(engine.slots, engine.longest)
-            while self._prepare():
-                self._step()
-        except Exception:  # any error: clients must not wait for ever
+            if self.model.device.type == "cuda":
+                torch.cuda.set_device(self.model.device)
+            while not self._serve():
+                self._replace()
+        except Exception:  # there is no new engine: clients must not wait for ever
             print_line(f"engine: {traceback.format_exc()}")
             os._exit(1)
+
+    def _serve(self) -> bool:
+        """Serve until the thread shall end (True) or the engine fails (False)."""
+        engine = self.engine
+        with torch.inference_mode():
+            # Give the cache the final size; with too little memory there are fewer slots.
+            engine.longest = engine.config.max_seq_len
+            engine.slots = engine.decoder.make_room(engine.slots, engine.longest)
+        self.is_ready = True
+        try:
+            while self._prepare():
+                self._step()
+        except Exception:
+            print_line(f"engine: {traceback.format_exc()}")
+            return False
+        return True
+
+    def _replace(self) -> None:
+        """Give every client of the failed engine an error, and make a new engine."""
+        self.is_ready = False
+        failed, self._active = self._active, []
+        for future, _, _ in self.scoring:
+            future.set_exception(engine_failed())
+        self.scoring.clear()
+        self.loop.call_soon_threadsafe(_deliver, [(generation, None) for generation in failed])
+        self.engine = Engine(self.model, self.engine.tokenizer, self.engine.slots)
 
     def _prepare(self) -> bool:
         """Run waiting calls; sleep while there is nothing to do. Return False to end the thread."""
@@ -153,13 +186,15 @@ class Worker(threading.Thread):
         while self.scoring:
             future, row, top = self.scoring.popleft()
             if future.set_running_or_notify_cancel():
+                self.scoring.appendleft((future, row, top))  # where `_replace` finds it
                 future.set_result(score(self.model, row, top))
+                self.scoring.popleft()
                 break
         return True
 
     def _start(self, generation: Generation, requests: Sequence[Request]) -> None:
+        self._active.append(generation)  # first: where `_replace` finds it
         generation.job = self.engine.submit(requests)
-        self._active.append(generation)
 
     def _step(self) -> None:
         """Make one step of the engine and send the events."""
@@ -177,7 +212,7 @@ class Worker(threading.Thread):
             self.loop.call_soon_threadsafe(_deliver, news)
 
 
-def _deliver(news: list[tuple[Generation, list[Event]]]) -> None:
+def _deliver(news: list[tuple[Generation, list[Event] | None]]) -> None:
     for generation, events in news:
         generation.deliver(events)
 
@@ -196,5 +231,5 @@ class Pool:
         if request.samples > places:
             raise ApiError(400, f"the request asks for {request.samples:,} samples, there is room for {places:,}", "n")
         if sum(worker.load for worker in self.workers) + request.samples > places:
-            raise ApiError(429, "the server is busy, try again", code="queue_full", headers={"retry-after": "1"})
+            raise ApiError(429, "the server is busy, try again", code="queue_full", headers=RETRY)
         return min(self.workers, key=lambda worker: worker.load).submit(request.prompts)

@@ -102,3 +102,41 @@ def test_a_world_of_an_earlier_run_stands_for_no_file(server, tmp_path, monkeypa
     assert not hub.is_here([A])
     assert hub.fetch([B])[0].read_bytes() == server.files["b.bin"]
     assert "datasets/some/set/a.bin" in refusal(A, offline=True)
+
+
+@pytest.mark.parametrize(
+    ("etag", "reason"),
+    [
+        ("../../../../planted", "sent a header etag that is a path"),
+        ("0" * 64, "the server sent other content than it announced"),  # a SHA-256
+        ("0" * 40, "the server sent other content than it announced"),  # git's
+    ],
+)
+def test_a_server_that_lies_leaves_no_file(etag, reason, server, tmp_path):
+    server.etag = etag
+    with pytest.raises(HubError, match=reason):
+        hub.fetch([A])
+    server.etag = ""
+    assert not list(tmp_path.rglob("planted*"))
+    assert hub.fetch([A])[0].read_bytes() == server.files[A.path]
+
+
+def test_gits_hash_is_checked_too(server):
+    content = server.files[A.path]
+    server.etag = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    assert hub.fetch([A])[0].read_bytes() == content
+
+
+@pytest.mark.parametrize("asked", ["99999999999999999999", "3000"])
+def test_a_server_cannot_ask_to_wait_for_ever(asked, server, monkeypatch):
+    waits = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
+    server.retries = [asked] * 4
+    assert hub.fetch([A])
+    assert set(waits) == {601}  # the library adds a second
+
+
+def test_a_name_cannot_leave_the_folder():
+    for file in [("../secret", "some/set"), ("a/../../secret", ""), ("a", "../..")]:
+        with pytest.raises(HubError, match="outside of the data set's folder"):
+            HubFile(*file)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -250,7 +251,13 @@ from nanochat.serve.worker import Pool, Worker
 
 class Broken(Engine):
     def step(self):
-        raise RuntimeError("the device is gone")
+        if len(self.waiting) > 1:
+            raise RuntimeError("the device is gone")
+        super().step()
+
+    def _answer(self, sequence, token):
+        if sequence.length == 4:
+            raise LookupError("a row's own error")
 
 worker = Worker(Broken(model_of(), TOKENIZER, slots=2), model_of())
 service = Service(ServedModel("broken", TOKENIZER, 192), Pool([worker], 0))
@@ -260,16 +267,37 @@ serve(bound, application(service, "127.0.0.1", "", [], []))
 """
 
 
-def test_a_server_whose_engine_fails_ends():
-    """Nobody waits for it: the connections of all clients end too."""
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_end_a_row_or_an_engine_and_not_the_server(stream):
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen([sys.executable, "-c", BROKEN_SERVER], env=env, **streams) as process:
         try:
             url = next(found[1] for line in process.stdout if (found := re.match(r"server: (http://\S+)/ ", line)))
-            with pytest.raises(httpx.HTTPError):
-                httpx.post(f"{url}/v1/completions", json={"prompt": "hi"}, timeout=60)
-            assert process.wait(30) == 1
-            assert "RuntimeError: the device is gone" in process.stdout.read()
+            with httpx.Client(base_url=url, timeout=60) as http:
+                body = {"prompt": "hi", "temperature": 0}
+                answer = http.post("/v1/completions", json=body).json()
+                assert answer["choices"][0]["finish_reason"] == "error"
+                assert http.get("/health").json()["errors"] == 1
+                failed = http.post("/v1/completions", json=body | {"n": 2, "stream": stream})
+                assert failed.status_code == (200 if stream else 503)
+                error = json.loads(failed.text.removeprefix("data: "))["error"]
+                assert (error["code"], error["type"]) == ("engine_failed", "server_error")
+                health = wait_for(lambda: http.get("/health"), lambda health: health.status_code == 200)
+                assert health.json()["samples"] == 0
+                # By the new engine, which is a whole one.
+                assert http.post("/v1/completions", json=body | {"n": 2}).json()["choices"][1]["finish_reason"] == "length"
         finally:
-            process.kill()
+            process.terminate()
+            log = process.communicate(timeout=60)[0]
+    assert "LookupError: a row's own error" in log
+    assert "RuntimeError: the device is gone" in log
+    assert process.returncode == 0
+
+
+def wait_for(ask, holds):
+    """Return the first answer that holds, or the last one within ten seconds."""
+    end = time.monotonic() + 10
+    while not holds(found := ask()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
