@@ -30,7 +30,9 @@ def main(config: Config) -> None:
         print_line(record["prompt"])
         print_line(f"\n-- reference answer: {record['answer']}")
         for sample in sorted(record["samples"], key=lambda sample: -sample["reward"]):
-            print_line(f"\n-- reward {sample['reward']:g}, advantage {sample['advantage']:+.3g}, {sample['tokens']} tokens:")
+            print_line(
+                f"\n-- reward {sample['reward']:g}, advantage {sample['advantage']:+.3g}, {sample['tokens']} tokens:"
+            )
             print_line(sample["text"])
         print_line()
 

@@ -59,7 +59,9 @@ class HumanEval(Task):
         verdicts = sandbox.judge_all(cases, unsafe=self.unsafe_exec)
         forgeable = sum(verdict.forgeable for verdict in verdicts)
         if forgeable:
-            print_line(f"HumanEval: {forgeable} answers were tested in their own process, where they can forge verdicts")
+            print_line(
+                f"HumanEval: {forgeable} answers were tested in their own process, where they can forge verdicts"
+            )
         return [verdict.passed for verdict in verdicts]
 
 

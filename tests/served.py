@@ -65,13 +65,15 @@ class RunningServer:
 
 
 @contextmanager
-def serving(base: Path, *words: str, tag: str = "mine", **variables: str) -> Iterator[RunningServer]:
+def serving(base: Path, *words: str, tag: str = "mine", files: int = 0, **variables: str) -> Iterator[RunningServer]:
     """`python -m scripts.chat_web` with a model like that of `write_model`, from its greeting to its end."""
     ours = ("NANOCHAT_", "PYTHONPATH", "RANK")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env |= {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, "-m", "scripts.chat_web", "--source=sft", f"--tag={tag}", "--port=0"]
     command += ["--device-type=cpu", "--dtype=fp32", *words]
+    if files:
+        command = ["bash", "-c", f'ulimit -n {files} && exec "$@"', "bash", *command]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process, log = subprocess.Popen(command, cwd=ROOT, env=env, **streams), []
     try:

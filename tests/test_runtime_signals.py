@@ -31,7 +31,9 @@ def start(program: str) -> subprocess.Popen:
 
 
 def test_a_signal_waits_for_the_end_of_the_step():
-    children = {name: start(STEPS.replace("SLEEP", "1")) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGQUIT")}
+    children = {
+        name: start(STEPS.replace("SLEEP", "1")) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGQUIT")
+    }
     for name, child in children.items():
         child.send_signal(signal.Signals[name])
     for name, child in children.items():

@@ -89,7 +89,7 @@ def test_killed_started_twice_and_changed(speedrun, base):
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
 
-    # The same command resumes. A signal to the script alone reaches the stage, which saves; bash itself would ignore it.
+    # The same command resumes. A signal to the script alone, which bash would ignore, reaches the stage, which saves.
     stopped = speedrun.start(*LONG)
     until(lambda: log.read_text().count("\n== ") and "\nstep " in log.read_text().rpartition("\n== ")[2], "a step")
     stopped.send_signal(signal.SIGINT)

@@ -1,7 +1,7 @@
 """The inside of the sandbox: this file runs as a process, contains itself step by step, and becomes the program.
 
-Run by nanochat.evals.sandbox, with a task as JSON on the standard input. Standard library only. To refuse one more system
-call, add a row to CALLS.
+nanochat.evals.sandbox runs it, with a task as JSON on the standard input. It uses the standard library only. To refuse
+one more system call, add a row to CALLS.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ READABLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # the kernel's numbers for architectures
-# System calls by what becomes of them, with their numbers on x86_64 and on aarch64 ("-": does not exist). Further numbers
-# are the values of the second argument that count. Of clone, only flags for new namespaces are refused.
+# System calls by result, with their numbers on x86_64 and on aarch64 ("-": does not exist). Further numbers are the
+# values of the second argument that count. Of clone, only flags for new namespaces are refused.
 CALLS = {
     # The kernel would keep memory that no process's limit counts, or count for all users together.
     "killed": """
@@ -197,8 +197,8 @@ def _main() -> None:
         _call("end with the caller", "prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != task["caller"]:
             sys.exit("the caller has ended")
-        # Two processes stay outside of the program: one watches it, one is its namespace's first process. When the first
-        # process ends, the kernel kills all others in there.
+        # Two processes stay outside of the program: one watches it, one is its namespace's first process. When the
+        # first process ends, the kernel kills all others in there.
         if first := os.fork():
             _watch(first, limits.cpu_seconds)
         _call("end with the parent", "prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -188,7 +188,7 @@ def run():
     print(f"\\n{word}", flush=True)
 run()
 """
-# Calls the answer's function for the judge. Subclasses of plain types become plain, and an iterator becomes another one.
+# Calls the answer's function for the judge. Subclasses of plain types become plain; an iterator becomes another one.
 ANSWER = """
 def serve():
     import io, pickle, runpy
@@ -219,10 +219,11 @@ serve()
 JUDGE = """
 def make_candidate():
     import builtins, io, pickle
+    PLAIN = "int float complex str bytes dict list tuple set frozenset range iter"
 
     class Plain(pickle.Unpickler):
         def find_class(self, module, name):
-            if module == "builtins" and name in "int float complex str bytes dict list tuple set frozenset range iter".split():
+            if module == "builtins" and name in PLAIN.split():
                 return getattr(builtins, name)
             raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
 
@@ -232,7 +233,7 @@ def make_candidate():
         try:
             call = pickle.dumps((args, options))
             Plain(io.BytesIO(call)).load()
-        except Exception:
+        except (pickle.PickleError, AttributeError, TypeError):
             raise SystemExit(NOT_PLAIN)
         calls.write(call)
         calls.flush()

@@ -13,7 +13,6 @@ from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
-
 MAX_MESSAGE = 1000  # characters in an error
 
 

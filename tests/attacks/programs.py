@@ -23,7 +23,8 @@ MEMORY = {
     "watched files": C + "w = c.inotify_init1(0)\nassert w >= 0",
     "a file in memory": "import os\nos.memfd_create('x')",
     "secret memory": C + "assert c.syscall(447, 0) >= 0",
-    "keys": C + "for i in range(10_000): assert c.syscall(248, b'user', str(i).encode(), bytes(30_000), 30_000, -3) >= 0",
+    "keys": C
+    + "for i in range(10_000): assert c.syscall(248, b'user', str(i).encode(), bytes(30_000), 30_000, -3) >= 0",
     "timers": C + "t = ctypes.c_void_p()\nfor _ in range(30_000): assert c.timer_create(0, None, ctypes.byref(t)) == 0",
     "signals in a queue": "import signal, os\nsignal.pthread_sigmask(0, {40})\n"
     + C
@@ -106,7 +107,9 @@ CALLS = """
     setgid(0) | seteuid(0) | setresuid(0, 0, 0) | iopl(3) | klogctl(3, b'\\0' * 100, 100) | fanotify_init(0, 0) | nice(-5)
     syscall(0x40000000 + 39) | settimeofday(b'\\1' * 16, None) | vhangup() | quotactl(0, None, 0, None) | sched_setscheduler(0, 1, b'\\1\\0\\0\\0')
 """
-KERNEL = {call.strip(): f"{C}assert c.{call.strip()} != -1" for call in CALLS.replace("\n", "|").split("|") if call.strip()}
+KERNEL = {
+    call.strip(): f"{C}assert c.{call.strip()} != -1" for call in CALLS.replace("\n", "|").split("|") if call.strip()
+}
 FAMILIES = "UNIX INET INET6 NETLINK PACKET BLUETOOTH VSOCK ALG CAN TIPC".split()
 OTHERS = {
     **{f"socket {name}": f"import socket\nsocket.socket(socket.AF_{name}, socket.SOCK_DGRAM)" for name in FAMILIES},
@@ -151,7 +154,8 @@ FORGERIES = {
     "a false class": "class E:\n    __class__ = int\n    def __eq__(self, other): return True\ndef double(x): return E()",
     "a class that pickles as code": "import os\nclass E:\n    def __reduce__(self): return os._exit, (0,)\ndef double(x): return E()",
     "code in a pickle": SEND + "def double(x): send(b'cbuiltins\\nexec\\n(S\"import os; os._exit(0)\"\\ntR.')",
-    "attributes in a pickle": SEND + "def double(x): send(b'cbuiltins\\ngetattr\\n(cbuiltins\\nint\\nS\"__eq__\"\\ntR.')",
+    "attributes in a pickle": SEND
+    + "def double(x): send(b'cbuiltins\\ngetattr\\n(cbuiltins\\nint\\nS\"__eq__\"\\ntR.')",
     "answers in advance": SEND + "import pickle\ndef double(x): send(pickle.dumps((None, 4)) * 50)",
     "an answer that is no answer": SEND + "def double(x): send(b'}}}}' * 99)",
     "another pickler": "import pickle\npickle.Pickler.dump = lambda *_: 0\ndef double(x): return x",
@@ -181,7 +185,6 @@ FORGERIES = {
 # Right answers whose results are not quite plain.
 RIGHT = {
     "plain": "def double(x): return 2 * x",
-    "an iterator": "def double(x): return 2 * x if isinstance(x, int) else type(x)((*[], *x, *x)) if isinstance(x, list) else x + x",
     "subclasses": "class I(int): pass\nclass S(str): pass\nclass L(list): pass\n"
     "def double(x): return {int: I, str: S, list: L}[type(x)](2 * x)",
     "printing": "def double(x):\n    print('4' * 100)\n    return 2 * x",

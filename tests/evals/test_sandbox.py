@@ -23,6 +23,8 @@ HONEST = {
     "starts a process": ("import subprocess\nprint(subprocess.check_output(['echo', 'hello']).decode())", "hello"),
     "uses threads": ("import threading as t\nx = t.Thread(target=print, args=(5,))\nx.start()\nx.join()", "5"),
 }
+
+
 @needs_sandbox
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_program_runs(name):

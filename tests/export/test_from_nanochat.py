@@ -79,7 +79,7 @@ def test_another_layout_is_refused(weights, tmp_path):
 def test_sizes_that_the_file_does_not_have(name, size, tmp_path):
     """At once: nothing of this size is made."""
     path = leave(tmp_path, october(), SHAPE | {name: size})
-    with pytest.raises(ValueError, match="has other sizes than its meta file says|has neither known layout"):
+    with pytest.raises(ValueError, match=r"has other sizes than its meta file says|has neither known layout"):
         read_checkpoint(path)
 
 

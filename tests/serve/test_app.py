@@ -286,7 +286,9 @@ def test_errors_end_a_row_or_an_engine_and_not_the_server(stream):
                 health = wait_for(lambda: http.get("/health"), lambda health: health.status_code == 200)
                 assert health.json()["samples"] == 0
                 # By the new engine, which is a whole one.
-                assert http.post("/v1/completions", json=body | {"n": 2}).json()["choices"][1]["finish_reason"] == "length"
+                assert (
+                    http.post("/v1/completions", json=body | {"n": 2}).json()["choices"][1]["finish_reason"] == "length"
+                )
         finally:
             process.terminate()
             log = process.communicate(timeout=60)[0]

@@ -1,0 +1,38 @@
+"""Attacks, and how many of them were held: programs on the sandbox, answers that forge verdicts, requests, expressions.
+
+    python -m bench.attacks [--only programs forgeries requests expressions]
+
+The tables are in tests/attacks. A memory attack counts as held if the machine's available memory fell by at most the
+sandbox's limit and a tenth: run nothing else meanwhile.
+"""
+
+import argparse
+import sys
+from collections import Counter
+
+from bench.common import ROOT
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+
+def main() -> None:
+    from attacks.attempts import KINDS
+
+    parser = argparse.ArgumentParser(prog="python -m bench.attacks", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))
+    options = parser.parse_args()
+    attempts, held = Counter(), Counter()
+    for name in options.only:
+        for kind, attack, is_held in KINDS[name]():
+            attempts[name, kind] += 1
+            held[name, kind] += is_held
+            if not is_held:
+                print(f"NOT HELD: {kind}: {attack}")
+    print(f"\n{'table':12} {'kind':16} {'attempts':>10} {'held':>10}")
+    for (name, kind), count in attempts.items():
+        print(f"{name:12} {kind:16} {count:>10,} {held[name, kind]:>10,}")
+    sys.exit(attempts != held)
+
+
+if __name__ == "__main__":
+    main()

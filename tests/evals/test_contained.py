@@ -1,0 +1,34 @@
+"""The inside of the sandbox: its table of system calls. tests/attacks has hostile programs."""
+
+import errno
+
+import pytest
+from attacks.programs import C
+
+from nanochat.evals import contained, sandbox
+from nanochat.evals.sandbox import Limits, run
+
+QUICK = Limits(seconds=20.0, cpu_seconds=2)
+
+
+@pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
+def test_each_call_has_its_result():
+    """All rows at once: one call that ends the process each would hide the others."""
+    refusals = {name: row for name, row in contained._refusals().items() if name != "clone"}
+    for result in ("refused", "unknown", "ignored"):
+        rows = [row for row in refusals.values() if row.result == contained.RESULTS[result]]
+        calls = [(row.number, value) for row in rows for value in row.values or [0]]
+        numbers = {"refused": errno.EPERM, "unknown": errno.ENOSYS, "ignored": 0}
+        verdict = run(
+            f"{C}for number, value in {calls}:\n    ctypes.set_errno(0)\n    c.syscall(number, 1, value, 0, 0, 0, 0)\n"
+            f"    assert ctypes.get_errno() == {numbers[result]}, number",
+            QUICK,
+        )
+        assert verdict.passed, verdict
+    killed = [row.number for row in refusals.values() if row.result == contained.RESULTS["killed"]]
+    verdict = run(
+        f"{C}import os\nfor number in {killed}:\n    if not os.fork():\n        c.syscall(number, 0, 0, 0, 0, 0, 0)\n"
+        "        os._exit(0)\n    assert os.waitstatus_to_exitcode(os.wait()[1]) == -31, number",
+        QUICK,
+    )
+    assert verdict.passed, verdict
