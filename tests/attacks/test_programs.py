@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from attacks.programs import DOUBLE_TESTS, FORGERIES, PROGRAMS, RIGHT, SLOW, C
+from attacks.programs import DOUBLE_TESTS, FORGERIES, PROGRAMS, RIGHT, SLOW
 from conftest import ROOT
 
 from nanochat.evals import contained, sandbox
