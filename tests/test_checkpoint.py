@@ -2,14 +2,13 @@ import json
 import os
 import random
 import re
-import signal
 import threading
 
 import pytest
 import torch
 from checkpoints import check, model_of, names, record_of, save, saved, states_of
 
-from nanochat.checkpoint import Saver, hold, load, newest, steps, trained
+from nanochat.checkpoint import Saver, load, newest, steps, trained
 from nanochat.paths import read_sha256
 
 
@@ -164,25 +163,6 @@ def test_damage_is_found_and_named_and_the_step_before_is_taken(file, tmp_path, 
     assert newest(tmp_path).step == 100
     with pytest.raises(ValueError, match=re.escape(f"{path.parent} cannot be read")):
         load(tmp_path, 200)
-
-
-def test_a_second_run_on_the_folder_says_so_and_a_dead_one_holds_nothing(tmp_path):
-    folder, read, write = tmp_path / "run", *os.pipe()
-    child = os.fork()
-    if not child:
-        with hold(folder):
-            os.write(write, b"held")
-            signal.pause()
-    try:
-        os.read(read, 4)
-        with pytest.raises(ValueError, match="another process runs in"), hold(folder):
-            pass
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    for _ in range(2):
-        with hold(folder):
-            pass
 
 
 def test_the_default_model_is_of_the_last_stage_and_the_run_trained_last(tmp_path, monkeypatch):

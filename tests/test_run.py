@@ -286,13 +286,6 @@ def build_plan(config: Config, in_fp8: bool = False):
     return build(_start_new(config, plan_run(config, 32768, 32759), tokenizer, None), ALONE, in_fp8=in_fp8)
 
 
-def test_the_device_batch():
-    for asked, rows in (("auto", 8), ("2", 2)):
-        assert build_plan(replace(TINY, device_batch_size=asked))[2] == rows
-    with pytest.raises(ValueError, match=r"--device-batch-size=3 .* take auto or one of \[1, 2, 4, 8\]"):
-        build_plan(replace(TINY, device_batch_size="3"))
-
-
 def test_the_device_batch_is_tried_on_the_model_that_trains(monkeypatch):
     convert = fp8.convert
     monkeypatch.setattr(fp8, "convert", lambda model: convert(model, min_dim=32, emulated=True))

@@ -121,12 +121,6 @@ def test_weights_and_momenta_are_the_parents(base):
     assert f"'smear': {round(0.2 * 0.8, 6)}" in warm
 
 
-def test_a_parent_that_is_not_there(base):
-    job = base.tune("orphan", "--model-tag=nobody")
-    assert job.codes() == [2]
-    assert job.err().strip().endswith("base_train/nobody: python -m scripts.base_train makes one")
-
-
 # ---- validation ----
 
 

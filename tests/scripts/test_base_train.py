@@ -115,9 +115,3 @@ def test_settings_that_cannot_be_are_one_sentence(base):
     }.items():
         assert base.refused("never", flag).startswith(sentence)
     assert steps(base.of("never")) == []
-
-
-def test_wandb_offline(base, tmp_path):
-    base.run("named", "--run=first", "--num-iterations=4", WANDB_MODE="offline", WANDB_DIR=str(tmp_path))
-    assert len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 1
-    assert len(base.losses("named")) == 4

@@ -87,8 +87,3 @@ def test_mistakes_are_refused_and_leave_nothing(flags, tmp_path):
     other.save(tmp_path / "base/tok_train/d3/tokenizer.json")
     with pytest.raises(ValueError, match=r"tok_train/d3/tokenizer.json is another tokenizer, take another --tag"):
         main(Config(**flags, source="rl"))
-
-
-def test_a_missing_flag_is_named():
-    with pytest.raises(ValueError, match=r"^--tokenizer is needed, see --help$"):
-        Config(checkpoint="x", tag="z")
