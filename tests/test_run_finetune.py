@@ -81,6 +81,8 @@ def test_the_record(base, straight):
     titles = ["Loss", "Validation", "Learning rate", "Throughput"]
     assert [(curve["title"], curve["x"]) for curve in record["curves"]] == [(title, "tokens") for title in titles]
     assert list(record["curves"][0]["series"]) == ["train", "validation"]
+    bpb = found(base, "straight", "val/bpb")
+    assert record["curves"][1]["series"] == {"validation": [[256 * step for step in bpb], list(bpb.values())]}
 
 
 def test_the_learning_rate_falls_to_nothing_at_the_horizon(base):

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from bundles import (
     CHOICE,
     COMPLETION,
@@ -143,19 +142,6 @@ def test_rows_longer_than_the_context_share_a_batch_with_shorter_ones(tokenizer,
         assert_plain(model, tokenizer, read_bundle(), folder)
         too_long = sum("too_long" in ours for task in read_bundle() for ours in decisions(folder, task))
         assert (too_long > 0) == (context == 16)  # these answers do not fit, and are wrong
-
-
-def test_ties_go_to_the_first_option(tasks, tokenizer, tmp_path):
-    """All tokens are equally likely, so that every item is a tie."""
-    model = untrained(tokenizer)
-    with torch.no_grad():
-        model.head.weight.zero_()
-    evaluate_core(model, tokenizer, tasks, one_process(), folder=tmp_path)
-    found = [decision for task in tasks for decision in decisions(tmp_path, task) if "chosen" in decision]
-    without_tokens = [decision for decision in found if decision["losses"][0] is None]
-    assert len(without_tokens) == 3  # three equal options, a single option, and one that others begin with
-    for decision in found:
-        assert decision["chosen"] == 0 or decision["losses"].index(None) > 0, decision
 
 
 def test_batches_and_ranks_do_not_matter_and_prefixes_are_computed_once(model, tokenizer, tasks, tmp_path, monkeypatch):

@@ -102,12 +102,9 @@ def test_a_run_and_its_record(runs, whole):
     assert record["metrics"]["Number of iterations"] == STEPS
     assert record["metrics"]["GSM8K pass@1 before"]["value"] == scores[0][1]
     assert record["metrics"]["GSM8K pass@1 after"]["value"] == scores[-1][1]
-    assert [curve["title"] for curve in record["curves"]] == [
-        "Loss",
-        "Reward",
-        "Learning rate",
-        "Throughput",
-    ]
+    titles = ["Loss", "Reward", "Learning rate", "Throughput"]
+    assert [curve["title"] for curve in record["curves"]] == titles
+    assert (record["curves"][1]["x"], record["curves"][1]["series"]["train"][0]) == ("step", [1, 2, 3, 4])
     section = markdown(read_card(runs.folder), "report").partition("## Chat RL\n")[2]
     assert re.search(r"^- Task: GSM8K$", section, re.MULTILINE), section
     assert "\n- save_every: 1\n" in section
