@@ -1,17 +1,15 @@
 """Runs of scripts.base_train on a little text, forked or under torchrun, and what they leave."""
 
 import resource
-import runpy
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from forks import Forked
+from forks import Forked, run_module
 
 from nanochat.checkpoint import load
 from nanochat.log import read_metrics
@@ -45,10 +43,16 @@ class Base:
 
     def start(self, tag: str, *flags: str, ranks: int = 1, before: Callable | None = None, **variables: str) -> Forked:
         """base_train in processes of its own, where `before` is called first."""
+        words = ("scripts.base_train", *self.flags(tag, *flags))
+        return self.fork(run_module, before, *words, ranks=ranks, **variables)
+
+    def fork(self, function: Callable, *arguments: Any, ranks: int = 1, **variables: str) -> Forked:
+        """Processes that work on a function; they look into `folder`, and for the hub into its mirror there."""
         self.jobs += 1
         variables |= {"NANOCHAT_BASE_DIR": str(self.folder)}
-        words = ("scripts.base_train", *self.flags(tag, *flags))
-        return Forked(self.folder / f"job-{self.jobs}", _stage, before, *words, ranks=ranks, **variables)
+        if (self.folder / "hub").exists():
+            variables["NANOCHAT_HUB"] = str(self.folder / "hub")
+        return Forked(self.folder / f"job-{self.jobs}", function, *arguments, ranks=ranks, **variables)
 
     def run(self, tag: str, *flags: str, **options: Any) -> str:
         """To its end; what rank 0 printed."""
@@ -83,14 +87,6 @@ class Base:
 
     def losses(self, tag: str) -> list[float]:
         return [record["train/loss"] for record in self.metrics(tag) if "train/loss" in record]
-
-
-def _stage(before: Callable | None, module: str, *flags: str) -> None:
-    if before:
-        before()
-    sys.argv = [module, *flags]
-    sys.modules.pop(module, None)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def files_of(folder: Path, step: int = STEPS) -> dict[str, bytes]:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from base_runs import Base, SignalAfter, _stage, files_of
+from base_runs import Base, SignalAfter, files_of
 from fake_hub import write_hub
-from forks import Forked
+from forks import Forked, run_module
 
 from nanochat.checkpoint import load, steps
 from nanochat.log import read_metrics
@@ -51,10 +51,8 @@ class Runs(Base):
     def start(self, tag: str, *flags: str, ranks: int = 1, before: Any = None, **variables: str) -> Forked:
         if tag == "parent":
             return super().start(tag, *flags)
-        self.jobs += 1
-        variables |= {"NANOCHAT_BASE_DIR": str(self.folder), "NANOCHAT_HUB": str(self.folder / "hub")}
         words = ("scripts.chat_rl", *SMALL, f"--tag={tag}", *flags)
-        return Forked(self.folder / f"job-{self.jobs}", _stage, Rewarded(before), *words, ranks=ranks, **variables)
+        return self.fork(run_module, Rewarded(before), *words, ranks=ranks, **variables)
 
     def of(self, tag: str) -> Path:
         return self.folder / ("base_train" if tag == "parent" else "chat_rl") / tag
