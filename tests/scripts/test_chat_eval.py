@@ -123,15 +123,3 @@ def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys):
     files["AQUA"].unlink()
     with pytest.raises(ValueError, match="no task has its files here"):
         evaluate()
-
-
-@pytest.mark.parametrize(
-    ("flag", "sentence"),
-    [
-        ("--tasks=GSM8K|SmolTalk", "SmolTalk is no task, choose from ARC-Easy, "),  # it has no verdicts
-        ("--num-samples=4", "--num-samples=4 would all be the same, add --temperature=1"),
-    ],
-)
-def test_errors_are_one_sentence(flag, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        parse(Config, [flag])

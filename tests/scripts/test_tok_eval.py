@@ -128,21 +128,3 @@ def test_too_little_text_gives_fewer_tokens(here, base, tmp_path):
     reached = outcome(base, "tok_train")["metrics"]["vocab_size_reached"]
     assert 256 + 9 < reached < 300
     assert f"tok_train: {reached} of 5,000 tokens in " in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("script", "words", "part"),
-    [
-        ("tok_train", ["--max-char=5"], "did you mean --max-chars?"),
-        ("tok_train", ["--vocab-size=100"], "--vocab-size has to be 265 or more, not 100"),
-        ("tok_train", ["--data=/no/such/folder"], "--data=/no/such/folder is no folder"),
-        ("tok_eval", ["--tag=never"], "tok_train/never/tokenizer.json; train one"),
-    ],
-)
-def test_mistakes_end_with_one_sentence(script, words, part, here, text_folder):
-    data = [] if any(word.startswith("--data") for word in words) else [f"--data={text_folder}"]
-    done = here(f"scripts.{script}", *words, *data)
-    assert done.returncode == 2, done.stderr
-    assert part in done.stderr.splitlines()[-1]
-    assert len(done.stderr.splitlines()) == 1
-    assert "Traceback" not in done.stderr
