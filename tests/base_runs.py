@@ -1,5 +1,6 @@
 """Runs of scripts.base_train on a little text, forked or under torchrun, and what they leave."""
 
+import json
 import resource
 import shutil
 import signal
@@ -85,6 +86,9 @@ class Base:
             assert time.monotonic() < end, f"step {step} did not come"
             time.sleep(0.002)
 
+    def outcome(self, tag: str) -> dict[str, Any]:
+        return json.loads((self.of(tag) / "outcome.json").read_text(encoding="utf-8"))
+
     def losses(self, tag: str) -> list[float]:
         return [record["train/loss"] for record in self.metrics(tag) if "train/loss" in record]
 
@@ -98,11 +102,11 @@ def files_of(folder: Path, step: int = STEPS) -> dict[str, bytes]:
 # ---- what is done to a process before its run ----
 
 
-class After:
-    """Something happens once the process has written down a step."""
+class SignalAfter:
+    """The process gets a signal once it has written down a step: it ends with the step after."""
 
-    def __init__(self, step: int, happens: Callable[..., Any], *arguments: Any):
-        self.step, self.happens, self.arguments = step, happens, arguments
+    def __init__(self, step: int, number: int):
+        self.step, self.number = step, number
 
     def __call__(self) -> None:
         from nanochat.log import MetricLog
@@ -112,16 +116,9 @@ class After:
         def watched(log: MetricLog, kind: str, step: int, **metrics: Any) -> None:
             write(log, kind, step, **metrics)
             if self.step == step and "train/loss" in metrics:
-                self.happens(*self.arguments)
+                signal.raise_signal(self.number)
 
         MetricLog.write = watched
-
-
-class SignalAfter(After):
-    """The process gets a signal: it ends with the step after."""
-
-    def __init__(self, step: int, number: int):
-        super().__init__(step, signal.raise_signal, number)
 
 
 def impatient() -> None:

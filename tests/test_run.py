@@ -1,7 +1,6 @@
 """Base training, interrupted in every way there is: it goes on as if nothing had been, or says why not."""
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -43,7 +42,7 @@ def assert_as_straight(base: Base, tag: str) -> None:
     assert mine["source"] == its["source"]
     timed = dict.fromkeys(("seconds", "waited", "steady_seconds", "steady_flops"), 0)
     assert mine["loop"] | timed == its["loop"] | timed
-    assert json.loads((base.of(tag) / "outcome.json").read_text())["metrics"]["Tokens seen"] == STEPS * 256
+    assert base.outcome(tag)["metrics"]["Tokens seen"] == STEPS * 256
 
 
 @contextlib.contextmanager
@@ -138,7 +137,7 @@ def test_one_and_two_and_four_ranks(base):
         assert torch.allclose(weights[0][name], weight, atol=1e-3), name  # also where the first gradients are rounding
     sources = [load(base.of(tag), STEPS).manifest["source"] for tag in ("ranks", "straight")]
     assert sources[0] == sources[1]
-    card = json.loads((base.of("ranks") / "outcome.json").read_text())["metrics"]
+    card = base.outcome("ranks")["metrics"]
     assert (card["DDP world size"], card["Tokens seen"]) == (4, STEPS * 256)
 
 

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+
+from conftest import ROOT
 
 from nanochat.runtime import stop_requests
 
-ROOT = Path(__file__).parent.parent
 STEP = """
 import time
 from nanochat import runtime

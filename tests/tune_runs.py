@@ -63,9 +63,6 @@ class Letters:
     def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
         return [text == "B" for _, text in answers]
 
-    def evaluate(self, conversation: dict, text: str) -> bool:
-        return text == "B"
-
 
 def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Callable | None) -> None:
     """Fine-tune as a script does, on these conversations; inspect: gets the trainer before the first step."""

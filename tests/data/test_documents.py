@@ -12,12 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import ROOT
 from corpora import write_jsonl, write_shard
 
 from nanochat.data import documents as module
 from nanochat.data.documents import convert_folder, documents, text_files
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["first text\n", "", "둘째 — text", "with\0zero and \U0001f30d", "line\r\nends\n"]
 
 

@@ -1,6 +1,5 @@
 """Base training as a user meets it: its ends, its refusals, what it leaves, W&B in all states."""
 
-import json
 import math
 import re
 
@@ -22,12 +21,8 @@ def whole(base):
     return base.run("whole", "--device-batch-size=auto")
 
 
-def outcome(base: Base, tag: str) -> dict:
-    return json.loads((base.of(tag) / "outcome.json").read_text())
-
-
 def test_a_run_leaves_its_record(base, whole):
-    record = outcome(base, "whole")
+    record = base.outcome("whole")
     fields = [
         *("Number of parameters", "Number of FLOPs per token", "Calculated number of iterations"),
         *("Number of training tokens", "Tokens : Params ratio", "DDP world size", "Minimum validation bpb"),
@@ -58,7 +53,7 @@ def test_the_largest_device_batch_is_found_and_kept(base, whole):
 def test_a_horizon_of_seconds(base):
     said = base.run("timed", "--num-iterations=-1", "--target-seconds=0.4", ranks=2)
     assert "num_iterations ? = as many as 0.4 seconds allow" in said
-    record = outcome(base, "timed")["metrics"]
+    record = base.outcome("timed")["metrics"]
     taken = [line["step"] for line in base.metrics("timed") if "train/loss" in line]
     assert taken == list(range(1, len(taken) + 1))
     assert record["Tokens seen"] == 256 * len(taken) > 0
@@ -71,7 +66,7 @@ def test_only_what_is_asked_is_kept_and_evaluated(base):
     assert steps(base.of("few")) == [18, 20]
     assert "sample:" not in told
     assert "CORE" not in told
-    metrics = outcome(base, "few")["metrics"]
+    metrics = base.outcome("few")["metrics"]
     assert metrics["Final validation bpb"] == "n/a"
     assert "CORE metric estimate" not in metrics
 
@@ -83,7 +78,7 @@ def test_evaluations_run_as_often_as_asked(base, tmp_path):
     found = {row["step"]: row["core_metric"] for row in base.metrics("evaluated") if "core_metric" in row}
     assert sorted(found) == [8, 10]
     assert told.count("sample: The capital of France is ...") == 2
-    estimate = outcome(base, "evaluated")["metrics"]["CORE metric estimate"]
+    estimate = base.outcome("evaluated")["metrics"]["CORE metric estimate"]
     assert estimate["value"] == found[10]
     assert estimate["stderr"] > 0
 

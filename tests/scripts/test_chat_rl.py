@@ -1,6 +1,5 @@
 """scripts.chat_rl as a user runs it, forked; rewards are for a letter, as nothing is learned."""
 
-import json
 import re
 import shutil
 import signal
@@ -59,9 +58,6 @@ class Runs(Base):
 
     def samples(self, tag: str) -> list[dict]:
         return read_metrics(self.of(tag) / "samples.jsonl")
-
-    def outcome(self, tag: str) -> dict:
-        return json.loads((self.of(tag) / "outcome.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import tiktoken
+from conftest import ROOT
 
 from nanochat.stages import STAGES
 from nanochat.tokenizer import Tokenizer
 from scripts import tok_eval
 
-ROOT = Path(__file__).resolve().parents[2]
 UNREACHABLE = "http://127.0.0.1:9"  # nothing listens on this port
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
