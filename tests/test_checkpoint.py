@@ -45,17 +45,6 @@ def test_every_dtype_and_shape_comes_back(tmp_path):
         assert torch.equal(back[name], tensor), name
 
 
-def test_a_parameter_is_not_taken_for_one_whose_name_it_begins(tmp_path):
-    states = [("a", {"m": torch.ones(1)}), ("a/b", {"m": torch.zeros(2)})]
-    saver = Saver(tmp_path)
-    saver.save(1, {}, states, record_of(1))
-    saver.wait()
-    for name, state in states:
-        read = load(tmp_path, 1).optimizer_state(name)
-        assert read.keys() == {"m"}
-        assert torch.equal(read["m"], state["m"])
-
-
 def test_old_steps_go(tmp_path):
     saved(tmp_path, *range(10, 101, 10), keep_last=2)
     assert steps(tmp_path) == [90, 100]

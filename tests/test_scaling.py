@@ -78,7 +78,6 @@ def test_every_derived_value_has_a_note_and_a_flag_overrides_it():
     assert plan_of(depth=4, head_dim=64, width=320).model.heads == 5
     assert plan_of(window_pattern="L").flops_per_token > plan_of().flops_per_token
     for flags, sentence in [
-        ({"model": "gpt"}, r"--model=gpt is not known, take one of reference, .*induction, portable"),
         ({"depth": 4, "head_dim": 64, "width": 300}, r"--width=300 is not a multiple of --head-dim=64"),
         ({"kv_heads": 5}, r"--kv-heads=5 does not divide 12 heads: take one of \[1, 2, 3, 4, 6, 12\]"),
     ]:

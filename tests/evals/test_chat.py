@@ -182,27 +182,6 @@ def test_what_is_written_is_judged_and_kept(hub):
     assert len({request.seed for request in engine.requests}) == 9
 
 
-@torch.no_grad()
-def written_plainly(model, prompt: list[int], count: int, stop: set[int]) -> list[int]:
-    ids = list(prompt)
-    while len(ids) < len(prompt) + count and (new := int(model(torch.tensor([ids]))[0, -1].argmax())) not in stop:
-        ids.append(new)
-    return ids[len(prompt) :]
-
-
-def test_the_engine_writes_what_is_likeliest(hub):
-    model, tokenizer = make_model()
-    task = TASKS["GSM8K"]()
-    options = AnswerSettings(max_new_tokens=8, max_problems=6)
-    score = evaluate_task(task, model, Engine(model, tokenizer, slots=4), tokenizer, one_process(), options)
-    stop = {tokenizer.special_tokens[name] for name in ("<|assistant_end|>", "<|bos|>")}
-    for record, conversation in zip(score.records, task, strict=False):
-        ids = written_plainly(model, render_prompt(conversation, tokenizer), 8, stop)
-        [completion] = record["completions"]
-        assert completion["text"] == tokenizer.decode(ids)
-        assert completion["reason"] == ("length" if len(ids) == 8 else "stop")
-
-
 # ---- ranks ----
 
 

@@ -88,12 +88,6 @@ def test_stdout_has_the_answers_only(base):
     assert "model: chat_sft mine, step 7" in one.stderr.splitlines()
 
 
-def test_without_a_model_the_error_names_the_command_that_trains_one(tmp_path):
-    done = run_chat(tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: there is no model below {tmp_path}: bash speedrun.sh trains one\n"
-
-
 def test_the_temperature_is_the_models_own_unless_given(base):
     """The checkpoint says 0, greedy."""
     plain = ("--device-type=cpu", "--dtype=fp32", "--max-new-tokens=40", "-i", "sft", "-p", "hello")

@@ -6,6 +6,7 @@ import pytest
 @pytest.mark.parametrize(
     ("script", "flags", "sentence"),
     [
+        ("chat_cli", [], ": bash speedrun.sh trains one\n"),  # there is no model
         ("chat_cli", ["-p", ""], "--prompt is empty: give a message, or leave the option out to chat"),
         ("chat_cli", ["--top-p=0"], "--top-p=0.0 has to be above 0 and at most 1"),
         ("chat_cli", ["-s", "-2"], "--step has to be -1 or more, not -2"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tiktoken
 from conftest import ROOT
+from outcomes import sections
 
 from nanochat.stages import STAGES
 from nanochat.tokenizer import Tokenizer
@@ -32,10 +33,6 @@ def outcome(base: Path, stage: str) -> dict:
 def offline(tmp_path: Path) -> dict[str, str]:
     """No vocabulary in the cache, and no network to fetch one."""
     return {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no cache"), "https_proxy": UNREACHABLE, "HTTPS_PROXY": UNREACHABLE}
-
-
-def sections(card: str) -> dict[str, str]:
-    return dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=\n## |\Z)", card, re.MULTILINE | re.DOTALL))
 
 
 def test_tokenizer_training(trained, base, text_folder, here):
