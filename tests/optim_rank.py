@@ -67,9 +67,9 @@ def accumulate(model: nn.Module, optimizer: Optimizer, rows: Tensor, numbers: Te
 
 
 class Run:
-    def __init__(self, rank: int = 0, ranks: int = 1, **options):
+    def __init__(self, rank: int = 0, ranks: int = 1):
         self.rank, self.ranks, self.model = rank, ranks, Small()
-        self.optimizer = Optimizer(groups_of(self.model), rank, ranks, chunk_bytes=1000, **options)
+        self.optimizer = Optimizer(groups_of(self.model), rank, ranks, chunk_bytes=1000)
         self.norms = []
         self.sent_early = 0  # chunks of the last step that were under way before it
 
