@@ -1,17 +1,16 @@
 """Runs of scripts.base_train on a little text, forked or under torchrun, and what they leave."""
 
+import json
 import resource
-import runpy
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from forks import Forked
+from forks import Forked, run_module
 
 from nanochat.checkpoint import load
 from nanochat.log import read_metrics
@@ -45,10 +44,16 @@ class Base:
 
     def start(self, tag: str, *flags: str, ranks: int = 1, before: Callable | None = None, **variables: str) -> Forked:
         """base_train in processes of its own, where `before` is called first."""
+        words = ("scripts.base_train", *self.flags(tag, *flags))
+        return self.fork(run_module, before, *words, ranks=ranks, **variables)
+
+    def fork(self, function: Callable, *arguments: Any, ranks: int = 1, **variables: str) -> Forked:
+        """Processes that work on a function; they look into `folder`, and for the hub into its mirror there."""
         self.jobs += 1
         variables |= {"NANOCHAT_BASE_DIR": str(self.folder)}
-        words = ("scripts.base_train", *self.flags(tag, *flags))
-        return Forked(self.folder / f"job-{self.jobs}", _stage, before, *words, ranks=ranks, **variables)
+        if (self.folder / "hub").exists():
+            variables["NANOCHAT_HUB"] = str(self.folder / "hub")
+        return Forked(self.folder / f"job-{self.jobs}", function, *arguments, ranks=ranks, **variables)
 
     def run(self, tag: str, *flags: str, **options: Any) -> str:
         """To its end; what rank 0 printed."""
@@ -81,16 +86,11 @@ class Base:
             assert time.monotonic() < end, f"step {step} did not come"
             time.sleep(0.002)
 
+    def outcome(self, tag: str) -> dict[str, Any]:
+        return json.loads((self.of(tag) / "outcome.json").read_text(encoding="utf-8"))
+
     def losses(self, tag: str) -> list[float]:
         return [record["train/loss"] for record in self.metrics(tag) if "train/loss" in record]
-
-
-def _stage(before: Callable | None, module: str, *flags: str) -> None:
-    if before:
-        before()
-    sys.argv = [module, *flags]
-    sys.modules.pop(module, None)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def files_of(folder: Path, step: int = STEPS) -> dict[str, bytes]:
@@ -102,11 +102,11 @@ def files_of(folder: Path, step: int = STEPS) -> dict[str, bytes]:
 # ---- what is done to a process before its run ----
 
 
-class After:
-    """Something happens once the process has written down a step."""
+class SignalAfter:
+    """The process gets a signal once it has written down a step: it ends with the step after."""
 
-    def __init__(self, step: int, happens: Callable[..., Any], *arguments: Any):
-        self.step, self.happens, self.arguments = step, happens, arguments
+    def __init__(self, step: int, number: int):
+        self.step, self.number = step, number
 
     def __call__(self) -> None:
         from nanochat.log import MetricLog
@@ -116,16 +116,9 @@ class After:
         def watched(log: MetricLog, kind: str, step: int, **metrics: Any) -> None:
             write(log, kind, step, **metrics)
             if self.step == step and "train/loss" in metrics:
-                self.happens(*self.arguments)
+                signal.raise_signal(self.number)
 
         MetricLog.write = watched
-
-
-class SignalAfter(After):
-    """The process gets a signal: it ends with the step after."""
-
-    def __init__(self, step: int, number: int):
-        super().__init__(step, signal.raise_signal, number)
 
 
 def impatient() -> None:

@@ -1,6 +1,5 @@
-"""A headless browser, driven through a pipe in its own protocol: real keys, real clicks, screenshots."""
+"""A headless browser, driven through a pipe in its own protocol: real keys, real clicks."""
 
-import base64
 import fcntl
 import json
 import os
@@ -106,9 +105,9 @@ class Page:
         elif event == "Log.entryAdded" and about["entry"]["level"] == "error" and about["entry"]["source"] != "network":
             self.errors.append(about["entry"]["text"])
 
-    def resize(self, width: int, height: int, scheme: str = "light", scale: int = 1) -> None:
+    def resize(self, width: int, height: int, scheme: str = "light") -> None:
         mobile = width < 600
-        size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": mobile}
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setTouchEmulationEnabled", enabled=mobile)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -157,12 +156,6 @@ class Page:
 
     def _mouse(self, kind: str, x: float, y: float, button: str) -> None:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=int(button == "left"))
-
-    def shot(self, path: Path) -> bytes:
-        """Save a screenshot as a PNG file."""
-        picture = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
-        path.write_bytes(picture)
-        return picture
 
     def close(self) -> None:
         self.call("Page.close")

@@ -207,8 +207,8 @@ class Speedrun:
         command = ["bash", str(self.home / "speedrun.sh"), *words]
         return subprocess.Popen(command, **about, text=True, start_new_session=True)
 
-    def run(self, *words: str, cwd: Path = ROOT, script: str = "speedrun.sh") -> subprocess.CompletedProcess:
-        command = ["bash", str(self.home / script), *words]
+    def run(self, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+        command = ["bash", str(self.home / "speedrun.sh"), *words]
         return subprocess.run(command, cwd=cwd, env=self.env, capture_output=True, text=True)
 
 

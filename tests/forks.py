@@ -97,8 +97,10 @@ def _work(files: Path, variables: dict[str, str], function: Callable, arguments:
         sys.stderr.flush()
 
 
-def run_module(folder: str, module: str, *flags: str) -> None:
-    """`python -m MODULE FLAGS` in a folder."""
-    os.chdir(folder)
+def run_module(before: Callable | None, module: str, *flags: str) -> None:
+    """`python -m MODULE FLAGS`, once `before` was called."""
+    if before:
+        before()
     sys.argv = [module, *flags]
+    sys.modules.pop(module, None)
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -14,7 +14,7 @@ from nanochat.dataloader import BatchSource
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, read_metrics
 from nanochat.objectives import next_token
-from nanochat.optim import Optimizer
+from nanochat.optim import Group, Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.runtime import Runtime, stop_requests
 from nanochat.settings import OptimizerSettings, TrainingSettings
@@ -116,13 +116,14 @@ def train(
     state: State | None = None,
     source: Any = None,
     model: GPT | None = None,
+    groups: list[Group] | None = None,
     **options: Any,
 ) -> Trained:
     """Run the loop on a new model, for 3 steps unless `options` has another horizon; settings may be there too."""
     model = model or small_model()
     source = source or Rows(runtime)
     state = state or State()
-    groups = build_groups(model, OptimizerSettings(), (ROWS * LENGTH / 2**19) ** 0.5, 0.1)
+    groups = groups or build_groups(model, OptimizerSettings(), (ROWS * LENGTH / 2**19) ** 0.5, 0.1)
     optimizer = Optimizer(groups, runtime.rank, runtime.world_size, chunk_bytes=2**17)
     given = [name for name in ("grad_clip", "save_every", "untimed_steps") if name in options]
     config = TrainingSettings(**{name: options.pop(name) for name in given})

@@ -72,13 +72,20 @@ def leave_model(
     tokenizer: Tokenizer,
     step: int = 7,
     tokenizer_tag: str = "default",
+    preset: str = "october-2025",
+    endless: bool = False,
     more=(),
     **fields,
 ) -> GPT:
-    """Write an untrained model and its tokenizer below a base folder, as a run leaves them. more: for the manifest."""
+    """Write an untrained model and its tokenizer below a base folder, as a run leaves them.
+
+    endless: the likeliest token is never one that ends an answer. more: for the manifest.
+    """
     tokenizer.save(base / f"tok_train/{tokenizer_tag}/tokenizer.json")
     shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"], "depth": 1}
-    model = lively(CONFIGS["october-2025"] | shape | fields)
+    model = lively(CONFIGS[preset] | shape | fields)
+    if endless:
+        model.head.weight.data[list(tokenizer.special_tokens.values())] = 0
     about = {"tokenizer": {"tag": tokenizer_tag, "hash": tokenizer.content_hash}, "dtype": "fp32"}
     record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)} | dict(more)
     with Saver(base / stage / tag) as saver:

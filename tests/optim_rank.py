@@ -8,29 +8,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from loop_parts import Planted
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from nanochat.optim import Group, Optimizer
 
 ROWS, STEPS = 8, 6  # of a global batch
-
-
-class Fault(torch.autograd.Function):
-    """Out of memory in the backward, once `armed`."""
-
-    armed = False
-
-    @staticmethod
-    def forward(_, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(_, gradient: Tensor) -> Tensor:
-        if Fault.armed:
-            Fault.armed = False
-            raise torch.OutOfMemoryError("planned")
-        return gradient
 
 
 class Small(nn.Module):
@@ -45,6 +29,7 @@ class Small(nn.Module):
         self.scales = nn.Parameter(torch.ones(3))
         self.rare = nn.Parameter(torch.ones(8))  # touched by the first row of a batch only
         self.unused = nn.Parameter(torch.ones(8, 8))
+        self.armed = False  # whether the next backward runs out of memory
 
     def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
         x = self.embed(ids)
@@ -52,10 +37,16 @@ class Small(nn.Module):
             x = x + (numbers == 0)[:, None, None] * self.rare
         for layer in range(3):
             if layer == 1:
-                x = Fault.apply(x)
+                x = Planted.apply(x, self.fail)
             x = x + self.down[layer](self.up[layer](x).relu().square()) * self.scales[layer]
             x = x + self.mix[layer](x) + self.values[layer % 2](ids)
         return (self.mix[3](x).sin() * self.mix[4](x)).square().sum()
+
+    def fail(self, gradient: Tensor) -> Tensor:
+        if self.armed:
+            self.armed = False
+            raise torch.OutOfMemoryError("planted")
+        return gradient
 
 
 def groups_of(model: nn.Module) -> list[Group]:
@@ -76,9 +67,9 @@ def accumulate(model: nn.Module, optimizer: Optimizer, rows: Tensor, numbers: Te
 
 
 class Run:
-    def __init__(self, rank: int = 0, ranks: int = 1, **options):
+    def __init__(self, rank: int = 0, ranks: int = 1):
         self.rank, self.ranks, self.model = rank, ranks, Small()
-        self.optimizer = Optimizer(groups_of(self.model), rank, ranks, chunk_bytes=1000, **options)
+        self.optimizer = Optimizer(groups_of(self.model), rank, ranks, chunk_bytes=1000)
         self.norms = []
         self.sent_early = 0  # chunks of the last step that were under way before it
 
@@ -89,7 +80,7 @@ class Run:
             numbers = torch.arange(ROWS)[self.rank :: self.ranks]
             if fault == (step, self.rank):
                 micro = len(rows)  # the first backward is the last
-                Fault.armed = True
+                self.model.armed = True
             try:
                 accumulate(self.model, self.optimizer, rows, numbers, micro)
             except torch.OutOfMemoryError:

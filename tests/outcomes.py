@@ -1,6 +1,7 @@
 """Outcomes as stages leave them, of a machine that is not this one."""
 
 import json
+import re
 from pathlib import Path
 
 ENVIRONMENT = {
@@ -16,6 +17,11 @@ ENVIRONMENT = {
     "Software": {"Python": "3.10.12", "PyTorch": "2.8.0+cu128"},
     "Bloat": {"Characters": {"value": 474_203, "format": ",d"}, "Files": {"value": 57, "format": ",d"}},
 }
+
+
+def sections(card: str) -> dict[str, str]:
+    """The sections of a card in Markdown, by their headings."""
+    return dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=\n## |\Z)", card, re.MULTILINE | re.DOTALL))
 
 
 def leave(base: Path, stage: str = "tok_train", tag: str = "default", **changes) -> Path:

@@ -1,6 +1,5 @@
 """A server in a process of its own, with a small model, for tests of what clients see."""
 
-import dataclasses
 import os
 import re
 import subprocess
@@ -13,9 +12,8 @@ from pathlib import Path
 
 import httpx
 from conftest import ROOT
-from models import CONFIGS, lively
+from models import leave_model
 
-from nanochat.checkpoint import RECORD, Saver
 from nanochat.engine import Engine
 from nanochat.tokenizer import Tokenizer
 
@@ -24,21 +22,12 @@ CONTEXT = 192
 
 
 def write_model(base: Path, tag: str = "mine", endless: bool = False, **fields) -> Engine:
-    """A model of random weights that are not small, and its tokenizer; the twin of what will serve it.
-
-    endless: the likeliest token is never one that ends an answer.
-    """
+    """A model of random weights that are not small, and its tokenizer; the twin of what will serve it."""
     tokenizer = Tokenizer.train(TEXT, 300)
-    tokenizer.save(base / f"tok_train/{tag}/tokenizer.json")
-    sizes = {"vocab_size": tokenizer.vocab_size, "depth": 2, "max_seq_len": CONTEXT}
-    model = lively(CONFIGS["reference"] | sizes | {"bos_id": tokenizer.special_tokens["<|bos|>"]} | fields)
-    if endless:
-        model.head.weight.data[list(tokenizer.special_tokens.values())] = 0
-    about = {"tokenizer": {"tag": tag, "hash": tokenizer.content_hash}, "dtype": "fp32"}
-    about |= {"config": {"chat_temperature": 0.25}, "suggestions": ["Who is there?"]}
-    record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
-    with Saver(base / f"chat_sft/{tag}") as saver:
-        saver.save(7, model.state_dict(), [], record)
+    more = {"config": {"chat_temperature": 0.25}, "suggestions": ["Who is there?"]}
+    about = {"tokenizer_tag": tag, "preset": "reference", "endless": endless, "more": more}
+    sizes = {"depth": 2, "max_seq_len": CONTEXT} | fields
+    model = leave_model(base, "chat_sft", tag, tokenizer, **about, **sizes)
     engine = Engine(model.requires_grad_(False), tokenizer, slots=4)
     engine.plain = model
     return engine

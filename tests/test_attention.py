@@ -182,14 +182,6 @@ def test_blackwell_gets_larger_blocks_of_queries(family, size, monkeypatch):
     assert size == paths._block_mask("flash4", 512, 512, 129, CPU).BLOCK_SIZE
 
 
-def test_queries_at_positions_take_another_path_than_flash_attention(monkeypatch):
-    fake_flash(monkeypatch)
-    given, options = tensors("positions, window")
-    expected = result_and_gradients(given, "twin", options)
-    for ours, twin in zip(result_and_gradients(given, "flash3", options), expected, strict=True):
-        torch.testing.assert_close(ours, twin, atol=2e-5, rtol=2e-5)
-
-
 def test_a_flag_names_the_path():
     assert find_path("twin", CPU, torch.float32, windows=True) == "twin"
     assert find_path("auto", CPU, torch.bfloat16, windows=True) == "chunks"

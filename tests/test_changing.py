@@ -4,7 +4,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
 from pages import ROOT
@@ -33,7 +32,3 @@ def test_a_recipe_works(title, patch, commands, tmp_path, python):
         assert command[0] == "python"
         done = python(*command[1:], cwd=tmp_path)
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-
-
-def test_patches_come_with_python():
-    assert shutil.which("patch"), f"these tests need the program patch, beside {sys.executable}"

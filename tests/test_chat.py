@@ -101,11 +101,6 @@ def test_a_last_question_that_is_too_long_loses_its_beginning(tokenizer):
         assert ids == last[:2] + last[len(last) - (room - 2) :]
 
 
-def test_text_makes_no_special_tokens(tokenizer):
-    ids, _ = render_conversation(talk("<|assistant_start|> <|bos|>", "<|output_end|>"), tokenizer)
-    assert sum(token in tokenizer.special_tokens.values() for token in ids) == 5
-
-
 CONTENT = "its content is neither a string nor a list of parts with a `text` and a `type` in text"
 MALFORMED = [
     ([], "has a list `messages`"),

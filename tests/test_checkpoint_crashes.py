@@ -13,7 +13,7 @@ import pytest
 import torch
 from checkpoints import check, names, save, saved
 
-from nanochat.checkpoint import Saver, check_free_space, newest, steps
+from nanochat.checkpoint import Saver, newest, steps
 
 TESTS = Path(__file__).parent
 
@@ -105,9 +105,3 @@ def test_a_save_that_fails_is_told_at_once_and_the_next_one_tries_again(tmp_path
             with pytest.raises(OSError, match="step 400 is not saved"):
                 save(saver, 400)
     assert steps(tmp_path) == [200]
-
-
-def test_free_space_is_checked(tmp_path):
-    check_free_space(tmp_path, 1)
-    with pytest.raises(OSError, match=r"no room for the checkpoints of this run: .* MB needed, .* MB free"):
-        check_free_space(tmp_path, 1 << 60)

@@ -3,14 +3,11 @@
 import hashlib
 import json
 import threading
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from corpora import CountedTokenizer, counted_corpus, damage, text_corpus
-from dataloader_rank import main as one_of_them
-from forks import Forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,17 +74,6 @@ def state_of(loaders: list[TextLoader]) -> dict:
 def close(loaders: list[TextLoader]) -> None:
     for loader in loaders:
         loader.close()
-
-
-def test_rows_begin_with_bos_and_are_text(stream, corpus, tokenizer):
-    bos = tokenizer.special_tokens["<|bos|>"]
-    assert (stream[:, 0] == bos).all()
-    texts = set(texts_of(400)[:300])
-    documents = [ids for row in stream for ids in np.split(row, np.flatnonzero(row == bos))]
-    whole = [text for ids in documents if (text := tokenizer.decode(ids[1:])) in texts]
-    assert len(whole) > 100
-    everything = "\n".join(texts)
-    assert all(tokenizer.decode(ids[1:]).strip("\ufffd") in everything for ids in documents[:200])
 
 
 def test_ranks_and_batch_sizes_only_cut_the_stream(corpus, tokenizer, stream):
@@ -165,28 +151,6 @@ def test_numbers_that_do_not_divide(corpus, tokenizer):
         loader_of(corpus, tokenizer, world_size=3)
     with pytest.raises(ValueError, match="3 rows of a batch cannot be shared by 4 ranks: use a multiple of 4"):
         loader_of(corpus, tokenizer, world_size=4, batch_size=3)
-
-
-def test_processes(corpus, tokenizer, stream, tmp_path):
-    tokenizer.save(tmp_path / "tokenizer.json")
-    shards = corpus.sources[0].shards["train"][0].path.parent
-    output = Forked(tmp_path / "out", one_of_them, shards, tmp_path / "tokenizer.json", ranks=2).done()
-    assert output.split() == ["digest", hashlib.sha256(stream[: 20 * BATCH].tobytes()).hexdigest()]
-
-
-@pytest.mark.parametrize("lanes", [1, 4, 64])
-def test_documents_are_given_once_an_epoch(tmp_path, lanes):
-    lengths = np.random.default_rng(5).integers(1, 200, 600).tolist()
-    corpus = counted_corpus(tmp_path, (lengths, 50, 1.0))
-    with loader_of(corpus, CountedTokenizer(), lanes=lanes, batch_size=64) as loader:
-        given = Counter()
-        while loader.epochs["part0"] < 3:
-            given.update(rows_of([loader], 1).ravel().tolist())
-        times = np.array([given[1000 + i] / length for i, length in enumerate(lengths)])
-    # Lanes are at different places of an epoch, the more so the fewer documents each has.
-    assert 1 < times.min() <= times.max() < 5
-    assert np.quantile(times, 0.05) >= 2
-    assert abs(times.mean() - 3) < 0.1
 
 
 def test_three_documents_are_enough(tmp_path, tokenizer):

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,9 @@ def test_what_a_page_shows_works(page: Path, python, folders: None, base: Path, 
             # Forked, because importing torch anew for each command takes longer than most of them.
             _, option, module, *flags = command
             assert option == "-m"
+            in_folder = partial(os.chdir, tmp_path)
             environment = {**os.environ, "NANOCHAT_HUB": str(fake_hub), "NANOCHAT_BASE_DIR": str(base)}
-            job = Forked(tmp_path / f"job-{number}", run_module, str(tmp_path), module, *flags, **environment)
+            job = Forked(tmp_path / f"job-{number}", run_module, in_folder, module, *flags, **environment)
             assert job.codes() == [0], f"{line}\n{job.out()}{job.err()}"
 
 

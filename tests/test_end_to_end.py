@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from outcomes import sections
 from served import serving
 from test_speedrun import steps_with
 
@@ -86,14 +87,13 @@ def check_the_card(base, home) -> None:
     # The same text and weights, in another precision perhaps.
     expected = pytest.approx(metrics["base_loss"]["val bpb"]["value"], rel=0.02)
     assert metrics["base_train"]["Final validation bpb"]["value"] == expected
-    text = (home / "report.md").read_text(encoding="utf-8")
-    sections = dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=\n## |\Z)", text, re.MULTILINE | re.DOTALL))
-    assert [*sections] == ["Environment", *(stage.section for stage in RAN), "Summary"]
-    pictures = re.findall(r"\]\((.*)\)", sections["Base model training"])
+    found = sections((home / "report.md").read_text(encoding="utf-8"))
+    assert [*found] == ["Environment", *(stage.section for stage in RAN), "Summary"]
+    pictures = re.findall(r"\]\((.*)\)", found["Base model training"])
     assert pictures
     for picture in pictures:
         assert (home / picture).read_text(encoding="utf-8").startswith("<svg")
-    assert "| The capital of France is " in sections["Base model loss"]
+    assert "| The capital of France is " in found["Base model loss"]
 
 
 def check_the_commands_to_talk(cli: str, web: str) -> None:

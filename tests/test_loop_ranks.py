@@ -86,8 +86,3 @@ def test_ranks_end_by_one_clock(ranks):
     ends = {(seen["clock"]["step"], seen["clock"]["seconds"]) for seen in ranks.seen}
     assert len(ends) == 1
     assert min(ends)[1] >= 0.3
-
-
-def test_a_signal_to_one_rank_stops_all_at_one_step(ranks):
-    stops = [seen["stop"] for seen in ranks.seen]
-    assert all((one["step"], one["stop"], one["acts"]) == (3, "a signal", [["saved", 3]]) for one in stops)

@@ -5,25 +5,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from loop_parts import Rows, small_model, uneven
 from models import CONFIGS, fake_flash, lively
 from torch import Tensor, nn
 
 from nanochat.engine import Completion
 from nanochat.gpt import GPTConfig
-from nanochat.objectives import PolicyGradient, next_token
+from nanochat.objectives import PolicyGradient
 from nanochat.rollouts import Rollouts, assemble, columns
-
-
-def test_the_sum_and_the_count_of_the_targets_that_there_are():
-    model, (inputs, targets) = small_model(), next(Rows(targets=uneven))
-    loss, count, _ = next_token(model, (inputs, targets))
-    assert int(count) == int((targets >= 0).sum()) < targets.numel()
-    plain = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
-    assert loss.item() == pytest.approx(plain.item(), rel=1e-5)
-    parts = [next_token(model, (inputs[i : i + 1], targets[i : i + 1])) for i in range(len(inputs))]
-    assert sum(loss.item() for loss, *_ in parts) == pytest.approx(loss.item(), rel=1e-5)
-    assert sum(int(count) for _, count, _ in parts) == int(count)
 
 
 class TwoWords(nn.Module):

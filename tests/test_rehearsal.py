@@ -51,10 +51,6 @@ def test_ranks_share_the_states_and_send_what_they_share():
         assert found.sent["allreduce"] < 100  # figures
 
 
-def test_checkpointing_keeps_less():
-    assert rehearsed(checkpointing=True).memory["activations"] < rehearsed().memory["activations"] / 3
-
-
 def test_the_host_waits_in_the_first_step_alone():
     assert rehearsed(2, steps=2).waits == []
     first = rehearsed(2).waits

@@ -1,7 +1,6 @@
 """Base training, interrupted in every way there is: it goes on as if nothing had been, or says why not."""
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -43,7 +42,7 @@ def assert_as_straight(base: Base, tag: str) -> None:
     assert mine["source"] == its["source"]
     timed = dict.fromkeys(("seconds", "waited", "steady_seconds", "steady_flops"), 0)
     assert mine["loop"] | timed == its["loop"] | timed
-    assert json.loads((base.of(tag) / "outcome.json").read_text())["metrics"]["Tokens seen"] == STEPS * 256
+    assert base.outcome(tag)["metrics"]["Tokens seen"] == STEPS * 256
 
 
 @contextlib.contextmanager
@@ -138,7 +137,7 @@ def test_one_and_two_and_four_ranks(base):
         assert torch.allclose(weights[0][name], weight, atol=1e-3), name  # also where the first gradients are rounding
     sources = [load(base.of(tag), STEPS).manifest["source"] for tag in ("ranks", "straight")]
     assert sources[0] == sources[1]
-    card = json.loads((base.of("ranks") / "outcome.json").read_text())["metrics"]
+    card = base.outcome("ranks")["metrics"]
     assert (card["DDP world size"], card["Tokens seen"]) == (4, STEPS * 256)
 
 
@@ -284,13 +283,6 @@ TINY = Config(
 def build_plan(config: Config, in_fp8: bool = False):
     tokenizer = SimpleNamespace(content_hash="")
     return build(_start_new(config, plan_run(config, 32768, 32759), tokenizer, None), ALONE, in_fp8=in_fp8)
-
-
-def test_the_device_batch():
-    for asked, rows in (("auto", 8), ("2", 2)):
-        assert build_plan(replace(TINY, device_batch_size=asked))[2] == rows
-    with pytest.raises(ValueError, match=r"--device-batch-size=3 .* take auto or one of \[1, 2, 4, 8\]"):
-        build_plan(replace(TINY, device_batch_size="3"))
 
 
 def test_the_device_batch_is_tried_on_the_model_that_trains(monkeypatch):

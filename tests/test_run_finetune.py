@@ -1,6 +1,5 @@
 """Fine-tuning from a base model: what it takes over, that it goes on as if nothing had been, and what it finds."""
 
-import json
 import math
 import signal
 from itertools import pairwise
@@ -23,10 +22,6 @@ def base(tmp_path_factory) -> Tunes:
 @pytest.fixture(scope="module")
 def straight(base) -> str:
     return base.tune("straight").done()
-
-
-def outcome(base: Tunes, tag: str) -> dict:
-    return json.loads((base.of(tag) / "outcome.json").read_text(encoding="utf-8"))
 
 
 def found(base: Tunes, tag: str, name: str) -> dict[int, float]:
@@ -63,7 +58,7 @@ def test_ranks_and_micro_batches_find_the_same(base, straight):
 
 
 def test_the_record(base, straight):
-    record = outcome(base, "straight")
+    record = base.outcome("straight")
     metrics, config = record["metrics"], record["config"]
     assert (metrics["Training rows"], metrics["Number of iterations"]) == (90, STEPS)
     assert metrics["Training loss"]["value"] == base.losses("straight")[-1] < base.losses("straight")[0]
@@ -81,15 +76,17 @@ def test_the_record(base, straight):
     titles = ["Loss", "Validation", "Learning rate", "Throughput"]
     assert [(curve["title"], curve["x"]) for curve in record["curves"]] == [(title, "tokens") for title in titles]
     assert list(record["curves"][0]["series"]) == ["train", "validation"]
+    bpb = found(base, "straight", "val/bpb")
+    assert record["curves"][1]["series"] == {"validation": [[256 * step for step in bpb], list(bpb.values())]}
 
 
 def test_the_learning_rate_falls_to_nothing_at_the_horizon(base):
     base.tune("epoch", "--num-iterations=-1", "--warmdown-ratio=1", "--eval-every=-1", supervise="all").done()
-    assert outcome(base, "epoch")["metrics"]["Epochs"]["value"] >= 1
+    assert base.outcome("epoch")["metrics"]["Epochs"]["value"] >= 1
     rates = list(found(base, "epoch", "train/lrm").values())
     assert rates[0] == 1
     assert all(a - b == pytest.approx(1 / len(rates), abs=0.1) for a, b in pairwise(rates))
-    assert outcome(base, "epoch")["metrics"]["Validation loss"] == "n/a"
+    assert base.outcome("epoch")["metrics"]["Validation loss"] == "n/a"
 
 
 # ---- what it takes over ----
@@ -119,12 +116,6 @@ def test_weights_and_momenta_are_the_parents(base):
     scale = 0.8 * 0.25  # for a small batch
     assert f"'matrices': {round(0.03 * scale, 6)}" in warm
     assert f"'smear': {round(0.2 * 0.8, 6)}" in warm
-
-
-def test_a_parent_that_is_not_there(base):
-    job = base.tune("orphan", "--model-tag=nobody")
-    assert job.codes() == [2]
-    assert job.err().strip().endswith("base_train/nobody: python -m scripts.base_train makes one")
 
 
 # ---- validation ----

@@ -5,11 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["--aspect-ratio=32", "--head-dim=32", "--max-seq-len=128", "--total-batch-size=256", "--device-batch-size=2"]
 SMALL += "--vocab-size=300 --no-compile --dtype=fp32 --eval-bytes=3000 --eval-every=0 --sample-every=-1".split()
 ROW = re.compile(r"^\| (\S+) +\| (\d+) +\| ([\d,]+) +\| ([\d,]+) +\| ([\d.]+) +\| (\S+) +\| (\S+) ± \S+ +\|$", re.M)

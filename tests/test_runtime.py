@@ -1,14 +1,11 @@
-"""Device, precision and ranks of a process: chosen, or refused with a sentence, and the same on all ranks."""
+"""Device and precision of a process: chosen, or refused with a sentence. Tests of runs have several ranks."""
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from forks import Forked
 from loop_parts import ALONE
 
 from nanochat import runtime as under_test
@@ -94,34 +91,3 @@ def test_memory(monkeypatch):
     free = free_memory(ALONE.device)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert 0 < free_memory(ALONE.device) < free / 2
-
-
-def one_of_three(folder: Path) -> None:
-    rank = int(os.environ["RANK"])
-    with setup("cpu", "bf16") as found:
-        seen = [
-            found.rank,
-            found.world_size,
-            found.dtype_name,
-            found.broadcast(lambda: f"by {rank}"),
-        ]
-        seen += [found.all_gather({"rank": rank}), found.all_reduce(torch.tensor([1.0, rank])).tolist()]
-        found.store.set(f"key {rank}", "value")
-        found.all_gather(0)
-        seen.append(found.store.check([f"key {other}" for other in range(3)]))
-        try:
-            found.broadcast(lambda: int(f"fault of {rank}"))
-        except ValueError as error:
-            seen.append(str(error))
-    (folder / f"{rank}.json").write_text(json.dumps(seen))
-
-
-def test_ranks_agree(tmp_path):
-    job = Forked(tmp_path / "out", one_of_three, tmp_path, ranks=3)
-    assert "ranks: 3, precision: bf16" in job.done()
-    assert job.out(1) == job.out(2) == ""
-    for rank in range(3):
-        seen = json.loads((tmp_path / f"{rank}.json").read_text())
-        everyone = [{"rank": other} for other in range(3)]
-        assert seen == [rank, 3, "bf16", "by 0", everyone, [3.0, 3.0], True, seen[-1]]
-        assert "fault of 0" in seen[-1]

@@ -1,4 +1,4 @@
-"""Signals that wait for a step's end, and the garbage collector that waits for its turn; real processes."""
+"""A second signal, and handlers that are given back; tests/test_run.py has signals that wait for a step's end."""
 
 import contextlib
 import os
@@ -6,43 +6,25 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+
+import pytest
+from conftest import ROOT
 
 from nanochat.runtime import stop_requests
 
-ROOT = Path(__file__).parent.parent
-STEPS = """
+STEP = """
 import time
 from nanochat import runtime
 runtime.ECHO_SECONDS = 0.3
-with runtime.stop_requests() as asked:
+with runtime.stop_requests():
     print("ready", flush=True)
-    time.sleep(SLEEP)  # a step: it is not cut short
-    while not asked:
-        time.sleep(0.01)
-    print("asked", asked[0], flush=True)
+    time.sleep(60)
 """
 
 
-def start(program: str) -> subprocess.Popen:
-    child = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert child.stdout.readline() == "ready\n"
-    return child
-
-
-def test_a_signal_waits_for_the_end_of_the_step():
-    children = {
-        name: start(STEPS.replace("SLEEP", "1")) for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGQUIT")
-    }
-    for name, child in children.items():
-        child.send_signal(signal.Signals[name])
-    for name, child in children.items():
-        assert child.stdout.read().endswith(f"asked {name}\n")
-        assert child.wait(30) == 0
-
-
 def test_an_echo_is_not_a_second_signal_but_a_later_one_is():
-    child = start(STEPS.replace("SLEEP", "60"))
+    child = subprocess.Popen([sys.executable, "-c", STEP], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGINT)
     child.send_signal(signal.SIGTERM)
     time.sleep(0.6)
@@ -54,11 +36,13 @@ def test_an_echo_is_not_a_second_signal_but_a_later_one_is():
     assert child.returncode == 128 + signal.SIGTERM
 
 
-def test_handlers_are_given_back():
-    before = signal.getsignal(signal.SIGINT)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_signals_are_collected_and_handlers_given_back(name):
+    number = signal.Signals[name]
+    before = signal.getsignal(number)
     with contextlib.suppress(ZeroDivisionError), stop_requests() as asked:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         time.sleep(0.01)
-        assert asked == ["SIGINT"]
+        assert asked == [name]
         raise ZeroDivisionError
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before

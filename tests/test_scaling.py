@@ -78,7 +78,6 @@ def test_every_derived_value_has_a_note_and_a_flag_overrides_it():
     assert plan_of(depth=4, head_dim=64, width=320).model.heads == 5
     assert plan_of(window_pattern="L").flops_per_token > plan_of().flops_per_token
     for flags, sentence in [
-        ({"model": "gpt"}, r"--model=gpt is not known, take one of reference, .*induction, portable"),
         ({"depth": 4, "head_dim": 64, "width": 300}, r"--width=300 is not a multiple of --head-dim=64"),
         ({"kv_heads": 5}, r"--kv-heads=5 does not divide 12 heads: take one of \[1, 2, 3, 4, 6, 12\]"),
     ]:
@@ -165,16 +164,13 @@ def last_line(accelerator: Accelerator, ranks: int = 8, config: Config = D24, **
 
 
 def test_memory():
+    """tests/test_rehearsal.py compares the sum with a step's, also of fp8 and with checkpointing."""
     plan = plan_of()
     plain, alone = memory(plan, 16, 8), memory(plan, 16, 1)
-    assert alone["optimizer"] == pytest.approx(8 * plain["optimizer"])  # places of gates are empty
-    assert alone["optimizer"] == plan.state_bytes
     assert (8 * plain["summed gradients"], alone["summed gradients"]) == (plain["gradients"], 0)
     single = memory(plan, 16, 8, itemsize=4)
     assert single["activations"] == 2 * plain["activations"] == 16 * 2048 * 1536 * (24 * 20.6 + 5) * 4
     assert single["weights in the compute dtype"] == 0
-    assert memory(plan, 16, 8, checkpointing=True)["activations"] * 7 < plain["activations"]
-    assert sum(memory(plan, 16, 8, fp8=True).values()) < sum(plain.values()) - 9e9
     assert 40e9 < sum(plain.values()) < 80e9  # the public reference runs this on 80 GB
 
 

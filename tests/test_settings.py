@@ -53,7 +53,3 @@ def test_unasked_it_is_one_epoch():
 def test_what_cannot_be_is_one_sentence():
     with pytest.raises(ValueError, match="--max-seq-len=65 is longer than the model's context, take at most 64"):
         inherit(ChatTuneSettings(max_seq_len=65), BASE)
-    with pytest.raises(ValueError, match=r"invalid choice 'many' for argument '--source'. Expected one of"):
-        parse(ChatTuneSettings, ["--source=many"])
-    with pytest.raises(ValueError, match="--total-batch-size has to be 1 or more, not 0"):
-        parse(ChatTuneSettings, ["--total-batch-size=0"])

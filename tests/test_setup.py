@@ -8,8 +8,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 NEEDED = "pyproject.toml requirements.lock LICENSE README.md runs rustbpe nanochat scripts tasks".split()
 
 

@@ -8,18 +8,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bad_hub import BadHub
+from conftest import ROOT
 from pages import shown
 
 from nanochat.data.corpus import CORPORA
 from scripts.plan import Config
 
-ROOT = Path(__file__).resolve().parent.parent
 # Below the time for which the model is compiled.
 LONG, SHORT = (["--depth=1", "--until=base_loss", f"--seconds={seconds}"] for seconds in (100, 1))
 

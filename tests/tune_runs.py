@@ -1,7 +1,6 @@
 """Runs of fine-tuning on a few conversations, in forked processes, from a base model of a few steps."""
 
 import json
-import runpy
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from base_runs import Base
 from fake_hub import write_hub
-from forks import Forked
+from forks import Forked, run_module
 
 from nanochat.settings import ChatTuneSettings
 from nanochat.world.writer import write_world
@@ -64,15 +63,6 @@ class Letters:
     def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
         return [text == "B" for _, text in answers]
 
-    def evaluate(self, conversation: dict, text: str) -> bool:
-        return text == "B"
-
-
-def command_line(module: str, flags: list[str]) -> None:
-    """A script as a user starts it."""
-    sys.argv = [module, *flags]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-
 
 def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Callable | None) -> None:
     """Fine-tune as a script does, on these conversations; inspect: gets the trainer before the first step."""
@@ -114,11 +104,8 @@ class Tunes(Base):
         inspect: Callable | None = None,
         **variables: str,
     ) -> Forked:
-        self.jobs += 1
-        variables |= {"NANOCHAT_BASE_DIR": str(self.folder)}
         words = [*FLAGS, f"--tag={tag}", "--model-tag=parent", *flags]
-        job = self.folder / f"job-{self.jobs}"
-        return Forked(job, tune, before, words, supervise, inspect, ranks=ranks, **variables)
+        return self.fork(tune, before, words, supervise, inspect, ranks=ranks, **variables)
 
     def of(self, tag: str) -> Path:
         return self.folder / ("base_train" if tag == "parent" else "chat_sft") / tag
@@ -139,10 +126,7 @@ class Stages(Base):
         self.run("parent", *PARENT, *LONG)
 
     def stage(self, name: str, *flags: str, ranks: int = 1) -> Forked:
-        self.jobs += 1
-        where = {"NANOCHAT_BASE_DIR": str(self.folder), "NANOCHAT_HUB": str(self.folder / "hub")}
-        job = self.folder / f"job-{self.jobs}"
-        return Forked(job, command_line, f"scripts.{name}", [*SHORT, *flags], ranks=ranks, **where)
+        return self.fork(run_module, None, f"scripts.{name}", *SHORT, *flags, ranks=ranks)
 
     def record(self, stage: str, tag: str = "parent") -> dict:
         return json.loads((self.folder / stage / tag / "outcome.json").read_text(encoding="utf-8"))

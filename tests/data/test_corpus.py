@@ -13,7 +13,6 @@ from nanochat.data import corpus
 from nanochat.data.corpus import CORPORA, check_data, open_corpus, open_shards, parse_data, shards_for
 from nanochat.data.hub import HubError
 from nanochat.dataloader import TextLoader
-from nanochat.paths import write_json
 from nanochat.tokenizer import Tokenizer
 
 
@@ -210,11 +209,3 @@ def test_the_manifest_lists_every_shard(mirror):
         content = (mirror / "local/mixed-text" / entry["file"]).read_bytes()
         assert entry["sha256"] == hashlib.sha256(content).hexdigest()
         assert (entry["source"], entry["rows"]) == ("mixed-text", 6)
-
-
-def test_a_world_of_an_older_version_is_not_read(tmp_path, tiny_world, monkeypatch, capfd):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    write_json(tmp_path / "world/world.json", {"version": 6, "seed": 1, "size": "tiny"})
-    documents = sum(pq.read_metadata(path).num_rows for path in tiny_world.glob("text/*"))
-    assert open_corpus("world").describe()["documents"] == documents
-    assert "is a world of an older version, it is written again" in capfd.readouterr().err

@@ -114,13 +114,14 @@ def rows_of(deal: Deal, lane: int, count: int, size: int = 17) -> tuple[np.ndarr
     return np.stack(ids), list(chunks)
 
 
-def test_every_document_is_given_once_an_epoch(random_lengths):
+@pytest.mark.parametrize("lanes", [1, 4, 64])
+def test_every_document_is_given_once_an_epoch(random_lengths, lanes):
     """Until each lane is at the same epoch: rows and leftover pieces are all documents of the epochs before."""
     groups = [random_lengths(100, 60) for _ in range(5)]
     lengths = [length for group in groups for length in group]
-    deal = deal_of(groups, 4)
+    deal = deal_of(groups, lanes)
     given = Counter()
-    for lane in range(4):
+    for lane in range(lanes):
         for ids, chunk in Lane(deal, lane, 17).rows(Chunk(), 0):
             if deal.epoch(lane, chunk.unit) == 3:
                 for unit, document, begin, end in chunk.left:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 import torch
+from bundles import one_process
 from forks import Forked
 from models import SMALL, limit_memory, lively
 
@@ -29,21 +30,6 @@ from nanochat.tokenizer import Tokenizer
 DOCUMENTS = ["the quick brown fox — 빠른 갈색 여우\n" * 9, "", "a" * 50, "여우 and fox, fox and 여우. " * 20]
 
 
-class OneProcess:
-    rank, world_size, device = 0, 1, torch.device("cpu")
-
-
-class Bigram:
-    """Predicts each token from the one before it, by a fixed table; deaf to anything else."""
-
-    def __init__(self, vocab_size: int):
-        self.table = torch.randn(vocab_size, vocab_size, generator=torch.Generator().manual_seed(1)).log_softmax(1)
-
-    def __call__(self, ids, targets, reduction):
-        losses = -self.table[ids, targets.clamp(min=0)]
-        return torch.where(targets >= 0, losses, 0.0).flatten()
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     return Tokenizer.train([pa.array(DOCUMENTS)], 300)
@@ -59,27 +45,21 @@ def test_the_text_ends_at_a_whole_character(tokenizer):
     assert (two.bytes, (two.ids == tokenizer.special_tokens["<|bos|>"]).sum()) == (5, 2)
 
 
-def test_batch_rows_and_padding_do_not_matter(tokenizer):
-    text = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
-    model, bos = Bigram(300), tokenizer.special_tokens["<|bos|>"]
-    ids = text.ids.tolist()
-    nats = sum(-float(model.table[a, b]) for a, b in itertools.pairwise(ids) if b != bos)
-    chance = random.Random(3)
-    for _ in range(10):
-        seq_len, batch_size = chance.randrange(1, 70), chance.randrange(1, 9)
-        got = bits_per_byte(model, text, seq_len, batch_size, OneProcess())
-        assert got.value == pytest.approx(nats / math.log(2) / text.bytes, rel=1e-5), (seq_len, batch_size)
+def small_model(tokenizer: Tokenizer):
+    """What it says of a token depends on all of its context."""
+    bos = tokenizer.special_tokens["<|bos|>"]
+    return lively({**SMALL, "vocab_size": 300, "depth": 2, "max_seq_len": 24, "bos_id": bos}).requires_grad_(False)
 
 
 def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer):
     text = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
-    model = Bigram(300)
-    got = bits_per_byte(model, text, 16, 8, OneProcess())
+    model = small_model(tokenizer)
+    got = bits_per_byte(model, text, 16, 8, one_process())
     rows = [text.ids[i : i + 17] for i in range(0, len(text.ids) - 1, 16)]
     pairs = []
     for row in rows:
         sizes = text.lengths[row[1:]]
-        losses = -model.table[row[:-1], row[1:]] * (sizes > 0)
+        losses = model(row[None, :-1], row[None, 1:], reduction="none") * (sizes > 0)
         pairs.append((float(losses.sum()) / math.log(2), int(sizes.sum())))
     chance = random.Random(0)
     drawn = []
@@ -91,13 +71,7 @@ def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer):
     assert got.stderr == pytest.approx(spread, rel=0.15)
 
 
-# ---- rows that overlap ----
-
-
-def small_model(tokenizer: Tokenizer):
-    """What it says of a token depends on all of its context."""
-    bos = tokenizer.special_tokens["<|bos|>"]
-    return lively({**SMALL, "vocab_size": 300, "depth": 2, "max_seq_len": 24, "bos_id": bos}).requires_grad_(False)
+# ---- rows, which may overlap ----
 
 
 def token_by_token(model, text, seq_len, stride, bos) -> float:
@@ -106,37 +80,37 @@ def token_by_token(model, text, seq_len, stride, bos) -> float:
     for at in range(1, len(ids)):
         start = 0
         while at > start + seq_len:
-            start += stride
+            start += stride or seq_len
         if ids[at] != bos:
             nats -= float(model(torch.tensor([ids[start:at]]))[0, -1].log_softmax(0)[ids[at]])
     return nats / math.log(2) / text.bytes
 
 
-@pytest.mark.parametrize(("seq_len", "stride"), [(24, 7), (24, 23), (24, 24), (9, 1)])
-def test_overlapping_rows_predict_every_token_once_from_the_longest_context(tokenizer, seq_len, stride):
+@pytest.mark.parametrize(("seq_len", "stride"), [(24, 0), (5, 0), (24, 7), (24, 23), (24, 24), (9, 1)])
+def test_rows_predict_every_token_once_from_the_longest_context(tokenizer, seq_len, stride):
     model, bos = small_model(tokenizer), tokenizer.special_tokens["<|bos|>"]
     text = read_text([pa.array(DOCUMENTS)], tokenizer, 700)
     expected = token_by_token(model, text, seq_len, stride, bos)
-    for batch_size in (1, 5):
-        got = bits_per_byte(model, text, seq_len, batch_size, OneProcess(), stride)
+    for batch_size in (1, 5, 100):
+        got = bits_per_byte(model, text, seq_len, batch_size, one_process(), stride)
         assert got.value == pytest.approx(expected, rel=1e-5), batch_size
 
 
 def test_out_of_memory_a_batch_is_halved(tokenizer, monkeypatch, capsys):
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
-    whole = bits_per_byte(model, text, 24, 7, OneProcess(), 5)
+    whole = bits_per_byte(model, text, 24, 7, one_process(), 5)
     limit_memory(monkeypatch, model, 2)
-    assert bits_per_byte(model, text, 24, 7, OneProcess(), 5) == pytest.approx(whole, rel=1e-6)
+    assert bits_per_byte(model, text, 24, 7, one_process(), 5) == pytest.approx(whole, rel=1e-6)
     assert "out of memory with 7 rows at once, trying 3" in capsys.readouterr().out
     limit_memory(monkeypatch, model, 0)
     with pytest.raises(torch.OutOfMemoryError):
-        bits_per_byte(model, text, 24, 7, OneProcess(), 5)
+        bits_per_byte(model, text, 24, 7, one_process(), 5)
 
 
 def test_a_text_shorter_than_the_context_is_one_row(tokenizer):
     model, bos = small_model(tokenizer), tokenizer.special_tokens["<|bos|>"]
     text = read_text([pa.array(["fox"])], tokenizer, 10)
-    got = bits_per_byte(model, text, 24, 2, OneProcess(), 3)
+    got = bits_per_byte(model, text, 24, 2, one_process(), 3)
     assert got.value == pytest.approx(token_by_token(model, text, 24, 3, bos), rel=1e-5)
     assert math.isnan(got.stderr)
 
@@ -145,7 +119,7 @@ def test_a_stride_beyond_the_context_is_refused(tokenizer):
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
     for stride in (-1, 25):
         with pytest.raises(ValueError, match=rf"--stride={stride} .*, take 1 to 24, the context's length"):
-            bits_per_byte(model, text, 24, 4, OneProcess(), stride)
+            bits_per_byte(model, text, 24, 4, one_process(), stride)
 
 
 CASES = list(itertools.product((0, 5, 24), (1, 3)))  # stride, batch size
@@ -164,7 +138,7 @@ def test_processes_and_batches_find_the_same(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
     job = Forked(tmp_path / "out", figures, tmp_path, tmp_path / "tokenizer.json", ranks=2)
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
-    alone = [list(bits_per_byte(model, text, 24, batch, OneProcess(), stride)) for stride, batch in CASES]
+    alone = [list(bits_per_byte(model, text, 24, batch, one_process(), stride)) for stride, batch in CASES]
     job.done()
     for rank in (0, 1):
         shared = json.loads((tmp_path / f"{rank}.json").read_text())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bundles import one_process
 from forks import Forked
 from models import CONFIGS, limit_memory, lively
 
@@ -23,13 +24,6 @@ from nanochat.tokenizer import Tokenizer
 from tasks import TASKS
 
 TEXTS = ["Who lives in the town? Reply with nothing but the letter of the right choice. 12 + 34 = 46 #### " * 3]
-
-
-class OneProcess:
-    rank, world_size, device = 0, 1, torch.device("cpu")
-
-    def all_gather(self, value):
-        return [value]
 
 
 @pytest.fixture
@@ -117,7 +111,7 @@ def test_a_task_of_letters(hub, monkeypatch):
     monkeypatch.setattr(chat, "LETTER_BATCH", 7)
     limit_memory(monkeypatch, model, 3)
     options = AnswerSettings(max_problems=40)
-    score = evaluate_task(task, model, None, tokenizer, OneProcess(), options)
+    score = evaluate_task(task, model, None, tokenizer, one_process(), options)
     verdicts = []
     for record, conversation in zip(score.records, task, strict=False):
         ids = [tokenizer.encode(letter)[0] for letter in conversation["letters"]]
@@ -145,7 +139,7 @@ def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, roo
     prompts = [render_prompt(task[number], tokenizer) for number in range(20)]
     engine = Scripted(tokenizer, lambda request: [""])
     score = evaluate_task(
-        task, model, engine, tokenizer, OneProcess(), AnswerSettings(max_new_tokens=30, max_problems=20), name
+        task, model, engine, tokenizer, one_process(), AnswerSettings(max_new_tokens=30, max_problems=20), name
     )
     cut = [len(prompt) > room for prompt in prompts]
     assert any(cut)
@@ -172,7 +166,7 @@ def test_what_is_written_is_judged_and_kept(hub):
     prompts = [render_prompt(conversation, tokenizer) for conversation in conversations]
     engine = Scripted(tokenizer, lambda request: texts[prompts.index(list(request.tokens))])
     options = AnswerSettings(temperature=0.7, top_k=9, num_samples=3, max_new_tokens=50, max_problems=9, seed=4)
-    score = evaluate_task(task, model, engine, tokenizer, OneProcess(), options)
+    score = evaluate_task(task, model, engine, tokenizer, one_process(), options)
     assert score.pass_at.keys() == {1, 2, 3}
     for k in (1, 2, 3):
         per_problem = [1 - math.comb(3 - count, k) / math.comb(3, k) for count in right]
@@ -186,27 +180,6 @@ def test_what_is_written_is_judged_and_kept(hub):
     for request in engine.requests:
         assert (request.max_new_tokens, request.temperature, request.top_k, request.n) == (50, 0.7, 9, 3)
     assert len({request.seed for request in engine.requests}) == 9
-
-
-@torch.no_grad()
-def written_plainly(model, prompt: list[int], count: int, stop: set[int]) -> list[int]:
-    ids = list(prompt)
-    while len(ids) < len(prompt) + count and (new := int(model(torch.tensor([ids]))[0, -1].argmax())) not in stop:
-        ids.append(new)
-    return ids[len(prompt) :]
-
-
-def test_the_engine_writes_what_is_likeliest(hub):
-    model, tokenizer = make_model()
-    task = TASKS["GSM8K"]()
-    options = AnswerSettings(max_new_tokens=8, max_problems=6)
-    score = evaluate_task(task, model, Engine(model, tokenizer, slots=4), tokenizer, OneProcess(), options)
-    stop = {tokenizer.special_tokens[name] for name in ("<|assistant_end|>", "<|bos|>")}
-    for record, conversation in zip(score.records, task, strict=False):
-        ids = written_plainly(model, render_prompt(conversation, tokenizer), 8, stop)
-        [completion] = record["completions"]
-        assert completion["text"] == tokenizer.decode(ids)
-        assert completion["reason"] == ("length" if len(ids) == 8 else "stop")
 
 
 # ---- ranks ----
@@ -234,7 +207,7 @@ def ask(out: Path, runtime) -> None:
 
 def test_the_figures_are_the_same_for_any_number_of_ranks(fake_hub, hub, tmp_path):
     job = Forked(tmp_path / "job", ask_as_rank, tmp_path / "of-3", ranks=3, NANOCHAT_HUB=str(fake_hub))
-    ask(tmp_path / "of-1", OneProcess())
+    ask(tmp_path / "of-1", one_process())
     job.done()
     for name in ("ARC-Challenge", "GSM8K"):
         alone = (tmp_path / f"of-1-{name}-0.json").read_text()

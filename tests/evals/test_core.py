@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from bundles import (
     CHOICE,
     COMPLETION,
@@ -29,7 +28,7 @@ from nanochat.evals.core import core_scores, evaluate_core
 from nanochat.evals.core_tasks import read_bundle, tokenize_items
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, read_metrics
-from nanochat.outcome import Estimate, average, mean_estimate
+from nanochat.outcome import mean_estimate
 from nanochat.train import State
 
 TASKS = [*world_tasks(9), *HARD]
@@ -145,19 +144,6 @@ def test_rows_longer_than_the_context_share_a_batch_with_shorter_ones(tokenizer,
         assert (too_long > 0) == (context == 16)  # these answers do not fit, and are wrong
 
 
-def test_ties_go_to_the_first_option(tasks, tokenizer, tmp_path):
-    """All tokens are equally likely, so that every item is a tie."""
-    model = untrained(tokenizer)
-    with torch.no_grad():
-        model.head.weight.zero_()
-    evaluate_core(model, tokenizer, tasks, one_process(), folder=tmp_path)
-    found = [decision for task in tasks for decision in decisions(tmp_path, task) if "chosen" in decision]
-    without_tokens = [decision for decision in found if decision["losses"][0] is None]
-    assert len(without_tokens) == 3  # three equal options, a single option, and one that others begin with
-    for decision in found:
-        assert decision["chosen"] == 0 or decision["losses"].index(None) > 0, decision
-
-
 def test_batches_and_ranks_do_not_matter_and_prefixes_are_computed_once(model, tokenizer, tasks, tmp_path, monkeypatch):
     hidden, shapes = model.hidden, []
 
@@ -198,21 +184,14 @@ def test_batches_and_ranks_do_not_matter_and_prefixes_are_computed_once(model, t
 # ---- figures ----
 
 
-def test_standard_errors_are_those_of_items_drawn_again():
+def test_the_standard_error_is_that_of_items_drawn_again():
+    """tests/evals/test_chat.py centers and averages such estimates by hand."""
     dice = random.Random(12)
-    drawn_tasks = []
-    for share, size, baseline in ((0.6, 80, 0.25), (0.1, 50, 0.0), (0.8, 120, 0.5)):
-        drawn_tasks.append(([dice.random() < share for _ in range(size)], baseline))
-
-    def metric(draw) -> Estimate:
-        scores = [mean_estimate(draw(correct)).centered(baseline) for correct, baseline in drawn_tasks]
-        return average(scores)
-
-    value, stderr = metric(list)
-    centered = [(statistics.mean(correct) - baseline) / (1 - baseline) for correct, baseline in drawn_tasks]
-    assert value == pytest.approx(statistics.mean(centered))
-    drawn = [metric(lambda correct: dice.choices(correct, k=len(correct))) for _ in range(1000)]
-    assert statistics.stdev(each.value for each in drawn) == pytest.approx(stderr, rel=0.1)
+    correct = [dice.random() < 0.6 for _ in range(80)]
+    value, stderr = mean_estimate(correct)
+    assert value == pytest.approx(statistics.mean(correct))
+    drawn = [statistics.mean(dice.choices(correct, k=80)) for _ in range(1000)]
+    assert statistics.stdev(drawn) == pytest.approx(stderr, rel=0.1)
 
 
 def broken_compiler(graph, inputs):

@@ -155,15 +155,12 @@ def test_the_chat_template_renders_the_same(folder, tokenizer):
             words.apply_chat_template(wrong)
 
 
-def test_text_is_encoded_the_same(folder, tokenizer, texts):
+def test_special_tokens_have_their_ids(folder, tokenizer):
+    """The export compares the ids of texts itself; test_tokenizers.py decodes them."""
     words = transformers.AutoTokenizer.from_pretrained(folder[1])
     special = tokenizer.special_tokens
     assert words("Hello").input_ids == [special["<|bos|>"], *tokenizer.encode("Hello")]
     assert words("<|bos|>", add_special_tokens=False).input_ids == [special["<|bos|>"]]
-    for text in texts[:300]:
-        ids = words(text, add_special_tokens=False, split_special_tokens=True).input_ids
-        assert ids == tokenizer.encode(text)
-        assert words.decode(ids) == text
     assert (words.bos_token, words.eos_token, words.pad_token) == ("<|bos|>", "<|assistant_end|>", "<|output_end|>")
 
 

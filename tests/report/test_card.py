@@ -1,10 +1,9 @@
 """The card as data: values as text, the order of stages, headline metrics, damage, what time and money went where."""
 
 import json
-import re
 
 import pytest
-from outcomes import leave
+from outcomes import leave, sections
 
 from nanochat.log import format_value
 from nanochat.report.card import markdown, read_card
@@ -13,10 +12,6 @@ from nanochat.report.card import markdown, read_card
 def render(base) -> str:
     """Return the Markdown of the outcomes below a folder."""
     return markdown(read_card(base), "report")
-
-
-def headings(card: str) -> list[str]:
-    return re.findall(r"^## (.*)", card, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +45,7 @@ def test_stages_in_order_unknown_ones_last_and_none_lost(tmp_path):
     for stage, tag in [("zebra", "x"), ("tok_eval", "default"), ("ant", "x"), ("tok_train", "b"), ("tok_train", "a")]:
         leave(tmp_path, stage, tag)
     names = ["Tokenizer training (a)", "Tokenizer training (b)", "Tokenizer evaluation", "ant", "zebra"]
-    assert headings(render(tmp_path)) == ["Environment", *names, "Summary"]
+    assert list(sections(render(tmp_path))) == ["Environment", *names, "Summary"]
     card = read_card(tmp_path, tag="a")
     assert [section.title for section in card.sections] == ["Tokenizer training"]
 

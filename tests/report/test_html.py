@@ -66,7 +66,7 @@ def served(run, tmp_path_factory):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked, folder
+    yield f"http://127.0.0.1:{server.server_port}", asked
     server.shutdown()
     thread.join()
     server.server_close()
@@ -74,7 +74,7 @@ def served(run, tmp_path_factory):
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
 def test_a_reader_sees_all_of_it(visit, served, width, scheme):
-    address, asked, _ = served
+    address, asked = served
     asked.clear()
     seen = visit(f"{address}/report.html", width, 1200, scheme).js(LOOK)
     assert asked == ["/report.html"]
@@ -90,16 +90,6 @@ def test_a_reader_sees_all_of_it(visit, served, width, scheme):
     assert (seen["title"], seen["made"]) == ("nanochat training report", 0)
     for words in ("Base model training", "Final validation bpb", "world_people", "Total wall clock time", EVIL, LONG):
         assert words in seen["text"], words
-
-
-@pytest.mark.parametrize(("width", "scheme"), VIEWS)
-def test_a_picture_is_taken(visit, served, tmp_path, width, scheme):
-    """Kept below pytest's folder, to be looked at: the card as a file, which no server is behind."""
-    card = visit((served[2] / "report.html").as_uri(), width, 3000, scheme)
-    picture = card.shot(tmp_path / f"card-{width}-{scheme}.png")
-    assert picture[1:4] == b"PNG"
-    assert (int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")) == (width, 3000)
-    assert len(picture) > 50_000  # of an empty page it is a tenth of that
 
 
 def test_it_asks_for_nothing_and_runs_nothing(run):

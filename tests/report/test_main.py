@@ -6,14 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
+from conftest import ROOT
 from outcomes import leave
 
 from nanochat.report.__main__ import read_record
 from nanochat.report.card import markdown, read_card
 
-ROOT = Path(__file__).resolve().parents[2]
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 CARD = rf"""# nanochat training report
 

@@ -1,7 +1,6 @@
 """scripts.chat_cli as a user runs it: at a terminal, with one prompt, through a pipe, and without a model."""
 
 import os
-import re
 import select
 import subprocess
 import sys
@@ -13,8 +12,7 @@ from engines import TOKENIZER
 from models import leave_model
 from screens import ROOT, OnTerminal
 
-from nanochat.config import parse
-from scripts.chat_cli import HISTORY, Config
+from scripts.chat_cli import HISTORY
 
 CHAT = (sys.executable, "-m", "scripts.chat_cli")
 FLAGS = ("--device-type=cpu", "--dtype=fp32", "--max-new-tokens=40", "-t", "1", "-k=30")
@@ -88,25 +86,6 @@ def test_stdout_has_the_answers_only(base):
     assert done.stdout.startswith(one.stdout)
     assert len(done.stdout) > len(one.stdout)
     assert "model: chat_sft mine, step 7" in one.stderr.splitlines()
-
-
-def test_without_a_model_the_error_names_the_command_that_trains_one(tmp_path):
-    done = run_chat(tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: there is no model below {tmp_path}: bash speedrun.sh trains one\n"
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["-p", ""], "--prompt is empty: give a message, or leave the option out to chat"),
-        (["--top-p=0"], "--top-p=0.0 has to be above 0 and at most 1"),
-        (["-s", "-2"], "--step has to be -1 or more, not -2"),
-    ],
-)
-def test_mistakes_are_one_sentence(flags, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        parse(Config, flags)
 
 
 def test_the_temperature_is_the_models_own_unless_given(base):

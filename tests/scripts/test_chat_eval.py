@@ -98,14 +98,6 @@ def test_world_talk_is_told_by_category(base, tiny_world):
     assert {row[3] for row in table["rows"]} == {0.0}
 
 
-def test_a_choice_of_tasks_says_so_in_the_name_of_chat_core(base, hub, capsys):
-    evaluate("--tasks=arc-easy|AQUA", "--max-problems=9")
-    record = read_record(base)
-    assert list(record["metrics"]) == ["ARC-Easy", "AQUA", "ChatCORE (2 of 6 tasks)", "model_tag", "Step"]
-    assert record["tables"] == []
-    assert "ChatCORE:" not in capsys.readouterr().out
-
-
 def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys):
     assert list(open_tasks("")) == HERE
     assert f"({', '.join(CHAT_CORE)})" in (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
@@ -123,15 +115,3 @@ def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys):
     files["AQUA"].unlink()
     with pytest.raises(ValueError, match="no task has its files here"):
         evaluate()
-
-
-@pytest.mark.parametrize(
-    ("flag", "sentence"),
-    [
-        ("--tasks=GSM8K|SmolTalk", "SmolTalk is no task, choose from ARC-Easy, "),  # it has no verdicts
-        ("--num-samples=4", "--num-samples=4 would all be the same, add --temperature=1"),
-    ],
-)
-def test_errors_are_one_sentence(flag, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        parse(Config, [flag])

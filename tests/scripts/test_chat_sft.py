@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
+from chat_files import write_lines
 from tune_runs import Stages
 
 from nanochat.report.card import markdown, read_card
@@ -14,13 +16,10 @@ def base(tmp_path_factory) -> Stages:
     return Stages(tmp_path_factory.mktemp("stages"))
 
 
-@pytest.fixture(scope="module")
-def own(base) -> str:
-    """Conversations, as a user writes them down."""
-    path = base.folder / "my_chats.jsonl"
-    asked, said = {"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "The brown fox."}
-    path.write_text((json.dumps({"messages": [asked, said]}) + "\n") * 60, encoding="utf-8")
-    return f"--mixture=json:{path}"
+def write_chats(path: Path, answer: str) -> str:
+    """Write conversations as a user does; return the flag that names them."""
+    chat = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": answer}]
+    return f"--mixture={write_lines(path, *[chat] * 60)}"
 
 
 def test_the_section_has_the_fields_of_the_reference(base):
@@ -37,8 +36,9 @@ def test_the_section_has_the_fields_of_the_reference(base):
     assert "| Validation loss |" in markdown(read_card(base.folder), "report")  # of the summary
 
 
-def test_conversations_of_ones_own_are_learned(base, own):
-    flags = ("--source=base", "--num-iterations=40", "--matrix-lr=1", "--eval-metrics-every=-1", own)
+def test_conversations_of_ones_own_are_learned(base):
+    flags = ("--source=base", "--num-iterations=40", "--matrix-lr=1", "--eval-metrics-every=-1")
+    flags += (write_chats(base.folder / "my_chats.jsonl", "The brown fox."),)
     base.stage("chat_sft", "--tag=own", "--model-tag=parent", "--embedding-lr=9", "--unembedding-lr=0.3", *flags).done()
     metrics = base.record("chat_sft", "own")["metrics"]
     assert (metrics["Training rows"], metrics["Validation rows"]) == (57, 3)
@@ -47,16 +47,14 @@ def test_conversations_of_ones_own_are_learned(base, own):
 
 def test_it_is_recorded_what_was_learned_from(base):
     path = base.folder / "changing.jsonl"
-    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "The fox."}]
-    path.write_text((json.dumps(said) + "\n") * 60, encoding="utf-8")
-    flags = ("--source=base", "--tag=record", "--model-tag=parent", f"--mixture=json:{path},aqua@20:2")
+    flags = ("--source=base", "--tag=record", "--model-tag=parent", write_chats(path, "The fox.") + ",aqua@20:2")
     base.stage("chat_sft", *flags).done()
     record = base.record("chat_sft", "record")
     assert record["metrics"]["aqua_train_examples"] == 20
     hashed = hashlib.sha256(path.read_bytes()).hexdigest()
     manifest = json.loads((base.folder / "chat_sft/record/step_000004/manifest.json").read_text(encoding="utf-8"))
     assert manifest["data"]["tasks"]["json:changing.jsonl"] == {"rows": 57, "files": {"changing.jsonl": hashed}}
-    path.write_text(path.read_text(encoding="utf-8").replace("fox", "cow"), encoding="utf-8")
+    write_chats(path, "The cow.")
     job = base.stage("chat_sft", *flags)
     assert job.codes() == [2]
     assert "chat_sft/record: the data is not what the run began with" in job.err()

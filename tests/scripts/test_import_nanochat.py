@@ -44,8 +44,12 @@ def test_imported_exported_and_loaded_again(flags, tokenizer, tmp_path, capsys):
     ids = torch.randint(701, (1, 192), generator=torch.Generator().manual_seed(4))
     expected = forward_of_october(october(), ids)
     torch.testing.assert_close(model(ids), expected, atol=1e-5, rtol=0)
-    export(ExportConfig(tag="d3", out=str(tmp_path / "out")))
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    export(ExportConfig(tag="d3"))
+    out = tmp_path / "base/export/d3-sft-hf"
+    said = capsys.readouterr().out
+    assert said.endswith(f"export: {out}\n")
+    assert "the same ids for 5,000 texts" in said
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out)
     assert type(theirs).__name__ == "NanoChatForCausalLM"
     with torch.inference_mode():
         torch.testing.assert_close(theirs(ids).logits, expected, atol=1e-5, rtol=0)
@@ -87,8 +91,3 @@ def test_mistakes_are_refused_and_leave_nothing(flags, tmp_path):
     other.save(tmp_path / "base/tok_train/d3/tokenizer.json")
     with pytest.raises(ValueError, match=r"tok_train/d3/tokenizer.json is another tokenizer, take another --tag"):
         main(Config(**flags, source="rl"))
-
-
-def test_a_missing_flag_is_named():
-    with pytest.raises(ValueError, match=r"^--tokenizer is needed, see --help$"):
-        Config(checkpoint="x", tag="z")

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from bad_hub import BadHub
 from bundles import HARD, write_bundle
 
@@ -58,16 +57,3 @@ def test_the_embedded_world_is_what_a_bare_machine_trains_on(python, base):
     assert again.returncode == 0, again.stderr
     records = [re.search(r"^data: world: .*", output.stdout, re.MULTILINE)[0] for output in (done, again)]
     assert records[0] == records[1]
-
-
-@pytest.mark.parametrize(
-    ("flags", "part"),
-    [
-        (["--tasks=gsm9k"], "gsm9k is no task, choose from "),
-        (["--num-shards=9999"], "--num-shards=9999 is out of range, karpathy/climbmix-400b-shuffle has 6,542"),
-    ],
-)
-def test_mistakes_end_with_one_sentence(flags, part, here):
-    done = here("scripts.prepare", *flags)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert part in done.stderr

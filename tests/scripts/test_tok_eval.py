@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import tiktoken
+from conftest import ROOT
+from outcomes import sections
 
 from nanochat.stages import STAGES
 from nanochat.tokenizer import Tokenizer
 from scripts import tok_eval
 
-ROOT = Path(__file__).resolve().parents[2]
 UNREACHABLE = "http://127.0.0.1:9"  # nothing listens on this port
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
@@ -32,10 +33,6 @@ def outcome(base: Path, stage: str) -> dict:
 def offline(tmp_path: Path) -> dict[str, str]:
     """No vocabulary in the cache, and no network to fetch one."""
     return {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no cache"), "https_proxy": UNREACHABLE, "HTTPS_PROXY": UNREACHABLE}
-
-
-def sections(card: str) -> dict[str, str]:
-    return dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=\n## |\Z)", card, re.MULTILINE | re.DOTALL))
 
 
 def test_tokenizer_training(trained, base, text_folder, here):
@@ -128,21 +125,3 @@ def test_too_little_text_gives_fewer_tokens(here, base, tmp_path):
     reached = outcome(base, "tok_train")["metrics"]["vocab_size_reached"]
     assert 256 + 9 < reached < 300
     assert f"tok_train: {reached} of 5,000 tokens in " in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("script", "words", "part"),
-    [
-        ("tok_train", ["--max-char=5"], "did you mean --max-chars?"),
-        ("tok_train", ["--vocab-size=100"], "--vocab-size has to be 265 or more, not 100"),
-        ("tok_train", ["--data=/no/such/folder"], "--data=/no/such/folder is no folder"),
-        ("tok_eval", ["--tag=never"], "tok_train/never/tokenizer.json; train one"),
-    ],
-)
-def test_mistakes_end_with_one_sentence(script, words, part, here, text_folder):
-    data = [] if any(word.startswith("--data") for word in words) else [f"--data={text_folder}"]
-    done = here(f"scripts.{script}", *words, *data)
-    assert done.returncode == 2, done.stderr
-    assert part in done.stderr.splitlines()[-1]
-    assert len(done.stderr.splitlines()) == 1
-    assert "Traceback" not in done.stderr

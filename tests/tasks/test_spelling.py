@@ -3,20 +3,14 @@
 import json
 import re
 from collections import Counter
-from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from nanochat.calculator import calculate
+from nanochat.paths import write_json
 from tasks import TASKS, open_tasks
 from tasks.mixing import mix
 from tasks.spelling import frequent_words
-
-
-def write_tokenizer_record(base: Path, tag: str, text: Path) -> None:
-    record = base / f"tok_train/{tag}/outcome.json"
-    record.parent.mkdir(parents=True)
-    record.write_text(json.dumps({"config": {"data": str(text)}}))
 
 
 def test_words_come_from_the_text(tiny_world):
@@ -35,7 +29,7 @@ def test_words_are_those_of_the_tokenizer_of_the_run(small_hub, tmp_path, base):
     (tmp_path / "own").mkdir()
     for letter in "abcdefghijklmnopqrstuvwxyz":
         (tmp_path / f"own/{letter}.txt").write_text(f"Zebra pony{letter} 빠른")
-    write_tokenizer_record(base, "mine", tmp_path / "own")
+    write_json(base / "tok_train/mine/outcome.json", {"config": {"data": str(tmp_path / "own")}})
     words = frequent_words("mine")
     assert {words[0], words[1]} == {"zebra", "빠른"}
     assert "zebra" not in frequent_words()
