@@ -254,7 +254,8 @@ def _write_files(folder: Path, files: dict[str, dict[str, Tensor]]) -> dict[str,
         try:
             save_file(tensors, path, {"format": "pt"})
         except SafetensorError as error:  # its only I/O error
-            raise OSError(str(error)) from error
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            raise OSError(f"{path}, {size:,} bytes: {error}") from error
         sync(path)
         written[name] = {"size": path.stat().st_size, "sha256": read_sha256(path)}
     return written

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from nanochat.paths import naming
+
 Record = dict[str, Any]  # JSON
 Figures = Mapping[str, float | None]
 
@@ -187,16 +189,13 @@ class MetricLog:
         records = [*self._before, {"kind": kind, "step": step, **figures}]
         self._before = []
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
-        try:
-            with open(self.path, "a+b") as file:
-                # A killed process may have left half a line, which must not swallow this record.
-                if file.tell():
-                    file.seek(-1, os.SEEK_END)
-                    if file.read(1) != b"\n":
-                        file.write(b"\n")
-                file.write(lines)
-        except OSError as error:  # a full disk
-            raise OSError(error.errno, f"{error.strerror}, {len(lines):,} bytes are needed", str(self.path)) from None
+        with naming(self.path, len(lines)), open(self.path, "a+b") as file:
+            # A killed process may have left half a line, which must not swallow this record.
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write(lines)
         if self._wandb:
             self._mirror(lambda: self._wandb.log({"step": step, **figures}))
 

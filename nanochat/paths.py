@@ -62,6 +62,15 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@contextmanager
+def naming(path: Path, size: int) -> Iterator[None]:
+    """Name a file that cannot be written, and the bytes that it needs, in the block's OSError: a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}, {size:,} bytes are needed", str(path)) from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 file, whole or not at all.
 
@@ -70,9 +79,9 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # two processes writing one path share no part
     try:
-        with open(part, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        sync(part)
+        with naming(path, len(text)):
+            part.write_text(text, encoding="utf-8", newline="\n")
+            sync(part)
         os.replace(part, path)  # atomic
     finally:
         part.unlink(missing_ok=True)

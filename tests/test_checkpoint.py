@@ -148,6 +148,8 @@ def test_damage_is_found_and_named_and_the_step_before_is_taken(file, tmp_path, 
             assert checkpoint.step == 100, at
             assert f"skipped step 200: {path.parent}" in capsys.readouterr().out
     check(checkpoint)
+    path.write_bytes(b"[" * 100_000)  # nested too deeply to be read
+    assert newest(tmp_path).step == 100
     path.unlink()
     assert newest(tmp_path).step == 100
     with pytest.raises(ValueError, match=re.escape(f"{path.parent} cannot be read")):

@@ -85,6 +85,7 @@ def test_unknown_flags():
         (["--data"], "--data"),
         (["--shape=oval"], "--shape"),
         (["--heat", "x" * 300], "--heat"),
+        (["--heat=nan"], "--heat has to be a finite number, not nan"),
     ],
 )
 def test_bad_values_name_their_flag(words, flag):

@@ -26,6 +26,21 @@ def test_only_rank_0_prints(monkeypatch, capsys, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
+def test_control_characters_are_shown_and_not_obeyed(capsys):
+    print0("a\x1b[31mb\tc\x07\x9b\x7f\nd")
+    assert capsys.readouterr().out == "a�[31mb\tc���\nd\n"
+
+
+def test_a_full_disk_is_named_with_what_is_needed(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with (
+        MetricLog(tmp_path) as log,
+        pytest.raises(OSError, match="No space left on device, 29 bytes are needed") as caught,
+    ):
+        log.write("train", 1)
+    assert caught.value.filename == str(tmp_path / "metrics.jsonl")
+
+
 def test_durations():
     seconds = [0.04, 4.21, 59.4, 59.9, 725, 3600, 12_345]
     assert list(map(duration, seconds)) == ["0.0s", "4.2s", "59.4s", "1m00s", "12m05s", "1h00m", "3h25m"]

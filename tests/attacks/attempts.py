@@ -1,16 +1,22 @@
 """All attacks, tried one after the other: (kind, name, held) of each, for `python -m bench.attacks`."""
 
+import hashlib
+import os
 import random
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 from attacks import requests as tables
 from attacks.programs import DOUBLE_TESTS, FORGERIES, PROGRAMS
+from conftest import ROOT
 from served import serving, write_model
 
 from nanochat.calculator import REFUSALS, calculate
@@ -95,4 +101,48 @@ def expressions(count: int = 3_000_000) -> Iterator[Attempt]:
     yield from (("expressions", "", True) for _ in range(count - len(wrong)))
 
 
-KINDS = {"programs": programs, "forgeries": forgeries, "requests": requests, "expressions": expressions}
+TRAIN = ["-m", "scripts.base_train", "--depth=1", "--head-dim=32", "--max-seq-len=64", "--device-batch-size=2"]
+TRAIN += ["--total-batch-size=128", "--num-iterations=240", "--save-every=3", "--keep-last=2", "--eval-every=-1"]
+
+
+def kills(count: int = 100) -> Iterator[Attempt]:
+    """Kill a run at random moments, and again when it resumes, until `count` kills; it must end as if undisturbed."""
+    dice = random.Random(3)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"NANOCHAT_BASE_DIR": folder, "OMP_NUM_THREADS": "1"}
+
+        def start(*words: str) -> subprocess.Popen:
+            command = [sys.executable, *words]
+            return subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+
+        def last_step(tag: str) -> list[str]:
+            paths = sorted(Path(folder, "base_train", tag, "step_000240").glob("*.safetensors"))
+            return [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+
+        start("-m", "nanochat.world", f"--out={folder}/world", "--size=tiny").wait()
+        start("-m", "scripts.tok_train", "--vocab-size=300").wait()
+        began = time.monotonic()
+        start(*TRAIN, "--tag=whole", "--tokenizer-tag=default").wait()
+        seconds, done, run = time.monotonic() - began, 0, 0
+        while done < count:
+            run += 1
+            tag, killed = f"killed-{run}", 0
+            process = start(*TRAIN, f"--tag={tag}", "--tokenizer-tag=default")
+            while done + killed < count and killed < KILLS_PER_RUN:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(dice.uniform(0.3, 1.0) * seconds)
+                    break
+                process.kill()
+                process.wait()
+                killed += 1
+                process = start(*TRAIN, f"--tag={tag}", "--tokenizer-tag=default")
+            ended = process.wait() == 0
+            done += killed
+            for _ in range(killed):
+                yield "base_train", tag, ended and last_step(tag) == last_step("whole") != []
+
+
+KILLS_PER_RUN = 5
+KINDS = {"kills": kills, "programs": programs, "forgeries": forgeries, "requests": requests, "expressions": expressions}
