@@ -135,7 +135,16 @@ def git(root: Path, *words: str) -> str:
 def environment(root: Path = ROOT) -> dict[str, Texts]:
     """Return checkout, hardware and software, as the report card's header shows them."""
     software = {"Python": platform.python_version(), "PyTorch": torch_build()["__version__"]}
-    return {"Git Information": _checkout(root), "Hardware": hardware(), "Software": software}
+    commit = git(root, "rev-parse", "--short", "HEAD")
+    # Every run rewrites the report card: a new card alone does not make the tree dirty.
+    card = [":!report.md", ":!report"]
+    changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *card)
+    checkout = {
+        "Branch": git(root, "rev-parse", "--abbrev-ref", "HEAD"),
+        "Commit": f"{commit} ({'dirty' if changes else 'clean'})" if commit else "unknown (not a git checkout)",
+        "Message": git(root, "log", "-1", "--format=%s"),
+    }
+    return {"Git Information": checkout, "Hardware": hardware(), "Software": software}
 
 
 def torch_build() -> Texts:
@@ -165,18 +174,6 @@ def bloat(root: Path = ROOT) -> dict[str, dict]:
         f"Dependencies ({LOCK} lines)": lock.read_text(encoding="utf-8").count("\n") if lock.exists() else 0,
     }
     return {label: {"value": count, "format": ",d"} for label, count in counts.items()}
-
-
-def _checkout(root: Path) -> Texts:
-    commit = git(root, "rev-parse", "--short", "HEAD")
-    # Every run rewrites the report card: a new card alone does not make the tree dirty.
-    card = [":!report.md", ":!report"]
-    changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *card)
-    return {
-        "Branch": git(root, "rev-parse", "--abbrev-ref", "HEAD"),
-        "Commit": f"{commit} ({'dirty' if changes else 'clean'})" if commit else "unknown (not a git checkout)",
-        "Message": git(root, "log", "-1", "--format=%s"),
-    }
 
 
 def hardware() -> Texts:

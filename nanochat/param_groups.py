@@ -1,6 +1,6 @@
 """Optimizer settings for each parameter group; gpt.PARAMETERS assigns parameters to groups."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nanochat.gpt import GPT, parameter_row
 from nanochat.optim import KINDS, Group
@@ -9,8 +9,7 @@ from nanochat.settings import OptimizerSettings
 TUNED_WIDTH = 768  # the width at which the learning rates were found
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """Settings for one group. The learning rate is `share` times the flag `rate`, or `share` if there is no flag."""
 
     name: str

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from nanochat.runtime import Runtime
     from nanochat.train import State
 
+Columns = tuple[Tensor, ...]  # of one answer, see `columns`
+
 MAX_CUT = 0.05  # share of answers cut at the limit, above which there is a warning
 WARN_EVERY = 20  # steps
 
@@ -86,7 +88,7 @@ class Group:
         }
 
 
-def columns(prompt: list[int], completion: Completion, advantage: float, end: int) -> tuple[Tensor, ...]:
+def columns(prompt: list[int], completion: Completion, advantage: float, end: int) -> Columns:
     """Return inputs, targets, advantages, the sampler's log-probabilities, and the prompt without the last token.
 
     Inputs begin with the prompt's last token. A target is -1 where the calculator wrote the token, not the model.
@@ -145,7 +147,7 @@ class Rollouts(BatchSource):
         self._step = 0
         self.steps = max(1, int(len(self.task) // examples * self.epochs))  # whole steps only
 
-    def __next__(self) -> tuple[Tensor, ...]:
+    def __next__(self) -> Batch:
         start = time.perf_counter()
         groups = self._sample()
         self._step += 1
@@ -211,7 +213,7 @@ class Rollouts(BatchSource):
         """Record all ranks' samples in prompt order, and set the step's metrics."""
         by_rank = self.runtime.all_gather([group.record(self.tokenizer.decode) for group in groups])
         # Prompts are dealt to ranks in turn, so the ranks' records alternate.
-        records = [record for records_at_place in zip(*by_rank, strict=True) for record in records_at_place]
+        records = list(chain(*zip(*by_rank, strict=True)))
         for record in records:
             self.record(f"example {record['example']}", self._step, **record)
         samples = list(chain(*(record["samples"] for record in records)))
@@ -249,7 +251,7 @@ class Rollouts(BatchSource):
         self._step = state["step"]
 
 
-def assemble(rows: list[tuple[Tensor, ...]], questions: list[int], device: torch.device) -> tuple[Tensor, ...]:
+def assemble(rows: list[Columns], questions: list[int], device: torch.device) -> Batch:
     """Pad rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
     longest = {}  # prompt number -> tokens with the longest answer
     for question, row in zip(questions, rows, strict=True):

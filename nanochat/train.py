@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -62,8 +62,7 @@ class State:
     @classmethod
     def from_record(cls, record: Record) -> "State":
         """Return the state in a manifest, also from an earlier version."""
-        names = {known.name for known in fields(cls)}
-        return cls(**{name: value for name, value in record.items() if name in names})
+        return cls(**{name: value for name, value in record.items() if name in cls.__dataclass_fields__})
 
 
 Action = Callable[[State], None]  # between two steps

@@ -29,13 +29,14 @@ from nanochat.train import Evaluation
 if TYPE_CHECKING:
     from nanochat.run import Trainer
 
+OpenRows = Callable[[str], Sequence[dict]]
 Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
 
 FEW_STEPS = 100  # below, the learning rate falls in large jumps, and few evaluations are made
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
 
-def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sequence[dict]], answers: int = 0) -> None:
+def print_plan(config: FineTuneSettings, open_rows: OpenRows, answers: int = 0) -> None:
     """Print the plan of a fine-tuning run.
 
     open_rows: returns the conversations to learn from, given the tag of the tokenizer. answers: that are sampled in a
@@ -57,7 +58,7 @@ def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sequence[dic
 
 
 def _plan(
-    config: FineTuneSettings, open_rows: Callable[[str], Sequence[dict]], answers: int
+    config: FineTuneSettings, open_rows: OpenRows, answers: int
 ) -> tuple[FineTuneSettings, dict[str, str], RunPlan]:
     """Return the settings with the values of the parent, facts for people, and the plan."""
     parent = MODELS[config.source], config.model_tag or config.tag

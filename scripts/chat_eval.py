@@ -80,9 +80,10 @@ def main(config: Config) -> None:
         if answers:
             columns = {"Task": "", "Question": "", "Answer": "", "Right": ""}
             outcome.tables.append(table_of(ANSWERS, columns, answers))
-        categories = [[name, *found] for name, score in scores.items() for found in score.by_category().items()]
-        if categories:
-            rows = [[name, category, count, *accuracy] for name, category, (count, accuracy) in categories]
+        rows = []
+        for name, score in scores.items():
+            rows += [[name, category, count, *found] for category, (count, found) in score.by_category().items()]
+        if rows:
             columns = {"Task": "", "Category": "", "Problems": "d", "Accuracy": ".4f", "Standard error": ".4f"}
             outcome.tables.append(table_of("By category", columns, rows))
         values = {name: estimate.value for name, estimate in figures.items()}

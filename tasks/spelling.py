@@ -48,7 +48,9 @@ def frequent_words(tokenizer: str = "default") -> list[str]:
 class SimpleSpelling(Task):
     def open_rows(self) -> list[list]:
         held_out = self.split != "train"
-        rows = [[word] for word in frequent_words(self.tokenizer) if _is_held_out(word) == held_out]
+        # A hash, so that a word stays in its split when the text changes.
+        words = frequent_words(self.tokenizer)
+        rows = [[word] for word in words if (crc32(word.encode()) % HELD_OUT == 0) == held_out]
         return rows[:MAX_TESTS] if held_out else rows
 
     def hashes(self) -> dict[str, str]:
@@ -57,11 +59,6 @@ class SimpleSpelling(Task):
 
     def conversation(self, word: str) -> dict:
         return exchange(f"Spell the word: {word}", "-".join(word))
-
-
-def _is_held_out(word: str) -> bool:
-    # A hash, so that a word stays in its split when the text changes.
-    return crc32(word.encode()) % HELD_OUT == 0
 
 
 class SpellingBee(SimpleSpelling):

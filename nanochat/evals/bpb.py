@@ -9,9 +9,8 @@ tokens and overlap: then no token is predicted from a short context, except in t
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -47,8 +46,7 @@ PROMPTS = (
 )
 
 
-@dataclass(frozen=True)
-class EvalText:
+class EvalText(NamedTuple):
     """A text to evaluate on."""
 
     ids: Tensor  # all tokens in order

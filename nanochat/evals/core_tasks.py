@@ -134,19 +134,16 @@ def tokenize_items(
 ) -> list[Item]:
     """Return the items with these numbers as tokens."""
     texts = [task.prompts(items, number) for number in numbers]
+    # All texts at once, in several threads; each begins with <|bos|>.
+    ids, offsets = tokenizer.core.encode_batch(chain(*texts), tokenizer.bos)
+    tokens = iter(np.split(ids.astype(np.int32), offsets[1:-1]))
     found = []
-    for number, group, rows in zip(numbers, texts, _tokenize(texts, tokenizer), strict=True):
+    for number, group in zip(numbers, texts, strict=True):
+        rows = [next(tokens) for _ in group]
         question = text_sha256("\0".join(group))[:16]
         gold = items[number].get("gold", 0)  # a completion has a single option
         found.append(Item(number, question, gold, *_split(task.kind, rows)))
     return found
-
-
-def _tokenize(texts: list[list[str]], tokenizer: "Tokenizer") -> list[Rows]:
-    """Return each text as tokens, after <|bos|>, in the same groups."""
-    ids, offsets = tokenizer.core.encode_batch(chain(*texts), tokenizer.bos)
-    rows = iter(np.split(ids.astype(np.int32), offsets[1:-1]))
-    return [[next(rows) for _ in group] for group in texts]
 
 
 def _split(kind: str, rows: Rows) -> tuple[np.ndarray, Rows, list[int]]:

@@ -30,6 +30,9 @@ from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, read_json, stage_dir, world_dir
 from nanochat.stages import CHAT_CORE, MODELS, STAGES
 
+Flags = Mapping[str, str]  # flag -> value; empty for a switch
+TaskFiles = Mapping[str, Sequence[HubFile]]  # by task
+
 # Stages by name. Base models are not evaluated on chats.
 PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base"}
 STEPS = ("world", "download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
@@ -190,16 +193,16 @@ def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
     return flags
 
 
-def flag_words(flags: Mapping[str, str]) -> list[str]:
+def flag_words(flags: Flags) -> list[str]:
     # A switch has no value.
     return [f"{flag}={value}" if value else flag for flag, value in flags.items()]
 
 
 def make_job(
     setting: Setting,
-    flags: Mapping[str, Mapping[str, str]],
+    flags: Mapping[str, Flags],
     tokens: int,
-    tasks: Mapping[str, Sequence[HubFile]],
+    tasks: TaskFiles,
     needs: Mapping[str, str],
 ) -> Job:
     """Return the main job with all steps.
@@ -238,7 +241,7 @@ def make_job(
 def _stage_step(
     name: str,
     setting: Setting,
-    flags: Mapping[str, str],
+    flags: Flags,
     task_files: Sequence[HubFile],
     skip: str,
 ) -> Step:
@@ -266,7 +269,7 @@ def _stage_step(
     )
 
 
-def skip_reasons(setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs: Mapping[str, str]) -> dict[str, str]:
+def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, str]) -> dict[str, str]:
     """Return step -> reason to leave the step out; empty: the step runs."""
     until = setting.request.until
     reasons = dict.fromkeys(STEPS, "")

@@ -20,6 +20,7 @@ from nanochat.report.plots import draw_plot
 from nanochat.stages import STAGES
 
 Facts = dict[str, Any]  # label -> value
+Groups = dict[str, Facts]
 
 TITLES = {stage.name: stage.section for stage in STAGES}
 ORDER = list(TITLES)
@@ -48,9 +49,9 @@ class Card:
     tag: str  # of the newest stage
     text: str  # what the model learned from; empty if no stage says so
     command: str  # that started the run
-    environment: dict[str, Facts]  # group -> facts about the machine that ran the newest stage
+    environment: Groups  # group -> facts about the machine that ran the newest stage
     sections: list[Section]
-    headlines: dict[str, Facts]  # metric -> column of the summary -> value
+    headlines: Groups  # metric -> column of the summary -> value
     outcomes: list[Outcome]
     seconds: float  # of all stages
 
@@ -164,7 +165,7 @@ def _scores(outcome: Outcome) -> dict[str, list]:
     return bars
 
 
-def _environment(newest: Outcome) -> dict[str, Facts]:
+def _environment(newest: Outcome) -> Groups:
     """Return the header's groups with facts."""
     groups = {}
     for name, facts in newest.environment.items():
@@ -175,10 +176,10 @@ def _environment(newest: Outcome) -> dict[str, Facts]:
     return groups
 
 
-def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
+def _headlines(outcomes: Sequence[Outcome]) -> Groups:
     """Return metric -> column -> value for the stages' headline metrics, from the newest tag that has the metric."""
     # Several stages share a column: one for each model.
-    columns = list(dict.fromkeys(stage.column for stage in STAGES if stage.column))
+    columns = dict.fromkeys(stage.column for stage in STAGES if stage.column)
     table = {}
     for stage in STAGES:
         own = [outcome for outcome in outcomes if outcome.stage == stage.name]
@@ -187,7 +188,7 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
             for metric, value in outcome.metrics.items():
                 # "ChatCORE (5 of 6 tasks)" has a row of its own.
                 if metric.partition(" (")[0] in stage.headline:
-                    table.setdefault(metric, dict.fromkeys(columns))[stage.column] = value
+                    table.setdefault(metric, columns.copy())[stage.column] = value
     return table
 
 
