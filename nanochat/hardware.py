@@ -69,8 +69,9 @@ def known_rate(accelerator: Accelerator, dtype: str, depth: int) -> tuple[float,
     """Return the share and the source of the rate nearest in depth; 0 and no source if none is near."""
     for distance in range(NEAR_DEPTH + 1):
         for near in (depth - distance, depth + distance):
-            if (accelerator.name, dtype, near) in TRAINING_RATES:
-                return TRAINING_RATES[accelerator.name, dtype, near]
+            found = TRAINING_RATES.get((accelerator.name, dtype, near))
+            if found:
+                return found
     return 0.0, ""
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nanochat.config import Config
     from nanochat.data.corpus import Corpus
     from nanochat.dataloader import TextLoader
-    from nanochat.packing import ChatLoader
     from nanochat.runtime import Runtime
     from nanochat.train import State
 
@@ -302,39 +301,6 @@ def text_label(data: Record) -> str:
     if "world seed" in data:
         name = f"embedded world, seed {data['world seed']}, synthetic"
     return f"{name} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})"
-
-
-def chat_tuning_metrics(state: "State", source: "ChatLoader") -> Metrics:
-    """Return the metrics for training on conversations: validation, task scores, and the conversations read."""
-    counts = source.describe()
-    scores = state.notes.get("scores", {})  # written by evals.chat.task_scores
-    return {
-        "Number of iterations": state.step,
-        "Training loss": measured(state.loss),
-        **validation_metrics(state.notes, "loss", "Validation loss"),
-        **validation_metrics(state.notes, "bpb", "Final validation bpb"),
-        **{name: measured(value, stderr) for name, (value, stderr) in scores.items()},
-        "Epochs": measured(source.epoch, spec=".2f"),
-        "Conversations read": counts["conversations"],
-        "Shortened, being too long": counts["shortened"],
-        "Left out, being too long": counts["left out"],
-        "Padding": measured(100 * counts["padding"], spec=".2f", unit="%"),
-    }
-
-
-def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
-    """Return the metrics for reinforcement learning: reward, and pass@k before the first and after the last step."""
-    metrics = {
-        "Task": task,
-        "Training questions": questions,
-        "Number of iterations": state.step,
-        "Reward, a moving average": state.notes.get("reward", NOT_KNOWN),
-        "Share of answers cut at the limit, a moving average": state.notes.get("cut", NOT_KNOWN),
-    }
-    for moment in ("before", "after"):
-        for name, (value, stderr) in state.notes.get(moment, {}).items():
-            metrics[f"{task} {name} {moment}"] = measured(value, stderr)
-    return metrics
 
 
 def validation_metrics(notes: Record, figure: str, name: str) -> Metrics:

@@ -62,7 +62,5 @@ def build_groups(model: GPT, config: OptimizerSettings, batch_scale: float, matr
 def state_bytes(model: GPT) -> int:
     """Return the size of the optimizer's states for a model, over all ranks."""
     kinds = {rule.name: KINDS[rule.kind] for rule in RULES}
-    size = 0
-    for name, parameter in model.named_parameters():
-        size += kinds[parameter_row(name).group].state_bytes * parameter.numel()
-    return size
+    parameters = model.named_parameters()
+    return sum(kinds[parameter_row(name).group].state_bytes * parameter.numel() for name, parameter in parameters)

@@ -21,6 +21,7 @@ from nanochat.chat import fitted_prompt
 from nanochat.dataloader import Batch, BatchSource, require_multiple
 from nanochat.engine import Completion, Engine, Request
 from nanochat.log import Record, print0, print_figures
+from nanochat.outcome import NOT_KNOWN, Metrics, measured
 from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -282,3 +283,18 @@ def follow_reward(source: Rollouts) -> Callable[["State"], None]:
             )
 
     return follow
+
+
+def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
+    """Return the metrics for reinforcement learning: reward, and pass@k before the first and after the last step."""
+    metrics = {
+        "Task": task,
+        "Training questions": questions,
+        "Number of iterations": state.step,
+        "Reward, a moving average": state.notes.get("reward", NOT_KNOWN),
+        "Share of answers cut at the limit, a moving average": state.notes.get("cut", NOT_KNOWN),
+    }
+    for moment in ("before", "after"):
+        for name, (value, stderr) in state.notes.get(moment, {}).items():
+            metrics[f"{task} {name} {moment}"] = measured(value, stderr)
+    return metrics

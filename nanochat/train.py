@@ -395,8 +395,7 @@ def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime:
         fitting = (rows for rows in reversed(sizes) if rows * row < room and _fits(model, rows, length, room))
     else:
         fitting = (rows for rows in reversed(sizes) if rows * length <= CPU_TOKENS)
-    largest = next(fitting, sizes[0])
-    return min(runtime.all_gather(largest))  # the rank with least memory decides
+    return min(runtime.all_gather(next(fitting, sizes[0])))  # the rank with least memory decides
 
 
 def _fits(model: GPT, rows: int, length: int, room: int) -> bool:

@@ -17,7 +17,7 @@ from nanochat.checkpoint import tokenizer_of, verified
 from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
 from nanochat.objectives import next_token
-from nanochat.outcome import chat_tuning_metrics
+from nanochat.outcome import measured, validation_metrics
 from nanochat.packing import ChatLoader
 from nanochat.param_groups import state_bytes
 from nanochat.runtime import planned_hardware
@@ -138,4 +138,18 @@ def tune_on_chats(
     state = trainer.fit(source, next_token, evaluations, tasks=chats.origin)
     mixture = ", ".join(f"{name} {rows:,}" for name, rows in chats.rows.items())
     rows = {"Rows by task": mixture, "Training rows": len(chats), "Validation rows": len(new_chats)}
-    trainer.finish(state, rows | metrics | chat_tuning_metrics(state, source))
+    counts = source.describe()
+    scores = state.notes.get("scores", {})  # written by evals.chat.task_scores
+    found = {
+        "Number of iterations": state.step,
+        "Training loss": measured(state.loss),
+        **validation_metrics(state.notes, "loss", "Validation loss"),
+        **validation_metrics(state.notes, "bpb", "Final validation bpb"),
+        **{name: measured(value, stderr) for name, (value, stderr) in scores.items()},
+        "Epochs": measured(source.epoch, spec=".2f"),
+        "Conversations read": counts["conversations"],
+        "Shortened, being too long": counts["shortened"],
+        "Left out, being too long": counts["left out"],
+        "Padding": measured(100 * counts["padding"], spec=".2f", unit="%"),
+    }
+    trainer.finish(state, rows | metrics | found)

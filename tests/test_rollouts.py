@@ -18,9 +18,8 @@ from nanochat.engine import Completion, Engine
 from nanochat.log import MetricLog, read_metrics
 from nanochat.objectives import PolicyGradient
 from nanochat.optim import Optimizer
-from nanochat.outcome import reinforcement_metrics
 from nanochat.param_groups import build_groups
-from nanochat.rollouts import ADVANTAGES, Rollouts, Sampling, assemble, columns, follow_reward
+from nanochat.rollouts import ADVANTAGES, Rollouts, Sampling, assemble, columns, follow_reward, reinforcement_metrics
 from nanochat.settings import OptimizerSettings, TrainingSettings
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State, TrainingLoop

@@ -69,7 +69,7 @@ class Deal:
         """key: (seed, source number). threads: for tokenizing, 0: as many as there are cores, at most 4."""
         self.lanes = lanes
         self.key = key
-        self.bos = tokenizer.special_tokens["<|bos|>"]
+        self.bos = tokenizer.bos
         self._tokenizer = tokenizer
         self._threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
         # (shard, row group in the shard)
@@ -256,8 +256,7 @@ class Lane:
             for ids in rows[skipped:]:
                 yield ids, chunk
             row = chunk.row + chunk.rows
-            left = [piece.name for piece in leftover]
-            chunk = Chunk(chunk.unit + units, row=row, left=left)
+            chunk = Chunk(chunk.unit + units, row=row, left=[piece.name for piece in leftover])
 
     def _pack(self, chunk: Chunk, pieces: list[Piece], opening: int) -> tuple[np.ndarray, list[Piece]]:
         """Return rows (rows, size) in random order, and the pieces left over."""

@@ -201,14 +201,11 @@ def log_validation(
         figures = {}
         for name, estimate in found.items():
             value, stderr = estimate
-            notes[f"val {name}"] = value  # read by outcome.validation_metrics
-            notes[f"val {name} stderr"] = stderr
+            notes |= {f"val {name}": value, f"val {name} stderr": stderr}  # read by outcome.validation_metrics
             if value <= notes.get(f"lowest val {name}", math.inf):
-                notes[f"lowest val {name}"] = value
-                notes[f"lowest val {name} stderr"] = stderr
+                notes |= {f"lowest val {name}": value, f"lowest val {name} stderr": stderr}
             print0(f"step {state.step:05d} | validation {name}: {estimate}")
-            figures[f"val/{name}"] = value
-            figures[f"val/{name}_stderr"] = stderr
+            figures |= {f"val/{name}": value, f"val/{name}_stderr": stderr}
         trainer.log.write("validation", state.step, **figures)
 
     return Evaluation(every, validate, at_start=True)

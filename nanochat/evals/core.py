@@ -237,9 +237,7 @@ def _forward(model: GPT, batch: list[Row]) -> Iterator[Scored]:
     lengths = [len(row.prefix) for row in batch]
     prefix = Prefix(model, _padded(texts, model.device), torch.tensor(lengths))
     yield _scored(prefix.hidden, lengths, [row.branches[0] for row in batch])
-    others = []  # (number of the row, branch)
-    for number, row in enumerate(batch):
-        others += [(number, branch) for branch in row.branches[1:]]
+    others = [(number, branch) for number, row in enumerate(batch) for branch in row.branches[1:]]
     # The longest first, in batches a quarter as large: texts of similar length need little padding.
     others.sort(key=lambda other: len(other[1].ids), reverse=True)
     while others:

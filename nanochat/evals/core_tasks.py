@@ -103,15 +103,16 @@ def read_bundle(folder: Path | None = None, offline: bool = False) -> list[Bundl
     tasks = []
     for entry, path in zip(entries, paths, strict=True):
         label = entry["label"]
-        task = BundleTask(
-            label=label,
-            kind=entry["icl_task_type"],
-            shots=entry["num_fewshot"][0],
-            delimiter=entry.get("continuation_delimiter", " "),
-            baseline=float(percents[label]) / 100,
-            path=path,
+        tasks.append(
+            BundleTask(
+                label=label,
+                kind=entry["icl_task_type"],
+                shots=entry["num_fewshot"][0],
+                delimiter=entry.get("continuation_delimiter", " "),
+                baseline=float(percents[label]) / 100,
+                path=path,
+            )
         )
-        tasks.append(task)
     return tasks
 
 

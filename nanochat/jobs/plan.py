@@ -73,8 +73,7 @@ class Setting:
     @property
     def hardware(self) -> str:
         """GPUs to plan for, like 8xH100; empty: all of this machine."""
-        is_other = self.request.on or self.idle
-        return f"{self.gpus}x{self.accelerator.name}" if is_other else ""
+        return f"{self.gpus}x{self.accelerator.name}" if self.request.on or self.idle else ""
 
     def has_files(self, files: Sequence[HubFile]) -> bool:
         """Return True if the files are here or can be downloaded."""
