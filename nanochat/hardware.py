@@ -1,13 +1,12 @@
 """Accelerators: peak rates from their makers' data sheets, memory, and the price of an hour."""
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Figure = float | None  # None: unknown, or lacking
 
 
-@dataclass(frozen=True)
-class Accelerator:
+class Accelerator(NamedTuple):
     """An accelerator; None for a figure that is unknown, or a precision that it lacks.
 
     name: as people type it. devices: a pattern of the names that drivers report, without the maker's. bf16, fp16, fp8,

@@ -54,8 +54,7 @@ def main(config: Config) -> None:
         engine = Engine(model, tokenizer, config.slots)
         scores = {}
         for name, task in tasks.items():
-            path = folder / f"{name}.jsonl"
-            score = evaluate_task(task, model, engine, tokenizer, runtime, config, name, path)
+            score = evaluate_task(task, model, engine, tokenizer, runtime, config, name, folder / f"{name}.jsonl")
             print0(f"{name}: {score.accuracy}, guessing {score.baseline:.2f}")
             scores[name] = score
         means = mean_scores(scores)

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -88,8 +89,7 @@ BYTES_PER_TOKEN = 5  # upper estimate, to choose the number of shards
 # ---- a corpus ----
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """A parquet file with documents, as found when opened.
 
     hash: SHA-256 of the file. size: text bytes before compression; a dictionary holds repeated texts once.

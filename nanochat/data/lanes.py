@@ -69,7 +69,7 @@ class Deal:
         """key: (seed, source number). threads: for tokenizing, 0: as many as there are cores, at most 4."""
         self.lanes = lanes
         self.key = key
-        self.bos = tokenizer.bos
+        self.bos = tokenizer.special_tokens["<|bos|>"]
         self._tokenizer = tokenizer
         self._threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
         # (shard, row group in the shard)
@@ -137,8 +137,7 @@ class Mix:
         """Return row counts per source for the first `turn` rows in a lane."""
         cycles, rest = divmod(turn, MIX_CYCLE)
         places = (self._starts[lane] + np.arange(rest)) % MIX_CYCLE
-        sources = self._order[places]
-        in_cycle = np.bincount(sources, minlength=len(self._counts))
+        in_cycle = np.bincount(self._order[places], minlength=len(self._counts))
         return (cycles * self._counts + in_cycle).tolist()
 
 
@@ -252,8 +251,7 @@ class Lane:
             pieces, units = self._read_units(chunk, leftover)
             rows, leftover = self._pack(chunk, pieces, len(leftover))
             chunk = replace(chunk, units=units, rows=len(rows))
-            skipped = row - chunk.row
-            for ids in rows[skipped:]:
+            for ids in rows[row - chunk.row :]:
                 yield ids, chunk
             row = chunk.row + chunk.rows
             chunk = Chunk(chunk.unit + units, row=row, left=[piece.name for piece in leftover])

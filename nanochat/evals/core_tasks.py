@@ -7,7 +7,6 @@ import csv
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,8 +31,7 @@ Rows = list[np.ndarray]  # token ids of several texts
 CHOICE, SCHEMA, COMPLETION = "multiple_choice", "schema", "language_modeling"
 
 
-@dataclass(frozen=True)
-class BundleTask:
+class BundleTask(NamedTuple):
     """A task as the bundle lists it."""
 
     label: str

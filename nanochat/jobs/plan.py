@@ -7,9 +7,9 @@ Nothing starts here. `nanochat.jobs.scales` has the flags for each stage.
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanochat.data import hub
 from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files, is_named, parse_data, world_seed
@@ -42,8 +42,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """Choices that follow from a command line and the machine."""
 
     request: Any  # Config of scripts.plan

@@ -6,10 +6,9 @@ A figure that is not known is left out or a dash.
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from nanochat.hardware import hourly_rate
@@ -29,8 +28,7 @@ FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before th
 EVALUATIONS = ("base_eval", "chat_eval")  # beginnings of the stages with a score for each task
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A stage."""
 
     title: str
@@ -40,8 +38,7 @@ class Section:
     dollars: float | None  # None if the price is not known
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """A run, ready to be written as Markdown, HTML or JSON."""
 
     generated: str  # date of rendering
