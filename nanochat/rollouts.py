@@ -197,17 +197,18 @@ class Rollouts(BatchSource):
             # Shortened where prompt and answer exceed the context.
             prompt, _ = fitted_prompt(self.task[example], self.tokenizer, self.context, sampling.max_new_tokens)
             draw = self._step * sampling.examples + place  # counts prompts since the run began
-            request = Request(
-                prompt,
-                sampling.max_new_tokens,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                n=sampling.samples,
-                seed=(self.seed << 32) + draw,  # no two prompts share random numbers
-                stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
-            )
             examples.append(example)
-            requests.append(request)
+            requests.append(
+                Request(
+                    prompt,
+                    sampling.max_new_tokens,
+                    temperature=sampling.temperature,
+                    top_k=sampling.top_k,
+                    n=sampling.samples,
+                    seed=(self.seed << 32) + draw,  # no two prompts share random numbers
+                    stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
+                )
+            )
         return examples, requests
 
     def _log(self, groups: list[Group]) -> None:

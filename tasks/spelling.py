@@ -5,7 +5,6 @@ The words are frequent in the tokenizer's training text; a word is always in the
 
 import re
 from collections import Counter
-from hashlib import sha256
 from itertools import islice
 from random import Random
 from string import ascii_lowercase
@@ -13,6 +12,7 @@ from zlib import crc32
 
 from nanochat.data.corpus import learned_text, parse_data, shard_files
 from nanochat.data.documents import documents
+from nanochat.paths import text_sha256
 from tasks.common import DataSet, Task, exchange
 from tasks.gsm8k import GSM8K
 
@@ -54,7 +54,7 @@ class SimpleSpelling(Task):
 
     def hashes(self) -> dict[str, str]:
         words = "\n".join(word for [word] in self.rows)
-        return {"words": sha256(words.encode()).hexdigest()}
+        return {"words": text_sha256(words)}
 
     def conversation(self, word: str) -> dict:
         return exchange(f"Spell the word: {word}", "-".join(word))
