@@ -17,6 +17,7 @@ from typing import NamedTuple
 from nanochat.tokenizer import Tokenizer
 
 Part = dict[str, str]  # type and text
+Ids = list[int]
 ROLES = ("user", "assistant")
 # Part type -> (name in the special tokens around the part, True if the model learns to write the part).
 # The calculator writes the output, so the model does not learn that.
@@ -54,14 +55,14 @@ def _is_content(content: str | list[Part], kinds: tuple[str, ...]) -> bool:
     return content != [] and all(well_formed)
 
 
-def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[Ids, Ids]:
     """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes, else 0."""
     check_conversation(conversation)
     special = tokenizer.special_tokens
     ids = []
     mask = []
 
-    def add(tokens: list[int], learned: bool) -> None:
+    def add(tokens: Ids, learned: bool) -> None:
         ids.extend(tokens)
         mask.extend([int(learned)] * len(tokens))
 
@@ -82,7 +83,7 @@ def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[list[
     return ids, mask
 
 
-def render_prompt(conversation: dict, tokenizer: Tokenizer) -> list[int]:
+def render_prompt(conversation: dict, tokenizer: Tokenizer) -> Ids:
     """Return the ids up to `<|assistant_start|>`, included; a final assistant message is left out."""
     check_conversation(conversation)
     messages = conversation["messages"]
@@ -93,7 +94,7 @@ def render_prompt(conversation: dict, tokenizer: Tokenizer) -> list[int]:
     return [*ids, tokenizer.special_tokens["<|assistant_start|>"]]
 
 
-def render_text(conversation: dict, tokenizer: Tokenizer) -> list[int]:
+def render_text(conversation: dict, tokenizer: Tokenizer) -> Ids:
     """Return the ids for a base model, which knows no conversations: it continues the last message."""
     check_conversation(conversation)
     text = "".join(part["text"] for part in _parts_of(conversation["messages"][-1]))
@@ -105,7 +106,7 @@ def fitted_prompt(
     tokenizer: Tokenizer,
     context: int,
     answer: int,
-) -> tuple[list[int], bool]:
+) -> tuple[Ids, bool]:
     """Return (prompt ids, True if they were shortened) with room for `answer` tokens in `context`.
 
     The prompt may always take half the context. The oldest messages are dropped first, in pairs; the system message

@@ -19,8 +19,7 @@ SMALLEST_PEAK = 1e-12  # a tensor of zeros is scaled by this, to avoid a divisio
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return (x in fp8, contiguous; 0-d fp32 scale that multiplies back); values that are not finite become NaN."""
     scale = _scale(torch.linalg.vector_norm(x, math.inf, dtype=torch.float32), dtype)
-    scaled = x.float() / scale
-    return scaled.to(dtype).contiguous(), scale
+    return (x.float() / scale).to(dtype).contiguous(), scale
 
 
 def _scale(largest: Tensor, dtype: torch.dtype) -> Tensor:

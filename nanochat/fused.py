@@ -55,7 +55,10 @@ class PackedLinear(nn.Module):
         if x.shape[:-1].numel() in SIZES:
             return self._product(x)
         # Other row counts: at most SIZES[-1] rows at a time, padded with zeros to the next known size.
-        parts = [self._padded(rows) for rows in x.flatten(0, -2).split(SIZES[-1])]
+        parts = []
+        for rows in x.flatten(0, -2).split(SIZES[-1]):
+            size = next(size for size in SIZES if size >= len(rows))
+            parts.append(self._product(F.pad(rows, (0, 0, 0, size - len(rows))))[: len(rows)])
         return torch.cat(parts).unflatten(0, x.shape[:-1])
 
     def _product(self, x: Tensor) -> Tensor:
@@ -68,10 +71,6 @@ class PackedLinear(nn.Module):
             [],
             "",
         )
-
-    def _padded(self, rows: Tensor) -> Tensor:
-        size = next(size for size in SIZES if size >= len(rows))  # exists: parts have at most SIZES[-1] rows
-        return self._product(F.pad(rows, (0, 0, 0, size - len(rows))))[: len(rows)]
 
 
 class PairRotation(NamedTuple):

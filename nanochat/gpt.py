@@ -323,8 +323,7 @@ class GPT(nn.Module):
         def initial(named: tuple[str, nn.Parameter]) -> Tensor:
             name, parameter = named
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-            empty = torch.empty(parameter.shape, device="cpu")
-            return parameter_row(name).initial(empty, self.config, generator)
+            return parameter_row(name).initial(torch.empty(parameter.shape, device="cpu"), self.config, generator)
 
         # A generator runs on one thread: 75 million values a second.
         parameters = list(self.named_parameters())

@@ -1,11 +1,12 @@
 """Accelerators: peak rates from their makers' data sheets, memory, and the price of an hour."""
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
+
+Figure = float | None  # None: unknown, or lacking
 
 
-@dataclass(frozen=True)
-class Accelerator:
+class Accelerator(NamedTuple):
     """An accelerator; None for a figure that is unknown, or a precision that it lacks.
 
     name: as people type it. devices: a pattern of the names that drivers report, without the maker's. bf16, fp16, fp8,
@@ -15,19 +16,19 @@ class Accelerator:
 
     name: str
     devices: str = ""
-    bf16: float | None = None
-    fp16: float | None = None
-    fp8: float | None = None
-    fp32: float | None = None
-    memory: float | None = None
-    dollars: float | None = None
+    bf16: Figure = None
+    fp16: Figure = None
+    fp8: Figure = None
+    fp32: Figure = None
+    memory: Figure = None
+    dollars: Figure = None
 
     @property
     def precision(self) -> str:
         """Return the precision to train in by default: bf16, or fp32 without bf16."""
         return "fp32" if self.fp32 and not self.bf16 else "bf16"
 
-    def peak(self, dtype: str) -> float | None:
+    def peak(self, dtype: str) -> Figure:
         """Return the peak FLOP/s in a precision."""
         rate = getattr(self, dtype)
         return rate and rate * 1e12
@@ -67,8 +68,9 @@ def known_rate(accelerator: Accelerator, dtype: str, depth: int) -> tuple[float,
     """Return the share and the source of the rate nearest in depth; 0 and no source if none is near."""
     for distance in range(NEAR_DEPTH + 1):
         for near in (depth - distance, depth + distance):
-            if (accelerator.name, dtype, near) in TRAINING_RATES:
-                return TRAINING_RATES[accelerator.name, dtype, near]
+            found = TRAINING_RATES.get((accelerator.name, dtype, near))
+            if found:
+                return found
     return 0.0, ""
 
 
@@ -81,7 +83,7 @@ def find_accelerator(name: str) -> Accelerator | None:
     return None
 
 
-def hourly_rate(gpus: str) -> float | None:
+def hourly_rate(gpus: str) -> Figure:
     """Return dollars per hour of "8x NVIDIA H100 80GB HBM3", as an outcome names GPUs; None without a known price."""
     match = re.fullmatch(r"(\d+)x (.+)", gpus)
     accelerator = find_accelerator(match[2]) if match else None

@@ -191,7 +191,12 @@ class _Stack(ABC):
     def save(self) -> WholeStates:
         """Yield (name, whole states); ranks gather together, and take turns to save a chunk."""
         for chunk in range(self.chunks):
-            gathered = {key: self._gather(state[chunk]) for key, state in self.states.items()}
+            # All ranks' shares end to end; one rank has everything.
+            gathered = {key: state[chunk] for key, state in self.states.items()}
+            if self.ranks > 1:
+                for key, share in gathered.items():
+                    gathered[key] = share.new_empty(self.ranks * len(share))
+                    dist.all_gather_into_tensor(gathered[key], share)
             if (self.number + chunk) % self.ranks != self.rank:
                 continue
             for place, name in enumerate(self._names(chunk)):
@@ -199,14 +204,6 @@ class _Stack(ABC):
                 if self.counts_steps:
                     saved["step"] = self.steps[chunk]
                 yield name, saved
-
-    def _gather(self, share: Tensor) -> Tensor:
-        """Return all ranks' shares end to end."""
-        if self.ranks == 1:
-            return share
-        whole = share.new_empty(self.ranks * len(share))  # one flat chunk
-        dist.all_gather_into_tensor(whole, share)
-        return whole
 
     def load(self, read: ReadStates) -> None:
         """Take this rank's share from each whole state."""

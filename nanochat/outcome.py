@@ -21,14 +21,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nanochat.log import Figures, MetricLog, duration, metric_curve, read_metrics
+from nanochat.log import Figures, MetricLog, Record, duration, metric_curve, read_metrics
 from nanochat.paths import read_json, read_sha256, stage_dir, write_json
 
 if TYPE_CHECKING:
     from nanochat.config import Config
     from nanochat.data.corpus import Corpus
     from nanochat.dataloader import TextLoader
-    from nanochat.packing import ChatLoader
     from nanochat.runtime import Runtime
     from nanochat.train import State
 
@@ -41,6 +40,7 @@ NOT_KNOWN = "n/a"
 ANSWERS = "Sample answers"  # title of a table of chat evaluations, also shown at the top of the HTML card
 
 Metrics = dict[str, Any]  # name -> a number, a text, or {"value", "stderr", "format", "unit"}
+Texts = dict[str, str]  # name -> text
 
 
 @dataclass(kw_only=True)
@@ -109,7 +109,7 @@ def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="milliseconds")  # with the UTC offset
 
 
-def versions() -> dict[str, str]:
+def versions() -> Texts:
     """Return installed versions for VERSIONED, from their metadata: importing torch takes seconds."""
     found = {}
     for name in VERSIONED:
@@ -131,13 +131,22 @@ def git(root: Path, *words: str) -> str:
     return output_of("git", "-C", str(root), *words)
 
 
-def environment(root: Path = ROOT) -> dict[str, dict[str, str]]:
+def environment(root: Path = ROOT) -> dict[str, Texts]:
     """Return checkout, hardware and software, as the report card's header shows them."""
     software = {"Python": platform.python_version(), "PyTorch": torch_build()["__version__"]}
-    return {"Git Information": _checkout(root), "Hardware": hardware(), "Software": software}
+    commit = git(root, "rev-parse", "--short", "HEAD")
+    # Every run rewrites the report card: a new card alone does not make the tree dirty.
+    card = [":!report.md", ":!report"]
+    changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *card)
+    checkout = {
+        "Branch": git(root, "rev-parse", "--abbrev-ref", "HEAD"),
+        "Commit": f"{commit} ({'dirty' if changes else 'clean'})" if commit else "unknown (not a git checkout)",
+        "Message": git(root, "log", "-1", "--format=%s"),
+    }
+    return {"Git Information": checkout, "Hardware": hardware(), "Software": software}
 
 
-def torch_build() -> dict[str, str]:
+def torch_build() -> Texts:
     """Return PyTorch's version with its build tag, 2.15.0+cu130, and its CUDA version, without importing torch."""
     spec = importlib.util.find_spec("torch")
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8") if spec else ""
@@ -166,19 +175,7 @@ def bloat(root: Path = ROOT) -> dict[str, dict]:
     return {label: {"value": count, "format": ",d"} for label, count in counts.items()}
 
 
-def _checkout(root: Path) -> dict[str, str]:
-    commit = git(root, "rev-parse", "--short", "HEAD")
-    # Every run rewrites the report card: a new card alone does not make the tree dirty.
-    card = [":!report.md", ":!report"]
-    changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *card)
-    return {
-        "Branch": git(root, "rev-parse", "--abbrev-ref", "HEAD"),
-        "Commit": f"{commit} ({'dirty' if changes else 'clean'})" if commit else "unknown (not a git checkout)",
-        "Message": git(root, "log", "-1", "--format=%s"),
-    }
-
-
-def hardware() -> dict[str, str]:
+def hardware() -> Texts:
     """Return this machine's processors, memory and GPUs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     # "NVIDIA H100 80GB HBM3, 81559": the name, and the memory in MiB.
@@ -221,7 +218,7 @@ class Estimate(NamedTuple):
         span = 1 - baseline
         return Estimate((self.value - baseline) / span, self.stderr / span)  # a shift leaves errors alone
 
-    def metric(self, chance: float = math.nan) -> dict[str, Any]:
+    def metric(self, chance: float = math.nan) -> Record:
         """Return the estimate as an outcome's metric. chance: the score of guessing, nan if not known."""
         near = abs(self.value - chance) <= 2 * self.stderr  # False for nan
         return measured(self.value, self.stderr, unit=" (near chance)" if near else "")
@@ -298,7 +295,7 @@ def pretraining_metrics(state: "State", source: "TextLoader", corpus: "Corpus") 
     }
 
 
-def text_label(data: dict[str, Any]) -> str:
+def text_label(data: Record) -> str:
     """Return the text in words, from `Corpus.describe`; invented text is called so."""
     name = data["name"]
     if "world seed" in data:
@@ -306,40 +303,7 @@ def text_label(data: dict[str, Any]) -> str:
     return f"{name} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})"
 
 
-def chat_tuning_metrics(state: "State", source: "ChatLoader") -> Metrics:
-    """Return the metrics for training on conversations: validation, task scores, and the conversations read."""
-    counts = source.describe()
-    scores = state.notes.get("scores", {})  # written by evals.chat.task_scores
-    return {
-        "Number of iterations": state.step,
-        "Training loss": measured(state.loss),
-        **validation_metrics(state.notes, "loss", "Validation loss"),
-        **validation_metrics(state.notes, "bpb", "Final validation bpb"),
-        **{name: measured(value, stderr) for name, (value, stderr) in scores.items()},
-        "Epochs": measured(source.epoch, spec=".2f"),
-        "Conversations read": counts["conversations"],
-        "Shortened, being too long": counts["shortened"],
-        "Left out, being too long": counts["left out"],
-        "Padding": measured(100 * counts["padding"], spec=".2f", unit="%"),
-    }
-
-
-def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
-    """Return the metrics for reinforcement learning: reward, and pass@k before the first and after the last step."""
-    metrics = {
-        "Task": task,
-        "Training questions": questions,
-        "Number of iterations": state.step,
-        "Reward, a moving average": state.notes.get("reward", NOT_KNOWN),
-        "Share of answers cut at the limit, a moving average": state.notes.get("cut", NOT_KNOWN),
-    }
-    for moment in ("before", "after"):
-        for name, (value, stderr) in state.notes.get(moment, {}).items():
-            metrics[f"{task} {name} {moment}"] = measured(value, stderr)
-    return metrics
-
-
-def validation_metrics(notes: dict[str, Any], figure: str, name: str) -> Metrics:
+def validation_metrics(notes: Record, figure: str, name: str) -> Metrics:
     """Return a validation figure's lowest and last value; `name` is the last one's title."""
     lowest, last = f"lowest val {figure}", f"val {figure}"  # keys in the state's notes
     return {
@@ -362,7 +326,7 @@ CURVES = (
 )
 
 
-def training_curves(path: Path) -> list[dict[str, Any]]:
+def training_curves(path: Path) -> list[Record]:
     """Return an outcome's curves from a metric log; only figures that were measured."""
     records = read_metrics(path)  # the last record for each kind and step
     curves = []

@@ -1,6 +1,6 @@
 """Optimizer settings for each parameter group; gpt.PARAMETERS assigns parameters to groups."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nanochat.gpt import GPT, parameter_row
 from nanochat.optim import KINDS, Group
@@ -9,8 +9,7 @@ from nanochat.settings import OptimizerSettings
 TUNED_WIDTH = 768  # the width at which the learning rates were found
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """Settings for one group. The learning rate is `share` times the flag `rate`, or `share` if there is no flag."""
 
     name: str
@@ -63,7 +62,5 @@ def build_groups(model: GPT, config: OptimizerSettings, batch_scale: float, matr
 def state_bytes(model: GPT) -> int:
     """Return the size of the optimizer's states for a model, over all ranks."""
     kinds = {rule.name: KINDS[rule.kind] for rule in RULES}
-    size = 0
-    for name, parameter in model.named_parameters():
-        size += kinds[parameter_row(name).group].state_bytes * parameter.numel()
-    return size
+    parameters = model.named_parameters()
+    return sum(kinds[parameter_row(name).group].state_bytes * parameter.numel() for name, parameter in parameters)

@@ -21,11 +21,14 @@ from nanochat.chat import fitted_prompt
 from nanochat.dataloader import Batch, BatchSource, require_multiple
 from nanochat.engine import Completion, Engine, Request
 from nanochat.log import Record, print0, print_figures
+from nanochat.outcome import NOT_KNOWN, Metrics, measured
 from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from nanochat.runtime import Runtime
     from nanochat.train import State
+
+Columns = tuple[Tensor, ...]  # of one answer, see `columns`
 
 MAX_CUT = 0.05  # share of answers cut at the limit, above which there is a warning
 WARN_EVERY = 20  # steps
@@ -86,7 +89,7 @@ class Group:
         }
 
 
-def columns(prompt: list[int], completion: Completion, advantage: float, end: int) -> tuple[Tensor, ...]:
+def columns(prompt: list[int], completion: Completion, advantage: float, end: int) -> Columns:
     """Return inputs, targets, advantages, the sampler's log-probabilities, and the prompt without the last token.
 
     Inputs begin with the prompt's last token. A target is -1 where the calculator wrote the token, not the model.
@@ -145,7 +148,7 @@ class Rollouts(BatchSource):
         self._step = 0
         self.steps = max(1, int(len(self.task) // examples * self.epochs))  # whole steps only
 
-    def __next__(self) -> tuple[Tensor, ...]:
+    def __next__(self) -> Batch:
         start = time.perf_counter()
         groups = self._sample()
         self._step += 1
@@ -194,24 +197,25 @@ class Rollouts(BatchSource):
             # Shortened where prompt and answer exceed the context.
             prompt, _ = fitted_prompt(self.task[example], self.tokenizer, self.context, sampling.max_new_tokens)
             draw = self._step * sampling.examples + place  # counts prompts since the run began
-            request = Request(
-                prompt,
-                sampling.max_new_tokens,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                n=sampling.samples,
-                seed=(self.seed << 32) + draw,  # no two prompts share random numbers
-                stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
-            )
             examples.append(example)
-            requests.append(request)
+            requests.append(
+                Request(
+                    prompt,
+                    sampling.max_new_tokens,
+                    temperature=sampling.temperature,
+                    top_k=sampling.top_k,
+                    n=sampling.samples,
+                    seed=(self.seed << 32) + draw,  # no two prompts share random numbers
+                    stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
+                )
+            )
         return examples, requests
 
     def _log(self, groups: list[Group]) -> None:
         """Record all ranks' samples in prompt order, and set the step's metrics."""
         by_rank = self.runtime.all_gather([group.record(self.tokenizer.decode) for group in groups])
         # Prompts are dealt to ranks in turn, so the ranks' records alternate.
-        records = [record for records_at_place in zip(*by_rank, strict=True) for record in records_at_place]
+        records = list(chain(*zip(*by_rank, strict=True)))
         for record in records:
             self.record(f"example {record['example']}", self._step, **record)
         samples = list(chain(*(record["samples"] for record in records)))
@@ -249,7 +253,7 @@ class Rollouts(BatchSource):
         self._step = state["step"]
 
 
-def assemble(rows: list[tuple[Tensor, ...]], questions: list[int], device: torch.device) -> tuple[Tensor, ...]:
+def assemble(rows: list[Columns], questions: list[int], device: torch.device) -> Batch:
     """Pad rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
     longest = {}  # prompt number -> tokens with the longest answer
     for question, row in zip(questions, rows, strict=True):
@@ -280,3 +284,18 @@ def follow_reward(source: Rollouts) -> Callable[["State"], None]:
             )
 
     return follow
+
+
+def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
+    """Return the metrics for reinforcement learning: reward, and pass@k before the first and after the last step."""
+    metrics = {
+        "Task": task,
+        "Training questions": questions,
+        "Number of iterations": state.step,
+        "Reward, a moving average": state.notes.get("reward", NOT_KNOWN),
+        "Share of answers cut at the limit, a moving average": state.notes.get("cut", NOT_KNOWN),
+    }
+    for moment in ("before", "after"):
+        for name, (value, stderr) in state.notes.get(moment, {}).items():
+            metrics[f"{task} {name} {moment}"] = measured(value, stderr)
+    return metrics

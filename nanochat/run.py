@@ -70,26 +70,20 @@ def build(
         polar_dtype=torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
         compile=runtime.device.type == "cuda",  # on a CPU it gains too little
     )
-    # Last, so that the search for the largest micro-batch runs the step that will be trained, beside all states.
-    rows = _device_rows(start, resumed, model, runtime)
-    optimizer.zero_grad()
-    return model, optimizer, rows
-
-
-def _device_rows(start: "_Start", resumed: Checkpoint | None, model: GPT, runtime: Runtime) -> int:
-    """Return the rows in a micro-batch. A search leaves gradients behind."""
-    length = start.config.max_seq_len
-    choices = row_choices(start.config, start.batch, runtime.world_size)
-    size = choices[0]
+    length = config.max_seq_len
+    choices = row_choices(config, start.batch, runtime.world_size)
+    rows = choices[0]
     before = resumed.manifest["loop"]["device_batch"] if resumed else None
     if before in choices:
         # Free memory may differ by now, and another size would change the rounding.
-        size = before
+        rows = before
     elif len(choices) > 1:
-        size = largest_device_batch(model, length, choices, runtime)
-    parts = start.batch // (size * length * runtime.world_size)
-    print0(f"device batch: {size} rows of {length:,} tokens, {parts} of them in a step on each rank")
-    return size
+        # Last, so that the search runs the step that will be trained, beside all states.
+        rows = largest_device_batch(model, length, choices, runtime)
+    optimizer.zero_grad()  # a search leaves gradients behind
+    parts = start.batch // (rows * length * runtime.world_size)
+    print0(f"device batch: {rows} rows of {length:,} tokens, {parts} of them in a step on each rank")
+    return model, optimizer, rows
 
 
 def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime) -> bool:
@@ -148,10 +142,11 @@ def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer
 def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: Tokenizer | None) -> list[str]:
     """Return a phrase for each fixed setting that the run did not have when it was saved."""
     saved = checkpoint.manifest["config"]
-    defaults = {one.name: one.default for one in fields(config)}
     differences = []
     for name, value in fixed_settings(config).items():
-        before = saved.get(name, defaults[name])  # a flag that did not exist then acted like the default
+        before = saved.get(
+            name, config.__dataclass_fields__[name].default
+        )  # a flag that did not exist then acted like the default
         if value is not None and value != before:
             differences.append(f"{flag_of(name)} was {before} and is {value}")
     if tokenizer and checkpoint.manifest["tokenizer"]["hash"] != tokenizer.content_hash:

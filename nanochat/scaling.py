@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.hardware import Accelerator, find_accelerator, known_rate
+from nanochat.hardware import Accelerator, Figure, find_accelerator, known_rate
 from nanochat.log import Record, duration
 from nanochat.models import config_fields, new_model
 from nanochat.outcome import hardware, read_outcomes
@@ -63,7 +63,7 @@ class RunPlan:
     total_batch_size: int  # tokens
     decay_scale: float
     steps: int | None
-    seconds: float | None
+    seconds: Figure
     notes: list[str]
 
     @property
@@ -75,9 +75,7 @@ class RunPlan:
     def summary(self) -> Record:
         """Return the plan's figures as the report card names them, without those that a clock decides."""
         facts = {"Number of parameters": self.counts["total"]}
-        for kind, count in self.counts.items():
-            if kind != "total":
-                facts[f"Number of parameters, {kind}"] = count
+        facts |= {f"Number of parameters, {kind}": count for kind, count in self.counts.items() if kind != "total"}
         facts |= {
             "Total batch size": self.total_batch_size,
             "Number of FLOPs per token": {"value": self.flops_per_token, "format": ".4e"},
@@ -161,7 +159,7 @@ def scaled_size(counts: dict[str, int]) -> int:
     return counts["matrices"] + (counts["head"] or counts["embed"])  # an embedding may be the head as well
 
 
-def _horizon(config: "TrainingSettings", n: int, flops: float, batch: int) -> tuple[int | None, float | None, str]:
+def _horizon(config: "TrainingSettings", n: int, flops: float, batch: int) -> tuple[int | None, Figure, str]:
     """Return steps or seconds (the other is None), and a note about the steps. flops: per token."""
     # -1 is the default of all horizons; HorizonSettings refuses two of them, and values that are not above 0.
     if config.target_seconds != -1:
@@ -225,11 +223,11 @@ class RunCost:
     dtype: str
     device_batch_size: int
     memory: dict[str, float]
-    memory_limit: float | None
+    memory_limit: Figure
     fits: bool
-    seconds: float | None
-    dollars: float | None
-    rate: float | None
+    seconds: Figure
+    dollars: Figure
+    rate: Figure
     source: str
 
     def lines(self) -> list[str]:
@@ -283,7 +281,7 @@ def estimate(plan: RunPlan, config: "TrainingSettings", ranks: int, accelerator:
     )
 
 
-def _assumed_rate(accelerator: Accelerator, dtype: str, multiplied: str, depth: int) -> tuple[float | None, str]:
+def _assumed_rate(accelerator: Accelerator, dtype: str, multiplied: str, depth: int) -> tuple[Figure, str]:
     """Return a rank's FLOP/s where no run of ours was measured, None if unknown, and the assumption in words.
 
     multiplied: the dtype of matrix products, dtype or fp8.

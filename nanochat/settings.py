@@ -13,6 +13,8 @@ from nanochat.stages import Source
 
 Settings = TypeVar("Settings", bound="FineTuneSettings")
 
+Rate = float | None  # None: the value of the parent, see `inherit`
+
 CHAT_TEMPERATURE = 0.6  # of a model that has no setting of its own
 
 # ---- groups for any script ----
@@ -216,10 +218,10 @@ class OptimizerSettings:
     """
 
     # param_groups.RULES says which parameters a rate belongs to, and how it is scaled by batch and width.
-    embedding_lr: float | None = option(0.3, "learning rate of embeddings (AdamW)", group="optimizer", least=0)
-    unembedding_lr: float | None = option(0.008, "learning rate of the head (AdamW)", group="optimizer", least=0)
-    matrix_lr: float | None = option(0.02, "learning rate of matrices (Muon)", group="optimizer", least=0)
-    scalar_lr: float | None = option(0.5, "learning rate of scalars (AdamW)", group="optimizer", least=0)
+    embedding_lr: Rate = option(0.3, "learning rate of embeddings (AdamW)", group="optimizer", least=0)
+    unembedding_lr: Rate = option(0.008, "learning rate of the head (AdamW)", group="optimizer", least=0)
+    matrix_lr: Rate = option(0.02, "learning rate of matrices (Muon)", group="optimizer", least=0)
+    scalar_lr: Rate = option(0.5, "learning rate of scalars (AdamW)", group="optimizer", least=0)
     # Muon alone: param_groups.RULES has a fixed decay for each AdamW group.
     weight_decay: float = option(
         0.28,
@@ -247,7 +249,7 @@ class OptimizerSettings:
         least=0,
     )
     # Off by default, as in the public reference's recipe; its effect here was not measured.
-    grad_clip: float | None = option(0.0, "largest norm of the gradient (0: no clipping)", group="optimizer", least=0)
+    grad_clip: Rate = option(0.0, "largest norm of the gradient (0: no clipping)", group="optimizer", least=0)
 
 
 @dataclass(frozen=True)
@@ -350,11 +352,11 @@ class FineTuneSettings(TrainingSettings):
     # None: the parent's value.
     max_seq_len: Count | None = changed(BatchSettings, "max_seq_len", None)
     total_batch_size: Count | None = changed(BatchSettings, "total_batch_size", None, text="tokens of a step")
-    embedding_lr: float | None = changed(OptimizerSettings, "embedding_lr", None)
-    unembedding_lr: float | None = changed(OptimizerSettings, "unembedding_lr", None)
-    matrix_lr: float | None = changed(OptimizerSettings, "matrix_lr", None)
-    scalar_lr: float | None = changed(OptimizerSettings, "scalar_lr", None)
-    grad_clip: float | None = changed(OptimizerSettings, "grad_clip", None)
+    embedding_lr: Rate = changed(OptimizerSettings, "embedding_lr", None)
+    unembedding_lr: Rate = changed(OptimizerSettings, "unembedding_lr", None)
+    matrix_lr: Rate = changed(OptimizerSettings, "matrix_lr", None)
+    scalar_lr: Rate = changed(OptimizerSettings, "scalar_lr", None)
+    grad_clip: Rate = changed(OptimizerSettings, "grad_clip", None)
 
     # Pretraining ends without weight decay, and fine-tuning goes on without.
     weight_decay: float = changed(OptimizerSettings, "weight_decay", 0.0, text="weight decay of matrices")

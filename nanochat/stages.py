@@ -1,12 +1,10 @@
 """The table of stages, in the order of a run: the parent of each, and its place in the report card."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """A step of the main job that leaves an outcome."""
 
     name: str  # folder of the stage, and name of its script if the stage has one of its own

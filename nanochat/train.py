@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -62,8 +62,7 @@ class State:
     @classmethod
     def from_record(cls, record: Record) -> "State":
         """Return the state in a manifest, also from an earlier version."""
-        names = {known.name for known in fields(cls)}
-        return cls(**{name: value for name, value in record.items() if name in names})
+        return cls(**{name: value for name, value in record.items() if name in cls.__dataclass_fields__})
 
 
 Action = Callable[[State], None]  # between two steps
@@ -396,8 +395,7 @@ def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime:
         fitting = (rows for rows in reversed(sizes) if rows * row < room and _fits(model, rows, length, room))
     else:
         fitting = (rows for rows in reversed(sizes) if rows * length <= CPU_TOKENS)
-    largest = next(fitting, sizes[0])
-    return min(runtime.all_gather(largest))  # the rank with least memory decides
+    return min(runtime.all_gather(next(fitting, sizes[0])))  # the rank with least memory decides
 
 
 def _fits(model: GPT, rows: int, length: int, room: int) -> bool:

@@ -17,7 +17,7 @@ from nanochat.checkpoint import tokenizer_of, verified
 from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
 from nanochat.objectives import next_token
-from nanochat.outcome import chat_tuning_metrics
+from nanochat.outcome import measured, validation_metrics
 from nanochat.packing import ChatLoader
 from nanochat.param_groups import state_bytes
 from nanochat.runtime import planned_hardware
@@ -29,13 +29,14 @@ from nanochat.train import Evaluation
 if TYPE_CHECKING:
     from nanochat.run import Trainer
 
+OpenRows = Callable[[str], Sequence[dict]]
 Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
 
 FEW_STEPS = 100  # below, the learning rate falls in large jumps, and few evaluations are made
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
 
-def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sequence[dict]], answers: int = 0) -> None:
+def print_plan(config: FineTuneSettings, open_rows: OpenRows, answers: int = 0) -> None:
     """Print the plan of a fine-tuning run.
 
     open_rows: returns the conversations to learn from, given the tag of the tokenizer. answers: that are sampled in a
@@ -57,7 +58,7 @@ def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sequence[dic
 
 
 def _plan(
-    config: FineTuneSettings, open_rows: Callable[[str], Sequence[dict]], answers: int
+    config: FineTuneSettings, open_rows: OpenRows, answers: int
 ) -> tuple[FineTuneSettings, dict[str, str], RunPlan]:
     """Return the settings with the values of the parent, facts for people, and the plan."""
     parent = MODELS[config.source], config.model_tag or config.tag
@@ -137,4 +138,18 @@ def tune_on_chats(
     state = trainer.fit(source, next_token, evaluations, tasks=chats.origin)
     mixture = ", ".join(f"{name} {rows:,}" for name, rows in chats.rows.items())
     rows = {"Rows by task": mixture, "Training rows": len(chats), "Validation rows": len(new_chats)}
-    trainer.finish(state, rows | metrics | chat_tuning_metrics(state, source))
+    counts = source.describe()
+    scores = state.notes.get("scores", {})  # written by evals.chat.task_scores
+    found = {
+        "Number of iterations": state.step,
+        "Training loss": measured(state.loss),
+        **validation_metrics(state.notes, "loss", "Validation loss"),
+        **validation_metrics(state.notes, "bpb", "Final validation bpb"),
+        **{name: measured(value, stderr) for name, (value, stderr) in scores.items()},
+        "Epochs": measured(source.epoch, spec=".2f"),
+        "Conversations read": counts["conversations"],
+        "Shortened, being too long": counts["shortened"],
+        "Left out, being too long": counts["left out"],
+        "Padding": measured(100 * counts["padding"], spec=".2f", unit="%"),
+    }
+    trainer.finish(state, rows | metrics | found)

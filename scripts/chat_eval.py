@@ -54,8 +54,7 @@ def main(config: Config) -> None:
         engine = Engine(model, tokenizer, config.slots)
         scores = {}
         for name, task in tasks.items():
-            path = folder / f"{name}.jsonl"
-            score = evaluate_task(task, model, engine, tokenizer, runtime, config, name, path)
+            score = evaluate_task(task, model, engine, tokenizer, runtime, config, name, folder / f"{name}.jsonl")
             print0(f"{name}: {score.accuracy}, guessing {score.baseline:.2f}")
             scores[name] = score
         means = mean_scores(scores)
@@ -80,9 +79,10 @@ def main(config: Config) -> None:
         if answers:
             columns = {"Task": "", "Question": "", "Answer": "", "Right": ""}
             outcome.tables.append(table_of(ANSWERS, columns, answers))
-        categories = [[name, *found] for name, score in scores.items() for found in score.by_category().items()]
-        if categories:
-            rows = [[name, category, count, *accuracy] for name, category, (count, accuracy) in categories]
+        rows = []
+        for name, score in scores.items():
+            rows += [[name, category, count, *found] for category, (count, found) in score.by_category().items()]
+        if rows:
             columns = {"Task": "", "Category": "", "Problems": "d", "Accuracy": ".4f", "Standard error": ".4f"}
             outcome.tables.append(table_of("By category", columns, rows))
         values = {name: estimate.value for name, estimate in figures.items()}

@@ -83,8 +83,7 @@ def main(config: Config) -> None:
     from nanochat.evals.chat import answer_scores
     from nanochat.log import MetricLog
     from nanochat.objectives import PolicyGradient
-    from nanochat.outcome import reinforcement_metrics
-    from nanochat.rollouts import Rollouts, Sampling, follow_reward
+    from nanochat.rollouts import Rollouts, Sampling, follow_reward, reinforcement_metrics
     from nanochat.run import training
     from nanochat.tuning import print_plan
 

@@ -7,9 +7,11 @@ python -m scripts.chat_sft --tag=d8 --mixture=json:my_chats.jsonl --num-epochs=3
 from dataclasses import dataclass
 
 from nanochat.config import changed, run
+from nanochat.log import Record
 from nanochat.settings import ChatTuneSettings, FineTuneSettings
 from nanochat.stages import Source
-from tasks import chat_data, chat_mixture
+from tasks import train_on_chats
+from tasks.mixing import Mixture
 
 # A little of each task: the model has the abilities by now, and learns the form of an answer.
 MIXTURE = (
@@ -25,24 +27,18 @@ class Config(ChatTuneSettings):
     warmdown_ratio: float = changed(FineTuneSettings, "warmdown_ratio", 1.0)
 
 
-def main(config: Config) -> None:
-    # Slow imports stay out of --help.
-    from nanochat.evals.chat import chat_validation, task_scores
-    from nanochat.run import training
-    from nanochat.tuning import print_plan, tune_on_chats
+def count_aqua(chats: Mixture, new_chats: Mixture) -> Record:
+    """Return the number of conversations from AQUA, as metrics; none for a mixture without it."""
+    metrics = {}
+    for split, found in (("train", chats), ("val", new_chats)):
+        counts = [found.examples[name] for name in ("AQUA", "AQUA-Rationale") if name in found.examples]
+        if counts:
+            metrics[f"aqua_{split}_examples"] = sum(counts)
+    return metrics
 
-    if config.plan_only:
-        print_plan(config, lambda tokenizer: chat_mixture(config, MIXTURE, tokenizer))
-        return
-    with training("chat_sft", config) as trainer:
-        chats, new_chats, tasks = chat_data(config, MIXTURE, trainer.tokenizer_tag)
-        evaluations = chat_validation(trainer, new_chats, "assistant") + task_scores(trainer, tasks)
-        metrics = {}
-        for split, found in (("train", chats), ("val", new_chats)):
-            counts = [found.examples[name] for name in ("AQUA", "AQUA-Rationale") if name in found.examples]
-            if counts:
-                metrics[f"aqua_{split}_examples"] = sum(counts)
-        tune_on_chats(trainer, chats, new_chats, "assistant", evaluations, metrics)
+
+def main(config: Config) -> None:
+    train_on_chats("chat_sft", config, MIXTURE, supervise="assistant", count=count_aqua)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,7 @@ def main(config: Config) -> None:
     # Comparisons need fp32 on both sides.
     with setup("cpu", "fp32") as runtime:
         model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, config.step, runtime)
-        texts = sample_texts(tokenizer.special_tokens)
-        exported = hf.Exported(name, model, tokenizer, checkpoint.manifest, texts)
+        exported = hf.Exported(name, model, tokenizer, checkpoint.manifest, sample_texts(tokenizer.special_tokens))
         hf.export(writers[config.format], exported, out)
     print0(f"export: {out}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nanochat.config import run
 from nanochat.settings import ChatTuneSettings
-from tasks import chat_data, chat_mixture
+from tasks import train_on_chats
 
 # Conversations, choices by letter, and calls of the calculator; small sets are repeated.
 MIXTURE = "SmolTalk|Multi-Turn,Identity:2,MMLU:3,GSM8K:4,AQUA@20000,SimpleSpelling,SpellingBee"
@@ -20,18 +20,7 @@ class Config(ChatTuneSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
-    from nanochat.evals.chat import chat_validation, task_scores
-    from nanochat.run import training
-    from nanochat.tuning import print_plan, tune_on_chats
-
-    if config.plan_only:
-        print_plan(config, lambda tokenizer: chat_mixture(config, MIXTURE, tokenizer))
-        return
-    with training("mid_train", config) as trainer:
-        chats, new_chats, tasks = chat_data(config, MIXTURE, trainer.tokenizer_tag)
-        evaluations = chat_validation(trainer, new_chats, "all") + task_scores(trainer, tasks)
-        tune_on_chats(trainer, chats, new_chats, "all", evaluations, {})
+    train_on_chats("mid_train", config, MIXTURE, supervise="all")
 
 
 if __name__ == "__main__":

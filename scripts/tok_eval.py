@@ -6,7 +6,6 @@ python -m scripts.tok_eval --data=FOLDER
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,7 +18,6 @@ from nanochat.paths import stage_dir
 from nanochat.settings import TokenizerSettings
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from tiktoken import Encoding
 
 REFERENCES = {"GPT-2": "gpt2", "GPT-4": "cl100k_base"}  # name on the card -> name in tiktoken
@@ -52,18 +50,6 @@ def load_reference(name: str) -> Encoding | str:
     return answers[-1]
 
 
-def first_texts(batches: Iterator[pa.Array]) -> list[str]:
-    """Return the first documents, SPLIT_BYTES of them or all."""
-    texts = []
-    size = 0
-    for text in chain.from_iterable(batch.to_pylist() for batch in batches):
-        if size >= SPLIT_BYTES:
-            break
-        texts.append(text)
-        size += len(text.encode())
-    return texts
-
-
 def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]], ours: dict[str, int]) -> dict:
     """Return the table of one reference for the card; dashes, and the reason in the title, if it is missing."""
     columns = {
@@ -79,10 +65,7 @@ def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]
     for name, documents in texts.items():
         # Bytes, because characters need one byte in English and three in Korean.
         size = sum(len(text.encode()) for text in documents)
-        # None is printed as a dash.
-        tokens = None
-        ratio = None
-        difference = None
+        tokens = ratio = difference = None  # printed as dashes
         if not isinstance(reference, str):
             tokens = sum(map(len, reference.encode_ordinary_batch(documents)))
             ratio = size / tokens
@@ -97,6 +80,7 @@ def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus
+    from nanochat.data.documents import by_size
     from nanochat.tokenizer import Tokenizer
 
     outcome = Outcome.begin("tok_eval", config.tag, config)
@@ -109,7 +93,9 @@ def main(config: Config) -> None:
         texts[name] = [sample.read_text(encoding="utf-8")]
     # The training split shows fit, the validation split shows generalization.
     for split in ("train", "val"):
-        texts[f"{corpus.name}-{split}"] = first_texts(corpus.batches(split))
+        encoded = (text.as_py().encode() for text in chain.from_iterable(corpus.batches(split)))
+        # The first documents, or all.
+        texts[f"{corpus.name}-{split}"] = [text.decode() for text in next(by_size(encoded, SPLIT_BYTES), [])]
 
     ours = {}  # tokens of each text
     for name, documents in texts.items():

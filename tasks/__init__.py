@@ -1,13 +1,15 @@
 """The table with all tasks, and functions that open tasks by name.
 
-Others import from here: TASKS, JUDGED, pick, open_tasks, task_to_learn, chat_data, chat_mixture. A new task is a row in
+Others import from here: TASKS, JUDGED, pick, open_tasks, task_to_learn, train_on_chats. A new task is a row in
 a module's table SETS, or a new module and a line in TASKS; docs/tasks.md has a row for each task.
 """
+
+from collections.abc import Callable
 
 from nanochat.data.corpus import learned_world
 from nanochat.data.hub import HubError
 from nanochat.evals.sandbox import NoSandbox
-from nanochat.log import print0
+from nanochat.log import Record, print0
 from nanochat.settings import ChatTuneSettings
 from nanochat.stages import CHAT_CORE, WORLD_MEAN
 from tasks import chats, gsm8k, hrm8k, humaneval, mixing, multiple_choice, spelling, world
@@ -23,29 +25,38 @@ TASKS: dict[str, DataSet] = {
     **world.SETS,
 }
 JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]  # tasks with a verdict
+Count = Callable[[mixing.Mixture, mixing.Mixture], Record]  # from the chats to learn from, and those to validate with
 WORLD_TASKS = (*WORLD_MEAN, "World-Talk", "World-Questions")
 
 
-def chat_data(
-    config: ChatTuneSettings, default: str, tokenizer: str
-) -> tuple[mixing.Mixture, mixing.Mixture, dict[str, Task]]:
-    """Return the conversations to learn from, those to validate with, and the tasks to score.
+def train_on_chats(
+    stage: str, config: ChatTuneSettings, default: str, supervise: str, count: Count | None = None
+) -> None:
+    """Train a stage on a mixture of conversations, or print its plan: the whole of such a script.
 
     default: mixture to take if the settings name none; a model of an embedded world learns from the world instead.
+    supervise: learn "all" tokens, or those that the "assistant" writes. count: for further metrics.
     """
-    chats = chat_mixture(config, default, tokenizer)
-    new_chats = chat_mixture(config, default, tokenizer, "validation")
-    tasks = {}
-    if config.eval_metrics_every >= 0:
-        tasks = open_tasks(config.eval_metrics_tasks, tokenizer=tokenizer)
-    return chats, new_chats, tasks
+    # Slow imports stay out of --help.
+    from nanochat.evals.chat import chat_validation, task_scores
+    from nanochat.run import training
+    from nanochat.tuning import print_plan, tune_on_chats
 
+    def mixture(tokenizer: str, split: str = "train") -> mixing.Mixture:
+        chosen = default if learned_world(tokenizer) is None else world.MIXTURE
+        return mixing.mix(TASKS, config.mixture, split, config.seed, chosen, tokenizer)
 
-def chat_mixture(config: ChatTuneSettings, default: str, tokenizer: str, split: str = "train") -> mixing.Mixture:
-    """Return the conversations of a split; the other arguments are those of `chat_data`."""
-    if learned_world(tokenizer) is not None:
-        default = world.MIXTURE
-    return mixing.mix(TASKS, config.mixture, split, config.seed, default, tokenizer)
+    if config.plan_only:
+        print_plan(config, mixture)
+        return
+    with training(stage, config) as trainer:
+        tokenizer = trainer.tokenizer_tag
+        chats, new_chats = mixture(tokenizer), mixture(tokenizer, "validation")
+        tasks = {}
+        if config.eval_metrics_every >= 0:
+            tasks = open_tasks(config.eval_metrics_tasks, tokenizer=tokenizer)
+        evaluations = chat_validation(trainer, new_chats, supervise) + task_scores(trainer, tasks)
+        tune_on_chats(trainer, chats, new_chats, supervise, evaluations, count(chats, new_chats) if count else {})
 
 
 def task_to_learn(name: str, tokenizer: str) -> tuple[str, Task, Task]:

@@ -5,7 +5,6 @@ The words are frequent in the tokenizer's training text; a word is always in the
 
 import re
 from collections import Counter
-from hashlib import sha256
 from itertools import islice
 from random import Random
 from string import ascii_lowercase
@@ -13,6 +12,7 @@ from zlib import crc32
 
 from nanochat.data.corpus import learned_text, parse_data, shard_files
 from nanochat.data.documents import documents
+from nanochat.paths import text_sha256
 from tasks.common import DataSet, Task, exchange
 from tasks.gsm8k import GSM8K
 
@@ -38,8 +38,7 @@ def frequent_words(tokenizer: str = "default") -> list[str]:
     counts = Counter()
     for source, _ in parse_data(learned_text(tokenizer)):
         first_shard = shard_files(source, 1)[0]
-        texts = documents(first_shard)
-        for text in islice(texts, DOCUMENTS):
+        for text in islice(documents(first_shard), DOCUMENTS):
             counts.update(WORD.findall(text.lower()))
     # Equally frequent words are in alphabetical order: the list does not depend on the text's order.
     return sorted(counts, key=lambda word: (-counts[word], word))[:MAX_WORDS]
@@ -48,20 +47,17 @@ def frequent_words(tokenizer: str = "default") -> list[str]:
 class SimpleSpelling(Task):
     def open_rows(self) -> list[list]:
         held_out = self.split != "train"
-        rows = [[word] for word in frequent_words(self.tokenizer) if _is_held_out(word) == held_out]
+        # A hash, so that a word stays in its split when the text changes.
+        words = frequent_words(self.tokenizer)
+        rows = [[word] for word in words if (crc32(word.encode()) % HELD_OUT == 0) == held_out]
         return rows[:MAX_TESTS] if held_out else rows
 
     def hashes(self) -> dict[str, str]:
         words = "\n".join(word for [word] in self.rows)
-        return {"words": sha256(words.encode()).hexdigest()}
+        return {"words": text_sha256(words)}
 
     def conversation(self, word: str) -> dict:
         return exchange(f"Spell the word: {word}", "-".join(word))
-
-
-def _is_held_out(word: str) -> bool:
-    # A hash, so that a word stays in its split when the text changes.
-    return crc32(word.encode()) % HELD_OUT == 0
 
 
 class SpellingBee(SimpleSpelling):

@@ -16,9 +16,8 @@ from nanochat import schedules
 from nanochat.engine import Completion, Engine
 from nanochat.log import MetricLog, read_metrics
 from nanochat.objectives import PolicyGradient
-from nanochat.outcome import reinforcement_metrics
 from nanochat.param_groups import build_groups
-from nanochat.rollouts import ADVANTAGES, Rollouts, Sampling, columns, follow_reward
+from nanochat.rollouts import ADVANTAGES, Rollouts, Sampling, columns, follow_reward, reinforcement_metrics
 from nanochat.settings import OptimizerSettings
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State

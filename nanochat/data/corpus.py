@@ -15,7 +15,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -87,8 +89,7 @@ BYTES_PER_TOKEN = 5  # upper estimate, to choose the number of shards
 # ---- a corpus ----
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """A parquet file with documents, as found when opened.
 
     hash: SHA-256 of the file. size: text bytes before compression; a dictionary holds repeated texts once.
@@ -153,7 +154,10 @@ class Corpus:
 
         In a mix the source furthest behind its share comes next, by bytes, until all have ended.
         """
-        streams = [_row_groups(source.shards[split]) for source in self.sources]
+        streams = []
+        for source in self.sources:
+            shards = (map(shard.read, range(shard.row_groups)) for shard in source.shards[split])
+            streams.append(chain.from_iterable(shards))
         progress = dict.fromkeys(range(len(streams)), 0.0)  # bytes so far, divided by the share
         while progress:
             behind = min(progress, key=progress.__getitem__)
@@ -205,12 +209,6 @@ class Corpus:
             for split, own in source.shards.items():
                 shards += [(source, split, shard) for shard in own]
         return shards
-
-
-def _row_groups(shards: Sequence[Shard]) -> Iterator[pa.Array]:
-    for shard in shards:
-        for group in range(shard.row_groups):
-            yield shard.read(group)
 
 
 def open_corpus(data: str, num_shards: int = 0, offline: bool = False) -> Corpus:
@@ -282,8 +280,7 @@ def shard_files(source: str, num_shards: int = 0, offline: bool = False) -> list
 
 def hub_files(data: str) -> list[HubFile]:
     """Return the hub files for `--data`, downloaded or not."""
-    named = [CORPORA[source] for source, _ in parse_data(data) if source in CORPORA]
-    return [file for corpus in named for file in corpus.files()]
+    return [file for source, _ in parse_data(data) if source in CORPORA for file in CORPORA[source].files()]
 
 
 def shards_for(data: str, tokens: float) -> int:

@@ -35,8 +35,8 @@ def text_files(folder: Path, kinds: Sequence[str] = (".parquet", ".jsonl", ".txt
 
 
 def documents(file: Path) -> Iterator[str]:
-    """Yield the documents in one file in order; damage is a ValueError that names the place."""
-    yield from READERS[file.suffix.lower()](file)
+    """Return the documents in one file in order; damage is a ValueError that names the place."""
+    return READERS[file.suffix.lower()](file)
 
 
 def by_size(texts: Iterable[AnyStr], least: int) -> Iterator[list[AnyStr]]:

@@ -137,8 +137,7 @@ class Mix:
         """Return row counts per source for the first `turn` rows in a lane."""
         cycles, rest = divmod(turn, MIX_CYCLE)
         places = (self._starts[lane] + np.arange(rest)) % MIX_CYCLE
-        sources = self._order[places]
-        in_cycle = np.bincount(sources, minlength=len(self._counts))
+        in_cycle = np.bincount(self._order[places], minlength=len(self._counts))
         return (cycles * self._counts + in_cycle).tolist()
 
 
@@ -252,12 +251,10 @@ class Lane:
             pieces, units = self._read_units(chunk, leftover)
             rows, leftover = self._pack(chunk, pieces, len(leftover))
             chunk = replace(chunk, units=units, rows=len(rows))
-            skipped = row - chunk.row
-            for ids in rows[skipped:]:
+            for ids in rows[row - chunk.row :]:
                 yield ids, chunk
             row = chunk.row + chunk.rows
-            left = [piece.name for piece in leftover]
-            chunk = Chunk(chunk.unit + units, row=row, left=left)
+            chunk = Chunk(chunk.unit + units, row=row, left=[piece.name for piece in leftover])
 
     def _pack(self, chunk: Chunk, pieces: list[Piece], opening: int) -> tuple[np.ndarray, list[Piece]]:
         """Return rows (rows, size) in random order, and the pieces left over."""

@@ -9,9 +9,8 @@ tokens and overlap: then no token is predicted from a short context, except in t
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -47,8 +46,7 @@ PROMPTS = (
 )
 
 
-@dataclass(frozen=True)
-class EvalText:
+class EvalText(NamedTuple):
     """A text to evaluate on."""
 
     ids: Tensor  # all tokens in order
@@ -203,14 +201,11 @@ def log_validation(
         figures = {}
         for name, estimate in found.items():
             value, stderr = estimate
-            notes[f"val {name}"] = value  # read by outcome.validation_metrics
-            notes[f"val {name} stderr"] = stderr
+            notes |= {f"val {name}": value, f"val {name} stderr": stderr}  # read by outcome.validation_metrics
             if value <= notes.get(f"lowest val {name}", math.inf):
-                notes[f"lowest val {name}"] = value
-                notes[f"lowest val {name} stderr"] = stderr
+                notes |= {f"lowest val {name}": value, f"lowest val {name} stderr": stderr}
             print0(f"step {state.step:05d} | validation {name}: {estimate}")
-            figures[f"val/{name}"] = value
-            figures[f"val/{name}_stderr"] = stderr
+            figures |= {f"val/{name}": value, f"val/{name}_stderr": stderr}
         trainer.log.write("validation", state.step, **figures)
 
     return Evaluation(every, validate, at_start=True)

@@ -122,6 +122,9 @@ class Target(NamedTuple):
     ids: np.ndarray
 
 
+Scored = tuple[Tensor, list[Target]]  # one state or score per token, and the targets whose tokens these are
+
+
 class Branch(NamedTuple):
     """Tokens after a prefix, the first of them the last one that all branches share; equal options share a branch."""
 
@@ -207,7 +210,7 @@ def _option_sums(
     # Texts of about the same length need little padding.
     rows = sorted(rows, key=lambda row: len(row.prefix) + len(row.branches[0].ids), reverse=True)
 
-    def score_batch(batch: list[Row]) -> list[tuple[Tensor, list[Target]]]:
+    def score_batch(batch: list[Row]) -> list[Scored]:
         found = []
         for hidden, targets in _forward(model, batch):
             texts = np.concatenate([target.ids for target in targets], dtype=np.int64)
@@ -225,7 +228,7 @@ def _option_sums(
     return sums.index_add_(0, torch.from_numpy(np.concatenate(numbers)), on_host)
 
 
-def _forward(model: GPT, batch: list[Row]) -> Iterator[tuple[Tensor, list[Target]]]:
+def _forward(model: GPT, batch: list[Row]) -> Iterator[Scored]:
     """Yield the hidden states that predict scored tokens, (tokens, channels), with their targets in the same order.
 
     The first branch of each row runs together with the prefix, the others continue the prefix.
@@ -234,9 +237,7 @@ def _forward(model: GPT, batch: list[Row]) -> Iterator[tuple[Tensor, list[Target
     lengths = [len(row.prefix) for row in batch]
     prefix = Prefix(model, _padded(texts, model.device), torch.tensor(lengths))
     yield _scored(prefix.hidden, lengths, [row.branches[0] for row in batch])
-    others = []  # (number of the row, branch)
-    for number, row in enumerate(batch):
-        others += [(number, branch) for branch in row.branches[1:]]
+    others = [(number, branch) for number, row in enumerate(batch) for branch in row.branches[1:]]
     # The longest first, in batches a quarter as large: texts of similar length need little padding.
     others.sort(key=lambda other: len(other[1].ids), reverse=True)
     while others:
@@ -249,7 +250,7 @@ def _forward(model: GPT, batch: list[Row]) -> Iterator[tuple[Tensor, list[Target
         yield _scored(hidden, [0 for _ in branches], branches)
 
 
-def _scored(hidden: Tensor, offsets: list[int], branches: Sequence[Branch]) -> tuple[Tensor, list[Target]]:
+def _scored(hidden: Tensor, offsets: list[int], branches: Sequence[Branch]) -> Scored:
     """Return the hidden states for targets, from (rows, width, channels); a row's branch begins at its offset."""
     positions = []
     targets = []

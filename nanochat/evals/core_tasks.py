@@ -7,7 +7,6 @@ import csv
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 BUNDLE = (HubFile("eval_bundle/core.yaml"), HubFile("eval_bundle/eval_meta_data.csv"))
 # Seeds for the item order and for the examples, the same as in the public nanochat.
 SHUFFLE_SEED, EXAMPLES_SEED = 1337, 1234
+Rows = list[np.ndarray]  # token ids of several texts
 # Kinds of tasks, as the bundle calls them. A choice has one context and several continuations. A schema has several
 # contexts and one continuation. A completion has one of each, and the model has to predict the continuation exactly.
 CHOICE, SCHEMA, COMPLETION = "multiple_choice", "schema", "language_modeling"
 
 
-@dataclass(frozen=True)
-class BundleTask:
+class BundleTask(NamedTuple):
     """A task as the bundle lists it."""
 
     label: str
@@ -102,15 +101,16 @@ def read_bundle(folder: Path | None = None, offline: bool = False) -> list[Bundl
     tasks = []
     for entry, path in zip(entries, paths, strict=True):
         label = entry["label"]
-        task = BundleTask(
-            label=label,
-            kind=entry["icl_task_type"],
-            shots=entry["num_fewshot"][0],
-            delimiter=entry.get("continuation_delimiter", " "),
-            baseline=float(percents[label]) / 100,
-            path=path,
+        tasks.append(
+            BundleTask(
+                label=label,
+                kind=entry["icl_task_type"],
+                shots=entry["num_fewshot"][0],
+                delimiter=entry.get("continuation_delimiter", " "),
+                baseline=float(percents[label]) / 100,
+                path=path,
+            )
         )
-        tasks.append(task)
     return tasks
 
 
@@ -124,7 +124,7 @@ class Item(NamedTuple):
     question: str  # hash over the texts, the same for any tokenizer
     gold: int  # the right option's number
     prefix: np.ndarray
-    options: list[np.ndarray]
+    options: Rows
     scored: list[int]  # for each option: tokens at the end that count for the score
 
 
@@ -133,22 +133,19 @@ def tokenize_items(
 ) -> list[Item]:
     """Return the items with these numbers as tokens."""
     texts = [task.prompts(items, number) for number in numbers]
+    # All texts at once, in several threads; each begins with <|bos|>.
+    ids, offsets = tokenizer.core.encode_batch(chain(*texts), tokenizer.bos)
+    tokens = iter(np.split(ids.astype(np.int32), offsets[1:-1]))
     found = []
-    for number, group, rows in zip(numbers, texts, _tokenize(texts, tokenizer), strict=True):
+    for number, group in zip(numbers, texts, strict=True):
+        rows = [next(tokens) for _ in group]
         question = text_sha256("\0".join(group))[:16]
         gold = items[number].get("gold", 0)  # a completion has a single option
         found.append(Item(number, question, gold, *_split(task.kind, rows)))
     return found
 
 
-def _tokenize(texts: list[list[str]], tokenizer: "Tokenizer") -> list[list[np.ndarray]]:
-    """Return each text as tokens, after <|bos|>, in the same groups."""
-    ids, offsets = tokenizer.core.encode_batch(chain(*texts), tokenizer.bos)
-    rows = iter(np.split(ids.astype(np.int32), offsets[1:-1]))
-    return [[next(rows) for _ in group] for group in texts]
-
-
-def _split(kind: str, rows: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray], list[int]]:
+def _split(kind: str, rows: Rows) -> tuple[np.ndarray, Rows, list[int]]:
     """Split an item's prompts into the shared prefix, the options, and the number of scored tokens in each."""
     prefix = _common_length(rows)
     scored = [len(row) - prefix for row in rows]
@@ -165,7 +162,7 @@ def _split(kind: str, rows: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarr
     return rows[0][:prefix], [row[prefix:] for row in rows], scored
 
 
-def _common_length(rows: list[np.ndarray]) -> int:
+def _common_length(rows: Rows) -> int:
     """Return how many tokens all rows begin with."""
     shortest = min(len(row) for row in rows)
     differs = np.any([row[:shortest] != rows[0][:shortest] for row in rows], axis=0)

@@ -7,10 +7,10 @@ the export is refused, and the message names the setting.
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,8 +31,7 @@ TOLERANCE = 1e-5  # largest difference between logits in fp32; relative where lo
 COMPARED_TOKENS = 2048  # longest row for the comparison of logits
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(NamedTuple):
     """A model to export, in fp32 on the CPU."""
 
     name: str  # title of the model card
@@ -70,8 +69,7 @@ _OFF = {**PLAIN, "bos_id": -1}
 _ATTENTION = {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"}
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(NamedTuple):
     """An architecture of `transformers`."""
 
     name: str

@@ -9,17 +9,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from nanochat.jobs.plan import TRAINING, Setting, flag_words, skipped_lines
+from nanochat.jobs.plan import TRAINING, Flags, Setting, flag_words, skipped_lines
 from nanochat.jobs.runner import Job, Step, read_record
 from nanochat.jobs.scales import time_share
 from nanochat.log import duration, table_of, terminal_table
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
-
-Flags = Mapping[str, str]
 
 GENERATION = {True: 0.025, False: 0.2}  # on a GPU or not: FLOP/s, sampling relative to training
 START_SECONDS = {True: 30.0, False: 3.0}  # on a GPU or not: imports, loading and compiling when a stage starts
@@ -40,8 +37,7 @@ TEXT_BYTES = 2.5  # compressed, for each token in the hub's text
 FINISHED = "finished"  # basis for a step that will be skipped
 
 
-@dataclass(frozen=True)
-class BaseRun:
+class BaseRun(NamedTuple):
     """Figures for base training, before the start."""
 
     tokens: int  # 0 if a clock ends the run
@@ -53,8 +49,7 @@ class BaseRun:
     notes: tuple[str, ...] = ()  # lines about memory
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """The work in a step, in tokens."""
 
     trained: float = 0.0  # forward and backward
@@ -67,8 +62,7 @@ class Work:
         return self.trained + self.scored + self.generated
 
 
-@dataclass(frozen=True)
-class StepEstimate:
+class StepEstimate(NamedTuple):
     """The estimate for a step."""
 
     seconds: float  # 0: not known

@@ -7,9 +7,9 @@ Nothing starts here. `nanochat.jobs.scales` has the flags for each stage.
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanochat.data import hub
 from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files, is_named, parse_data, world_seed
@@ -30,6 +30,9 @@ from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, read_json, stage_dir, world_dir
 from nanochat.stages import CHAT_CORE, MODELS, STAGES
 
+Flags = Mapping[str, str]  # flag -> value; empty for a switch
+TaskFiles = Mapping[str, Sequence[HubFile]]  # by task
+
 # Stages by name. Base models are not evaluated on chats.
 PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base"}
 STEPS = ("world", "download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
@@ -39,8 +42,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """Choices that follow from a command line and the machine."""
 
     request: Any  # Config of scripts.plan
@@ -70,8 +72,7 @@ class Setting:
     @property
     def hardware(self) -> str:
         """GPUs to plan for, like 8xH100; empty: all of this machine."""
-        is_other = self.request.on or self.idle
-        return f"{self.gpus}x{self.accelerator.name}" if is_other else ""
+        return f"{self.gpus}x{self.accelerator.name}" if self.request.on or self.idle else ""
 
     def has_files(self, files: Sequence[HubFile]) -> bool:
         """Return True if the files are here or can be downloaded."""
@@ -190,16 +191,16 @@ def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
     return flags
 
 
-def flag_words(flags: Mapping[str, str]) -> list[str]:
+def flag_words(flags: Flags) -> list[str]:
     # A switch has no value.
     return [f"{flag}={value}" if value else flag for flag, value in flags.items()]
 
 
 def make_job(
     setting: Setting,
-    flags: Mapping[str, Mapping[str, str]],
+    flags: Mapping[str, Flags],
     tokens: int,
-    tasks: Mapping[str, Sequence[HubFile]],
+    tasks: TaskFiles,
     needs: Mapping[str, str],
 ) -> Job:
     """Return the main job with all steps.
@@ -238,7 +239,7 @@ def make_job(
 def _stage_step(
     name: str,
     setting: Setting,
-    flags: Mapping[str, str],
+    flags: Flags,
     task_files: Sequence[HubFile],
     skip: str,
 ) -> Step:
@@ -266,7 +267,7 @@ def _stage_step(
     )
 
 
-def skip_reasons(setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs: Mapping[str, str]) -> dict[str, str]:
+def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, str]) -> dict[str, str]:
     """Return step -> reason to leave the step out; empty: the step runs."""
     until = setting.request.until
     reasons = dict.fromkeys(STEPS, "")

@@ -1,7 +1,7 @@
 """Scales for the main job: flags for each stage, by machine size."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nanochat.hardware import Accelerator
 
@@ -31,15 +31,14 @@ GPU_TUNING = {
 }
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """Settings for all stages, for one machine size."""
 
     description: str
     world: bool  # the embedded world is the text
     depth: int  # layers in the model; 0: chosen by GPU memory
     flags: Mapping[str, str]  # script -> flags
-    seconds: Mapping[str, float] = field(default_factory=dict)  # step -> time on two cores; others are estimated
+    seconds: Mapping[str, float] = {}  # step -> time on two cores; others are estimated
     disk: float = 0  # GB, as measured; 0: estimated from the parameter count
 
 

@@ -7,7 +7,6 @@ matrices and head, as in nanochat/scaling.py. FLOPs are counted during training.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -42,8 +41,7 @@ class Optimum(NamedTuple):
     bpb: float  # bits per byte at that size
 
 
-@dataclass(frozen=True)
-class PowerLaw:
+class PowerLaw(NamedTuple):
     """y = e^height x^exponent."""
 
     height: float

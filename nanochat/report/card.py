@@ -6,10 +6,9 @@ A figure that is not known is left out or a dash.
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from nanochat.hardware import hourly_rate
@@ -20,6 +19,7 @@ from nanochat.report.plots import draw_plot
 from nanochat.stages import STAGES
 
 Facts = dict[str, Any]  # label -> value
+Groups = dict[str, Facts]
 
 TITLES = {stage.name: stage.section for stage in STAGES}
 ORDER = list(TITLES)
@@ -28,8 +28,7 @@ FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before th
 EVALUATIONS = ("base_eval", "chat_eval")  # beginnings of the stages with a score for each task
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A stage."""
 
     title: str
@@ -39,8 +38,7 @@ class Section:
     dollars: float | None  # None if the price is not known
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """A run, ready to be written as Markdown, HTML or JSON."""
 
     generated: str  # date of rendering
@@ -48,9 +46,9 @@ class Card:
     tag: str  # of the newest stage
     text: str  # what the model learned from; empty if no stage says so
     command: str  # that started the run
-    environment: dict[str, Facts]  # group -> facts about the machine that ran the newest stage
+    environment: Groups  # group -> facts about the machine that ran the newest stage
     sections: list[Section]
-    headlines: dict[str, Facts]  # metric -> column of the summary -> value
+    headlines: Groups  # metric -> column of the summary -> value
     outcomes: list[Outcome]
     seconds: float  # of all stages
 
@@ -164,7 +162,7 @@ def _scores(outcome: Outcome) -> dict[str, list]:
     return bars
 
 
-def _environment(newest: Outcome) -> dict[str, Facts]:
+def _environment(newest: Outcome) -> Groups:
     """Return the header's groups with facts."""
     groups = {}
     for name, facts in newest.environment.items():
@@ -175,10 +173,10 @@ def _environment(newest: Outcome) -> dict[str, Facts]:
     return groups
 
 
-def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
+def _headlines(outcomes: Sequence[Outcome]) -> Groups:
     """Return metric -> column -> value for the stages' headline metrics, from the newest tag that has the metric."""
     # Several stages share a column: one for each model.
-    columns = list(dict.fromkeys(stage.column for stage in STAGES if stage.column))
+    columns = dict.fromkeys(stage.column for stage in STAGES if stage.column)
     table = {}
     for stage in STAGES:
         own = [outcome for outcome in outcomes if outcome.stage == stage.name]
@@ -187,7 +185,7 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
             for metric, value in outcome.metrics.items():
                 # "ChatCORE (5 of 6 tasks)" has a row of its own.
                 if metric.partition(" (")[0] in stage.headline:
-                    table.setdefault(metric, dict.fromkeys(columns))[stage.column] = value
+                    table.setdefault(metric, columns.copy())[stage.column] = value
     return table
 
 

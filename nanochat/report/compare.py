@@ -169,8 +169,7 @@ def _answers_of(run: Record, stage: Record) -> dict[str, Record]:
     """Return task -> the answers from a stage."""
     # One run may hold several tags.
     place = (stage["stage"], stage["tag"])
-    found = run["decisions"]
-    return {answers["task"]: answers for answers in found if (answers["stage"], answers["tag"]) == place}
+    return {found["task"]: found for found in run["decisions"] if (found["stage"], found["tag"]) == place}
 
 
 def _answer_rows(ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> list[list[Any]]:

@@ -8,9 +8,8 @@ Colours are variables of STYLE, which a page contains once and a picture file ha
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanochat.log import short
 
@@ -62,8 +61,7 @@ def picture_file(element: str) -> str:
 # ---- axes ----
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """A linear map from values to pixels."""
 
     low: float  # value
@@ -103,7 +101,10 @@ def _spread(low: float, high: float) -> tuple[float, float]:
 
 
 def _draw_lines(plot: Plot) -> Drawing:
-    series = {name: _finite(*points) for name, points in plot["series"].items()}
+    series = {}
+    for name, (xs, ys) in plot["series"].items():
+        # Without points that cannot be drawn: a diverged loss is NaN or infinite.
+        series[name] = [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
     points = [point for some in series.values() for point in some]
     xs, ys = zip(*points or [(0.0, 0.0)], strict=True)  # an empty plot has axes too
     lowest, highest = _spread(min(ys), max(ys))
@@ -201,11 +202,6 @@ def _bar(style: str, x: float, y: float, width: float) -> str:
 
 def _color(number: int) -> str:
     return f"s{number % COLORS}"
-
-
-def _finite(xs: Sequence[float], ys: Sequence[float]) -> Points:
-    """Return the points that can be drawn: a diverged loss is NaN or infinite."""
-    return [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
 
 
 def _text(x: float, y: float, words: str, style: str = "") -> str:
