@@ -37,8 +37,8 @@ class Mixture:
     """Several tasks' conversations in a seed's random order. parts: name -> (task, row numbers)."""
 
     def __init__(self, parts: dict[str, tuple[Task, np.ndarray]], seed: int):
-        self._tasks = {name: task for name, (task, _) in parts.items()}
-        self._first = {name: numbers[:SAMPLED].tolist() for name, (_, numbers) in parts.items()}  # row numbers
+        self._parts = parts
+        self._tasks = [task for task, _ in parts.values()]
         # Counts with every epoch, by task name.
         self.rows = {name: len(numbers) for name, (_, numbers) in parts.items()}
         # Different conversations: a row that is in several epochs counts once.
@@ -54,19 +54,20 @@ class Mixture:
 
     def __getitem__(self, index: int) -> dict:
         task, number = self._order[index]
-        return list(self._tasks.values())[task][int(number)]
+        return self._tasks[task][int(number)]
 
     def questions(self, count: int = 4) -> list[str]:
         """Return questions to suggest to a person: from the conversations, else from all tasks in turn."""
-        chats = {name: task for name, task in self._tasks.items() if task.kind == "chat"} or self._tasks
-        columns = [task.suggestions(self._first[name]) for name, task in chats.items()]
+        parts = self._parts.values()
+        chats = [part for part in parts if part[0].kind == "chat"] or parts
+        columns = [task.suggestions(numbers[:SAMPLED].tolist()) for task, numbers in chats]
         # The first of each task, then the second of each: [(chat, sum), (chat, None)].
         rows = chain(*zip_longest(*columns))
         return list(dict.fromkeys(text for text in rows if text))[:count]
 
     def origin(self) -> dict[str, dict]:
         """Return for each task the row count, and the source files with their hashes."""
-        return {name: {"rows": self.rows[name], "files": task.hashes()} for name, task in self._tasks.items()}
+        return {name: {"rows": len(rows), "files": task.hashes()} for name, (task, rows) in self._parts.items()}
 
 
 def mix(
