@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -68,7 +67,7 @@ def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_byte
             size += len(kept.encode())
         if len(kept) < len(text) or size == max_bytes:  # cut, or exactly full
             break
-    lengths = torch.from_numpy(tokenizer.token_lengths().astype(np.int64))
+    lengths = torch.from_numpy(tokenizer.token_lengths()).long()
     return EvalText(torch.tensor(ids), lengths, size)
 
 
@@ -153,12 +152,10 @@ def ratio(sums: Tensor) -> Estimate:
     above, below = sums.sum(0).tolist()
     value = above / below
     rows = len(sums)
-    if rows == 1:
-        return Estimate(value, math.nan)
+    correction = rows / (rows - 1) if rows > 1 else math.nan  # a single row has no spread
     # The spread: losses in each row beyond a proportional share (a ratio of sums is no mean).
     excess = sums[:, 0] - value * sums[:, 1]
-    spread = rows / (rows - 1) * float((excess**2).sum())
-    return Estimate(value, math.sqrt(spread) / below)
+    return Estimate(value, math.sqrt(correction) * excess.norm().item() / below)
 
 
 # ---- evaluations during training ----
@@ -176,8 +173,7 @@ def text_validation(trainer: "Trainer", corpus: "Corpus", every: int, max_bytes:
     length = trainer.config.max_seq_len
 
     def measure() -> Estimates:
-        found = bits_per_byte(trainer.model, text, length, trainer.device_rows, trainer.runtime)
-        return {"bpb": found}
+        return {"bpb": bits_per_byte(trainer.model, text, length, trainer.device_rows, trainer.runtime)}
 
     return [log_validation(trainer, every, len(text.ids), measure)]
 
@@ -202,15 +198,14 @@ def log_validation(
         notes = state.notes  # saved with the checkpoint, so "lowest" outlives a resume
         figures = {}
         for name, estimate in found.items():
-            value, stderr = estimate
-            notes[f"val {name}"] = value  # read by outcome.validation_metrics
-            notes[f"val {name} stderr"] = stderr
+            keys = [f"val {name}"]  # read by outcome.validation_metrics
+            value, _ = estimate
             if value <= notes.get(f"lowest val {name}", math.inf):
-                notes[f"lowest val {name}"] = value
-                notes[f"lowest val {name} stderr"] = stderr
+                keys.append(f"lowest val {name}")
+            for key in keys:
+                notes[key], notes[f"{key} stderr"] = estimate
             print0(f"step {state.step:05d} | validation {name}: {estimate}")
-            figures[f"val/{name}"] = value
-            figures[f"val/{name}_stderr"] = stderr
+            figures[f"val/{name}"], figures[f"val/{name}_stderr"] = estimate
         trainer.log.write("validation", state.step, **figures)
 
     return Evaluation(every, validate, at_start=True)
