@@ -70,8 +70,7 @@ class Setting:
     @property
     def hardware(self) -> str:
         """GPUs to plan for, like 8xH100; empty: all of this machine."""
-        is_other = self.request.on or self.idle
-        return f"{self.gpus}x{self.accelerator.name}" if is_other else ""
+        return f"{self.gpus}x{self.accelerator.name}" if self.request.on or self.idle else ""
 
     def has_files(self, files: Sequence[HubFile]) -> bool:
         """Return True if the files are here or can be downloaded."""
@@ -220,11 +219,12 @@ def make_job(
     }
     steps = []
     for name in STEPS:
+        skip = skips.get(name, "")
         if name in commands:
             # The download runs beside the tokenizer, so its lines go to its log alone.
-            steps.append(Step(name, commands[name], skip=skips[name], quiet=name == "download"))
+            steps.append(Step(name, commands[name], skip=skip, quiet=name == "download"))
         else:
-            steps.append(_stage_step(name, setting, flags[name], task_files, skips[name]))
+            steps.append(_stage_step(name, setting, flags[name], task_files, skip))
     return Job(
         "speedrun",
         request.tag,
@@ -267,9 +267,9 @@ def _stage_step(
 
 
 def skip_reasons(setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs: Mapping[str, str]) -> dict[str, str]:
-    """Return step -> reason to leave the step out; empty: the step runs."""
+    """Return step -> reason to leave the step out; other steps run."""
     until = setting.request.until
-    reasons = dict.fromkeys(STEPS, "")
+    reasons = {}
     if not hub_files(setting.data):
         reasons["download"] = "nothing has to be downloaded"
     if not setting.world:
@@ -282,12 +282,12 @@ def skip_reasons(setting: Setting, tasks: Mapping[str, Sequence[HubFile]], needs
             if not own_chats and not any(setting.has_files(tasks[task]) for task in choices.split("|")):
                 reasons[name] = f"no files of {choices.replace('|', ' or ')} are here or can be downloaded"
     for name, stage in PLANNED_STAGES.items():  # in order, so that a reason reaches the stages after it
-        if stage.parent and reasons[stage.parent] and not reasons[name]:
-            reasons[name] = f"{stage.parent} is left out"
+        if stage.parent in reasons:
+            reasons.setdefault(name, f"{stage.parent} is left out")
     if not (setting.world or any(setting.has_files(tasks[task]) for task in CHAT_CORE)):
         for name in STEPS:
-            if name.startswith("chat_eval") and not reasons[name]:
-                reasons[name] = "the files of no task to score are here or can be downloaded"
+            if name.startswith("chat_eval"):
+                reasons.setdefault(name, "the files of no task to score are here or can be downloaded")
     if until:
         for name in STEPS[STEPS.index(until) + 1 :]:
             reasons[name] = f"after --until={until}"
