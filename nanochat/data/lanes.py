@@ -276,7 +276,7 @@ class Lane:
             piece = pieces[number]
             # Copied, to free the whole row group.
             rest = piece.part(begin, end).copy()
-            leftover.append(Piece(rest, 0, len(rest), piece.unit, piece.document, piece.begin + begin))
+            leftover.append(piece._replace(ids=rest, head=0, slots=len(rest), begin=piece.begin + begin))
         return rows, leftover
 
     def _read_units(self, chunk: Chunk, leftover: list[Piece]) -> tuple[list[Piece], int]:
