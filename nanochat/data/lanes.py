@@ -127,7 +127,7 @@ class Mix:
         if not self._counts.all():
             raise ValueError(f"the mix has shares {list(shares)}: raise the share below 1/{MIX_CYCLE}")
         # Evenly spread over the cycle.
-        self._starts = [lane * MIX_CYCLE // lanes for lane in range(lanes)]
+        self._starts = np.arange(lanes) * MIX_CYCLE // lanes
 
     def source(self, lane: int, turn: int) -> int:
         """Return the source for row number `turn` in a lane."""
@@ -252,12 +252,10 @@ class Lane:
             pieces, units = self._read_units(chunk, leftover)
             rows, leftover = self._pack(chunk, pieces, len(leftover))
             chunk = replace(chunk, units=units, rows=len(rows))
-            skipped = row - chunk.row
-            for ids in rows[skipped:]:
+            for ids in rows[row - chunk.row :]:
                 yield ids, chunk
             row = chunk.row + chunk.rows
-            left = [piece.name for piece in leftover]
-            chunk = Chunk(chunk.unit + units, row=row, left=left)
+            chunk = Chunk(chunk.unit + units, row=row, left=[piece.name for piece in leftover])
 
     def _pack(self, chunk: Chunk, pieces: list[Piece], opening: int) -> tuple[np.ndarray, list[Piece]]:
         """Return rows (rows, size) in random order, and the pieces left over."""
