@@ -9,9 +9,8 @@ tokens and overlap: then no token is predicted from a short context, except in t
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -46,8 +45,7 @@ PROMPTS = (
 )
 
 
-@dataclass(frozen=True)
-class EvalText:
+class EvalText(NamedTuple):
     """A text to evaluate on."""
 
     ids: Tensor  # all tokens in order
@@ -218,8 +216,10 @@ def write_samples(model: GPT, tokenizer: Tokenizer) -> list[list[str]]:
     """Return [prompt, continuation] for each of PROMPTS, and print them: the likeliest tokens."""
     room = model.config.max_seq_len - 1  # leaves space for one new token
     # A short context keeps a prompt's end.
-    texts = [[tokenizer.bos, *tokenizer.encode(prompt)][-room:] for prompt in PROMPTS]
-    requests = [Request(ids, SAMPLE_TOKENS, stop=frozenset([tokenizer.bos])) for ids in texts]
+    requests = [
+        Request([tokenizer.bos, *tokenizer.encode(prompt)][-room:], SAMPLE_TOKENS, stop=frozenset([tokenizer.bos]))
+        for prompt in PROMPTS
+    ]
     rows = []
     for prompt, [completion] in zip(PROMPTS, Engine(model, tokenizer).generate(requests), strict=True):
         text = " ".join(tokenizer.decode(completion.tokens).split())
