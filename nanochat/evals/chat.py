@@ -7,7 +7,6 @@ any rank count, and each written answer has a seed.
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
 from textwrap import shorten
@@ -55,8 +54,7 @@ Task = Any  # tasks.common.Task, which nanochat/ does not import
 Answers = Iterator[tuple[Problem, list[dict]]]  # this rank's problems with their completions
 
 
-@dataclass(frozen=True)
-class ChatScore:
+class ChatScore(NamedTuple):
     """One task's result."""
 
     pass_at: dict[int, Estimate]  # k -> probability that one in k answers is right, for k up to the samples
@@ -169,9 +167,7 @@ def _prepare_problems(
 def _judge(answered: list[tuple[Problem, list[dict]]], task: Task, tokenizer: Tokenizer) -> list[dict]:
     """Return one record per problem, with a verdict in each completion."""
     # All texts are judged in one call, which runs programs side by side.
-    texts = []
-    for problem, completions in answered:
-        texts += [(problem.conversation, completion["text"]) for completion in completions]
+    texts = [(problem.conversation, answer["text"]) for problem, completions in answered for answer in completions]
     verdicts = iter(task.evaluate_all(texts))
     records = []
     for problem, completions in answered:
@@ -263,14 +259,14 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, Task]) -> list[Evaluatio
         return []
     settings = AnswerSettings(max_problems=config.eval_metrics_max_problems)
     writes = any(task.kind != "categorical" for task in scored.values())
-    model = trainer.model
 
     def score(state: State) -> None:
         # Made for each evaluation: between them, its memory is for training.
-        engine = Engine(model, trainer.tokenizer) if writes else None
-        scores = {}
-        for name, task in scored.items():
-            scores[name] = evaluate_task(task, model, engine, trainer.tokenizer, trainer.runtime, settings, name)
+        engine = Engine(trainer.model, trainer.tokenizer) if writes else None
+        scores = {
+            name: evaluate_task(task, trainer.model, engine, trainer.tokenizer, trainer.runtime, settings, name)
+            for name, task in scored.items()
+        }
         found = {name: score.accuracy for name, score in scores.items()} | mean_scores(scores)
         state.notes["scores"] = found
         _log_estimates(trainer, state.step, "tasks", {f"chat/{name}": one for name, one in found.items()})
