@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nanochat.jobs.plan import TRAINING, Setting, flag_words, skipped_lines
 from nanochat.jobs.runner import Job, Step, read_record
@@ -47,8 +47,7 @@ TEXT_BYTES = 2.5  # compressed, for each token in the hub's text
 FINISHED = "finished"  # basis for a step that will be skipped
 
 
-@dataclass(frozen=True)
-class BaseRun:
+class BaseRun(NamedTuple):
     """Figures for base training, before the start."""
 
     tokens: int  # 0 if a clock ends the run
@@ -60,8 +59,7 @@ class BaseRun:
     notes: tuple[str, ...] = ()  # lines about memory
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """The work in a step, in tokens."""
 
     trained: float = 0.0  # forward and backward
@@ -74,8 +72,7 @@ class Work:
         return self.trained + self.scored + self.generated
 
 
-@dataclass(frozen=True)
-class StepEstimate:
+class StepEstimate(NamedTuple):
     """The estimate for a step."""
 
     seconds: float  # 0: not known
