@@ -85,15 +85,16 @@ class Setting:
 
 def find_hardware(named: str) -> tuple[int, Accelerator | None]:
     """Return count and kind for the GPUs named by --on, or for the local ones; without local GPUs torch stays out."""
-    count, accelerator = 0, None
     if named:
-        count, accelerator = parse_hardware(named)
+        found = parse_hardware(named)
     # Importing torch takes seconds: without a driver there is nothing to find.
     elif any(Path(path).exists() for path in GPU_DEVICES):
         from nanochat.runtime import planned_hardware
 
-        count, accelerator = planned_hardware("")
-    return (0, None) if accelerator and accelerator.name == "CPU" else (count, accelerator)
+        found = planned_hardware("")
+    else:
+        return 0, None
+    return (0, None) if found[1].name == "CPU" else found
 
 
 def has_network(hardware: str) -> bool:
