@@ -38,8 +38,7 @@ def frequent_words(tokenizer: str = "default") -> list[str]:
     counts = Counter()
     for source, _ in parse_data(learned_text(tokenizer)):
         first_shard = shard_files(source, 1)[0]
-        texts = documents(first_shard)
-        for text in islice(texts, DOCUMENTS):
+        for text in islice(documents(first_shard), DOCUMENTS):
             counts.update(WORD.findall(text.lower()))
     # Equally frequent words are in alphabetical order: the list does not depend on the text's order.
     return sorted(counts, key=lambda word: (-counts[word], word))[:MAX_WORDS]
