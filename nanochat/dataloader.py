@@ -95,7 +95,7 @@ class Loader(BatchSource):
         # Only now is the batch part of a saved state: batches made ahead are not.
         self._consumed(marks)
         self.wait_seconds += time.perf_counter() - start
-        return batch[0], batch[1]
+        return batch.unbind()
 
     def _make_batches(self) -> Iterator[tuple]:
         """Yield inputs and targets, the event after their copy to the device, and the marks of their rows.
@@ -172,7 +172,8 @@ class TextLoader(Loader):
         # The position of the consumer: rows taken by all ranks, and for each lane of this rank the chunk with the last
         # row taken.
         self._row = 0
-        self._chunks = dict.fromkeys(product(self._my_lanes, range(len(self._deals))), Chunk())  # by Place
+        lanes = range(self.rank, self.lanes, self.world_size)
+        self._chunks = dict.fromkeys(product(lanes, range(len(sources))), Chunk())  # by Place
 
     def _consumed(self, marks: list[tuple[Place, Chunk]]) -> None:
         self._chunks.update(marks)
@@ -211,8 +212,8 @@ class TextLoader(Loader):
     def state_dict(self) -> Record:
         """Return the position as small JSON, only for the lanes of this rank: see `merge`."""
         lanes = {}
-        for lane in self._my_lanes:
-            lanes[str(lane)] = [asdict(self._chunks[lane, source]) for source in range(len(self._deals))]
+        for (lane, _), chunk in self._chunks.items():  # the sources of a lane in order
+            lanes.setdefault(str(lane), []).append(asdict(chunk))
         return {"setting": self._setting, "rows": self._row, "lanes": lanes}
 
     def merge(self, states: Sequence[Record]) -> Record:
@@ -227,10 +228,6 @@ class TextLoader(Loader):
         self._row = state["rows"]
         for lane, source in self._chunks:
             self._chunks[lane, source] = Chunk(**state["lanes"][str(lane)][source])
-
-    @property
-    def _my_lanes(self) -> range:
-        return range(self.rank, self.lanes, self.world_size)
 
     def _rows_taken(self, lane: int) -> list[int]:
         """Return row counts per source taken from a lane."""

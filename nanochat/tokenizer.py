@@ -44,27 +44,14 @@ class Tokenizer:
         self.bos = self.special_tokens["<|bos|>"]
 
     @classmethod
-    def train(
-        cls,
-        source: Iterable[str | pa.Array],
-        vocab_size: int,
-        *,
-        max_chars: int | None = None,
-        doc_cap: int | None = None,
-        threads: int = 0,
-    ) -> Tokenizer:
+    def train(cls, source: Iterable[str | pa.Array], vocab_size: int, **limits: int) -> Tokenizer:
         """Return a tokenizer with `vocab_size` ids, or fewer if the text has no more pairs to merge.
 
-        source: strings or Arrow string arrays. max_chars, doc_cap: characters to read in total, and from each document.
+        source: strings or Arrow string arrays. limits, for `rustbpe.train`: max_chars and doc_cap, the characters to
+        read in total and from each document; threads.
         """
         # Special tokens are not learned, so they take ids after the merges.
-        merges = rustbpe.train(
-            source,
-            vocab_size - len(SPECIAL_TOKENS),
-            max_chars=max_chars,
-            doc_cap=doc_cap,
-            threads=threads,
-        )
+        merges = rustbpe.train(source, vocab_size - len(SPECIAL_TOKENS), **limits)
         return cls(rustbpe.Tokenizer(merges, SPECIAL_TOKENS))
 
     # For short texts; many texts go through the core's encode_arrow, which returns arrays and uses several threads.

@@ -53,22 +53,23 @@ def main(config: Config) -> None:
         # One engine answers all tasks: its KV cache is allocated once.
         engine = Engine(model, tokenizer, config.slots)
         scores = {}
+        figures = {}
         for name, task in tasks.items():
             score = evaluate_task(task, model, engine, tokenizer, runtime, config, name, folder / f"{name}.jsonl")
             print0(f"{name}: {score.accuracy}, guessing {score.baseline:.2f}")
             scores[name] = score
-        means = mean_scores(scores)
-        for name, estimate in means.items():
+            outcome.metrics[name] = score.accuracy.metric(score.baseline)
+            figures[name] = score.accuracy.value
+        for name, estimate in mean_scores(scores).items():
             print0(f"{name}: {estimate}")
+            # Means are over centered scores, where guessing is 0.
+            outcome.metrics[name] = estimate.metric(chance=0.0)
+            figures[name] = estimate.value
         # All ranks have the scores; one writes the record.
         if runtime.rank != 0:
             return
         for name in scores:
             outcome.add_artifact(folder / f"{name}.jsonl")
-        figures = {name: score.accuracy for name, score in scores.items()} | means
-        for name, estimate in figures.items():
-            # Means are over centered scores, where guessing is 0.
-            outcome.metrics[name] = estimate.metric(scores[name].baseline if name in scores else 0.0)
         outcome.metrics |= {"model_tag": config.tag, "Step": checkpoint.step}
         if config.num_samples > 1:
             # One row per task and k.
@@ -79,14 +80,11 @@ def main(config: Config) -> None:
         if answers:
             columns = {"Task": "", "Question": "", "Answer": "", "Right": ""}
             outcome.tables.append(table_of(ANSWERS, columns, answers))
-        rows = []
-        for name, score in scores.items():
-            rows += [[name, category, count, *found] for category, (count, found) in score.by_category().items()]
-        if rows:
+        categories = [[name, *row] for name, score in scores.items() for row in score.by_category()]
+        if categories:
             columns = {"Task": "", "Category": "", "Problems": "d", "Accuracy": ".4f", "Standard error": ".4f"}
-            outcome.tables.append(table_of("By category", columns, rows))
-        values = {name: estimate.value for name, estimate in figures.items()}
-        outcome.write_evaluation("tasks", checkpoint.step, values)
+            outcome.tables.append(table_of("By category", columns, categories))
+        outcome.write_evaluation("tasks", checkpoint.step, figures)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, run
 from nanochat.log import print0
-from nanochat.paths import stage_dir
+from nanochat.paths import hold_folder, stage_dir
 from nanochat.settings import TextSettings
 from nanochat.stages import CHAT_CORE
 from tasks import TASKS
@@ -47,7 +47,6 @@ class Config:
 
 def main(config: Config) -> None:
     from nanochat.jobs.runner import archive
-    from nanochat.paths import hold_folder
 
     if config.cwd:
         os.chdir(config.cwd)

@@ -95,11 +95,10 @@ class ParquetRows:
         return sum(table.num_rows for table in self._tables)
 
     def __getitem__(self, number: int) -> list:
-        tables = iter(self._tables)
-        table = next(tables)
-        while number >= table.num_rows:
+        for table in self._tables:
+            if number < table.num_rows:
+                break
             number -= table.num_rows
-            table = next(tables)
         [row] = table.slice(number, 1).to_pylist()  # only this row leaves Arrow
         cells = list(row.values())
         if None in cells:
@@ -186,7 +185,7 @@ def exchange(question: str, answer: str | list[dict]) -> dict:
 
 def pick(names: str, known: Iterable[str]) -> list[str]:
     """Return the tasks that --tasks names, separated by | or commas, in upper or lower case, each once."""
-    words = [word for word in re.split(r"[|,\s]+", names) if word]
+    words = re.findall(r"[^|,\s]+", names)
     # A dict drops repeats and keeps the user's order.
     return list(dict.fromkeys(find_task(word, known) for word in words))
 

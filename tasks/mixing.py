@@ -38,6 +38,7 @@ class Mixture:
 
     def __init__(self, parts: dict[str, tuple[Task, np.ndarray]], seed: int):
         self._parts = parts
+        self._tasks = [task for task, _ in parts.values()]
         # Counts with every epoch, by task name.
         self.rows = {name: len(numbers) for name, (_, numbers) in parts.items()}
         # Different conversations: a row that is in several epochs counts once.
@@ -53,8 +54,7 @@ class Mixture:
 
     def __getitem__(self, index: int) -> dict:
         task, number = self._order[index]
-        opened, _ = list(self._parts.values())[task]
-        return opened[int(number)]
+        return self._tasks[task][int(number)]
 
     def questions(self, count: int = 4) -> list[str]:
         """Return questions to suggest to a person: from the conversations, else from all tasks in turn."""
@@ -67,7 +67,7 @@ class Mixture:
 
     def origin(self) -> dict[str, dict]:
         """Return for each task the row count, and the source files with their hashes."""
-        return {name: {"rows": self.rows[name], "files": task.hashes()} for name, (task, _) in self._parts.items()}
+        return {name: {"rows": len(rows), "files": task.hashes()} for name, (task, rows) in self._parts.items()}
 
 
 def mix(

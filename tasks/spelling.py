@@ -14,7 +14,7 @@ from nanochat.data.corpus import learned_text, parse_data, shard_files
 from nanochat.data.documents import documents
 from nanochat.paths import text_sha256
 from tasks.common import DataSet, Task, exchange
-from tasks.gsm8k import GSM8K
+from tasks.gsm8k import GSM8K, with_calls
 
 # Two to fifteen letters of any script.
 WORD = re.compile(r"[^\W\d_]{2,15}")
@@ -72,16 +72,11 @@ class SpellingBee(SimpleSpelling):
         letter = random.choice(word if random.random() < 0.9 else ascii_lowercase)
         positions = [str(position) for position, other in enumerate(word, 1) if other == letter]
         found = f"{letter} is at {', '.join(positions)}" if positions else f"{letter} is nowhere"
-        count = str(len(positions))
+        count = len(positions)
         spelled = f"{word} is spelled {'-'.join(word)}. There {found}, which makes {count}. With Python: "
-        solution = [
-            {"type": "text", "text": spelled},
-            {"type": "python", "text": f'"{word}".count("{letter}")'},
-            {"type": "python_output", "text": count},
-            {"type": "text", "text": f"\n\n#### {count}"},
-        ]
+        solution = f'{spelled}<<"{word}".count("{letter}")={count}>>\n\n#### {count}'
         question = random.choice(QUESTIONS).format(letter=letter, word=word)
-        return exchange(question, solution)
+        return exchange(question, with_calls(solution))
 
 
 SETS = {

@@ -127,7 +127,7 @@ class Mix:
         if not self._counts.all():
             raise ValueError(f"the mix has shares {list(shares)}: raise the share below 1/{MIX_CYCLE}")
         # Evenly spread over the cycle.
-        self._starts = [lane * MIX_CYCLE // lanes for lane in range(lanes)]
+        self._starts = np.arange(lanes) * MIX_CYCLE // lanes
 
     def source(self, lane: int, turn: int) -> int:
         """Return the source for row number `turn` in a lane."""
@@ -273,7 +273,7 @@ class Lane:
             piece = pieces[number]
             # Copied, to free the whole row group.
             rest = piece.part(begin, end).copy()
-            leftover.append(Piece(rest, 0, len(rest), piece.unit, piece.document, piece.begin + begin))
+            leftover.append(piece._replace(ids=rest, head=0, slots=len(rest), begin=piece.begin + begin))
         return rows, leftover
 
     def _read_units(self, chunk: Chunk, leftover: list[Piece]) -> tuple[list[Piece], int]:

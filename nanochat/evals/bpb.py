@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -66,7 +65,7 @@ def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_byte
             size += len(kept.encode())
         if len(kept) < len(text) or size == max_bytes:  # cut, or exactly full
             break
-    lengths = torch.from_numpy(tokenizer.token_lengths().astype(np.int64))
+    lengths = torch.from_numpy(tokenizer.token_lengths()).long()
     return EvalText(torch.tensor(ids), lengths, size)
 
 
@@ -151,12 +150,10 @@ def ratio(sums: Tensor) -> Estimate:
     above, below = sums.sum(0).tolist()
     value = above / below
     rows = len(sums)
-    if rows == 1:
-        return Estimate(value, math.nan)
+    correction = rows / (rows - 1) if rows > 1 else math.nan  # a single row has no spread
     # The spread: losses in each row beyond a proportional share (a ratio of sums is no mean).
     excess = sums[:, 0] - value * sums[:, 1]
-    spread = rows / (rows - 1) * float((excess**2).sum())
-    return Estimate(value, math.sqrt(spread) / below)
+    return Estimate(value, math.sqrt(correction) * excess.norm().item() / below)
 
 
 # ---- evaluations during training ----
@@ -174,8 +171,7 @@ def text_validation(trainer: "Trainer", corpus: "Corpus", every: int, max_bytes:
     length = trainer.config.max_seq_len
 
     def measure() -> Estimates:
-        found = bits_per_byte(trainer.model, text, length, trainer.device_rows, trainer.runtime)
-        return {"bpb": found}
+        return {"bpb": bits_per_byte(trainer.model, text, length, trainer.device_rows, trainer.runtime)}
 
     return [log_validation(trainer, every, len(text.ids), measure)]
 
@@ -218,8 +214,10 @@ def write_samples(model: GPT, tokenizer: Tokenizer) -> list[list[str]]:
     """Return [prompt, continuation] for each of PROMPTS, and print them: the likeliest tokens."""
     room = model.config.max_seq_len - 1  # leaves space for one new token
     # A short context keeps a prompt's end.
-    texts = [[tokenizer.bos, *tokenizer.encode(prompt)][-room:] for prompt in PROMPTS]
-    requests = [Request(ids, SAMPLE_TOKENS, stop=frozenset([tokenizer.bos])) for ids in texts]
+    requests = [
+        Request([tokenizer.bos, *tokenizer.encode(prompt)][-room:], SAMPLE_TOKENS, stop=frozenset([tokenizer.bos]))
+        for prompt in PROMPTS
+    ]
     rows = []
     for prompt, [completion] in zip(PROMPTS, Engine(model, tokenizer).generate(requests), strict=True):
         text = " ".join(tokenizer.decode(completion.tokens).split())

@@ -7,7 +7,6 @@ any rank count, and each written answer has a seed.
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
 from textwrap import shorten
@@ -55,8 +54,7 @@ Task = Any  # tasks.common.Task, which nanochat/ does not import
 Answers = Iterator[tuple[Problem, list[dict]]]  # this rank's problems with their completions
 
 
-@dataclass(frozen=True)
-class ChatScore:
+class ChatScore(NamedTuple):
     """One task's result."""
 
     pass_at: dict[int, Estimate]  # k -> probability that one in k answers is right, for k up to the samples
@@ -67,14 +65,13 @@ class ChatScore:
     def accuracy(self) -> Estimate:
         return self.pass_at[1]
 
-    def by_category(self) -> dict[str, tuple[int, Estimate]]:
-        """Return (problems, accuracy) for each category of problems; nothing for a task without categories."""
-        names = dict.fromkeys(record["category"] for record in self.records if record["category"])
-        found = {}
-        for name in names:
-            records = [record for record in self.records if record["category"] == name]
-            found[name] = len(records), _pass_at(records)[1]
-        return found
+    def by_category(self) -> list[list]:
+        """Return rows [category, problems, accuracy, standard error]; none for a task without categories."""
+        groups = {}
+        for record in self.records:
+            if record["category"]:
+                groups.setdefault(record["category"], []).append(record)
+        return [[name, len(records), *_pass_at(records)[1]] for name, records in groups.items()]
 
 
 def evaluate_task(
@@ -159,8 +156,8 @@ def _prepare_problems(
     problems = []
     for number in range(total):
         conversation = task[number]
-        prompt, cut = fitted_prompt(conversation, tokenizer, context, answer_tokens)
-        problems.append(Problem(number, conversation, prompt, cut))
+        fitted = fitted_prompt(conversation, tokenizer, context, answer_tokens)
+        problems.append(Problem(number, conversation, *fitted))
     shortened = sum(problem.cut for problem in problems)
     if shortened:
         print0(f"{label}: {shortened:,} of {total:,} prompts are longer than the context, and lose their beginning")
@@ -170,9 +167,7 @@ def _prepare_problems(
 def _judge(answered: list[tuple[Problem, list[dict]]], task: Task, tokenizer: Tokenizer) -> list[dict]:
     """Return one record per problem, with a verdict in each completion."""
     # All texts are judged in one call, which runs programs side by side.
-    texts = []
-    for problem, completions in answered:
-        texts += [(problem.conversation, completion["text"]) for completion in completions]
+    texts = [(problem.conversation, answer["text"]) for problem, completions in answered for answer in completions]
     verdicts = iter(task.evaluate_all(texts))
     records = []
     for problem, completions in answered:
@@ -264,19 +259,17 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, Task]) -> list[Evaluatio
         return []
     settings = AnswerSettings(max_problems=config.eval_metrics_max_problems)
     writes = any(task.kind != "categorical" for task in scored.values())
-    model = trainer.model
 
     def score(state: State) -> None:
         # Made for each evaluation: between them, its memory is for training.
-        engine = Engine(model, trainer.tokenizer) if writes else None
-        scores = {}
-        for name, task in scored.items():
-            scores[name] = evaluate_task(task, model, engine, trainer.tokenizer, trainer.runtime, settings, name)
+        engine = Engine(trainer.model, trainer.tokenizer) if writes else None
+        scores = {
+            name: evaluate_task(task, trainer.model, engine, trainer.tokenizer, trainer.runtime, settings, name)
+            for name, task in scored.items()
+        }
         found = {name: score.accuracy for name, score in scores.items()} | mean_scores(scores)
-        state.notes["scores"] = {name: list(estimate) for name, estimate in found.items()}
-        figures = {f"chat/{name}": estimate.value for name, estimate in found.items()}
-        print_figures(state.step, figures)
-        trainer.log.write("tasks", state.step, **figures)
+        state.notes["scores"] = found
+        _log_estimates(trainer, state.step, "tasks", {f"chat/{name}": one for name, one in found.items()})
 
     return [Evaluation(config.eval_metrics_every, score)]
 
@@ -294,14 +287,18 @@ def answer_scores(
     def score(state: State) -> None:
         engine.refresh()
         scores = evaluate_task(task, trainer.model, engine, trainer.tokenizer, trainer.runtime, settings, label)
-        found = scores.pass_at
-        state.notes["after"] = {f"pass@{k}": list(estimate) for k, estimate in found.items()}
-        state.notes.setdefault("before", state.notes["after"])  # the first evaluation precedes the first step
-        figures = {f"eval/pass@{k}": estimate.value for k, estimate in found.items()}
-        print_figures(state.step, figures)
-        trainer.log.write("eval", state.step, **figures)
+        found = {f"pass@{k}": estimate for k, estimate in scores.pass_at.items()}
+        state.notes["after"] = found
+        state.notes.setdefault("before", found)  # the first evaluation precedes the first step
+        _log_estimates(trainer, state.step, "eval", {f"eval/{name}": one for name, one in found.items()})
 
     return Evaluation(every, score, at_start=True)
+
+
+def _log_estimates(trainer: "Trainer", step: int, kind: str, found: dict[str, Estimate]) -> None:
+    figures = {name: estimate.value for name, estimate in found.items()}
+    print_figures(step, figures)
+    trainer.log.write(kind, step, **figures)
 
 
 # ---- validation on conversations ----
@@ -323,7 +320,7 @@ def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise
     inputs, targets = first_rows(conversations, trainer.tokenizer, supervise, length, most)
     if (targets < 0).all():
         raise ValueError(f"no conversation for validation fits into {length} tokens: add --eval-every=-1")
-    lengths = torch.from_numpy(trainer.tokenizer.token_lengths()).to(torch.int64)
+    lengths = torch.from_numpy(trainer.tokenizer.token_lengths()).long()
     weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
 
     def measure() -> Estimates:
@@ -346,5 +343,4 @@ def first_rows(
     with ChatLoader(conversations, tokenizer, 1, length, supervise=supervise) as source:
         while len(rows) < most and source.epoch < 1:
             rows.append(next(source))
-    inputs, targets = zip(*rows, strict=True)
-    return torch.cat(inputs), torch.cat(targets)
+    return tuple(map(torch.cat, zip(*rows, strict=True)))

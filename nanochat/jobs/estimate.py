@@ -25,10 +25,17 @@ TOKENIZER_SPEED = 2e7  # characters a second, while the vocabulary is learned
 
 # Sizes from the public data sets, used if no flag limits the work.
 MIXTURE_TOKENS = {"mid_train": 4.4e8, "chat_sft": 1.4e7}  # one pass over the default mixture
-CORE = {"tasks": 22, "questions": 66835, "tokens": 720}  # tokens in a question with the examples before
-CHOICES = {"tasks": 4, "questions": 17844, "tokens": 150}  # ARC, MMLU, AQUA: the answer is a letter
-WRITTEN = {"tasks": 2, "questions": 1483}  # GSM8K, HumanEval: the answer is generated
-RL = {"questions": 7473, "prompt": 150, "per_step": 16, "samples": 4}  # GSM8K, defaults of scripts.chat_rl
+CORE_TASKS = 22
+CORE_QUESTIONS = 66835
+CORE_TOKENS = 720  # in a question with the examples before
+CHOICE_TASKS = 4  # ARC, MMLU, AQUA: the answer is a letter
+CHOICE_QUESTIONS = 17844
+PROMPT_TOKENS = 150  # in a question of a chat task
+WRITTEN_TASKS = 2  # GSM8K, HumanEval: the answer is generated
+WRITTEN_QUESTIONS = 1483
+RL_QUESTIONS = 7473  # GSM8K, with the defaults of scripts.chat_rl
+RL_EXAMPLES = 16  # in a step
+RL_SAMPLES = 4
 BYTES_PER_TOKEN = 4.0  # English text, large vocabulary
 
 CHECKPOINT_BYTES = 12  # on disk, for each parameter, at most
@@ -75,9 +82,10 @@ class StepEstimate(NamedTuple):
 
 def dry_run(flags: Flags, hardware_name: str) -> BaseRun:
     """Return the figures for base training on this machine or named hardware; a ValueError if training cannot run."""
-    command = [sys.executable, "-m", "scripts.base_train", "--dry-run", "--json", f"--on={hardware_name}"]
+    words = ["--dry-run", "--json", f"--on={hardware_name}", *flag_words(flags)]
     # A process, so that the plan alone does not import torch.
-    done = subprocess.run([*command, *flag_words(flags)], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-m", "scripts.base_train", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         # The last line is the message for users.
         raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
@@ -118,23 +126,23 @@ def step_work(name: str, flags: Flags, base: BaseRun) -> Work:
     if name == "base_loss":
         return Work(scored=2 * limited("--eval-bytes", 4e6) / BYTES_PER_TOKEN)  # training and validation text
     if name == "base_eval":
-        limit = limited("--max-per-task", CORE["questions"])
-        return Work(scored=min(CORE["questions"], limit * CORE["tasks"]) * CORE["tokens"])
+        limit = limited("--max-per-task", CORE_QUESTIONS)
+        return Work(scored=min(CORE_QUESTIONS, limit * CORE_TASKS) * CORE_TOKENS)
     if name in MIXTURE_TOKENS:
         # Tuning inherits the batch size; without a step count the mixture is read once.
         return Work(trained=limited("--num-iterations", 0) * base.batch or MIXTURE_TOKENS[name])
     if name.startswith("chat_eval"):
-        limit = limited("--max-problems", CHOICES["questions"])
-        choices = min(CHOICES["questions"], limit * CHOICES["tasks"])
-        written = min(WRITTEN["questions"], limit * WRITTEN["tasks"])
+        limit = limited("--max-problems", CHOICE_QUESTIONS)
+        choices = min(CHOICE_QUESTIONS, limit * CHOICE_TASKS)
+        written = min(WRITTEN_QUESTIONS, limit * WRITTEN_TASKS)
         # At most: many answers end earlier.
-        return Work(scored=choices * CHOICES["tokens"], generated=written * limited("--max-new-tokens", 512))
+        return Work(scored=choices * PROMPT_TOKENS, generated=written * limited("--max-new-tokens", 512))
     if name == "chat_rl":
-        steps = limited("--num-iterations", RL["questions"] // RL["per_step"])
+        steps = limited("--num-iterations", RL_QUESTIONS // RL_EXAMPLES)
         length = limited("--max-new-tokens", 256)
-        samples = steps * RL["per_step"] * limited("--num-samples", RL["samples"])
+        samples = steps * RL_EXAMPLES * limited("--num-samples", RL_SAMPLES)
         tested = (2 + steps // 60) * limited("--eval-examples", 400)  # at the ends, and every 60 steps
-        return Work(trained=samples * (RL["prompt"] + length), generated=(samples + tested) * length)
+        return Work(trained=samples * (PROMPT_TOKENS + length), generated=(samples + tested) * length)
     return Work(seconds=10)  # the world, compression, the card
 
 

@@ -87,15 +87,16 @@ class Setting(NamedTuple):
 
 def find_hardware(named: str) -> tuple[int, Accelerator | None]:
     """Return count and kind for the GPUs named by --on, or for the local ones; without local GPUs torch stays out."""
-    count, accelerator = 0, None
     if named:
-        count, accelerator = parse_hardware(named)
+        found = parse_hardware(named)
     # Importing torch takes seconds: without a driver there is nothing to find.
     elif any(Path(path).exists() for path in GPU_DEVICES):
         from nanochat.runtime import planned_hardware
 
-        count, accelerator = planned_hardware("")
-    return (0, None) if accelerator and accelerator.name == "CPU" else (count, accelerator)
+        found = planned_hardware("")
+    else:
+        return 0, None
+    return (0, None) if found[1].name == "CPU" else found
 
 
 def has_network(hardware: str) -> bool:
@@ -221,11 +222,12 @@ def make_job(
     }
     steps = []
     for name in STEPS:
+        skip = skips.get(name, "")
         if name in commands:
             # The download runs beside the tokenizer, so its lines go to its log alone.
-            steps.append(Step(name, commands[name], skip=skips[name], quiet=name == "download"))
+            steps.append(Step(name, commands[name], skip=skip, quiet=name == "download"))
         else:
-            steps.append(_stage_step(name, setting, flags[name], task_files, skips[name]))
+            steps.append(_stage_step(name, setting, flags[name], task_files, skip))
     return Job(
         "speedrun",
         request.tag,
@@ -268,9 +270,9 @@ def _stage_step(
 
 
 def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, str]) -> dict[str, str]:
-    """Return step -> reason to leave the step out; empty: the step runs."""
+    """Return step -> reason to leave the step out; other steps run."""
     until = setting.request.until
-    reasons = dict.fromkeys(STEPS, "")
+    reasons = {}
     if not hub_files(setting.data):
         reasons["download"] = "nothing has to be downloaded"
     if not setting.world:
@@ -283,12 +285,12 @@ def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, str]) -
             if not own_chats and not any(setting.has_files(tasks[task]) for task in choices.split("|")):
                 reasons[name] = f"no files of {choices.replace('|', ' or ')} are here or can be downloaded"
     for name, stage in PLANNED_STAGES.items():  # in order, so that a reason reaches the stages after it
-        if stage.parent and reasons[stage.parent] and not reasons[name]:
-            reasons[name] = f"{stage.parent} is left out"
+        if stage.parent in reasons:
+            reasons.setdefault(name, f"{stage.parent} is left out")
     if not (setting.world or any(setting.has_files(tasks[task]) for task in CHAT_CORE)):
         for name in STEPS:
-            if name.startswith("chat_eval") and not reasons[name]:
-                reasons[name] = "the files of no task to score are here or can be downloaded"
+            if name.startswith("chat_eval"):
+                reasons.setdefault(name, "the files of no task to score are here or can be downloaded")
     if until:
         for name in STEPS[STEPS.index(until) + 1 :]:
             reasons[name] = f"after --until={until}"

@@ -191,7 +191,6 @@ def run_job(job: Job, workers: int = 1) -> dict[str, str]:
     """
     slots = threading.Semaphore(workers)
     futures = {}  # by step
-    outputs = {}  # the same, by the stage that the step writes
 
     def run_after(step: Step, parents: list[Future]) -> None:
         if any(parent.exception() for parent in parents):
@@ -209,8 +208,8 @@ def run_job(job: Job, workers: int = 1) -> dict[str, str]:
         ThreadPoolExecutor(len(job.steps)) as pool,
     ):
         for step in job.steps:
-            parents = [outputs[parent] for parent in step.parents if parent in outputs]
-            outputs[step.output] = futures[step.name] = pool.submit(run_after, step, parents)
+            parents = [futures[other.name] for other in job.steps if other.output in step.parents]
+            futures[step.name] = pool.submit(run_after, step, parents)
     return {name: str(future.exception()) for name, future in futures.items() if future.exception()}
 
 

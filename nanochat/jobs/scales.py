@@ -144,13 +144,13 @@ def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]
     flags = dict(word.partition("=")[::2] for word in scale.flags.get(script, "").split())
     if not seconds:
         return flags
-    # A run has one horizon: the clock takes the place of steps or ratio.
-    if script == "base_train":
-        flags = {name: value for name, value in flags.items() if name not in HORIZONS}
-        flags["--target-seconds"] = f"{seconds:g}"
-        return flags
     share = time_share(scale, seconds)
-    if "--target-seconds" in flags:
+    if script == "base_train":
+        # A run has one horizon: the clock takes the place of steps or ratio.
+        for name in HORIZONS:
+            flags.pop(name, None)
+        flags["--target-seconds"] = f"{seconds:g}"
+    elif "--target-seconds" in flags:
         flags["--target-seconds"] = f"{float(flags['--target-seconds']) * share:g}"
     elif "--num-iterations" in flags:
         # Zero steps would be an error.
