@@ -19,8 +19,7 @@ SMALLEST_PEAK = 1e-12  # a tensor of zeros is scaled by this, to avoid a divisio
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return (x in fp8, contiguous; 0-d fp32 scale that multiplies back); values that are not finite become NaN."""
     scale = _scale(torch.linalg.vector_norm(x, math.inf, dtype=torch.float32), dtype)
-    scaled = x.float() / scale
-    return scaled.to(dtype).contiguous(), scale
+    return (x.float() / scale).to(dtype).contiguous(), scale
 
 
 def _scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
@@ -60,11 +59,9 @@ class _Float8Product(torch.autograd.Function):
             outer.dtype,
         )
         # The kernel reads both matrices along the summed dimension: tokens here.
-        outer8_by_columns = outer8.t().contiguous()
-        x8_by_columns = x8.t().contiguous()
         weight_gradient = _product(
-            outer8_by_columns,
-            x8_by_columns,
+            outer8.t().contiguous(),
+            x8.t().contiguous(),
             outer_scale,
             x_scale,
             ctx.weight_dtype,
@@ -126,8 +123,7 @@ def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False) -> lis
     replaced = []
     for name, module in list(model.named_modules()):  # a list, because the loop changes the modules
         if isinstance(module, nn.Linear) and name != "head":
-            dims = module.weight.shape
-            if min(dims) >= min_dim and not any(dim % MULTIPLE for dim in dims):
+            if all(dim >= min_dim and dim % MULTIPLE == 0 for dim in module.weight.shape):
                 model.set_submodule(name, Float8Linear(module))
                 replaced.append(name)
     return replaced
