@@ -238,13 +238,10 @@ class Decoder:
         slots = sorted(longer, key=lambda slot: -len(prompts[slot]))  # longest first: little padding in a batch
         while slots:
             rows = max(1, PREFILL_TOKENS // (len(prompts[slots[0]]) - 1))
-            self._run_prompts([prompts[slot][:-1] for slot in slots[:rows]], slots[:rows])
-            slots = slots[rows:]
-
-    def _run_prompts(self, prompts: list[Sequence[int]], slots: list[int]) -> None:
-        ids = pad_sequence([torch.as_tensor(tokens, dtype=torch.int64) for tokens in prompts], batch_first=True)
-        cache = self.cache.prompts(torch.tensor(slots, device=self.device))
-        self.model.hidden(ids.to(self.device), cache=cache)
+            batch, slots = slots[:rows], slots[rows:]
+            ids = [torch.as_tensor(prompts[slot][:-1], dtype=torch.int64) for slot in batch]
+            cache = self.cache.prompts(torch.tensor(batch, device=self.device))
+            self.model.hidden(pad_sequence(ids, batch_first=True).to(self.device), cache=cache)
 
     def seat(self, first: int, rows: list[dict[str, Any]]) -> None:
         """Begin rows in the slots from `first` on, after their prompts have run up to the last token.
@@ -319,7 +316,7 @@ class Decoder:
         if shape not in self.graphs:
             # The first step runs without a graph and does all one-time work.
             self.graphs[shape] = None
-            return self._compute(rows, keys, kind)
+            return self._compute(*shape)
         if not self.graphs[shape]:
             graph = torch.cuda.CUDAGraph()
             # thread_local: engines in other threads may use CUDA meanwhile.
@@ -330,7 +327,7 @@ class Decoder:
                 capture_error_mode="thread_local",
             )
             with CAPTURING, capture:
-                columns = self._compute(rows, keys, kind)
+                columns = self._compute(*shape)
             self.graphs[shape] = graph, columns
         graph, columns = self.graphs[shape]
         graph.replay()
