@@ -61,8 +61,7 @@ def make_mask(
         # are in sight; masks by position are new in each step.
         path = "sdpa" if path in ("flash3", "chunks", *FLEX) else path
         allowed = _mask(positions, keys, window)
-    kernel = _flash3_kernel() if path == "flash3" else None
-    return Mask(path, window, allowed, bounded, kernel)
+    return Mask(path, window, allowed, bounded, _flash3_kernel() if path == "flash3" else None)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
