@@ -6,7 +6,7 @@ A forward makes one mask per window (`make_mask`), outside the compiled blocks; 
 import importlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -278,18 +278,22 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     causal = mask.allowed is None and q.shape[1] > 1  # a single query sees all keys
-    grouped = q.shape[2] != k.shape[2]
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(
+    return _by_head(
+        F.scaled_dot_product_attention,
         q,
         k,
         v,
-        mask.allowed,
+        attn_mask=mask.allowed,
         is_causal=causal,
         scale=scale,
-        enable_gqa=grouped,
     )
-    return out.transpose(1, 2)  # (B, Tq, H, D) again
+
+
+def _by_head(run: Kernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Run one of torch's kernels, which take heads before length."""
+    grouped = q.shape[2] != k.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return run(q, k, v, enable_gqa=grouped, **options).transpose(1, 2)  # (B, Tq, H, D) again
 
 
 def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
@@ -318,18 +322,15 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     # Uncompiled, flex would hold all scores in memory; inside a compiled block the block's compiler fuses the call.
     if q.device.type == "cuda" and not torch.compiler.is_compiling():
         run = _compiled(run)
-    grouped = q.shape[2] != k.shape[2]
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = run(
+    return _by_head(
+        run,
         q,
         k,
         v,
         block_mask=mask.allowed,
         scale=scale,
-        enable_gqa=grouped,
         kernel_options={"BACKEND": "FLASH"} if mask.path == "flash4" else None,
     )
-    return out.transpose(1, 2)
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
