@@ -36,7 +36,6 @@ class _Float8Product(torch.autograd.Function):
     ) -> Tensor:
         x8, x_scale = quantize(x, FORWARD)
         ctx.save_for_backward(x8, x_scale, by_columns, weight_scale)
-        ctx.weight_dtype = weight.dtype
         return _product(
             x8,
             by_rows,
@@ -64,7 +63,7 @@ class _Float8Product(torch.autograd.Function):
             x8.t().contiguous(),
             outer_scale,
             x_scale,
-            ctx.weight_dtype,
+            torch.float32,
         )
         return x_gradient, weight_gradient, None, None, None
 
