@@ -34,8 +34,7 @@ def config_of(manifest: Record) -> GPTConfig:
     kind = entry.pop("kind", "gpt")  # manifests of older runs have none
     if kind != "gpt":
         raise ValueError(f"this checkpoint holds a model of the kind {kind}, which this version does not have")
-    known = {field.name for field in fields(GPTConfig)}
-    for name in entry.keys() - known:
+    for name in entry.keys() - {field.name for field in fields(GPTConfig)}:
         if entry.pop(name) != FORMER_FIELDS.get(name, ...):
             raise ValueError(f"this checkpoint holds a model with {name}, which this version does not have")
     return GPTConfig(**entry)

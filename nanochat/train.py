@@ -392,8 +392,7 @@ def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime:
         fitting = (rows for rows in reversed(sizes) if rows * row < room and _fits(model, rows, length, room))
     else:
         fitting = (rows for rows in reversed(sizes) if rows * length <= CPU_TOKENS)
-    largest = next(fitting, sizes[0])
-    return min(runtime.all_gather(largest))  # the rank with least memory decides
+    return min(runtime.all_gather(next(fitting, sizes[0])))  # the rank with least memory decides
 
 
 def _fits(model: GPT, rows: int, length: int, room: int) -> bool:
@@ -401,9 +400,8 @@ def _fits(model: GPT, rows: int, length: int, room: int) -> bool:
         # For fragments, buffers of collectives and the update's temporary values.
         reserved = torch.empty(int(MEMORY_MARGIN * room), dtype=torch.uint8, device=model.device)
         ids = torch.zeros(rows, length, dtype=torch.int64, device=model.device)  # any tokens will do
-        loss = model(ids, ids)
-        loss.backward()
-        del reserved, loss  # frees the memory before the next try
+        model(ids, ids).backward()
+        del reserved  # frees the memory before the next try
         return True
     except torch.OutOfMemoryError:
         return False
