@@ -121,10 +121,11 @@ def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False) -> lis
         raise ValueError("this device does not multiply in fp8 (NVIDIA GPUs from Ada on do): omit --fp8")
     replaced = []
     for name, module in list(model.named_modules()):  # a list, because the loop changes the modules
-        if isinstance(module, nn.Linear) and name != "head":
-            if all(dim >= min_dim and dim % MULTIPLE == 0 for dim in module.weight.shape):
-                model.set_submodule(name, Float8Linear(module))
-                replaced.append(name)
+        if not isinstance(module, nn.Linear) or name == "head":
+            continue
+        if all(dim >= min_dim and dim % MULTIPLE == 0 for dim in module.weight.shape):
+            model.set_submodule(name, Float8Linear(module))
+            replaced.append(name)
     return replaced
 
 
