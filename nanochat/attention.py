@@ -6,7 +6,7 @@ A forward makes one mask per window (`make_mask`), outside the compiled blocks; 
 import importlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,6 @@ class Mask(NamedTuple):
     window: int  # most keys that a query sees, including the query's position; 0: no limit
     # (B or 1, 1, Tq, Tk), True where a query sees a key, or flex's BlockMask; None where the kernel needs none.
     allowed: "Tensor | BlockMask | None"
-    by_position: bool  # queries stand at given positions, not at the end of the keys
     bounded: bool  # exp(score * scale) fits into the dtype without subtracting the maximum
     kernel: Kernel | None = None  # FlashAttention 3's function
 
@@ -58,11 +57,11 @@ def make_mask(
     if positions is None:
         allowed = _cached_mask(path, queries, keys, window, device)
     else:
-        # FlashAttention 3 has no masks, and flex compiles a kernel for each; masks by position are new in each step.
-        path = "sdpa" if path in ("flash3", *FLEX) else path
+        # FlashAttention 3 has no masks, flex compiles a kernel for each, and chunks need to know on the host which keys
+        # are in sight; masks by position are new in each step.
+        path = "sdpa" if path in ("flash3", "chunks", *FLEX) else path
         allowed = _mask(positions, keys, window)
-    kernel = _flash3_kernel() if path == "flash3" else None
-    return Mask(path, window, allowed, positions is not None, bounded, kernel)
+    return Mask(path, window, allowed, bounded, _flash3_kernel() if path == "flash3" else None)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
@@ -91,9 +90,12 @@ def faster_paths(path: str, device: torch.device, dtype: torch.dtype) -> str:
     if device.type != "cuda" or path in FLASH:
         return ""
     family, _ = torch.cuda.get_device_capability(device)
-    possible = [name for name, families in FLASH.items() if family in families]
-    reasons = {name: obstacle(name, device, dtype) or "another rank cannot run it" for name in possible}
-    return "; ".join(f"{name} would be faster, but: {reason}" for name, reason in reasons.items())
+    found = []
+    for name, families in FLASH.items():
+        if family in families:
+            reason = obstacle(name, device, dtype) or "another rank cannot run it"
+            found.append(f"{name} would be faster, but: {reason}")
+    return "; ".join(found)
 
 
 @lru_cache
@@ -251,8 +253,6 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, bound
 
 def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """Run the plain formula on a quarter of the queries at a time and the keys in sight: compiled, fastest on CPUs."""
-    if mask.by_position:  # keys in sight are known only on the device
-        return _sdpa(q, k, v, mask, scale)
     queries = q.shape[1]
     earlier = k.shape[1] - queries  # keys before the first query
     size = max(128, -(-queries // 4))  # queries in a part: a quarter, but no tiny parts
@@ -278,18 +278,22 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     causal = mask.allowed is None and q.shape[1] > 1  # a single query sees all keys
-    grouped = q.shape[2] != k.shape[2]
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(
+    return _by_head(
+        F.scaled_dot_product_attention,
         q,
         k,
         v,
-        mask.allowed,
+        attn_mask=mask.allowed,
         is_causal=causal,
         scale=scale,
-        enable_gqa=grouped,
     )
-    return out.transpose(1, 2)  # (B, Tq, H, D) again
+
+
+def _by_head(run: Kernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Run one of torch's kernels, which take heads before length."""
+    grouped = q.shape[2] != k.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return run(q, k, v, enable_gqa=grouped, **options).transpose(1, 2)  # (B, Tq, H, D) again
 
 
 def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
@@ -318,18 +322,15 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     # Uncompiled, flex would hold all scores in memory; inside a compiled block the block's compiler fuses the call.
     if q.device.type == "cuda" and not torch.compiler.is_compiling():
         run = _compiled(run)
-    grouped = q.shape[2] != k.shape[2]
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = run(
+    return _by_head(
+        run,
         q,
         k,
         v,
         block_mask=mask.allowed,
         scale=scale,
-        enable_gqa=grouped,
         kernel_options={"BACKEND": "FLASH"} if mask.path == "flash4" else None,
     )
-    return out.transpose(1, 2)
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:

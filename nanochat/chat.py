@@ -49,10 +49,9 @@ def check_conversation(conversation: dict) -> None:
 def _is_content(content: str | list[Part], kinds: tuple[str, ...]) -> bool:
     if not isinstance(content, list):
         return isinstance(content, str)
-    well_formed = [
+    return content != [] and all(
         isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in content
-    ]
-    return content != [] and all(well_formed)
+    )
 
 
 def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[Ids, Ids]:

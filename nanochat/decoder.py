@@ -25,6 +25,16 @@ PREFILL_TOKENS = 8192  # most prompt tokens run at once, padding included
 # ---- caches ----
 
 
+def _updating(layers: list[KeysValues], put: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., KeysValues]:
+    """Return Cache.update for stored keys and values by layer; `put` takes stored and given ones, returns the rows'."""
+
+    def update(layer: int, k: Tensor, v: Tensor) -> KeysValues:
+        keys, values = layers[layer]
+        return put(keys, k), put(values, v)
+
+    return update
+
+
 class Cache(NamedTuple):
     """Keys and values that the model's layers attend to; `GPT.context` reads the positions, each layer updates."""
 
@@ -76,12 +86,8 @@ class Prefix:
             every = torch.cat([text.flatten(0, 1), own.flatten(0, 1)])  # (all keys, Hkv, D)
             return every.index_select(0, source.flatten()).unflatten(0, source.shape)  # (rows, capacity, Hkv, D)
 
-        def update(layer: int, k: Tensor, v: Tensor) -> KeysValues:
-            text_keys, text_values = self.layers[layer]
-            return joined(text_keys, k), joined(text_values, v)
-
         return Cache(
-            update,
+            _updating(self.layers, joined),
             positions.to(device),
             self.last[texts.to(device)],
             capacity,
@@ -104,19 +110,16 @@ class KVCache:
         self.store = torch.zeros(shape, dtype=dtype, device=device)
         self.layers = [layer.unbind() for layer in self.store]
         # (slots, kv_heads): the index that each head's position 0 has among a layer's keys.
-        heads = torch.arange(slots * config.kv_heads, device=device)
-        self.offsets = heads.view(slots, -1) * length
+        self.offsets = torch.arange(slots * config.kv_heads, device=device).view(slots, -1) * length
 
     def prompts(self, slots: Tensor) -> Cache:
         """Return the cache that runs new rows' prompts, padding included, into these slots."""
 
-        def update(layer: int, k: Tensor, v: Tensor) -> KeysValues:
-            for store, given in zip(self.layers[layer], (k, v), strict=True):
-                # From (rows, T, Hkv, D) to the layout by head.
-                store[slots, :, : given.shape[1]] = given.transpose(1, 2)
-            return k, v
+        def put(store: Tensor, given: Tensor) -> Tensor:
+            store[slots, :, : given.shape[1]] = given.transpose(1, 2)  # from (rows, T, Hkv, D) to the layout by head
+            return given
 
-        return Cache(update)
+        return Cache(_updating(self.layers, put))
 
     def next_tokens(
         self,
@@ -129,16 +132,12 @@ class KVCache:
         places = (self.offsets[: len(positions)] + positions).flatten()
 
         def put(store: Tensor, given: Tensor) -> Tensor:
-            flat = store.view(-1, store.shape[-1])  # (slots * Hkv * length, D)
-            flat.index_copy_(0, places, given.flatten(0, 2))
+            # As (slots * Hkv * length, D).
+            store.view(-1, store.shape[-1]).index_copy_(0, places, given.flatten(0, 2))
             return store[: len(given), :, :capacity].transpose(1, 2)  # a view, (rows, capacity, Hkv, D)
 
-        def update(layer: int, k: Tensor, v: Tensor) -> KeysValues:
-            keys, values = self.layers[layer]
-            return put(keys, k), put(values, v)
-
         return Cache(
-            update,
+            _updating(self.layers, put),
             positions,
             previous,
             capacity,
@@ -238,13 +237,10 @@ class Decoder:
         slots = sorted(longer, key=lambda slot: -len(prompts[slot]))  # longest first: little padding in a batch
         while slots:
             rows = max(1, PREFILL_TOKENS // (len(prompts[slots[0]]) - 1))
-            self._run_prompts([prompts[slot][:-1] for slot in slots[:rows]], slots[:rows])
-            slots = slots[rows:]
-
-    def _run_prompts(self, prompts: list[Sequence[int]], slots: list[int]) -> None:
-        ids = pad_sequence([torch.as_tensor(tokens, dtype=torch.int64) for tokens in prompts], batch_first=True)
-        cache = self.cache.prompts(torch.tensor(slots, device=self.device))
-        self.model.hidden(ids.to(self.device), cache=cache)
+            batch, slots = slots[:rows], slots[rows:]
+            ids = [torch.as_tensor(prompts[slot][:-1], dtype=torch.int64) for slot in batch]
+            cache = self.cache.prompts(torch.tensor(batch, device=self.device))
+            self.model.hidden(pad_sequence(ids, batch_first=True).to(self.device), cache=cache)
 
     def seat(self, first: int, rows: list[dict[str, Any]]) -> None:
         """Begin rows in the slots from `first` on, after their prompts have run up to the last token.
@@ -319,7 +315,7 @@ class Decoder:
         if shape not in self.graphs:
             # The first step runs without a graph and does all one-time work.
             self.graphs[shape] = None
-            return self._compute(rows, keys, kind)
+            return self._compute(*shape)
         if not self.graphs[shape]:
             graph = torch.cuda.CUDAGraph()
             # thread_local: engines in other threads may use CUDA meanwhile.
@@ -330,7 +326,7 @@ class Decoder:
                 capture_error_mode="thread_local",
             )
             with CAPTURING, capture:
-                columns = self._compute(rows, keys, kind)
+                columns = self._compute(*shape)
             self.graphs[shape] = graph, columns
         graph, columns = self.graphs[shape]
         graph.replay()

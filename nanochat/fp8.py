@@ -36,7 +36,6 @@ class _Float8Product(torch.autograd.Function):
     ) -> Tensor:
         x8, x_scale = quantize(x, FORWARD)
         ctx.save_for_backward(x8, x_scale, by_columns, weight_scale)
-        ctx.weight_dtype = weight.dtype
         return _product(
             x8,
             by_rows,
@@ -59,14 +58,12 @@ class _Float8Product(torch.autograd.Function):
             outer.dtype,
         )
         # The kernel reads both matrices along the summed dimension: tokens here.
-        outer8_by_columns = outer8.t().contiguous()
-        x8_by_columns = x8.t().contiguous()
         weight_gradient = _product(
-            outer8_by_columns,
-            x8_by_columns,
+            outer8.t().contiguous(),
+            x8.t().contiguous(),
             outer_scale,
             x_scale,
-            ctx.weight_dtype,
+            torch.float32,
         )
         return x_gradient, weight_gradient, None, None, None
 
@@ -124,11 +121,11 @@ def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False) -> lis
         raise ValueError("this device does not multiply in fp8 (NVIDIA GPUs from Ada on do): omit --fp8")
     replaced = []
     for name, module in list(model.named_modules()):  # a list, because the loop changes the modules
-        if isinstance(module, nn.Linear) and name != "head":
-            dims = module.weight.shape
-            if min(dims) >= min_dim and not any(dim % MULTIPLE for dim in dims):
-                model.set_submodule(name, Float8Linear(module))
-                replaced.append(name)
+        if not isinstance(module, nn.Linear) or name == "head":
+            continue
+        if all(dim >= min_dim and dim % MULTIPLE == 0 for dim in module.weight.shape):
+            model.set_submodule(name, Float8Linear(module))
+            replaced.append(name)
     return replaced
 
 

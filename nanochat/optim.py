@@ -141,17 +141,16 @@ class _Stack(ABC):
     """K same-shaped parameters in one buffer (chunks, ranks, share); a chunk is sent at once.
 
     A subclass is an optimizer kind: it lays parameters and states out, updates this rank's share, and has the traits
-    that other modules look up: the states' names and size, and the Group fields that schedules move.
+    that other modules look up: the states' size, and the Group fields that schedules move.
     """
 
-    states_of: tuple[str, ...]  # state names in checkpoints, beside "step"
-    counts_steps = False
+    counts_steps = False  # True: "step" stands beside the states in a checkpoint
     state_bytes: int  # per parameter element
     scheduled: tuple[str, ...]  # Group fields that schedules move
 
     # Set by a kind's `_arrange(chunk_bytes)`:
     layout: _Layout  # of the parameters
-    layouts: dict[str, _Layout]  # of the states
+    layouts: dict[str, _Layout]  # of the states, by their names in checkpoints
     per_chunk: int  # parameters
     share: int  # elements in a chunk that one rank owns
 
@@ -222,7 +221,6 @@ class _Stack(ABC):
 class MuonStack(_Stack):
     """Muon, for matrices; a rank owns whole ones."""
 
-    states_of = ("momentum", "variance")
     state_bytes = 4  # the variances, one a row or column, are few
     scheduled = ("lr", "momentum", "weight_decay")
 
@@ -256,7 +254,6 @@ class MuonStack(_Stack):
 class AdamWStack(_Stack):
     """AdamW, for any shape; a rank owns an equal share of each chunk's elements."""
 
-    states_of = ("exp_avg", "exp_avg_sq")
     counts_steps = True
     state_bytes = 8
     scheduled = ("lr",)
@@ -266,7 +263,7 @@ class AdamWStack(_Stack):
         self.per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * slot)))
         self.share = 4 * math.ceil(self.per_chunk * slot / (4 * self.ranks))
         self.layout = _Layout(self.shape, slot)
-        self.layouts = dict.fromkeys(self.states_of, self.layout)
+        self.layouts = dict.fromkeys(("exp_avg", "exp_avg_sq"), self.layout)
 
     def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
         group = self.group
@@ -327,7 +324,7 @@ class Optimizer:
         self._complete = []  # in the last backward
         self._works = []  # of the first chunks in order
         limit = chunk_bytes if world_size > 1 else 2**63  # one rank sends nothing: one chunk
-        for group in self.groups:
+        for group in groups:
             by_shape = {}
             for name, parameter in group.params:
                 by_shape.setdefault(tuple(parameter.shape), []).append((name, parameter))

@@ -10,33 +10,35 @@ TUNED_WIDTH = 768  # the width at which the learning rates were found
 
 
 class Rule(NamedTuple):
-    """Settings for one group. The learning rate is `share` times the flag `rate`, or `share` if there is no flag."""
+    """Settings for one group. The learning rate is `share` times the flag `rate`, or `share` if there is no flag.
+
+    A flag's rate is scaled by the batch too.
+    """
 
     name: str
     kind: str  # optimizer: a key in optim.KINDS
     rate: str
     share: float
-    scaled_by: tuple[str, ...]  # further learning rate factors: "batch", "width"
+    by_width: bool  # the learning rate falls with the model's width
     betas: tuple[float, float]
-    weight_decay: float | None = 0.0  # None: the run's own, from build_groups
+    weight_decay: float | None  # None: the run's own, from build_groups
     eps: float = 1e-10  # for AdamW only: added to the root in the divisor
 
 
-BOTH, BATCH = ("batch", "width"), ("batch",)
 # In a new model's first steps the gradients of residual factors and of backout are zero but for rounding: 1e-10 and
 # 1e-9 as measured, and soon 1e-4 and more. Without this eps rounding would move them by the full rate, differently on
 # each machine; backout needs three times as much. The gradients of smear are 1e-5 from the start: a larger eps than
 # 1e-8 would slow its gate.
 NOISE = 1e-6
 RULES = (
-    Rule("unembedding", "adamw", "unembedding_lr", 1.0, BOTH, (0.8, 0.96), 0.01),
-    Rule("embedding", "adamw", "embedding_lr", 1.0, BOTH, (0.8, 0.995), 0.001),
-    Rule("value_embeds", "adamw", "embedding_lr", 0.5, BOTH, (0.8, 0.995), 0.01),
-    Rule("residual_lambdas", "adamw", "scalar_lr", 0.01, BATCH, (0.8, 0.95), 0.05, NOISE),
-    Rule("x0_lambdas", "adamw", "scalar_lr", 1.0, BATCH, (0.96, 0.95), 0.0, NOISE),  # needs a longer memory
-    Rule("smear", "adamw", "", 0.2, (), (0.8, 0.95), 0.0, 1e-8),
-    Rule("backout", "adamw", "", 0.2, (), (0.8, 0.95), 0.0, 3 * NOISE),
-    Rule("matrices", "muon", "matrix_lr", 1.0, BATCH, (0.95, 0.9), None),
+    Rule("unembedding", "adamw", "unembedding_lr", 1.0, True, (0.8, 0.96), 0.01),
+    Rule("embedding", "adamw", "embedding_lr", 1.0, True, (0.8, 0.995), 0.001),
+    Rule("value_embeds", "adamw", "embedding_lr", 0.5, True, (0.8, 0.995), 0.01),
+    Rule("residual_lambdas", "adamw", "scalar_lr", 0.01, False, (0.8, 0.95), 0.05, NOISE),
+    Rule("x0_lambdas", "adamw", "scalar_lr", 1.0, False, (0.96, 0.95), 0.0, NOISE),  # needs a longer memory
+    Rule("smear", "adamw", "", 0.2, False, (0.8, 0.95), 0.0, 1e-8),
+    Rule("backout", "adamw", "", 0.2, False, (0.8, 0.95), 0.0, 3 * NOISE),
+    Rule("matrices", "muon", "matrix_lr", 1.0, False, (0.95, 0.9), None),
 )
 
 
@@ -46,14 +48,17 @@ def build_groups(model: GPT, config: OptimizerSettings, batch_scale: float, matr
     group_of = {name: parameter_row(name).group for name in parameters}
     if model.config.tie_embeddings:
         group_of["embed.weight"] = "unembedding"  # a tied embedding takes the head's settings
-    scales = {"batch": batch_scale, "width": (model.config.width / TUNED_WIDTH) ** -0.5}
+    width_scale = (model.config.width / TUNED_WIDTH) ** -0.5
     groups = []
     for rule in RULES:
         members = [(name, parameter) for name, parameter in parameters.items() if group_of[name] == rule.name]
         if members:
-            lr = rule.share * (getattr(config, rule.rate) if rule.rate else 1.0)
-            for scale in rule.scaled_by:
-                lr *= scales[scale]
+            lr = rule.share
+            if rule.rate:
+                lr *= getattr(config, rule.rate)
+                lr *= batch_scale
+            if rule.by_width:
+                lr *= width_scale
             decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
             groups.append(Group(rule.name, rule.kind, members, lr, *rule.betas, decay, rule.eps))
     return groups

@@ -201,7 +201,12 @@ class TrainingLoop:
             totals, metrics = self._gradients(batch)
             self.optimizer.finish_reducing()  # first: all ranks need one order of collectives
         figures = self.runtime.all_reduce(self._own_figures(totals, metrics, requests))
-        norm = figures.new_zeros(()) if idle else self._update(figures[1])  # [1]: targets on all ranks
+        if idle:
+            norm = figures.new_zeros(())
+        else:
+            targets = figures[1].float().clamp(min=1)  # on all ranks; a batch may have none
+            norm = self.optimizer.step(1 / (targets * state.loss_scale), self.config.grad_clip)
+            self.optimizer.zero_grad()
         state.step += 1
         state.progress = min(self._progress(), 1.0)
         for act in self.after_step:
@@ -233,13 +238,6 @@ class TrainingLoop:
         parts += [pair.to(precise) for pair in metrics.values()]
         return torch.cat(parts)
 
-    def _update(self, count: Tensor) -> Tensor:
-        """Update the weights by the mean gradient; returns its norm."""
-        scale = 1 / (count.float().clamp(min=1) * self.state.loss_scale)  # clamp: a batch may have no targets
-        norm = self.optimizer.step(scale, self.config.grad_clip)
-        self.optimizer.zero_grad()
-        return norm
-
     def _gradients(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute gradients for the sum over this rank's losses; returns that sum with its count, and the metrics.
 
@@ -254,9 +252,9 @@ class TrainingLoop:
             try:
                 sums = self._accumulate(batch)
             except torch.OutOfMemoryError:
-                self.state.device_batch = smaller_device_batch(self.state, len(batch[0]), self.runtime.rank)
+                state.device_batch = smaller_device_batch(state, len(batch[0]), self.runtime.rank)
             else:
-                if not (self._is_fp16 and halve_loss_scale(self.state, self.optimizer, self.runtime)):
+                if not (self._is_fp16 and halve_loss_scale(state, self.optimizer, self.runtime)):
                     return sums
             self.optimizer.restart()  # gradients already sent are complete, and stay
             torch.cuda.empty_cache()  # by now no traceback holds tensors from the failed step
@@ -327,9 +325,9 @@ class TrainingLoop:
         # For this step: a later one may be launched.
         progress = step.number / self.steps if self.steps else self._progress()
         mfu = None
-        if self.runtime.peak_flops:
-            flops_per_second = step.tokens * self.flops_per_token / seconds
-            mfu = flops_per_second / (self.runtime.peak_flops * self.runtime.world_size)  # share, 0..1
+        peak = self.runtime.peak_flops
+        if peak:
+            mfu = step.tokens * self.flops_per_token / seconds / (peak * self.runtime.world_size)  # share, 0..1
         return {
             "progress": min(progress, 1.0),
             "train/loss": self.state.loss,
@@ -359,8 +357,7 @@ class TrainingLoop:
 
 def halve_loss_scale(state: State, optimizer: Optimizer, runtime: Runtime) -> bool:
     """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
-    parameters = [parameter for group in optimizer.groups for _, parameter in group.params]
-    norm = nn.utils.get_total_norm(parameter.grad for parameter in parameters if parameter.grad is not None)
+    norm = nn.utils.get_total_norm(parameter.grad for group in optimizer.groups for _, parameter in group.params)
     # All ranks decide alike. At the lowest scale the step counts, and its norm ends the run.
     if runtime.all_reduce(norm).isfinite() or state.loss_scale <= MIN_LOSS_SCALE:
         return False
@@ -372,10 +369,9 @@ def halve_loss_scale(state: State, optimizer: Optimizer, runtime: Runtime) -> bo
 def smaller_device_batch(state: State, rows: int, rank: int) -> int:
     """Return half a micro-batch's rows of this rank's `rows`; ValueError if it was one row."""
     where = f"step {state.step + 1}, rank {rank}: out of memory"
-    size = min(state.device_batch, rows)
-    if size == 1:
+    smaller = min(state.device_batch, rows) // 2
+    if not smaller:
         raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
-    smaller = size // 2
     print_line(f"{where}, the step starts again with --device-batch-size={smaller}")
     return smaller
 
@@ -403,9 +399,8 @@ def _fits(model: GPT, rows: int, length: int, room: int) -> bool:
         # For fragments, buffers of collectives and the update's temporary values.
         reserved = torch.empty(int(MEMORY_MARGIN * room), dtype=torch.uint8, device=model.device)
         ids = torch.zeros(rows, length, dtype=torch.int64, device=model.device)  # any tokens will do
-        loss = model(ids, ids)
-        loss.backward()
-        del reserved, loss  # frees the memory before the next try
+        model(ids, ids).backward()
+        del reserved  # frees the memory before the next try
         return True
     except torch.OutOfMemoryError:
         return False

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 OpenRows = Callable[[str], Sequence[dict]]
 Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
 
+OpenRows = Callable[[str], Sequence[dict]]  # from the tag of a tokenizer to conversations
+
 FEW_STEPS = 100  # below, the learning rate falls in large jumps, and few evaluations are made
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
@@ -39,8 +41,8 @@ SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 def print_plan(config: FineTuneSettings, open_rows: OpenRows, answers: int = 0) -> None:
     """Print the plan of a fine-tuning run.
 
-    open_rows: returns the conversations to learn from, given the tag of the tokenizer. answers: that are sampled in a
-    step; 0 for training on the conversations themselves.
+    open_rows: returns the conversations to learn from. answers: that are sampled in a step; 0 for training on the
+    conversations themselves.
     """
     # For programs: nothing else on stdout.
     with redirect_stdout(sys.stderr) if config.json else nullcontext():
@@ -66,17 +68,18 @@ def _plan(
     rows = open_rows(checkpoint.manifest["tokenizer"]["tag"])
     config = inherit(config, checkpoint.manifest)
     facts = {"Parent": f"{' '.join(parent)}, step {checkpoint.step:,}", "Training rows": f"{len(rows):,}"}
+    rows_read = config.epochs * len(rows)
     if answers:
         prompts = answers // config.num_samples
         config = replace(config, total_batch_size=answers * config.max_seq_len)
-        steps = math.floor(config.epochs * len(rows) / prompts)
+        steps = math.floor(rows_read / prompts)
         facts["A step"] = f"{prompts} prompts, {answers} answers of at most {config.max_new_tokens} tokens"
     else:
         tokenizer = tokenizer_of(checkpoint)
         sample = [len(render_conversation(rows[number], tokenizer)[0]) for number in range(min(SAMPLED, len(rows)))]
         # A longer conversation is shortened, or left out.
         length = sum(min(count, config.max_seq_len) for count in sample) / len(sample)
-        steps = config.epochs * len(rows) * length / config.total_batch_size
+        steps = rows_read * length / config.total_batch_size
         facts["Tokens of a row"] = f"about {length:.0f} ({len(sample)} were counted)"
         facts["A step"] = f"{config.total_batch_size:,} tokens"
     # Steps or seconds end the run before the epochs do.

@@ -8,6 +8,7 @@ import pytest
 import torch
 from engines import ID, NEVER, SETTINGS, SIZES, TOKENIZER, devices, mixed, model_of, tokens_of
 from models import CONFIGS, SMALL, lively
+from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT, GPTConfig
@@ -56,19 +57,24 @@ def test_samples_are_the_plain_loops():
     assert tokens_of(Engine(model, TOKENIZER).generate(requests)) == expected
 
 
-def watched(engine):
+def watched(monkeypatch, engine):
     """What the engine does from now on: how many rows its steps take, and how long the prompts are that it runs."""
     steps, runs, decoder = [], [], engine.decoder
-    compute, run = decoder._compute, decoder._run_prompts
+    compute = decoder._compute
     decoder._compute = lambda rows, *rest: steps.append(rows) or compute(rows, *rest)
-    decoder._run_prompts = lambda prompts, *rest: runs.append([len(ids) for ids in prompts]) or run(prompts, *rest)
+
+    def pad(prompts, **rest):
+        runs.append([len(ids) for ids in prompts])
+        return pad_sequence(prompts, **rest)
+
+    monkeypatch.setattr("nanochat.decoder.pad_sequence", pad)
     return steps, runs
 
 
-def test_slots_are_filled_as_soon_as_they_are_free():
+def test_slots_are_filled_as_soon_as_they_are_free(monkeypatch):
     requests = [Request([65] * (2 + i), 10 + 7 * (i % 5), stop=NEVER) for i in range(20)]
     engine = Engine(model_of(), TOKENIZER, slots=4)
-    steps, runs = watched(engine)
+    steps, runs = watched(monkeypatch, engine)
     engine.generate(requests)
     assert sum(steps) == sum(request.max_new_tokens for request in requests)  # no row runs beyond its end
     assert set(steps[:-38]) == {4}  # full until the last rows are under way, of at most 38 tokens
@@ -80,14 +86,14 @@ def test_prompts_are_run_once_in_batches_of_like_length(monkeypatch):
     monkeypatch.setattr("nanochat.decoder.PREFILL_TOKENS", 300)
     requests = [replace(request, n=4, max_new_tokens=3) for request in mixed(20, temperature=1.0)]
     engine = Engine(model_of(), TOKENIZER, slots=80)
-    _, runs = watched(engine)
+    _, runs = watched(monkeypatch, engine)
     found = engine.generate(requests)
     lengths = sorted((len(request.tokens) - 1 for request in requests if len(request.tokens) > 1), reverse=True)
     assert list(chain.from_iterable(runs)) == lengths
     assert all(len(batch) == 1 or len(batch) * batch[0] <= 300 for batch in runs)
     assert len(runs) < len(lengths)
     few = Engine(model_of(), TOKENIZER, slots=3)
-    _, runs = watched(few)
+    _, runs = watched(monkeypatch, few)
     assert found == few.generate(requests)
     # A sample that comes later takes the prompt from one that is still there.
     assert len(list(chain.from_iterable(runs))) < 2 * len(lengths)

@@ -169,8 +169,7 @@ class TerminalChat:
             messages = [{"role": "system", "content": self.system}, *messages]
         # The oldest messages make room for the answer.
         context = self.engine.config.max_seq_len
-        most = self.settings.max_new_tokens
-        tokens, cut = fitted_prompt({"messages": messages}, tokenizer, context, most)
+        tokens, cut = fitted_prompt({"messages": messages}, tokenizer, context, self.settings.max_new_tokens)
         if cut:
             print_note(f"the conversation is too long for {context:,} tokens, its beginning is left out")
         return replace(self.settings, tokens=tokens)

@@ -102,9 +102,8 @@ class Choice:
                 self._show("text", self._stops.close())  # a stop lies within one part
                 self._show(kind, text, even_empty=True)
                 continue
-            if self.request.is_chat and not text:
-                self._show("text", "", even_empty=True)  # a call ends, and another may begin at once
-            self._show("text", self._stops.add(text))
+            # Without text a call ends, and another may begin at once.
+            self._show("text", self._stops.add(text), even_empty=self.request.is_chat and not text)
             if self._stops.found:
                 self.finish_reason = "stop"
                 return
@@ -185,11 +184,14 @@ class Choice:
         return {"token": self._spell(token), "bytes": list(self._bytes(token)), "logprob": logprob}
 
     def _text_logprobs(self, shown: list[ScoredToken]) -> Json:
-        own, tops = [], []
-        for token, alternatives in shown:
-            own.append(alternatives and alternatives[token])
+        tops = []
+        for _, alternatives in shown:
             tops.append(alternatives and {self._spell(other): logprob for other, logprob in alternatives.items()})
-        return {"tokens": [self._spell(token) for token, _ in shown], "token_logprobs": own, "top_logprobs": tops}
+        return {
+            "tokens": [self._spell(token) for token, _ in shown],
+            "token_logprobs": [alternatives and alternatives[token] for token, alternatives in shown],
+            "top_logprobs": tops,
+        }
 
     def _spell(self, token: int) -> str:
         return self._bytes(token).decode(errors="backslashreplace")  # pieces of a character stay apart
