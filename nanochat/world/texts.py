@@ -73,7 +73,7 @@ def draw_cast(world: World) -> dict[str, Thing]:
     cast = {"a": a, "b": b}
     for kind in ("animal", "town", "goods", "road"):
         cast[kind] = world.pick(world.things[kind])
-    cast["start"], cast["end"] = world.road_ends[cast["road"]]
+    cast["start"], cast["end"] = world.road_ends[cast["road"].name]
     # Guilds are listed in the order of trades.
     [trade] = [fact.value for fact in world.about[a] if fact.relation == "trade"]
     cast["guild"] = world.things["guild"][world.things["trade"].index(trade)]
