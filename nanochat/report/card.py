@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,7 +23,6 @@ from nanochat.stages import STAGES
 Facts = dict[str, Any]  # label -> value
 
 TITLES = {stage.name: stage.section for stage in STAGES}
-ORDER = list(TITLES)
 PADDED = 32  # characters; a longer cell stands out of its column
 FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before the last part of a path
 EVALUATIONS = ("base_eval", "chat_eval")  # beginnings of the stages with a score for each task
@@ -82,7 +82,7 @@ def read_card(base: Path, tag: str = "") -> Card:
     if not outcomes:
         raise ValueError(f"no stage has left an outcome below {base}, run one first or name another --base-dir")
     # Unknown stages come last. A stable sort: tags of one stage keep their order.
-    outcomes.sort(key=lambda outcome: ORDER.index(outcome.stage) if outcome.stage in ORDER else len(ORDER))
+    outcomes.sort(key=lambda outcome: [*TITLES, outcome.stage].index(outcome.stage))
     stages = [outcome.stage for outcome in outcomes]
     seconds = sum(outcome.seconds for outcome in outcomes)
     sections = []
@@ -101,7 +101,7 @@ def read_card(base: Path, tag: str = "") -> Card:
                 dollars=None if rate is None else rate * outcome.seconds / 3600,
             )
         )
-    newest = max(outcomes, key=lambda outcome: outcome.timestamp)
+    newest = max(outcomes, key=attrgetter("timestamp"))
     return Card(
         generated=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         started=_moment(min(outcome.started for outcome in outcomes)),
@@ -166,9 +166,10 @@ def _scores(outcome: Outcome) -> dict[str, list]:
 
 def _environment(newest: Outcome) -> dict[str, Facts]:
     """Return the header's groups with facts."""
-    groups = {}
-    for name, facts in newest.environment.items():
-        groups[name] = {label: format_value(value) for label, value in facts.items()}
+    groups = {
+        name: {label: format_value(value) for label, value in facts.items()}
+        for name, facts in newest.environment.items()
+    }
     rate = hourly_rate(newest.environment["Hardware"]["GPUs"])
     if rate:
         groups["Hardware"]["Hourly Rate"] = f"${rate:.2f}/hour"
@@ -181,12 +182,11 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
     columns = list(dict.fromkeys(stage.column for stage in STAGES if stage.column))
     table = {}
     for stage in STAGES:
-        own = [outcome for outcome in outcomes if outcome.stage == stage.name]
         # Newer outcomes overwrite older ones.
-        for outcome in sorted(own, key=lambda outcome: outcome.timestamp):
+        for outcome in sorted(outcomes, key=attrgetter("timestamp")):
             for metric, value in outcome.metrics.items():
                 # "ChatCORE (5 of 6 tasks)" has a row of its own.
-                if metric.partition(" (")[0] in stage.headline:
+                if outcome.stage == stage.name and metric.partition(" (")[0] in stage.headline:
                     table.setdefault(metric, dict.fromkeys(columns))[stage.column] = value
     return table
 
