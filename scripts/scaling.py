@@ -32,6 +32,10 @@ class Config:
 # Cells of a table, for a run and for the best size of a budget.
 RUN = "{0.tag}|{0.depth}|{0.n:,}|{0.tokens:,}|{ratio:.2f}|{0.flops:.3e}|{0.bpb:.4f} ± {0.stderr:.4f}"
 BEST = "{0.n:,.0f}|{0.tokens:,.0f}|{ratio:.2f}|{0.bpb:.4f}"
+GROWTH = """\
+- N grows as FLOPs^{sizes.exponent:.3f}, exponent ± {sizes.stderr:.3f}; at {flops:.3g} FLOPs {best_n:,.0f}
+- tokens grow as FLOPs^{tokens.exponent:.3f}, exponent ± {tokens.stderr:.3f}; at {flops:.3g} FLOPs {best_tokens:,.0f}
+- at {flops:.3g} FLOPs this suggests {ratio:.1f} tokens for each parameter: `--target-param-data-ratio={ratio:.1f}`"""
 NO_BEST = "not among these sizes: train more depths|-|-|-"
 
 
@@ -101,16 +105,14 @@ def growth(found: Sequence[Optimum]) -> str:
     tokens = power_law(flops, [best.tokens for best in found])
     # Read from the fitted lines: the noise in a single budget averages out.
     most = max(flops)
-    ratio = tokens(most) / sizes(most)
-    lines = []
-    for name, law in (("N grows", sizes), ("tokens grow", tokens)):
-        exponent = f"FLOPs^{law.exponent:.3f}, exponent ± {law.stderr:.3f}"
-        lines.append(f"- {name} as {exponent}; at {most:.3g} FLOPs {law(most):,.0f}")
-    lines.append(
-        f"- at {most:.3g} FLOPs this suggests {ratio:.1f} tokens for each parameter: "
-        f"`--target-param-data-ratio={ratio:.1f}`"
+    return GROWTH.format(
+        flops=most,
+        sizes=sizes,
+        best_n=sizes(most),
+        tokens=tokens,
+        best_tokens=tokens(most),
+        ratio=tokens(most) / sizes(most),
     )
-    return "\n".join(lines)
 
 
 KINDS = {"miniseries": miniseries, "laws": laws}  # --kind -> function
