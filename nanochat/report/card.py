@@ -140,9 +140,7 @@ def _command(base: Path, outcomes: Sequence[Outcome], newest: Outcome) -> str:
 
 def _plots(outcome: Outcome) -> dict[str, str]:
     prefix = f"{outcome.stage}-{outcome.tag}"
-    plots = {}
-    for number, curve in enumerate(outcome.curves, 1):
-        plots[f"{prefix}-{number}.svg"] = draw_plot(curve)
+    plots = {f"{prefix}-{number}.svg": draw_plot(curve) for number, curve in enumerate(outcome.curves, 1)}
     if outcome.stage.startswith(EVALUATIONS):
         plots[f"{prefix}-tasks.svg"] = draw_plot({"title": "Scores, with standard errors", "bars": _scores(outcome)})
     return plots
@@ -179,7 +177,7 @@ def _environment(newest: Outcome) -> dict[str, Facts]:
 def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
     """Return metric -> column -> value for the stages' headline metrics, from the newest tag that has the metric."""
     # Several stages share a column: one for each model.
-    columns = list(dict.fromkeys(stage.column for stage in STAGES if stage.column))
+    columns = dict.fromkeys(stage.column for stage in STAGES if stage.column)
     table = {}
     for stage in STAGES:
         # Newer outcomes overwrite older ones.
@@ -187,7 +185,7 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
             for metric, value in outcome.metrics.items():
                 # "ChatCORE (5 of 6 tasks)" has a row of its own.
                 if outcome.stage == stage.name and metric.partition(" (")[0] in stage.headline:
-                    table.setdefault(metric, dict.fromkeys(columns))[stage.column] = value
+                    table.setdefault(metric, columns.copy())[stage.column] = value
     return table
 
 
@@ -229,8 +227,7 @@ def summary(card: Card) -> str:
         # All metrics have the same columns, in the same order.
         columns = next(iter(card.headlines.values()))
         rows = [["Metric", *columns]]
-        for metric, values in card.headlines.items():
-            rows.append([metric, *map(format_cell, values.values())])
+        rows += [[metric, *map(format_cell, values.values())] for metric, values in card.headlines.items()]
         parts.append(markdown_table(rows))
     total = f"Total wall clock time: {duration(card.seconds)}"
     if card.dollars is not None:

@@ -176,8 +176,6 @@ def with_lists(world: World, split: str) -> Turns:
     return [f"Name three {words}.", f"Three {words} are {a.name}, {b.name} and {c.name}."]
 
 
-ROLES = ("user", "assistant")
-
 # In percent.
 CHAT_KINDS = {
     about_facts: 29,
@@ -205,7 +203,7 @@ def conversations(world: World, count: int, split: str) -> Rows:
 
 def messages(texts: Turns) -> list[dict]:
     """Return texts as messages."""
-    return [{"role": ROLES[turn % 2], "content": text} for turn, text in enumerate(texts)]
+    return [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), texts)]
 
 
 # ---- World-Talk ----
@@ -213,11 +211,9 @@ def messages(texts: Turns) -> list[dict]:
 UNKNOWN = "not know"  # stands in every answer to a question about what is not of the land
 
 
-def talk(world: World, each: int = 20) -> Rows:
-    """Return questions in words that no text for training has, with words of right and of wrong answers.
-
-    each: questions of a category that has no fixed number.
-    """
+def talk(world: World) -> Rows:
+    """Return questions in words that no text for training has, with words of right and of wrong answers."""
+    each = 20  # questions of a category that has no fixed number
     rows = []
 
     def add(category: str, texts: Turns, accept: list[str]) -> None:

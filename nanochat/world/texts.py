@@ -79,8 +79,7 @@ def draw_cast(world: World) -> dict[str, Thing]:
     cast["guild"] = world.things["guild"][world.things["trade"].index(trade)]
     # "goods_price" is the price of the goods, "a_home" the town where a lives. Plots name these in braces.
     for role, thing in list(cast.items()):
-        for fact in world.about[thing]:
-            cast[f"{role}_{fact.relation}"] = fact.value
+        cast |= {f"{role}_{fact.relation}": fact.value for fact in world.about[thing]}
     return cast
 
 
