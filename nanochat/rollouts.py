@@ -101,10 +101,10 @@ class Rollouts(BatchSource):
     runtime: "Runtime"
     sampling: Sampling
     context: int
-    advantage: str = "mean"
-    seed: int = 0
-    epochs: float = 1.0
-    record: Callable[..., None] = lambda kind, step, **figures: None
+    advantage: str
+    seed: int
+    epochs: float
+    record: Callable[..., None]
 
     def __post_init__(self):
         examples = self.sampling.examples
