@@ -69,15 +69,14 @@ class ChatLoader(Loader):
         while True:
             rows, counts = self._pack_window(place)
             # A resumed run starts in the middle of a window.
-            for number in range(place["row"], len(rows) - 1):
+            for number in range(place["row"], len(rows)):
                 place = {**place, "row": number + 1, "rows": len(rows)}
+                # The last row ends the window, and maybe the epoch.
+                if place["row"] == len(rows):
+                    place |= {**counts, "row": 0, "window": place["window"] + 1}
+                    if place["window"] * WINDOW >= len(self.data):
+                        place |= {"window": 0, "epoch": place["epoch"] + 1}
                 yield rows[number], place
-            # The last row ends the window, and maybe the epoch.
-            place = {**place, **counts, "row": 0, "rows": len(rows), "window": place["window"] + 1}
-            if place["window"] * WINDOW >= len(self.data):
-                place["window"] = 0
-                place["epoch"] += 1
-            yield rows[-1], place
 
     def _pack_window(self, place: Place) -> tuple[list[np.ndarray], dict[str, int]]:
         """Return the rows for the window at a position, in random order, and the counts including this window."""
