@@ -248,6 +248,6 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     # On one line, with escaped bars.
     cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
     widths = [min(PADDED, max(map(len, column))) for column in zip(*cells, strict=True)]
-    rule = ["-" * width for width in widths]
-    padded = [map(str.ljust, row, widths) for row in (cells[0], rule, *cells[1:])]
+    cells.insert(1, ["-" * width for width in widths])
+    padded = [map(str.ljust, row, widths) for row in cells]
     return "\n".join(f"| {' | '.join(row)} |" for row in padded)

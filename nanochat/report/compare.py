@@ -105,7 +105,7 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
         if name in first and name in second:
             title = TITLES.get(name, name)
             stages = [first[name], second[name]]
-            lines += _table_lines(title, FIGURES, _rows([_figures(stage) for stage in stages]))
+            lines += _table_lines(title, FIGURES, _rows(list(map(_figures, stages))))
             ours, theirs = map(_answers_of, runs, stages)
             lines += _table_lines(f"{title}: share of correct answers", ANSWERS, _answer_rows(ours, theirs))
     return "\n".join(lines)

@@ -231,8 +231,8 @@ class World(Dice):
         """Return the lines of a section with a single paragraph."""
         return self.topics(section)[0]
 
-    def _add(self, kind: str, name: str, korean: str, phrase: str) -> None:
-        self.things[kind].append(Thing(kind, name, korean, phrase))
+    def _add(self, kind: str, name: str, korean: str, phrase: str = "") -> None:
+        self.things[kind].append(Thing(kind, name, korean, phrase or name))
 
     def _add_invented_things(self, people: int) -> None:
         """Add kinds with drawn names, from lines such as `river | 8 | 8 | {N} | {k}강 | the river {N} | it its`."""
@@ -256,15 +256,13 @@ class World(Dice):
         # The roads form a ring through all towns.
         for start, end in zip(towns, towns[1:] + towns[:1], strict=True):
             name = f"the road from {start.name} to {end.name}"
-            self._add("road", name, f"{start.korean}에서 {end.korean}까지 가는 길", name)
+            self._add("road", name, f"{start.korean}에서 {end.korean}까지 가는 길")
             self.road_ends[name] = (start, end)
         for trade in self.things["trade"]:
-            name = f"the guild of {trade.name}s"
-            self._add("guild", name, f"{trade.korean} 길드", name)
+            self._add("guild", f"the guild of {trade.name}s", f"{trade.korean} 길드")
         for kind, korean, count in (("coins", "동전 {}개", 16), ("miles", "{}마일", 24)):
             for number in self.sample(range(3, 90), count):
-                name = f"{number} {kind}"
-                self._add(kind, name, korean.format(number), name)
+                self._add(kind, f"{number} {kind}", korean.format(number))
 
     def _add_facts(self, header: list[str], *templates: list[str]) -> None:
         """Read a relation from world.txt: each subject gets a value and a split.

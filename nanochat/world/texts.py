@@ -142,8 +142,7 @@ def lookup_table(world: World) -> str:
     """
     # Kinds with enough names for a table.
     kinds = [[thing.name for thing in things] for things in world.things.values() if len(things) >= 8]
-    names = world.pick(kinds)
-    names = world.sample(names, world.between(3, 6))
+    names = world.sample(world.pick(kinds), world.between(3, 6))
     labels = "ABCDEF"[: len(names)]
     # A third of the tables pairs names with names.
     if world.chance(0.3):
