@@ -41,7 +41,6 @@ STYLE = """
 """
 
 Plot = Mapping[str, Any]
-Points = list[tuple[float, float]]
 Drawing = tuple[int, list[str]]  # height, SVG elements
 
 
@@ -121,7 +120,13 @@ def _draw_lines(plot: Plot) -> Drawing:
         _text(WIDTH, LINES_HEIGHT - 6, plot["x"], "end"),
     ]
     for number, some in enumerate(series):
-        elements += _line([(across(x), down(y)) for x, y in some], _color(number))
+        color = _color(number)
+        pixels = [(across(x), down(y)) for x, y in some]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
+        elements.append(f'<polyline class="line {color}" points="{path}"/>')
+        # A short series has a mark at each point.
+        if len(pixels) < MOST_MARKS:
+            elements += [f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in pixels]
     # A single series is explained by the title.
     if len(series) > 1:
         elements += _legend(list(plot["series"]))
@@ -140,15 +145,6 @@ def _grid(across: Axis, down: Axis, rows: Sequence[float]) -> list[str]:
         # Round numbers beyond the data would lie outside the picture.
         if across.low <= column <= across.high:
             elements.append(_text(across(column), LINES_BOTTOM + 16, label(column), "middle"))
-    return elements
-
-
-def _line(points: Points, color: str) -> list[str]:
-    """Return a line in pixels, with a mark at each point of a short one."""
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    elements = [f'<polyline class="line {color}" points="{path}"/>']
-    if len(points) < MOST_MARKS:
-        elements += [f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in points]
     return elements
 
 
