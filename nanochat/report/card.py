@@ -98,7 +98,7 @@ def read_card(base: Path, tag: str = "") -> Card:
                 outcome,
                 plots=_plots(outcome),
                 part=outcome.seconds / seconds,
-                dollars=None if rate is None else rate * outcome.seconds / 3600,
+                dollars=rate and rate * outcome.seconds / 3600,
             )
         )
     newest = max(outcomes, key=attrgetter("timestamp"))

@@ -26,13 +26,11 @@ def entry(world: World) -> str:
     facts = world.about[thing]
     if len(facts) < 3:
         return short_entries(world, thing)
-    lines = [world.pick(("# ", "")) + capitalized(thing.phrase)]
+    heading = world.pick(("# ", "")) + capitalized(thing.phrase)
     # A related thing may follow: the town where a person lives, the animal that a person keeps.
     related = [fact.value for fact in facts if fact.value in world.about]
     others = [world.pick(related)] if related and world.chance(0.6) else []
-    lines.append(paragraph(world, thing, 9))
-    lines += [paragraph(world, other, 3) for other in others]
-    return "\n".join(lines)
+    return "\n".join([heading, paragraph(world, thing, 9), *(paragraph(world, other, 3) for other in others)])
 
 
 def short_entries(world: World, example: Thing) -> str:
