@@ -143,10 +143,10 @@ class Rollouts(BatchSource):
     def _sample(self) -> list[Group]:
         """Sample and reward answers to this rank's prompts in the step."""
         self.engine.refresh()  # the weights changed since the last step
-        examples, requests = self._draw()
-        answers = self.engine.generate(requests, logprobs=True)  # several per request
+        requests = self._draw()
+        answers = self.engine.generate(list(requests.values()), logprobs=True)  # several per request
         groups = []
-        for example, request, completions in zip(examples, requests, answers, strict=True):
+        for (example, request), completions in zip(requests.items(), answers, strict=True):
             conversation = self.task[example]
             samples = []
             for completion in completions:
@@ -173,22 +173,22 @@ class Rollouts(BatchSource):
                     sample["advantage"] = advantage
         return groups
 
-    def _draw(self) -> tuple[list[int], list[Request]]:
-        """Return this rank's examples in the step, as indices into the task, and the requests for their answers.
+    def _draw(self) -> dict[int, Request]:
+        """Return the requests for answers to this rank's examples in the step, by their indices into the task.
 
         An epoch is the shuffled task, without the rest that does not fill a step.
         """
         sampling = self.sampling
         epoch, step = divmod(self._step, len(self.task) // sampling.examples)
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.task))  # equal on all ranks
-        examples, requests = [], []
+        requests = {}
         # Prompts are dealt in turn; `_log` joins the records in the same way.
         for place in range(self.runtime.rank, sampling.examples, self.runtime.world_size):
             example = int(order[step * sampling.examples + place])
             # Shortened where prompt and answer exceed the context.
             prompt, _ = fitted_prompt(self.task[example], self.tokenizer, self.context, sampling.max_new_tokens)
             draw = self._step * sampling.examples + place  # counts prompts since the run began
-            request = Request(
+            requests[example] = Request(
                 prompt,
                 sampling.max_new_tokens,
                 temperature=sampling.temperature,
@@ -197,9 +197,7 @@ class Rollouts(BatchSource):
                 seed=(self.seed << 32) + draw,  # no two prompts share random numbers
                 stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
             )
-            examples.append(example)
-            requests.append(request)
-        return examples, requests
+        return requests
 
     def _log(self, groups: list[Group]) -> None:
         """Record all ranks' samples in prompt order, and set the step's metrics."""
