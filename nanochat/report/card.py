@@ -223,12 +223,11 @@ def body(card: Card, pictures: str) -> list[str]:
 def summary(card: Card) -> str:
     """Return the summary as Markdown, and for the terminal: headline metrics, totals, time and cost for each stage."""
     parts = []
-    if card.headlines:
+    rows = [[metric, *map(format_cell, values.values())] for metric, values in card.headlines.items()]
+    if rows:
         # All metrics have the same columns, in the same order.
         columns = next(iter(card.headlines.values()))
-        rows = [["Metric", *columns]]
-        rows += [[metric, *map(format_cell, values.values())] for metric, values in card.headlines.items()]
-        parts.append(markdown_table(rows))
+        parts.append(markdown_table([["Metric", *columns], *rows]))
     total = f"Total wall clock time: {duration(card.seconds)}"
     if card.dollars is not None:
         total += f"\nTotal cost: ${card.dollars:.2f}"
