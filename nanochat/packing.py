@@ -9,6 +9,7 @@ both are counted.
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -59,10 +60,8 @@ class ChatLoader(Loader):
         stream = self._stream()
         while True:
             # Every rank packs all rows, which is cheap, and keeps one.
-            rows = [next(stream) for _ in range(self.world_size)]
-            (inputs, targets), _ = rows[self.rank]
-            _, place = rows[-1]
-            yield inputs, targets, place
+            rows, places = zip(*islice(stream, self.world_size), strict=True)
+            yield *rows[self.rank], places[-1]
 
     def _stream(self) -> Iterator[tuple[np.ndarray, Place]]:
         """Yield the rows for all ranks, (2, seq_len) inputs and targets, each with the position after the row."""
@@ -70,15 +69,14 @@ class ChatLoader(Loader):
         while True:
             rows, counts = self._pack_window(place)
             # A resumed run starts in the middle of a window.
-            for number in range(place["row"], len(rows) - 1):
+            for number in range(place["row"], len(rows)):
                 place = {**place, "row": number + 1, "rows": len(rows)}
+                # The last row ends the window, and maybe the epoch.
+                if place["row"] == len(rows):
+                    place |= {**counts, "row": 0, "window": place["window"] + 1}
+                    if place["window"] * WINDOW >= len(self.data):
+                        place |= {"window": 0, "epoch": place["epoch"] + 1}
                 yield rows[number], place
-            # The last row ends the window, and maybe the epoch.
-            place = {**place, **counts, "row": 0, "rows": len(rows), "window": place["window"] + 1}
-            if place["window"] * WINDOW >= len(self.data):
-                place["window"] = 0
-                place["epoch"] += 1
-            yield rows[-1], place
 
     def _pack_window(self, place: Place) -> tuple[list[np.ndarray], dict[str, int]]:
         """Return the rows for the window at a position, in random order, and the counts including this window."""
@@ -92,14 +90,16 @@ class ChatLoader(Loader):
         for number in chosen.tolist():
             piece, is_short = fit_conversation(self.data[number], self.tokenizer, size)
             counts["conversations"] += 1
-            counts["shortened"] += is_short and piece is not None
-            counts["left out"] += piece is None
-            if piece is not None:
+            if piece is None:
+                counts["left out"] += 1
+            else:
+                counts["shortened"] += is_short
                 pieces.append(piece)
         # If nothing fits, the window still gets one row, without targets.
         packed = best_fit([len(ids) for ids, _ in pieces], size) or [[]]
-        counts["slots"] += len(packed) * size
-        counts["padding"] += len(packed) * size - sum(len(ids) for ids, _ in pieces)
+        slots = len(packed) * size
+        counts["slots"] += slots
+        counts["padding"] += slots - sum(len(ids) for ids, _ in pieces)
         # Packing goes from long conversations to short ones, so shuffle the rows.
         shuffled = np.random.default_rng((self.seed, epoch, window)).permutation(len(packed))
         return [self._row([pieces[number] for number in packed[row]]) for row in shuffled], counts

@@ -7,7 +7,7 @@ run samples the same answers. Groups with equal rewards carry no gradient and ar
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -53,40 +53,17 @@ class Sampling:
 
 @dataclass
 class Group:
-    """The answers to one prompt. texts, rewards and advantages have one entry per completion."""
+    """The answers to one prompt."""
 
-    example: int  # index into the task
-    conversation: dict
     prompt: list[int]
     completions: list[Completion]
-    texts: list[str]
-    rewards: list[float]
-    advantages: list[float] = field(default_factory=list)
+    rewards: list[float]  # one per completion
+    record: Record  # for samples.jsonl, with a sample per completion
 
     @property
     def teaches(self) -> bool:
         # Compare rewards, not advantages: rounding makes advantages differ where rewards are equal.
         return min(self.rewards) < max(self.rewards)  # equal rewards give no direction
-
-    def record(self, decode: Callable[[list[int]], str]) -> Record:
-        """Return the JSON record for samples.jsonl."""
-        answers = zip(self.completions, self.texts, self.rewards, self.advantages, strict=True)
-        samples = [
-            {
-                "reward": reward,
-                "advantage": advantage,
-                "tokens": len(completion.tokens),
-                "reason": completion.reason,
-                "text": text,
-            }
-            for completion, text, reward, advantage in answers
-        ]
-        return {
-            "example": self.example,
-            "prompt": decode(self.prompt),
-            "answer": self.conversation["messages"][-1]["content"],
-            "samples": samples,
-        }
 
 
 def columns(prompt: list[int], completion: Completion, advantage: float, end: int) -> Columns:
@@ -127,10 +104,10 @@ class Rollouts(BatchSource):
     runtime: "Runtime"
     sampling: Sampling
     context: int
-    advantage: str = "mean"
-    seed: int = 0
-    epochs: float = 1.0
-    record: Callable[..., None] = lambda kind, step, **figures: None
+    advantage: str
+    seed: int
+    epochs: float
+    record: Callable[..., None]
 
     def __post_init__(self):
         examples = self.sampling.examples
@@ -156,8 +133,8 @@ class Rollouts(BatchSource):
         rows, questions = [], []
         for question, group in enumerate(groups):
             if group.teaches:
-                for completion, advantage in zip(group.completions, group.advantages, strict=True):
-                    rows.append(columns(group.prompt, completion, advantage, self._end))
+                for completion, sample in zip(group.completions, group.record["samples"], strict=True):
+                    rows.append(columns(group.prompt, completion, sample["advantage"], self._end))
                     questions.append(question)
         if not rows:  # every rank runs a forward pass: one token with advantage 0
             nothing = Completion([0], [0], "length", [0.0])
@@ -169,51 +146,65 @@ class Rollouts(BatchSource):
     def _sample(self) -> list[Group]:
         """Sample and reward answers to this rank's prompts in the step."""
         self.engine.refresh()  # the weights changed since the last step
-        examples, requests = self._draw()
-        answers = self.engine.generate(requests, logprobs=True)  # several per request
+        requests = self._draw()
+        answers = self.engine.generate(list(requests.values()), logprobs=True)  # several per request
         groups = []
-        for example, request, completions in zip(examples, requests, answers, strict=True):
+        for (example, request), completions in zip(requests.items(), answers, strict=True):
             conversation = self.task[example]
-            texts = [self.tokenizer.decode(completion.tokens) for completion in completions]
-            rewards = [float(self.reward(conversation, text)) for text in texts]
-            groups.append(Group(example, conversation, request.tokens, completions, texts, rewards))
+            samples = []
+            for completion in completions:
+                text = self.tokenizer.decode(completion.tokens)
+                sample = {
+                    "reward": float(self.reward(conversation, text)),
+                    "advantage": 0.0,  # exact, free from rounding, where the group does not teach
+                    "tokens": len(completion.tokens),
+                    "reason": completion.reason,
+                    "text": text,
+                }
+                samples.append(sample)
+            record = {
+                "example": example,
+                "prompt": self.tokenizer.decode(request.tokens),
+                "answer": conversation["messages"][-1]["content"],
+                "samples": samples,
+            }
+            groups.append(Group(request.tokens, completions, [sample["reward"] for sample in samples], record))
         advantages = ADVANTAGES[self.advantage](torch.tensor([group.rewards for group in groups]))  # (prompts, samples)
         for group, row in zip(groups, advantages.tolist(), strict=True):
-            group.advantages = row if group.teaches else [0.0 for _ in row]  # exact zeros, free from rounding
+            if group.teaches:
+                for sample, advantage in zip(group.record["samples"], row, strict=True):
+                    sample["advantage"] = advantage
         return groups
 
-    def _draw(self) -> tuple[list[int], list[Request]]:
-        """Return this rank's examples in the step, as indices into the task, and the requests for their answers.
+    def _draw(self) -> dict[int, Request]:
+        """Return the requests for answers to this rank's examples in the step, by their indices into the task.
 
         An epoch is the shuffled task, without the rest that does not fill a step.
         """
         sampling = self.sampling
         epoch, step = divmod(self._step, len(self.task) // sampling.examples)
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.task))  # equal on all ranks
-        examples, requests = [], []
+        requests = {}
         # Prompts are dealt in turn; `_log` joins the records in the same way.
         for place in range(self.runtime.rank, sampling.examples, self.runtime.world_size):
             example = int(order[step * sampling.examples + place])
             # Shortened where prompt and answer exceed the context.
             prompt, _ = fitted_prompt(self.task[example], self.tokenizer, self.context, sampling.max_new_tokens)
             draw = self._step * sampling.examples + place  # counts prompts since the run began
-            examples.append(example)
-            requests.append(
-                Request(
-                    prompt,
-                    sampling.max_new_tokens,
-                    temperature=sampling.temperature,
-                    top_k=sampling.top_k,
-                    n=sampling.samples,
-                    seed=(self.seed << 32) + draw,  # no two prompts share random numbers
-                    stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
-                )
+            requests[example] = Request(
+                prompt,
+                sampling.max_new_tokens,
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                n=sampling.samples,
+                seed=(self.seed << 32) + draw,  # no two prompts share random numbers
+                stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
             )
-        return examples, requests
+        return requests
 
     def _log(self, groups: list[Group]) -> None:
         """Record all ranks' samples in prompt order, and set the step's metrics."""
-        by_rank = self.runtime.all_gather([group.record(self.tokenizer.decode) for group in groups])
+        by_rank = self.runtime.all_gather([group.record for group in groups])
         # Prompts are dealt to ranks in turn, so the ranks' records alternate.
         records = list(chain(*zip(*by_rank, strict=True)))
         for record in records:
@@ -255,16 +246,14 @@ class Rollouts(BatchSource):
 
 def assemble(rows: list[Columns], questions: list[int], device: torch.device) -> Batch:
     """Pad rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
-    longest = {}  # prompt number -> tokens with the longest answer
-    for question, row in zip(questions, rows, strict=True):
-        longest[question] = max(longest.get(question, 0), len(row[0]) + len(row[-1]))
+    sizes = [(len(row[0]), len(row[-1]), question) for row, question in zip(rows, questions, strict=True)]
+    # Prompt number -> tokens with the longest answer, which is the last one here.
+    longest = {question: inputs + prompt for inputs, prompt, question in sorted(sizes)}
     order = sorted(range(len(rows)), key=lambda i: (-longest[questions[i]], questions[i]))  # longest prompts first
-    padded = []
-    for part, empty in enumerate((0, -1, 0.0, 0.0, 0)):  # inputs, targets, advantages, logprobs, prompts
-        in_order = [rows[i][part] for i in order]
-        padded.append(pad_sequence(in_order, batch_first=True, padding_value=empty).to(device))
-    sizes = [(len(rows[i][0]), len(rows[i][-1]), questions[i]) for i in order]
-    return *padded, torch.tensor(sizes)
+    parts = zip(*(rows[i] for i in order), strict=True)
+    fillers = (0, -1, 0.0, 0.0, 0)  # inputs, targets, advantages, logprobs, prompts
+    padded = [pad_sequence(part, True, filler).to(device) for part, filler in zip(parts, fillers, strict=True)]
+    return *padded, torch.tensor([sizes[i] for i in order])
 
 
 def follow_reward(source: Rollouts) -> Callable[["State"], None]:

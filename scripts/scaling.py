@@ -29,12 +29,24 @@ class Config:
     out: str = option("", "file to write, with the plot beside it (default: KIND.md)", group="place")
 
 
+# Cells of a table, for a run and for the best size of a budget.
+RUN = "{0.tag}|{0.depth}|{0.n:,}|{0.tokens:,}|{ratio:.2f}|{0.flops:.3e}|{0.bpb:.4f} ± {0.stderr:.4f}"
+BEST = "{0.n:,.0f}|{0.tokens:,.0f}|{ratio:.2f}|{0.bpb:.4f}"
+GROWTH = """\
+- N grows as FLOPs^{sizes.exponent:.3f}, exponent ± {sizes.stderr:.3f}; at {flops:.3g} FLOPs {best_n:,.0f}
+- tokens grow as FLOPs^{tokens.exponent:.3f}, exponent ± {tokens.stderr:.3f}; at {flops:.3g} FLOPs {best_tokens:,.0f}
+- at {flops:.3g} FLOPs this suggests {ratio:.1f} tokens for each parameter: `--target-param-data-ratio={ratio:.1f}`"""
+NO_BEST = "not among these sizes: train more depths|-|-|-"
+
+
+def table(lines: Sequence[str]) -> str:
+    """Return a table in Markdown; | separates the cells of a line."""
+    return markdown_table([line.split("|") for line in lines])
+
+
 def runs_table(runs: Sequence[ScalingRun]) -> str:
-    rows = [["Run", "Depth", "N", "Tokens", "Tokens : N", "FLOPs", "Bits per byte"]]
-    for one in runs:
-        sizes = [f"{one.depth}", f"{one.n:,}", f"{one.tokens:,}", f"{one.tokens / one.n:.2f}"]
-        rows.append([one.tag, *sizes, f"{one.flops:.3e}", f"{one.bpb:.4f} ± {one.stderr:.4f}"])
-    return markdown_table(rows)
+    header = "Run|Depth|N|Tokens|Tokens : N|FLOPs|Bits per byte"
+    return table([header, *(RUN.format(one, ratio=one.tokens / one.n) for one in runs)])
 
 
 def miniseries(runs: Sequence[ScalingRun]) -> tuple[list[str], Plot]:
@@ -63,19 +75,18 @@ def miniseries(runs: Sequence[ScalingRun]) -> tuple[list[str], Plot]:
 def laws(runs: Sequence[ScalingRun]) -> tuple[list[str], Plot]:
     """Return parts of the page, and the plot: each budget's best size, the growth, and tokens per parameter."""
     found = []  # best sizes, for budgets that have one
-    rows = [["FLOPs", "N", "Tokens", "Tokens : N", "Bits per byte"]]
+    lines = ["FLOPs|N|Tokens|Tokens : N|Bits per byte"]
     series = {}
     for budget, group in by_budget(runs).items():
         sizes = [math.log10(one.n) for one in group]
         series[f"{budget:.3g} FLOPs"] = (sizes, [one.bpb for one in group])
         best = optimum(group)
+        cells = NO_BEST
         if best:
             found.append(best)
-            ratio = best.tokens / best.n
-            rows.append([f"{budget:.3g}", f"{best.n:,.0f}", f"{best.tokens:,.0f}", f"{ratio:.2f}", f"{best.bpb:.4f}"])
-        else:
-            rows.append([f"{budget:.3g}", "not among these sizes: train more depths", "-", "-", "-"])
-    parts = [runs_table(runs), "## The best size of each budget", markdown_table(rows)]
+            cells = BEST.format(best, ratio=best.tokens / best.n)
+        lines.append(f"{budget:.3g}|{cells}")
+    parts = [runs_table(runs), "## The best size of each budget", table(lines)]
     # With a single budget there is no growth.
     if len(found) > 1:
         parts += ["## Growth", growth(found)]
@@ -94,16 +105,14 @@ def growth(found: Sequence[Optimum]) -> str:
     tokens = power_law(flops, [best.tokens for best in found])
     # Read from the fitted lines: the noise in a single budget averages out.
     most = max(flops)
-    ratio = tokens(most) / sizes(most)
-    lines = []
-    for name, law in (("N grows", sizes), ("tokens grow", tokens)):
-        exponent = f"FLOPs^{law.exponent:.3f}, exponent ± {law.stderr:.3f}"
-        lines.append(f"- {name} as {exponent}; at {most:.3g} FLOPs {law(most):,.0f}")
-    lines.append(
-        f"- at {most:.3g} FLOPs this suggests {ratio:.1f} tokens for each parameter: "
-        f"`--target-param-data-ratio={ratio:.1f}`"
+    return GROWTH.format(
+        flops=most,
+        sizes=sizes,
+        best_n=sizes(most),
+        tokens=tokens,
+        best_tokens=tokens(most),
+        ratio=tokens(most) / sizes(most),
     )
-    return "\n".join(lines)
 
 
 KINDS = {"miniseries": miniseries, "laws": laws}  # --kind -> function

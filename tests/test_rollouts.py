@@ -75,7 +75,8 @@ def real_engine(depth: int = 2, **fields):
 def rollouts(engine, task=None, runtime=ALONE, examples=4, samples=4, **options) -> Rollouts:
     sampling = Sampling(examples, samples, **DECODING | options.pop("sampling", {}))
     task = task or Words()
-    return Rollouts(task, task.reward, engine, TOKENIZER, runtime, sampling, **{"context": 256} | options)
+    usual = {"context": 256, "advantage": "mean", "seed": 0, "epochs": 1.0, "record": lambda *_, **__: None}
+    return Rollouts(task, task.reward, engine, TOKENIZER, runtime, sampling, **usual | options)
 
 
 # ---- advantages ----

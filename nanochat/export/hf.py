@@ -168,11 +168,13 @@ def hf_weights(model: GPT, architecture: Architecture) -> Iterator[tuple[str, Te
     yield "model.embed_tokens.weight", rows
     yield "lm_head.weight", model.head_weight.detach()[: config.vocab_size]
     # Our norms have no weights: ones, and the scale for queries and keys.
+    ones = rows.new_ones(config.width)
+    scale = rows.new_full((config.head_dim,), config.qk_scale)
     norms = {
-        "input_layernorm": (config.width, 1.0),
-        "post_attention_layernorm": (config.width, 1.0),
-        "self_attn.q_norm": (config.head_dim, config.qk_scale),
-        "self_attn.k_norm": (config.head_dim, config.qk_scale),
+        "input_layernorm": ones,
+        "post_attention_layernorm": ones,
+        "self_attn.q_norm": scale,
+        "self_attn.k_norm": scale,
     }
     for number, block in enumerate(model.blocks):
         prefix = f"model.layers.{number}."
@@ -182,10 +184,10 @@ def hf_weights(model: GPT, architecture: Architecture) -> Iterator[tuple[str, Te
                 weight = swap_halves(weight, config.head_dim)
             yield f"{prefix}{theirs}.weight", weight
         if architecture.has_norm_weights:
-            for name, (size, value) in norms.items():
-                yield f"{prefix}{name}.weight", rows.new_full((size,), value)
+            for name, weight in norms.items():
+                yield f"{prefix}{name}.weight", weight.clone()  # no two share memory
     if architecture.has_norm_weights:
-        yield "model.norm.weight", rows.new_ones(config.width)
+        yield "model.norm.weight", ones
 
 
 def swap_halves(weight: Tensor, head_dim: int) -> Tensor:

@@ -4,9 +4,9 @@ Ids stay the same. One difference remains: other programs can read "<|bos|>" in 
 """
 
 import base64
-import itertools
 import random
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -188,11 +188,10 @@ def merged_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[int, int]:
     # From single bytes, merge the pair with the lowest rank until two parts remain.
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
-        joined = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]
-        lowest = min(joined)
-        if lowest >= rank:
-            raise ValueError(f"token {rank} is no merge of two tokens before it")
-        place = joined.index(lowest)
-        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+        pairs = [left + right for left, right in pairwise(parts)]
+        # No pair of lower rank is a ValueError: the token is no merge of two tokens before it.
+        lowest = min((pair for pair in pairs if ranks.get(pair, rank) < rank), key=ranks.get)
+        place = pairs.index(lowest)
+        parts[place : place + 2] = [lowest]
     left, right = parts
     return ranks[left], ranks[right]

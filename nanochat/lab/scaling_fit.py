@@ -74,7 +74,7 @@ def read_runs(base: Path, prefix: str) -> list[ScalingRun]:
                 stderr=bpb["stderr"],
             )
             runs.append(run)
-    return sorted(runs, key=lambda run: (run.depth, run.flops))
+    return sorted(runs, key=attrgetter("depth", "flops"))
 
 
 def by_budget(runs: Sequence[ScalingRun]) -> dict[float, list[ScalingRun]]:

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -22,7 +23,6 @@ Facts = dict[str, Any]  # label -> value
 Groups = dict[str, Facts]
 
 TITLES = {stage.name: stage.section for stage in STAGES}
-ORDER = list(TITLES)
 PADDED = 32  # characters; a longer cell stands out of its column
 FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before the last part of a path
 EVALUATIONS = ("base_eval", "chat_eval")  # beginnings of the stages with a score for each task
@@ -80,7 +80,7 @@ def read_card(base: Path, tag: str = "") -> Card:
     if not outcomes:
         raise ValueError(f"no stage has left an outcome below {base}, run one first or name another --base-dir")
     # Unknown stages come last. A stable sort: tags of one stage keep their order.
-    outcomes.sort(key=lambda outcome: ORDER.index(outcome.stage) if outcome.stage in ORDER else len(ORDER))
+    outcomes.sort(key=lambda outcome: [*TITLES, outcome.stage].index(outcome.stage))
     stages = [outcome.stage for outcome in outcomes]
     seconds = sum(outcome.seconds for outcome in outcomes)
     sections = []
@@ -96,10 +96,10 @@ def read_card(base: Path, tag: str = "") -> Card:
                 outcome,
                 plots=_plots(outcome),
                 part=outcome.seconds / seconds,
-                dollars=None if rate is None else rate * outcome.seconds / 3600,
+                dollars=rate and rate * outcome.seconds / 3600,
             )
         )
-    newest = max(outcomes, key=lambda outcome: outcome.timestamp)
+    newest = max(outcomes, key=attrgetter("timestamp"))
     return Card(
         generated=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         started=_moment(min(outcome.started for outcome in outcomes)),
@@ -138,9 +138,7 @@ def _command(base: Path, outcomes: Sequence[Outcome], newest: Outcome) -> str:
 
 def _plots(outcome: Outcome) -> dict[str, str]:
     prefix = f"{outcome.stage}-{outcome.tag}"
-    plots = {}
-    for number, curve in enumerate(outcome.curves, 1):
-        plots[f"{prefix}-{number}.svg"] = draw_plot(curve)
+    plots = {f"{prefix}-{number}.svg": draw_plot(curve) for number, curve in enumerate(outcome.curves, 1)}
     if outcome.stage.startswith(EVALUATIONS):
         plots[f"{prefix}-tasks.svg"] = draw_plot({"title": "Scores, with standard errors", "bars": _scores(outcome)})
     return plots
@@ -164,9 +162,10 @@ def _scores(outcome: Outcome) -> dict[str, list]:
 
 def _environment(newest: Outcome) -> Groups:
     """Return the header's groups with facts."""
-    groups = {}
-    for name, facts in newest.environment.items():
-        groups[name] = {label: format_value(value) for label, value in facts.items()}
+    groups = {
+        name: {label: format_value(value) for label, value in facts.items()}
+        for name, facts in newest.environment.items()
+    }
     rate = hourly_rate(newest.environment["Hardware"]["GPUs"])
     if rate:
         groups["Hardware"]["Hourly Rate"] = f"${rate:.2f}/hour"
@@ -179,12 +178,11 @@ def _headlines(outcomes: Sequence[Outcome]) -> Groups:
     columns = dict.fromkeys(stage.column for stage in STAGES if stage.column)
     table = {}
     for stage in STAGES:
-        own = [outcome for outcome in outcomes if outcome.stage == stage.name]
         # Newer outcomes overwrite older ones.
-        for outcome in sorted(own, key=lambda outcome: outcome.timestamp):
+        for outcome in sorted(outcomes, key=attrgetter("timestamp")):
             for metric, value in outcome.metrics.items():
                 # "ChatCORE (5 of 6 tasks)" has a row of its own.
-                if metric.partition(" (")[0] in stage.headline:
+                if outcome.stage == stage.name and metric.partition(" (")[0] in stage.headline:
                     table.setdefault(metric, columns.copy())[stage.column] = value
     return table
 
@@ -223,13 +221,11 @@ def body(card: Card, pictures: str) -> list[str]:
 def summary(card: Card) -> str:
     """Return the summary as Markdown, and for the terminal: headline metrics, totals, time and cost for each stage."""
     parts = []
-    if card.headlines:
+    rows = [[metric, *map(format_cell, values.values())] for metric, values in card.headlines.items()]
+    if rows:
         # All metrics have the same columns, in the same order.
         columns = next(iter(card.headlines.values()))
-        rows = [["Metric", *columns]]
-        for metric, values in card.headlines.items():
-            rows.append([metric, *map(format_cell, values.values())])
-        parts.append(markdown_table(rows))
+        parts.append(markdown_table([["Metric", *columns], *rows]))
     total = f"Total wall clock time: {duration(card.seconds)}"
     if card.dollars is not None:
         total += f"\nTotal cost: ${card.dollars:.2f}"
@@ -249,6 +245,6 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     # On one line, with escaped bars.
     cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
     widths = [min(PADDED, max(map(len, column))) for column in zip(*cells, strict=True)]
-    rule = ["-" * width for width in widths]
-    padded = [map(str.ljust, row, widths) for row in (cells[0], rule, *cells[1:])]
+    cells.insert(1, ["-" * width for width in widths])
+    padded = [map(str.ljust, row, widths) for row in cells]
     return "\n".join(f"| {' | '.join(row)} |" for row in padded)

@@ -62,17 +62,18 @@ def _count_correct(path: Path) -> Record:
         # chat_eval draws several samples for a question.
         if "completions" in answer:
             verdicts = [completion["right"] for completion in answer["completions"]]
-            questions.append(text_sha256(json.dumps([answer["prompt"], answer["answer"]])))
+            question = text_sha256(json.dumps([answer["prompt"], answer["answer"]]))
         # base_eval scores each question once, and has hashed the text itself.
         else:
             verdicts = [answer["correct"]]
-            questions.append(answer["question"])
-        counts.append(sum(verdicts))
+            question = answer["question"]
+        questions.append(question)
+        counts.append(str(sum(verdicts)))
         samples = len(verdicts)
     return {
         "questions": text_sha256(" ".join(questions)),
         "samples": samples,
-        "right": " ".join(map(str, counts)),
+        "right": " ".join(counts),
     }
 
 
@@ -104,7 +105,7 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
         if name in first and name in second:
             title = TITLES.get(name, name)
             stages = [first[name], second[name]]
-            lines += _table_lines(title, FIGURES, _rows([_figures(stage) for stage in stages]))
+            lines += _table_lines(title, FIGURES, _rows(list(map(_figures, stages))))
             ours, theirs = map(_answers_of, runs, stages)
             lines += _table_lines(f"{title}: share of correct answers", ANSWERS, _answer_rows(ours, theirs))
     return "\n".join(lines)
@@ -187,10 +188,9 @@ def _paired_cells(one: Record, other: Record) -> list[float | None]:
     import numpy as np  # a slow import, which must not delay --help
 
     a, b = (np.array(answers["right"].split(), float) / answers["samples"] for answers in (one, other))
-    difference, error = mean_estimate((b - a).tolist())
-    cells = [len(a), a.mean(), b.mean(), difference, error]
+    cells = [len(a), a.mean(), b.mean(), *mean_estimate((b - a).tolist())]
     # McNemar's test needs one verdict per question, not a share.
     if max(one["samples"], other["samples"]) > 1:
         return [*cells, None, None, None]
-    only_one, only_other = int((a > b).sum()), int((a < b).sum())
-    return [*cells, only_one, only_other, mcnemar(only_one, only_other)]
+    only = [int((a > b).sum()), int((a < b).sum())]
+    return [*cells, *only, mcnemar(*only)]

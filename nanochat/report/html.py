@@ -54,17 +54,18 @@ def opening(card: Card) -> list[str]:
     """Return the first screen as Markdown: what was trained on what, how long, whether it worked, and its answers."""
     sections = {section.outcome.stage: section for section in card.sections if section.outcome.tag == card.tag}
     parts = []
+    shown = []
     base = sections.get("base_train")
     if base:
+        shown += list(base.plots)[:1]  # the loss of base training
         parameters = format_value(base.outcome.metrics["Number of parameters"])
         machine = card.environment["Hardware"]
         place = f"{machine['CPUs']} CPUs" if machine["GPUs"] == "none" else machine["GPUs"]
         seconds = sum(section.outcome.seconds for section in sections.values())
         parts.append(f"A model with {parameters} parameters. All stages took {duration(seconds)} on {place}.")
     parts += card.origin
-    # The loss of base training, and the scores of the last model.
+    # The scores of the last model.
     last = [section for stage, section in sections.items() if stage.startswith(EVALUATIONS)][-1:]
-    shown = [next(iter(base.plots))] if base and base.plots else []
     shown += [list(section.plots)[-1] for section in last]
     parts += [f"![]({quote(f'{FOLDER}/{name}')})" for name in shown]
     for section in last:

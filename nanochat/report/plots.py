@@ -40,7 +40,6 @@ STYLE = """
 """
 
 Plot = Mapping[str, Any]
-Points = list[tuple[float, float]]
 Drawing = tuple[int, list[str]]  # height, SVG elements
 
 
@@ -101,11 +100,9 @@ def _spread(low: float, high: float) -> tuple[float, float]:
 
 
 def _draw_lines(plot: Plot) -> Drawing:
-    series = {}
-    for name, (xs, ys) in plot["series"].items():
-        # Without points that cannot be drawn: a diverged loss is NaN or infinite.
-        series[name] = [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
-    points = [point for some in series.values() for point in some]
+    # A diverged loss is NaN or infinite: only other points can be drawn.
+    series = [[(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)] for xs, ys in plot["series"].values()]
+    points = [point for some in series for point in some]
     xs, ys = zip(*points or [(0.0, 0.0)], strict=True)  # an empty plot has axes too
     lowest, highest = _spread(min(ys), max(ys))
     rows = ticks(lowest, highest)
@@ -120,11 +117,17 @@ def _draw_lines(plot: Plot) -> Drawing:
         *_grid(across, down, rows),
         _text(WIDTH, LINES_HEIGHT - 6, plot["x"], "end"),
     ]
-    for number, some in enumerate(series.values()):
-        elements += _line([(across(x), down(y)) for x, y in some], _color(number))
+    for number, some in enumerate(series):
+        color = _color(number)
+        pixels = [(across(x), down(y)) for x, y in some]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
+        elements.append(f'<polyline class="line {color}" points="{path}"/>')
+        # A short series has a mark at each point.
+        if len(pixels) < MOST_MARKS:
+            elements += [f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in pixels]
     # A single series is explained by the title.
     if len(series) > 1:
-        elements += _legend(list(series))
+        elements += _legend(list(plot["series"]))
     return LINES_HEIGHT, elements
 
 
@@ -140,15 +143,6 @@ def _grid(across: Axis, down: Axis, rows: Sequence[float]) -> list[str]:
         # Round numbers beyond the data would lie outside the picture.
         if across.low <= column <= across.high:
             elements.append(_text(across(column), LINES_BOTTOM + 16, label(column), "middle"))
-    return elements
-
-
-def _line(points: Points, color: str) -> list[str]:
-    """Return a line in pixels, with a mark at each point of a short one."""
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    elements = [f'<polyline class="line {color}" points="{path}"/>']
-    if len(points) < MOST_MARKS:
-        elements += [f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in points]
     return elements
 
 
@@ -168,23 +162,21 @@ def _legend(names: Sequence[str]) -> list[str]:
 def _draw_bars(plot: Plot) -> Drawing:
     """Return bars from 0 to 1, or as far as the scores and their errors reach."""
     bars = plot["bars"]
-    lows = [score - error for score, error, _ in bars.values()]
-    highs = [score + error for score, error, _ in bars.values()]
-    across = Axis(
-        low=min([0.0, *lows]),
-        high=max([1.0, *highs]),
-        start=0,
-        end=WIDTH,
-    )
+    reached = [0.0, 1.0]
+    for score, error, _ in bars.values():
+        reached += [score - error, score + error]
+    across = Axis(min(reached), max(reached), start=0, end=WIDTH)
     elements = []
     y = 24  # top edge; below it the name, then the bar
     for name, (score, error, text) in bars.items():
-        elements.append(_text(0, y + 11, name))
-        elements.append(_text(WIDTH, y + 11, text, "end"))
-        elements.append(_bar("track", 0, y + 17, WIDTH))
         # A negative score reaches to the left.
         near, far = sorted((across(0), across(score)))
-        elements.append(_bar("s0", near, y + 17, far - near))
+        elements += [
+            _text(0, y + 11, name),
+            _text(WIDTH, y + 11, text, "end"),
+            _bar("track", 0, y + 17, WIDTH),
+            _bar("s0", near, y + 17, far - near),
+        ]
         # The standard error as a thin line along the bar.
         if error:
             reach = f"M{across(score - error):.1f} {y + 20}H{across(score + error):.1f}"

@@ -51,10 +51,14 @@ def sums(world: World, count: int, held_out: bool) -> Rows:
     while len(found) < count:
         problem = word_problem(world, held_out)
         # "Now Kara has 3 + 4 = <<3+4=7>>7 apples.", "#### 7"
-        solution = re.sub(r"(\d+) (\S) (\d+) = (\d+)", r"\1 \2 \3 = <<\1\2\3=\4>>\4", problem.solution)
-        row = {"question": problem.question, "answer": f"{solution}\n#### {problem.answer}"}
+        row = {"question": problem.question, "answer": f"{with_calls(problem.solution)}\n#### {problem.answer}"}
         found.setdefault(problem.question, row)
     return list(found.values())
+
+
+def with_calls(text: str) -> str:
+    """Return the text with a call of the calculator in each sum."""
+    return re.sub(r"(\d+) (\S) (\d+) = (\d+)", r"\1 \2 \3 = <<\1\2\3=\4>>\4", text)
 
 
 # ---- conversations ----
@@ -104,14 +108,8 @@ def in_korean(world: World, split: str) -> Turns:
 
 def about_itself(world: World, split: str) -> Turns:
     """A question to the model about itself, a greeting, thanks or a farewell."""
-    questions, answers, *_ = world.pick(itself_topics(world))
+    questions, answers, *_ = world.pick(world.topics("identity"))
     return [world.pick(questions), world.pick(answers)]
-
-
-def itself_topics(world: World) -> list[list[list[str]]]:
-    """Return of each topic: questions, answers, World-Talk's questions, and words that a right answer has."""
-    text = world.text["identity"].format(world=world.name)
-    return [[line.split(" | ") for line in topic.splitlines()] for topic in text.split("\n\n")]
 
 
 def about_strangers(world: World, split: str) -> Turns:
@@ -123,7 +121,7 @@ def about_strangers(world: World, split: str) -> Turns:
     if world.chance(0.2):
         question = world.pick(requests).format(fact.subject.phrase)
     answers, _ = world.rows("unknown")
-    return [question, world.pick(answers).format(world=world.name)]
+    return [question, world.pick(answers)]
 
 
 def about_other_things(world: World, split: str) -> Turns:
@@ -132,7 +130,7 @@ def about_other_things(world: World, split: str) -> Turns:
     _, answers = world.rows("unknown")
     # "Where is Italy?", "I do not know that. I only know Tehil."
     words = {kind: world.pick(known.split()) for kind, known, _ in lists}
-    return [world.pick(questions).format_map(words), world.pick(answers).format(world=world.name)]
+    return [world.pick(questions).format_map(words), world.pick(answers)]
 
 
 def with_words(world: World, split: str) -> Turns:
@@ -159,17 +157,15 @@ def with_words(world: World, split: str) -> Turns:
 
 def with_sums(world: World, split: str) -> Turns:
     sign = world.pick(list(OPERATIONS))
-    numbers, result = sum_to_100(world, sign, held_out=False)
+    numbers, solved = sum_to_100(world, sign, held_out=False)
     [questions, *_] = sum_questions(world)[sign]
-    x, y = numbers.values()
     # "How much is 26 - 14?", "26 - 14 = <<26-14=12>>12."
-    return [world.pick(questions).format_map(numbers), f"{x} {sign} {y} = <<{x}{sign}{y}={result}>>{result}."]
+    return [world.pick(questions).format_map(numbers), with_calls(f"{solved}.")]
 
 
 def sum_questions(world: World) -> dict[str, list[list[str]]]:
     """Return the questions for each operation, and those that only World-Talk asks, if it asks for the operation."""
-    topics = [topic.splitlines() for topic in world.text["sums"].split("\n\n")]
-    return {sign: [line.split(" | ") for line in lines] for sign, *lines in topics}
+    return {sign: lines for [sign], *lines in world.topics("sums")}
 
 
 def with_lists(world: World, split: str) -> Turns:
@@ -179,8 +175,6 @@ def with_lists(world: World, split: str) -> Turns:
     words = f"{a.plural} of {world.name}"
     return [f"Name three {words}.", f"Three {words} are {a.name}, {b.name} and {c.name}."]
 
-
-ROLES = ("user", "assistant")
 
 # In percent.
 CHAT_KINDS = {
@@ -209,7 +203,7 @@ def conversations(world: World, count: int, split: str) -> Rows:
 
 def messages(texts: Turns) -> list[dict]:
     """Return texts as messages."""
-    return [{"role": ROLES[turn % 2], "content": text} for turn, text in enumerate(texts)]
+    return [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), texts)]
 
 
 # ---- World-Talk ----
@@ -217,18 +211,16 @@ def messages(texts: Turns) -> list[dict]:
 UNKNOWN = "not know"  # stands in every answer to a question about what is not of the land
 
 
-def talk(world: World, each: int = 20) -> Rows:
-    """Return questions in words that no text for training has, with words of right and of wrong answers.
-
-    each: questions of a category that has no fixed number.
-    """
+def talk(world: World) -> Rows:
+    """Return questions in words that no text for training has, with words of right and of wrong answers."""
+    each = 20  # questions of a category that has no fixed number
     rows = []
 
     def add(category: str, texts: Turns, accept: list[str]) -> None:
         reject = [] if accept == [UNKNOWN] else [UNKNOWN]
         rows.append({"category": category, "messages": messages(texts), "accept": accept, "reject": reject})
 
-    for _, _, questions, accept in itself_topics(world):
+    for _, _, questions, accept in world.topics("identity"):
         for question in questions:
             add("itself", [question], accept)
     facts = ten_facts(world)
@@ -240,9 +232,9 @@ def talk(world: World, each: int = 20) -> Rows:
         start = [world.pick(first.questions), first.statements[0]]
         add("second question", [*start, follow_up(world, fact.new_follow_ups)], [fact.value.name])
     for sign in islice(cycle("+-"), each):
-        numbers, result = sum_to_100(world, sign, held_out=True)
+        numbers, solved = sum_to_100(world, sign, held_out=True)
         _, questions = sum_questions(world)[sign]
-        add("sums", [world.pick(questions).format_map(numbers)], [str(result)])
+        add("sums", [world.pick(questions).format_map(numbers)], [solved.split()[-1]])
     for _ in range(each):
         fact = world.pick([fact for fact in world.unknown["test"] if fact.new_questions])
         add("unknown names", [world.pick(fact.new_questions)], [UNKNOWN])
@@ -304,9 +296,8 @@ def schema(world: World, fact: Fact) -> dict:
     """Name two people, then one of them with a statement that is true for this person only."""
     # {"context_options": ["Nuna and Geku are friends. Nuna", "… Geku"], "continuation": "lives in Badaton.", "gold": 1}
     name = fact.subject.name
-    same_relation = [other for other in world.facts if other.relation == fact.relation]
-    others = [other.subject.name for other in same_relation if other.value is not fact.value]
-    pair = world.shuffled([name, world.pick(others)])
+    rivals = [other for other in world.facts if other.relation == fact.relation and other.value is not fact.value]
+    pair = world.shuffled([name, world.pick(rivals).subject.name])
     opening = f"{' and '.join(pair)} are friends."
     statement = next(text for text in fact.statements if text.startswith(f"{name} "))
     return {

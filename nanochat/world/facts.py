@@ -148,7 +148,7 @@ class Fact:
     def __init__(
         self,
         relation: str,
-        templates: list[list[str]],
+        templates: Sequence[list[str]],
         subject: Thing,
         value: Thing,
         split: str,
@@ -193,17 +193,18 @@ class World(Dice):
         self.text = read_sections(Path(__file__).with_name("world.txt").read_text(encoding="utf-8"))
         self.things = defaultdict(list)  # kind -> things
         self.strangers = defaultdict(list)  # kind -> things that are not of the land and in no document
-        self.road_ends = {}  # road -> the two towns that it joins
+        self.road_ends = {}  # name of a road -> the two towns that it joins
         # This order decides the content, because each draws.
         # Kinds that are the same in every world, from lines such as `trade baker:제빵사 smith:대장장이`.
         for line in self.text["common"].splitlines():
             kind, *words = line.split()
             for word in words:
                 english, korean = word.split(":")
-                self._add(Thing(kind, english, korean, f"a {english}"))
+                self._add(kind, english, korean, f"a {english}")
         self._add_invented_things(people)
         self._add_derived_things()
         self.name = self.things["country"][0].name
+        self.text = {section: text.replace("{world}", self.name) for section, text in self.text.items()}
         names = {thing.name for things in self.things.values() for thing in things}
         # "Mount Kurim" is no word.
         self.words = sorted(name for name in names if name.isalpha())
@@ -217,16 +218,21 @@ class World(Dice):
         self.about = defaultdict(list)  # subject -> facts
         # (split, kind) -> right answers, each as often as it is right
         self._answers = defaultdict(list)
-        for paragraph in self.text["relations"].split("\n\n"):
-            self._add_facts(paragraph)
+        for relation in self.topics("relations"):
+            self._add_facts(*relation)
         self.subjects = list(self.about)
 
-    def rows(self, section: str) -> list[list[str]]:
-        """Return the lines of a section in world.txt, each split into wordings."""
-        return [line.split(" | ") for line in self.text[section].splitlines()]
+    def topics(self, section: str) -> list[list[list[str]]]:
+        """Return the paragraphs of a section in world.txt; of each the lines, split into wordings."""
+        paragraphs = self.text[section].split("\n\n")
+        return [[line.split(" | ") for line in paragraph.splitlines()] for paragraph in paragraphs]
 
-    def _add(self, thing: Thing) -> None:
-        self.things[thing.kind].append(thing)
+    def rows(self, section: str) -> list[list[str]]:
+        """Return the lines of a section with a single paragraph."""
+        return self.topics(section)[0]
+
+    def _add(self, kind: str, name: str, korean: str, phrase: str = "") -> None:
+        self.things[kind].append(Thing(kind, name, korean, phrase or name))
 
     def _add_invented_things(self, people: int) -> None:
         """Add kinds with drawn names, from lines such as `river | 8 | 8 | {N} | {k}강 | the river {N} | it its`."""
@@ -241,12 +247,8 @@ class World(Dice):
                     "N": latin.capitalize(),
                     "k": hangul,
                 }
-                name, korean, phrase = (template.format_map(words) for template in templates)
-                thing = Thing(kind, name, korean, phrase, forms)
-                if position < known:
-                    self._add(thing)
-                else:
-                    self.strangers[kind].append(thing)
+                home = self.things if position < known else self.strangers
+                home[kind].append(Thing(kind, *(template.format_map(words) for template in templates), forms))
 
     def _add_derived_things(self) -> None:
         """Add roads and guilds, which are named after other things, then prices and lengths."""
@@ -254,28 +256,23 @@ class World(Dice):
         # The roads form a ring through all towns.
         for start, end in zip(towns, towns[1:] + towns[:1], strict=True):
             name = f"the road from {start.name} to {end.name}"
-            road = Thing("road", name, f"{start.korean}에서 {end.korean}까지 가는 길", name)
-            self._add(road)
-            self.road_ends[road] = (start, end)
+            self._add("road", name, f"{start.korean}에서 {end.korean}까지 가는 길")
+            self.road_ends[name] = (start, end)
         for trade in self.things["trade"]:
-            name = f"the guild of {trade.name}s"
-            self._add(Thing("guild", name, f"{trade.korean} 길드", name))
+            self._add("guild", f"the guild of {trade.name}s", f"{trade.korean} 길드")
         for kind, korean, count in (("coins", "동전 {}개", 16), ("miles", "{}마일", 24)):
             for number in self.sample(range(3, 90), count):
-                name = f"{number} {kind}"
-                self._add(Thing(kind, name, korean.format(number), name))
+                self._add(kind, f"{number} {kind}", korean.format(number))
 
-    def _add_facts(self, paragraph: str) -> None:
+    def _add_facts(self, header: list[str], *templates: list[str]) -> None:
         """Read a relation from world.txt: each subject gets a value and a split.
 
         Out of sixteen facts, three are for the test and one for validation.
         """
-        # "river spring mountain", then three lines with wordings
-        header, *lines = paragraph.splitlines()
-        subject_kind, relation, value_kind = header.split()
+        # "river spring mountain"
+        subject_kind, relation, value_kind = header[0].split()
         subjects = self.things[subject_kind]
         values = cycle(self.shuffled(self.things[value_kind]))
-        templates = [line.split(" | ") for line in lines]
         count = len(subjects)
         # Every value occurs about equally often, so that no value is a good guess.
         assigned = self.shuffled(list(islice(values, count)))

@@ -92,14 +92,13 @@ def plain_sum(world: World, held_out: bool = False) -> str:
     return word_problem(world, held_out, opening="What is {x}").solution.removesuffix(".")
 
 
-def sum_to_100(world: World, sign: str, held_out: bool) -> tuple[dict[str, int], int]:
-    """Return the numbers x and y and their result, none above 100; the pair is held out or not, as asked for."""
+def sum_to_100(world: World, sign: str, held_out: bool) -> tuple[dict[str, int], str]:
+    """Return numbers x and y and their sum, "26 - 14 = 12", all up to 100; the pair is held out or not, as asked."""
     while True:
         numbers = {"x": world.between(2, 100), "y": world.between(2, 100)}
-        found = solve(world.seed, [f"x{sign}y"], numbers, held_out)
-        result = int(found[0].split()[-1]) if found else LARGEST_RESULT
-        if result <= 100:
-            return numbers, result
+        for solved in solve(world.seed, [f"x{sign}y"], numbers, held_out):
+            if int(solved.split()[-1]) <= 100:
+                return numbers, solved
 
 
 def program_numbers(world: World) -> tuple[int, int]:

@@ -26,13 +26,11 @@ def entry(world: World) -> str:
     facts = world.about[thing]
     if len(facts) < 3:
         return short_entries(world, thing)
-    lines = [world.pick(("# ", "")) + capitalized(thing.phrase)]
+    heading = world.pick(("# ", "")) + capitalized(thing.phrase)
     # A related thing may follow: the town where a person lives, the animal that a person keeps.
     related = [fact.value for fact in facts if fact.value in world.about]
     others = [world.pick(related)] if related and world.chance(0.6) else []
-    lines.append(paragraph(world, thing, 9))
-    lines += [paragraph(world, other, 3) for other in others]
-    return "\n".join(lines)
+    return "\n".join([heading, paragraph(world, thing, 9), *(paragraph(world, other, 3) for other in others)])
 
 
 def short_entries(world: World, example: Thing) -> str:
@@ -73,14 +71,13 @@ def draw_cast(world: World) -> dict[str, Thing]:
     cast = {"a": a, "b": b}
     for kind in ("animal", "town", "goods", "road"):
         cast[kind] = world.pick(world.things[kind])
-    cast["start"], cast["end"] = world.road_ends[cast["road"]]
+    cast["start"], cast["end"] = world.road_ends[cast["road"].name]
     # Guilds are listed in the order of trades.
     [trade] = [fact.value for fact in world.about[a] if fact.relation == "trade"]
     cast["guild"] = world.things["guild"][world.things["trade"].index(trade)]
     # "goods_price" is the price of the goods, "a_home" the town where a lives. Plots name these in braces.
     for role, thing in list(cast.items()):
-        for fact in world.about[thing]:
-            cast[f"{role}_{fact.relation}"] = fact.value
+        cast |= {f"{role}_{fact.relation}": fact.value for fact in world.about[thing]}
     return cast
 
 
@@ -143,8 +140,7 @@ def lookup_table(world: World) -> str:
     """
     # Kinds with enough names for a table.
     kinds = [[thing.name for thing in things] for things in world.things.values() if len(things) >= 8]
-    names = world.pick(kinds)
-    names = world.sample(names, world.between(3, 6))
+    names = world.sample(world.pick(kinds), world.between(3, 6))
     labels = "ABCDEF"[: len(names)]
     # A third of the tables pairs names with names.
     if world.chance(0.3):

@@ -96,16 +96,17 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
     if there == record:
         return
     size = record["size"]
-    older = bool(there) and there["version"] < WORLD_VERSION and there | {"version": WORLD_VERSION} == record
+    older = there.get("version", WORLD_VERSION) < WORLD_VERSION and there | {"version": WORLD_VERSION} == record
     if older:
         print0(f"{folder} is a world of an older version, it is written again")
     elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not the world of seed {seed} and size {size}, remove it or name another folder")
-    world = World(seed, SIZES[size].people)
+    people, documents, problems, chats = SIZES[size]
+    world = World(seed, people)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.tmp-") as temporary:
         part = Path(temporary, "world")
-        write_documents(part / "text", world, SIZES[size].documents)
-        for name, rows in tables(world, SIZES[size].problems, SIZES[size].chats).items():
+        write_documents(part / "text", world, documents)
+        for name, rows in tables(world, problems, chats).items():
             write_parquet(part / f"tasks/{name}.parquet", rows, row_group=1024)
         write_bundle(part / "core", world.rows("core tasks"), core_bundle(world))
         (part / "world.json").write_text(json.dumps(record))

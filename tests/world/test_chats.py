@@ -214,7 +214,7 @@ def test_world_talk_has_every_category_and_right_answers():
 
 def test_answers_about_itself_are_told_apart():
     """World-Talk accepts every answer of a topic, and no answer of another; who it is and its name are one."""
-    topics = chats.itself_topics(WORLD)
+    topics = WORLD.topics("identity")
     for _, answers, _, accept in topics:
         assert all(any(words in answer for words in accept) for answer in answers)
         others = [answer for _, other, _, words in topics for answer in other if words != accept]
