@@ -3,8 +3,8 @@
 A job has a folder with `plan.json` (all steps) and, for each step, a log and a record. A step is finished if the
 record says so, command and input hashes are as recorded, and the `outcome.json` exists; printed text is never read.
 
-From Python, `run_job` runs all steps, several at once if asked; jobs in different folders run side by side. speedrun.sh
-runs one step a line: `python -m nanochat.jobs.runner --job=FOLDER --step=base_train --lock=9`.
+speedrun.sh runs one step a line: `python -m nanochat.jobs.runner --job=FOLDER --step=base_train --lock=9`. Jobs in
+different folders run side by side.
 """
 
 import os
@@ -13,10 +13,8 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -119,9 +117,6 @@ def _read_json(path: Path) -> Record:
     return read_json(path) if path.exists() else {}
 
 
-_HASHING = threading.Lock()  # steps side by side share the file of hashes
-
-
 def input_hashes(job: Job, step: Step) -> dict[str, str]:
     """Return the hash for every local input: parents' artifacts, text, data sets."""
     found = {}
@@ -130,14 +125,13 @@ def input_hashes(job: Job, step: Step) -> dict[str, str]:
         if outcome.exists():
             for name, digest in Outcome.load(outcome).artifacts.items():
                 found[f"{parent}/{name}"] = digest
-    with _HASHING:
-        text = _text_files(step.data) if step.data else []
-        named = {path.name: path for path in map(Path, step.local) if path.is_file()}
-        for entry in step.files:
-            file = hub.HubFile(*entry)
-            if hub.is_here([file]):
-                [named[str(file)]] = hub.fetch([file], offline=True)
-        digests = hash_files(job.folder / "hashes.json", [*text, *named.values()])
+    text = _text_files(step.data) if step.data else []
+    named = {path.name: path for path in map(Path, step.local) if path.is_file()}
+    for entry in step.files:
+        file = hub.HubFile(*entry)
+        if hub.is_here([file]):
+            [named[str(file)]] = hub.fetch([file], offline=True)
+    digests = hash_files(job.folder / "hashes.json", [*text, *named.values()])
     if text:
         # Sorted: the order in which files are listed does not matter.
         found["the text"] = text_sha256("\n".join(sorted(digests[path] for path in text)))
@@ -182,35 +176,6 @@ def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
 
 
 # ---- running steps ----
-
-
-def run_job(job: Job, workers: int = 1) -> dict[str, str]:
-    """Run all steps, up to `workers` at once, each after all parents; returns step -> reason for each failure.
-
-    A failed step does not stop steps that do not depend on it. Output goes to the logs.
-    """
-    slots = threading.Semaphore(workers)
-    futures = {}  # by step
-
-    def run_after(step: Step, parents: list[Future]) -> None:
-        if any(parent.exception() for parent in parents):
-            raise StepFailed("a step before it failed")
-        # Taken after the parents have ended: a waiting step takes no slot.
-        with slots:
-            if stop:
-                raise StepFailed("the job was stopped")
-            # Lines from several steps would mix on the terminal.
-            run_step(job, replace(step, quiet=True), lock, stop)
-
-    with (
-        hold_folder(job.folder) as lock,
-        collect_signals(*STOPPING) as stop,
-        ThreadPoolExecutor(len(job.steps)) as pool,
-    ):
-        for step in job.steps:
-            parents = [futures[other.name] for other in job.steps if other.output in step.parents]
-            futures[step.name] = pool.submit(run_after, step, parents)
-    return {name: str(future.exception()) for name, future in futures.items() if future.exception()}
 
 
 def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) -> None:

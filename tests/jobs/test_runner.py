@@ -1,4 +1,4 @@
-"""Job runner: output and logs, signals, locks, reasons to repeat a step, several steps at once."""
+"""Job runner: output and logs, signals, locks, reasons to repeat a step."""
 
 import json
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nanochat.jobs import runner
-from nanochat.jobs.runner import Job, Step, run_job
+from nanochat.jobs.runner import Job, Step
 from nanochat.paths import hold_folder, take_lock
 
 # A stage in one file: prints, counts how often it ran, fails if asked, and leaves an outcome.
@@ -58,21 +58,28 @@ def job(base, monkeypatch):
     return make
 
 
+def run_all(own: Job) -> None:
+    """Run the steps in order, as the lines of a script do."""
+    with hold_folder(own.folder) as lock:
+        for step in own.steps:
+            runner.run_step(own, step, lock, [])
+
+
 def ran(text: str) -> list[str]:
     return [line.split()[1].strip(":") for line in text.splitlines() if line.startswith("== ") and ": done" in line]
 
 
 def test_a_job_runs_resumes_and_repeats_a_changed_step_with_its_children(job, capsys):
     stages = {"tok": ("", ""), "base": ("tok", "--depth=1"), "sft": ("base", ""), "other": ("tok", "")}
-    assert run_job(job(**stages), workers=2) == {}
-    assert sorted(ran(capsys.readouterr().out)) == ["base", "other", "sft", "tok"]
-    assert run_job(job(**stages)) == {}
+    run_all(job(**stages))
+    assert ran(capsys.readouterr().out) == ["tok", "base", "sft", "other"]
+    run_all(job(**stages))
     text = capsys.readouterr().out
     assert ran(text) == []
     assert text.count("already finished") == 4
 
     changed = stages | {"base": ("tok", "--depth=2")}
-    assert run_job(job(**changed)) == {}
+    run_all(job(**changed))
     text = capsys.readouterr().out
     assert ran(text) == ["base", "sft"]
     assert "== base: repeated, --depth=1 is now --depth=2; earlier results are in " in text
@@ -81,16 +88,15 @@ def test_a_job_runs_resumes_and_repeats_a_changed_step_with_its_children(job, ca
     assert (kept / "made").read_text() == "--depth=1"
 
 
-def test_a_failed_step_stops_only_the_steps_that_need_it(job, capsys, base):
-    stages = {"tok": ("", ""), "base": ("tok", "--fail"), "sft": ("base", ""), "rl": ("sft", ""), "other": ("tok", "")}
-    failures = run_job(job(**stages))
-    assert failures.keys() == {"base", "sft", "rl"}
-    log = base / "lab/t/base.log"
-    first, second, third = failures["base"].splitlines()
+def test_a_failed_step_names_its_error_its_log_and_the_command_that_resumes(job, capsys, base):
+    own = job(tok=("", ""), base=("tok", "--fail"), sft=("base", ""))
+    with pytest.raises(runner.StepFailed) as failed:
+        run_all(own)
+    first, second, third = str(failed.value).splitlines()
     assert first == "lab: base failed with exit status 2: error: it was asked to fail"
+    log = base / "lab/t/base.log"
     assert (second, third) == (f"  log: {log}", "  resume with: bash lab.sh")
-    assert failures["sft"] == failures["rl"] == "a step before it failed"
-    assert ran(capsys.readouterr().out) == ["tok", "other"]
+    assert ran(capsys.readouterr().out) == ["tok"]
     assert log.read_text().startswith("== 2")
 
 
@@ -98,8 +104,8 @@ def test_a_job_in_another_folder_runs_beside_it_and_the_same_is_refused(job):
     own = job(tok=("", ""))
     with hold_folder(own.folder):
         with pytest.raises(ValueError, match="lab/t: wait until it ends, or take another --tag"):
-            run_job(own)
-        assert run_job(Job("lab", "second", own.steps)) == {}
+            run_all(own)
+        run_all(Job("lab", "second", own.steps))
 
 
 def test_processes_that_inherit_the_lock_hold_it(job):
@@ -154,14 +160,14 @@ def test_a_stop_is_passed_on(job, base, sent):
 def test_a_killed_attempt_counts_and_the_step_runs_again(job, base, capsys):
     """As a power cut leaves it: a start in the record, some lines in the log, no outcome."""
     own = job(tok=("", ""))
-    assert run_job(own) == {}
+    run_all(own)
     record, outcome = own.folder / "tok.json", base / "tok/t/outcome.json"
     outcome.unlink()
     killed = json.loads(record.read_text()) | {"finished": False, "seconds": 100.0}
     killed["began"] = (own.folder / "tok.log").stat().st_mtime - 50
     record.write_text(json.dumps(killed))
     capsys.readouterr()
-    assert run_job(own) == {}
+    run_all(own)
     assert ran(capsys.readouterr().out) == ["tok"]
     assert json.loads(record.read_text())["seconds"] == json.loads(outcome.read_text())["seconds"] > 150
 
