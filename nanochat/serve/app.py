@@ -291,9 +291,9 @@ class OncePerSecond(logging.Filter):
     last = -math.inf
 
     def filter(self, record: logging.LogRecord) -> bool:
-        now = time.monotonic()
-        is_due = now >= self.last + 1
-        self.last = now if is_due else self.last
+        is_due = time.monotonic() >= self.last + 1
+        if is_due:
+            self.last = time.monotonic()
         return is_due
 
 

@@ -10,35 +10,13 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 DEEP = 40_000
 # Values that a field may not expect.
-VALUES = [
-    *(
-        0,
-        -1,
-        1.5,
-        1e308,
-        1e-45,
-        -1e-45,
-        10**30,
-        True,
-        False,
-        None,
-        "",
-        "x",
-        "1",
-        [],
-        [[]],
-        {},
-        {"a": 1},
-        "\0",
-        "\ud800",
-        "x" * 9000,
-    ),
-    *(["x"], [1], [-1], [10**9], [None], [{}], [[1], ["x"]], {"role": "user"}, [{"role": "user", "content": "x"}] * 3),
-]
-FIELDS = (
-    "model temperature top_p top_k seed n stop stream stream_options messages max_tokens max_completion_tokens".split()
+VALUES = json.loads(
+    '[0, -1, 1.5, 1e308, 1e-45, -1e-45, 1000000000000000000000000000000, true, false, null, "", "x", "1", "\\u0000", "\\ud800",'
+    '[], [[]], {}, {"a": 1}, ["x"], [1], [-1], [1000000000], [null], [{}], [[1], ["x"]], [{"role": "user", "content": 1}]]'
 )
-FIELDS += "logprobs top_logprobs prompt echo tools".split()
+VALUES += ["x" * 9000]
+FIELDS = """model temperature top_p top_k seed n stop stream stream_options messages max_tokens max_completion_tokens logprobs
+    top_logprobs prompt echo tools""".split()
 SPECIAL = "<|bos|> <|user_start|> <|user_end|> <|assistant_start|> <|assistant_end|> <|python_start|> <|output_start|>".split()
 RAW = {  # a head without the end, which `raw` adds
     "nothing": "",

@@ -83,13 +83,6 @@ def test_sizes_that_the_file_does_not_have(name, size, tmp_path):
         read_checkpoint(path)
 
 
-def test_weights_named_by_numbers(tmp_path):
-    path = leave(tmp_path, october())
-    torch.save({1: torch.zeros(3)}, path)
-    with pytest.raises(ValueError, match="holds no weights with names"):
-        read_checkpoint(path)
-
-
 class Harmful:
     """A pickle that runs a program when it is loaded."""
 
@@ -97,8 +90,9 @@ class Harmful:
         return exec, ("raise SystemExit('a program has run')",)
 
 
-def test_no_program_runs(tmp_path):
+@pytest.mark.parametrize("stored", [{"a": Harmful()}, {1: torch.zeros(3)}, {"a": 1}])
+def test_no_program_runs_and_other_values_are_refused(stored, tmp_path):
     path = leave(tmp_path, october())
-    torch.save({"a": Harmful()}, path)
-    with pytest.raises(ValueError, match="holds no weights that can be read"):
+    torch.save(stored, path)
+    with pytest.raises(ValueError, match="holds no weights"):
         read_checkpoint(path)

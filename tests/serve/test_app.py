@@ -283,7 +283,9 @@ def test_errors_end_a_row_or_an_engine_and_not_the_server(stream):
                 assert failed.status_code == (200 if stream else 503)
                 error = json.loads(failed.text.removeprefix("data: "))["error"]
                 assert (error["code"], error["type"]) == ("engine_failed", "server_error")
-                health = wait_for(lambda: http.get("/health"), lambda health: health.status_code == 200)
+                end = time.monotonic() + 30
+                while (health := http.get("/health")).status_code != 200 and time.monotonic() < end:
+                    time.sleep(0.05)
                 assert health.json()["samples"] == 0
                 # By the new engine, which is a whole one.
                 assert (
@@ -295,11 +297,3 @@ def test_errors_end_a_row_or_an_engine_and_not_the_server(stream):
     assert "LookupError: a row's own error" in log
     assert "RuntimeError: the device is gone" in log
     assert process.returncode == 0
-
-
-def wait_for(ask, holds):
-    """Return the first answer that holds, or the last one within ten seconds."""
-    end = time.monotonic() + 10
-    while not holds(found := ask()) and time.monotonic() < end:
-        time.sleep(0.05)
-    return found

@@ -57,15 +57,6 @@ def request(body, length=None):
     return head.encode() + f"Content-Length: {length or len(content)}\r\n\r\n".encode() + content
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_of_ten_megabytes(server, chunked):
-    content = b'{"messages": [{"role": "user", "content": "' + b"x" * 10_000_000 + b'"}]}'
-    pieces = (content[i : i + 50_000] for i in range(0, len(content), 50_000))
-    found = server.http.post(CHAT, content=pieces if chunked else content)
-    assert found.status_code == 413
-    assert found.json()["error"]["type"] == "invalid_request_error"
-
-
 def test_the_queue_has_an_end(server):
     with ThreadPoolExecutor(40) as threads:
         posts = [threads.submit(server.http.post, CHAT, json=LONG) for _ in range(40)]
