@@ -144,13 +144,14 @@ class _Stack(ABC):
     that other modules look up: the states' size, and the Group fields that schedules move.
     """
 
+    states_of: tuple[str, ...]  # state names in checkpoints, beside "step"
     counts_steps = False  # True: "step" stands beside the states in a checkpoint
     state_bytes: int  # per parameter element
     scheduled: tuple[str, ...]  # Group fields that schedules move
 
     # Set by a kind's `_arrange(chunk_bytes)`:
     layout: _Layout  # of the parameters
-    layouts: dict[str, _Layout]  # of the states, by their names in checkpoints
+    layouts: dict[str, _Layout]  # of the states
     per_chunk: int  # parameters
     share: int  # elements in a chunk that one rank owns
 
@@ -221,6 +222,7 @@ class _Stack(ABC):
 class MuonStack(_Stack):
     """Muon, for matrices; a rank owns whole ones."""
 
+    states_of = ("momentum", "variance")
     state_bytes = 4  # the variances, one a row or column, are few
     scheduled = ("lr", "momentum", "weight_decay")
 
@@ -254,6 +256,7 @@ class MuonStack(_Stack):
 class AdamWStack(_Stack):
     """AdamW, for any shape; a rank owns an equal share of each chunk's elements."""
 
+    states_of = ("exp_avg", "exp_avg_sq")
     counts_steps = True
     state_bytes = 8
     scheduled = ("lr",)
@@ -263,7 +266,7 @@ class AdamWStack(_Stack):
         self.per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * slot)))
         self.share = 4 * math.ceil(self.per_chunk * slot / (4 * self.ranks))
         self.layout = _Layout(self.shape, slot)
-        self.layouts = dict.fromkeys(("exp_avg", "exp_avg_sq"), self.layout)
+        self.layouts = dict.fromkeys(self.states_of, self.layout)
 
     def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
         group = self.group

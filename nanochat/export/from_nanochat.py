@@ -52,18 +52,15 @@ INHERITED = {
 def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str, Any]]:
     """Return our config, our weights in fp32, and the training settings for fine-tuning to inherit."""
     meta = read_json(path.with_name(path.name.replace("model_", "meta_")).with_suffix(".json"))
-    try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged archive raises errors of many types
-        raise ValueError(f"{path} holds no weights that can be read: {str(error).splitlines()[0]}") from None
-    if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in stored.items()):
-        raise ValueError(f"{path} holds no weights with names")
     weights = {}
-    for name, tensor in stored.items():
-        renamed = name.removeprefix("_orig_mod.")  # prefix of compiled models
-        for pattern, ours in NAMES.items():
-            renamed = re.sub(f"^{pattern}$", ours, renamed)
-        weights[renamed] = tensor.float()
+    try:
+        for name, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
+            renamed = name.removeprefix("_orig_mod.")  # prefix of compiled models
+            for pattern, ours in NAMES.items():
+                renamed = re.sub(f"^{pattern}$", ours, renamed)
+            weights[renamed] = tensor.float()
+    except Exception as error:  # a damaged archive, or one of other values, raises errors of many types
+        raise ValueError(f"{path} holds no weights that can be read: {str(error).splitlines()[0]}") from None
     shape = meta["model_config"]
     # Before a model is made, which would take as long and as much memory as these numbers say.
     sizes = [value for value in shape.values() if not isinstance(value, str)]

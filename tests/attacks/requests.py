@@ -50,8 +50,6 @@ RAW = {  # a head without the end, which `raw` adds
     "a huge chunk": f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n{'f' * 30}\r\n",
     "expecting": f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{{}}",
     "another origin": "GET /health HTTP/1.1\r\nHost: localhost\r\nOrigin: http://example.com\r\n",
-    "an origin of nothing": "GET /health HTTP/1.1\r\nHost: localhost\r\nOrigin: null\r\n",
-    "a range": "GET / HTTP/1.1\r\nHost: localhost\r\nRange: bytes=0-0,0-1,0-2\r\n",
 }
 BODIES = {
     "nothing": b"",

@@ -116,15 +116,10 @@ def test_a_server_that_lies_leaves_no_file(etag, reason, server, tmp_path):
     server.etag = etag
     with pytest.raises(HubError, match=reason):
         hub.fetch([A])
-    server.etag = ""
     assert not list(tmp_path.rglob("planted*"))
-    assert hub.fetch([A])[0].read_bytes() == server.files[A.path]
-
-
-def test_gits_hash_is_checked_too(server):
     content = server.files[A.path]
-    server.etag = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-    assert hub.fetch([A])[0].read_bytes() == content
+    server.etag = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() if len(etag) == 40 else ""
+    assert hub.fetch([A])[0].read_bytes() == server.files[A.path]
 
 
 @pytest.mark.parametrize("asked", ["99999999999999999999", "3000"])
