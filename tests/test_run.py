@@ -256,10 +256,9 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(base):
     base.run("full", before=SignalAfter(6, signal.SIGTERM))
     before = files_of(base.of("full"), 7)
     said = base.refused("full", code=1, before=FileLimit(200_000))
-    assert said.startswith("step 12 is not saved: ")  # 9 was not saved before
-    assert re.search(
-        r"step_000012.tmp-part/optimizer-00000.safetensors, [\d,]+ bytes: Error while serializing: I/O", said
-    )
+    assert re.match(
+        r"step 12 is not saved: .*optimizer-00000.safetensors, [\d,]+ bytes: Error while", said
+    )  # nor was 9
     assert files_of(base.of("full"), 7) == before
     base.run("full")
     assert_as_straight(base, "full")

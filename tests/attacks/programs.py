@@ -59,7 +59,6 @@ TIME = {
 ENDINGS = {
     "early end": "import os\nos._exit(0)",
     "exit": "import sys\nsys.exit(0)",
-    "SystemExit": "raise SystemExit",
     "SystemExit in a thread": "import threading, os\nthreading.Thread(target=os._exit, args=(0,)).start()\nwhile True: pass",
     "an exit status like a signal": "import os\nos._exit(160)",
     "another program": "import os\nos.execv('/bin/true', ['true'])",
@@ -117,7 +116,6 @@ OTHERS = {
     "signals to all": "import os\nos.kill(-1, 9)\nassert False",
     "signal to the helper's group": "import os\nos.killpg(0, 9)",
     "the caller's process": "import os\nos.kill(os.getppid() + 1000, 0)",
-    "higher priority": "import os\nos.nice(-1)",
     "priority of all": "import os\nos.setpriority(os.PRIO_USER, 0, -20)",
     "the first process's memory": "open('/proc/1/mem', 'rb')",
     "sudo": "import subprocess\nsubprocess.run(['sudo', '-n', 'true'], check=True)",

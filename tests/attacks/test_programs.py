@@ -67,7 +67,7 @@ def children() -> set[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_outlives_a_caller_that_is_killed(number, tmp_path):
+def test_nothing_outlives_a_caller_that_is_killed(number):
     """Neither the helper nor the program, which would sleep for ten minutes."""
     before, folders = children(), set(Path(tempfile.gettempdir()).glob("sandbox-*"))
     program = "import os, time\nos.fork()\ntime.sleep(600)"
