@@ -17,8 +17,6 @@ import tyro
 from nanochat.log import print_line
 
 Config = TypeVar("Config")
-# Signals that ask to stop; a terminal that closes sends SIGHUP.
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 
 
 def _parse_count(words: list[str]) -> int:
@@ -177,6 +175,14 @@ def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
         sentence, code = _last_message(error)
         print_line(sentence, file=sys.stderr)
         raise SystemExit(code) from None
+
+
+def stop_signals() -> list[int]:
+    """Return the signals that ask to stop. A terminal that closes sends SIGHUP, which nohup has ignored."""
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGQUIT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import rustbpe
-from nanochat.config import STOPPING
+from nanochat.config import stop_signals
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
@@ -303,7 +303,7 @@ def stop_requests() -> Iterator[list[str]]:
                 sentence = f"{requests[0]}: stopping at the end of this step, a second signal ends at once\n"
                 os.write(1, sentence.encode())  # the signal may have interrupted a `print`
 
-    old_handlers = {number: signal.signal(number, handle) for number in STOPPING}
+    old_handlers = {number: signal.signal(number, handle) for number in stop_signals()}
     try:
         yield requests
     finally:

@@ -46,3 +46,13 @@ def test_signals_are_collected_and_handlers_given_back(name):
         assert asked == [name]
         raise ZeroDivisionError
     assert signal.getsignal(number) is before
+
+
+def test_nohup_keeps_its_promise():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_requests() as asked:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert asked == []
+    finally:
+        signal.signal(signal.SIGHUP, before)

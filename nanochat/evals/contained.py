@@ -215,8 +215,7 @@ def _main() -> None:
             os.setgroups([])
             os.setresgid(number, number, number)
             os.setresuid(number, number, number)
-    home = os.getcwd()
-    Path(home, "program.py").write_text(task["program"], encoding="utf-8")
+    Path("program.py").write_text(task["program"], encoding="utf-8")
     # The standard input has only the word, so that the program finds it empty.
     source, sink = os.pipe()
     os.write(sink, task["word"].encode())
@@ -226,7 +225,9 @@ def _main() -> None:
     _set_limits(limits, limits.processes + 3 * (contained and not is_root))
     if contained:
         _filter_calls()
-    os.execve(sys.executable, [sys.executable, "-IB", "-c", task["launcher"]], {"HOME": home, "PATH": "/usr/bin:/bin"})
+    os.execve(
+        sys.executable, [sys.executable, "-IB", "-c", task["launcher"]], {"HOME": "/tmp", "PATH": "/usr/bin:/bin"}
+    )
 
 
 def _call(step: str, name: str, *arguments: Any) -> None:

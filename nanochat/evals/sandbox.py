@@ -104,8 +104,7 @@ def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     ):
         verdict = tests.verdict()
     if tests.process.returncode == NOT_PLAIN:
-        verdict = run(f"{case.answer}\n\n{case.tests}\n", limits, unsafe)
-        return verdict._replace(forgeable=True)
+        return run(f"{case.answer}\n\n{case.tests}\n", limits, unsafe)._replace(forgeable=True)
     return verdict
 
 

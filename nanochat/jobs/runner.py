@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from nanochat.config import STOPPING, Count, collect_signals, option, run
+from nanochat.config import Count, collect_signals, option, run, stop_signals
 from nanochat.data import hub
 from nanochat.log import Record, duration, print0
 from nanochat.outcome import ROOT, Outcome
@@ -296,7 +296,7 @@ def main(config: Config) -> None:
     step = job.step(config.step)
     take_lock(config.lock, job.folder)
     # The running step can save and end.
-    with collect_signals(*STOPPING) as stop:
+    with collect_signals(*stop_signals()) as stop:
         try:
             run_step(job, step, config.lock, stop, script=os.getppid())
         except StepFailed as failure:

@@ -34,6 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanochat.checkpoint import chat_defaults, load_model
+from nanochat.config import stop_signals
 from nanochat.engine import Engine
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
@@ -356,6 +357,6 @@ def serve(bound: socket.socket, app: Starlette) -> None:
     )
     # uvicorn raises SIGTERM again at the end; a server that has finished its work ends with status 0.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    for number in (signal.SIGHUP, signal.SIGQUIT):  # a terminal that closes
+    for number in set(stop_signals()) - {signal.SIGTERM, signal.SIGINT}:  # uvicorn knows these two
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGTERM))
     uvicorn.Server(config).run(sockets=[bound])

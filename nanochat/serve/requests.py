@@ -79,17 +79,9 @@ class ApiRequest:
 
 
 # Fields that would change the answer; with 0, "", false or an empty list they change nothing.
-UNSUPPORTED = (
-    "tools",
-    "functions",
-    "response_format",
-    "logit_bias",
-    "frequency_penalty",
-    "presence_penalty",
-    "best_of",
-    "suffix",
-    "audio",
-)
+UNSUPPORTED = """
+    tools functions response_format logit_bias frequency_penalty presence_penalty best_of suffix audio
+""".split()
 
 
 def in_list(value: Any) -> Any:

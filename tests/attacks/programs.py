@@ -53,7 +53,6 @@ TIME = {
     "fork bomb": "import os\nwhile True:\n    os.fork()",
     "many processes": "import os, time\nfor _ in range(7):\n    if not os.fork():\n        time.sleep(5)",
     "many threads": "import threading, time\nfor _ in range(9): threading.Thread(target=time.sleep, args=(5,)).start()",
-    "zombies": "import os\nfor _ in range(20):\n    if not os.fork(): os._exit(0)",
     "a subprocess that stays": "import subprocess\nsubprocess.run(['sleep', '600'])",
 }
 ENDINGS = {
@@ -81,9 +80,7 @@ FILES = {
     **{f"writing to {path}": f"open({path + '/planted'!r}, 'w')" for path in WRITES.split()},
     "changing a program": "open('/usr/bin/env', 'r+b')",
     "changing rights": "import os\nos.chmod('/usr/bin/env', 0o777)",
-    "changing times": "import os\nos.utime('/usr/bin/env')",
     "removing": "import os\nos.remove('/usr/bin/env')",
-    "renaming": "import os\nos.rename('/usr', '/other')",
     "a link to the system": "import os\nos.link('/usr/bin/env', '/tmp/env')",
     "a device": "import os, stat\nos.mknod('/tmp/d', stat.S_IFCHR | 0o600, os.makedev(1, 1))\nopen('/tmp/d')",
     "a program with rights": "import os, shutil\nshutil.copy('/usr/bin/env', '/tmp/e')\nos.chown('/tmp/e', 0, 0)",
@@ -111,14 +108,11 @@ FAMILIES = "UNIX INET INET6 NETLINK PACKET BLUETOOTH VSOCK ALG CAN TIPC".split()
 OTHERS = {
     **{f"socket {name}": f"import socket\nsocket.socket(socket.AF_{name}, socket.SOCK_DGRAM)" for name in FAMILIES},
     "a connection": "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:1', timeout=1)",
-    "a name on the network": "import socket\nassert socket.gethostbyname('example.com')",
     "signal to the first process": "import os\nos.kill(1, 9)\nassert False",
     "signals to all": "import os\nos.kill(-1, 9)\nassert False",
     "signal to the helper's group": "import os\nos.killpg(0, 9)",
     "the caller's process": "import os\nos.kill(os.getppid() + 1000, 0)",
-    "priority of all": "import os\nos.setpriority(os.PRIO_USER, 0, -20)",
     "the first process's memory": "open('/proc/1/mem', 'rb')",
-    "sudo": "import subprocess\nsubprocess.run(['sudo', '-n', 'true'], check=True)",
     "an exclusive lock on a program": "import fcntl\nfcntl.flock(open('/usr/bin/env'), fcntl.LOCK_EX)",
     "a shared lock on a program": "import fcntl\nfcntl.lockf(open('/usr/bin/env'), fcntl.LOCK_SH)",
     "a lease on a program": "import fcntl\nassert fcntl.fcntl(open('/usr/bin/env'), 1024, 0) == 0",
