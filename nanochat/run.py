@@ -144,9 +144,8 @@ def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: To
     saved = checkpoint.manifest["config"]
     differences = []
     for name, value in fixed_settings(config).items():
-        before = saved.get(
-            name, config.__dataclass_fields__[name].default
-        )  # a flag that did not exist then acted like the default
+        # A flag that did not exist then acted like the default.
+        before = saved.get(name, config.__dataclass_fields__[name].default)
         if value is not None and value != before:
             differences.append(f"{flag_of(name)} was {before} and is {value}")
     if tokenizer and checkpoint.manifest["tokenizer"]["hash"] != tokenizer.content_hash:
