@@ -113,11 +113,12 @@ class Clients:
         with client.stream("POST", "/v1/chat/completions", json=chat_request(number)) as response:
             if leaves:
                 return "left", 0
-            pieces = response.iter_text()
-            content = next(pieces, "")
-            if number % 2 == 0:  # a stream, on a kept connection
-                self.firsts.append(1e3 * (time.perf_counter() - start))
-            content += "".join(pieces)
+            content, first = "", 0.0
+            for piece in response.iter_text():
+                content += piece
+                if not first and content.count("data: ") > 1:  # the first event of a stream has the role alone
+                    first = time.perf_counter() - start
+                    self.firsts.append(1e3 * first)
         if response.status_code != 200:
             time.sleep(0.1)
             return response.status_code, 0
