@@ -71,7 +71,7 @@ class Completion:
     logprobs: list[float] = field(default_factory=list)
 
     def add(self, event: Event, logprobs: bool) -> None:
-        if logprobs and event.reason != "length":  # a cut sample has no chosen end
+        if logprobs and event.reason not in ("length", "error"):  # a cut sample has no chosen end
             self.logprobs.append(event.logprob)
         if event.token is None:
             self.reason = event.reason

@@ -47,6 +47,7 @@ CALLS = {
         fanotify_init      300  262
         io_setup           206    0
         io_uring_setup     425  425
+        landlock_create_ruleset 444 444
     """,
     "refused": """
         clone               56  220
@@ -94,11 +95,18 @@ CALLS = {
         setxattr           188    5
         lsetxattr          189    6
         fsetxattr          190    7
+        setxattrat         463  463
+        syslog             103  116
+        prctl              157  167
+        vmsplice           278   75
         flock               73   32
-        fcntl               72   25   6 7 37 38 1024 1026
+        fcntl               72   25   6 7 37 38 1024 1026 1031
     """,
-    # The C library takes clone instead, with flags that a filter can read.
-    "unknown": "clone3 435 435",
+    # The C library takes clone instead, with flags that a filter can read, and pwritev, which cannot write through.
+    "unknown": """
+        clone3             435  435
+        pwritev2           328  287
+    """,
     # Success without effect: these would make the host's disks work.
     "ignored": """
         sync               162   81
@@ -109,7 +117,8 @@ CALLS = {
         msync               26  227
     """,
 }
-# fcntl's values above: locks (F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW), F_SETLEASE and F_NOTIFY.
+# fcntl's values above: locks (F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW), F_SETLEASE, F_NOTIFY,
+# F_SETPIPE_SZ.
 
 # The kernel's constants, from linux/sched.h, sys/mount.h, linux/prctl.h, linux/filter.h, linux/seccomp.h.
 CLONE_NEWNS = 0x00020000
@@ -130,6 +139,7 @@ AT_RECURSIVE = 0x8000
 PR_SET_PDEATHSIG = 1
 PR_SET_SECCOMP = 22
 PR_SET_NO_NEW_PRIVS = 38
+PR_SET_THP_DISABLE = 41
 SECCOMP_MODE_FILTER = 2
 # A filter's instructions, its results, and offsets in the data that it reads.
 LOAD = 0x20
@@ -221,9 +231,11 @@ def _main() -> None:
     os.write(sink, task["word"].encode())
     os.close(sink)
     os.dup2(source, 0)
-    # Where all are one user, the kernel counts the three processes of the sandbox too.
-    _set_limits(limits, limits.processes + 3 * (contained and not is_root))
+    # Where all are one user, the kernel counts the sandbox's two processes too.
+    _set_limits(limits, limits.processes + 2 * (contained and not is_root))
     if contained:
+        # A huge page stays whole while a byte of it is mapped: memory beyond the address space.
+        _call("no huge pages", "prctl", PR_SET_THP_DISABLE, 1, 0, 0, 0)
         _filter_calls()
     os.execve(
         sys.executable, [sys.executable, "-IB", "-c", task["launcher"]], {"HOME": "/tmp", "PATH": "/usr/bin:/bin"}

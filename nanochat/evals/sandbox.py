@@ -191,6 +191,7 @@ run()
 ANSWER = """
 def serve():
     import io, pickle, runpy
+    input()  # the word: the answer finds an empty input
 
     class Pickler(pickle.Pickler):
         def reducer_override(self, value):

@@ -5,7 +5,6 @@ import base64
 import hashlib
 import hmac
 import logging
-import math
 import re
 import resource
 import signal
@@ -48,7 +47,6 @@ BODY_SECONDS = 30.0  # limit for a client to send it
 DRAIN_SECONDS = 30  # limit for open requests at a shutdown
 MAX_CONNECTIONS = 4096
 BACKLOG = 64  # connections that wait, and that asyncio accepts at once
-KEPT_FILES = 8 * BACKLOG  # open files beside connections; asyncio accepts some before it closes others
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
 OPEN_PATHS = ("/", "/health")  # need no key: the page asks for the key, and monitors have none
 HEADERS = {  # for every response
@@ -272,7 +270,7 @@ def application(
 
 
 class Protocol(H11Protocol):
-    """uvicorn's protocol; a connection too many closes the oldest one without a request, or else itself."""
+    """uvicorn's protocol; a connection too many closes the oldest one without a request, perhaps itself."""
 
     limit = MAX_CONNECTIONS
 
@@ -280,16 +278,17 @@ class Protocol(H11Protocol):
         super().connection_made(transport)
         self.opened = time.monotonic()
         if len(self.connections) > self.limit:
-            others = self.connections - {self}
-            silent = [other for other in others if other.cycle is None or other.cycle.response_complete]
-            # Aborted, because a silent client would not answer a farewell.
-            min(silent, key=lambda other: other.opened, default=self).transport.abort()
+            silent = [one for one in self.connections if one.cycle is None or one.cycle.response_complete]
+            # Aborted, because a silent client would not answer a farewell; uvicorn forgets it a moment later.
+            closing = min(silent, key=lambda one: one.opened)
+            self.connections.discard(closing)
+            closing.transport.abort()
 
 
 class OncePerSecond(logging.Filter):
     """Drops messages that follow another one within a second: no client can fill a disk with warnings."""
 
-    last = -math.inf
+    last = -1.0
 
     def filter(self, record: logging.LogRecord) -> bool:
         is_due = time.monotonic() >= self.last + 1
@@ -304,7 +303,7 @@ def raise_open_files() -> int:
     if sys.platform == "linux":  # macOS refuses its own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
-    return max(min(MAX_CONNECTIONS, soft - KEPT_FILES), 1)
+    return min(MAX_CONNECTIONS, soft // 3)  # asyncio accepts some before it closes others
 
 
 def listen(host: str, port: int) -> socket.socket:

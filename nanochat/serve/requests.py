@@ -27,8 +27,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ):
-        if len(message) > MAX_MESSAGE:  # it may quote the client
-            message = message[:MAX_MESSAGE] + "…"
+        message = message[:MAX_MESSAGE]  # it may quote the client
         super().__init__(message)
         self.status = status
         self.headers = headers  # such as retry-after

@@ -170,7 +170,8 @@ class Worker(threading.Thread):
         self.is_ready = False
         failed, self._active = self._active, []
         for future, _, _ in self.scoring:
-            future.set_exception(engine_failed())
+            if future.running() or future.set_running_or_notify_cancel():
+                future.set_exception(engine_failed())
         self.scoring.clear()
         self.loop.call_soon_threadsafe(_deliver, [(generation, None) for generation in failed])
         self.engine = Engine(self.model, self.engine.tokenizer, self.engine.slots)

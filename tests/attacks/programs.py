@@ -12,6 +12,11 @@ MEMORY = {
     "queues with names": C + "assert c.mq_open(b'/q', 0o102, 0o600, None) >= 0",
     "shared maps, dropped": "import mmap\nm = mmap.mmap(-1, 700 << 20)\nfor at in range(0, 700 << 20, 4 << 20):\n"
     "    m[at : at + (4 << 20)] = bytes(4 << 20)\n    m.madvise(mmap.MADV_DONTNEED, at, 4 << 20)",
+    "huge pages": "import ctypes, mmap\nmaps = []\nfor _ in range(120):\n    m = mmap.mmap(-1, 2**25)\n    m.madvise(14)\n"
+    "    m[0 :: 2**21] = b'x' * 16\n    maps.append(m)\n    m.resize(4096)\n"
+    + C
+    + "assert c.prctl(41, 0, 0, 0, 0) == 0",
+    "rules without limit": C + "for _ in range(50): assert c.syscall(444, b'\\xff\\xff' + bytes(14), 16, 0) >= 0",
     "socket buffers": "import socket\na, b = socket.socketpair()\na.setsockopt(1, 7, 2**24)",
     "many pipes": "import os\npipes = [os.pipe() for _ in range(600)]",
     "large pipes": "import fcntl, os\npipes = [os.pipe() for _ in range(25)]\n"
@@ -67,7 +72,6 @@ ENDINGS = {
     "an end at exit": "import atexit, os\natexit.register(os._exit, 0)\n1 / 0",
     "an end in the error hook": "import sys, os\nsys.excepthook = lambda *_: os._exit(0)\n1 / 0",
     "endless recursion": "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
-    "guessing the word": "import os\nfor i in range(1000): print(f'\\n{i:032x}')\nos._exit(0)",
     "the word from input": "import os\nprint('\\n' + open(0).read() + '\\n', flush=True)\nos._exit(0)",
     "the word from its file": "import os, re\nfor w in re.findall('[0-9a-f]{32}', open(__file__).read()): print(f'\\n{w}')\nos._exit(0)",
     "the word from its arguments": "import os, sys\nprint(*map(str.strip, sys.orig_argv), *os.environ.values(), sep='\\n')\nos._exit(0)",
@@ -80,7 +84,6 @@ FILES = {
     **{f"writing to {path}": f"open({path + '/planted'!r}, 'w')" for path in WRITES.split()},
     "changing a program": "open('/usr/bin/env', 'r+b')",
     "changing rights": "import os\nos.chmod('/usr/bin/env', 0o777)",
-    "removing": "import os\nos.remove('/usr/bin/env')",
     "a link to the system": "import os\nos.link('/usr/bin/env', '/tmp/env')",
     "a device": "import os, stat\nos.mknod('/tmp/d', stat.S_IFCHR | 0o600, os.makedev(1, 1))\nopen('/tmp/d')",
     "a program with rights": "import os, shutil\nshutil.copy('/usr/bin/env', '/tmp/e')\nos.chown('/tmp/e', 0, 0)",
