@@ -34,13 +34,18 @@ exec 9>>"$job/lock"
 stage() {
   "$python" -m nanochat.jobs.runner --job="$job" --step="$1" --lock=9 & running=$!
   wait "$running" # unlike a command in the foreground, a wait ends at a signal
+  running=
 }
-running=
+running= download=
 end() {
-  trap '' INT TERM HUP QUIT
-  if [ "$running" ]; then kill -TERM "$running" 2>/dev/null && wait "$running" || true; fi
+  trap '' INT TERM HUP QUIT EXIT
+  for process in $running $download; do
+    kill -TERM "$process" 2>/dev/null || true
+    wait "$process" || true
+  done
   exit "$1"
 }
+trap 'end $?' EXIT
 trap 'end 130' INT
 trap 'end 143' TERM
 trap 'end 129' HUP
@@ -49,7 +54,6 @@ trap 'end 131' QUIT
 # Text: write the embedded world, or download from the hub while the tokenizer learns from the first shards.
 stage world
 "$python" -m nanochat.jobs.runner --job="$job" --step=download --lock=9 & download=$!
-trap 'kill "$download" 2>/dev/null || true' EXIT
 
 # Tokenizer: the vocabulary that the model reads and writes.
 stage tok_train
@@ -59,7 +63,7 @@ stage tok_eval
 
 # Base model: learn to predict the next token. This stage takes nearly all the time.
 wait "$download"
-trap - EXIT
+download=
 stage base_train
 
 # Bits per byte on training and new text, and samples.

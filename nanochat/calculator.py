@@ -32,8 +32,7 @@ def calculate(expression: str) -> str:
     text = expression.strip()
     if not {"'", '"'} & set(text):  # quoted text stays unchanged
         text = PERCENT.sub(r"(\1/100)", THOUSANDS.sub("", text))
-    tree = ast.parse(text, mode="eval").body
-    return _written(_value(tree, text))
+    return _written(_value(ast.parse(text, mode="eval").body, text))
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:

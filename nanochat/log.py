@@ -3,6 +3,7 @@
 Rank 0 speaks for all ranks, apart from `print_line`. Progress is a line now and then.
 """
 
+import errno
 import json
 import math
 import os
@@ -39,8 +40,17 @@ def harmless(text: str) -> str:
 
 def print_line(*values: Any, sep: str = " ", file: TextIO | None = None) -> None:
     """Print whole lines at once, from any rank: the last lines of a run that dies are in its log."""
-    text = harmless(sep.join(map(str, values))) + "\n"
-    print(end=text, file=file, flush=True)  # in one piece: lines from threads and ranks must not mix
+    write(harmless(sep.join(map(str, values))) + "\n", file or sys.stdout)
+
+
+def write(text: str, file: TextIO) -> None:
+    """Print text as it is. A terminal that has closed fails every write: from then on, the text goes nowhere."""
+    try:
+        print(end=text, file=file, flush=True)  # in one piece: lines from threads and ranks must not mix
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 def print0(*values: Any, sep: str = " ", file: TextIO | None = None) -> None:

@@ -84,10 +84,9 @@ class ChatLoader(Loader):
         counts = {name: place[name] for name in COUNTS}
         # The same for every rank and every resumed run.
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.data))
-        chosen = order[window * WINDOW : (window + 1) * WINDOW]
         pieces = []
         size = self.seq_len + 1
-        for number in chosen.tolist():
+        for number in order[window * WINDOW : (window + 1) * WINDOW].tolist():
             piece, is_short = fit_conversation(self.data[number], self.tokenizer, size)
             counts["conversations"] += 1
             if piece is None:

@@ -79,7 +79,7 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # two processes writing one path share no part
     try:
-        with naming(path, len(text)):
+        with naming(path, len(text.encode())):
             part.write_text(text, encoding="utf-8", newline="\n")
             sync(part)
         os.replace(part, path)  # atomic

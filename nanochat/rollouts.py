@@ -78,9 +78,8 @@ def columns(prompt: list[int], completion: Completion, advantage: float, end: in
         mask.append(1)
     ids, chosen = torch.tensor(tokens), torch.tensor(mask)
     inputs = torch.cat([torch.tensor(prompt[-1:]), ids[:-1]])  # shifted right by one
-    targets = torch.where(chosen == 1, ids, -1)
     logprobs = chosen * torch.tensor(completion.logprobs)  # the end token's included; 0 for outputs
-    return inputs, targets, advantage * chosen, logprobs, torch.tensor(prompt[:-1])
+    return inputs, torch.where(chosen == 1, ids, -1), advantage * chosen, logprobs, torch.tensor(prompt[:-1])
 
 
 @dataclass(eq=False)

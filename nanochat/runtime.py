@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -79,8 +79,7 @@ class Runtime:
         """Return the most bytes that this process has held: on the accelerator, or in main memory on a CPU."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
     # ---- collectives: every rank calls them at the same place ----
 
@@ -301,7 +300,8 @@ def stop_requests() -> Iterator[list[str]]:
             requests.append(signal.Signals(number).name)
             if is_main_rank():
                 sentence = f"{requests[0]}: stopping at the end of this step, a second signal ends at once\n"
-                os.write(1, sentence.encode())  # the signal may have interrupted a `print`
+                with suppress(OSError):  # SIGHUP: the terminal is gone
+                    os.write(1, sentence.encode())  # the signal may have interrupted a `print`
 
     old_handlers = {number: signal.signal(number, handle) for number in stop_signals()}
     try:

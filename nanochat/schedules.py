@@ -35,9 +35,8 @@ def momentum(
     peak: float = 0.97,
 ) -> float:
     """Return Muon's momentum: it rises to `peak`, then falls while the learning rate warms down."""
-    rising = _interpolate(min(1.0, step / warmup_steps), MOMENTUM_AT_FIRST, peak)
     falling = _interpolate(_remaining(progress, warmdown), MOMENTUM_AT_LAST, peak)
-    return min(rising, falling)
+    return min(_interpolate(min(1.0, step / warmup_steps), MOMENTUM_AT_FIRST, peak), falling)
 
 
 def cosine(progress: float, step: int) -> float:

@@ -108,5 +108,4 @@ class Tokenizer:
             raise ValueError(f"{path} is not a tokenizer file with format {FORMAT}; use scripts.tok_train")
         # JSON keeps the order, but the ids decide.
         special = record["special_tokens"]
-        names = sorted(special, key=special.get)
-        return cls(rustbpe.Tokenizer(record["merges"], names, record["pattern"]))
+        return cls(rustbpe.Tokenizer(record["merges"], sorted(special, key=special.get), record["pattern"]))

@@ -31,9 +31,8 @@ def main(config: Config) -> None:
     with setup(config.device_type, config.dtype) as runtime:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
         folder = stage_dir("base_eval", config.tag)
-        limit = max(config.max_per_task, 0)
         name, tasks = open_core(checkpoint.manifest["tokenizer"]["tag"])
-        scores = evaluate_core(model, tokenizer, tasks, runtime, limit, folder)
+        scores = evaluate_core(model, tokenizer, tasks, runtime, max(config.max_per_task, 0), folder)
         metric = average(scores.values())
         shown = metric.metric(chance=0.0)
         print0(f"base_eval: {name} {format_value(shown)}, over {len(scores)} tasks")

@@ -75,8 +75,7 @@ def plan_job(config: Config) -> "Job":
         base = base_run_of_flags(flags["base_train"])
     else:
         base = dry_run(flags["base_train"], setting.hardware)
-    tasks = {name: TASKS[name].files() for name in READ}
-    job = make_job(setting, flags, base.tokens, tasks, NEEDS)
+    job = make_job(setting, flags, base.tokens, {name: TASKS[name].files() for name in READ}, NEEDS)
     print0("\n== plan", *plan_lines(job, setting, base), sep="\n")
     return job
 

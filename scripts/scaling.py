@@ -78,8 +78,7 @@ def laws(runs: Sequence[ScalingRun]) -> tuple[list[str], Plot]:
     lines = ["FLOPs|N|Tokens|Tokens : N|Bits per byte"]
     series = {}
     for budget, group in by_budget(runs).items():
-        sizes = [math.log10(one.n) for one in group]
-        series[f"{budget:.3g} FLOPs"] = (sizes, [one.bpb for one in group])
+        series[f"{budget:.3g} FLOPs"] = ([math.log10(one.n) for one in group], [one.bpb for one in group])
         best = optimum(group)
         cells = NO_BEST
         if best:

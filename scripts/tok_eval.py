@@ -89,8 +89,7 @@ def main(config: Config) -> None:
     corpus = open_corpus(config.data)
     texts = {}  # name -> documents
     for name in SAMPLES:
-        sample = Path(__file__).parent / f"samples/{name}.txt"
-        texts[name] = [sample.read_text(encoding="utf-8")]
+        texts[name] = [(Path(__file__).parent / f"samples/{name}.txt").read_text(encoding="utf-8")]
     # The training split shows fit, the validation split shows generalization.
     for split in ("train", "val"):
         encoded = (text.as_py().encode() for text in chain.from_iterable(corpus.batches(split)))

@@ -69,8 +69,7 @@ class Passages(Chat):
 
 def _passages(shard: Path) -> Iterator[list]:
     for text in documents(shard):
-        pieces = (piece.encode() for piece in PIECE.findall(text))
-        for first, *rest in by_size(pieces, PASSAGE_BYTES):
+        for first, *rest in by_size((piece.encode() for piece in PIECE.findall(text)), PASSAGE_BYTES):
             question, answer = first.decode().strip(), b"".join(rest).decode().strip()
             if question and answer:
                 yield [exchange(question, answer)["messages"]]
@@ -96,8 +95,7 @@ def _checked(conversation: dict) -> dict:
 def instruction(*cells: str) -> tuple[list[dict]]:
     """Convert instructions in columns: the last is the answer; the others, perhaps empty, make up the question."""
     *parts, answer = cells
-    question = "\n\n".join(part for part in parts if part)
-    return (exchange(question, answer)["messages"],)
+    return (exchange("\n\n".join(part for part in parts if part), answer)["messages"],)
 
 
 # Data sets without a repository, or from `local`, exist only in a mirror.

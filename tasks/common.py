@@ -63,14 +63,13 @@ class DataSet:
         """Return the files for some splits, by default for all."""
         if not self.path:
             return []
-        revision = REVISION if self.path == CONVERTED else None
         found = []
         for split in splits or self.split_names:
             own, count = self.split_names[split]
             for part in self.parts.split():
                 for number in range(count):
                     path = self.path.format(split=own, part=part, file=number, files=count)
-                    found.append(HubFile(path, self.repo, revision))
+                    found.append(HubFile(path, self.repo, REVISION if self.path == CONVERTED else None))
         return found
 
     def fetch(self, split: str, tokenizer: str) -> dict[str, Path]:

@@ -30,8 +30,7 @@ class GSM8K(Task):
         return exchange(question, with_calls(answer))
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
-        solution = conversation["messages"][-1]["content"]
-        return extract_answer(completion) == extract_answer(solution[-1]["text"])
+        return extract_answer(completion) == extract_answer(conversation["messages"][-1]["content"][-1]["text"])
 
 
 SETS = {

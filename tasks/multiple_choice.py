@@ -83,8 +83,7 @@ class NamedChoice(MultipleChoice):
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         """Compare only the letter, as the other tasks do."""
-        right = conversation["messages"][-1]["content"]
-        return completion.strip()[-3:] == right[-3:]  # "=X."
+        return completion.strip()[-3:] == conversation["messages"][-1]["content"][-3:]  # "=X."
 
 
 # ---- column layouts: a row's cells -> (question, choices, index of the right choice or None, [rationale]) ----

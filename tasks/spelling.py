@@ -53,8 +53,7 @@ class SimpleSpelling(Task):
         return rows[:MAX_TESTS] if held_out else rows
 
     def hashes(self) -> dict[str, str]:
-        words = "\n".join(word for [word] in self.rows)
-        return {"words": text_sha256(words)}
+        return {"words": text_sha256("\n".join(word for [word] in self.rows))}
 
     def conversation(self, word: str) -> dict:
         return exchange(f"Spell the word: {word}", "-".join(word))
@@ -75,8 +74,7 @@ class SpellingBee(SimpleSpelling):
         count = len(positions)
         spelled = f"{word} is spelled {'-'.join(word)}. There {found}, which makes {count}. With Python: "
         solution = f'{spelled}<<"{word}".count("{letter}")={count}>>\n\n#### {count}'
-        question = random.choice(QUESTIONS).format(letter=letter, word=word)
-        return exchange(question, with_calls(solution))
+        return exchange(random.choice(QUESTIONS).format(letter=letter, word=word), with_calls(solution))
 
 
 SETS = {

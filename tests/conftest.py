@@ -26,13 +26,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # The files that take longest, the very longest first: begun late, one of them would be all that is left for many cores.
-LONGEST = (
-    "test_docs.py",
-    "test_end_to_end.py",
-    "test_speedrun.py",
-    "test_engine.py",
-    "test_runs.py",
-)
+LONGEST = ("test_docs.py", "test_end_to_end.py", "test_speedrun.py", "test_engine.py", "test_runs.py")
 
 
 # Programs that look these up under HOME, and would install or compile again in an empty one.

@@ -20,11 +20,7 @@ ROWS = 8
 
 
 def rehearsed(
-    ranks: int = 1,
-    dtype: torch.dtype = torch.float32,
-    steps: int = 1,
-    shape: GPTConfig = SMALL,
-    **options: Any,
+    ranks: int = 1, dtype: torch.dtype = torch.float32, steps: int = 1, shape: GPTConfig = SMALL, **options: Any
 ) -> Rehearsal:
     options = {"compiled": False} | options
     return rehearse(lambda runtime: new_step(shape, ROWS, runtime, **options), ranks, dtype, "cpu", steps)

@@ -241,11 +241,7 @@ def test_a_prompt_without_room_loses_its_beginning():
 def test_metrics_and_records_of_samples(tmp_path):
     _, engine = real_engine()
     log = MetricLog(tmp_path, name="samples")
-    source = rollouts(
-        engine,
-        Words(reward=lambda text: float(len(text) % 3 == 0)),
-        record=log.write,
-    )
+    source = rollouts(engine, Words(reward=lambda text: float(len(text) % 3 == 0)), record=log.write)
     next(source), next(source)
     records = read_metrics(log.path)
     assert [record["step"] for record in records] == [1] * 4 + [2] * 4

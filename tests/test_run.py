@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pty
 import random
 import re
 import signal
@@ -113,6 +114,19 @@ def test_the_command_itself_stopped_and_killed_at_random_moments(base):
         assert job.codes() == [-signal.SIGKILL]
     base.run("killed")
     assert_as_straight(base, "killed")
+
+
+def test_a_run_saves_when_its_terminal_closes(base):
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ |= {"NANOCHAT_BASE_DIR": str(base.folder), "OMP_NUM_THREADS": "1"}
+        os.execv(sys.executable, [sys.executable, "-m", "scripts.base_train", *base.flags("closed")])
+    base.wait_for("closed", 5)
+    os.close(terminal)  # SIGHUP, and every write to the terminal fails from now on
+    assert os.waitpid(child, 0)[1] == 0
+    assert 5 <= steps(base.of("closed"))[-1] < STEPS
+    base.run("closed")
+    assert_as_straight(base, "closed")
 
 
 def test_one_and_two_and_four_ranks(base):

@@ -13,15 +13,7 @@ from nanochat.log import duration
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups
-from nanochat.scaling import (
-    ASSUMED_MFU,
-    RunPlan,
-    estimate,
-    memory,
-    plan_run,
-    rate_scale,
-    row_choices,
-)
+from nanochat.scaling import ASSUMED_MFU, RunPlan, estimate, memory, plan_run, rate_scale, row_choices
 from nanochat.settings import OptimizerSettings
 from scripts.base_train import Config, main
 

@@ -10,19 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from loop_parts import (
-    AHEAD,
-    ALONE,
-    EXACT,
-    LENGTH,
-    ROWS,
-    Rows,
-    furthest,
-    plant,
-    small_model,
-    train,
-    uneven,
-)
+from loop_parts import AHEAD, ALONE, EXACT, LENGTH, ROWS, Rows, furthest, plant, small_model, train, uneven
 
 from nanochat import train as loop
 from nanochat.objectives import next_token

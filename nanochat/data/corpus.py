@@ -274,8 +274,7 @@ def shard_files(source: str, num_shards: int = 0, offline: bool = False) -> list
     files = source_files(source, num_shards, offline)
     if is_named(source):
         return files
-    home = convert_folder(source_name(source), _folder(source), files)
-    return sorted(home.glob("*.parquet"))
+    return sorted(convert_folder(source_name(source), _folder(source), files).glob("*.parquet"))
 
 
 def hub_files(data: str) -> list[HubFile]:

@@ -66,8 +66,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _read_text(file: Path) -> Iterator[str]:
-    lines = (line for _, line in _lines(file))
-    for batch in by_size(lines, DOCUMENT_CHARS):
+    for batch in by_size((line for _, line in _lines(file)), DOCUMENT_CHARS):
         yield "".join(batch)
 
 
@@ -205,13 +204,12 @@ def _deal_out(
 
     Returns (smallest key, number of documents, number of blank documents left out).
     """
-    texts = (text for file in files for text in documents(file))
     schema = pa.schema([(TEXT, pa.large_string()), ("key", pa.uint64())])
     smallest = 2**64 - 1
     count = blank = 0
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(pa.ipc.new_file(str(path), schema)) for path in paths]
-        for batch in by_size(texts, DEALT_CHARS):
+        for batch in by_size((text for file in files for text in documents(file)), DEALT_CHARS):
             # Blank documents teach nothing.
             full = [text for text in batch if text.strip()]
             hashes = [hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest() for text in full]

@@ -21,7 +21,7 @@ from nanochat.paths import base_dir, read_sha256
 PARALLEL_DOWNLOADS = 8
 SERVER_TIMEOUT = 3.0  # seconds to wait before a server counts as unreachable
 SHOWN_FILES = 2  # named in an error for each reason
-MAX_WAIT = 600  # seconds, if a server asks to wait before the next attempt
+MAX_WAIT = "600"  # seconds, if a server asks to wait before the next attempt
 
 
 class HubError(ValueError):
@@ -37,7 +37,7 @@ class HubFile:
     revision: str | None = None
 
     def __post_init__(self):
-        if ".." in Path(str(self)).parts:
+        if {"..", "/"} & {*Path(str(self)).parts}:
             raise HubError(f"{self} would lie outside of the data set's folder")
 
     def __str__(self) -> str:
@@ -196,7 +196,7 @@ def _distrust_answers() -> None:
                 raise HubError(f"{response.url.host} sent a header {name} that is a path")
         for name in ("retry-after", "ratelimit"):
             if name in headers:
-                headers[name] = re.sub(r"\d{3,}", lambda number: str(min(int(number[0]), MAX_WAIT)), headers[name])
+                headers[name] = re.sub(r"\b([6-9]\d\d|\d{4,})\b", MAX_WAIT, headers[name])
 
     def client() -> Any:
         made = default_client_factory()

@@ -207,8 +207,7 @@ class Piece(NamedTuple):
     @property
     def name(self) -> tuple[int, int, int, int]:
         """Return (unit, document, begin, end) without bos."""
-        end = self.begin + self.slots - 1
-        return self.unit, self.document, self.begin, end
+        return self.unit, self.document, self.begin, self.begin + self.slots - 1
 
     def part(self, begin: int, end: int) -> np.ndarray:
         """Return the tokens begin … end - 1 with the slot before them: the bos, or a token that becomes the bos."""
@@ -266,8 +265,7 @@ class Lane:
         ids[heads] = self.deal.bos
         # Packing goes from long documents to short ones, so shuffle the rows.
         rows = ids.reshape(-1, self.size)
-        order = shuffled(len(rows), *self.deal.key, 2, self.number, chunk.unit)
-        rows = rows[order]
+        rows = rows[shuffled(len(rows), *self.deal.key, 2, self.number, chunk.unit)]
         leftover = []
         for number, begin, end in left:
             piece = pieces[number]

@@ -65,8 +65,7 @@ def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_byte
             size += len(kept.encode())
         if len(kept) < len(text) or size == max_bytes:  # cut, or exactly full
             break
-    lengths = torch.from_numpy(tokenizer.token_lengths()).long()
-    return EvalText(torch.tensor(ids), lengths, size)
+    return EvalText(torch.tensor(ids), torch.from_numpy(tokenizer.token_lengths()).long(), size)
 
 
 # ---- sums over rows ----

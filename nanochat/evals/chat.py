@@ -171,7 +171,6 @@ def _judge(answered: list[tuple[Problem, list[dict]]], task: Task, tokenizer: To
     verdicts = iter(task.evaluate_all(texts))
     records = []
     for problem, completions in answered:
-        judged = [completion | {"right": bool(next(verdicts))} for completion in completions]
         records.append(
             {
                 "problem": problem.number,
@@ -179,7 +178,7 @@ def _judge(answered: list[tuple[Problem, list[dict]]], task: Task, tokenizer: To
                 "cut": problem.cut,
                 "answer": problem.conversation["messages"][-1]["content"],
                 "category": problem.conversation.get("category"),  # None: the task has no categories
-                "completions": judged,
+                "completions": [completion | {"right": bool(next(verdicts))} for completion in completions],
             }
         )
     return records

@@ -103,7 +103,7 @@ CALLS = {
         fcntl               72   25   6 7 37 38 1024 1026 1031
     """,
     # The C library takes clone instead, with flags that a filter can read, and pwritev, which cannot write through.
-    "unknown": """
+    "not implemented": """
         clone3             435  435
         pwritev2           328  287
     """,
@@ -153,7 +153,7 @@ FAIL_WITH = 0x00050000  # plus an error number
 RESULTS = {
     "killed": KILL_PROCESS,
     "refused": FAIL_WITH | errno.EPERM,
-    "unknown": FAIL_WITH | errno.ENOSYS,
+    "not implemented": FAIL_WITH | errno.ENOSYS,
     "ignored": FAIL_WITH,  # error 0
 }
 CALL_NUMBER = 0
@@ -211,6 +211,7 @@ def _main() -> None:
         # first process ends, the kernel kills all others in there.
         if first := os.fork():
             _watch(first, limits.cpu_seconds)
+        signal.alarm(int(limits.seconds) + 1)  # not inherited; the watching process may end first
         _call("end with the parent", "prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _call("own mounts", "unshare", CLONE_NEWNS)
         _change_root(limits.file_bytes)
@@ -272,7 +273,8 @@ def _watch(first: int, cpu_seconds: float) -> None:
                 created = max(created, int(re.search(r"^NSpid:.*\s(\d+)$", status_text, re.MULTILINE)[1]))
                 for children in Path(f"/proc/{process}/task").glob("*/children"):
                     processes += map(int, children.read_text().split())
-        # Those that lived and ended between two looks cannot have used more than this time.
+        # A process that lived and ended between two looks has used less than the time between them. Each one counts as
+        # that much, so a program also ends after cpu_seconds / POLL_SECONDS processes.
         if sum(used.values()) + POLL_SECONDS * created > cpu_seconds:
             os.kill(first, signal.SIGKILL)
         signal.sigtimedwait([signal.SIGCHLD], POLL_SECONDS)

@@ -96,9 +96,8 @@ def _evaluate_task(
     # The items are shuffled, so that ranks get similar lengths.
     items = tokenize_items(task, texts, range(runtime.rank, len(texts), runtime.world_size), tokenizer)
     scored = np.array([count for item in items for count in item.scored])
-    rows = _plan(items, model.config.max_seq_len)
     score = _score_exact_match if task.kind == COMPLETION else _score_loss
-    sums = _option_sums(model, rows, score, len(scored))
+    sums = _option_sums(model, _plan(items, model.config.max_seq_len), score, len(scored))
     means = iter((sums / torch.from_numpy(scored)).tolist())  # 0 / 0 is nan: an option without scored tokens
     decisions = []
     for item in items:

@@ -46,8 +46,7 @@ class BundleTask(NamedTuple):
         if self.kind == CHOICE:
             return [item["query"] + self.delimiter + choice for choice in item["choices"]]
         if self.kind == SCHEMA:
-            ending = self.delimiter + item["continuation"]
-            return [context + ending for context in item["context_options"]]
+            return [context + self.delimiter + item["continuation"] for context in item["context_options"]]
         context = item["context"].strip() + self.delimiter
         return [context, context + item["continuation"]]
 

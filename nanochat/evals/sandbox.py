@@ -55,12 +55,13 @@ class Verdict(NamedTuple):
     """The result of running a program.
 
     A secret word, printed after the last line, proves that the program reached its end. The word is neither in the
-    program nor in its file, arguments or environment; a hostile program can find it in the interpreter's memory.
+    program nor in its file, arguments or environment. A hostile program can find it in the interpreter's memory, so a
+    verdict on an answer is trusted only if the tests ran elsewhere.
     """
 
     passed: bool  # the program ran to its last line
     output: str
-    forgeable: bool = False  # the tests ran in the answer's own process
+    forgeable: bool = False  # the tests ran in the answer's own process, because their arguments are not plain data
 
 
 def judge_all(cases: Iterable[Case], limits: Limits = LIMITS, unsafe: bool = False) -> list[Verdict]:
@@ -219,12 +220,17 @@ serve()
 JUDGE = """
 def make_candidate():
     import builtins, io, pickle
-    PLAIN = "int float complex str bytes dict list tuple set frozenset range iter"
+    PLAIN = {
+        "builtins": "int float complex str bytes bytearray dict list tuple set frozenset range iter",
+        "collections": "deque",
+        "decimal": "Decimal",
+        "fractions": "Fraction",
+    }
 
     class Plain(pickle.Unpickler):
         def find_class(self, module, name):
-            if module == "builtins" and name in PLAIN.split():
-                return getattr(builtins, name)
+            if name in PLAIN.get(module, "").split():
+                return super().find_class(module, name)
             raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
 
     results, calls = open(READS, "rb"), open(WRITES, "wb")

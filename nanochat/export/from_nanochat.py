@@ -58,26 +58,28 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
             renamed = name.removeprefix("_orig_mod.")  # prefix of compiled models
             for pattern, ours in NAMES.items():
                 renamed = re.sub(f"^{pattern}$", ours, renamed)
-            weights[renamed] = tensor.float()
+            weights[renamed] = tensor
     except Exception as error:  # a damaged archive, or one of other values, raises errors of many types
         raise ValueError(f"{path} holds no weights that can be read: {str(error).splitlines()[0]}") from None
-    shape = meta["model_config"]
+    shape = meta.get("model_config", {})
     # Before a model is made, which would take as long and as much memory as these numbers say.
-    sizes = (shape | {"window_pattern": 1}).values()  # the only text
+    sizes = [shape.get(name) for name in SHAPE if name != "window_pattern"]
     if not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes) or shape["n_layer"] > len(weights):
         raise ValueError(f"{path} has other sizes than its meta file says: {shape}")
     config = _config(shape, is_newer="residual_lambdas" in weights)
     for name in ("embed.weight", "head.weight"):
         # October's vocabulary was not padded.
-        if name in weights and len(weights[name]) == config.vocab_size:
+        if name in weights and weights[name].shape == (config.vocab_size, config.width):
             weights[name] = F.pad(weights[name], (0, 0, 0, config.padded_vocab - config.vocab_size))
     expected = new_model(config).state_dict()  # names and shapes
     shapes, known = ({name: tensor.shape for name, tensor in some.items()} for some in (weights, expected))
     if shapes != known:
         raise ValueError(f"{path} has neither known layout, October 2025 or since March 2026")
     for name, tensor in weights.items():
+        weights[name] = tensor.float()  # after the comparison: a view may name one number a million times
         if name.endswith((".q.weight", ".k.weight")):
-            weights[name] = swap_halves(tensor, config.head_dim)  # the public model rotates by minus the position
+            # The public model rotates by minus the position.
+            weights[name] = swap_halves(weights[name], config.head_dim)
     settings = {"data": "", "max_seq_len": config.max_seq_len} | INHERITED
     # Versions differ in the place of a setting: at the top level, or among the flags of the user.
     used = meta.get("user_config", {}) | meta

@@ -60,8 +60,7 @@ def gguf_metadata(exported: Exported) -> Fields:
     specials = list(tokenizer.special_tokens)  # the last ones of the vocabulary, in order
     types = [int(gguf.TokenType.NORMAL)] * len(words)
     types += [int(gguf.TokenType.CONTROL)] * len(specials)
-    metadata = {f"qwen3.{key}": settings[name] for key, name in KEYS.items()}
-    return metadata | {
+    return {f"qwen3.{key}": settings[name] for key, name in KEYS.items()} | {
         "general.name": exported.name,
         "general.type": "model",
         "general.file_type": int(gguf.LlamaFileType.ALL_F32),

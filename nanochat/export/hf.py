@@ -319,13 +319,12 @@ BASE_PROMPT = 'ids = tokenizer("<|bos|>The capital of France is", return_tensors
 
 def model_card(exported: Exported, architecture: Architecture, checks: list[str]) -> str:
     """Return the README.md that the hub shows: shape, use, caveats, origin and comparisons."""
-    is_base = exported.manifest["stage"] == MODELS["base"]
     card = CARD.format(
         name=exported.name,
         architecture=architecture,
         parameters=sum(p.numel() for p in exported.model.parameters()),
         config=exported.model.config,
         manifest=exported.manifest,
-        prompt=BASE_PROMPT if is_base else CHAT_PROMPT,
+        prompt=BASE_PROMPT if exported.manifest["stage"] == MODELS["base"] else CHAT_PROMPT,
     )
     return card + "\n## Compared with the original\n\n" + "".join(f"- {check}\n" for check in checks)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from nanochat.config import Count, collect_signals, option, run, stop_signals
 from nanochat.data import hub
-from nanochat.log import Record, duration, print0
+from nanochat.log import Record, duration, print0, write
 from nanochat.outcome import ROOT, Outcome
 from nanochat.paths import base_dir, hold_folder, read_json, stage_dir, take_lock, text_sha256, write_json
 
@@ -250,7 +250,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> i
     The command writes to the log, which is also shown unless the step is quiet. A signal is passed on as SIGTERM;
     Ctrl-C reaches the command by itself.
     """
-    with open(log, "ab") as file, open(log, "rb") as shown:
+    with open(log, "ab") as file, open(log, encoding="utf-8", errors="replace") as shown:
         file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(step.words)}\n".encode())
         file.flush()
         shown.seek(0, os.SEEK_END)
@@ -267,8 +267,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> i
             # Before reading: an ended command has written everything.
             status = child.poll()
             if not step.quiet:
-                sys.stdout.buffer.write(shown.read())
-                sys.stdout.flush()
+                write(shown.read(), sys.stdout)
             # The kernel gives us another parent when the script is killed.
             if script and not stop and os.getppid() != script:
                 stop.append(signal.SIGTERM)

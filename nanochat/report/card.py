@@ -246,5 +246,4 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
     widths = [min(PADDED, max(map(len, column))) for column in zip(*cells, strict=True)]
     cells.insert(1, ["-" * width for width in widths])
-    padded = [map(str.ljust, row, widths) for row in cells]
-    return "\n".join(f"| {' | '.join(row)} |" for row in padded)
+    return "\n".join(f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)

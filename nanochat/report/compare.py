@@ -155,8 +155,7 @@ def _difference(one: Metric, other: Metric) -> list[str]:
     if not {type(before), type(after)} <= {int, float}:
         return NONE
     difference = after - before
-    plain = ",d" if isinstance(difference, int) else ".4f"
-    spec = metrics[0].get("format") or plain
+    spec = metrics[0].get("format") or (",d" if isinstance(difference, int) else ".4f")
     # As if the runs were independent: squares add up.
     errors = [metric.get("stderr") for metric in metrics]
     error = "-" if None in errors else format(math.hypot(*errors), spec)

@@ -69,8 +69,7 @@ class Axis(NamedTuple):
     end: float
 
     def __call__(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
-        return self.start + share * (self.end - self.start)
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -79,8 +78,7 @@ def ticks(low: float, high: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(wanted))
     # Tolerances keep rounding errors from adding a tick.
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= wanted * (1 - 1e-9))
-    first = math.floor(low / step + 1e-9)
-    return [number * step for number in range(first, math.ceil(high / step - 1e-9) + 1)]
+    return [number * step for number in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
 
 
 def label(value: float) -> str:

@@ -5,6 +5,7 @@ import base64
 import hashlib
 import hmac
 import logging
+import math
 import re
 import resource
 import signal
@@ -257,11 +258,10 @@ def application(
         Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
         Middleware(AccessMiddleware, key=key, origins=origins),
     ]
-    handlers = dict.fromkeys([ApiError, HTTPException, Exception], _handle_error)
     return Starlette(
         routes=service.routes(),
         middleware=middleware,
-        exception_handlers=handlers,
+        exception_handlers=dict.fromkeys([ApiError, HTTPException, Exception], _handle_error),
         lifespan=service.lifespan,
     )
 
@@ -286,14 +286,17 @@ class Protocol(H11Protocol):
 
 
 class OncePerSecond(logging.Filter):
-    """Drops messages that follow another one within a second: no client can fill a disk with warnings."""
+    """Drops a message within a second of another one from the same line: no client can fill a disk with warnings."""
 
-    last = -1.0
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: dict[tuple[str, int], float] = {}  # place in the code -> time
 
     def filter(self, record: logging.LogRecord) -> bool:
-        is_due = time.monotonic() >= self.last + 1
+        place, now = (record.pathname, record.lineno), time.monotonic()
+        is_due = now - self.last.get(place, -math.inf) >= 1
         if is_due:
-            self.last = time.monotonic()
+            self.last[place] = now
         return is_due
 
 

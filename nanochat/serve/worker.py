@@ -35,9 +35,8 @@ def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
     # Logits for a whole context may take gigabytes.
     for some, targets in zip(hidden.split(SCORED_AT_ONCE), ids[1:].split(SCORED_AT_ONCE), strict=True):
         logprobs = model.logits(some).log_softmax(-1)
-        chosen = logprobs.gather(1, targets[:, None])
         best = logprobs.topk(top)
-        columns = (targets[:, None], chosen, best.indices, best.values)
+        columns = (targets[:, None], logprobs.gather(1, targets[:, None]), best.indices, best.values)
         for [token], [logprob], indices, values in zip(*(column.tolist() for column in columns), strict=True):
             alternatives = dict(zip(indices, values, strict=True))
             alternatives.setdefault(token, logprob)
@@ -174,7 +173,10 @@ class Worker(threading.Thread):
                 future.set_exception(engine_failed())
         self.scoring.clear()
         self.loop.call_soon_threadsafe(_deliver, [(generation, None) for generation in failed])
+        errors = self.engine.errors
+        del self.engine.decoder  # frees the cache before there is another one
         self.engine = Engine(self.model, self.engine.tokenizer, self.engine.slots)
+        self.engine.errors = errors
 
     def _prepare(self) -> bool:
         """Run waiting calls; sleep while there is nothing to do. Return False to end the thread."""

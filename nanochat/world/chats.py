@@ -249,8 +249,7 @@ def new_subjects(world: World) -> list[str]:
     found = []
     for question in questions:
         for _ in range(5):
-            words = {kind: world.pick(others.split()) for kind, _, others in lists}
-            found.append(question.format_map(words))
+            found.append(question.format_map({kind: world.pick(others.split()) for kind, _, others in lists}))
     return list(dict.fromkeys(found))
 
 

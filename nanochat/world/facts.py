@@ -272,10 +272,9 @@ class World(Dice):
         # "river spring mountain"
         subject_kind, relation, value_kind = header[0].split()
         subjects = self.things[subject_kind]
-        values = cycle(self.shuffled(self.things[value_kind]))
         count = len(subjects)
         # Every value occurs about equally often, so that no value is a good guess.
-        assigned = self.shuffled(list(islice(values, count)))
+        assigned = self.shuffled(list(islice(cycle(self.shuffled(self.things[value_kind])), count)))
         # The same numbers for every seed, at random places.
         splits = ["test"] * round(count * 3 / 16) + ["validation"] * round(count / 16)
         splits = self.shuffled(splits + ["train"] * (count - len(splits)))

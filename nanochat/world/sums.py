@@ -30,8 +30,7 @@ class Problem(NamedTuple):
 @cache
 def is_held_out(seed: int, a: int, b: int) -> bool:
     """Return True if only tests join these two numbers; the same for (b, a)."""
-    key = f"{seed} {min(a, b)} {max(a, b)}"
-    return hashlib.sha256(key.encode()).digest()[0] % HELD_OUT_PAIRS == 0
+    return hashlib.sha256(f"{seed} {min(a, b)} {max(a, b)}".encode()).digest()[0] % HELD_OUT_PAIRS == 0
 
 
 def word_problem(world: World, held_out: bool, opening: str = "") -> Problem:

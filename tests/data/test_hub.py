@@ -122,7 +122,7 @@ def test_a_server_that_lies_leaves_no_file(etag, reason, server, tmp_path):
     assert hub.fetch([A])[0].read_bytes() == server.files[A.path]
 
 
-@pytest.mark.parametrize("asked", ["99999999999999999999", "3000"])
+@pytest.mark.parametrize("asked", ["9" * 20, "9" * 5000, "3000"])
 def test_a_server_cannot_ask_to_wait_for_ever(asked, server, monkeypatch):
     waits = []
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
@@ -132,6 +132,6 @@ def test_a_server_cannot_ask_to_wait_for_ever(asked, server, monkeypatch):
 
 
 def test_a_name_cannot_leave_the_folder():
-    for file in [("../secret", "some/set"), ("a/../../secret", ""), ("a", "../..")]:
+    for file in [("../secret", "some/set"), ("a/../../secret", ""), ("a", "../.."), ("/etc/hosts", "")]:
         with pytest.raises(HubError, match="outside of the data set's folder"):
             HubFile(*file)

@@ -15,10 +15,10 @@ QUICK = Limits(seconds=20.0, cpu_seconds=2)
 def test_each_call_has_its_result():
     """All rows at once: one call that ends the process each would hide the others."""
     refusals = {name: row for name, row in contained._refusals().items() if name != "clone"}
-    for result in ("refused", "unknown", "ignored"):
+    for result in ("refused", "not implemented", "ignored"):
         rows = [row for row in refusals.values() if row.result == contained.RESULTS[result]]
         calls = [(row.number, value) for row in rows for value in row.values or [0]]
-        numbers = {"refused": errno.EPERM, "unknown": errno.ENOSYS, "ignored": 0}
+        numbers = {"refused": errno.EPERM, "not implemented": errno.ENOSYS, "ignored": 0}
         verdict = run(
             f"{C}for number, value in {calls}:\n    ctypes.set_errno(0)\n    c.syscall(number, 1, value, 0, 0, 0, 0)\n"
             f"    assert ctypes.get_errno() == {numbers[result]}, number",
