@@ -1,6 +1,6 @@
 """Attacks, and how many of them were held: programs on the sandbox, answers that forge verdicts, requests, expressions.
 
-    python -m bench.attacks [--only programs forgeries requests expressions]
+    python -m bench.attacks [--only kills speedrun programs forgeries requests expressions]
 
 The tables are in tests/attacks. A memory attack counts as held if the machine's available memory fell by at most the
 sandbox's limit and a tenth: run nothing else meanwhile.

@@ -262,12 +262,13 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
         # The oldest key that the part's first query sees.
         first_key = max(0, earlier + first - mask.window + 1) if mask.window else 0
         seen = slice(first_key, earlier + end)
+        allowed = mask.allowed[..., first:end, seen]
         parts.append(
             _plain(
                 q[:, first:end],
                 k[:, seen],
                 v[:, seen],
-                mask.allowed[..., first:end, seen],
+                allowed,
                 scale,
                 mask.bounded,
             )
@@ -290,8 +291,9 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
 
 def _by_head(run: Kernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Run one of torch's kernels, which take heads before length."""
+    grouped = q.shape[2] != k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return run(q, k, v, enable_gqa=q.shape[2] != k.shape[2], **options).transpose(1, 2)  # (B, Tq, H, D) again
+    return run(q, k, v, enable_gqa=grouped, **options).transpose(1, 2)  # (B, Tq, H, D) again
 
 
 def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:

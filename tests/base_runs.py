@@ -76,7 +76,6 @@ class Base:
         return self.of(new)
 
     def metrics(self, tag: str) -> list[dict[str, Any]]:
-        """Without what a clock says."""
         records = read_metrics(self.of(tag) / "metrics.jsonl")
         return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
 
@@ -122,7 +121,6 @@ class SignalAfter:
 
 
 def impatient() -> None:
-    """A second signal counts as one soon."""
     from nanochat import runtime
 
     runtime.ECHO_SECONDS = 0.2

@@ -40,7 +40,6 @@ def saved(folder: Path, *numbers: int, **options) -> Path:
 
 
 def check(checkpoint: Checkpoint) -> None:
-    """All of it is as it was saved."""
     step, model = checkpoint.step, checkpoint.model_tensors()
     assert model.keys() == set(PARAMETERS)
     assert all(torch.equal(model[name], tensor) for name, tensor in model_of(step).items())

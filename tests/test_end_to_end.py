@@ -114,7 +114,6 @@ REAL = re.compile(
 
 
 def check_the_names(base: Path, home: Path, terminal: str) -> None:
-    """No output names a real data set."""
     seen = {"the terminal": terminal}
     for root in (base, base / "world", home / "report"):
         seen |= {str(path.relative_to(root)): f"{path.name}\n{read(path)}" for path in root.rglob("*")}

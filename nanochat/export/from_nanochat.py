@@ -58,7 +58,7 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
             renamed = name.removeprefix("_orig_mod.")  # prefix of compiled models
             for pattern, ours in NAMES.items():
                 renamed = re.sub(f"^{pattern}$", ours, renamed)
-            weights[renamed] = tensor
+            weights[renamed] = tensor.detach()  # an error for anything but a tensor
     except Exception as error:  # a damaged archive, or one of other values, raises errors of many types
         raise ValueError(f"{path} holds no weights that can be read: {str(error).splitlines()[0]}") from None
     shape = meta.get("model_config", {})

@@ -1,8 +1,10 @@
 """All attacks, tried one after the other: (kind, name, held) of each, for `python -m bench.attacks`."""
 
 import hashlib
+import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -144,5 +146,33 @@ def kills(count: int = 100) -> Iterator[Attempt]:
                 yield "base_train", tag, ended and last_step(tag) == last_step("whole") != []
 
 
+def artifacts(folder: str) -> dict[Path, dict[str, str]]:
+    """Return the hashes of each finished stage's artifacts."""
+    return {path: json.loads(path.read_text())["artifacts"] for path in Path(folder).glob("*/default/outcome.json")}
+
+
+def speedrun(count: int = 20) -> Iterator[Attempt]:
+    """Kill `speedrun.sh` with its stages at random moments: finished stages stay, and the last attempt ends."""
+    dice, kept = random.Random(4), {}
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["env", f"NANOCHAT_BASE_DIR={folder}", "bash", "speedrun.sh", "--seconds=10", "--until=chat_sft"]
+        for _ in range(count):
+            process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+            time.sleep(dice.uniform(0.5, 12))
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            yield "speedrun.sh", f"stages finished: {len(kept)}", kept.items() <= artifacts(folder).items()
+            kept = artifacts(folder)
+        process = subprocess.run(command, cwd=ROOT, check=False)
+        yield "speedrun.sh", "ends", process.returncode == 0 and kept.items() <= artifacts(folder).items()
+
+
 KILLS_PER_RUN = 5
-KINDS = {"kills": kills, "programs": programs, "forgeries": forgeries, "requests": requests, "expressions": expressions}
+KINDS = {
+    "kills": kills,
+    "speedrun": speedrun,
+    "programs": programs,
+    "forgeries": forgeries,
+    "requests": requests,
+    "expressions": expressions,
+}

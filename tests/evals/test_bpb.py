@@ -127,7 +127,6 @@ CASES = list(itertools.product((0, 5, 24), (1, 3)))  # stride, batch size
 
 
 def figures(folder: Path, tokenizer_path: Path) -> None:
-    """What a rank finds in each case."""
     tokenizer = Tokenizer.load(tokenizer_path)
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
     with setup("cpu", "fp32") as runtime:

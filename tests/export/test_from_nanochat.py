@@ -77,7 +77,6 @@ def test_another_layout_is_refused(weights, tmp_path):
 @pytest.mark.parametrize("size", [10**9, 10**30, -1, 2.5, None, True, [3]])
 @pytest.mark.parametrize("name", ["n_layer", "sequence_len", "n_embd", "n_head", "vocab_size"])
 def test_sizes_that_the_file_does_not_have(name, size, tmp_path):
-    """At once: nothing of this size is made."""
     path = leave(tmp_path, october(), SHAPE | {name: size})
     with pytest.raises(ValueError, match=r"has other sizes than its meta file says|has neither known layout"):
         read_checkpoint(path)

@@ -51,7 +51,6 @@ def test_the_largest_device_batch_is_found_and_kept(base, whole):
 
 
 def test_a_horizon_of_seconds(base):
-    """Without evaluations, as asked."""
     said = base.run("timed", "--num-iterations=-1", "--target-seconds=0.4", "--eval-every=-1", ranks=2)
     assert "num_iterations ? = as many as 0.4 seconds allow" in said
     assert "sample:" not in said

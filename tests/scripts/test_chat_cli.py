@@ -43,7 +43,6 @@ class Person:
         self.read_until("> ")
 
     def read_until(self, end: str, seconds: float = 200.0) -> str:
-        """Return the text up to a certain end."""
         seen, limit = "", time.monotonic() + seconds
         while not seen.endswith(end):
             ready, _, _ = select.select([self.terminal.leader], [], [], max(0.0, limit - time.monotonic()))

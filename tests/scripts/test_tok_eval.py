@@ -20,7 +20,6 @@ TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
 @pytest.fixture
 def trained(here, text_folder):
-    """The output of a small tok_train."""
     done = here("scripts.tok_train", "--vocab-size=320", f"--data={text_folder}", "--threads=1")
     assert done.returncode == 0, done.stderr
     return done

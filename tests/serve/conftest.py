@@ -15,6 +15,5 @@ def twin(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(twin):
-    """A server without a key, with four slots."""
     with serving(twin.base, "--slots=4") as server:
         yield server
