@@ -149,6 +149,7 @@ def _new_model(config: "TrainingSettings", depth: int, width: int, kv_heads: int
     if kv_heads not in legal:
         raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
     fields = config_fields(config.model) | {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}
+    fields |= config.model_fields
     if config.window_pattern:
         fields["window_pattern"] = config.window_pattern
     return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields))
