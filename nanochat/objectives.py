@@ -7,7 +7,6 @@ another distribution; as usual, no correction is made for this difference.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,17 +52,22 @@ class DeepSupervision:
 
     def __call__(self, model: "RecursiveGPT", batch: Batch) -> Loss:
         inputs, targets = batch
-        kept = (targets >= 0).sum(1)  # (rows,)
-        rows = [model.loss(hidden, targets, "none").sum(1) for hidden in model.exits(inputs)]  # (rows,) for each exit
-        powers = [self.base**i for i in range(len(rows))]
-        total = sum(power / sum(powers) * row.sum() for power, row in zip(powers, rows, strict=True))
-        for before, row in pairwise(rows):
-            mean = (before.detach() / kept.clamp(min=1)).clamp(min=LEAST_LOSS)
-            total = total + self.reward * (row / mean - kept).sum()
-        sums = [row.detach().sum() for row in rows]
+        kept = (targets >= 0).sum(1, keepdim=True)  # (rows, 1)
+        powers = [self.base**i for i in range(model.steps)]
+        total, before, sums = 0.0, None, []
+        for power, hidden in zip(powers, model.exits(inputs), strict=True):
+            factors = torch.full((len(inputs), 1), power / sum(powers), device=inputs.device)
+            if before is not None:
+                mean = (before / kept.clamp(min=1)).clamp(min=LEAST_LOSS)
+                factors = factors + self.reward / mean
+                total = total - self.reward * kept.sum()
+            loss, losses = model.weighted_loss(hidden, targets, factors.expand_as(targets))
+            total = total + loss
+            before = losses.sum(1, keepdim=True)
+            sums.append(before.sum())
         metrics = {f"train/exit_{i}": (loss, kept.sum()) for i, loss in enumerate(sums)}
         metrics["train/refinement"] = (sums[0] - sums[-1], sums[0])
-        return total / len(rows), kept.sum(), metrics
+        return total / len(sums), kept.sum(), metrics
 
 
 def pretraining(config: "RecursionSettings") -> Objective:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from nanochat.cross_entropy import weighted_cross_entropy
 from nanochat.gpt import GPT, Context, GPTConfig, LayerContext, norm
 
 if TYPE_CHECKING:
@@ -78,6 +79,19 @@ class RecursiveGPT(GPT):
                 middle = y
         return y, z, middle
 
+    def weighted_loss(self, hidden: Tensor, targets: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses times factors (B, T), and the losses (B, T), which have no gradient."""
+        total, losses = weighted_cross_entropy(
+            hidden.flatten(0, 1),
+            self.head_weight,
+            targets.flatten(),
+            factors.flatten(),
+            softcap=self.config.softcap,
+            vocab_size=self.config.vocab_size,
+            form=self.loss_form,
+        )
+        return total, losses.view_as(targets)
+
     def flops_per_token(self) -> int:
         """Return FLOPs forward and backward; a sweep without a gradient costs a third, and every exit has a head."""
         config = self.config
@@ -88,3 +102,15 @@ class RecursiveGPT(GPT):
         rest = super().flops_per_token() - 6 * blocks - 12 * config.width * keys  # head and smear, once
         head = 6 * self.head_weight.numel()
         return round(gradient_sweeps * sweep + rest + (config.supervision - 1) * head)
+
+
+def exit_count(model: GPT) -> int:
+    """Return the number of exits in a forward; a plain model has one."""
+    return model.steps if isinstance(model, RecursiveGPT) else 1
+
+
+def exit_losses(model: GPT, ids: Tensor, targets: Tensor, reduction: str = "none") -> Tensor:
+    """Return the losses at targets (B, T; -1: none) at every exit: (exits, B, T), or sums (exits,)."""
+    if not isinstance(model, RecursiveGPT):
+        return model(ids, targets, reduction=reduction)[None]
+    return torch.stack([model.loss(hidden, targets, reduction) for hidden in model.exits(ids)])

@@ -81,6 +81,7 @@ def main(config: Config) -> None:
     from nanochat.dataloader import TextLoader
     from nanochat.evals.bpb import sample_writing, text_validation
     from nanochat.evals.core import core_scores
+    from nanochat.evals.refinement import refinement_alarms
     from nanochat.objectives import pretraining
     from nanochat.run import training
     from nanochat.scaling import dry_run, plan_run
@@ -120,6 +121,7 @@ def main(config: Config) -> None:
         )
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
+        evaluations += refinement_alarms(trainer, config.eval_every)
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
         state = trainer.fit(source, pretraining(config), evaluations, data=corpus.manifest())
