@@ -203,7 +203,11 @@ class Decoder:
             self.graphs = {}  # on CUDA, by step shape; old ones read the old cache
             key_bytes = self.config.kv_heads * self.config.head_dim * self.model.compute_dtype.itemsize
             slot_bytes = 2 * self.model.cached_layers * self.length * key_bytes  # keys and values
-            fit = max(1, free_memory(self.device) // 2 // slot_bytes)  # half the memory stays free
+            free = free_memory(self.device)
+            if slot_bytes > free:
+                needed = f"{slot_bytes / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free"
+                raise ValueError(f"the cache for one row of {self.length} tokens needs {needed}: take fewer --exits")
+            fit = max(1, free // 2 // slot_bytes)  # half the memory stays free
             self.cache = KVCache(self.model, min(self.wanted, fit), self.length)
             sizes = {"halting": self.config.vocab_size, "uniform": self.length, "forced": self.length}
             for name, dtype in STATE.items():

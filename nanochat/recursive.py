@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nanochat.cross_entropy import weighted_cross_entropy
 from nanochat.gpt import GPT, Context, GPTConfig, LayerContext, norm
+from nanochat.log import print0
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
@@ -114,3 +115,11 @@ def exit_losses(model: GPT, ids: Tensor, targets: Tensor, reduction: str = "none
     if not isinstance(model, RecursiveGPT):
         return model(ids, targets, reduction=reduction)[None]
     return torch.stack([model.loss(hidden, targets, reduction) for hidden in model.exits(ids)])
+
+
+def choose_exits(model: GPT, exits: int) -> None:
+    """Let a trained model run another number of exits, and print that; ValueError for a plain model."""
+    if not isinstance(model, RecursiveGPT):
+        raise ValueError("--exits is for recursive models, and this model is none")
+    print0(f"recursion: {exits} exits, trained with {model.config.supervision}")
+    model.set_steps(exits)

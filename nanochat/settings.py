@@ -54,6 +54,7 @@ class CheckpointChoice(TagSettings):
     step: Count = option(
         -1, "step of the checkpoint (-1: the newest)", group="model", least=-1, in_card=False, short="-s"
     )
+    exits: Count = option(0, "exits of a recursive model to run (0: as many as trained)", group="model", least=0)
 
 
 @dataclass(frozen=True)

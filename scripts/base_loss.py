@@ -49,7 +49,7 @@ def main(config: Config) -> None:
 
     outcome = Outcome.begin("base_loss", config.tag, config)
     with setup(config.device_type, config.dtype) as runtime:
-        model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
+        model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime, config.exits)
         corpus = open_corpus(config.data or checkpoint.manifest["config"]["data"], config.num_shards)
         samples = write_samples(model, tokenizer) if runtime.rank == 0 else []
         texts = {split: read_text(corpus.batches(split), tokenizer, config.eval_bytes) for split in ("train", "val")}

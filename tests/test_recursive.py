@@ -10,11 +10,11 @@ from models import CONFIGS, lively, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from nanochat.checkpoint import build_model
-from nanochat.decoder import KVCache
+from nanochat.decoder import Decoder, KVCache
 from nanochat.fused import pack
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.objectives import DeepSupervision, next_token, pretraining
-from nanochat.recursive import RecursiveGPT
+from nanochat.recursive import RecursiveGPT, choose_exits, exit_count
 from nanochat.settings import PRESETS, OptimizerSettings
 from scripts.base_train import Config
 
@@ -196,7 +196,20 @@ def test_what_cannot_be_is_one_sentence(flags, sentence):
         Config(**flags)
 
 
-def test_a_recursive_model_is_one():
-    assert isinstance(lively(CONFIGS["recursive"]), RecursiveGPT)
+def test_other_numbers_of_exits_are_told(capsys, monkeypatch):
+    model = lively(CONFIGS["recursive"])
+    assert isinstance(model, RecursiveGPT)
+    choose_exits(model, 2)
+    assert capsys.readouterr().out.endswith("recursion: 2 exits, trained with 3\n")
+    assert exit_count(model) == len(list(model.exits(tokens()))) == 2
+    with pytest.raises(ValueError, match="--exits is for recursive models, and this model is none"):
+        choose_exits(lively(CONFIGS["reference"]), 2)
+    monkeypatch.setattr("nanochat.decoder.free_memory", lambda device: 1e6)
+    choose_exits(model, 300)
+    with pytest.raises(ValueError, match=r"one row of 128 tokens needs 0.1 GB, 0.0 GB are free: take fewer --exits"):
+        Decoder(model).make_room(1, 128)
+
+
+def test_detached_exits_are_fewer_than_all():
     with pytest.raises(ValueError, match="detached=3 must be below the 3 exits"):
         lively({**CONFIGS["recursive"], "detached": 3})

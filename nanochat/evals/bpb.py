@@ -121,10 +121,10 @@ def exit_table(model: GPT, text: EvalText, batch_size: int, runtime: Runtime) ->
     """Return the table with the bits per byte at each exit, up to twice as many as trained; none for a plain model."""
     if not isinstance(model, RecursiveGPT):
         return []
-    trained = model.steps
+    trained, chosen = model.config.supervision, model.steps
     model.set_steps(2 * trained)
     found = bits_by_exit(model, text, model.config.max_seq_len, batch_size, runtime)
-    model.set_steps(trained)
+    model.set_steps(chosen)
     rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
     print0(*(f"base_loss: val bpb at exit {i} (trained: {known}) {bpb:.4f}" for i, known, bpb, _ in rows), sep="\n")
     return [table_of("Bits per byte at each exit", {"Exit": "", "Trained": "", "bpb": ".4f", "±": ".4f"}, rows)]
