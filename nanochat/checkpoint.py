@@ -36,6 +36,7 @@ from nanochat.paths import (
     text_sha256,
     write_json,
 )
+from nanochat.recursive import choose_exits
 from nanochat.runtime import Runtime, post_result, wait_result
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.stages import MODELS
@@ -327,10 +328,15 @@ def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
     return found
 
 
-def load_model(stage: str, tag: str, step: int, runtime: Runtime) -> tuple[GPT, Tokenizer, Checkpoint]:
-    """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint."""
+def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0) -> tuple[GPT, Tokenizer, Checkpoint]:
+    """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
+
+    exits: of a recursive model, 0 for as many as trained.
+    """
     checkpoint = find_model(stage, tag, step, runtime)
     model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
+    if exits:
+        choose_exits(model, exits)
     return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
 
 

@@ -51,12 +51,9 @@ def cross_entropy(
     """
     settings = FORMS[form or choose_form(hidden.device)], softcap, vocab_size or len(weight)
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    fitting = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
-    chunk = chunk or max(LEAST_TOKENS[recorded], fitting)
-    chunks = max(1, -(-len(targets) // chunk))
-    chunk = -(-len(targets) // chunks)  # equal lengths: few shapes to compile for
+    chunk = _chunk_length(hidden, len(weight), LEAST_TOKENS[recorded], chunk)
     if recorded and reduction == "sum":
-        return _SumOfLosses.apply(hidden, weight, targets, chunk, settings)
+        return _SumOfLosses.apply(hidden, weight, targets, None, chunk, settings)[0]
     if recorded:  # autograd differentiates losses of single tokens, and computes the chunk's logits again for that
         settings = torch_form, *settings[1:]
         losses = partial(checkpoint, _losses, use_reentrant=False)
@@ -68,6 +65,32 @@ def cross_entropy(
     return each if reduction == "none" else each.sum()
 
 
+def weighted_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    factors: Tensor,
+    *,
+    softcap: float,
+    vocab_size: int,
+    form: str | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the sum of the losses times factors (N,), and the losses (N,), which have no gradient."""
+    settings = FORMS[form or choose_form(hidden.device)], softcap, vocab_size
+    chunk = _chunk_length(hidden, len(weight), LEAST_TOKENS[True])
+    if torch.is_grad_enabled():
+        return _SumOfLosses.apply(hidden, weight, targets, factors, chunk, settings)
+    losses = cross_entropy(hidden, weight, targets, softcap=softcap, vocab_size=vocab_size, form=form, reduction="none")
+    return losses @ factors, losses
+
+
+def _chunk_length(hidden: Tensor, vocab_size: int, least: int, most: int = 0) -> int:
+    """Return the tokens in a chunk of logits, at most `most` (0: as many as fit, and at least `least`)."""
+    fitting = CHUNK_BYTES[hidden.device.type] // (vocab_size * hidden.element_size())
+    chunks = max(1, -(-len(hidden) // (most or max(least, fitting))))
+    return -(-len(hidden) // chunks)  # equal lengths: few shapes to compile for
+
+
 def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: Settings) -> Tensor:
     form, softcap, vocab_size = settings
     logits = hidden @ head.to(hidden.dtype).t()
@@ -75,7 +98,10 @@ def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: Settings) -
 
 
 class _SumOfLosses(torch.autograd.Function):
-    """The sum of losses; the forward computes the gradient for a loss of 1, while a chunk's logits exist."""
+    """The sum of losses times factors (None: 1), and the losses, which have no gradient.
+
+    The forward computes the gradient for a loss of 1, while a chunk's logits exist.
+    """
 
     @staticmethod
     def forward(
@@ -83,33 +109,43 @@ class _SumOfLosses(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
+        factors: Tensor | None,
         chunk: int,
         settings: Settings,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         form, softcap, vocab_size = settings
         scale = GRADIENT_SCALE.get(hidden.dtype, 1.0)
         head = weight.to(hidden.dtype)
         total = torch.zeros((), device=hidden.device)  # sums are kept in fp32
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
-        chunks = zip(hidden.split(chunk), targets.split(chunk), hidden_gradient.split(chunk), strict=True)
-        for rows, labels, rows_gradient in chunks:
+        each = []  # losses of the chunks
+        for start in range(0, len(targets), chunk):
+            part = slice(start, start + chunk)
+            rows, rows_gradient = hidden[part], hidden_gradient[part]
             logits = rows @ head.t()
-            losses, gradient = form(logits, labels, softcap, vocab_size, scale)
-            total += losses.sum()
+            losses, gradient = form(logits, targets[part], softcap, vocab_size, scale)
+            each.append(losses)
+            if factors is None:
+                total += losses.sum()
+            else:
+                total += losses @ factors[part]
+                gradient.mul_(factors[part, None])
             rows_gradient.copy_(gradient @ head)  # still scaled: backward divides
             # Sums over tokens, which could overflow: the other factor takes the scale away.
             weight_gradient += gradient.t() @ (rows if scale == 1 else rows / scale)
             del logits, gradient  # before the next chunk's exist
         ctx.save_for_backward(hidden_gradient, weight_gradient.to(weight.dtype))
         ctx.scale = scale
-        return total
+        losses = torch.cat(each)
+        ctx.mark_non_differentiable(losses)
+        return total, losses
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, outer: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, outer: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
-        return hidden_gradient * (outer / ctx.scale), weight_gradient * outer, None, None, None
+        return hidden_gradient * (outer / ctx.scale), weight_gradient * outer, None, None, None, None
 
 
 # ---- forms ----

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nanochat.gpt import GPT, GPTConfig
+from nanochat.gpt import GPT
 from nanochat.runtime import free_memory
 
 BUCKETS = (1, 8, 32, 64, 128, 256)  # row counts for steps on CUDA, with a graph for each
@@ -102,12 +102,13 @@ class KVCache:
     that gathering would take.
     """
 
-    def __init__(self, config: GPTConfig, slots: int, length: int, dtype: torch.dtype, device: torch.device):
+    def __init__(self, model: GPT, slots: int, length: int):
         self.slots = slots
+        config, device = model.config, model.device
         # Keys and values; heads before length: the keys that one head reads lie together.
-        shape = (config.depth, 2, slots, config.kv_heads, length, config.head_dim)
+        shape = (model.cached_layers, 2, slots, config.kv_heads, length, config.head_dim)
         # Zeros, because masked values must still be finite.
-        self.store = torch.zeros(shape, dtype=dtype, device=device)
+        self.store = torch.zeros(shape, dtype=model.compute_dtype, device=device)
         self.layers = [layer.unbind() for layer in self.store]
         # (slots, kv_heads): the index that each head's position 0 has among a layer's keys.
         self.offsets = torch.arange(slots * config.kv_heads, device=device).view(slots, -1) * length
@@ -201,15 +202,13 @@ class Decoder:
             self.state = {}  # name → (slots, size)
             self.graphs = {}  # on CUDA, by step shape; old ones read the old cache
             key_bytes = self.config.kv_heads * self.config.head_dim * self.model.compute_dtype.itemsize
-            slot_bytes = 2 * self.config.depth * self.length * key_bytes  # keys and values
-            fit = max(1, free_memory(self.device) // 2 // slot_bytes)  # half the memory stays free
-            self.cache = KVCache(
-                self.config,
-                min(self.wanted, fit),
-                self.length,
-                self.model.compute_dtype,
-                self.device,
-            )
+            slot_bytes = 2 * self.model.cached_layers * self.length * key_bytes  # keys and values
+            free = free_memory(self.device)
+            if slot_bytes > free:
+                needed = f"{slot_bytes / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free"
+                raise ValueError(f"the cache for one row of {self.length} tokens needs {needed}: take fewer --exits")
+            fit = max(1, free // 2 // slot_bytes)  # half the memory stays free
+            self.cache = KVCache(self.model, min(self.wanted, fit), self.length)
             sizes = {"halting": self.config.vocab_size, "uniform": self.length, "forced": self.length}
             for name, dtype in STATE.items():
                 if dtype == torch.float64 and self.device.type == "mps":

@@ -54,6 +54,10 @@ class GPTConfig:
     smear: bool = True  # each token's embedding takes a part of the previous token's, within a document
     induction: bool = False  # half the heads search for the token that followed a similar one (InductionAttention)
     backout: bool = True  # part of the middle layer's output is subtracted from the head's input
+    supervision: int = 0  # exits of a recursive model, each with a loss (recursive.py); 0: no recursion
+    loops: int = 2  # the next three are for recursion only: updates of the latent before each one of the answer
+    passes: int = 1  # sweeps over the layers for each exit; the last one has a gradient
+    detached: int = 0  # exits whose states the following ones take without a gradient
     bos_id: int = -1  # the token that starts a document: smear stops there; -1: a row is one document
 
     def __post_init__(self):
@@ -96,7 +100,7 @@ class GPTConfig:
 
 # Tricks that other programs do not know: a model is exported only if it has these values (export/hf.py).
 LEARNED = ("residual_lambdas", "x0_lambdas", "value_embeds", "smear", "induction", "backout")
-PLAIN = {"window_pattern": "L", **dict.fromkeys(LEARNED, False)}
+PLAIN = {"window_pattern": "L", "supervision": 0, **dict.fromkeys(LEARNED, False)}
 MLP_KINDS = {  # name → (has a gate, hidden units from the outputs up and gate)
     "relu2": (False, lambda up, gate: F.relu(up).square()),
     "swiglu": (True, lambda up, gate: F.silu(gate) * up),
@@ -264,6 +268,7 @@ class GPT(nn.Module):
         self.compute_dtype = torch.float32  # for activations; parameters stay fp32
         self.compiled = False
         self.loss_form = None  # a key in cross_entropy.FORMS; None: the fastest uncompiled
+        self.cached_layers = config.depth  # applications of blocks in a forward, each with keys and values of its own
         values_width = config.kv_heads * config.head_dim
         self.embed = Embedding(config.padded_vocab, config.width)
         tables = {str(i): Embedding(config.padded_vocab, values_width) for i in config.value_layers}
@@ -341,17 +346,12 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Return logits (B, T, vocab_size), or the loss at targets (B, T; -1: none): the sum, or (B, T) for "none"."""
         hidden = self.hidden(ids, cache)
-        if targets is None:
-            return self.logits(hidden)
-        loss = cross_entropy(
-            hidden.flatten(0, 1),  # (B * T, width)
-            self.head_weight,
-            targets.flatten(),
-            form=self.loss_form,
-            softcap=self.config.softcap,
-            vocab_size=self.config.vocab_size,
-            reduction=reduction,
-        )
+        return self.logits(hidden) if targets is None else self.loss(hidden, targets, reduction)
+
+    def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum") -> Tensor:
+        """Return the loss of the head's inputs (B, T, width) at targets, as `forward` does."""
+        settings = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "form": self.loss_form}
+        loss = cross_entropy(hidden.flatten(0, 1), self.head_weight, targets.flatten(), reduction=reduction, **settings)
         return loss.view_as(targets) if reduction == "none" else loss
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
@@ -365,45 +365,47 @@ class GPT(nn.Module):
         positions = None if cache is None else cache.positions
         keys = length if positions is None else cache.capacity
         assert keys <= config.max_seq_len
-        masks = {}
-        for window in set(config.windows):  # layers share them
-            masks[window] = make_mask(
-                self.attention,
-                length,
-                keys,
-                ids.device,
-                window=window,
-                positions=positions,
-                bounded=config.scores_are_bounded and self.compute_dtype != torch.float16,  # at most exp(11) in fp16
-            )
+        bounded = config.scores_are_bounded and self.compute_dtype != torch.float16  # at most exp(11) in fp16
+        make = partial(make_mask, self.attention, length, keys, ids.device, positions=positions, bounded=bounded)
+        masks = {window: make(window=window) for window in set(config.windows)}  # layers share them
         rotation = self.rotary(slice(length) if positions is None else positions)
         return Context(ids, self._smear(self._embed(ids), ids, cache), rotation, masks, cache)
 
     def sweep(self, x: Tensor, context: Context) -> Tensor:
         """Run all blocks on the state x (B, T, width); return the new state, normed. May run again on a context."""
-        config = self.config
         x = x.view_as(x)  # were x and x0 the same tensor, the compiler would make another graph
+        for i, layer in enumerate(self.layers(context)):
+            x = self.run_block(i, x, layer)
+            if i == self.config.depth // 2:
+                middle = x
+        return norm(self.back_out(x, middle))
+
+    def layers(self, context: Context) -> Iterator[LayerContext]:
+        """Yield each block's inputs besides the state."""
+        config = self.config
         no_lambdas = [None] * config.depth
         residual_lambdas = no_lambdas if self.residual_lambdas is None else self.residual_lambdas.unbind()
         x0_lambdas = no_lambdas if self.x0_lambdas is None else self.x0_lambdas.unbind()
-        checkpointing = self.checkpointing and context.cache is None and torch.is_grad_enabled()
-        for i, block in enumerate(self.blocks):
-            has_values = str(i) in self.value_embeds
-            layer = LayerContext(
+        for i in range(config.depth):
+            yield LayerContext(
                 x0=context.x0,
                 residual_lambda=residual_lambdas[i],
                 x0_lambda=x0_lambdas[i],
-                values=self.value_embeds[str(i)](context.ids).to(x.dtype) if has_values else None,
+                values=self.value_embeds[str(i)](context.ids).to(context.x0) if str(i) in self.value_embeds else None,
                 rotation=context.rotation,
                 mask=context.masks[config.windows[i]],
                 store=None if context.cache is None else partial(context.cache.update, i),
             )
-            x = checkpoint(block, x, layer, use_reentrant=False) if checkpointing else block(x, layer)
-            if i == config.depth // 2:
-                middle = x  # for backout
-        if config.backout:
-            x = x - self.backout_lambda.to(x.dtype) * middle
-        return norm(x)
+
+    def run_block(self, i: int, x: Tensor, layer: LayerContext) -> Tensor:
+        """Run block i on the state x."""
+        if self.checkpointing and layer.store is None and torch.is_grad_enabled():
+            return checkpoint(self.blocks[i], x, layer, use_reentrant=False)
+        return self.blocks[i](x, layer)
+
+    def back_out(self, x: Tensor, middle: Tensor) -> Tensor:
+        """Return the last layer's output without a part of the middle layer's."""
+        return x - self.backout_lambda.to(x.dtype) * middle if self.config.backout else x
 
     def _embed(self, ids: Tensor) -> Tensor:
         return norm(self.embed(ids).to(self.compute_dtype))

@@ -306,6 +306,9 @@ class StepProgress:
             f"total time: {duration(figures['total_training_time'])}",
             f"eta: {left}",
         ]
+        exits = [f"{value:.3f}" for name, value in figures.items() if name.startswith("train/exit_")]
+        if exits:
+            parts[2:2] = [f"exits: {' '.join(exits)}", f"refinement: {100 * figures['train/refinement']:.1f}%"]
         self._line = " | ".join(parts)
         if now - self._shown >= LINE_SECONDS:
             self._shown = now

@@ -7,6 +7,7 @@ another distribution; as usual, no correction is made for this difference.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,16 @@ from nanochat.dataloader import Batch
 from nanochat.decoder import Prefix
 from nanochat.gpt import GPT
 
+if TYPE_CHECKING:
+    from nanochat.recursive import RecursiveGPT
+    from nanochat.settings import RecursionSettings
+
 Metrics = dict[str, tuple[Tensor, Tensor]]  # name -> sum and count, over a micro-batch
 # The loss sum, the count that divides the sum over all micro-batches and ranks, and further metrics.
 Loss = tuple[Tensor, Tensor, Metrics]
 Objective = Callable[[nn.Module, Batch], Loss]
 
+LEAST_LOSS = 0.1  # in nats: an exit with a lower loss counts as if it had this one when the next is compared with it
 CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 ± CLIP
 
 
@@ -30,6 +36,45 @@ def next_token(model: nn.Module, batch: Batch) -> Loss:
     """
     inputs, targets = batch
     return model(inputs, targets), (targets >= 0).sum(), {}
+
+
+@dataclass
+class DeepSupervision:
+    """The loss of a recursive model (recursive.py): of every exit, later ones weighing more. batch: as in `next_token`.
+
+    Exit i weighs base^i, divided by the sum over all exits; `reward` is for each exit's relative improvement on the one
+    before, taken by row: a row is never divided, so micro-batches and ranks change nothing. The mean over the exits is
+    the loss that is minimized; the metrics have each exit's own loss.
+    """
+
+    base: float
+    reward: float
+
+    def __call__(self, model: "RecursiveGPT", batch: Batch) -> Loss:
+        inputs, targets = batch
+        kept = (targets >= 0).sum(1, keepdim=True)  # (rows, 1)
+        powers = [self.base**i for i in range(model.steps)]
+        total, before, sums = 0.0, None, []
+        for power, hidden in zip(powers, model.exits(inputs), strict=True):
+            factors = torch.full((len(inputs), 1), power / sum(powers), device=inputs.device)
+            if before is not None:
+                mean = (before / kept.clamp(min=1)).clamp(min=LEAST_LOSS)
+                factors = factors + self.reward / mean
+                total = total - self.reward * kept.sum()
+            loss, losses = model.weighted_loss(hidden, targets, factors.expand_as(targets))
+            total = total + loss
+            before = losses.sum(1, keepdim=True)
+            sums.append(before.sum())
+        metrics = {f"train/exit_{i}": (loss, kept.sum()) for i, loss in enumerate(sums)}
+        metrics["train/refinement"] = (sums[0] - sums[-1], sums[0])
+        return total / len(sums), kept.sum(), metrics
+
+
+def pretraining(config: "RecursionSettings") -> Objective:
+    """Return the objective for a new model."""
+    if config.recursion == "off":
+        return next_token
+    return DeepSupervision(config.supervision_base, config.improvement_reward)
 
 
 def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:

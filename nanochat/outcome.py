@@ -318,6 +318,7 @@ STEPS = ("step", "step")
 CURVES = (
     ("Loss", TOKENS, "nats per token", {"train": "train/loss", "validation": "val/loss"}),
     ("Validation", TOKENS, "bits per byte", {"validation": "val/bpb"}),
+    ("Validation at each exit", TOKENS, "bits per byte", {f"exit {i}": f"val/bpb at exit {i}" for i in range(8)}),
     ("CORE metric, an estimate", TOKENS, "0: guessing, 1: perfect", {"CORE": "core_metric"}),
     ("World CORE metric, an estimate", TOKENS, "0: guessing, 1: perfect", {"World CORE": "world_core_metric"}),
     ("Reward", STEPS, "per answer", {"train": "rl/reward", "test, pass@1": "eval/pass@1"}),

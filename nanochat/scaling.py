@@ -123,6 +123,9 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
         f"weight decay x {decay:.4g} = (total_batch_size / 2^19)^0.5 / (N / N at depth 12)",
         f"num_iterations {'?' if steps is None else f'{steps:,}'} = {horizon}",
     ]
+    if shape.supervision:
+        sweeps = f"{shape.supervision} exits x {shape.passes} passes x ({shape.loops} loops + 1)"
+        notes.append(f"recursion {config.recursion}: each block runs {sweeps} times for a token")
     return RunPlan(
         model=shape,
         counts=counts,
@@ -149,6 +152,7 @@ def _new_model(config: "TrainingSettings", depth: int, width: int, kv_heads: int
     if kv_heads not in legal:
         raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
     fields = config_fields(config.model) | {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}
+    fields |= config.model_fields
     if config.window_pattern:
         fields["window_pattern"] = config.window_pattern
     return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields))
@@ -312,6 +316,8 @@ def memory(
     tokens = rows * model.max_seq_len
     head = counts["head"] or counts["embed"]
     channels = itemsize * tokens * model.width  # bytes of one activation
+    # Blocks with a gradient in a forward: recursion applies each of them several times.
+    applied = model.depth * (model.supervision * (model.loops + 1) or 1)
     # A chunk of logits, the head in the compute dtype, its gradient in fp32, and one chunk's share.
     loss = min(CHUNK_BYTES["cuda"], itemsize * tokens * model.padded_vocab) + 8 * head
     return {
@@ -320,7 +326,7 @@ def memory(
         "gradients": stored,  # summed over micro-batches
         "summed gradients": stored / ranks if ranks > 1 else 0,  # over the ranks, a share
         "optimizer": (plan.state_bytes + 4 * empty) / ranks,  # each rank keeps a share
-        "activations": channels * (model.depth * BLOCK_KEEPS[checkpointing][fp8] + REST_KEEPS),
+        "activations": channels * (applied * BLOCK_KEEPS[checkpointing][fp8] + REST_KEEPS),
         "loss or backward": max(loss, channels * BLOCK_TAKES[checkpointing][fp8]),
     }
 

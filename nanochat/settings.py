@@ -5,7 +5,7 @@ gives a shared flag another default in one script.
 """
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from nanochat.config import Count, changed, flag_of, option
 from nanochat.log import print0
@@ -26,12 +26,7 @@ class TagSettings:
     """The name of a run."""
 
     tag: str = option(
-        "d12",
-        "name of the run, and of its folders",
-        group="run",
-        may_change=True,
-        in_card=False,
-        short="-g",
+        "d12", "name of the run, and of its folders", group="run", may_change=True, in_card=False, short="-g"
     )
 
 
@@ -57,13 +52,9 @@ class CheckpointChoice(TagSettings):
 
     # For reading a model; training scripts choose by --resume.
     step: Count = option(
-        -1,
-        "step of the checkpoint (-1: the newest)",
-        group="model",
-        least=-1,
-        in_card=False,
-        short="-s",
+        -1, "step of the checkpoint (-1: the newest)", group="model", least=-1, in_card=False, short="-s"
     )
+    exits: Count = option(0, "exits of a recursive model to run (0: as many as trained)", group="model", least=0)
 
 
 @dataclass(frozen=True)
@@ -153,10 +144,7 @@ class TrainingDeviceSettings(DeviceSettings):
     )
     # About a third more computation; activations for one layer at a time.
     checkpointing: bool = option(
-        False,
-        "recompute activations in the backward pass to save memory",
-        group="device",
-        may_change=True,
+        False, "recompute activations in the backward pass to save memory", group="device", may_change=True
     )
 
 
@@ -196,18 +184,10 @@ class BatchSettings:
     max_seq_len: Count | None = option(2048, "length of a row", group="batch", least=1)
     # Only memory decides: the result differs by rounding only.
     device_batch_size: str = option(
-        "auto",
-        "rows of a micro-batch on one device (auto: as many as fit)",
-        group="batch",
-        may_change=True,
+        "auto", "rows of a micro-batch on one device (auto: as many as fit)", group="batch", may_change=True
     )
     # scaling.plan_run chooses it for -1.
-    total_batch_size: Count | None = option(
-        -1,
-        "tokens of a step (-1: chosen for the horizon)",
-        group="batch",
-        least=1,
-    )
+    total_batch_size: Count | None = option(-1, "tokens of a step (-1: chosen for the horizon)", group="batch", least=1)
 
 
 @dataclass(frozen=True)
@@ -224,10 +204,7 @@ class OptimizerSettings:
     scalar_lr: Rate = option(0.5, "learning rate of scalars (AdamW)", group="optimizer", least=0)
     # Muon alone: param_groups.RULES has a fixed decay for each AdamW group.
     weight_decay: float = option(
-        0.28,
-        "weight decay of matrices, scaled with batch and horizon",
-        group="optimizer",
-        least=0,
+        0.28, "weight decay of matrices, scaled with batch and horizon", group="optimizer", least=0
     )
     # The schedule, see schedules.py: warmup by steps, then constant, then warmdown by progress.
     warmup_steps: Count = option(
@@ -237,19 +214,101 @@ class OptimizerSettings:
         least=0,
     )
     warmdown_ratio: float = option(
-        0.65,
-        "share of the run in which the learning rate falls",
-        group="optimizer",
-        least=0,
+        0.65, "share of the run in which the learning rate falls", group="optimizer", least=0
     )
     final_lr_frac: float = option(
-        0.05,
-        "final learning rate, as a fraction of the full one",
-        group="optimizer",
-        least=0,
+        0.05, "final learning rate, as a fraction of the full one", group="optimizer", least=0
     )
     # Off by default, as in the public reference's recipe; its effect here was not measured.
     grad_clip: Rate = option(0.0, "largest norm of the gradient (0: no clipping)", group="optimizer", least=0)
+
+
+class Preset(NamedTuple):
+    """Settings for training with recursion. A flag with the name of a field wins."""
+
+    supervision_base: float
+    improvement_reward: float
+    matrix_lr: float
+    embedding_lr: float
+    warmup_steps: int
+    grad_clip: float = 1.0
+    supervision: int = 4
+    loops: int = 2
+    passes: int = 1
+    detached: int = 0
+
+
+PRESETS = {
+    "moderate": Preset(3.0, 0.5, 0.002, 0.02, 100),
+    "aggressive": Preset(5.0, 1.0, 0.001, 0.01, 150),
+    "extreme": Preset(10.0, 2.0, 0.0005, 0.005, 200),
+}
+
+
+@dataclass(frozen=True)
+class RecursionSettings(OptimizerSettings):
+    """Deep-supervised recursion, see nanochat/recursive.py. None: the preset's value, or the usual one."""
+
+    recursion: str = option("off", f"preset of recursion: off, {', '.join(PRESETS)}", group="recursion")
+    supervision: Count | None = option(
+        None, "exits, each with a loss (default: the preset's)", group="recursion", least=1
+    )
+    loops: Count | None = option(
+        None, "updates of the latent state before each one of the answer (default: 2)", group="recursion", least=0
+    )
+    passes: Count | None = option(
+        None, "sweeps over the layers for each exit, the last with a gradient (default: 1)", group="recursion", least=1
+    )
+    detached: Count | None = option(
+        None, "exits whose states the following ones take without a gradient (default: 0)", group="recursion", least=0
+    )
+    supervision_base: Rate = option(
+        None, "weight of each exit, relative to the one before (default: the preset's)", group="recursion", least=0
+    )
+    improvement_reward: Rate = option(
+        None, "reward for the relative improvement of each exit (default: the preset's)", group="recursion", least=0
+    )
+    matrix_lr: Rate = changed(
+        OptimizerSettings, "matrix_lr", None, text="learning rate of matrices (Muon; default: 0.02, or the preset's)"
+    )
+    embedding_lr: Rate = changed(
+        OptimizerSettings,
+        "embedding_lr",
+        None,
+        text="learning rate of embeddings (AdamW; default: 0.3, or the preset's)",
+    )
+    warmup_steps: Count | None = changed(
+        OptimizerSettings,
+        "warmup_steps",
+        None,
+        text="steps of learning rate warmup, at most a tenth of a run of known length (default: 40, or the preset's)",
+    )
+    grad_clip: Rate = changed(
+        OptimizerSettings,
+        "grad_clip",
+        None,
+        text="largest norm of the gradient (0: no clipping; default: 0, or the preset's 1)",
+    )
+
+    def __post_init__(self):
+        super().__post_init__()  # of HorizonSettings
+        if self.recursion not in ("off", *PRESETS):
+            raise ValueError(f"--recursion={self.recursion} is not known, take one of off, {', '.join(PRESETS)}")
+        usual = {one.name: one.default for one in fields(OptimizerSettings)}
+        chosen = usual if self.recursion == "off" else PRESETS[self.recursion]._asdict()
+        for name in Preset._fields:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, chosen.get(name))  # the dataclass is frozen
+            elif name not in chosen:
+                raise ValueError(f"{flag_of(name)} is for recursion: add --recursion={next(iter(PRESETS))}")
+        if self.recursion != "off" and self.detached >= self.supervision:
+            raise ValueError(f"--detached={self.detached} has to be below --supervision={self.supervision}")
+
+    @property
+    def model_fields(self) -> dict[str, int]:
+        """Return the fields of GPTConfig that recursion sets."""
+        names = ("supervision", "loops", "passes", "detached")
+        return {} if self.recursion == "off" else {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -267,12 +326,7 @@ class CheckpointSettings:
     )
     # One more is on disk while a new one is written.
     keep_last: Count = option(
-        2,
-        "newest checkpoints to keep (0: all)",
-        group="checkpoints",
-        least=0,
-        may_change=True,
-        in_card=False,
+        2, "newest checkpoints to keep (0: all)", group="checkpoints", least=0, may_change=True, in_card=False
     )
 
 
@@ -282,10 +336,7 @@ class EvaluationSettings:
 
     # Fixed for a run: the lowest validation depends on how often one is made.
     eval_every: Count = option(
-        250,
-        "validate every N steps (0: only before and after training; -1: never)",
-        group="evaluation",
-        least=-1,
+        250, "validate every N steps (0: only before and after training; -1: never)", group="evaluation", least=-1
     )
 
 
@@ -294,18 +345,10 @@ class PlanSettings:
     """The plan of a run, printed instead of training."""
 
     dry_run: bool = option(
-        False,
-        "print the plan of the run with its cost, and stop",
-        group="run",
-        may_change=True,
-        in_card=False,
+        False, "print the plan of the run with its cost, and stop", group="run", may_change=True, in_card=False
     )
     on: str = option(
-        "",
-        "hardware of the dry run, like 8xH100 (default: this machine)",
-        group="run",
-        may_change=True,
-        in_card=False,
+        "", "hardware of the dry run, like 8xH100 (default: this machine)", group="run", may_change=True, in_card=False
     )
     json: bool = option(False, "print the dry run as JSON", group="run", may_change=True, in_card=False)
 
@@ -343,11 +386,7 @@ class FineTuneSettings(TrainingSettings):
     # One tag through all stages needs no flag.
     model_tag: str = option("", "run to start from (default: the run of the same tag)", group="model")
     # Ends a run by the progress through the data, where neither steps nor seconds do.
-    num_epochs: float = option(
-        -1.0,
-        "passes over the data (1 if no horizon is given)",
-        group="horizon",
-    )
+    num_epochs: float = option(-1.0, "passes over the data (1 if no horizon is given)", group="horizon")
 
     # None: the parent's value.
     max_seq_len: Count | None = changed(BatchSettings, "max_seq_len", None)
@@ -365,10 +404,7 @@ class FineTuneSettings(TrainingSettings):
     final_lr_frac: float = changed(OptimizerSettings, "final_lr_frac", 0.0)
     # Below 1: the parent has learned most already, and large steps would undo that.
     init_lr_frac: float = option(
-        0.8,
-        "initial learning rate, as a fraction of the parent's",
-        group="optimizer",
-        least=0,
+        0.8, "initial learning rate, as a fraction of the parent's", group="optimizer", least=0
     )
     warm_start: bool = option(True, "start with the optimizer state of the parent", group="optimizer")
     # Recorded in the manifest, for chat_cli and the page. A small model often samples a wrong word at higher ones.
@@ -397,24 +433,16 @@ class ChatTuneSettings(FineTuneSettings):
     eval_every: Count = changed(EvaluationSettings, "eval_every", 200)
     # Rows from the mixture's validation split, the same for any number of ranks.
     eval_tokens: Count = option(
-        -1,
-        "tokens of the validation rows (-1: 5e6, on a CPU 125,000)",
-        group="evaluation",
-        least=1,
+        -1, "tokens of the validation rows (-1: 5e6, on a CPU 125,000)", group="evaluation", least=1
     )
     # Task scores cost more than validation.
     eval_metrics_every: Count = option(
-        200,
-        "score the tasks every N steps (0: only after training; -1: never)",
-        group="evaluation",
-        least=-1,
+        200, "score the tasks every N steps (0: only after training; -1: never)", group="evaluation", least=-1
     )
     eval_metrics_max_problems: Count = option(1024, "problems of each task (0: all)", group="evaluation", least=0)
     # A letter takes one forward pass; written answers take many, token by token.
     eval_metrics_tasks: str = option(
-        "",
-        "tasks to score, separated by | (default: the tasks answered by a letter)",
-        group="evaluation",
+        "", "tasks to score, separated by | (default: the tasks answered by a letter)", group="evaluation"
     )
 
 

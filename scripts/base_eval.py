@@ -29,7 +29,7 @@ def main(config: Config) -> None:
 
     outcome = Outcome.begin("base_eval", config.tag, config)
     with setup(config.device_type, config.dtype) as runtime:
-        model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
+        model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime, config.exits)
         folder = stage_dir("base_eval", config.tag)
         name, tasks = open_core(checkpoint.manifest["tokenizer"]["tag"])
         scores = evaluate_core(model, tokenizer, tasks, runtime, max(config.max_per_task, 0), folder)

@@ -44,12 +44,12 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.data.corpus import open_corpus
-    from nanochat.evals.bpb import bits_per_byte, read_text, write_samples
+    from nanochat.evals.bpb import bits_per_byte, exit_table, read_text, write_samples
     from nanochat.runtime import setup
 
     outcome = Outcome.begin("base_loss", config.tag, config)
     with setup(config.device_type, config.dtype) as runtime:
-        model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
+        model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime, config.exits)
         corpus = open_corpus(config.data or checkpoint.manifest["config"]["data"], config.num_shards)
         samples = write_samples(model, tokenizer) if runtime.rank == 0 else []
         texts = {split: read_text(corpus.batches(split), tokenizer, config.eval_bytes) for split in ("train", "val")}
@@ -70,6 +70,7 @@ def main(config: Config) -> None:
                 outcome.metrics[name] = found.metric()
                 figures[name] = found.value
                 print0(f"base_loss: {name} {found}")
+        outcome.tables += exit_table(model, texts["val"], config.device_batch_size, runtime)
         outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.describe()["name"]}
         outcome.tables.append(table_of("Samples", {"Prompt": "", "Continuation": ""}, samples))
         if runtime.rank == 0:

@@ -10,11 +10,11 @@ from nanochat.config import Count, changed, option, run
 from nanochat.log import format_value, print0
 from nanochat.outcome import pretraining_metrics
 from nanochat.paths import stage_dir
-from nanochat.settings import CorpusSettings, RunSettings, TrainingSettings
+from nanochat.settings import CorpusSettings, RecursionSettings, RunSettings, TrainingSettings
 
 
 @dataclass(frozen=True)
-class Config(CorpusSettings, TrainingSettings):
+class Config(RecursionSettings, CorpusSettings, TrainingSettings):
     """Pretrain the base model on a corpus. Everything that is not given follows from --depth."""
 
     tag: str = changed(RunSettings, "tag", "", text="name of the run, and of its folders (default: d and the depth)")
@@ -81,7 +81,8 @@ def main(config: Config) -> None:
     from nanochat.dataloader import TextLoader
     from nanochat.evals.bpb import sample_writing, text_validation
     from nanochat.evals.core import core_scores
-    from nanochat.objectives import next_token
+    from nanochat.evals.refinement import refinement_alarms
+    from nanochat.objectives import pretraining
     from nanochat.run import training
     from nanochat.scaling import dry_run, plan_run
     from nanochat.tokenizer import Tokenizer
@@ -120,9 +121,10 @@ def main(config: Config) -> None:
         )
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
+        evaluations += refinement_alarms(trainer, config.eval_every)
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
-        state = trainer.fit(source, next_token, evaluations, data=corpus.manifest())
+        state = trainer.fit(source, pretraining(config), evaluations, data=corpus.manifest())
         trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source, corpus))
 
 

@@ -56,7 +56,7 @@ def main(config: Config) -> None:
         if not interactive:
             stack.enter_context(redirect_stdout(sys.stderr))
         runtime = stack.enter_context(setup(config.device_type, config.dtype))
-        model, tokenizer, checkpoint = load_model(MODELS[source], tag, config.step, runtime)
+        model, tokenizer, checkpoint = load_model(MODELS[source], tag, config.step, runtime, config.exits)
         temperature, suggestions = chat_defaults(checkpoint.manifest)
         settings = Request(
             tokens=(),  # of each prompt

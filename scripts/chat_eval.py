@@ -45,7 +45,7 @@ def main(config: Config) -> None:
     folder = stage_dir(stage.name, config.tag)
     outcome = Outcome.begin(stage.name, config.tag, config)
     with setup(config.device_type, config.dtype) as runtime:
-        model, tokenizer, checkpoint = load_model(stage.parent, config.tag, config.step, runtime)
+        model, tokenizer, checkpoint = load_model(stage.parent, config.tag, config.step, runtime, config.exits)
         # Spelling tasks take their words from the tokenizer's training text.
         tasks = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
         if not tasks:

@@ -37,7 +37,7 @@ def main(config: Config) -> None:
     out = Path(config.out).expanduser() if config.out else base_dir() / f"export/{name}-{config.format}"
     # Comparisons need fp32 on both sides.
     with setup("cpu", "fp32") as runtime:
-        model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, config.step, runtime)
+        model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, config.step, runtime, config.exits)
         exported = hf.Exported(name, model, tokenizer, checkpoint.manifest, sample_texts(tokenizer.special_tokens))
         hf.export(writers[config.format], exported, out)
     print0(f"export: {out}")

@@ -12,7 +12,7 @@ from nanochat.evals.sandbox import NoSandbox
 from nanochat.log import Record, print0
 from nanochat.settings import ChatTuneSettings
 from nanochat.stages import CHAT_CORE, WORLD_MEAN
-from tasks import chats, gsm8k, hrm8k, humaneval, mixing, multiple_choice, spelling, world
+from tasks import chats, gsm8k, hrm8k, humaneval, mixing, multiple_choice, puzzles, spelling, world
 from tasks.common import DataSet, Task, find_task, pick
 
 TASKS: dict[str, DataSet] = {
@@ -21,6 +21,7 @@ TASKS: dict[str, DataSet] = {
     **hrm8k.SETS,
     **humaneval.SETS,
     **spelling.SETS,
+    **puzzles.SETS,
     **chats.SETS,
     **world.SETS,
 }

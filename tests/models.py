@@ -8,20 +8,22 @@ import torch
 from nanochat.attention import attend, make_mask
 from nanochat.checkpoint import RECORD, Saver
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.models import CONFIGURATIONS
+from nanochat.models import CONFIGURATIONS, new_model
 from nanochat.tokenizer import Tokenizer
 
 BOS = 3
 SMALL = {"vocab_size": 100, "depth": 4, "width": 64, "heads": 4, "kv_heads": 2, "max_seq_len": 512, "bos_id": BOS}
 ODD_SHAPES = {"tie_embeddings": True, "mlp": "swiglu", "window_pattern": "S"}
 CONFIGS = {name: {**SMALL, **fields} for name, fields in CONFIGURATIONS.items()}
+CONFIGS["recursive"] = {**SMALL, "depth": 2, "supervision": 3}
+CONFIGS["recursive passes"] = {**CONFIGS["recursive"], "loops": 1, "passes": 2, "detached": 1, "value_embeds": False}
 CONFIGS["odd shapes"] = {**SMALL, **ODD_SHAPES, "depth": 3, "kv_heads": 1, "mlp_ratio": 1.7}
 
 
 def lively(fields, seed=5, **options) -> GPT:
     """A model in which nothing is zero, as if it had been trained."""
     print(f"seed {seed}")
-    model = GPT(GPTConfig(**fields), **options)
+    model = new_model(GPTConfig(**fields), **options).to_empty(device="cpu")
     model.init_weights(seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

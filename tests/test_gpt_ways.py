@@ -67,15 +67,24 @@ OTHER_VALUES = {
     "qk_scale": 1.0,
     "softcap": 0.0,
     "bos_id": -1,
+    "supervision": 2,
+    "loops": 1,
+    "passes": 2,
+    "detached": 1,
 }
 SIZES = {"vocab_size", "depth", "width", "heads", "max_seq_len"}
 FIELDS = [field for field in dataclasses.fields(GPTConfig) if field.name not in SIZES]
 
 
+def usual_for(field: dataclasses.Field) -> dict:
+    """Return the small config, recursive if the field is about recursion."""
+    return {**SMALL, "supervision": 2} if field.name in ("loops", "passes", "detached") else SMALL
+
+
 def switched(field: dataclasses.Field) -> dict:
     """Return the small config with another value of the field."""
     value = not field.default if isinstance(field.default, bool) else OTHER_VALUES[field.name]
-    return {**SMALL, field.name: value}
+    return {**usual_for(field), field.name: value}
 
 
 @pytest.fixture(params=FIELDS, ids=lambda field: field.name)
@@ -85,11 +94,14 @@ def field(request):
 
 def test_every_field_acts(field):
     ids = tokens()
-    usual, other = lively(SMALL), lively(switched(field))
+    usual, other = lively(usual_for(field)), lively(switched(field))
     kept = {name: value for name, value in usual.state_dict().items() if name in other.state_dict()}
     if field.name not in ("mlp_ratio", "kv_heads"):  # the same shapes: then only the field differs
         other.load_state_dict(kept, strict=False)
-    assert (usual(ids) - other(ids)).abs().max() > 1e-3
+    if field.name == "detached":
+        assert not torch.allclose(gradients(usual, ids)["embed.weight"], gradients(other, ids)["embed.weight"])
+    else:
+        assert (usual(ids) - other(ids)).abs().max() > 1e-3
 
 
 def test_every_field_trains_with_and_without_checkpointing(field):
@@ -145,7 +157,7 @@ def assert_decoding_is_the_full_pass(fields, path="sdpa", dtype=torch.float32, b
     model.compute_dtype = dtype
     packed = pack(model)
     packed.attention = path
-    cache = KVCache(model.config, 3, 192, dtype, torch.device("cpu"))
+    cache = KVCache(model, 3, 192)
     lengths = torch.tensor([[100], [60], [1]])
     packed.hidden(ids[:, :100], cache=cache.prompts(torch.arange(3)))  # what follows a shorter prompt is padding
     for step in range(50):

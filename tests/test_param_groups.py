@@ -70,7 +70,7 @@ def test_learning_rates_scale_with_batch_and_width():
 
 def test_every_learning_rate_is_a_flag():
     flags = {rule.rate for rule in RULES if rule.rate}
-    plain, changed = groups(), groups(**{flag: 3 * getattr(Config, flag) for flag in flags})
+    plain, changed = groups(), groups(**{flag: 3 * getattr(Config(), flag) for flag in flags})
     grown = {name: changed[name].lr / group.lr for name, group in plain.items()}
     assert grown == pytest.approx(dict.fromkeys(plain, 3.0) | {"smear": 1.0, "backout": 1.0})
     one = groups(matrix_lr=0.5)

@@ -83,6 +83,18 @@ def test_seven_and_six_and_seven_steps_are_twenty(base):
     assert_as_straight(base, "parts")
 
 
+def test_seven_and_six_and_seven_steps_of_a_recursive_model_are_twenty(base):
+    flags = ("--recursion=aggressive", "--supervision=2")
+    assert "exits: " in base.run("recursive", *flags)
+    for last in (7, 13):
+        base.run("recursive-parts", *flags, before=SignalAfter(last - 1, signal.SIGTERM))
+        assert steps(base.of("recursive-parts"))[-1] == last
+    base.run("recursive-parts", *flags)
+    assert files_of(base.of("recursive-parts")) == files_of(base.of("recursive"))
+    assert base.metrics("recursive-parts") == base.metrics("recursive")
+    assert "val/bpb at exit 1" in next(record for record in base.metrics("recursive") if "val/bpb" in record)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_compiled_and_in_bf16_too_parts_are_the_whole(ranks, base):

@@ -4,6 +4,7 @@
 - `core`: evaluate_core, core_scores: the CORE metric of a base model.
 - `chat`: evaluate_task, task_scores, answer_scores, mean_scores, sample_answers, chat_validation: problems that a chat
   model solves, and its loss on conversations.
-- `sandbox`: run_all, require, NoSandbox: contains programs that a model wrote.
-- `bpb`: bits_per_byte, read_text, text_validation, write_samples, sample_writing: loss and samples.
+- `sandbox`: judge_all, require, NoSandbox: contains programs that a model wrote.
+- `bpb`: bits_per_byte, exit_table, read_text, text_validation, write_samples, sample_writing: loss and samples.
+- `refinement`: refinement_alarms: alarms about a recursive run.
 """

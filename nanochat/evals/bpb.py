@@ -9,6 +9,7 @@ tokens and overlap: then no token is predicted from a short context, except in t
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
-from nanochat.log import Progress, print0
+from nanochat.log import Progress, Record, print0, table_of
 from nanochat.outcome import Estimate
+from nanochat.recursive import RecursiveGPT, exit_count, exit_losses
 from nanochat.runtime import Runtime, in_halves
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
@@ -79,11 +81,22 @@ def bits_per_byte(
     runtime: Runtime,
     stride: int = 0,
 ) -> Estimate:
-    """Return the bits per byte for a text: a collective, the same figure on all ranks. The error is over rows.
+    """Return the bits per byte for a text at a model's last exit: see `bits_by_exit`."""
+    return bits_by_exit(model, text, seq_len, batch_size, runtime, stride)[-1]
 
-    `model(ids, targets, reduction="none")` gives each target's loss in nats; target -1 is none. batch_size: rows
-    at once on a rank; all rows have `seq_len` tokens, so compiled code meets one shape. stride: tokens from row to
-    row, 0: seq_len.
+
+def bits_by_exit(
+    model: GPT,
+    text: EvalText,
+    seq_len: int,
+    batch_size: int,
+    runtime: Runtime,
+    stride: int = 0,
+) -> list[Estimate]:
+    """Return the bits per byte for a text at each exit, of which a plain model has one.
+
+    A collective, the same figures on all ranks; the errors are over rows. batch_size: rows at once on a rank; all rows
+    have `seq_len` tokens, so compiled code meets one shape. stride: tokens from row to row, 0: seq_len.
     """
     stride = stride or seq_len
     if not 1 <= stride <= seq_len:
@@ -94,16 +107,32 @@ def bits_per_byte(
     padded[: len(text.ids)] = text.ids
     inputs = padded[:-1].unfold(0, seq_len, stride)  # (rows, seq_len), a view
     targets = padded[1:].unfold(0, seq_len, stride)  # a target is the next token
-    # One kind of sum: a token weighs as many bytes as it stands for.
-    [sums] = sum_rows(model, inputs, targets, text.lengths[None], batch_size, runtime, seq_len - stride)
-    assert sums[:, 1].sum() == text.bytes
-    value, stderr = ratio(sums)  # nats per byte
-    return Estimate(value / math.log(2), stderr / math.log(2))
+    # One kind of sum for each exit: a token weighs as many bytes as it stands for.
+    weights = text.lengths.expand(exit_count(model), -1)
+    found = []
+    for sums in sum_rows(partial(exit_losses, model), inputs, targets, weights, batch_size, runtime, seq_len - stride):
+        assert sums[:, 1].sum() == text.bytes
+        value, stderr = ratio(sums)  # nats per byte
+        found.append(Estimate(value / math.log(2), stderr / math.log(2)))
+    return found
+
+
+def exit_table(model: GPT, text: EvalText, batch_size: int, runtime: Runtime) -> list[Record]:
+    """Return the table with the bits per byte at each exit, up to twice as many as trained; none for a plain model."""
+    if not isinstance(model, RecursiveGPT):
+        return []
+    trained, chosen = model.config.supervision, model.steps
+    model.set_steps(2 * trained)
+    found = bits_by_exit(model, text, model.config.max_seq_len, batch_size, runtime)
+    model.set_steps(chosen)
+    rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
+    print0(*(f"base_loss: val bpb at exit {i} (trained: {known}) {bpb:.4f}" for i, known, bpb, _ in rows), sep="\n")
+    return [table_of("Bits per byte at each exit", {"Exit": "", "Trained": "", "bpb": ".4f", "±": ".4f"}, rows)]
 
 
 @torch.no_grad()
 def sum_rows(
-    model: GPT,
+    model: Callable[..., Tensor],
     inputs: Tensor,
     targets: Tensor,
     weights: Tensor,
@@ -114,7 +143,8 @@ def sum_rows(
     """Return (kinds, rows, 2) in fp64, for each row the summed losses and weights: a collective.
 
     inputs, targets: (rows, seq_len). weights: (kinds, vocabulary), each token's weight in each kind of sum; a loss
-    counts if the weight is above 0. overlap: first targets in a row that the row before has too.
+    counts if the weight is above 0. `model(ids, targets, reduction="none")` gives losses in nats (target -1: none), the
+    same ones for all kinds or (kinds, rows, seq_len). overlap: first targets in a row that the row before has too.
     """
     count = len(inputs)
     weights = weights.to(runtime.device)
@@ -129,7 +159,7 @@ def sum_rows(
         goals[numbers > 0, :overlap] = -1
         goals = goals.to(runtime.device)
         losses = model(inputs[numbers].clamp(min=0).to(runtime.device), goals, reduction="none")
-        losses = losses.view(goals.shape).float()  # (rows, seq_len)
+        losses = losses.view(-1, *goals.shape).float()  # (kinds or 1, rows, seq_len)
         sizes = torch.where(goals >= 0, weights[:, goals.clamp(min=0)], 0)  # (kinds, rows, seq_len)
         return torch.stack([(losses * (sizes > 0)).sum(2), sizes.sum(2).float()], dim=2).cpu()
 
@@ -170,7 +200,9 @@ def text_validation(trainer: "Trainer", corpus: "Corpus", every: int, max_bytes:
     length = trainer.config.max_seq_len
 
     def measure() -> Estimates:
-        return {"bpb": bits_per_byte(trainer.model, text, length, trainer.device_rows, trainer.runtime)}
+        found = bits_by_exit(trainer.model, text, length, trainer.device_rows, trainer.runtime)
+        exits = {f"bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
+        return {"bpb": found[-1], **exits}
 
     return [log_validation(trainer, every, len(text.ids), measure)]
 

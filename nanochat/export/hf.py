@@ -111,6 +111,9 @@ def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
         values["window_pattern"] = "L"
     if not config.smear:
         values["bos_id"] = -1
+    if not config.supervision:
+        for name in ("loops", "passes", "detached"):
+            del values[name]
     found = []
     for name, value in values.items():
         is_supported = name in _SIZES or name in architecture.supported

@@ -329,7 +329,7 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
     workers = []
     for device in devices:
         model, tokenizer, checkpoint = load_model(
-            MODELS[choice.source], choice.tag, choice.step, replace(runtime, device=device)
+            MODELS[choice.source], choice.tag, choice.step, replace(runtime, device=device), choice.exits
         )
         # Rows to be scored have any length: take a path without compilation.
         model.attention = "chunks" if device.type == "cpu" else "sdpa"

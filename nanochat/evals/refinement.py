@@ -1,0 +1,62 @@
+"""Alarms about a recursive run, from its metric log: each is printed once, with a remedy."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nanochat.log import Record, print0, read_metrics
+from nanochat.recursive import exit_count
+from nanochat.train import Evaluation, State
+
+if TYPE_CHECKING:
+    from nanochat.run import Trainer
+
+INVERTED_EVALUATIONS = 3  # in a row
+LEAST_REFINEMENT = 0.1  # of the last exit, relative to the first one
+MAX_GRADIENT_NORM = 20.0
+
+
+def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
+    """Return the alarms that a metric log gives cause for: name -> sentence."""
+    found = {}
+    exits = [_exits(record) for record in records if "val/bpb at exit 0" in record]
+    latest = exits[-INVERTED_EVALUATIONS:]
+    if len(latest) == INVERTED_EVALUATIONS and all(bpb != sorted(bpb, reverse=True) for bpb in latest):
+        found["order"] = (
+            f"an exit is worse than the one before it in {INVERTED_EVALUATIONS} evaluations in a row: halve the "
+            "learning rates (--matrix-lr, --embedding-lr), keep --grad-clip at 1, and raise --warmup-steps"
+        )
+    norms = [(record["train/grad_norm"], record["step"]) for record in records if "train/grad_norm" in record]
+    norm, step = max(norms, default=(0.0, 0))
+    if norm > MAX_GRADIENT_NORM:
+        found["gradient"] = (
+            f"the gradient's norm was {norm:.1f} in step {step}, above {MAX_GRADIENT_NORM:g}: lower --matrix-lr, or "
+            "--grad-clip if it is above 1"
+        )
+    if finished and exits:
+        refinement = 1 - exits[-1][-1] / exits[-1][0]
+        if refinement < LEAST_REFINEMENT:
+            found["refinement"] = (
+                f"the last exit is only {100 * refinement:.1f}% better than the first: train longer, lower "
+                "--matrix-lr, or raise --supervision-base"
+            )
+    return found
+
+
+def _exits(record: Record) -> list[float]:
+    """Return the bits per byte at each exit in a validation record."""
+    return [value for name, value in record.items() if name.startswith("val/bpb at exit") and "stderr" not in name]
+
+
+def refinement_alarms(trainer: "Trainer", every: int) -> list[Evaluation]:
+    """Return the evaluation that prints the alarms, to run after validation; none for a plain model."""
+    if exit_count(trainer.model) < 2 or every < 0:
+        return []
+
+    def check(state: State) -> None:
+        printed = state.notes.setdefault("alarms", [])  # saved with the checkpoint: once in a run
+        found = find_alarms(read_metrics(trainer.log.path), state.progress >= 1) if trainer.runtime.rank == 0 else {}
+        for name in found.keys() - set(printed):
+            print0(f"step {state.step:05d} | alarm: {found[name]}")
+            printed.append(name)
+
+    return [Evaluation(every, check)]

@@ -1,0 +1,125 @@
+"""Recursion (TRM): the same blocks run several times, on two states, with a loss at every exit.
+
+y is the answer so far, z a latent state, x the embedded tokens. For each supervision step all layers are swept: layer B
+updates z ← z + B(norm(x + y + z)) `loops` times, then y ← y + B(norm(y + z)), and the head reads norm(y) at the exit.
+With more than one pass, the sweeps before the last one have no gradient. Every attention call is causal.
+
+The model is GPT with the fields `supervision`, `loops`, `passes` and `detached`; names and shapes of the parameters are
+GPT's. Value embeddings and the factors of the residual stream are part of a block and act in every application; smear
+is a part of x, and backout acts on the sweep that ends at the exit.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from nanochat.cross_entropy import weighted_cross_entropy
+from nanochat.gpt import GPT, Context, GPTConfig, LayerContext, norm
+from nanochat.log import print0
+
+if TYPE_CHECKING:
+    from nanochat.decoder import Cache
+
+
+class RecursiveGPT(GPT):
+    """A GPT whose layers are applied again and again. steps: supervision steps of a forward."""
+
+    def __init__(self, config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False):
+        super().__init__(config, attention, checkpointing)
+        if not 0 <= config.detached < config.supervision:
+            raise ValueError(f"detached={config.detached} must be below the {config.supervision} exits of supervision")
+        self.set_steps(config.supervision)
+
+    def set_steps(self, steps: int) -> None:
+        """Take another number of supervision steps than in training."""
+        self.steps = steps
+        self.cached_layers = self.config.depth * steps * self.config.passes * (self.config.loops + 1)
+
+    def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
+        """Return the head's input at the last exit, (B, T, width) in compute_dtype."""
+        *_, last = self.exits(ids, cache)
+        return last
+
+    def exits(self, ids: Tensor, cache: "Cache | None" = None) -> Iterator[Tensor]:
+        """Yield the head's input at each exit, (B, T, width) in compute_dtype."""
+        config, context = self.config, self.context(ids, cache)
+        layers = list(self.layers(context))
+        places = count()
+        y, z = context.x0, torch.zeros_like(context.x0)
+        for step in range(self.steps):
+            for number in range(1, config.passes + 1):
+                with torch.set_grad_enabled(torch.is_grad_enabled() and number == config.passes):
+                    y, z, middle = self.refine(y, z, layers, context, places)
+            yield norm(self.back_out(y, middle))
+            if step < config.detached:
+                y, z = y.detach(), z.detach()
+
+    def refine(
+        self, y: Tensor, z: Tensor, layers: list[LayerContext], context: Context, places: Iterator[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Sweep the layers once; return the new y and z, and y after the middle layer.
+
+        places: numbers of the applications in a forward. A cache keeps keys and values for each of them.
+        """
+
+        def apply(i: int, state: Tensor) -> Tensor:
+            layer = layers[i]
+            if context.cache is not None:
+                layer = layer._replace(store=partial(context.cache.update, next(places)))
+            return self.run_block(i, norm(state), layer)
+
+        for i in range(self.config.depth):
+            for _ in range(self.config.loops):
+                z = z + apply(i, context.x0 + y + z)
+            y = y + apply(i, y + z)
+            if i == self.config.depth // 2:
+                middle = y
+        return y, z, middle
+
+    def weighted_loss(self, hidden: Tensor, targets: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses times factors (B, T), and the losses (B, T), which have no gradient."""
+        total, losses = weighted_cross_entropy(
+            hidden.flatten(0, 1),
+            self.head_weight,
+            targets.flatten(),
+            factors.flatten(),
+            softcap=self.config.softcap,
+            vocab_size=self.config.vocab_size,
+            form=self.loss_form,
+        )
+        return total, losses.view_as(targets)
+
+    def flops_per_token(self) -> int:
+        """Return FLOPs forward and backward; a sweep without a gradient costs a third, and every exit has a head."""
+        config = self.config
+        gradient_sweeps = config.supervision * (1 + (config.passes - 1) / 3)
+        blocks = sum(weight.numel() for name, weight in self.blocks.named_parameters() if weight.ndim == 2)
+        keys = sum(window or config.max_seq_len for window in config.windows)
+        sweep = (config.loops + 1) * (6 * blocks + 12 * config.width * keys)
+        rest = super().flops_per_token() - 6 * blocks - 12 * config.width * keys  # head and smear, once
+        head = 6 * self.head_weight.numel()
+        return round(gradient_sweeps * sweep + rest + (config.supervision - 1) * head)
+
+
+def exit_count(model: GPT) -> int:
+    """Return the number of exits in a forward; a plain model has one."""
+    return model.steps if isinstance(model, RecursiveGPT) else 1
+
+
+def exit_losses(model: GPT, ids: Tensor, targets: Tensor, reduction: str = "none") -> Tensor:
+    """Return the losses at targets (B, T; -1: none) at every exit: (exits, B, T), or sums (exits,)."""
+    if not isinstance(model, RecursiveGPT):
+        return model(ids, targets, reduction=reduction)[None]
+    return torch.stack([model.loss(hidden, targets, reduction) for hidden in model.exits(ids)])
+
+
+def choose_exits(model: GPT, exits: int) -> None:
+    """Let a trained model run another number of exits, and print that; ValueError for a plain model."""
+    if not isinstance(model, RecursiveGPT):
+        raise ValueError("--exits is for recursive models, and this model is none")
+    print0(f"recursion: {exits} exits, trained with {model.config.supervision}")
+    model.set_steps(exits)

@@ -1,0 +1,165 @@
+"""Puzzles that need several steps of thought: pointers to follow, a small Sudoku, a maze. No file is read.
+
+Problems follow from a seed alone. A list, a filled board or a maze belongs to one split: no problem of the test shares
+one with training. Verdicts check whether an answer solves the problem, so every solution counts.
+"""
+
+import re
+from functools import cache
+from itertools import permutations, product
+from random import Random
+from zlib import crc32
+
+from nanochat.paths import text_sha256
+from tasks.common import DataSet, Task, exchange
+
+HELD_OUT = 8  # one board in this many belongs to the test split
+ROWS = {"train": 20_000, "test": 1_000}
+NAMES = "abcdefgh"  # of the places in a list of pointers
+TRAINED_HOPS, NEW_HOPS = (1, 2, 3, 4, 6, 8), (5, 7)
+LEAST_GIVEN, MOST_GIVEN = 6, 12  # cells of a Sudoku
+CELLS = 4  # along each side of a maze, and of a Sudoku
+MOVES = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
+
+
+class Puzzle(Task):
+    """A kind of puzzle. A row is a board and a seed for the other choices in a problem."""
+
+    def open_rows(self) -> list[list]:
+        random = Random(type(self).__name__)
+        rows = []
+        while len(rows) < ROWS[self.split]:
+            board = self.board(random)
+            if (crc32(board.encode()) % HELD_OUT == 0) == (self.split == "test"):
+                rows.append([board, random.getrandbits(32)])
+        return rows
+
+    def hashes(self) -> dict[str, str]:
+        return {"boards": text_sha256("\n".join(f"{board} {seed}" for board, seed in self.rows))}
+
+    def board(self, random: Random) -> str:
+        """Return a random board."""
+        raise NotImplementedError
+
+
+# ---- pointers ----
+
+
+class Hops(Puzzle):
+    """Follow pointers: each name points to another one; the place after some hops is asked for."""
+
+    def board(self, random: Random) -> str:
+        """Return the names that the names in order point to: a permutation."""
+        return "".join(random.sample(NAMES, len(NAMES)))
+
+    def conversation(self, board: str, seed: int) -> dict:
+        random = Random(seed)
+        # The test asks for numbers of hops that training never has.
+        hops = random.choice(TRAINED_HOPS if self.split == "train" else NEW_HOPS)
+        place = start = random.choice(NAMES)
+        for _ in range(hops):
+            place = board[NAMES.index(place)]
+        pointers = list(zip(NAMES, board, strict=True))
+        random.shuffle(pointers)
+        listed = " ".join(f"{name}>{target}" for name, target in pointers)
+        return {**exchange(f"{listed} : {hops} from {start}", place), "category": f"{hops} hops"}
+
+
+# ---- Sudoku ----
+
+
+class Sudoku(Puzzle):
+    """Fill a board of 4 x 4 cells: each row, column and quarter has the digits 1 to 4."""
+
+    def board(self, random: Random) -> str:
+        """Return the 16 digits of a filled board."""
+        return random.choice(filled_boards())
+
+    def conversation(self, board: str, seed: int) -> dict:
+        random = Random(seed)
+        given = set(random.sample(range(16), random.randint(LEAST_GIVEN, MOST_GIVEN)))
+        shown = "".join(digit if place in given else "." for place, digit in enumerate(board))
+        return exchange(_in_rows(shown), _in_rows(board))
+
+    def evaluate(self, conversation: dict, completion: str) -> bool:
+        """Return True if the completion fills the board by the rules, whatever else it prints between the digits."""
+        shown = re.sub(r"\s", "", conversation["messages"][0]["content"])
+        filled = re.sub(r"\s", "", completion)
+        if not re.fullmatch("[1-4]{16}", filled) or any(a not in (".", b) for a, b in zip(shown, filled, strict=True)):
+            return False
+        return filled in filled_boards()
+
+
+@cache
+def filled_boards() -> list[str]:
+    """Return all 288 boards that keep the rules."""
+    rows = ["".join(row) for row in permutations("1234")]
+    # Two rows whose quarters have four digits each, and two such halves whose columns have them.
+    halves = [a + b for a, b in product(rows, rows) if len({*a[:2], *b[:2]}) == 4]
+    return [top + low for top, low in product(halves, halves) if all(len({*(top + low)[i::4]}) == 4 for i in range(4))]
+
+
+def _in_rows(cells: str) -> str:
+    return "\n".join(" ".join(cells[start : start + 4]) for start in range(0, 16, 4))
+
+
+# ---- mazes ----
+
+
+class Maze(Puzzle):
+    """Find a way through a maze: moves U, D, L and R from S to E."""
+
+    def board(self, random: Random) -> str:
+        """Return the lines of a maze in which one way leads from any cell to any other."""
+        size = 2 * CELLS + 1
+        grid = [["#"] * size for _ in range(size)]
+        path = [(1, 1)]
+        grid[1][1] = "."
+        while path:
+            row, column = path[-1]
+            steps = [(row + 2 * y, column + 2 * x, row + y, column + x) for y, x in MOVES.values()]
+            free = [
+                step for step in steps if 0 < step[0] < size and 0 < step[1] < size and grid[step[0]][step[1]] == "#"
+            ]
+            if free:
+                *cell, wall_row, wall_column = random.choice(free)
+                grid[wall_row][wall_column] = grid[cell[0]][cell[1]] = "."
+                path.append((cell[0], cell[1]))
+            else:
+                path.pop()
+        return "\n".join(map("".join, grid))
+
+    def conversation(self, board: str, seed: int) -> dict:
+        grid = board.split("\n")
+        cells = [(row, column) for row in range(1, 2 * CELLS, 2) for column in range(1, 2 * CELLS, 2)]
+        start, end = Random(seed).sample(cells, 2)
+        ways = {start: ""}  # cell -> the moves that lead to it
+        for place in (waiting := [start]):
+            for move, (y, x) in MOVES.items():
+                following = place[0] + y, place[1] + x
+                if grid[following[0]][following[1]] != "#" and following not in ways:
+                    ways[following] = ways[place] + move
+                    waiting.append(following)
+        lines = [list(line) for line in grid]
+        lines[start[0]][start[1]], lines[end[0]][end[1]] = "S", "E"
+        return exchange("\n".join(map("".join, lines)), " ".join(ways[end]))
+
+    def evaluate(self, conversation: dict, completion: str) -> bool:
+        """Return True if the moves lead from S to E without a wall."""
+        grid = conversation["messages"][0]["content"].split("\n")
+        moves = completion.split()
+        [place] = [(row, line.index("S")) for row, line in enumerate(grid) if "S" in line]
+        for move in moves:
+            if move not in MOVES:
+                return False
+            place = place[0] + MOVES[move][0], place[1] + MOVES[move][1]
+            if grid[place[0]][place[1]] == "#":
+                return False
+        return grid[place[0]][place[1]] == "E"
+
+
+SETS = {
+    "Hops": DataSet(task=Hops, splits="train test", baseline=1 / len(NAMES)),
+    "Sudoku-4": DataSet(task=Sudoku, splits="train test"),
+    "Maze": DataSet(task=Maze, splits="train test"),
+}

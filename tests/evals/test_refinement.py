@@ -1,0 +1,30 @@
+"""Alarms about a recursive run."""
+
+import pytest
+
+from nanochat.evals.refinement import find_alarms
+
+
+def validation(*bpb):
+    return {"step": 1, "val/bpb": bpb[-1]} | {f"val/bpb at exit {i}": one for i, one in enumerate(bpb)}
+
+
+GOOD, INVERTED, FLAT = validation(3.0, 2.5, 2.0), validation(2.0, 2.5, 2.4), validation(2.0, 1.99, 1.98)
+NORM = {"step": 7, "train/grad_norm": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("records", "finished", "alarms"),
+    [
+        ([NORM, GOOD, GOOD, GOOD], True, []),
+        ([INVERTED, INVERTED], False, []),
+        ([INVERTED, GOOD, INVERTED, INVERTED], False, []),
+        ([GOOD, INVERTED, INVERTED, INVERTED], False, ["order"]),
+        ([FLAT], False, []),
+        ([FLAT], True, ["refinement"]),
+        ([NORM, {"step": 8, "train/grad_norm": 20.1}], False, ["gradient"]),
+        ([], True, []),
+    ],
+)
+def test_alarms(records, finished, alarms):
+    assert list(find_alarms(records, finished)) == alarms

@@ -1,0 +1,215 @@
+"""The recursive model: against the formulas written out, and what it promises about exits, gradients and caches."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loop_parts import ALONE, EXACT, ROWS, Rows, furthest, train, uneven
+from models import CONFIGS, lively, tokens
+from torch.utils.flop_counter import FlopCounterMode
+
+from nanochat.checkpoint import build_model
+from nanochat.decoder import Decoder, KVCache
+from nanochat.fused import pack
+from nanochat.gpt import GPT, GPTConfig
+from nanochat.objectives import DeepSupervision, next_token, pretraining
+from nanochat.recursive import RecursiveGPT, choose_exits, exit_count
+from nanochat.settings import PRESETS, OptimizerSettings
+from scripts.base_train import Config
+
+SETTINGS = {"depth": 2, "supervision": 3, "loops": 2}
+
+
+def rms(x):
+    return F.rms_norm(x, x.shape[-1:], eps=2**-23)
+
+
+def written_out(model, ids):
+    """The logits at each exit, by the formulas in nanochat/recursive.py."""
+    config, context = model.config, model.context(ids)
+    layers = list(zip(model.blocks, model.layers(context), strict=True))
+    x = y = context.x0
+    z, found = 0 * x, []
+    for step in range(config.supervision):
+        for number in range(config.passes):
+            y, z = (y, z) if number == 0 else (y.detach(), z.detach())
+            for i, (block, layer) in enumerate(layers):
+                for _ in range(config.loops):
+                    z = z + block(rms(x + y + z), layer)
+                y = y + block(rms(y + z), layer)
+                if i == config.depth // 2:
+                    middle = y
+        found.append(model.logits(rms(y - model.backout_lambda * middle)))
+        if step < config.detached:
+            y, z = y.detach(), z.detach()
+    return found
+
+
+@pytest.mark.parametrize("name", ["recursive", "recursive passes"])
+def test_every_exit_is_that_of_the_formulas(name):
+    model, ids = lively(CONFIGS[name]), tokens()
+    exits = [model.logits(hidden) for hidden in model.exits(ids)]
+    assert len(exits) == 3
+    expected = written_out(model, ids)
+    gradients = []
+    for logits in (exits, expected):
+        model.zero_grad()
+        sum(some.square().sum() for some in logits).backward()
+        gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+    torch.testing.assert_close((exits, gradients[0]), (expected, gradients[1]), atol=1e-3, rtol=1e-4)
+    assert torch.equal(model(ids), exits[-1])
+    model.set_steps(1)
+    assert torch.equal(model(ids), exits[0])
+
+
+def test_without_supervision_the_model_is_the_plain_one():
+    fields = CONFIGS["recursive"]
+    plain, recursive = lively({**fields, "supervision": 0}), lively(fields)
+    assert type(plain) is GPT
+    assert {name: p.shape for name, p in plain.named_parameters()} == {
+        name: p.shape for name, p in recursive.named_parameters()
+    }
+    ids = tokens()
+    assert torch.equal(plain.sweep(plain.context(ids).x0, plain.context(ids)), plain.hidden(ids))
+
+
+@pytest.mark.parametrize("name", ["recursive", "recursive passes"])
+def test_no_exit_sees_a_later_token(name):
+    model, ids = lively(CONFIGS[name]), tokens()
+    changed = ids.clone()
+    changed[:, 130] = 4 + (changed[:, 130] + 1) % 90
+    for before, after in zip(model.exits(ids), model.exits(changed), strict=True):
+        assert torch.equal(after[:, :130], before[:, :130])
+        assert not torch.equal(after[:, 130], before[:, 130])
+
+
+@pytest.mark.parametrize("name", ["recursive", "recursive passes"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+@torch.no_grad()
+def test_a_cache_has_keys_for_every_application_at_any_number_of_steps(name, steps):
+    model, ids = lively(CONFIGS[name]), tokens(2, 40)
+    model.set_steps(steps)
+    packed, exact = pack(model), model(ids)
+    assert packed.steps == steps
+    packed.attention = "decode"
+    cache = KVCache(packed, 2, 64)
+    assert len(cache.layers) == model.config.depth * steps * model.config.passes * (model.config.loops + 1)
+    for place in range(40):
+        positions = torch.full((2, 1), place)
+        view = cache.next_tokens(positions, ids[:, max(place - 1, 0), None], 64)
+        ours = packed.logits(packed.hidden(ids[:, place, None], cache=view))
+        torch.testing.assert_close(ours, exact[:, place, None], atol=2e-4, rtol=1e-4)
+
+
+# ---- the objective ----
+
+
+def test_the_loss_is_the_seeds_formula():
+    """Of one row: (Σ wᵢ·Lᵢ − s·Σ (Lᵢ₋₁ − Lᵢ)/Lᵢ₋₁) / exits, wᵢ = bⁱ/Σb; the earlier loss is a constant."""
+    model, ids = lively(CONFIGS["recursive"]), tokens(1)
+    targets = ids.roll(-1, dims=1)
+    losses = [F.cross_entropy(logits[0], targets[0]) for logits in written_out(model, ids)]
+    weights = torch.tensor([5.0**i for i in range(3)]) / 31
+    expected = sum(w * loss for w, loss in zip(weights, losses, strict=True))
+    expected = expected - 2 * sum((a.detach() - b) / a.detach() for a, b in pairwise(losses))
+    expected = expected / 3
+    expected.backward()
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    total, count, metrics = DeepSupervision(5.0, 2.0)(model, (ids, targets))
+    (total / count).backward()
+    torch.testing.assert_close(total / count, expected)
+    torch.testing.assert_close([p.grad for p in model.parameters() if p.grad is not None], gradients)
+    for i, loss in enumerate(losses):
+        assert float(metrics[f"train/exit_{i}"][0] / count) == pytest.approx(loss.item(), rel=1e-5)
+    refinement = metrics["train/refinement"]
+    assert float(refinement[0] / refinement[1]) == pytest.approx(1 - (losses[2] / losses[0]).item(), rel=1e-3, abs=1e-6)
+
+
+def test_micro_batches_do_not_matter(tmp_path):
+    def model(size):
+        shape = GPTConfig(128, width=64, heads=2, max_seq_len=32, bos_id=0, **SETTINGS)
+        options = {"device_batch": size, "source": Rows(ALONE, uneven), "model": build_model(shape, ALONE, 1)}
+        return train(tmp_path / f"{size}", objective=DeepSupervision(5.0, 1.0), **options)
+
+    whole = model(ROWS)
+    assert {"train/exit_0", "train/exit_2", "train/refinement"} <= whole.records[0].keys()
+    for size in (1, 2, 4):
+        assert furthest(model(size).parameters, whole.parameters) < EXACT
+
+
+@pytest.mark.parametrize("changes", [{}, {"passes": 2}, {"loops": 1, "supervision": 2}])
+def test_flops_are_those_of_the_products(changes):
+    """Against a count of the products as they run, attention aside: the formula takes all keys as seen."""
+    shape = GPTConfig(vocab_size=128, width=64, heads=2, max_seq_len=32, bos_id=0, **SETTINGS | changes)
+    model = build_model(shape, ALONE, 1)
+    ids = torch.randint(128, (1, 32))
+    with FlopCounterMode(display=False) as counter:
+        loss, *_ = DeepSupervision(5.0, 1.0)(model, (ids, ids))
+        loss.backward()
+    counts = counter.get_flop_counts()["Global"]
+    products = sum(
+        number for operation, number in counts.items() if "mm" in str(operation) and "bmm" not in str(operation)
+    )
+    attention = 12 * 64 * 2 * 32 * (shape.loops + 1) * shape.supervision * (1 + (shape.passes - 1) / 3)
+    assert products / 32 == pytest.approx(model.flops_per_token() - attention, rel=0.01)
+
+
+# ---- presets and flags ----
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "reward", "rate", "warmup"),
+    [("moderate", 3, 0.5, 0.002, 100), ("aggressive", 5, 1, 0.001, 150), ("extreme", 10, 2, 0.0005, 200)],
+)
+def test_presets(name, base, reward, rate, warmup):
+    config = Config(recursion=name)
+    assert (config.supervision_base, config.improvement_reward, config.matrix_lr) == (base, reward, rate)
+    assert (config.embedding_lr, config.warmup_steps, config.grad_clip) == (10 * rate, warmup, 1.0)
+    assert config.model_fields == {"supervision": 4, "loops": 2, "passes": 1, "detached": 0}
+    assert pretraining(config) == DeepSupervision(base, reward)
+    own = Config(recursion=name, matrix_lr=0.7, supervision=2, warmup_steps=3)
+    assert (own.matrix_lr, own.supervision, own.warmup_steps, own.loops) == (0.7, 2, 3, 2)
+
+
+def test_without_recursion_nothing_changes():
+    config = Config()
+    usual = OptimizerSettings()
+    for name in ("matrix_lr", "embedding_lr", "warmup_steps", "grad_clip"):
+        assert getattr(config, name) == getattr(usual, name)
+    assert config.model_fields == {}
+    assert pretraining(config) is next_token
+    assert {"off", *PRESETS} == {"off", "moderate", "aggressive", "extreme"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"recursion": "agressive"}, "--recursion=agressive is not known, take one of off, moderate, aggressive"),
+        ({"loops": 3}, "--loops is for recursion: add --recursion=moderate"),
+        ({"recursion": "extreme", "detached": 4}, "--detached=4 has to be below --supervision=4"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(flags, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        Config(**flags)
+
+
+def test_other_numbers_of_exits_are_told(capsys, monkeypatch):
+    model = lively(CONFIGS["recursive"])
+    assert isinstance(model, RecursiveGPT)
+    choose_exits(model, 2)
+    assert capsys.readouterr().out.endswith("recursion: 2 exits, trained with 3\n")
+    assert exit_count(model) == len(list(model.exits(tokens()))) == 2
+    with pytest.raises(ValueError, match="--exits is for recursive models, and this model is none"):
+        choose_exits(lively(CONFIGS["reference"]), 2)
+    monkeypatch.setattr("nanochat.decoder.free_memory", lambda device: 1e6)
+    choose_exits(model, 300)
+    with pytest.raises(ValueError, match=r"one row of 128 tokens needs 0.1 GB, 0.0 GB are free: take fewer --exits"):
+        Decoder(model).make_room(1, 128)
+
+
+def test_detached_exits_are_fewer_than_all():
+    with pytest.raises(ValueError, match="detached=3 must be below the 3 exits"):
+        lively({**CONFIGS["recursive"], "detached": 3})
