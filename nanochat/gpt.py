@@ -58,6 +58,7 @@ class GPTConfig:
     loops: int = 2  # the next three are for recursion only: updates of the latent before each one of the answer
     passes: int = 1  # sweeps over the layers for each exit; the last one has a gradient
     detached: int = 0  # exits whose states the following ones take without a gradient
+    sweeps: int = 1  # times that the layers run on one state (recursive.LoopedGPT); not with supervision
     bos_id: int = -1  # the token that starts a document: smear stops there; -1: a row is one document
 
     def __post_init__(self):
@@ -100,7 +101,7 @@ class GPTConfig:
 
 # Tricks that other programs do not know: a model is exported only if it has these values (export/hf.py).
 LEARNED = ("residual_lambdas", "x0_lambdas", "value_embeds", "smear", "induction", "backout")
-PLAIN = {"window_pattern": "L", "supervision": 0, **dict.fromkeys(LEARNED, False)}
+PLAIN = {"window_pattern": "L", "supervision": 0, "sweeps": 1, **dict.fromkeys(LEARNED, False)}
 MLP_KINDS = {  # name → (has a gate, hidden units from the outputs up and gate)
     "relu2": (False, lambda up, gate: F.relu(up).square()),
     "swiglu": (True, lambda up, gate: F.silu(gate) * up),
@@ -255,6 +256,7 @@ class Context(NamedTuple):
     rotation: Rotation
     masks: dict[int, Mask]  # by window
     cache: "Cache | None"
+    first: int = 0  # place of the first layer's keys and values in the cache
 
 
 class GPT(nn.Module):
@@ -394,7 +396,7 @@ class GPT(nn.Module):
                 values=self.value_embeds[str(i)](context.ids).to(context.x0) if str(i) in self.value_embeds else None,
                 rotation=context.rotation,
                 mask=context.masks[config.windows[i]],
-                store=None if context.cache is None else partial(context.cache.update, i),
+                store=None if context.cache is None else partial(context.cache.update, context.first + i),
             )
 
     def run_block(self, i: int, x: Tensor, layer: LayerContext) -> Tensor:
@@ -426,8 +428,7 @@ class GPT(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return (…, vocab_size) in fp32."""
         config = self.config
-        tied = config.tie_embeddings
-        logits = F.linear(hidden, self.embed.weight.to(hidden.dtype)) if tied else self.head(hidden)
+        logits = F.linear(hidden, self.embed.weight.to(hidden.dtype)) if config.tie_embeddings else self.head(hidden)
         logits = logits[..., : config.vocab_size].float()
         return config.softcap * (logits / config.softcap).tanh() if config.softcap else logits
 
@@ -478,10 +479,9 @@ def _gate(t: Tensor, config: GPTConfig, generator: Generator) -> Tensor:
 
 
 PARAMETERS = (
+    # A tied embedding is also the head, and belongs to the group "unembedding" (param_groups.py).
     ParameterRow(
-        r"embed\.weight",
-        "embedding",  # "unembedding" if tied (param_groups.py)
-        lambda t, c, g: t.normal_(0, 0.02 if c.tie_embeddings else 0.8, generator=g),  # tied: also the head
+        r"embed\.weight", "embedding", lambda t, c, g: t.normal_(0, 0.02 if c.tie_embeddings else 0.8, generator=g)
     ),
     ParameterRow(r"head\.weight", "unembedding", lambda t, c, g: t.normal_(0, 0.001, generator=g)),
     ParameterRow(r"value_embeds\.\d+\.weight", "value_embeds", _uniform(1)),

@@ -6,7 +6,7 @@ import torch
 
 from nanochat.gpt import GPT, PLAIN, GPTConfig
 from nanochat.log import Record
-from nanochat.recursive import RecursiveGPT
+from nanochat.recursive import LoopedGPT, RecursiveGPT
 
 # Other flags set these fields, so --model does not change them.
 SIZE_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")
@@ -48,8 +48,9 @@ def describe_config(config: GPTConfig) -> Record:
 
 def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
     """Return a model for the config that has shapes alone: its `to_empty` takes memory on a device."""
+    kind = RecursiveGPT if config.supervision else GPT if config.sweeps == 1 else LoopedGPT
     with torch.device("meta"):
-        return (RecursiveGPT if config.supervision else GPT)(config, attention, checkpointing)
+        return kind(config, attention, checkpointing)
 
 
 def config_fields(text: str) -> Record:

@@ -32,6 +32,8 @@ class RecursiveGPT(GPT):
         super().__init__(config, attention, checkpointing)
         if not 0 <= config.detached < config.supervision:
             raise ValueError(f"detached={config.detached} must be below the {config.supervision} exits of supervision")
+        if config.sweeps != 1:
+            raise ValueError(f"sweeps={config.sweeps} is for a model without supervision")
         self.set_steps(config.supervision)
 
     def set_steps(self, steps: int) -> None:
@@ -96,13 +98,39 @@ class RecursiveGPT(GPT):
     def flops_per_token(self) -> int:
         """Return FLOPs forward and backward; a sweep without a gradient costs a third, and every exit has a head."""
         config = self.config
-        gradient_sweeps = config.supervision * (1 + (config.passes - 1) / 3)
-        blocks = sum(weight.numel() for name, weight in self.blocks.named_parameters() if weight.ndim == 2)
-        keys = sum(window or config.max_seq_len for window in config.windows)
-        sweep = (config.loops + 1) * (6 * blocks + 12 * config.width * keys)
-        rest = super().flops_per_token() - 6 * blocks - 12 * config.width * keys  # head and smear, once
-        head = 6 * self.head_weight.numel()
-        return round(gradient_sweeps * sweep + rest + (config.supervision - 1) * head)
+        sweeps = config.supervision * (1 + (config.passes - 1) / 3) * (config.loops + 1)
+        heads = (config.supervision - 1) * 6 * self.head_weight.numel()
+        # The plain model's count has one sweep, one head and smear.
+        return round(super().flops_per_token() + (sweeps - 1) * sweep_flops(self) + heads)
+
+
+class LoopedGPT(GPT):
+    """A GPT whose layers run `sweeps` times on one state, with a loss at the end alone: recursion without its parts."""
+
+    def __init__(self, config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False):
+        super().__init__(config, attention, checkpointing)
+        if config.sweeps < 1:
+            raise ValueError(f"sweeps={config.sweeps} must be at least 1")
+        self.cached_layers = config.depth * config.sweeps
+
+    def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
+        """Return the head's input after the last sweep, (B, T, width) in compute_dtype."""
+        context = self.context(ids, cache)
+        x = context.x0
+        for number in range(self.config.sweeps):
+            x = self.sweep(x, context._replace(first=number * self.config.depth))
+        return x
+
+    def flops_per_token(self) -> int:
+        """Return FLOPs forward and backward."""
+        return super().flops_per_token() + (self.config.sweeps - 1) * sweep_flops(self)
+
+
+def sweep_flops(model: GPT) -> int:
+    """Return FLOPs per token, forward and backward, for running each block once."""
+    weights = sum(weight.numel() for weight in model.blocks.parameters() if weight.ndim == 2)
+    keys = sum(window or model.config.max_seq_len for window in model.config.windows)
+    return 6 * weights + 12 * model.config.width * keys
 
 
 def exit_count(model: GPT) -> int:

@@ -317,7 +317,7 @@ def memory(
     head = counts["head"] or counts["embed"]
     channels = itemsize * tokens * model.width  # bytes of one activation
     # Blocks with a gradient in a forward: recursion applies each of them several times.
-    applied = model.depth * (model.supervision * (model.loops + 1) or 1)
+    applied = model.depth * (model.supervision * (model.loops + 1) or model.sweeps)
     # A chunk of logits, the head in the compute dtype, its gradient in fp32, and one chunk's share.
     loss = min(CHUNK_BYTES["cuda"], itemsize * tokens * model.padded_vocab) + 8 * head
     return {

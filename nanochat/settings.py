@@ -239,9 +239,9 @@ class Preset(NamedTuple):
 
 
 PRESETS = {
-    "moderate": Preset(3.0, 0.5, 0.002, 0.02, 100),
-    "aggressive": Preset(5.0, 1.0, 0.001, 0.01, 150),
-    "extreme": Preset(10.0, 2.0, 0.0005, 0.005, 200),
+    "moderate": Preset(3.0, 0.5, 0.02, 0.3, 100),
+    "aggressive": Preset(5.0, 1.0, 0.02, 0.3, 150),
+    "extreme": Preset(10.0, 2.0, 0.02, 0.3, 200),
 }
 
 
@@ -301,7 +301,7 @@ class RecursionSettings(OptimizerSettings):
                 object.__setattr__(self, name, chosen.get(name))  # the dataclass is frozen
             elif name not in chosen:
                 raise ValueError(f"{flag_of(name)} is for recursion: add --recursion={next(iter(PRESETS))}")
-        if self.recursion != "off" and self.detached >= self.supervision:
+        if self.recursion != "off" and 0 < self.supervision <= self.detached:
             raise ValueError(f"--detached={self.detached} has to be below --supervision={self.supervision}")
 
     @property

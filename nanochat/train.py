@@ -147,7 +147,7 @@ class TrainingLoop:
                 if due or saves or state.stop:
                     self._settle()  # figures from the step under way; they may bring a request to stop
                 if finished:
-                    state.stop = ""
+                    state.stop, state.progress = "", 1.0  # by the clock of the last step, if a clock ends the run
                 ends = finished or state.stop
                 if ends:
                     self._progress_line.close()

@@ -17,6 +17,7 @@ ODD_SHAPES = {"tie_embeddings": True, "mlp": "swiglu", "window_pattern": "S"}
 CONFIGS = {name: {**SMALL, **fields} for name, fields in CONFIGURATIONS.items()}
 CONFIGS["recursive"] = {**SMALL, "depth": 2, "supervision": 3}
 CONFIGS["recursive passes"] = {**CONFIGS["recursive"], "loops": 1, "passes": 2, "detached": 1, "value_embeds": False}
+CONFIGS["looped"] = {**SMALL, "depth": 2, "sweeps": 3}
 CONFIGS["odd shapes"] = {**SMALL, **ODD_SHAPES, "depth": 3, "kv_heads": 1, "mlp_ratio": 1.7}
 
 

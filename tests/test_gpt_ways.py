@@ -71,6 +71,7 @@ OTHER_VALUES = {
     "loops": 1,
     "passes": 2,
     "detached": 1,
+    "sweeps": 2,
 }
 SIZES = {"vocab_size", "depth", "width", "heads", "max_seq_len"}
 FIELDS = [field for field in dataclasses.fields(GPTConfig) if field.name not in SIZES]

@@ -5,6 +5,6 @@
 - `chat`: evaluate_task, task_scores, answer_scores, mean_scores, sample_answers, chat_validation: problems that a chat
   model solves, and its loss on conversations.
 - `sandbox`: judge_all, require, NoSandbox: contains programs that a model wrote.
-- `bpb`: bits_per_byte, exit_table, read_text, text_validation, write_samples, sample_writing: loss and samples.
-- `refinement`: refinement_alarms: alarms about a recursive run.
+- `bpb`: bits_per_byte, exit_table, read_text, EvalText, text_validation, write_samples, sample_writing: loss, samples.
+- `refinement`: refinement_alarms, validated_exits, in_order, LEAST_REFINEMENT: alarms about a recursive run.
 """

@@ -1,6 +1,7 @@
 """Alarms about a recursive run, from its metric log: each is printed once, with a remedy."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from nanochat.log import Record, print0, read_metrics
@@ -13,14 +14,15 @@ if TYPE_CHECKING:
 INVERTED_EVALUATIONS = 3  # in a row
 LEAST_REFINEMENT = 0.1  # of the last exit, relative to the first one
 MAX_GRADIENT_NORM = 20.0
+ROUNDING = 1e-4  # relative
 
 
 def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
     """Return the alarms that a metric log gives cause for: name -> sentence."""
     found = {}
-    exits = [_exits(record) for record in records if "val/bpb at exit 0" in record]
+    exits = validated_exits(records)
     latest = exits[-INVERTED_EVALUATIONS:]
-    if len(latest) == INVERTED_EVALUATIONS and all(bpb != sorted(bpb, reverse=True) for bpb in latest):
+    if len(latest) == INVERTED_EVALUATIONS and not any(map(in_order, latest)):
         found["order"] = (
             f"an exit is worse than the one before it in {INVERTED_EVALUATIONS} evaluations in a row: halve the "
             "learning rates (--matrix-lr, --embedding-lr), keep --grad-clip at 1, and raise --warmup-steps"
@@ -42,9 +44,18 @@ def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
     return found
 
 
-def _exits(record: Record) -> list[float]:
-    """Return the bits per byte at each exit in a validation record."""
-    return [value for name, value in record.items() if name.startswith("val/bpb at exit") and "stderr" not in name]
+def validated_exits(records: Sequence[Record]) -> list[list[float]]:
+    """Return the bits per byte at each exit, for each validation after the first step: before, all exits are equal."""
+    return [
+        [value for name, value in record.items() if name.startswith("val/bpb at exit") and "stderr" not in name]
+        for record in records
+        if "val/bpb at exit 0" in record and record["step"] > 0
+    ]
+
+
+def in_order(bpb: Sequence[float]) -> bool:
+    """Return True if no exit is worse than the one before, but for rounding."""
+    return all(later <= (1 + ROUNDING) * earlier for earlier, later in pairwise(bpb))
 
 
 def refinement_alarms(trainer: "Trainer", every: int) -> list[Evaluation]:
@@ -55,7 +66,7 @@ def refinement_alarms(trainer: "Trainer", every: int) -> list[Evaluation]:
     def check(state: State) -> None:
         printed = state.notes.setdefault("alarms", [])  # saved with the checkpoint: once in a run
         found = find_alarms(read_metrics(trainer.log.path), state.progress >= 1) if trainer.runtime.rank == 0 else {}
-        for name in found.keys() - set(printed):
+        for name in [name for name in found if name not in printed]:
             print0(f"step {state.step:05d} | alarm: {found[name]}")
             printed.append(name)
 

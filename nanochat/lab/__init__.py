@@ -1,4 +1,6 @@
 """Studies of many runs.
 
 The door: `scaling_fit` (read_runs, by_budget, optimum, power_law, ScalingRun, Optimum, LEAST_POINTS).
+- `intervals`: interval, Interval: means over seeds.
+- `recursion`: ARMS, ArmRun, SeedResult, measure_seed, refit_first_exit, verdict: is recursion worth it?
 """

@@ -1,0 +1,244 @@
+"""Is recursion worth its compute? Runs of five arms on the same batches, the refit of the first exit, and a verdict.
+
+A large refinement from the first exit to the last proves little: the loss weighs the first exit least, so it may merely
+be trained badly. So the first exit gets a head of its own, trained until validation stops falling; and other models
+spend the same compute in another way.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+import torch
+
+from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
+from nanochat.data.corpus import Corpus, open_corpus
+from nanochat.dataloader import TextLoader
+from nanochat.evals.bpb import EvalText, bits_per_byte, read_text
+from nanochat.evals.refinement import LEAST_REFINEMENT, validated_exits
+from nanochat.gpt import GPT
+from nanochat.lab.intervals import interval
+from nanochat.log import MetricLog, Record, print0, read_metrics
+from nanochat.models import config_of
+from nanochat.objectives import next_token
+from nanochat.optim import Optimizer
+from nanochat.outcome import Outcome
+from nanochat.param_groups import build_groups
+from nanochat.paths import stage_dir
+from nanochat.runtime import Runtime
+from nanochat.scaling import rate_scale
+from nanochat.settings import TrainingSettings
+from nanochat.train import State, TrainingLoop
+
+ARMS = {
+    "R": "recursion",
+    "P": "same parameters, no loop",
+    "F": "same FLOPs per token, more layers, no loop",
+    "W": "same parameters, no loop, same seconds",
+    "L": "as many applications, one state, loss at the end alone",
+}
+ONE_SEED = "no verdict: one seed"
+BPB, FLOPS = "Final validation bpb", "Number of FLOPs per token"  # metrics of base training
+TOLERANCE = 0.05  # for the FLOPs of F and the seconds of W, relative to R
+REFIT_STEPS = 50  # between validations
+REFIT_RATES = (1.0, 0.25, 0.0625)  # factors for the learning rate, each until validation stops falling
+LEAST_GAIN = 0.001  # of the bits per byte: less counts as no fall
+
+
+# ---- finished arms ----
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """A finished base model of an arm."""
+
+    outcome: Outcome
+    checkpoint: Checkpoint
+    records: list[Record]  # of the metric log
+
+    @classmethod
+    def read(cls, tag: str) -> "ArmRun":
+        folder = stage_dir("base_train", tag)
+        if not (folder / "outcome.json").exists():
+            raise ValueError(f"the run {tag} has not finished: bash runs/recursion.sh trains all arms")
+        return cls(Outcome.load(folder / "outcome.json"), newest(folder), read_metrics(folder / "metrics.jsonl"))
+
+    def figure(self, name: str) -> float:
+        """Return a metric of the outcome as a number."""
+        value = self.outcome.metrics[name]
+        return value["value"] if isinstance(value, dict) else value
+
+    @property
+    def seconds(self) -> float:
+        return self.checkpoint.manifest["loop"]["seconds"]
+
+    @property
+    def exits(self) -> list[float]:
+        """Bits per byte at each exit, in the last validation."""
+        return validated_exits(self.records)[-1]
+
+
+def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
+    """Return the five arms of a seed; a ValueError says which one is not what the comparison needs."""
+    arms = {arm: ArmRun.read(f"{tag}-{arm}-{seed}") for arm in ARMS}
+    recursion = arms["R"]
+    for arm in "PWL":
+        counts = [run.figure("Number of parameters") for run in (arms[arm], recursion)]
+        if counts[0] != counts[1]:
+            raise ValueError(f"arm {arm} has {counts[0]:,} parameters, and R {counts[1]:,}: train one of them again")
+    shares = {
+        "F": arms["F"].figure(FLOPS) / recursion.figure(FLOPS),
+        "W": arms["W"].seconds / recursion.seconds,
+    }
+    for arm, share in shares.items():
+        if abs(share - 1) > TOLERANCE:
+            raise ValueError(f"arm {arm} took {share:.2f} times the compute of R: train it again")
+    return arms
+
+
+def open_text(run: ArmRun) -> Corpus:
+    """Return the text that a run was trained on."""
+    return open_corpus(run.checkpoint.manifest["config"]["data"], run.outcome.config["num_shards"])
+
+
+def loader_of(run: ArmRun, corpus: Corpus, device: torch.device | str = "cpu") -> TextLoader:
+    """Return a loader like that of a run, at its start."""
+    config = run.checkpoint.manifest["config"]
+    rows = config["total_batch_size"] // config["max_seq_len"]
+    options = {name: run.outcome.config[name] for name in ("seed", "lanes")}
+    return TextLoader(corpus, tokenizer_of(run.checkpoint), rows, config["max_seq_len"], device=device, **options)
+
+
+def batches_hash(run: ArmRun, corpus: Corpus, steps: int) -> str:
+    """Return the SHA-256 of the first batches of a run, read again.
+
+    Where the run has no more steps, the loader has to end at the position in the checkpoint.
+    """
+    digest = sha256()
+    with loader_of(run, corpus) as loader:
+        for _ in range(steps):
+            for part in next(loader):
+                digest.update(part.numpy().tobytes())
+        place = json.loads(json.dumps(loader.state_dict()))  # a manifest has lists in place of tuples
+    if run.checkpoint.step == steps and place != run.checkpoint.manifest["source"]:
+        raise ValueError(f"{run.outcome.tag} was trained on other batches than its settings give: train it again")
+    return digest.hexdigest()
+
+
+def common_hash(arms: Mapping[str, ArmRun], corpus: Corpus) -> str:
+    """Return the hash of the batches that all arms have read; ValueError if they differ. W reads more, or fewer."""
+    steps = min(run.checkpoint.step for run in arms.values())
+    if len({run.checkpoint.step for arm, run in arms.items() if arm != "W"}) > 1:
+        raise ValueError("the arms R, P, F and L have different numbers of steps: train them again")
+    found = {arm: batches_hash(run, corpus, steps) for arm, run in arms.items()}
+    if len(set(found.values())) > 1:
+        raise ValueError(f"the arms were trained on different batches: {found}")
+    return found["R"]
+
+
+# ---- refinement ----
+
+
+def refinement(bits: Sequence[float]) -> float:
+    """Return the fall from the first exit to the last, relative to the first."""
+    return 1 - bits[-1] / bits[0]
+
+
+def first_exit(checkpoint: Checkpoint, runtime: Runtime) -> GPT:
+    """Return a model that ends at the first exit of a recursive one; only its head, which is its own, is trained."""
+    shape = config_of(checkpoint.manifest)
+    model = build_model(replace(shape, tie_embeddings=False), runtime, weights=0)
+    tensors = checkpoint.model_tensors()
+    # A tied head is the embedding, which has to stay as it is.
+    tensors.setdefault("head.weight", tensors["embed.weight"].clone())
+    model.load_state_dict(tensors)
+    model.set_steps(1)
+    model.requires_grad_(False).head.requires_grad_(True)
+    return model
+
+
+def refit(checkpoint: Checkpoint, source: TextLoader, text: EvalText, runtime: Runtime, log: MetricLog) -> float:
+    """Train a head for the first exit until validation stops falling, at falling rates; return its bits per byte."""
+    model = first_exit(checkpoint, runtime)
+    manifest = checkpoint.manifest
+    rows, length = manifest["loop"]["device_batch"], model.config.max_seq_len
+    settings = TrainingSettings(total_batch_size=manifest["config"]["total_batch_size"], save_every=-1)
+    groups = build_groups(model, settings, rate_scale(settings.total_batch_size), 0.0)
+    [head] = [group for group in groups if group.name == "unembedding"]
+    optimizer = Optimizer([head])
+    flops = model.flops_per_token()
+    loop = TrainingLoop(model, source, next_token, optimizer, runtime, log, settings, State(), {}, rows, flops)
+    lowest = bits_per_byte(model, text, length, rows, runtime).value
+    for factor in REFIT_RATES:
+        head.lr = head.initial_lr * factor
+        falls = True
+        while falls:
+            loop.steps = loop.state.step + REFIT_STEPS
+            loop.run([], lambda state: None, [])
+            found = bits_per_byte(model, text, length, rows, runtime).value
+            print0(f"refit: step {loop.state.step}, {found:.4f} bits per byte at the first exit")
+            falls = found < (1 - LEAST_GAIN) * lowest
+            lowest = min(lowest, found)
+    return lowest
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """The arms of a seed, compared."""
+
+    arms: dict[str, ArmRun]
+    batches: str  # hash of the batches that all arms have read
+    refitted: float  # bits per byte at the first exit of R, with a head of its own
+    nats: float  # per token, for one bit per byte
+
+    @property
+    def refinements(self) -> tuple[float, float]:
+        """The refinement of R as it is, and with the refitted first exit."""
+        exits = self.arms["R"].exits
+        return refinement(exits), refinement([self.refitted, exits[-1]])
+
+    def gain(self, arm: str) -> float:
+        """Return the bits per byte of an arm minus those of R."""
+        return self.arms[arm].figure(BPB) - self.arms["R"].figure(BPB)
+
+
+def measure_seed(tag: str, seed: int, runtime: Runtime) -> SeedResult:
+    """Compare the arms of a seed, and refit the first exit of R."""
+    arms = read_arms(tag, seed)
+    corpus = open_text(arms["R"])
+    with MetricLog(stage_dir("recursion_eval", tag), name=f"refit-{seed}") as log:
+        refitted, nats = refit_first_exit(arms["R"], corpus, runtime, log)
+    return SeedResult(arms, common_hash(arms, corpus), refitted, nats)
+
+
+def refit_first_exit(run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -> tuple[float, float]:
+    """Return the bits per byte at the first exit with its own head, and the nats per token for one bit per byte."""
+    size = run.outcome.config["eval_bytes"]
+    size = runtime.validation_bytes if size < 0 else size
+    text = read_text(corpus.batches("val"), tokenizer_of(run.checkpoint), size)
+    with loader_of(run, corpus, runtime.device) as source:
+        source.load_state_dict(run.checkpoint.manifest["source"])  # goes on where the run has ended
+        bits = refit(run.checkpoint, source, text, runtime, log)
+    return bits, math.log(2) * text.bytes / (len(text.ids) - 1)
+
+
+# ---- the verdict ----
+
+
+def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str, Sequence[float]]) -> str:
+    """Return the verdict, by the 95 % intervals over seeds.
+
+    own: the refinement of the model as it is, for each seed. refitted: with the first exit's own head. gains: arm ->
+    the arm's bits per byte minus those of R.
+    """
+    if len(own) < 2:
+        return ONE_SEED
+    beats_exit, beats_plain, beats_deep = (interval(some).low > 0 for some in (refitted, gains["P"], gains["F"]))
+    if beats_exit and beats_plain:
+        return "better than its compute" if beats_deep else "depth only"
+    if not beats_exit and statistics.fmean(own) >= LEAST_REFINEMENT:
+        return "a poor first exit"
+    return "none"
