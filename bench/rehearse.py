@@ -27,7 +27,8 @@ from bench.common import in_child
 from bench.rehearsal import rehearse, resident
 from nanochat import fp8, schedules
 from nanochat.dataloader import Batch, BatchSource
-from nanochat.gpt import GPT, GPTConfig
+from nanochat.gpt import GPTConfig
+from nanochat.models import model_class
 from nanochat.objectives import Objective, next_token
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
@@ -80,7 +81,7 @@ def new_step(
     Differences: fp8 is emulated, and Muon is compiled on every device.
     """
     config = TrainingSettings()
-    model = GPT(shape, runtime.attention, checkpointing)
+    model = model_class(shape)(shape, runtime.attention, checkpointing)  # not on the meta device
     model.compute_dtype = runtime.dtype
     if in_fp8:
         fp8.convert(model, emulated=True)

@@ -196,17 +196,19 @@ class Decoder:
         """Make room while no row runs; return the number of slots: fewer than asked if memory is short."""
         length = min(self._keys(length), self.config.max_seq_len)
         if slots > self.wanted or length > self.length:
-            self.wanted = max(slots, self.wanted)
-            self.length = max(length, self.length)
+            wanted, length = max(slots, self.wanted), max(length, self.length)
             self.cache = None  # frees the old memory before the new is allocated
             self.state = {}  # name → (slots, size)
             self.graphs = {}  # on CUDA, by step shape; old ones read the old cache
+            self.wanted = self.length = 0  # until there is a cache
             key_bytes = self.config.kv_heads * self.config.head_dim * self.model.compute_dtype.itemsize
-            slot_bytes = 2 * self.model.cached_layers * self.length * key_bytes  # keys and values
+            slot_bytes = 2 * self.model.cached_layers * length * key_bytes  # keys and values
             free = free_memory(self.device)
             if slot_bytes > free:
                 needed = f"{slot_bytes / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free"
-                raise ValueError(f"the cache for one row of {self.length} tokens needs {needed}: take fewer --exits")
+                hint = ": take fewer --exits" if self.model.cached_layers > self.config.depth else ""
+                raise ValueError(f"the cache for one row of {length} tokens needs {needed}{hint}")
+            self.wanted, self.length = wanted, length
             fit = max(1, free // 2 // slot_bytes)  # half the memory stays free
             self.cache = KVCache(self.model, min(self.wanted, fit), self.length)
             sizes = {"halting": self.config.vocab_size, "uniform": self.length, "forced": self.length}

@@ -55,9 +55,9 @@ class GPTConfig:
     induction: bool = False  # half the heads search for the token that followed a similar one (InductionAttention)
     backout: bool = True  # part of the middle layer's output is subtracted from the head's input
     supervision: int = 0  # exits of a recursive model, each with a loss (recursive.py); 0: no recursion
-    loops: int = 2  # the next three are for recursion only: updates of the latent before each one of the answer
-    passes: int = 1  # sweeps over the layers for each exit; the last one has a gradient
-    detached: int = 0  # exits whose states the following ones take without a gradient
+    loops: int = 2  # recursion: updates of the latent state before the answer is updated once
+    passes: int = 1  # recursion: sweeps over the layers for each exit; the last one has a gradient
+    detached: int = 0  # recursion: exits after which no gradient is passed back
     sweeps: int = 1  # times that the layers run on one state (recursive.LoopedGPT); not with supervision
     bos_id: int = -1  # the token that starts a document: smear stops there; -1: a row is one document
 

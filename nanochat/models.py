@@ -9,7 +9,8 @@ from nanochat.log import Record
 from nanochat.recursive import LoopedGPT, RecursiveGPT
 
 # Other flags set these fields, so --model does not change them.
-SIZE_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")
+FLAG_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")
+FLAG_FIELDS += ("supervision", "loops", "passes", "detached")
 CONFIGURATIONS = {  # --model: name → fields that differ from the defaults
     "reference": {},
     "october-2025": {**PLAIN, "qk_scale": 1.0, "rope_base": 10_000.0},
@@ -48,9 +49,15 @@ def describe_config(config: GPTConfig) -> Record:
 
 def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
     """Return a model for the config that has shapes alone: its `to_empty` takes memory on a device."""
-    kind = RecursiveGPT if config.supervision else GPT if config.sweeps == 1 else LoopedGPT
     with torch.device("meta"):
-        return kind(config, attention, checkpointing)
+        return model_class(config)(config, attention, checkpointing)
+
+
+def model_class(config: GPTConfig) -> type[GPT]:
+    """Return the class of models with this config."""
+    if config.supervision:
+        return RecursiveGPT
+    return GPT if config.sweeps == 1 else LoopedGPT
 
 
 def config_fields(text: str) -> Record:
@@ -62,7 +69,7 @@ def config_fields(text: str) -> Record:
     if name not in CONFIGURATIONS:
         raise ValueError(f"--model={name} is not known, take one of {', '.join(CONFIGURATIONS)}")
     changed = dict(CONFIGURATIONS[name])
-    defaults = {name: value for name, value in asdict(GPTConfig()).items() if name not in SIZE_FIELDS}
+    defaults = {name: value for name, value in asdict(GPTConfig()).items() if name not in FLAG_FIELDS}
     for change in changes:
         field, _, value = change.partition("=")
         if field not in defaults:

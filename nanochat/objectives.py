@@ -53,7 +53,8 @@ class DeepSupervision:
     def __call__(self, model: "RecursiveGPT", batch: Batch) -> Loss:
         inputs, targets = batch
         kept = (targets >= 0).sum(1, keepdim=True)  # (rows, 1)
-        powers = [self.base**i for i in range(model.steps)]
+        first = 1 - model.steps if self.base > 1 else 0  # powers above 1 could be too large for a float
+        powers = [self.base ** (first + i) for i in range(model.steps)]
         total, before, sums = 0.0, None, []
         for power, hidden in zip(powers, model.exits(inputs), strict=True):
             factors = torch.full((len(inputs), 1), power / sum(powers), device=inputs.device)
@@ -70,10 +71,33 @@ class DeepSupervision:
         return total / len(sums), kept.sum(), metrics
 
 
+class CarriedSupervision:
+    """The loss of one exit of a recursive model; the next update goes on from its states, without a gradient.
+
+    The source gives each batch once for each exit. A batch's micro-batches are told apart by their place in memory. A
+    run that resumes begins with a new batch.
+    """
+
+    def __init__(self):
+        self.batch = None  # inputs; as long as they are held, no other batch is in their place in memory
+        self.states = {}  # place of a micro-batch -> y and z
+
+    def __call__(self, model: "RecursiveGPT", batch: Batch) -> Loss:
+        inputs, targets = batch
+        if self.batch is None or inputs.untyped_storage().data_ptr() != self.batch.untyped_storage().data_ptr():
+            self.batch, self.states = inputs, {}
+        place = inputs.storage_offset(), len(inputs)
+        y, z, hidden = model.next_exit(inputs, self.states.get(place))
+        self.states[place] = y.detach(), z.detach()
+        return model.loss(hidden, targets), (targets >= 0).sum(), {}
+
+
 def pretraining(config: "RecursionSettings") -> Objective:
     """Return the objective for a new model."""
     if config.recursion == "off":
         return next_token
+    if config.carry:
+        return CarriedSupervision()
     return DeepSupervision(config.supervision_base, config.improvement_reward)
 
 

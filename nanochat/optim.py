@@ -34,6 +34,7 @@ POLAR_EXPRESS = (
 SAFETY = 1.01  # rounding must not lift a singular value above 1, where the polynomials diverge
 ROW_FLOOR = 1e-4  # a row's smallest norm, in mean rows: a row without gradients fades away instead of growing
 TINY = 1e-10  # keeps divisions and logarithms away from zero
+AVERAGE = "average"  # name of the weights' average among a parameter's states
 CHUNK_BYTES = 2**25  # gradients sent at once: large enough for bandwidth, small enough to start within the backward
 
 
@@ -155,12 +156,16 @@ class _Stack(ABC):
     per_chunk: int  # parameters
     share: int  # elements in a chunk that one rank owns
 
-    def __init__(self, group: Group, members: list[Named], number: int, rank: int, ranks: int, chunk_bytes: int):
+    def __init__(
+        self, group: Group, members: list[Named], number: int, rank: int, ranks: int, chunk_bytes: int, averages: bool
+    ):
         self.group, self.members, self.number = group, members, number
         self.rank, self.ranks = rank, ranks
         first = members[0][1]
         self.shape, self.numel, self.device = first.shape, first.numel(), first.device
         self._arrange(chunk_bytes)
+        if averages:
+            self.layouts[AVERAGE] = self.layout
         # The last chunk may have empty places.
         self.chunks = math.ceil(len(members) / self.per_chunk)
         self.values = self._zeros(ranks, self.share)
@@ -212,7 +217,8 @@ class _Stack(ABC):
             for place, name in enumerate(self._names(chunk)):
                 saved = read(name)  # whole, whatever number of ranks saved it
                 for key, whole in wholes.items():
-                    self.layouts[key].view(whole, place).copy_(saved[key])
+                    if key != AVERAGE or key in saved:  # a parent may have had no average
+                        self.layouts[key].view(whole, place).copy_(saved[key])
                 if self.counts_steps:
                     self.steps[chunk] = saved["step"]
             for key, whole in wholes.items():
@@ -246,7 +252,7 @@ class MuonStack(_Stack):
         optimizer.muon_update(
             self.mine.view(self.chunks, -1, m, n),
             self.reduced.view(-1, m, n),
-            [self.states[key].view(-1, *layout.shape) for key, layout in self.layouts.items()],
+            [self.states[key].view(-1, *self.layouts[key].shape) for key in self.states_of],
             scale,
             list(map(optimizer.factor, factors)),
             optimizer.polar_dtype,
@@ -299,7 +305,8 @@ KINDS = {"muon": MuonStack, "adamw": AdamWStack}
 class Optimizer:
     """Steps all groups, on one rank or with the ranks in the default process group.
 
-    polar_dtype: for Muon's matrix products. compile: Muon's step as a graph for each shape. The model is on its device
+    polar_dtype: for Muon's matrix products. compile: Muon's step as a graph for each shape. ema: decay of the weights'
+    average, 0 for none. The model is on its device
     when this is made, and stays: parameters are replaced in place only. Between `reduce_in_backward` and
     `finish_reducing` no rank calls other collectives.
     """
@@ -312,8 +319,12 @@ class Optimizer:
         polar_dtype: torch.dtype = torch.float32,
         compile: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
+        ema: float = 0.0,
     ):
+        if not 0 <= ema < 1:
+            raise ValueError(f"--ema={ema:g} has to be at least 0, and below 1")
         self.groups = groups
+        self.ema = ema
         self.polar_dtype = polar_dtype
         self.muon_update = torch.compile(muon_update, fullgraph=True, dynamic=False) if compile else muon_update
         # A graph would be compiled again for each float.
@@ -332,7 +343,7 @@ class Optimizer:
             for name, parameter in group.params:
                 by_shape.setdefault(tuple(parameter.shape), []).append((name, parameter))
             for members in by_shape.values():
-                stack = KINDS[group.kind](group, members, len(self._stacks), rank, world_size, limit)
+                stack = KINDS[group.kind](group, members, len(self._stacks), rank, world_size, limit, ema > 0)
                 self._stacks.append(stack)
                 if world_size > 1:
                     self._count_gradients(stack)
@@ -354,15 +365,37 @@ class Optimizer:
         norm = squares.sqrt() * scale  # without touching the gradients
         if clip > 0:  # on the device: the host does not learn the norm
             scale = scale * (clip / norm).clamp(max=1)
+        self._give_values(lambda stack: stack.update(scale, self))
+        return norm
+
+    def _give_values(self, change: Callable[[_Stack], None]) -> None:
+        """Change this rank's share of each stack, and gather the new values."""
         gathers = []
         for stack in self._stacks:
-            stack.update(scale, self)
+            change(stack)
             if self._chunks:  # new values travel while the next stack computes
                 pairs = zip(stack.values.flatten(1), stack.mine, strict=True)
                 gathers += [dist.all_gather_into_tensor(whole, mine, async_op=True) for whole, mine in pairs]
         for gather in gathers:
             gather.wait()
-        return norm
+
+    @torch.no_grad
+    def update_average(self, step: int) -> None:
+        """Move the average toward the weights after step `step` of a run, from 1. First it is the mean of all steps."""
+        if self.ema:
+            for stack in self._stacks:
+                stack.states[AVERAGE].lerp_(stack.mine, max(1 - self.ema, 1 / step))
+
+    @contextmanager
+    @torch.no_grad
+    def averaged(self) -> Iterator[None]:
+        """Give the model the averaged weights in this context. All ranks enter."""
+        kept = {stack: stack.mine.clone() for stack in self._stacks}
+        self._give_values(lambda stack: stack.mine.copy_(stack.states[AVERAGE]))
+        try:
+            yield
+        finally:
+            self._give_values(lambda stack: stack.mine.copy_(kept[stack]))
 
     def zero_grad(self) -> None:
         for stack in self._stacks:

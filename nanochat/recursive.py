@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from nanochat.cross_entropy import weighted_cross_entropy
 from nanochat.gpt import GPT, Context, GPTConfig, LayerContext, norm
@@ -32,6 +33,8 @@ class RecursiveGPT(GPT):
         super().__init__(config, attention, checkpointing)
         if not 0 <= config.detached < config.supervision:
             raise ValueError(f"detached={config.detached} must be below the {config.supervision} exits of supervision")
+        if config.loops < 0 or config.passes < 1:
+            raise ValueError(f"loops={config.loops} must be at least 0, and passes={config.passes} at least 1")
         if config.sweeps != 1:
             raise ValueError(f"sweeps={config.sweeps} is for a model without supervision")
         self.set_steps(config.supervision)
@@ -48,17 +51,30 @@ class RecursiveGPT(GPT):
 
     def exits(self, ids: Tensor, cache: "Cache | None" = None) -> Iterator[Tensor]:
         """Yield the head's input at each exit, (B, T, width) in compute_dtype."""
-        config, context = self.config, self.context(ids, cache)
-        layers = list(self.layers(context))
-        places = count()
-        y, z = context.x0, torch.zeros_like(context.x0)
+        context = self.context(ids, cache)
+        layers, places = list(self.layers(context)), count()
+        states = context.x0, torch.zeros_like(context.x0)
         for step in range(self.steps):
-            for number in range(1, config.passes + 1):
-                with torch.set_grad_enabled(torch.is_grad_enabled() and number == config.passes):
-                    y, z, middle = self.refine(y, z, layers, context, places)
-            yield norm(self.back_out(y, middle))
-            if step < config.detached:
-                y, z = y.detach(), z.detach()
+            *states, hidden = self.advance(*states, layers, context, places)
+            yield hidden
+            if step < self.config.detached:
+                states = [state.detach() for state in states]
+
+    def next_exit(self, ids: Tensor, states: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the states y and z after one supervision step from `states` (None: the first), and the head's input."""
+        context = self.context(ids)
+        states = states or (context.x0, torch.zeros_like(context.x0))
+        return self.advance(*states, list(self.layers(context)), context, count())
+
+    def advance(
+        self, y: Tensor, z: Tensor, layers: list[LayerContext], context: Context, places: Iterator[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Do one supervision step: all passes, the last with a gradient. Return y, z and the head's input."""
+        passes = self.config.passes
+        for number in range(1, passes + 1):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and number == passes):
+                y, z, middle = self.refine(y, z, layers, context, places)
+        return y, z, norm(self.back_out(y, middle))
 
     def refine(
         self, y: Tensor, z: Tensor, layers: list[LayerContext], context: Context, places: Iterator[int]
@@ -72,7 +88,7 @@ class RecursiveGPT(GPT):
             layer = layers[i]
             if context.cache is not None:
                 layer = layer._replace(store=partial(context.cache.update, next(places)))
-            return self.run_block(i, norm(state), layer)
+            return self.run_block(i, state, layer)
 
         for i in range(self.config.depth):
             for _ in range(self.config.loops):
@@ -81,6 +97,12 @@ class RecursiveGPT(GPT):
             if i == self.config.depth // 2:
                 middle = y
         return y, z, middle
+
+    def run_block(self, i: int, x: Tensor, layer: LayerContext) -> Tensor:
+        """Run block i on norm(x)."""
+        if self.checkpointing and layer.store is None and torch.is_grad_enabled():
+            return checkpoint(lambda x: self.blocks[i](norm(x), layer), x, use_reentrant=False)  # keeps x alone
+        return self.blocks[i](norm(x), layer)
 
     def weighted_loss(self, hidden: Tensor, targets: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses times factors (B, T), and the losses (B, T), which have no gradient."""

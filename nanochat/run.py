@@ -35,7 +35,7 @@ from nanochat.log import MetricLog, Record, print0
 from nanochat.models import config_of, describe_config
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
-from nanochat.outcome import Outcome, run_metrics, training_curves
+from nanochat.outcome import Estimate, Outcome, run_metrics, training_curves
 from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests
@@ -47,8 +47,8 @@ from nanochat.train import Action, Evaluation, State, TrainingLoop, largest_devi
 
 Data = list[Record] | Record  # describes a run's data in its manifest
 
-# Bytes in a checkpoint for each parameter: the fp32 weight, and at most two fp32 optimizer states.
-CHECKPOINT_BYTES = 12
+# Bytes in a checkpoint for each parameter: the fp32 weight, at most two fp32 optimizer states, and the average.
+CHECKPOINT_BYTES = 16
 
 # ---- model and optimizer ----
 
@@ -69,6 +69,7 @@ def build(
         runtime.world_size,
         polar_dtype=torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
         compile=runtime.device.type == "cuda",  # on a CPU it gains too little
+        ema=config.ema,
     )
     length = config.max_seq_len
     choices = row_choices(config, start.batch, runtime.world_size)
@@ -310,11 +311,12 @@ class Trainer:
         data: Data | None = None,
         tasks: Callable[[], dict[str, Record]] = dict,
         after_step: Sequence[Action] = (),
+        flops_per_token: int = 0,
     ) -> State:
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
 
         source: a context manager too. data: describes it in the manifest, or else `tasks`, which returns rows and file
-        hashes of each task. after_step: as in TrainingLoop.
+        hashes of each task. after_step: as in TrainingLoop. flops_per_token: 0 for those of the model.
         """
         if data is None:  # one rank reads the files and hashes
             data = source.state_dict()["setting"] | {"tasks": self.runtime.broadcast(tasks)}
@@ -331,10 +333,10 @@ class Trainer:
                 state=self._restore(source, data),
                 schedules=self.start.schedules,
                 device_batch=self.device_rows,
-                flops_per_token=self.model.flops_per_token(),
+                flops_per_token=flops_per_token or self.model.flops_per_token(),
                 steps=self.start.steps,
                 seconds=self.start.seconds,
-                after_step=[lambda state: fp8.refresh(self.model), *after_step],  # 8-bit copies follow the weights
+                after_step=[self._follow_weights, *after_step],
             )
             loop.run(evaluations, save, requests)
         return loop.state
@@ -356,6 +358,20 @@ class Trainer:
         # The manifest has the hashes for all other files.
         self.outcome.add_artifact(self.folder / f"step_{state.step:06d}" / MANIFEST)
         self.outcome.write()
+
+    def _follow_weights(self, state: State) -> None:
+        fp8.refresh(self.model)
+        self.optimizer.update_average(state.step)
+
+    def with_average(self, measure: Callable[[], dict[str, Estimate]], state: State) -> dict[str, Estimate]:
+        """Return the figures of the model and, with --ema, those of the averaged weights. All ranks call it."""
+        found = measure()
+        if self.config.ema and state.step:  # before the first step there is no average
+            with self.optimizer.averaged():
+                fp8.refresh(self.model)
+                found |= {f"{name} of the average": estimate for name, estimate in measure().items()}
+            fp8.refresh(self.model)
+        return found
 
     def _restore(self, source: BatchSource, data: Data) -> State:
         """Return the state to train from; optimizer and source are as they were saved.

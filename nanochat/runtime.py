@@ -219,7 +219,8 @@ def asked_precision(dtype: str) -> str:
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
     name = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(asked, asked)
     if name not in ("auto", *DTYPES):
-        raise ValueError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}")
+        hint = "; --fp8 adds products in 8 bits" if asked == "fp8" else ""
+        raise ValueError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}{hint}")
     return name
 
 

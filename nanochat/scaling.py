@@ -40,6 +40,7 @@ FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
 # first key is checkpointing, the second is --fp8. Found by rehearsals (bench/rehearse.py).
 BLOCK_KEEPS = {False: (20.6, 15.8), True: (1.5, 1.5)}
 BLOCK_TAKES = {False: (10, 26), True: (29, 37)}
+RECURSION_KEEPS = {False: 2.2, True: 1.7}  # around each application of a recursive model, by checkpointing
 REST_KEEPS = 5  # outside the blocks
 
 
@@ -104,6 +105,8 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
     n = scaled_size(counts)  # the size that scaling laws compare
     reference_n = scaled_size(reference.parameter_counts())
     flops = model.flops_per_token()  # forward and backward
+    if config.carry:  # a step runs one exit alone
+        flops //= shape.supervision
 
     size = n / reference_n  # and that of the horizons in tokens, at one ratio
     # A given batch changes learning rates and weight decay too.
@@ -130,7 +133,7 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
         model=shape,
         counts=counts,
         scaled=n,
-        state_bytes=state_bytes(model),
+        state_bytes=state_bytes(model) + (4 * counts["total"] if config.ema else 0),  # and the average of the weights
         flops_per_token=flops,
         total_batch_size=batch,
         decay_scale=decay,
@@ -316,17 +319,22 @@ def memory(
     tokens = rows * model.max_seq_len
     head = counts["head"] or counts["embed"]
     channels = itemsize * tokens * model.width  # bytes of one activation
-    # Blocks with a gradient in a forward: recursion applies each of them several times.
-    applied = model.depth * (model.supervision * (model.loops + 1) or model.sweeps)
-    # A chunk of logits, the head in the compute dtype, its gradient in fp32, and one chunk's share.
+    # Times that a block runs with a gradient in a forward. The norms around recursive ones are kept too.
+    times = model.supervision * (model.loops + 1) or model.sweeps
+    keeps = BLOCK_KEEPS[checkpointing][fp8] + (RECURSION_KEEPS[checkpointing] if model.supervision else 0)
+    # Each time has a copy, unless the backward makes it again. In fp8 there is one, in two orders.
+    copies = 1 if checkpointing or fp8 else times
+    # A chunk of logits, the head in the compute dtype, its gradient in fp32, and one chunk's share; and for each exit
+    # but the last the gradient of the head.
     loss = min(CHUNK_BYTES["cuda"], itemsize * tokens * model.padded_vocab) + 8 * head
+    loss += 4 * head * max(0, model.supervision - 1)
     return {
         "weights": stored,  # master copies
-        "weights in the compute dtype": 2 * counts["matrices"] if itemsize == 2 else 0,  # fp8: in two orders
+        "weights in the compute dtype": 2 * counts["matrices"] * copies if itemsize == 2 else 0,
         "gradients": stored,  # summed over micro-batches
         "summed gradients": stored / ranks if ranks > 1 else 0,  # over the ranks, a share
         "optimizer": (plan.state_bytes + 4 * empty) / ranks,  # each rank keeps a share
-        "activations": channels * (applied * BLOCK_KEEPS[checkpointing][fp8] + REST_KEEPS),
+        "activations": channels * (model.depth * times * keeps + REST_KEEPS),
         "loss or backward": max(loss, channels * BLOCK_TAKES[checkpointing][fp8]),
     }
 

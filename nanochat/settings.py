@@ -221,6 +221,10 @@ class OptimizerSettings:
     )
     # Off by default, as in the public reference's recipe; its effect here was not measured.
     grad_clip: Rate = option(0.0, "largest norm of the gradient (0: no clipping)", group="optimizer", least=0)
+    # In the first 1 / (1 - decay) steps it is the mean of all weights so far.
+    ema: float = option(
+        0.0, "decay of an average of the weights, saved and validated beside them (0: none)", group="optimizer", least=0
+    )
 
 
 class Preset(NamedTuple):
@@ -254,19 +258,23 @@ class RecursionSettings(OptimizerSettings):
         None, "exits, each with a loss (default: the preset's)", group="recursion", least=1
     )
     loops: Count | None = option(
-        None, "updates of the latent state before each one of the answer (default: 2)", group="recursion", least=0
+        None, "updates of the latent state before the answer is updated once (default: 2)", group="recursion", least=0
     )
     passes: Count | None = option(
         None, "sweeps over the layers for each exit, the last with a gradient (default: 1)", group="recursion", least=1
     )
     detached: Count | None = option(
-        None, "exits whose states the following ones take without a gradient (default: 0)", group="recursion", least=0
+        None, "exits after which no gradient is passed back (default: 0)", group="recursion", least=0
     )
     supervision_base: Rate = option(
         None, "weight of each exit, relative to the one before (default: the preset's)", group="recursion", least=0
     )
     improvement_reward: Rate = option(
         None, "reward for the relative improvement of each exit (default: the preset's)", group="recursion", least=0
+    )
+    # As in the original. Base and reward do not matter then. A step counts the tokens of its batch again.
+    carry: bool = option(
+        False, "an update for each exit: every batch comes once for each, and states are carried on", group="recursion"
     )
     matrix_lr: Rate = changed(
         OptimizerSettings, "matrix_lr", None, text="learning rate of matrices (Muon; default: 0.02, or the preset's)"
@@ -301,6 +309,8 @@ class RecursionSettings(OptimizerSettings):
                 object.__setattr__(self, name, chosen.get(name))  # the dataclass is frozen
             elif name not in chosen:
                 raise ValueError(f"{flag_of(name)} is for recursion: add --recursion={next(iter(PRESETS))}")
+        if self.carry and self.recursion == "off":
+            raise ValueError(f"--carry is for recursion: add --recursion={next(iter(PRESETS))}")
         if self.recursion != "off" and 0 < self.supervision <= self.detached:
             raise ValueError(f"--detached={self.detached} has to be below --supervision={self.supervision}")
 

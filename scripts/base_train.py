@@ -118,13 +118,20 @@ def main(config: Config) -> None:
             rank=trainer.runtime.rank,
             world_size=trainer.runtime.world_size,
             device=trainer.runtime.device,
+            repeats=config.supervision if config.carry else 1,
         )
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         evaluations += refinement_alarms(trainer, config.eval_every)
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
-        state = trainer.fit(source, pretraining(config), evaluations, data=corpus.manifest())
+        state = trainer.fit(
+            source,
+            pretraining(config),
+            evaluations,
+            data=corpus.manifest(),
+            flops_per_token=plan.flops_per_token,
+        )
         trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source, corpus))
 
 

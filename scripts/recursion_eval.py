@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, run
-from nanochat.log import Record, format_value, metric_curve, print0, table_of, terminal_table
+from nanochat.lab.intervals import interval
+from nanochat.log import MetricLog, Record, format_value, metric_curve, print0, read_metrics, table_of, terminal_table
 from nanochat.outcome import Metrics, Outcome, measured
+from nanochat.paths import stage_dir
 from nanochat.settings import DeviceSettings, Preset, TagSettings
 
 if TYPE_CHECKING:
@@ -23,40 +25,42 @@ class Config(DeviceSettings, TagSettings):
 
     tag: str = changed(TagSettings, "tag", "recursion", text="prefix of the runs' tags")
     seeds: Count = option(1, "compare the seeds 1 to N", group="run", least=1)
+    check: bool = option(False, "only say if the run --tag meets the criteria for a longer one", group="run")
 
 
 def exits_table(results: Sequence["SeedResult"]) -> Record:
     """Return the table with the losses at each exit."""
-    from nanochat.lab.intervals import interval
-
     rows = []
     for i, bits in enumerate(zip(*(result.arms["R"].exits for result in results), strict=True)):
-        nats = interval([result.nats * some for result, some in zip(results, bits, strict=True)])
-        rows.append([i, *interval(bits), *nats])
-    columns = {"Exit": "", "Bits per byte": ".4f", "low": ".4f", "high": ".4f"}
-    columns |= {"Nats per token": ".4f", "low ": ".4f", "high ": ".4f"}
-    return table_of("Exits of R on validation text, with 95 % intervals over seeds", columns, rows)
+        nats = [result.nats * some for result, some in zip(results, bits, strict=True)]
+        rows.append([i, *interval(bits), *interval(nats)])
+    columns = {"Exit": "", "Bits per byte": ".4f", "±": ".4f", "Nats per token": ".4f", "± nats": ".4f"}
+    return table_of("Exits of R on validation text, ± 95 % over seeds", columns, rows)
 
 
 def arms_table(results: Sequence["SeedResult"]) -> Record:
     """Return the table with the cost and the loss of each arm, and its difference to R."""
-    from nanochat.lab.intervals import interval
     from nanochat.lab.recursion import ARMS, BPB, FLOPS
 
     columns = dict.fromkeys(("Arm", "Model", "Layers"), "")
     columns |= dict.fromkeys(("Parameters", "FLOPs per token", "Tokens"), ",.0f")
-    columns |= {"FLOPs": ".2e", "Tokens/s": ",.0f", "Seconds": ",.0f", "Bits per byte": ".4f"}
-    columns |= dict.fromkeys(("Minus R", "low", "high"), "+.4f")
+    columns |= {
+        "FLOPs": ".2e",
+        "Tokens/s": ",.0f",
+        "Seconds": ",.0f",
+        "Bits per byte": ".4f",
+        "Minus R": "+.4f",
+        "±": ".4f",
+    }
+    names = ("Number of parameters", FLOPS, "Tokens seen", "Total training flops", "Tokens per second")
     rows = []
     for arm, description in ARMS.items():
         runs = [result.arms[arm] for result in results]
-        names = ("Number of parameters", FLOPS, "Tokens seen", "Total training flops", "Tokens per second")
         means = [statistics.fmean(run.figure(name) for run in runs) for name in names]
-        seconds = statistics.fmean(run.seconds for run in runs)
-        bits = statistics.fmean(run.figure(BPB) for run in runs)
-        gain = interval([result.gain(arm) for result in results]) if arm != "R" else [None] * 3
-        rows.append([arm, description, runs[0].outcome.config["depth"], *means, seconds, bits, *gain])
-    return table_of("Arms, means over seeds; differences to R with 95 % intervals", columns, rows)
+        means += [statistics.fmean(run.seconds for run in runs), statistics.fmean(run.figure(BPB) for run in runs)]
+        gain = [None, None] if arm == "R" else interval([result.gain(arm) for result in results])
+        rows.append([arm, description, runs[0].outcome.config["depth"], *means, *gain])
+    return table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)
 
 
 def curves(result: "SeedResult") -> list[Record]:
@@ -69,7 +73,6 @@ def curves(result: "SeedResult") -> list[Record]:
 def figures(results: Sequence["SeedResult"]) -> Metrics:
     """Return the metrics for the report card."""
     from nanochat.evals.refinement import in_order, validated_exits
-    from nanochat.lab.intervals import interval
     from nanochat.lab.recursion import verdict
 
     own, refitted = zip(*(result.refinements for result in results), strict=True)
@@ -92,14 +95,33 @@ def figures(results: Sequence["SeedResult"]) -> Metrics:
     }
 
 
+def check(tag: str) -> None:
+    """Print that a run meets the criteria for a longer one, or raise a ValueError."""
+    from nanochat.evals.refinement import unmet_criteria
+
+    unmet = unmet_criteria(read_metrics(stage_dir("base_train", tag) / "metrics.jsonl"))
+    if unmet:
+        raise ValueError(
+            f"the run {tag} does not meet the criteria: {'; '.join(unmet)}. Start with --anyway, or mend it"
+        )
+    print0(f"the run {tag} meets all four criteria")
+
+
 def main(config: Config) -> None:
+    if config.check:
+        check(config.tag)
+        return
     # Slow imports stay out of --help.
-    from nanochat.lab.recursion import measure_seed
+    from nanochat.lab.recursion import compare, read_arms
     from nanochat.runtime import setup
 
     outcome = Outcome.begin("recursion_eval", config.tag, config)
+    seeds = {seed: read_arms(config.tag, seed) for seed in range(1, config.seeds + 1)}
+    results = []
     with setup(config.device_type, config.dtype) as runtime:
-        results = [measure_seed(config.tag, seed, runtime) for seed in range(1, config.seeds + 1)]
+        for seed, arms in seeds.items():
+            with MetricLog(stage_dir("recursion_eval", config.tag), name=f"refit-{seed}") as log:
+                results.append(compare(arms, runtime, log))
     outcome.metrics = figures(results)
     outcome.tables = [exits_table(results), arms_table(results)]
     outcome.curves = curves(results[0])

@@ -15,10 +15,11 @@ from tasks.common import DataSet, Task, exchange
 
 HELD_OUT = 8  # one board in this many belongs to the test split
 ROWS = {"train": 20_000, "test": 1_000}
-NAMES = "abcdefgh"  # of the places in a list of pointers
+NAMES = "abcdefghi"  # of the places in a list of pointers
 TRAINED_HOPS, NEW_HOPS = (1, 2, 3, 4, 6, 8), (5, 7)
 LEAST_GIVEN, MOST_GIVEN = 6, 12  # cells of a Sudoku
-CELLS = 4  # along each side of a maze, and of a Sudoku
+MAZE_CELLS = 5  # along each side
+CELLS = [(line, place) for line in range(1, 2 * MAZE_CELLS, 2) for place in range(1, 2 * MAZE_CELLS, 2)]
 MOVES = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 
 
@@ -46,11 +47,13 @@ class Puzzle(Task):
 
 
 class Hops(Puzzle):
-    """Follow pointers: each name points to another one; the place after some hops is asked for."""
+    """Follow pointers: each name points to another one; the place after some hops, a ">" each, is asked for."""
 
     def board(self, random: Random) -> str:
-        """Return the names that the names in order point to: a permutation."""
-        return "".join(random.sample(NAMES, len(NAMES)))
+        """Return the names that the names in order point to: one cycle, so that few hops never lead back."""
+        cycle = random.sample(NAMES, len(NAMES))
+        following = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
+        return "".join(following[name] for name in NAMES)
 
     def conversation(self, board: str, seed: int) -> dict:
         random = Random(seed)
@@ -62,7 +65,7 @@ class Hops(Puzzle):
         pointers = list(zip(NAMES, board, strict=True))
         random.shuffle(pointers)
         listed = " ".join(f"{name}>{target}" for name, target in pointers)
-        return {**exchange(f"{listed} : {hops} from {start}", place), "category": f"{hops} hops"}
+        return {**exchange(f"{listed} : {start}{' >' * hops}", place), "category": f"{hops} hops"}
 
 
 # ---- Sudoku ----
@@ -77,12 +80,15 @@ class Sudoku(Puzzle):
 
     def conversation(self, board: str, seed: int) -> dict:
         random = Random(seed)
-        given = set(random.sample(range(16), random.randint(LEAST_GIVEN, MOST_GIVEN)))
-        shown = "".join(digit if place in given else "." for place, digit in enumerate(board))
+        shown = "." * 16
+        # A second solution could be a board of training.
+        while sum(re.fullmatch(shown, other) is not None for other in filled_boards()) > 1:
+            given = set(random.sample(range(16), random.randint(LEAST_GIVEN, MOST_GIVEN)))
+            shown = "".join(digit if place in given else "." for place, digit in enumerate(board))
         return exchange(_in_rows(shown), _in_rows(board))
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
-        """Return True if the completion fills the board by the rules, whatever else it prints between the digits."""
+        """Return True if the completion fills the board by the rules; white space does not count."""
         shown = re.sub(r"\s", "", conversation["messages"][0]["content"])
         filled = re.sub(r"\s", "", completion)
         if not re.fullmatch("[1-4]{16}", filled) or any(a not in (".", b) for a, b in zip(shown, filled, strict=True)):
@@ -111,10 +117,10 @@ class Maze(Puzzle):
 
     def board(self, random: Random) -> str:
         """Return the lines of a maze in which one way leads from any cell to any other."""
-        size = 2 * CELLS + 1
+        size = 2 * MAZE_CELLS + 1
         grid = [["#"] * size for _ in range(size)]
-        path = [(1, 1)]
-        grid[1][1] = "."
+        path = [random.choice(CELLS)]
+        grid[path[0][0]][path[0][1]] = "."
         while path:
             row, column = path[-1]
             steps = [(row + 2 * y, column + 2 * x, row + y, column + x) for y, x in MOVES.values()]
@@ -131,8 +137,7 @@ class Maze(Puzzle):
 
     def conversation(self, board: str, seed: int) -> dict:
         grid = board.split("\n")
-        cells = [(row, column) for row in range(1, 2 * CELLS, 2) for column in range(1, 2 * CELLS, 2)]
-        start, end = Random(seed).sample(cells, 2)
+        start, end = Random(seed).sample(CELLS, 2)
         ways = {start: ""}  # cell -> the moves that lead to it
         for place in (waiting := [start]):
             for move, (y, x) in MOVES.items():
@@ -159,7 +164,7 @@ class Maze(Puzzle):
 
 
 SETS = {
-    "Hops": DataSet(task=Hops, splits="train test", baseline=1 / len(NAMES)),
+    "Hops": DataSet(task=Hops, splits="train test", baseline=1 / (len(NAMES) - 1)),
     "Sudoku-4": DataSet(task=Sudoku, splits="train test"),
     "Maze": DataSet(task=Maze, splits="train test"),
 }

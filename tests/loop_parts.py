@@ -101,8 +101,9 @@ class Trained:
     source: Any
 
 
-def small_model(runtime: Runtime = ALONE) -> GPT:
-    return build_model(GPTConfig(VOCABULARY, depth=2, width=64, heads=2, max_seq_len=LENGTH, bos_id=0), runtime, 1)
+def small_model(runtime: Runtime = ALONE, **fields: Any) -> GPT:
+    shape = {"depth": 2, "width": 64, "heads": 2, "max_seq_len": LENGTH, "bos_id": 0} | fields
+    return build_model(GPTConfig(VOCABULARY, **shape), runtime, 1)
 
 
 def train(

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nanochat import train as loop
-from nanochat.objectives import next_token
+from nanochat.objectives import DeepSupervision, next_token
 from nanochat.runtime import Runtime, setup
 
 
@@ -42,6 +42,8 @@ class Cases:
                 self.train(f"plain {rows}", device_batch=rows)
 
         self.train("masked", device_batch=1, source=Rows(self.runtime, uneven), grad_clip=0.1)
+        recursive, deep = small_model(supervision=3), DeepSupervision(5.0, 1.0)
+        self.train("deep", model=recursive, objective=deep, device_batch=1, source=Rows(self.runtime, uneven))
         # Some ranks have no gradients to send in their backward.
         self.train("skipping", objective=skipping, source=Rows(self.runtime, every_other))
 

@@ -69,7 +69,7 @@ def accumulate(model: nn.Module, optimizer: Optimizer, rows: Tensor, numbers: Te
 class Run:
     def __init__(self, rank: int = 0, ranks: int = 1):
         self.rank, self.ranks, self.model = rank, ranks, Small()
-        self.optimizer = Optimizer(groups_of(self.model), rank, ranks, chunk_bytes=1000)
+        self.optimizer = Optimizer(groups_of(self.model), rank, ranks, chunk_bytes=1000, ema=0.6)
         self.norms = []
         self.sent_early = 0  # chunks of the last step that were under way before it
 
@@ -91,6 +91,7 @@ class Run:
                 self.sent_early = self._sent()
             self.norms.append(self.optimizer.step(1 / (ROWS * 5), clip=0.5))
             self.optimizer.zero_grad()
+            self.optimizer.update_average(step + 1)
         return self
 
     def _sent(self) -> int:

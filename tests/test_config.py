@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 
 from nanochat.config import Count, option, parse, run
+from scripts import base_train
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ def test_unknown_flags():
     assert refusal("--hea_t", "1") == "unknown argument --hea_t, did you mean --heat?"
     assert refusal("--zzzz") == "unknown argument --zzzz, see --help."
     assert refusal("extra").startswith("unknown argument extra")
+    for flag, ours in (("--n_embd=1024", "--width"), ("--sequence_length=2048", "--max-seq-len")):
+        with pytest.raises(ValueError, match=f"unknown argument {flag.split('=')[0]}, did you mean {ours}"):
+            parse(base_train.Config, [flag])
+    with pytest.raises(ValueError, match=r"did you mean --total-batch-size\?"):
+        parse(base_train.Config, ["--gradient_accumulation_steps=2"])
 
 
 @pytest.mark.parametrize(

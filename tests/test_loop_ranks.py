@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 from forks import Forked
-from loop_parts import ALONE, EXACT, LENGTH, ROWS, Rows, every_other, furthest, skipping, train, uneven
+from loop_parts import ALONE, EXACT, LENGTH, ROWS, Rows, every_other, furthest, skipping, small_model, train, uneven
 from loop_rank import main as all_cases
 from safetensors.torch import load_file
 
 from nanochat.log import read_metrics
+from nanochat.objectives import DeepSupervision
 
 COUNT = 4
 
@@ -35,10 +36,12 @@ def test_the_number_of_ranks_does_not_matter(ranks, plain, tmp_path):
     masked = train(tmp_path / "masked", source=Rows(ALONE, uneven), grad_clip=0.1)
     assert min(record["train/grad_norm"] for record in masked.records) > 0.1  # so it was clipped
     few = train(tmp_path / "few", objective=skipping, source=Rows(ALONE, every_other))
-    twins = {"plain": plain, "masked": masked, "skipping": few}
+    options = {"objective": DeepSupervision(5.0, 1.0), "source": Rows(ALONE, uneven)}
+    deep = train(tmp_path / "deep", model=small_model(supervision=3), **options)
+    twins = {"plain": plain, "masked": masked, "skipping": few, "deep": deep}
     models = list(ranks.folder.glob("*.safetensors"))
     seen = [path.stem for path in models if path.stem.split()[0] in twins]
-    assert len(seen) == 4
+    assert len(seen) == 5
     for case in seen:
         twin = twins[case.split()[0]]
         assert furthest(load_file(ranks.folder / f"{case}.safetensors"), twin.parameters) < EXACT, case

@@ -209,3 +209,33 @@ def test_a_step_never_waits_for_the_device(compile):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert norm.isfinite()
+
+
+# ---- the average of the weights ----
+
+
+def test_the_average_is_a_mean_at_first_and_then_exponential():
+    params = parameters((6, 4), (6, 4), (5, 8), (3,))
+    groups = [muon_group(params[:3]), Group("rest", "adamw", params[3:], 0.01, 0.9, 0.99)]
+    optimizer = Optimizer(groups, ema=0.75)
+    seen = []
+    for step in range(1, 8):
+        give_gradients(params)
+        optimizer.step()
+        optimizer.update_average(step)
+        seen.append([parameter.detach().clone().double() for _, parameter in params])
+    for index, (name, parameter) in enumerate(params):
+        expected = sum(weights[index] for weights in seen[:4]) / 4
+        for weights in seen[4:]:
+            expected = 0.75 * expected + 0.25 * weights[index]
+        raw = parameter.detach().clone()
+        with optimizer.averaged():
+            torch.testing.assert_close(parameter.double(), expected, atol=1e-6, rtol=1e-5, check_dtype=False)
+            torch.testing.assert_close(dict(optimizer.state_tensors())[name]["average"], parameter.detach())
+        assert torch.equal(parameter, raw)
+
+
+@pytest.mark.parametrize("ema", [-0.1, 1.0])
+def test_a_decay_that_averages_nothing_is_refused(ema):
+    with pytest.raises(ValueError, match=f"--ema={ema:g} has to be at least 0, and below 1"):
+        Optimizer([muon_group(parameters((4, 4)))], ema=ema)

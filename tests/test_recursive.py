@@ -11,9 +11,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nanochat.checkpoint import build_model
 from nanochat.decoder import Decoder, KVCache
+from nanochat.export.hf import architecture_of
 from nanochat.fused import pack
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.objectives import DeepSupervision, next_token, pretraining
+from nanochat.models import config_fields
+from nanochat.objectives import CarriedSupervision, DeepSupervision, next_token, pretraining
 from nanochat.recursive import RecursiveGPT, choose_exits, exit_count
 from nanochat.settings import PRESETS, OptimizerSettings
 from scripts.base_train import Config
@@ -139,6 +141,24 @@ def test_micro_batches_do_not_matter(tmp_path):
         assert furthest(model(size).parameters, whole.parameters) < EXACT
 
 
+def test_carried_states_are_those_of_a_forward_without_gradients_between_exits():
+    fields = {**CONFIGS["recursive"], "detached": 2}
+    model, twin, ids = lively(fields), lively(fields), tokens(4)
+    targets = ids.roll(-1, dims=1)
+    losses = [twin.loss(hidden, targets) for hidden in twin.exits(ids)]
+    sum(losses).backward()
+    objective = CarriedSupervision()
+    for expected in losses:  # without an update between them, an exit after the other
+        parts = [objective(model, (ids[rows], targets[rows]))[0] for rows in (slice(0, 1), slice(1, 4))]
+        torch.testing.assert_close(sum(parts), expected)
+        sum(parts).backward()
+    for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=2e-3, rtol=1e-4, msg=name)
+    # Another batch starts anew.
+    fresh = tokens(4)
+    torch.testing.assert_close(objective(model, (fresh, targets))[0], losses[0])
+
+
 @pytest.mark.parametrize("changes", [{}, {"passes": 2}, {"loops": 1, "supervision": 2}])
 def test_flops_are_those_of_the_products(changes):
     """Against a count of the products as they run, attention aside: the formula takes all keys as seen."""
@@ -161,12 +181,12 @@ def test_flops_are_those_of_the_products(changes):
 
 @pytest.mark.parametrize(
     ("name", "base", "reward", "rate", "warmup"),
-    [("moderate", 3, 0.5, 0.002, 100), ("aggressive", 5, 1, 0.001, 150), ("extreme", 10, 2, 0.0005, 200)],
+    [("moderate", 3, 0.5, 0.02, 100), ("aggressive", 5, 1, 0.02, 150), ("extreme", 10, 2, 0.02, 200)],
 )
 def test_presets(name, base, reward, rate, warmup):
     config = Config(recursion=name)
     assert (config.supervision_base, config.improvement_reward, config.matrix_lr) == (base, reward, rate)
-    assert (config.embedding_lr, config.warmup_steps, config.grad_clip) == (10 * rate, warmup, 1.0)
+    assert (config.embedding_lr, config.warmup_steps, config.grad_clip) == (0.3, warmup, 1.0)
     assert config.model_fields == {"supervision": 4, "loops": 2, "passes": 1, "detached": 0}
     assert pretraining(config) == DeepSupervision(base, reward)
     own = Config(recursion=name, matrix_lr=0.7, supervision=2, warmup_steps=3)
@@ -206,10 +226,61 @@ def test_other_numbers_of_exits_are_told(capsys, monkeypatch):
         choose_exits(lively(CONFIGS["reference"]), 2)
     monkeypatch.setattr("nanochat.decoder.free_memory", lambda device: 1e6)
     choose_exits(model, 300)
-    with pytest.raises(ValueError, match=r"one row of 128 tokens needs 0.1 GB, 0.0 GB are free: take fewer --exits"):
-        Decoder(model).make_room(1, 128)
+    decoder = Decoder(model)
+    for _ in range(2):  # a second try meets the same
+        with pytest.raises(
+            ValueError, match=r"one row of 128 tokens needs 0.1 GB, 0.0 GB are free: take fewer --exits"
+        ):
+            decoder.make_room(1, 128)
 
 
 def test_detached_exits_are_fewer_than_all():
     with pytest.raises(ValueError, match="detached=3 must be below the 3 exits"):
         lively({**CONFIGS["recursive"], "detached": 3})
+
+
+@pytest.mark.parametrize(
+    "changes", [{"loops": -1}, {"passes": 0}, {"sweeps": 2}, {"supervision": -1}, {"detached": -1}]
+)
+def test_a_model_that_cannot_run_is_refused(changes):
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        lively({**CONFIGS["recursive"], **changes})
+    with pytest.raises(ValueError, match="sweeps=0 must be at least 1"):
+        lively({**CONFIGS["looped"], "sweeps": 0})
+
+
+def test_recursion_is_no_field_for_the_flag_model():
+    with pytest.raises(ValueError, match="supervision is no field of GPTConfig"):
+        config_fields("reference,supervision=2")
+    assert config_fields("reference,sweeps=3") == {"sweeps": 3}
+
+
+@pytest.mark.parametrize("base", [1e200, 1.0, 0.0])
+def test_any_base_weighs_the_exits(base):
+    model, ids = lively(CONFIGS["recursive"]), tokens(1)
+    total, _, metrics = DeepSupervision(base, 0.0)(model, (ids, ids))
+    losses = torch.stack([metrics[f"train/exit_{i}"][0] for i in range(3)])
+    expected = {1e200: losses[-1], 1.0: losses.mean(), 0.0: losses[0]}[base] / 3
+    torch.testing.assert_close(total, expected)
+
+
+def test_export_names_the_fields():
+    config = GPTConfig(**{**CONFIGS["portable"], "supervision": 3})
+    with pytest.raises(ValueError, match="supervision=3, loops=2, passes=1, detached=0"):
+        architecture_of(config)
+    with pytest.raises(ValueError, match="sweeps=2"):
+        architecture_of(GPTConfig(**{**CONFIGS["portable"], "sweeps": 2}))
+
+
+def test_a_looped_model_is_the_stack_over_and_over():
+    model, ids = lively(CONFIGS["looped"]), tokens()
+    context = model.context(ids)
+    x = context.x0
+    for _ in range(3):
+        x = model.sweep(x, context)
+    assert torch.equal(model(ids), model.logits(x))
+    plain = lively({**CONFIGS["looped"], "sweeps": 1})
+    blocks = 6 * sum(p.numel() for p in plain.blocks.parameters() if p.ndim == 2)
+    more = model.flops_per_token() - plain.flops_per_token()
+    keys = sum(window or 512 for window in plain.config.windows)
+    assert more == 2 * (blocks + 12 * 64 * keys)

@@ -10,7 +10,7 @@ from bench.rehearsal import Rehearsal, rehearse
 from bench.rehearse import new_step, real_peak
 from nanochat import gpt
 from nanochat.gpt import GPTConfig
-from nanochat.objectives import next_token
+from nanochat.objectives import DeepSupervision, next_token
 from nanochat.runtime import Runtime
 from nanochat.scaling import memory, plan_run
 from scripts.base_train import Config
@@ -117,3 +117,20 @@ def test_a_dry_run_has_the_memory_of_a_rehearsal(depth, rows, ranks, in_fp8, che
 
     estimated = sum(memory(plan, rows, ranks, checkpointing, in_fp8).values())
     assert estimated == pytest.approx(rehearse(build, ranks).peak, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("depth", "rows", "in_fp8", "checkpointing"),
+    [
+        (4, 16, False, False),
+        pytest.param(4, 16, False, True, marks=SLOW),
+        pytest.param(12, 4, True, False, marks=SLOW),
+        pytest.param(12, 16, False, True, marks=SLOW),
+    ],
+)
+def test_a_dry_run_has_the_memory_of_a_recursive_model(depth, rows, in_fp8, checkpointing):
+    plan = plan_run(Config(depth=depth, recursion="aggressive"), 32_768)
+    options = {"in_fp8": in_fp8, "checkpointing": checkpointing, "objective": DeepSupervision(5.0, 1.0)}
+    estimated = sum(memory(plan, rows, 1, checkpointing, in_fp8).values())
+    found = rehearse(lambda runtime: new_step(plan.model, rows, runtime, **options), 1).peak
+    assert estimated == pytest.approx(found, rel=0.1)

@@ -84,7 +84,7 @@ def test_seven_and_six_and_seven_steps_are_twenty(base):
 
 
 def test_seven_and_six_and_seven_steps_of_a_recursive_model_are_twenty(base):
-    flags = ("--recursion=aggressive", "--supervision=2")
+    flags = ("--recursion=aggressive", "--supervision=2", "--ema=0.9")
     assert "exits: " in base.run("recursive", *flags)
     for last in (7, 13):
         base.run("recursive-parts", *flags, before=SignalAfter(last - 1, signal.SIGTERM))
@@ -92,7 +92,24 @@ def test_seven_and_six_and_seven_steps_of_a_recursive_model_are_twenty(base):
     base.run("recursive-parts", *flags)
     assert files_of(base.of("recursive-parts")) == files_of(base.of("recursive"))
     assert base.metrics("recursive-parts") == base.metrics("recursive")
-    assert "val/bpb at exit 1" in next(record for record in base.metrics("recursive") if "val/bpb" in record)
+    validations = [record for record in base.metrics("recursive") if "val/bpb at exit 1" in record]
+    assert "val/bpb of the average" not in validations[0]  # before the first step
+    assert 0 < abs(validations[-1]["val/bpb of the average"] / validations[-1]["val/bpb"] - 1) < 0.5
+    averaged = base.outcome("recursive")["metrics"]["Final validation bpb, averaged weights"]
+    assert averaged["value"] == validations[-1]["val/bpb of the average"]
+
+
+def test_carried_states_take_each_batch_once_for_each_exit(base):
+    flags = ("--recursion=aggressive", "--supervision=2", "--carry", "--device-batch-size=8")
+    base.run("carried", *flags)
+    base.run("carried-parts", *flags, "--device-batch-size=2")
+    one, two = (load(base.of(tag), STEPS).model_tensors() for tag in ("carried", "carried-parts"))
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-5
+    assert load(base.of("carried"), STEPS).manifest["source"]["rows"] == STEPS / 2 * 8
+    flops = {tag: base.outcome(tag)["metrics"]["Total training flops"]["value"] for tag in ("carried", "recursive")}
+    assert flops["carried"] == pytest.approx(flops["recursive"] / 2, rel=1e-6)
+    refused = base.refused("plain", "--carry")
+    assert refused == "--carry is for recursion: add --recursion=moderate"
 
 
 @pytest.mark.slow

@@ -118,6 +118,14 @@ def test_weights_and_momenta_are_the_parents(base):
     assert f"'smear': {round(0.2 * 0.8, 6)}" in warm
 
 
+def test_fine_tuning_has_an_average_of_its_own(base):
+    few = ("--num-iterations=2", "--eval-metrics-every=-1")
+    base.tune("averaged", *few, "--ema=0.9").done()  # its parent has none
+    loss, average = (found(base, "averaged", name) for name in ("val/loss", "val/loss of the average"))
+    assert list(average) == [2]
+    assert average[2] == pytest.approx(loss[2], rel=0.2) != loss[2]
+
+
 # ---- validation ----
 
 

@@ -73,3 +73,32 @@ def test_scaling_laws_end_with_the_ratio_that_they_suggest(runs, tmp_path):
 
 def test_an_evening_on_a_laptop_is_a_scale_of_the_main_job(runs):
     assert runs("cpu.sh", "--data=my text", "--tag=mine").stdout == "--scale=cpu --data=my text --tag=mine\n"
+
+
+def test_the_phases_of_a_recursive_model(runs, base):
+    """The second one starts where the first one was good, or anyway."""
+    flags = ["--data=letters", *SMALL, "--depth=1", "--width=32", "--num-iterations=6", "--save-every=-1"]
+    first = runs("train_h100_fast.sh", *flags)
+    assert first.returncode == 0, first.stderr
+    assert "recursion aggressive: each block runs 4 exits x 1 passes x (2 loops + 1) times for a token" in first.stdout
+    refused = runs("train_h100_extreme.sh", *flags)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: the run h100-fast does not meet the criteria: ")
+    assert not (base / "base_train/h100-extreme").exists()
+    second = runs("train_h100_extreme.sh", "--anyway", *flags)
+    assert second.returncode == 0, second.stderr
+    assert "recursion extreme: " in second.stdout
+
+
+@pytest.mark.slow
+def test_recursion_is_compared_with_its_compute(runs, tmp_path):
+    flags = ["--data=letters", "--steps=20", "--depth=1", "--width=32", "--seeds=2", *SMALL, "--eval-every=5"]
+    flags += ["--max-seq-len=64", "--out=card/recursion.md", "--save-every=10"]
+    one = runs("recursion.sh", *flags)
+    assert one.returncode == 0, one.stderr
+    assert "\nVerdict: " in one.stdout
+    card = (tmp_path / "card/recursion.md").read_text(encoding="utf-8")
+    assert "## Recursion" in card
+    assert len(list((tmp_path / "card/recursion").glob("*.svg"))) == 2
+    again = runs("recursion.sh", *flags)
+    assert again.stdout.count("nothing is left to train") == 10

@@ -223,7 +223,7 @@ def log_validation(
         earlier = state.step // every if every else int(state.step > 0)  # validations before this one
         pays = trainer.runtime.compiling_pays(flops * (1 + earlier))
         with nullcontext() if pays else trainer.model.as_written():
-            found = measure()
+            found = trainer.with_average(measure, state)
         notes = state.notes  # saved with the checkpoint, so "lowest" outlives a resume
         figures = {}
         for name, estimate in found.items():

@@ -283,10 +283,13 @@ def answer_scores(
 ) -> Evaluation:
     """Return the evaluation that answers test prompts during reinforcement learning, and keeps pass@k in the notes."""
 
-    def score(state: State) -> None:
-        engine.refresh()
+    def measure() -> Estimates:
+        engine.refresh()  # to the weights of the model
         scores = evaluate_task(task, trainer.model, engine, trainer.tokenizer, trainer.runtime, settings, label)
-        found = {f"pass@{k}": estimate for k, estimate in scores.pass_at.items()}
+        return {f"pass@{k}": estimate for k, estimate in scores.pass_at.items()}
+
+    def score(state: State) -> None:
+        found = trainer.with_average(measure, state)
         state.notes["after"] = found
         state.notes.setdefault("before", found)  # the first evaluation precedes the first step
         _log_estimates(trainer, state.step, "eval", {f"eval/{name}": one for name, one in found.items()})

@@ -10,22 +10,24 @@ T_VALUES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.22
 
 
 class Interval(NamedTuple):
-    """A mean with the ends of its 95 % interval."""
+    """A mean, and half the width of its 95 % interval; None for a single value."""
 
     mean: float
-    low: float
-    high: float
+    half: float | None
 
     def __str__(self) -> str:
-        ends = f" [{self.low:.4f}, {self.high:.4f}]" if math.isfinite(self.low) else ""
-        return f"{self.mean:.4f}{ends}"
+        return f"{self.mean:.4f}" + ("" if self.half is None else f" ± {self.half:.4f}")
+
+    @property
+    def is_positive(self) -> bool:
+        """Return True if the whole interval lies above 0."""
+        return self.half is not None and self.mean > self.half
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Return the mean of a sample; that of a single value has infinite ends."""
+    """Return the mean of a sample with its interval."""
     mean, freedom = statistics.fmean(values), len(values) - 1
-    half = math.inf
-    if freedom:
-        t = T_VALUES[min(freedom, len(T_VALUES)) - 1]  # beyond the table a little too wide
-        half = t * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half)
+    if not freedom:
+        return Interval(mean, None)
+    t = T_VALUES[min(freedom, len(T_VALUES)) - 1]  # beyond the table a little too wide
+    return Interval(mean, t * statistics.stdev(values) / math.sqrt(len(values)))

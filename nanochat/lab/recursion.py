@@ -205,13 +205,11 @@ class SeedResult:
         return self.arms[arm].figure(BPB) - self.arms["R"].figure(BPB)
 
 
-def measure_seed(tag: str, seed: int, runtime: Runtime) -> SeedResult:
+def compare(arms: dict[str, ArmRun], runtime: Runtime, log: MetricLog) -> SeedResult:
     """Compare the arms of a seed, and refit the first exit of R."""
-    arms = read_arms(tag, seed)
     corpus = open_text(arms["R"])
-    with MetricLog(stage_dir("recursion_eval", tag), name=f"refit-{seed}") as log:
-        refitted, nats = refit_first_exit(arms["R"], corpus, runtime, log)
-    return SeedResult(arms, common_hash(arms, corpus), refitted, nats)
+    batches = common_hash(arms, corpus)
+    return SeedResult(arms, batches, *refit_first_exit(arms["R"], corpus, runtime, log))
 
 
 def refit_first_exit(run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -> tuple[float, float]:
@@ -236,7 +234,7 @@ def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str,
     """
     if len(own) < 2:
         return ONE_SEED
-    beats_exit, beats_plain, beats_deep = (interval(some).low > 0 for some in (refitted, gains["P"], gains["F"]))
+    beats_exit, beats_plain, beats_deep = (interval(some).is_positive for some in (refitted, gains["P"], gains["F"]))
     if beats_exit and beats_plain:
         return "better than its compute" if beats_deep else "depth only"
     if not beats_exit and statistics.fmean(own) >= LEAST_REFINEMENT:

@@ -17,12 +17,12 @@ from nanochat.log import duration, format_cell, format_rows, format_value, is_kn
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import read_json
 from nanochat.report.plots import draw_plot
-from nanochat.stages import STAGES
+from nanochat.stages import OTHER_SECTIONS, STAGES
 
 Facts = dict[str, Any]  # label -> value
 Groups = dict[str, Facts]
 
-TITLES = {stage.name: stage.section for stage in STAGES}
+TITLES = {stage.name: stage.section for stage in STAGES} | OTHER_SECTIONS
 PADDED = 32  # characters; a longer cell stands out of its column
 FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before the last part of a path
 EVALUATIONS = ("base_eval", "chat_eval")  # beginnings of the stages with a score for each task

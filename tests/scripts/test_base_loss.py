@@ -25,8 +25,9 @@ def loss(base, monkeypatch, capsys):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
 
     def run(**options):
-        base_loss.main(Config(tag="small", eval_bytes=3000, dtype="fp32", **options))
-        record = json.loads((base.folder / "base_loss/small/outcome.json").read_text(encoding="utf-8"))
+        options = {"tag": "small"} | options
+        base_loss.main(Config(eval_bytes=3000, dtype="fp32", **options))
+        record = json.loads((base.folder / f"base_loss/{options['tag']}/outcome.json").read_text(encoding="utf-8"))
         return record["metrics"], capsys.readouterr().out
 
     return run
@@ -50,3 +51,13 @@ def test_much_text_is_worth_compiling(loss, monkeypatch):
     monkeypatch.setattr(runtime, "COMPILING_PAYS", 0)
     loss()
     assert len(compiled) == 1
+
+
+def test_a_recursive_model_has_a_table_of_its_exits(base, loss, capsys):
+    base.run("exits", "--depth=1", "--recursion=aggressive", "--supervision=2", "--num-iterations=4", "--save-every=-1")
+    metrics, said = loss(tag="exits")
+    record = json.loads((base.folder / "base_loss/exits/outcome.json").read_text(encoding="utf-8"))
+    table = record["tables"][0]
+    assert [row[:2] for row in table["rows"]] == [[0, "yes"], [1, "yes"], [2, "no"], [3, "no"]]
+    assert table["rows"][1][2] == pytest.approx(metrics["val bpb"]["value"], rel=1e-6)
+    assert said.count("base_loss: val bpb at exit ") == 4

@@ -7,7 +7,7 @@ import pytest
 
 from tasks import TASKS
 from tasks.mixing import mix
-from tasks.puzzles import CELLS, NAMES, NEW_HOPS, SETS, TRAINED_HOPS
+from tasks.puzzles import MAZE_CELLS, NAMES, NEW_HOPS, SETS, TRAINED_HOPS, filled_boards
 
 
 def pair(conversation):
@@ -36,13 +36,20 @@ def test_hops_of_the_test_are_never_trained():
             question, answer = pair(conversation)
             pointers = dict(re.findall(r"(\w)>(\w)", question))
             assert sorted(pointers) == sorted(NAMES)
-            hops, place = re.search(r": (\d) from (\w)", question).groups()
-            for _ in range(int(hops)):
+            place, hops = re.search(r": (\w)((?: >)+)$", question).groups()
+            for _ in range(hops.count(">")):
                 place = pointers[place]
-            assert place == answer
-            numbers[int(hops)] += 1
+            assert place == answer not in question.split(" : ")[1]
+            numbers[hops.count(">")] += 1
         found[split] = set(numbers)
     assert found == {"train": set(TRAINED_HOPS), "test": set(NEW_HOPS)}
+
+
+def test_a_sudoku_has_one_solution_and_mazes_differ():
+    for conversation in (TASKS["Sudoku-4"]("test")[number] for number in range(200)):
+        shown = re.sub(r"\s", "", pair(conversation)[0])
+        assert sum(re.fullmatch(shown, board) is not None for board in filled_boards()) == 1
+    assert len({board for board, _ in TASKS["Maze"]("train").rows}) > 19_000
 
 
 def test_every_valid_board_counts():
@@ -64,4 +71,4 @@ def test_any_way_through_a_maze_counts():
     for wrong in ("U", "R R D", "R R D D D", "X", "R R D D R"):
         assert not task.evaluate(problem, wrong)
     question, _ = pair(task[0])
-    assert len(question.split("\n")) == 2 * CELLS + 1
+    assert len(question.split("\n")) == 2 * MAZE_CELLS + 1

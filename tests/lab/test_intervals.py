@@ -1,0 +1,29 @@
+"""Intervals over seeds."""
+
+import math
+
+import numpy as np
+import pytest
+
+from nanochat.lab.intervals import interval
+
+
+def test_the_interval_of_three_values():
+    found = interval([1.0, 2.0, 6.0])
+    half = 4.303 * math.sqrt((4 + 1 + 9) / 2 / 3)  # t for two degrees of freedom
+    assert found == pytest.approx((3, half))
+    assert str(found) == f"3.0000 ± {half:.4f}"
+    assert [interval(values).is_positive for values in ([1, 2, 6], [5, 5.5, 6], [-1, -1.1])] == [False, True, False]
+
+
+def test_a_single_value_says_nothing_about_the_spread():
+    assert interval([2.0]) == (2.0, None)
+    assert str(interval([2.0])) == "2.0000"
+    assert not interval([2.0]).is_positive
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 12, 40])
+def test_in_95_of_100_samples_the_interval_holds_the_mean(count):
+    draws = np.random.default_rng(count).normal(7, 3, (2000, count))
+    held = [abs(mean - 7) <= half for mean, half in map(interval, draws)]
+    assert 0.93 < sum(held) / len(held) < 0.975
