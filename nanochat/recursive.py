@@ -61,7 +61,7 @@ class RecursiveGPT(GPT):
                 states = [state.detach() for state in states]
 
     def next_exit(self, ids: Tensor, states: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the states y and z after one supervision step from `states` (None: the first), and the head's input."""
+        """Return y, z and the head's input after one supervision step from `states`, y and z; None: the first step."""
         context = self.context(ids)
         states = states or (context.x0, torch.zeros_like(context.x0))
         return self.advance(*states, list(self.layers(context)), context, count())

@@ -15,7 +15,7 @@ from tasks.common import DataSet, Task, exchange
 
 HELD_OUT = 8  # one board in this many belongs to the test split
 ROWS = {"train": 20_000, "test": 1_000}
-NAMES = "abcdefghi"  # of the places in a list of pointers
+NAMES = "ABCDEFGHI"  # of the places in a list of pointers
 TRAINED_HOPS, NEW_HOPS = (1, 2, 3, 4, 6, 8), (5, 7)
 LEAST_GIVEN, MOST_GIVEN = 6, 12  # cells of a Sudoku
 MAZE_CELLS = 5  # along each side
@@ -64,8 +64,8 @@ class Hops(Puzzle):
             place = board[NAMES.index(place)]
         pointers = list(zip(NAMES, board, strict=True))
         random.shuffle(pointers)
-        listed = " ".join(f"{name}>{target}" for name, target in pointers)
-        return {**exchange(f"{listed} : {start}{' >' * hops}", place), "category": f"{hops} hops"}
+        listed = " ".join(name + target for name, target in pointers)
+        return {**exchange(f"{listed} {start}{'>' * hops}", place), "category": f"{hops} hops"}
 
 
 # ---- Sudoku ----

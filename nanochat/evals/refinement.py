@@ -39,10 +39,10 @@ def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
             "--grad-clip if it is above 1"
         )
     if finished and exits:
-        refinement = 1 - exits[-1][-1] / exits[-1][0]
-        if refinement < LEAST_REFINEMENT:
+        fall = refinement(exits[-1])
+        if fall < LEAST_REFINEMENT:
             found["refinement"] = (
-                f"the last exit is only {100 * refinement:.1f}% better than the first: train longer, lower "
+                f"the last exit is only {100 * fall:.1f}% better than the first: train longer, lower "
                 "--matrix-lr, or raise --supervision-base"
             )
     return found
@@ -55,6 +55,11 @@ def validated_exits(records: Sequence[Record]) -> list[list[float]]:
         for record in records
         if "val/bpb at exit 0" in record and record["step"] > 0
     ]
+
+
+def refinement(bpb: Sequence[float]) -> float:
+    """Return the fall from the first exit to the last, relative to the first."""
+    return 1 - bpb[-1] / bpb[0]
 
 
 def in_order(bpb: Sequence[float]) -> bool:
@@ -71,9 +76,9 @@ def unmet_criteria(records: Sequence[Record]) -> list[str]:
     unmet = []
     if not in_order(exits[-1]):
         unmet.append("an exit is worse than the one before it")
-    refinement = 1 - exits[-1][-1] / exits[-1][0]
-    if refinement < EXPECTED_REFINEMENT:
-        unmet.append(f"the refinement is {100 * refinement:.1f}%, below {100 * EXPECTED_REFINEMENT:.0f}%")
+    fall = refinement(exits[-1])
+    if fall < EXPECTED_REFINEMENT:
+        unmet.append(f"the refinement is {100 * fall:.1f}%, below {100 * EXPECTED_REFINEMENT:.0f}%")
     norm = statistics.median(record["train/grad_norm"] for record in steps)
     low, high = EXPECTED_NORM
     if not low <= norm <= high:

@@ -18,7 +18,7 @@ from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.dataloader import TextLoader
 from nanochat.evals.bpb import EvalText, bits_per_byte, read_text
-from nanochat.evals.refinement import LEAST_REFINEMENT, validated_exits
+from nanochat.evals.refinement import LEAST_REFINEMENT, refinement, validated_exits
 from nanochat.gpt import GPT
 from nanochat.lab.intervals import interval
 from nanochat.log import MetricLog, Record, print0, read_metrics
@@ -140,11 +140,6 @@ def common_hash(arms: Mapping[str, ArmRun], corpus: Corpus) -> str:
 
 
 # ---- refinement ----
-
-
-def refinement(bits: Sequence[float]) -> float:
-    """Return the fall from the first exit to the last, relative to the first."""
-    return 1 - bits[-1] / bits[0]
 
 
 def first_exit(checkpoint: Checkpoint, runtime: Runtime) -> GPT:

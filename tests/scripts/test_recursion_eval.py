@@ -52,7 +52,7 @@ def test_one_seed_gives_figures_and_no_verdict(base, capsys):
     metrics = outcome["metrics"]
     assert (metrics["Preset"], metrics["supervision_base"], metrics["loops"]) == ("aggressive", 5.0, 2)
     assert metrics["Block applications per token"] == 2 * 12
-    assert 0 <= float(metrics["Refinement, first exit refitted"]) < 1
+    assert float(metrics["Refinement, first exit refitted"]) < float(metrics["Refinement"])  # its head went on learning
     assert [curve["title"] for curve in outcome["curves"]] == ["Validation at each exit", "Arms, first seed"]
     assert list(outcome["curves"][1]["series"]) == list(rows)
 
