@@ -25,7 +25,9 @@ class Config(DeviceSettings, TagSettings):
 
     tag: str = changed(TagSettings, "tag", "recursion", text="prefix of the runs' tags")
     seeds: Count = option(1, "compare the seeds 1 to N", group="run", least=1)
-    check: bool = option(False, "only say if the run --tag meets the criteria for a longer one", group="run")
+    check: bool = option(
+        False, "only say if the run --tag meets the criteria for a longer one", group="run", in_card=False
+    )
 
 
 def exits_table(results: Sequence["SeedResult"]) -> Record:
@@ -42,32 +44,29 @@ def arms_table(results: Sequence["SeedResult"]) -> Record:
     """Return the table with the cost and the loss of each arm, and its difference to R."""
     from nanochat.lab.recursion import ARMS, BPB, FLOPS
 
-    columns = dict.fromkeys(("Arm", "Model", "Layers"), "")
-    columns |= dict.fromkeys(("Parameters", "FLOPs per token", "Tokens"), ",.0f")
-    columns |= {
-        "FLOPs": ".2e",
-        "Tokens/s": ",.0f",
-        "Seconds": ",.0f",
-        "Bits per byte": ".4f",
-        "Minus R": "+.4f",
-        "±": ".4f",
-    }
-    names = ("Number of parameters", FLOPS, "Tokens seen", "Total training flops", "Tokens per second")
+    columns = {"Arm": "", "Bits per byte": ".4f", "Minus R": "+.4f", "±": ".4f", "Seconds": ",.0f", "Layers": ""}
+    columns |= dict.fromkeys(("Parameters", "FLOPs per token", "Tokens", "Tokens/s"), ",.0f")
+    columns |= {"FLOPs": ".2e", "Model": ""}
+    names = ("Number of parameters", FLOPS, "Tokens seen", "Tokens per second", "Total training flops")
     rows = []
     for arm, description in ARMS.items():
         runs = [result.arms[arm] for result in results]
-        means = [statistics.fmean(run.figure(name) for run in runs) for name in names]
-        means += [statistics.fmean(run.seconds for run in runs), statistics.fmean(run.figure(BPB) for run in runs)]
+        bits = statistics.fmean(run.figure(BPB) for run in runs)
         gain = [None, None] if arm == "R" else interval([result.gain(arm) for result in results])
-        rows.append([arm, description, runs[0].outcome.config["depth"], *means, *gain])
+        seconds = statistics.fmean(run.seconds for run in runs)
+        means = [statistics.fmean(run.figure(name) for run in runs) for name in names]
+        rows.append([arm, bits, *gain, seconds, runs[0].outcome.config["depth"], *means, description])
     return table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)
 
 
 def curves(result: "SeedResult") -> list[Record]:
-    """Return the plots for a seed: exits over tokens, and all arms over FLOPs."""
-    exits = [curve for curve in result.arms["R"].outcome.curves if curve["title"] == "Validation at each exit"]
+    """Return the plots for a seed: exits over tokens, and all arms over FLOPs, both from the first step on."""
+    [exits] = [curve for curve in result.arms["R"].outcome.curves if curve["title"] == "Validation at each exit"]
     arms = {arm: metric_curve(run.records, "val/bpb", over="total_training_flops") for arm, run in result.arms.items()}
-    return [*exits, {"title": "Arms, first seed", "x": "FLOPs", "y": "bits per byte", "series": arms}]
+    curves = [exits, {"title": "Arms, first seed", "x": "FLOPs", "y": "bits per byte", "series": arms}]
+    for curve in curves:
+        curve["series"] = {name: [axis[1:] for axis in axes] for name, axes in curve["series"].items()}
+    return curves
 
 
 def figures(results: Sequence["SeedResult"]) -> Metrics:

@@ -123,7 +123,8 @@ def test_fine_tuning_has_an_average_of_its_own(base):
     base.tune("averaged", *few, "--ema=0.9").done()  # its parent has none
     loss, average = (found(base, "averaged", name) for name in ("val/loss", "val/loss of the average"))
     assert list(average) == [2]
-    assert average[2] == pytest.approx(loss[2], rel=0.2) != loss[2]
+    assert average[2] == pytest.approx(loss[2], rel=0.2)
+    assert average[2] != loss[2]
 
 
 # ---- validation ----

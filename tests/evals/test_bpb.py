@@ -162,7 +162,7 @@ def test_validation_is_compiled_once_that_has_paid(every, steps, eager):
     runtime = SimpleNamespace(compiling_pays=lambda flops: flops > 25_000)
     log = SimpleNamespace(write=lambda kind, step, **found: written.append(found["val/bpb"]))
     values = iter([2.0, 1.0, 1.5])
-    trainer = SimpleNamespace(model=model, runtime=runtime, log=log)
+    trainer = SimpleNamespace(model=model, runtime=runtime, log=log, with_average=lambda measure, state: measure())
     validation = log_validation(trainer, every, 1000, lambda: {"bpb": (next(values), 0.1)})
     for step in steps:
         validation.evaluate(SimpleNamespace(step=step, notes=notes))
