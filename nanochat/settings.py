@@ -232,8 +232,6 @@ class Preset(NamedTuple):
 
     supervision_base: float
     improvement_reward: float
-    matrix_lr: float
-    embedding_lr: float
     warmup_steps: int
     grad_clip: float = 1.0
     supervision: int = 4
@@ -243,9 +241,9 @@ class Preset(NamedTuple):
 
 
 PRESETS = {
-    "moderate": Preset(3.0, 0.5, 0.02, 0.3, 100),
-    "aggressive": Preset(5.0, 1.0, 0.02, 0.3, 150),
-    "extreme": Preset(10.0, 2.0, 0.02, 0.3, 200),
+    "moderate": Preset(3.0, 0.5, 100),
+    "aggressive": Preset(5.0, 1.0, 150),
+    "extreme": Preset(10.0, 2.0, 200),
 }
 
 
@@ -275,15 +273,6 @@ class RecursionSettings(OptimizerSettings):
     # As in the original. Base and reward do not matter then. A step counts the tokens of its batch again.
     carry: bool = option(
         False, "an update for each exit: every batch comes once for each, and states are carried on", group="recursion"
-    )
-    matrix_lr: Rate = changed(
-        OptimizerSettings, "matrix_lr", None, text="learning rate of matrices (Muon; default: 0.02, or the preset's)"
-    )
-    embedding_lr: Rate = changed(
-        OptimizerSettings,
-        "embedding_lr",
-        None,
-        text="learning rate of embeddings (AdamW; default: 0.3, or the preset's)",
     )
     warmup_steps: Count | None = changed(
         OptimizerSettings,

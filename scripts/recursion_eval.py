@@ -83,7 +83,7 @@ def figures(results: Sequence["SeedResult"]) -> Metrics:
     return {
         "Verdict": verdict(own, refitted, gains),
         "Preset": settings["recursion"],
-        **{name: settings[name] for name in Preset._fields},
+        **{name: settings[name] for name in (*Preset._fields, "matrix_lr", "embedding_lr")},
         "Refinement": str(interval(own)),
         "Refinement, first exit refitted": str(interval(refitted)),
         "Exits in order": f"{sum(validations)} of {len(validations)} validations",

@@ -180,13 +180,13 @@ def test_flops_are_those_of_the_products(changes):
 
 
 @pytest.mark.parametrize(
-    ("name", "base", "reward", "rate", "warmup"),
-    [("moderate", 3, 0.5, 0.02, 100), ("aggressive", 5, 1, 0.02, 150), ("extreme", 10, 2, 0.02, 200)],
+    ("name", "base", "reward", "warmup"),
+    [("moderate", 3, 0.5, 100), ("aggressive", 5, 1, 150), ("extreme", 10, 2, 200)],
 )
-def test_presets(name, base, reward, rate, warmup):
+def test_presets(name, base, reward, warmup):
     config = Config(recursion=name)
-    assert (config.supervision_base, config.improvement_reward, config.matrix_lr) == (base, reward, rate)
-    assert (config.embedding_lr, config.warmup_steps, config.grad_clip) == (0.3, warmup, 1.0)
+    assert (config.supervision_base, config.improvement_reward) == (base, reward)
+    assert (config.warmup_steps, config.grad_clip, config.matrix_lr) == (warmup, 1.0, 0.02)
     assert config.model_fields == {"supervision": 4, "loops": 2, "passes": 1, "detached": 0}
     assert pretraining(config) == DeepSupervision(base, reward)
     own = Config(recursion=name, matrix_lr=0.7, supervision=2, warmup_steps=3)
