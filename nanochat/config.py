@@ -54,12 +54,13 @@ def option(
     in_card: bool = True,
     may_change: bool = False,
     least: float | None = None,
+    below: float | None = None,
     short: str | None = None,
 ) -> Any:
     """Return a config field: default, help, and how both are shown.
 
     group: title of its box in `--help`, one word. in_card: in the report card. may_change: a run may resume with
-    another value. least: the smallest value, besides the default. short: a second name of the flag, like -i.
+    another value. least: the smallest value, besides the default. below: a limit. short: a second name, like -i.
     """
     metadata = {
         "text": text,
@@ -67,6 +68,7 @@ def option(
         "in_card": in_card,
         "may_change": may_change,
         "least": least,
+        "below": below,
         "short": short,
     }
     return field(default=default, metadata=metadata)
@@ -167,6 +169,8 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
             continue
         if value < least:
             raise ValueError(f"{flag_of(one.name)} has to be {least} or more, not {value}")
+        if one.metadata["below"] is not None and value >= one.metadata["below"]:
+            raise ValueError(f"{flag_of(one.name)} has to be below {one.metadata['below']}, not {value}")
     return config
 
 

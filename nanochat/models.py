@@ -72,6 +72,8 @@ def config_fields(text: str) -> Record:
     defaults = {name: value for name, value in asdict(GPTConfig()).items() if name not in FLAG_FIELDS}
     for change in changes:
         field, _, value = change.partition("=")
+        if field in FLAG_FIELDS:
+            raise ValueError(f"--model={text}: {field} is set by its own flag, see --help")
         if field not in defaults:
             raise ValueError(f"--model={text}: {field} is no field of GPTConfig, take one of {', '.join(defaults)}")
         kind = type(defaults[field])

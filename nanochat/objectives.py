@@ -74,21 +74,25 @@ class DeepSupervision:
 class CarriedSupervision:
     """The loss of one exit of a recursive model; the next update goes on from its states, without a gradient.
 
-    The source gives each batch once for each exit. A batch's micro-batches are told apart by their place in memory. A
-    run that resumes begins with a new batch.
+    batch: inputs, targets, and for each row its number and the exit (rows, 2), on the host. The source gives each batch
+    once for each exit. A step that starts again, perhaps with other micro-batches, starts from the same states.
     """
 
     def __init__(self):
-        self.batch = None  # inputs; as long as they are held, no other batch is in their place in memory
-        self.states = {}  # place of a micro-batch -> y and z
+        self.exit = -1  # of the last micro-batch
+        self.before = {}  # number of a row -> y and z at the exit before
+        self.after = {}
 
     def __call__(self, model: "RecursiveGPT", batch: Batch) -> Loss:
-        inputs, targets = batch
-        if self.batch is None or inputs.untyped_storage().data_ptr() != self.batch.untyped_storage().data_ptr():
-            self.batch, self.states = inputs, {}
-        place = inputs.storage_offset(), len(inputs)
-        y, z, hidden = model.next_exit(inputs, self.states.get(place))
-        self.states[place] = y.detach(), z.detach()
+        inputs, targets, places = batch
+        rows, [number, *_] = places[:, 0].tolist(), places[:, 1].tolist()
+        if number != self.exit:
+            self.exit, self.before, self.after = number, self.after, {}
+        states = None
+        if number:
+            states = [torch.stack(parts) for parts in zip(*(self.before[row] for row in rows), strict=True)]
+        y, z, hidden = model.next_exit(inputs, states)
+        self.after |= zip(rows, zip(y.detach(), z.detach(), strict=True), strict=True)
         return model.loss(hidden, targets), (targets >= 0).sum(), {}
 
 

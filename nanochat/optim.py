@@ -306,9 +306,8 @@ class Optimizer:
     """Steps all groups, on one rank or with the ranks in the default process group.
 
     polar_dtype: for Muon's matrix products. compile: Muon's step as a graph for each shape. ema: decay of the weights'
-    average, 0 for none. The model is on its device
-    when this is made, and stays: parameters are replaced in place only. Between `reduce_in_backward` and
-    `finish_reducing` no rank calls other collectives.
+    average, 0 for none. The model is on its device when this is made, and stays: parameters are replaced in place only.
+    Between `reduce_in_backward` and `finish_reducing` no rank calls other collectives.
     """
 
     def __init__(
@@ -321,8 +320,6 @@ class Optimizer:
         chunk_bytes: int = CHUNK_BYTES,
         ema: float = 0.0,
     ):
-        if not 0 <= ema < 1:
-            raise ValueError(f"--ema={ema:g} has to be at least 0, and below 1")
         self.groups = groups
         self.ema = ema
         self.polar_dtype = polar_dtype

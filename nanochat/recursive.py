@@ -9,7 +9,7 @@ GPT's. Value embeddings and the factors of the residual stream are part of a blo
 is a part of x, and backout acts on the sweep that ends at the exit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -60,7 +60,7 @@ class RecursiveGPT(GPT):
             if step < self.config.detached:
                 states = [state.detach() for state in states]
 
-    def next_exit(self, ids: Tensor, states: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+    def next_exit(self, ids: Tensor, states: Sequence[Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return y, z and the head's input after one supervision step from `states`, y and z; None: the first step."""
         context = self.context(ids)
         states = states or (context.x0, torch.zeros_like(context.x0))

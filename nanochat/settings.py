@@ -223,7 +223,11 @@ class OptimizerSettings:
     grad_clip: Rate = option(0.0, "largest norm of the gradient (0: no clipping)", group="optimizer", least=0)
     # In the first 1 / (1 - decay) steps it is the mean of all weights so far.
     ema: float = option(
-        0.0, "decay of an average of the weights, saved and validated beside them (0: none)", group="optimizer", least=0
+        0.0,
+        "decay of an average of the weights, saved and validated beside them (0: none)",
+        group="optimizer",
+        least=0,
+        below=1,
     )
 
 
@@ -293,13 +297,17 @@ class RecursionSettings(OptimizerSettings):
             raise ValueError(f"--recursion={self.recursion} is not known, take one of off, {', '.join(PRESETS)}")
         usual = {one.name: one.default for one in fields(OptimizerSettings)}
         chosen = usual if self.recursion == "off" else PRESETS[self.recursion]._asdict()
-        for name in Preset._fields:
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, chosen.get(name))  # the dataclass is frozen
-            elif name not in chosen:
-                raise ValueError(f"{flag_of(name)} is for recursion: add --recursion={next(iter(PRESETS))}")
         if self.carry and self.recursion == "off":
             raise ValueError(f"--carry is for recursion: add --recursion={next(iter(PRESETS))}")
+        for name in Preset._fields:
+            weighs = name in ("supervision_base", "improvement_reward")
+            if getattr(self, name) is None:
+                value = None if self.carry and weighs else chosen.get(name)
+                object.__setattr__(self, name, value)  # the dataclass is frozen
+            elif name not in chosen:
+                raise ValueError(f"{flag_of(name)} is for recursion: add --recursion={next(iter(PRESETS))}")
+            elif self.carry and weighs:
+                raise ValueError(f"{flag_of(name)} is for exits that are trained together: leave it out, or --carry")
         if self.recursion != "off" and 0 < self.supervision <= self.detached:
             raise ValueError(f"--detached={self.detached} has to be below --supervision={self.supervision}")
 

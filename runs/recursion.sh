@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
-# Is recursion worth its compute? Five arms on the same batches, a table, and with several seeds a verdict: R recursion;
+# Compare recursion with its compute: five arms on the same batches, a table, and with several seeds a verdict. R recursion;
 # P the same parameters without a loop; F as many FLOPs per token in more layers; W as P, for the same seconds; L as many
 # applications on one state with the loss at the end alone. No network is needed. Run the same command again to resume.
 #   bash runs/recursion.sh                                one seed, 25 minutes on two cores
 #   bash runs/recursion.sh --seeds=3                      with the verdict, 75 minutes
 #   bash runs/recursion.sh --preset=moderate --steps=600 --depth=4 --width=256 --tag=larger --data=FOLDER --out=FILE
-# Other flags go to scripts.base_train, for all arms.
+# Flags of the group recursion (--loops=3) go to scripts.base_train for R alone, other flags for all arms.
 set -euo pipefail
 
-seeds=1 preset=aggressive steps=300 depth=2 width=128 tag=recursion out=recursion.md
+seeds=1 preset=aggressive steps=300 depth=2 width=128 tag=recursion out=recursion.md recursion=()
+stop() {
+  echo "error: $1" >&2
+  exit 2
+}
 own() {
   case $1 in
     --seeds=?*) seeds=${1#*=} ;;
@@ -16,7 +20,15 @@ own() {
     --steps=?*) steps=${1#*=} ;;
     --depth=?*) depth=${1#*=} ;;
     --width=?*) width=${1#*=} ;;
+    --supervision=?* | --loops=?* | --passes=?* | --detached=?* | --supervision-base=?* | --improvement-reward=?* | --carry)
+      recursion+=("$1") ;;
+    --seed=* | --recursion=* | --model=* | --num-iterations=* | --target-seconds=*)
+      stop "${1%%=*} differs between arms: give --seeds, --preset or --steps" ;;
     *) return 1 ;;
+  esac
+  case $seeds:$preset in
+    *[!0-9]*:* | 0:* | :*) stop "--seeds=$seeds has to be a number from 1" ;;
+    *:off) stop "--preset=off is no recursion: take moderate, aggressive or extreme" ;;
   esac
 }
 set -- --data=world --vocab-size=1024 "$@"
@@ -26,25 +38,28 @@ flags=(
   --width="$width" --head-dim=32 --max-seq-len=256 --window-pattern=L --total-batch-size=2048 --warmup-steps=20
   --eval-every=50 --eval-bytes=100000 --sample-every=-1 --save-every=50 ${flags[@]+"${flags[@]}"}
 )
-plan=("$python" -m scripts.base_train --dry-run --json --data="$data" --tokenizer-tag="$tag" "${flags[@]}")
-flops() { "${plan[@]}" "$@" | "$python" -c 'import json, sys; print(json.load(sys.stdin)["plan"]["flops_per_token"])'; }
+recursion=(--recursion="$preset" ${recursion[@]+"${recursion[@]}"})
+# The expression `$1` of the plan p for the other flags.
+planned() {
+  local plan
+  plan=$("$python" -m scripts.base_train --dry-run --json --data="$data" --tokenizer-tag="$tag" "${flags[@]}" "${@:2}") || exit
+  "$python" -c "import json, sys; p = json.loads(sys.argv[1])['plan']; m = p['model']; print($1)" "$plan"
+}
+flops="p['flops_per_token']"
 
 # Each layer of a plain model costs the same.
-recursive=$(flops --depth="$depth" --recursion="$preset")
-plain=$(flops --depth="$depth") deeper=$(flops --depth=$((depth + 2)))
+recursive=$(planned "$flops" --depth="$depth" "${recursion[@]}")
+plain=$(planned "$flops" --depth="$depth")
+deeper=$(planned "$flops" --depth=$((depth + 2)))
 deep=$((depth + (2 * (recursive - plain) + (deeper - plain) / 2) / (deeper - plain)))
-# Supervision steps times updates in each of them.
-sweeps=$("${plan[@]}" --depth="$depth" --recursion="$preset" | "$python" -c '
-import json, sys
-model = json.load(sys.stdin)["plan"]["model"]
-print(model["supervision"] * model["passes"] * (model["loops"] + 1))')
+sweeps=$(planned "m['supervision'] * m['passes'] * (m['loops'] + 1)" --depth="$depth" "${recursion[@]}")
 
 arm() { # name, seed, flags
   printf '\n== seed %s, arm %s\n' "$2" "$1"
   train --tag="$tag-$1-$2" --seed="$2" "${@:3}"
 }
 for seed in $(seq "$seeds"); do
-  arm R "$seed" --depth="$depth" --num-iterations="$steps" --recursion="$preset"
+  arm R "$seed" --depth="$depth" --num-iterations="$steps" "${recursion[@]}"
   arm P "$seed" --depth="$depth" --num-iterations="$steps"
   arm F "$seed" --depth="$deep" --num-iterations="$steps"
   arm L "$seed" --depth="$depth" --num-iterations="$steps" --model=reference,sweeps="$sweeps"

@@ -1,5 +1,5 @@
-# Common part, sourced by miniseries.sh and scaling_laws.sh. They set the defaults in `tag` and `out`, and handle their own
-# flags in the function `own`.
+# Common part of the scripts that train several runs with one tokenizer. They set the defaults in `tag` and `out`, and handle
+# their own flags in the function `own`.
 
 data=auto words=65536 flags=()
 for argument in "$@"; do
@@ -21,6 +21,8 @@ bash "$root/runs/setup.sh"
 
 # A flag that base_train does not know is found before the tokenizer is trained.
 "$python" -m scripts.base_train --dry-run --data="$data" ${flags[@]+"${flags[@]}"} >/dev/null
+
+if declare -F ready >/dev/null; then ready; fi
 
 # One tokenizer for all runs.
 made=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}/tok_train/$tag/outcome.json

@@ -9,7 +9,13 @@ set -euo pipefail
 
 tag=h100 anyway=
 own() { case $1 in --anyway) anyway=1 ;; *) return 1 ;; esac; }
+# Called before anything is trained.
+ready() {
+  if [ -z "$anyway" ] && ! "$python" -m scripts.recursion_eval --check --tag="$tag-fast"; then
+    echo "--anyway starts this phase in any case" >&2
+    exit 2
+  fi
+}
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
-if [ -z "$anyway" ]; then "$python" -m scripts.recursion_eval --check --tag="$tag-fast"; fi
 batch=$((256 * 2048))
 train --tag="$tag-extreme" --recursion=extreme --depth=12 --total-batch-size=$batch --num-iterations=5000 --eval-every=250

@@ -118,7 +118,7 @@ def main(config: Config) -> None:
             rank=trainer.runtime.rank,
             world_size=trainer.runtime.world_size,
             device=trainer.runtime.device,
-            repeats=config.supervision if config.carry else 1,
+            repeats=config.supervision if config.carry else 0,
         )
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)

@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, run
 from nanochat.lab.intervals import interval
-from nanochat.log import MetricLog, Record, format_value, metric_curve, print0, read_metrics, table_of, terminal_table
+from nanochat.log import (
+    MetricLog,
+    Record,
+    duration,
+    format_value,
+    metric_curve,
+    print0,
+    read_metrics,
+    table_of,
+    terminal_table,
+)
 from nanochat.outcome import Metrics, Outcome, measured
 from nanochat.paths import stage_dir
 from nanochat.settings import DeviceSettings, Preset, TagSettings
 
 if TYPE_CHECKING:
-    from nanochat.lab.recursion import SeedResult
+    from nanochat.lab.recursion import ArmRun, SeedResult
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,7 @@ class Config(DeviceSettings, TagSettings):
     tag: str = changed(TagSettings, "tag", "recursion", text="prefix of the runs' tags")
     seeds: Count = option(1, "compare the seeds 1 to N", group="run", least=1)
     check: bool = option(
-        False, "only say if the run --tag meets the criteria for a longer one", group="run", in_card=False
+        False, "only check if the run --tag meets the criteria for a longer one", group="run", in_card=False
     )
 
 
@@ -63,6 +73,7 @@ def curves(result: "SeedResult") -> list[Record]:
     """Return the plots for a seed: exits over tokens, and all arms over FLOPs, both from the first step on."""
     [exits] = [curve for curve in result.arms["R"].outcome.curves if curve["title"] == "Validation at each exit"]
     arms = {arm: metric_curve(run.records, "val/bpb", over="total_training_flops") for arm, run in result.arms.items()}
+    exits = exits | {"title": "Validation at each exit, first seed"}
     curves = [exits, {"title": "Arms, first seed", "x": "FLOPs", "y": "bits per byte", "series": arms}]
     for curve in curves:
         curve["series"] = {name: [axis[1:] for axis in axes] for name, axes in curve["series"].items()}
@@ -74,7 +85,7 @@ def figures(results: Sequence["SeedResult"]) -> Metrics:
     from nanochat.evals.refinement import in_order, validated_exits
     from nanochat.lab.recursion import verdict
 
-    own, refitted = zip(*(result.refinements for result in results), strict=True)
+    own, refitted, both = zip(*(result.refinements for result in results), strict=True)
     gains = {arm: [result.gain(arm) for result in results] for arm in ("P", "F")}
     recursions = [result.arms["R"] for result in results]
     settings, model = recursions[0].outcome.config, recursions[0].checkpoint.manifest["model"]
@@ -84,13 +95,27 @@ def figures(results: Sequence["SeedResult"]) -> Metrics:
         "Verdict": verdict(own, refitted, gains),
         "Preset": settings["recursion"],
         **{name: settings[name] for name in (*Preset._fields, "matrix_lr", "embedding_lr")},
-        "Refinement": str(interval(own)),
-        "Refinement, first exit refitted": str(interval(refitted)),
+        "Refinement": measured(*interval(own)),
+        "Refinement, first exit refitted": measured(*interval(refitted)),
+        "Refinement, first and last exit refitted": measured(*interval(both)),
+        "Steps of the refit, first exit": statistics.fmean(result.first.steps for result in results),
+        "Steps of the refit, last exit": statistics.fmean(result.last.steps for result in results),
         "Exits in order": f"{sum(validations)} of {len(validations)} validations",
         "Gradient norm, median": measured(statistics.median(norms), spec=".2f"),
         "Gradient norm, largest": measured(max(norms), spec=".2f"),
-        "Block applications per token": model["depth"] * model["supervision"] * model["passes"] * (model["loops"] + 1),
+        "Block applications per token": model["depth"] * recursions[0].applications,
         "Batches, SHA-256": ", ".join(result.batches[:12] for result in results),
+        **provenance([run for result in results for run in result.arms.values()]),
+    }
+
+
+def provenance(runs: Sequence["ArmRun"]) -> Metrics:
+    """Return the arms' training time, precision, and commits."""
+    commits = {run.outcome.environment["Git Information"]["Commit"] for run in runs}
+    return {
+        "Training of all arms": duration(sum(run.seconds for run in runs)),
+        "Precision": ", ".join(sorted({run.checkpoint.manifest["dtype"] for run in runs})),
+        "Commits of the arms": ", ".join(sorted(commits)),
     }
 
 
@@ -98,11 +123,12 @@ def check(tag: str) -> None:
     """Print that a run meets the criteria for a longer one, or raise a ValueError."""
     from nanochat.evals.refinement import unmet_criteria
 
-    unmet = unmet_criteria(read_metrics(stage_dir("base_train", tag) / "metrics.jsonl"))
+    folder = stage_dir("base_train", tag)
+    if not (folder / "outcome.json").exists():
+        raise ValueError(f"the run {tag} has not finished: train it first")
+    unmet = unmet_criteria(read_metrics(folder / "metrics.jsonl"))
     if unmet:
-        raise ValueError(
-            f"the run {tag} does not meet the criteria: {'; '.join(unmet)}. Start with --anyway, or mend it"
-        )
+        raise ValueError(f"the run {tag} does not meet the criteria: {'; '.join(unmet)}")
     print0(f"the run {tag} meets all four criteria")
 
 
@@ -111,11 +137,14 @@ def main(config: Config) -> None:
         check(config.tag)
         return
     # Slow imports stay out of --help.
-    from nanochat.lab.recursion import compare, read_arms
+    from nanochat.lab.recursion import FREE_IN_SEED, compare, read_arms
     from nanochat.runtime import setup
 
     outcome = Outcome.begin("recursion_eval", config.tag, config)
     seeds = {seed: read_arms(config.tag, seed) for seed in range(1, config.seeds + 1)}
+    for arms in seeds.values():
+        for arm, one in arms.items():
+            one.require_settings_of(seeds[1][arm], FREE_IN_SEED)
     results = []
     with setup(config.device_type, config.dtype) as runtime:
         for seed, arms in seeds.items():

@@ -98,6 +98,16 @@ def test_bad_values_name_their_flag(words, flag):
     assert flag in refusal(*words)
 
 
+def test_a_limit_is_refused():
+    assert parse(base_train.Config, ["--ema=0.999"]).ema == 0.999
+    for words, sentence in (
+        ("--ema=1", "--ema has to be below 1, not 1.0"),
+        ("--ema=-0.1", "--ema has to be 0 or more"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            parse(base_train.Config, [words])
+
+
 def test_less_than_the_least_is_refused_but_for_the_default():
     assert [parse(Config, [f"--racks={number}"]).racks for number in (-1, 1, 7)] == [-1, 1, 7]
     for number in (0, -2):

@@ -233,9 +233,3 @@ def test_the_average_is_a_mean_at_first_and_then_exponential():
             torch.testing.assert_close(parameter.double(), expected, atol=1e-6, rtol=1e-5, check_dtype=False)
             torch.testing.assert_close(dict(optimizer.state_tensors())[name]["average"], parameter.detach())
         assert torch.equal(parameter, raw)
-
-
-@pytest.mark.parametrize("ema", [-0.1, 1.0])
-def test_a_decay_that_averages_nothing_is_refused(ema):
-    with pytest.raises(ValueError, match=f"--ema={ema:g} has to be at least 0, and below 1"):
-        Optimizer([muon_group(parameters((4, 4)))], ema=ema)

@@ -84,10 +84,36 @@ def test_the_phases_of_a_recursive_model(runs, base):
     refused = runs("train_h100_extreme.sh", *flags)
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: the run h100-fast does not meet the criteria: ")
+    assert refused.stderr.endswith("\n--anyway starts this phase in any case\n")
     assert not (base / "base_train/h100-extreme").exists()
     second = runs("train_h100_extreme.sh", "--anyway", *flags)
     assert second.returncode == 0, second.stderr
     assert "recursion extreme: " in second.stdout
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--seeds=0", "--seeds=0 has to be a number from 1"),
+        ("--seeds=abc", "--seeds=abc has to be a number from 1"),
+        ("--seed=7", "--seed differs between arms: give --seeds, --preset or --steps"),
+        ("--recursion=moderate", "--recursion differs between arms: give --seeds, --preset or --steps"),
+        ("--preset=off", "--preset=off is no recursion: take moderate, aggressive or extreme"),
+        ("--preset=agressive", "--recursion=agressive is not known, take one of off, moderate, aggressive, extreme"),
+    ],
+)
+def test_flags_that_would_break_the_comparison_are_refused(runs, flag, sentence):
+    refused = runs("recursion.sh", "--data=letters", *SMALL, flag)
+    assert (refused.returncode, refused.stderr) == (2, f"error: {sentence}\n")
+
+
+@pytest.mark.slow
+def test_recursion_on_puzzles_ends_with_a_table(runs):
+    flags = ["--data=letters", "--steps=3", "--width=32", "--depth=1", "--seeds=1"]
+    done = runs("puzzles.sh", *flags)
+    assert done.returncode == 0, done.stderr
+    table = done.stdout[done.stdout.index("Sudoku-4: 200 held-out problems") :].splitlines()
+    assert [line.split()[0] for line in table[1:]] == ["Arm", "R", "P", "W"]
 
 
 @pytest.mark.slow

@@ -1,20 +1,23 @@
-"""Is recursion worth its compute? Runs of five arms on the same batches, the refit of the first exit, and a verdict.
+"""Compare recursion with its compute: runs of five arms on the same batches, refits of exits, and a verdict.
 
 A large refinement from the first exit to the last proves little: the loss weighs the first exit least, so it may merely
 be trained badly. So the first exit gets a head of its own, trained until validation stops falling; and other models
-spend the same compute in another way.
+spend the same compute in another way. The refitted head reads more text than the model did, so the last exit is
+refitted too, for a comparison on equal terms.
 """
 
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import NamedTuple
 
 import torch
 
 from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
+from nanochat.config import flag_of
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.dataloader import TextLoader
 from nanochat.evals.bpb import EvalText, bits_per_byte, read_text
@@ -30,7 +33,7 @@ from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import Runtime
 from nanochat.scaling import rate_scale
-from nanochat.settings import TrainingSettings
+from nanochat.settings import Preset, TrainingSettings
 from nanochat.train import State, TrainingLoop
 
 ARMS = {
@@ -42,6 +45,9 @@ ARMS = {
 }
 ONE_SEED = "no verdict: one seed"
 BPB, FLOPS = "Final validation bpb", "Number of FLOPs per token"  # metrics of base training
+# Settings in which an arm may differ from R, and a run from that of another seed.
+FREE_IN_ARM = {*Preset._fields, "recursion", "depth", "model", "num_iterations", "target_seconds"}
+FREE_IN_SEED = {"seed", "target_seconds"}  # W takes as long as its R
 TOLERANCE = 0.05  # for the FLOPs of F and the seconds of W, relative to R
 REFIT_STEPS = 50  # between validations
 REFIT_RATES = (1.0, 0.25, 0.0625)  # factors for the learning rate, each until validation stops falling
@@ -80,11 +86,37 @@ class ArmRun:
         """Bits per byte at each exit, in the last validation."""
         return validated_exits(self.records)[-1]
 
+    @property
+    def applications(self) -> int:
+        """Times that each block runs for a token."""
+        model = self.checkpoint.manifest["model"]
+        sweeps = model["supervision"] * model["passes"] * (model["loops"] + 1)
+        return sweeps or model["sweeps"]
+
+    def require_settings_of(self, other: "ArmRun", free: Container[str]) -> None:
+        """Raise a ValueError if this run differs from another one in a setting that is not free."""
+        own, others = self.checkpoint.manifest["config"], other.checkpoint.manifest["config"]
+        for name, value in own.items():
+            if name not in free and value != others.get(name):
+                raise ValueError(
+                    f"{self.outcome.tag} has {flag_of(name)}={value}, and {other.outcome.tag} {others.get(name)}: "
+                    "train one of them again"
+                )
+
 
 def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
     """Return the five arms of a seed; a ValueError says which one is not what the comparison needs."""
     arms = {arm: ArmRun.read(f"{tag}-{arm}-{seed}") for arm in ARMS}
     recursion = arms["R"]
+    if recursion.checkpoint.manifest["config"]["seed"] != seed:
+        raise ValueError(f"{recursion.outcome.tag} was not trained with --seed={seed}: train it again")
+    for arm, run in arms.items():
+        run.require_settings_of(recursion, FREE_IN_ARM)
+        if not any("val/bpb" in record for record in run.records):
+            raise ValueError(f"{run.outcome.tag} has no validation: train it again, with --eval-every")
+        is_recursive = run.checkpoint.manifest["model"]["supervision"] > 0
+        if is_recursive != (arm == "R") or run.applications != (recursion.applications if arm in "RL" else 1):
+            raise ValueError(f"{run.outcome.tag} is not the model of arm {arm}: train it again")
     for arm in "PWL":
         counts = [run.figure("Number of parameters") for run in (arms[arm], recursion)]
         if counts[0] != counts[1]:
@@ -142,22 +174,31 @@ def common_hash(arms: Mapping[str, ArmRun], corpus: Corpus) -> str:
 # ---- refinement ----
 
 
-def first_exit(checkpoint: Checkpoint, runtime: Runtime) -> GPT:
-    """Return a model that ends at the first exit of a recursive one; only its head, which is its own, is trained."""
+class Refit(NamedTuple):
+    """An exit that got a head of its own, trained until validation stopped falling."""
+
+    bpb: float
+    steps: int
+
+
+def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime) -> GPT:
+    """Return a model that ends at an exit of a recursive one, from 1; only its head, which is its own, is trained."""
     shape = config_of(checkpoint.manifest)
     model = build_model(replace(shape, tie_embeddings=False), runtime, weights=0)
     tensors = checkpoint.model_tensors()
     # A tied head is the embedding, which has to stay as it is.
     tensors.setdefault("head.weight", tensors["embed.weight"].clone())
     model.load_state_dict(tensors)
-    model.set_steps(1)
+    model.set_steps(exits)
     model.requires_grad_(False).head.requires_grad_(True)
     return model
 
 
-def refit(checkpoint: Checkpoint, source: TextLoader, text: EvalText, runtime: Runtime, log: MetricLog) -> float:
-    """Train a head for the first exit until validation stops falling, at falling rates; return its bits per byte."""
-    model = first_exit(checkpoint, runtime)
+def refit(
+    exits: int, checkpoint: Checkpoint, source: TextLoader, text: EvalText, runtime: Runtime, log: MetricLog
+) -> Refit:
+    """Train a head for an exit, from 1, until validation stops falling, at falling rates."""
+    model = model_of_exit(exits, checkpoint, runtime)
     manifest = checkpoint.manifest
     rows, length = manifest["loop"]["device_batch"], model.config.max_seq_len
     settings = TrainingSettings(total_batch_size=manifest["config"]["total_batch_size"], save_every=-1)
@@ -174,10 +215,10 @@ def refit(checkpoint: Checkpoint, source: TextLoader, text: EvalText, runtime: R
             loop.steps = loop.state.step + REFIT_STEPS
             loop.run([], lambda state: None, [])
             found = bits_per_byte(model, text, length, rows, runtime).value
-            print0(f"refit: step {loop.state.step}, {found:.4f} bits per byte at the first exit")
+            print0(f"refit: step {loop.state.step}, {found:.4f} bits per byte at exit {exits - 1}")
             falls = found < (1 - LEAST_GAIN) * lowest
             lowest = min(lowest, found)
-    return lowest
+    return Refit(lowest, loop.state.step)
 
 
 @dataclass(frozen=True)
@@ -186,14 +227,16 @@ class SeedResult:
 
     arms: dict[str, ArmRun]
     batches: str  # hash of the batches that all arms have read
-    refitted: float  # bits per byte at the first exit of R, with a head of its own
+    first: Refit  # of R's first exit
+    last: Refit
     nats: float  # per token, for one bit per byte
 
     @property
-    def refinements(self) -> tuple[float, float]:
-        """The refinement of R as it is, and with the refitted first exit."""
+    def refinements(self) -> tuple[float, float, float]:
+        """The refinement of R as it is, with the first exit refitted, and with both exits refitted."""
         exits = self.arms["R"].exits
-        return refinement(exits), refinement([self.refitted, exits[-1]])
+        both = [self.first.bpb, self.last.bpb]
+        return refinement(exits), refinement([self.first.bpb, exits[-1]]), refinement(both)
 
     def gain(self, arm: str) -> float:
         """Return the bits per byte of an arm minus those of R."""
@@ -201,21 +244,23 @@ class SeedResult:
 
 
 def compare(arms: dict[str, ArmRun], runtime: Runtime, log: MetricLog) -> SeedResult:
-    """Compare the arms of a seed, and refit the first exit of R."""
+    """Compare the arms of a seed, and refit the first and the last exit of R."""
     corpus = open_text(arms["R"])
     batches = common_hash(arms, corpus)
-    return SeedResult(arms, batches, *refit_first_exit(arms["R"], corpus, runtime, log))
+    return SeedResult(arms, batches, *refit_exits(arms["R"], corpus, runtime, log))
 
 
-def refit_first_exit(run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -> tuple[float, float]:
-    """Return the bits per byte at the first exit with its own head, and the nats per token for one bit per byte."""
+def refit_exits(run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -> tuple[Refit, Refit, float]:
+    """Refit the first and the last exit; return both, and the nats per token for one bit per byte."""
     size = run.outcome.config["eval_bytes"]
     size = runtime.validation_bytes if size < 0 else size
     text = read_text(corpus.batches("val"), tokenizer_of(run.checkpoint), size)
-    with loader_of(run, corpus, runtime.device) as source:
-        source.load_state_dict(run.checkpoint.manifest["source"])  # goes on where the run has ended
-        bits = refit(run.checkpoint, source, text, runtime, log)
-    return bits, math.log(2) * text.bytes / (len(text.ids) - 1)
+    refits = []
+    for exits in (1, len(run.exits)):
+        with loader_of(run, corpus, runtime.device) as source:
+            source.load_state_dict(run.checkpoint.manifest["source"])  # goes on where the run has ended
+            refits.append(refit(exits, run.checkpoint, source, text, runtime, log))
+    return *refits, math.log(2) * text.bytes / (len(text.ids) - 1)
 
 
 # ---- the verdict ----

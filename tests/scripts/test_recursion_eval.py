@@ -6,6 +6,7 @@ import shutil
 import pytest
 from base_runs import STEPS, Base
 
+from nanochat.lab.recursion import ArmRun, common_hash, open_text
 from nanochat.log import MetricLog
 from scripts import recursion_eval
 from scripts.recursion_eval import Config
@@ -52,8 +53,16 @@ def test_one_seed_gives_figures_and_no_verdict(base, capsys):
     metrics = outcome["metrics"]
     assert (metrics["Preset"], metrics["supervision_base"], metrics["loops"]) == ("aggressive", 5.0, 2)
     assert metrics["Block applications per token"] == 2 * 12
-    assert float(metrics["Refinement, first exit refitted"]) < float(metrics["Refinement"])  # its head went on learning
-    assert [curve["title"] for curve in outcome["curves"]] == ["Validation at each exit", "Arms, first seed"]
+    # The heads went on learning, both from the same text.
+    kinds = ("", ", first exit refitted", ", first and last exit refitted")
+    own, refitted, both = (metrics[f"Refinement{kind}"]["value"] for kind in kinds)
+    assert refitted < min(own, both)
+    assert metrics["Steps of the refit, first exit"] % 50 == 0 < metrics["Steps of the refit, last exit"]
+    assert metrics["Precision"] == "fp32"
+    assert [curve["title"] for curve in outcome["curves"]] == [
+        "Validation at each exit, first seed",
+        "Arms, first seed",
+    ]
     assert list(outcome["curves"][1]["series"]) == list(rows)
 
 
@@ -67,22 +76,36 @@ def test_arms_that_cannot_be_compared_are_refused(base):
     assert refusal("other") == "the run other-R-1 has not finished: bash runs/recursion.sh trains all arms"
     for arm in DEPTH.keys() | {"W"}:
         base.copy(f"small-{arm}-1", f"changed-{arm}-1")
-    for seed, steps, said in ((2, STEPS, "the arms were trained on different batches"), (1, 8, "numbers of steps")):
-        base.run("new", *SHAPE, f"--seed={seed}", f"--num-iterations={steps}", "--resume=never")
+    recursion = ArmRun.read("small-R-1")
+    for flags, said in (
+        (["--seed=2"], "new has --seed=2, and small-R-1 1: train one of them again"),
+        (["--seed=1", "--num-iterations=8"], "the arms R, P, F and L have different numbers of steps"),
+        (["--seed=1", "--eval-every=-1"], "new has --eval-every=-1, and small-R-1 "),
+        (["--seed=1", "--recursion=moderate"], "new is not the model of arm P: train it again"),
+    ):
+        base.run("new", *SHAPE, *flags, "--resume=never")
         shutil.rmtree(base.of("changed-P-1"))
         base.copy("new", "changed-P-1")
         assert said in refusal("changed")
+        if "--seed=2" in flags:
+            with pytest.raises(ValueError, match="the arms were trained on different batches"):
+                common_hash({"R": recursion, "P": ArmRun.read("new")}, open_text(recursion))
+    # One seed under two names.
+    for arm in DEPTH.keys() | {"W"}:
+        base.copy(f"small-{arm}-1", f"small-{arm}-2")
+    with pytest.raises(ValueError, match="small-R-1 was not trained with --seed=2: train it again"):
+        recursion_eval.main(Config(tag="small", dtype="fp32", seeds=2))
 
 
 def test_the_criteria_for_a_longer_run(base, capsys):
-    with pytest.raises(
-        ValueError, match="the run small-P-1 does not meet the criteria: it has no validation"
-    ) as refused:
+    with pytest.raises(ValueError, match="the run small-P-1 does not meet the criteria: it has no validation"):
         recursion_eval.main(Config(tag="small-P-1", check=True))
-    assert str(refused.value).endswith("Start with --anyway, or mend it")
+    with pytest.raises(ValueError, match="the run made has not finished: train it first"):
+        recursion_eval.main(Config(tag="made", check=True))
     with MetricLog(base.of("made")) as log:
         for step in range(1, 11):
             log.write("train", step, **{"train/loss": 3.0 - 0.1 * step, "train/grad_norm": 1.0})
         log.write("validation", 10, **{f"val/bpb at exit {i}": 2.0 - 0.2 * i for i in range(4)})
+    shutil.copy(base.of("small-P-1") / "outcome.json", base.of("made"))
     recursion_eval.main(Config(tag="made", check=True))
     assert capsys.readouterr().out == "the run made meets all four criteria\n"
