@@ -83,7 +83,7 @@ def curves(result: "SeedResult") -> list[Record]:
 def figures(results: Sequence["SeedResult"]) -> Metrics:
     """Return the metrics for the report card."""
     from nanochat.evals.refinement import in_order, validated_exits
-    from nanochat.lab.recursion import verdict
+    from nanochat.lab.recursion import REFIT_STEPS, verdict
 
     own, refitted, both = zip(*(result.refinements for result in results), strict=True)
     gains = {arm: [result.gain(arm) for result in results] for arm in ("P", "F")}
@@ -98,8 +98,7 @@ def figures(results: Sequence["SeedResult"]) -> Metrics:
         "Refinement": measured(*interval(own)),
         "Refinement, first exit refitted": measured(*interval(refitted)),
         "Refinement, first and last exit refitted": measured(*interval(both)),
-        "Steps of the refit, first exit": statistics.fmean(result.first.steps for result in results),
-        "Steps of the refit, last exit": statistics.fmean(result.last.steps for result in results),
+        "Steps of a refit": ", ".join(f"{REFIT_STEPS * sum(result.first.rounds)}" for result in results),
         "Exits in order": f"{sum(validations)} of {len(validations)} validations",
         "Gradient norm, median": measured(statistics.median(norms), spec=".2f"),
         "Gradient norm, largest": measured(max(norms), spec=".2f"),

@@ -175,10 +175,10 @@ def common_hash(arms: Mapping[str, ArmRun], corpus: Corpus) -> str:
 
 
 class Refit(NamedTuple):
-    """An exit that got a head of its own, trained until validation stopped falling."""
+    """An exit that got a head of its own."""
 
-    bpb: float
-    steps: int
+    bpb: float  # lowest of the validations
+    rounds: list[int]  # of REFIT_STEPS steps, at each of the rates
 
 
 def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime) -> GPT:
@@ -195,9 +195,18 @@ def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime) -> GPT:
 
 
 def refit(
-    exits: int, checkpoint: Checkpoint, source: TextLoader, text: EvalText, runtime: Runtime, log: MetricLog
+    exits: int,
+    checkpoint: Checkpoint,
+    source: TextLoader,
+    text: EvalText,
+    runtime: Runtime,
+    log: MetricLog,
+    rounds: Sequence[int] = (),
 ) -> Refit:
-    """Train a head for an exit, from 1, until validation stops falling, at falling rates."""
+    """Train a head for an exit, from 1, at falling rates: at each of them until validation stops falling.
+
+    rounds: train so long in any case, at each of the rates.
+    """
     model = model_of_exit(exits, checkpoint, runtime)
     manifest = checkpoint.manifest
     rows, length = manifest["loop"]["device_batch"], model.config.max_seq_len
@@ -208,17 +217,20 @@ def refit(
     flops = model.flops_per_token()
     loop = TrainingLoop(model, source, next_token, optimizer, runtime, log, settings, State(), {}, rows, flops)
     lowest = bits_per_byte(model, text, length, rows, runtime).value
-    for factor in REFIT_RATES:
+    done = []
+    for number, factor in enumerate(REFIT_RATES):
         head.lr = head.initial_lr * factor
+        done.append(0)
         falls = True
-        while falls:
+        while done[-1] < rounds[number] if rounds else falls:
+            done[-1] += 1
             loop.steps = loop.state.step + REFIT_STEPS
             loop.run([], lambda state: None, [])
             found = bits_per_byte(model, text, length, rows, runtime).value
             print0(f"refit: step {loop.state.step}, {found:.4f} bits per byte at exit {exits - 1}")
             falls = found < (1 - LEAST_GAIN) * lowest
             lowest = min(lowest, found)
-    return Refit(lowest, loop.state.step)
+    return Refit(lowest, done)
 
 
 @dataclass(frozen=True)
@@ -251,7 +263,7 @@ def compare(arms: dict[str, ArmRun], runtime: Runtime, log: MetricLog) -> SeedRe
 
 
 def refit_exits(run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -> tuple[Refit, Refit, float]:
-    """Refit the first and the last exit; return both, and the nats per token for one bit per byte."""
+    """Refit the first exit, and the last one for as long; return both, and the nats per token for one bit per byte."""
     size = run.outcome.config["eval_bytes"]
     size = runtime.validation_bytes if size < 0 else size
     text = read_text(corpus.batches("val"), tokenizer_of(run.checkpoint), size)
@@ -259,7 +271,8 @@ def refit_exits(run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -
     for exits in (1, len(run.exits)):
         with loader_of(run, corpus, runtime.device) as source:
             source.load_state_dict(run.checkpoint.manifest["source"])  # goes on where the run has ended
-            refits.append(refit(exits, run.checkpoint, source, text, runtime, log))
+            rounds = refits[0].rounds if refits else ()
+            refits.append(refit(exits, run.checkpoint, source, text, runtime, log, rounds))
     return *refits, math.log(2) * text.bytes / (len(text.ids) - 1)
 
 

@@ -88,5 +88,5 @@ def test_an_untrained_first_exit_is_found_out(tmp_path, monkeypatch):
     own, refitted, both = zip(*(result.refinements for result in results), strict=True)
     assert min(own) > 0.5
     assert max(refitted) < 0.05
-    assert max(map(abs, both)) < 0.05  # both heads have learned as long: the two exits are one
+    assert max(map(abs, both)) < 0.1  # both heads have learned as long, and the two exits are one; the text is short
     assert verdict(own, refitted, {"P": [0.0, 0.0], "F": [0.0, 0.0]}) == "a poor first exit"
