@@ -23,14 +23,14 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
 
 arm() { # name, seed, horizon, flags of the model
-  local tag="$tag-$1-$2"
+  local run="$tag-$1-$2"
   printf '\n== seed %s, arm %s\n' "$2" "$1"
   # Two steps on text make a model; the conversations of the puzzle train it, prompts masked.
-  train --tag="$tag" --seed="$2" --depth="$depth" --width="$width" --head-dim=32 --max-seq-len=256 --window-pattern=L \
+  train --tag="$run" --seed="$2" --depth="$depth" --width="$width" --head-dim=32 --max-seq-len=256 --window-pattern=L \
     --total-batch-size=4096 --num-iterations=2 --eval-every=-1 --sample-every=-1 "${@:4}"
-  bash "$root/runs/launch.sh" chat_sft --tag="$tag" --seed="$2" --source=base --mixture="$task:1000" "$3" --init-lr-frac=1 \
+  bash "$root/runs/launch.sh" chat_sft --tag="$run" --seed="$2" --source=base --mixture="$task:1000" "$3" --init-lr-frac=1 \
     --warmup-steps=20 --eval-every=0 --eval-metrics-every=-1 --save-every=100
-  "$python" -m scripts.chat_eval --tag="$tag" --source=sft --tasks="$task" --max-problems=200 --max-new-tokens=64
+  "$python" -m scripts.chat_eval --tag="$run" --source=sft --tasks="$task" --max-problems=200 --max-new-tokens=64
 }
 for seed in $(seq "$seeds"); do
   arm R "$seed" "--num-iterations=$steps" --recursion=aggressive
