@@ -154,16 +154,17 @@ class Rotation(NamedTuple):
     sin: Tensor
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return x (B, T, H, D) rotated by position, in fp32: channel i pairs with i + pairs."""
-        a, b = x.chunk(2, dim=-1)
+        """Return x (B, T, H, D) in fp32, the first channels rotated by position: channel i pairs with i + pairs."""
+        pairs = self.cos.shape[-1]
+        a, b, *rest = x.split(pairs, dim=-1)
         # (a, b) turns by the angle of its position; the products promote bf16 to fp32.
-        return torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], dim=-1)
+        return torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin, *rest], dim=-1)
 
 
 class RotaryTable(nn.Module):
     """Cosines and sines for all positions in a context. No checkpoint holds them: call `fill` after to_empty.
 
-    channels: per head; half as many pairs rotate.
+    channels: of a head that rotate, in half as many pairs.
     """
 
     def __init__(self, positions: int, channels: int, base: float):
@@ -185,6 +186,13 @@ class RotaryTable(nn.Module):
 
     def forward(self, positions: Tensor | slice) -> Rotation:
         return Rotation(self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2))  # the new axis: heads
+
+
+def exclude_own(y: Tensor, v: Tensor) -> Tensor:
+    """Return attention's output y (B, T, H, D) without its part along the token's own value v (B, T, Hkv, D)."""
+    direction = F.normalize(v.float(), dim=-1).unsqueeze(3)  # (B, T, Hkv, 1, D)
+    grouped = y.float().unflatten(2, (v.shape[2], -1))
+    return (grouped - (grouped * direction).sum(-1, keepdim=True) * direction).flatten(2, 3).to(y.dtype)
 
 
 # ---- masks ----

@@ -75,22 +75,25 @@ class PackedLinear(nn.Module):
 
 
 class PairRotation(NamedTuple):
-    """Complex factors for some positions, (B or none, T, 1, head_dim / 2)."""
+    """Complex factors for some positions, (B or none, T, 1, rotated pairs)."""
 
     factors: Tensor
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return x (B, T, H, D) rotated by position, in fp32; the two channels in a pair lie side by side."""
+        """Return x (B, T, H, D) in fp32, rotated by position; the two channels in a pair lie side by side."""
         pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))  # (B, T, H, D / 2)
         return torch.view_as_real(pairs * self.factors).flatten(-2)
 
 
 class PairTable(nn.Module):
-    """The rotary table as complex numbers, (max_seq_len, head_dim / 2)."""
+    """The rotary table as complex numbers, (max_seq_len, head_dim / 2). channels: of a head."""
 
-    def __init__(self, table: RotaryTable):
+    def __init__(self, table: RotaryTable, channels: int):
         super().__init__()
-        self.factors = torch.complex(table.cos, table.sin)
+        # Pairs that do not rotate are multiplied by 1.
+        still = channels // 2 - table.cos.shape[1]
+        ones = torch.ones(len(table.cos), still, dtype=torch.complex64, device=table.cos.device)
+        self.factors = torch.cat([torch.complex(table.cos, table.sin), ones], dim=1)
 
     def forward(self, positions: Tensor | slice) -> PairRotation:
         return PairRotation(self.factors[positions].unsqueeze(-2))
@@ -115,7 +118,7 @@ def pack(model: GPT) -> GPT:
     # Cast once here instead of in every forward.
     packed.embed.to(dtype)
     packed.value_embeds.to(dtype)
-    packed.rotary = PairTable(packed.rotary)
+    packed.rotary = PairTable(packed.rotary, packed.config.head_dim)
     refresh(packed, model)
     return packed.eval()
 
@@ -130,8 +133,8 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
     order = torch.arange(sum(map(len, weights)), device=source.q.weight.device)
     order = order.view(-1, config.head_dim)  # (heads + 2 * kv_heads, head_dim)
     heads = config.heads + config.kv_heads  # values keep their order
-    halves = order[:heads].unflatten(1, (2, -1))  # channel i pairs with i + head_dim / 2
-    order[:heads] = halves.mT.flatten(1)
+    rotated = order[:heads, : config.rope_dims or config.head_dim]
+    rotated.copy_(rotated.unflatten(1, (2, -1)).mT.flatten(1))  # channel i pairs with i + half of the rotated ones
     attention.qkv = PackedLinear(*weights, dtype=dtype, order=order.flatten())
     attention.q = attention.k = attention.v = None
 

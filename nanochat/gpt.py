@@ -8,7 +8,6 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nanochat.attention import Mask, RotaryTable, Rotation, attend, make_mask, previous
+from nanochat.attention import Mask, RotaryTable, Rotation, attend, exclude_own, make_mask, previous
 from nanochat.cross_entropy import SAFE_EXPONENT, choose_form, cross_entropy
 
 if TYPE_CHECKING:
@@ -45,7 +44,14 @@ class GPTConfig:
     mlp_ratio: float = 4.0  # hidden units per channel
     window_pattern: str = "SSSL"  # repeated over the layers, the last is always L. S: a quarter of max_seq_len, L: all
     rope_base: float = 100_000.0
+    rope_dims: int = 0  # channels of a head that rotate; 0: all
     qk_scale: float = 1.2  # factor for queries and for keys: sharper attention
+    query_gain: float = 0.0  # initial value of a learned factor for each head's queries; 0: none
+    qk_eps: float = NORM_EPS  # added to the mean square in the norm of queries and keys
+    exclusive_last: int = 0  # last layers in which attention leaves out the token's own value (exclude_own)
+    orthogonal: bool = (
+        False  # matrices start orthogonal, and smaller where they write the residual stream of many layers
+    )
     softcap: float = 15.0  # logits lie within ±softcap; 0: no limit
     tie_embeddings: bool = False
     residual_lambdas: bool = True  # x = r·x before each block, r learned per layer
@@ -67,6 +73,10 @@ class GPTConfig:
             raise ValueError(f"mlp={self.mlp} is not known, take one of {', '.join(MLP_KINDS)}")
         if not re.fullmatch("[SL]+", self.window_pattern):
             raise ValueError(f"window_pattern={self.window_pattern} must be made of the letters S and L")
+        if self.rope_dims % 2 or not 0 <= self.rope_dims <= self.head_dim:
+            raise ValueError(
+                f"rope_dims={self.rope_dims} has to be even, and at most {self.head_dim}, a head's channels"
+            )
         if self.induction and not (self.smear and self.kv_heads > 1):
             raise ValueError("induction needs smear, and kv_heads above 1")
 
@@ -81,7 +91,7 @@ class GPTConfig:
     @property
     def scores_are_bounded(self) -> bool:
         """Return True if exp(score) fits into fp32 for any weights: normed queries and keys have length √head_dim."""
-        return self.attention_scale * self.head_dim <= SAFE_EXPONENT  # by Cauchy-Schwarz
+        return not self.query_gain and self.attention_scale * self.head_dim <= SAFE_EXPONENT  # by Cauchy-Schwarz
 
     @property
     def padded_vocab(self) -> int:
@@ -99,12 +109,10 @@ class GPTConfig:
         return list(range((self.depth - 1) % 2, self.depth, 2)) if self.value_embeds else []
 
 
-# Tricks that other programs do not know: a model is exported only if it has these values (export/hf.py).
-LEARNED = ("residual_lambdas", "x0_lambdas", "value_embeds", "smear", "induction", "backout")
-PLAIN = {"window_pattern": "L", "supervision": 0, "sweeps": 1, **dict.fromkeys(LEARNED, False)}
 MLP_KINDS = {  # name → (has a gate, hidden units from the outputs up and gate)
     "relu2": (False, lambda up, gate: F.relu(up).square()),
     "swiglu": (True, lambda up, gate: F.silu(gate) * up),
+    "leaky2": (False, lambda up, gate: F.leaky_relu(up, 0.5).square()),
 }
 Store = Callable[..., tuple[Tensor, Tensor]]  # from (keys, values)
 Initial = Callable[..., Tensor]  # from (an empty fp32 tensor on the CPU, config, generator)
@@ -119,6 +127,10 @@ class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         pass  # init_weights gives all values
 
+    @property
+    def active_weight(self) -> Tensor:
+        return self.weight
+
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype))
 
@@ -126,7 +138,7 @@ class Linear(nn.Linear):
 class Embedding(nn.Embedding):
     """A table without values until init_weights: random numbers on the meta device would import the compiler."""
 
-    reset_parameters = Linear.reset_parameters
+    reset_parameters, active_weight = Linear.reset_parameters, Linear.active_weight
 
     def forward(self, ids: Tensor) -> Tensor:
         grad = self.weight.grad
@@ -136,8 +148,8 @@ class Embedding(nn.Embedding):
         return F.embedding(ids, self.weight, sparse=sparse)
 
 
-def norm(x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], eps=NORM_EPS)  # sums squares in fp32 for every dtype of x
+def norm(x: Tensor, eps: float = NORM_EPS) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], eps=eps)  # sums squares in fp32 for every dtype of x
 
 
 class LayerContext(NamedTuple):
@@ -153,14 +165,16 @@ class LayerContext(NamedTuple):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: GPTConfig, has_values: bool):
+    def __init__(self, config: GPTConfig, number: int):
         super().__init__()
         self.config = config
+        self.exclusive = number >= config.depth - config.exclusive_last
+        self.gain = nn.Parameter(torch.empty(config.heads)) if config.query_gain else None
         self.q = Linear(config.width, config.width)
         self.k = Linear(config.width, config.kv_heads * config.head_dim)
         self.v = Linear(config.width, config.kv_heads * config.head_dim)
         self.o = Linear(config.width, config.width)
-        self.ve_gate = Linear(VALUE_GATE_INPUTS, config.kv_heads) if has_values else None
+        self.ve_gate = Linear(VALUE_GATE_INPUTS, config.kv_heads) if number in config.value_layers else None
         # For inference (fused.py): one product in place of q, k and v, and the heads of each part of the result.
         self.qkv = None
         self.qkv_parts = [config.heads + config.kv_heads, config.kv_heads]
@@ -171,10 +185,12 @@ class Attention(nn.Module):
         if self.ve_gate is not None:
             gate = 3 * torch.sigmoid(self.ve_gate(x[..., :VALUE_GATE_INPUTS]))  # (B, T, kv_heads), from 0 to 3
             v = v + gate[..., None] * layer.values.view_as(v)
-        parts = [norm(self.rotate(part, layer.rotation)) for part in parts]
+        parts = [norm(self.rotate(part, layer.rotation), config.qk_eps) for part in parts]
         q, k = parts if len(parts) == 2 else parts[0].split([config.heads, config.kv_heads], dim=2)
-        k, v = self.keys_and_values(k.to(x.dtype), v, layer.store)
-        y = attend(q.to(x.dtype), k, v, layer.mask, config.attention_scale)  # (B, T, heads, head_dim)
+        q = q if self.gain is None else q * self.gain[:, None]
+        k, values = self.keys_and_values(k.to(x.dtype), v, layer.store)
+        y = attend(q.to(x.dtype), k, values, layer.mask, config.attention_scale)  # (B, T, heads, head_dim)
+        y = exclude_own(y, v) if self.exclusive else y
         return self.o(y.flatten(-2))
 
     def project(self, x: Tensor) -> list[Tensor]:
@@ -196,8 +212,8 @@ class InductionAttention(Attention):
     They see the previous token's keys, unrotated: distance does not count. Key weights start as the query weights.
     """
 
-    def __init__(self, config: GPTConfig, has_values: bool):
-        super().__init__(config, has_values)
+    def __init__(self, config: GPTConfig, number: int):
+        super().__init__(config, number)
         self.shifted = config.kv_heads // 2
         self.qkv_parts = [config.heads, config.kv_heads, config.kv_heads]  # q and k differ in such heads: keep apart
 
@@ -234,9 +250,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer with residual mixing inside, so compiling a block fuses the mixing too."""
 
-    def __init__(self, config: GPTConfig, has_values: bool):
+    def __init__(self, config: GPTConfig, number: int):
         super().__init__()
-        self.attn = (InductionAttention if config.induction else Attention)(config, has_values)
+        self.attn = (InductionAttention if config.induction else Attention)(config, number)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, layer: LayerContext) -> Tensor:
@@ -275,7 +291,7 @@ class GPT(nn.Module):
         self.embed = Embedding(config.padded_vocab, config.width)
         tables = {str(i): Embedding(config.padded_vocab, values_width) for i in config.value_layers}
         self.value_embeds = nn.ModuleDict(tables)
-        self.blocks = nn.ModuleList(Block(config, i in config.value_layers) for i in range(config.depth))
+        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.depth))
         if not config.tie_embeddings:
             self.head = Linear(config.width, config.padded_vocab)
         self.smear_gate = Linear(SMEAR_GATE_INPUTS, 1) if config.smear else None
@@ -283,7 +299,7 @@ class GPT(nn.Module):
         self.x0_lambdas = nn.Parameter(torch.empty(config.depth)) if config.x0_lambdas else None
         self.smear_lambda = nn.Parameter(torch.empty(1)) if config.smear else None
         self.backout_lambda = nn.Parameter(torch.empty(1)) if config.backout else None
-        self.rotary = RotaryTable(config.max_seq_len, config.head_dim, config.rope_base)
+        self.rotary = RotaryTable(config.max_seq_len, config.rope_dims or config.head_dim, config.rope_base)
         self.rotary.fill()
 
     @property
@@ -292,7 +308,7 @@ class GPT(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        return self.embed.weight if self.config.tie_embeddings else self.head.weight
+        return (self.embed if self.config.tie_embeddings else self.head).active_weight
 
     def compile_parts(self) -> None:
         """Compile the loss and the blocks, with one graph for equal blocks; slower to start, faster to run."""
@@ -302,18 +318,6 @@ class GPT(nn.Module):
             block.compile(dynamic=False)
         self.compiled = True
         self.loss_form = choose_form(self.device, compiling=True)
-
-    @contextmanager
-    def as_written(self) -> Iterator[None]:
-        """Run nothing compiled in this context, for batches with ever new shapes."""
-        before = self.attention
-        # Flex would hold all scores in memory uncompiled, and FlashAttention has no positions.
-        self.attention = "chunks" if self.device.type == "cpu" else "sdpa"
-        try:
-            with torch.compiler.set_stance("force_eager") if self.compiled else nullcontext():
-                yield
-        finally:
-            self.attention = before
 
     def to_empty(self, *, device: torch.device | str) -> "GPT":
         """Do the same as torch's method, and fill the tables that no checkpoint holds.
@@ -428,17 +432,9 @@ class GPT(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return (…, vocab_size) in fp32."""
         config = self.config
-        logits = F.linear(hidden, self.embed.weight.to(hidden.dtype)) if config.tie_embeddings else self.head(hidden)
+        logits = F.linear(hidden, self.head_weight.to(hidden.dtype)) if config.tie_embeddings else self.head(hidden)
         logits = logits[..., : config.vocab_size].float()
         return config.softcap * (logits / config.softcap).tanh() if config.softcap else logits
-
-    def parameter_counts(self) -> dict[str, int]:
-        """Return the numbers by kind, and the total; vocabulary padding is counted."""
-        counts = dict.fromkeys((*COUNTED.values(), "scalars"), 0)
-        for name, parameter in self.named_parameters():
-            counts[COUNTED.get(parameter_row(name).group, "scalars")] += parameter.numel()
-        counts["total"] = sum(counts.values())
-        return counts
 
     def flops_per_token(self) -> int:
         """Return FLOPs forward and backward: 6 per matmul weight, 12 per channel and key; norms are left out."""
@@ -466,8 +462,13 @@ def _uniform(factor: float) -> Initial:  # standard deviation factor / √width,
     return lambda t, config, generator: t.uniform_(-1, 1, generator=generator) * (3 / config.width) ** 0.5 * factor
 
 
-def _constant(value: float) -> Initial:
-    return lambda t, config, generator: t.fill_(value)
+def _matrix(factor: float) -> Initial:  # 0: it writes the residual stream
+    def initial(t: Tensor, config: GPTConfig, generator: Generator) -> Tensor:
+        if config.orthogonal:
+            return nn.init.orthogonal_(t, 1.0 if factor else (2 * config.depth) ** -0.5, generator)
+        return _uniform(factor)(t, config, generator) if factor else t.zero_()
+
+    return initial
 
 
 def _line(first: float, last: float) -> Initial:  # over the layers
@@ -486,15 +487,14 @@ PARAMETERS = (
     ParameterRow(r"head\.weight", "unembedding", lambda t, c, g: t.normal_(0, 0.001, generator=g)),
     ParameterRow(r"value_embeds\.\d+\.weight", "value_embeds", _uniform(1)),
     ParameterRow(r"blocks\.\d+\.attn\.ve_gate\.weight", "matrices", _gate),
-    ParameterRow(r"blocks\.\d+\.attn\.[qkv]\.weight", "matrices", _uniform(1)),
-    ParameterRow(r"blocks\.\d+\.mlp\.(up|gate)\.weight", "matrices", _uniform(0.4)),
-    ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", _constant(0)),  # write the residual stream
+    ParameterRow(r"blocks\.\d+\.attn\.[qkv]\.weight", "matrices", _matrix(1)),
+    ParameterRow(r"blocks\.\d+\.attn\.gain", "gains", lambda t, config, generator: t.fill_(config.query_gain)),
+    ParameterRow(r"blocks\.\d+\.mlp\.(up|gate)\.weight", "matrices", _matrix(0.4)),
+    ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", _matrix(0)),
     ParameterRow(r"residual_lambdas", "residual_lambdas", _line(1.15, 1.05)),
     ParameterRow(r"x0_lambdas", "x0_lambdas", _line(0.20, 0.05)),
     ParameterRow(r"smear_gate\.weight", "smear", _gate),
     # Induction heads find a token by the one before: smear shows the previous token from the first step on.
     ParameterRow(r"smear_lambda", "smear", lambda t, config, generator: t.fill_(config.induction)),
-    ParameterRow(r"backout_lambda", "backout", _constant(0.2)),
+    ParameterRow(r"backout_lambda", "backout", lambda t, config, generator: t.fill_(0.2)),
 )
-# Optimizer group → kind in parameter_counts; all other groups are "scalars".
-COUNTED = {"matrices": "matrices", "embedding": "embed", "unembedding": "head", "value_embeds": "value_embeds"}

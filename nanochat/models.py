@@ -1,21 +1,44 @@
 """The model registry: from a manifest or a --model value to a config, and from a config to a model."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 
 import torch
 
-from nanochat.gpt import GPT, PLAIN, GPTConfig
+from nanochat.gpt import GPT, NORM_EPS, GPTConfig
 from nanochat.log import Record
 from nanochat.recursive import LoopedGPT, RecursiveGPT
 
 # Other flags set these fields, so --model does not change them.
 FLAG_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")
 FLAG_FIELDS += ("supervision", "loops", "passes", "detached")
+# Tricks that other programs do not know: a model is exported only if it has these values (export/hf.py).
+LEARNED = ("residual_lambdas", "x0_lambdas", "value_embeds", "smear", "induction", "backout")
+NUMBERS = ("rope_dims", "query_gain", "exclusive_last", "supervision")
+PLAIN = {"window_pattern": "L", "qk_eps": NORM_EPS, "sweeps": 1, **dict.fromkeys(NUMBERS, 0)}
+PLAIN |= dict.fromkeys(LEARNED, False)
 CONFIGURATIONS = {  # --model: name → fields that differ from the defaults
     "reference": {},
     "october-2025": {**PLAIN, "qk_scale": 1.0, "rope_base": 10_000.0},
     # The reference, changed so that the model learns within few steps to search the context.
     "induction": {"induction": True, "tie_embeddings": True},
+    # A small budget in bytes: docs/golf.md.
+    "golf": {"tie_embeddings": True, "value_embeds": False, "mlp": "leaky2", "mlp_ratio": 3.0},
+    # The seed of the golf track: one GPU, 16 MB.
+    "golf-seed": {
+        **PLAIN,
+        "tie_embeddings": True,
+        "mlp_ratio": 3.0,
+        "rope_base": 10_000.0,
+        "rope_dims": 32,
+        "exclusive_last": 2,
+        "qk_scale": 1.0,
+        "query_gain": 1.75,
+        "qk_eps": 1e-6,
+        "orthogonal": True,
+        "softcap": 30.0,
+    },
     # The architecture that other programs know as Qwen3.
     "portable": {
         **PLAIN,
@@ -27,7 +50,7 @@ CONFIGURATIONS = {  # --model: name → fields that differ from the defaults
 }
 
 # Fields in older manifests, with the only value that models still have.
-FORMER_FIELDS = {"qk_gain": False, "rope_dims": 0, "norm_eps": 2**-23, "qk_norm": True, "embed_norm": True}
+FORMER_FIELDS = {"qk_gain": False, "norm_eps": 2**-23, "qk_norm": True, "embed_norm": True}
 
 
 def config_of(manifest: Record) -> GPTConfig:
@@ -58,6 +81,19 @@ def model_class(config: GPTConfig) -> type[GPT]:
     if config.supervision:
         return RecursiveGPT
     return GPT if config.sweeps == 1 else LoopedGPT
+
+
+@contextmanager
+def as_written(model: GPT) -> Iterator[None]:
+    """Run nothing compiled of a model in this context, for batches with ever new shapes."""
+    before = model.attention
+    # Flex would hold all scores in memory uncompiled, and FlashAttention has no positions.
+    model.attention = "chunks" if model.device.type == "cpu" else "sdpa"
+    try:
+        with torch.compiler.set_stance("force_eager") if model.compiled else nullcontext():
+            yield
+    finally:
+        model.attention = before
 
 
 def config_fields(text: str) -> Record:

@@ -36,6 +36,7 @@ RULES = (
     Rule("value_embeds", "adamw", "embedding_lr", 0.5, True, (0.8, 0.995), 0.01),
     Rule("residual_lambdas", "adamw", "scalar_lr", 0.01, False, (0.8, 0.95), 0.05, NOISE),
     Rule("x0_lambdas", "adamw", "scalar_lr", 1.0, False, (0.96, 0.95), 0.0, NOISE),  # needs a longer memory
+    Rule("gains", "adamw", "scalar_lr", 0.1, False, (0.8, 0.95), 0.0, NOISE),
     Rule("smear", "adamw", "", 0.2, False, (0.8, 0.95), 0.0, 1e-8),
     Rule("backout", "adamw", "", 0.2, False, (0.8, 0.95), 0.0, 3 * NOISE),
     Rule("matrices", "muon", "matrix_lr", 1.0, False, (0.95, 0.9), None),
@@ -62,6 +63,18 @@ def build_groups(model: GPT, config: OptimizerSettings, batch_scale: float, matr
             decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
             groups.append(Group(rule.name, rule.kind, members, lr, *rule.betas, decay, rule.eps))
     return groups
+
+
+# Optimizer group → kind in parameter_counts; all other groups are "scalars".
+COUNTED = {"matrices": "matrices", "embedding": "embed", "unembedding": "head", "value_embeds": "value_embeds"}
+
+
+def parameter_counts(model: GPT) -> dict[str, int]:
+    """Return the numbers by kind, and the total; vocabulary padding is counted."""
+    counts = dict.fromkeys((*COUNTED.values(), "scalars"), 0)
+    for name, parameter in model.named_parameters():
+        counts[COUNTED.get(parameter_row(name).group, "scalars")] += parameter.numel()
+    return counts | {"total": sum(counts.values())}
 
 
 def state_bytes(model: GPT) -> int:

@@ -76,11 +76,16 @@ def write_text(path: Path, text: str) -> None:
 
     Readers, and runs after a crash at any moment, find the old content or the new, never a part.
     """
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file as `write_text` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # two processes writing one path share no part
     try:
-        with naming(path, len(text.encode())):
-            part.write_text(text, encoding="utf-8", newline="\n")
+        with naming(path, len(data)):
+            part.write_bytes(data)
             sync(part)
         os.replace(part, path)  # atomic
     finally:

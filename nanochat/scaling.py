@@ -20,7 +20,7 @@ from nanochat.hardware import Accelerator, Figure, find_accelerator, known_rate
 from nanochat.log import Record, duration
 from nanochat.models import config_fields, new_model
 from nanochat.outcome import hardware, read_outcomes
-from nanochat.param_groups import state_bytes
+from nanochat.param_groups import parameter_counts, state_bytes
 from nanochat.paths import base_dir
 from nanochat.runtime import asked_precision, planned_hardware
 
@@ -101,9 +101,9 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
     reference = _new_model(config, REFERENCE_DEPTH, 0, 0, vocab_size, bos_id)
     shape = model.config
     ratio = f"depth {shape.depth} x aspect_ratio {config.aspect_ratio}, up to a multiple of head_dim {config.head_dim}"
-    counts = model.parameter_counts()
+    counts = parameter_counts(model)
     n = scaled_size(counts)  # the size that scaling laws compare
-    reference_n = scaled_size(reference.parameter_counts())
+    reference_n = scaled_size(parameter_counts(reference))
     flops = model.flops_per_token()  # forward and backward
     if config.carry:  # a step runs one exit alone
         flops //= shape.supervision

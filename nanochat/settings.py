@@ -62,6 +62,8 @@ class ModelChoice(CheckpointChoice):
     """A trained model: stage, run and checkpoint."""
 
     source: Source = option("sft", "stage of the model", group="model", short="-i")
+    # nanochat/quant.py has the grammar.
+    quant: str = option("", "recipe or plan that rounds the weights, like int8-row (default: none)", group="model")
 
 
 @dataclass(frozen=True)

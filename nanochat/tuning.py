@@ -19,7 +19,7 @@ from nanochat.models import config_of, new_model
 from nanochat.objectives import next_token
 from nanochat.outcome import measured, validation_metrics
 from nanochat.packing import ChatLoader
-from nanochat.param_groups import state_bytes
+from nanochat.param_groups import parameter_counts, state_bytes
 from nanochat.runtime import planned_hardware
 from nanochat.scaling import RunPlan, estimate, scaled_size
 from nanochat.settings import FineTuneSettings, inherit
@@ -96,7 +96,7 @@ def _plan(
 
 def _run_plan(config: FineTuneSettings, manifest: Record, steps: int | None) -> RunPlan:
     model = new_model(config_of(manifest))
-    counts = model.parameter_counts()
+    counts = parameter_counts(model)
     return RunPlan(
         model=model.config,
         counts=counts,

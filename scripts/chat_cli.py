@@ -41,6 +41,7 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
 
 def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
+    from nanochat import quant
     from nanochat.checkpoint import chat_defaults, load_model, trained
     from nanochat.engine import Engine, Request
     from nanochat.runtime import setup
@@ -57,6 +58,7 @@ def main(config: Config) -> None:
             stack.enter_context(redirect_stdout(sys.stderr))
         runtime = stack.enter_context(setup(config.device_type, config.dtype))
         model, tokenizer, checkpoint = load_model(MODELS[source], tag, config.step, runtime, config.exits)
+        quant.apply(model, config.quant)
         temperature, suggestions = chat_defaults(checkpoint.manifest)
         settings = Request(
             tokens=(),  # of each prompt

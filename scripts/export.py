@@ -27,6 +27,7 @@ class Config(ModelChoice):
 
 def main(config: Config) -> None:
     # Imported here because --help must be fast.
+    from nanochat import quant
     from nanochat.checkpoint import load_model
     from nanochat.export import gguf, hf
     from nanochat.export.tokenizers import sample_texts
@@ -38,6 +39,7 @@ def main(config: Config) -> None:
     # Comparisons need fp32 on both sides.
     with setup("cpu", "fp32") as runtime:
         model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, config.step, runtime, config.exits)
+        quant.apply(model, config.quant)
         exported = hf.Exported(name, model, tokenizer, checkpoint.manifest, sample_texts(tokenizer.special_tokens))
         hf.export(writers[config.format], exported, out)
     print0(f"export: {out}")

@@ -15,6 +15,7 @@ BOS = 3
 SMALL = {"vocab_size": 100, "depth": 4, "width": 64, "heads": 4, "kv_heads": 2, "max_seq_len": 512, "bos_id": BOS}
 ODD_SHAPES = {"tie_embeddings": True, "mlp": "swiglu", "window_pattern": "S"}
 CONFIGS = {name: {**SMALL, **fields} for name, fields in CONFIGURATIONS.items()}
+CONFIGS["golf-seed"]["rope_dims"] = 8  # of 16
 CONFIGS["recursive"] = {**SMALL, "depth": 2, "supervision": 3}
 CONFIGS["recursive passes"] = {**CONFIGS["recursive"], "loops": 1, "passes": 2, "detached": 1, "value_embeds": False}
 CONFIGS["looped"] = {**SMALL, "depth": 2, "sweeps": 3}

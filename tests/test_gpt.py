@@ -6,7 +6,9 @@ import torch.nn.functional as F
 from engines import devices
 from models import BOS, CONFIGS, SMALL, lively, tokens
 
-from nanochat.gpt import GPT, GPTConfig
+from nanochat.attention import RotaryTable, exclude_own
+from nanochat.gpt import GPT, MLP_KINDS, GPTConfig
+from nanochat.param_groups import parameter_counts
 
 # ---- configuration ----
 
@@ -16,6 +18,8 @@ from nanochat.gpt import GPT, GPTConfig
     [
         ({"mlp": "gelu"}, "mlp=gelu is not known, take one of relu2, swiglu"),
         ({"window_pattern": "SX"}, "letters S and L"),
+        ({"rope_dims": 18}, "rope_dims=18 has to be even, and at most 16, a head's channels"),
+        ({"rope_dims": 3}, "rope_dims=3 has to be even"),
         ({"induction": True, "smear": False}, "induction needs smear"),
     ],
 )
@@ -48,12 +52,12 @@ def test_counts_of_a_small_model_by_hand():
         "value_embeds": 2 * 128 * 32,
         "scalars": 4 + 4 + 24 + 1 + 1,
     }
-    assert model.parameter_counts() == {**counts, "total": sum(counts.values())}
+    assert parameter_counts(model) == {**counts, "total": sum(counts.values())}
     assert sum(counts.values()) == sum(parameter.numel() for parameter in model.parameters())
     weights = counts["matrices"] + counts["head"] + 24
     assert model.flops_per_token() == 6 * weights + 12 * 64 * (129 + 129 + 129 + 512)
     tied = GPT(GPTConfig(**SMALL, tie_embeddings=True))
-    assert tied.parameter_counts()["head"] == 0
+    assert parameter_counts(tied)["head"] == 0
     assert tied.flops_per_token() == model.flops_per_token()
 
 
@@ -194,3 +198,57 @@ def loss_of_a_repetition(**fields) -> float:
 def test_induction_heads_soon_learn_to_look_up():
     assert loss_of_a_repetition(induction=True) < 2.2
     assert loss_of_a_repetition() > 3
+
+
+# ---- the fields of the golf track, against plain twins ----
+
+
+def test_orthogonal_matrices_are_smaller_where_many_layers_write():
+    model = GPT(GPTConfig(**SMALL, orthogonal=True))
+    model.init_weights(1)
+    for name, weight in model.named_parameters():
+        if name.startswith("blocks.") and weight.ndim == 2 and "ve_gate" not in name:
+            factor = (2 * len(model.blocks)) ** -0.5 if name.endswith(("o.weight", "down.weight")) else 1.0
+            small = weight if weight.shape[0] <= weight.shape[1] else weight.T
+            torch.testing.assert_close(small @ small.T, factor**2 * torch.eye(len(small)), atol=1e-5, rtol=0)
+
+
+def test_exclusive_attention_is_orthogonal_to_the_own_value():
+    y, v = torch.randn(2, 5, 4, 8), torch.randn(2, 5, 2, 8)
+    out = exclude_own(y, v)
+    for head in range(4):
+        own = v[:, :, head // 2]
+        expected = (
+            y[:, :, head] - (y[:, :, head] * own).sum(-1, keepdim=True) / own.square().sum(-1, keepdim=True) * own
+        )
+        torch.testing.assert_close(out[:, :, head], expected)
+
+
+def test_partial_rotation_leaves_the_other_channels_alone():
+    table, x = RotaryTable(16, 4, 100.0), torch.randn(1, 16, 2, 12)
+    table.fill()
+    turned = table(slice(16)).apply(x)
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    torch.testing.assert_close(turned[..., :4], table(slice(16)).apply(x[..., :4]))
+    assert not torch.allclose(turned[:, 1:, :, :4], x[:, 1:, :, :4])
+
+
+def test_an_initial_gain_of_one_changes_nothing_and_is_learned_for_each_head():
+    fields = {**SMALL, "qk_scale": 1.0}
+    plain, gained = GPT(GPTConfig(**fields)), GPT(GPTConfig(**fields, query_gain=1.0))
+    for model in (plain, gained):
+        model.init_weights(1)
+    ids = torch.arange(20)[None]
+    torch.testing.assert_close(gained(ids), plain(ids), atol=1e-5, rtol=1e-5)
+    assert gained.blocks[0].attn.gain.shape == (plain.config.heads,)
+    with torch.no_grad():
+        for block in gained.blocks:
+            block.attn.gain.fill_(1.5)
+    sharper = GPT(GPTConfig(**fields | {"qk_scale": 1.5**0.5}))
+    sharper.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(gained(ids), sharper(ids), atol=1e-5, rtol=1e-5)
+
+
+def test_leaky2_is_the_square_of_a_leaky_relu():
+    _, activation = MLP_KINDS["leaky2"]
+    torch.testing.assert_close(activation(torch.tensor([-2.0, 0.0, 3.0]), None), torch.tensor([1.0, 0.0, 9.0]))

@@ -64,7 +64,11 @@ OTHER_VALUES = {
     "mlp_ratio": 2.0,
     "window_pattern": "L",
     "rope_base": 10_000.0,
+    "rope_dims": 8,
     "qk_scale": 1.0,
+    "query_gain": 1.5,
+    "qk_eps": 0.1,
+    "exclusive_last": 2,
     "softcap": 0.0,
     "bos_id": -1,
     "supervision": 2,
@@ -74,7 +78,8 @@ OTHER_VALUES = {
     "sweeps": 2,
 }
 SIZES = {"vocab_size", "depth", "width", "heads", "max_seq_len"}
-FIELDS = [field for field in dataclasses.fields(GPTConfig) if field.name not in SIZES]
+INITIAL = {"orthogonal"}  # changes the first weights alone
+FIELDS = [field for field in dataclasses.fields(GPTConfig) if field.name not in SIZES | INITIAL]
 
 
 def usual_for(field: dataclasses.Field) -> dict:

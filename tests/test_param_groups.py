@@ -12,7 +12,7 @@ NAMES = [
     *"embed.weight head.weight residual_lambdas x0_lambdas smear_gate.weight smear_lambda backout_lambda".split(),
     "value_embeds.1.weight",
     "value_embeds.11.weight",
-    *(f"blocks.0.attn.{part}" for part in ["q.weight", "k.weight", "v.weight", "o.weight", "ve_gate.weight"]),
+    *(f"blocks.0.attn.{part}" for part in ["q.weight", "k.weight", "v.weight", "o.weight", "ve_gate.weight", "gain"]),
     *(f"blocks.10.mlp.{part}.weight" for part in ["up", "gate", "down"]),
 ]
 
@@ -61,6 +61,7 @@ def test_learning_rates_scale_with_batch_and_width():
             "value_embeds": 0.15,
             "residual_lambdas": 0.005,
             "x0_lambdas": 0.5,
+            "gains": 0.05,
             "smear": 0.2,
             "backout": 0.2,
             "matrices": 0.02,

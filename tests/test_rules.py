@@ -21,7 +21,7 @@ OUR_CODE = ("nanochat", "scripts", "tasks")
 LAYERS = [
     "paths log config hardware",
     "runtime outcome stages settings tokenizer chat calculator",
-    "attention cross_entropy_triton cross_entropy fp8 quant optim schedules",
+    "attention cross_entropy_triton cross_entropy fp8 artifact quant optim schedules",
     "gpt recursive models sharding param_groups scaling",
     "world data dataloader packing",
     "fused decoder engine",
@@ -65,7 +65,7 @@ MIN_COMMENTS = 0.12  # useful comment lines per code line
 
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
 PURE_CALLS = set(
-    "fromkeys _uniform _constant _line "
+    "fromkeys _uniform _matrix _line "
     "dataclass field option changed arg compile frozenset set dict tuple list range len sorted sum min max zip "
     "enumerate chr ord int float str bytes split join format strip replace lru_cache wraps no_grad inference_mode "
     "contextmanager".split()

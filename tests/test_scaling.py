@@ -12,7 +12,7 @@ from nanochat.hardware import TRAINING_RATES, Accelerator, find_accelerator, par
 from nanochat.log import duration
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
-from nanochat.param_groups import build_groups
+from nanochat.param_groups import build_groups, parameter_counts
 from nanochat.scaling import ASSUMED_MFU, RunPlan, estimate, memory, plan_run, rate_scale, row_choices
 from nanochat.settings import OptimizerSettings
 from scripts.base_train import Config, main
@@ -86,7 +86,7 @@ def test_without_a_tokenizer_the_vocabulary_is_assumed():
 def test_a_plan_counts_the_real_model():
     plan = plan_of(depth=2, max_seq_len=256)
     model = GPT(plan.model)
-    assert plan.counts == model.parameter_counts()
+    assert plan.counts == parameter_counts(model)
     assert plan.counts["total"] == sum(parameter.numel() for parameter in model.parameters())
     groups = build_groups(model, OptimizerSettings(), 1.0, 0.0)
     states = [state for _, saved in Optimizer(groups).state_tensors() for state in saved.values()]

@@ -20,6 +20,7 @@ from torch import Tensor
 from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Progress, Record, print0, table_of
+from nanochat.models import as_written
 from nanochat.outcome import Estimate
 from nanochat.recursive import RecursiveGPT, exit_count, exit_losses
 from nanochat.runtime import Runtime, in_halves
@@ -222,7 +223,7 @@ def log_validation(
     def validate(state: State) -> None:
         earlier = state.step // every if every else int(state.step > 0)  # validations before this one
         pays = trainer.runtime.compiling_pays(flops * (1 + earlier))
-        with nullcontext() if pays else trainer.model.as_written():
+        with nullcontext() if pays else as_written(trainer.model):
             found = trainer.with_average(measure, state)
         notes = state.notes  # saved with the checkpoint, so "lowest" outlives a resume
         figures = {}

@@ -21,6 +21,7 @@ from nanochat.engine import Completion, Engine, Request
 from nanochat.evals.bpb import Estimates, log_validation, ratio, sum_rows
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0, print_figures
+from nanochat.models import as_written
 from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
@@ -208,7 +209,7 @@ def last_logits(model: GPT, prompts: list[list[int]]) -> Tensor:
     # Padding is on the right, where no token before it attends to it.
     ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
     last = torch.tensor([len(prompt) - 1 for prompt in prompts])
-    with model.as_written():  # batches differ in length
+    with as_written(model):  # batches differ in length
         states = model.hidden(ids.to(model.device))[torch.arange(len(prompts)), last]
         return model.logits(states).cpu()
 

@@ -163,9 +163,9 @@ SECOND_ARGUMENT = 24
 X32_CALLS = 0x40000000  # on x86_64 a second set of call numbers begins here
 
 
-def _readable() -> list[str]:
-    """Return the paths that a contained program may read."""
-    paths = list(READABLE)
+def _readable(more: list[str]) -> list[str]:
+    """Return the paths that a contained program may read. more: those of this program alone."""
+    paths = [*READABLE, *more]
     prefix = os.path.realpath(sys.base_prefix)
     if not prefix.startswith("/usr"):
         paths.append(prefix)
@@ -214,7 +214,7 @@ def _main() -> None:
         signal.alarm(int(limits.seconds) + 1)  # not inherited; the watching process may end first
         _call("end with the parent", "prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _call("own mounts", "unshare", CLONE_NEWNS)
-        _change_root(limits.file_bytes)
+        _change_root(limits.file_bytes, task["readable"])
         if second := os.fork():
             while True:
                 ended, status = os.wait()
@@ -292,19 +292,20 @@ def _enter_namespaces() -> None:
         Path("/proc/self/gid_map").write_text(f"{NOBODY} {group} 1")
 
 
-def _change_root(size: int) -> None:
+def _change_root(size: int, readable: list[str]) -> None:
     """Change to a read-only file system with the readable paths and an empty /tmp for `size` bytes."""
     root = "/proc"  # any folder that exists everywhere: outside, it stays as it is
     # Private: mounts in the sandbox do not show outside.
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
     _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size=65536,nr_inodes={MAX_NAMES}")
-    for path in _readable():
-        _bind(path, root, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
-    for path in DEVICES:
-        _bind(path, root, MOUNT_ATTR_NOSUID)
+    # First: a readable path may lie below it.
     Path(root, "tmp").mkdir()
     own = f"mode=1777,size={size},nr_inodes={MAX_NAMES}"
     _mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, own)
+    for path in _readable(readable):
+        _bind(path, root, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
+    for path in DEVICES:
+        _bind(path, root, MOUNT_ATTR_NOSUID)
     # The old root is stacked on the new one, and then detached.
     os.chdir(root)
     _call("pivot_root", "syscall", _refusals()["pivot_root"].number, b".", b".")

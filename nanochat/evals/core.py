@@ -25,6 +25,7 @@ from nanochat.decoder import Prefix
 from nanochat.evals.core_tasks import COMPLETION, BundleTask, Item, open_core, tokenize_items
 from nanochat.gpt import GPT
 from nanochat.log import print0
+from nanochat.models import as_written
 from nanochat.outcome import Estimate, average, mean_estimate
 from nanochat.paths import write_jsonl
 from nanochat.runtime import Runtime, in_halves
@@ -55,7 +56,7 @@ def evaluate_core(
     """
     scores = {}
     for task in tasks:
-        with torch.no_grad(), model.as_written():  # batches differ in shape
+        with torch.no_grad(), as_written(model):  # batches differ in shape
             decisions = _evaluate_task(model, tokenizer, task, runtime, max_per_task)
         if folder and runtime.rank == 0:
             write_jsonl(folder / f"{task.label}.jsonl", decisions)

@@ -109,9 +109,12 @@ def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     return verdict
 
 
-def run(program: str, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
-    """Run a Python program, contained; with `unsafe` under limits alone where that is impossible."""
-    with _start(program, LAUNCHER, limits, unsafe) as started:
+def run(program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: Sequence[str] = ()) -> Verdict:
+    """Run a Python program, contained; with `unsafe` under limits alone where that is impossible.
+
+    readable: files and folders that it may read beside the system's.
+    """
+    with _start(program, LAUNCHER, limits, unsafe, readable=readable) as started:
         return started.verdict()
 
 
@@ -144,11 +147,13 @@ def _start(
     limits: Limits,
     unsafe: bool,
     descriptors: Sequence[int] = (),
+    readable: Sequence[str] = (),
 ) -> Iterator[_Started]:
     """Start a program by a launcher; kill it at the end. The program takes over the descriptors."""
     is_contained = not (unsafe and missing())
     task = {"program": program, "launcher": launcher, "word": secrets.token_hex(16)}
     task |= {"limits": asdict(limits), "contained": is_contained, "caller": os.getpid()}
+    task["readable"] = [os.path.realpath(path) for path in readable]
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)  # not the environment's
     with (
         contextlib.nullcontext("/") if is_contained else tempfile.TemporaryDirectory(prefix="sandbox-") as folder,

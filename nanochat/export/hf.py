@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from nanochat.export import tokenizers as tokenizer_files
-from nanochat.gpt import GPT, NORM_EPS, PLAIN, GPTConfig, norm
+from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
 from nanochat.log import Record, print0
+from nanochat.models import PLAIN
 from nanochat.paths import publish_folder, write_text
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
@@ -111,6 +112,7 @@ def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
         values["window_pattern"] = "L"
     if not config.smear:
         values["bos_id"] = -1
+    del values["orthogonal"]  # of new weights
     if not config.supervision:
         for name in ("loops", "passes", "detached"):
             del values[name]

@@ -1,4 +1,4 @@
-"""Means over seeds with 95 % intervals, by Student's t distribution."""
+"""Means over seeds with 95 % intervals, and p values, by Student's t distribution."""
 
 import math
 import statistics
@@ -31,3 +31,28 @@ def interval(values: Sequence[float]) -> Interval:
         return Interval(mean, None)
     t = T_VALUES[min(freedom, len(T_VALUES)) - 1]  # beyond the table a little too wide
     return Interval(mean, t * statistics.stdev(values) / math.sqrt(len(values)))
+
+
+def p_value(values: Sequence[float], others: Sequence[float]) -> float:
+    """Return the p value of two samples' equal means, two-sided, with variances of their own (Welch's test)."""
+    parts = [statistics.variance(some) / len(some) for some in (values, others)]
+    distance = abs(statistics.fmean(values) - statistics.fmean(others))
+    if not sum(parts):
+        return float(distance == 0)
+    divisors = (len(values) - 1, len(others) - 1)
+    freedom = sum(parts) ** 2 / sum(part**2 / divisor for part, divisor in zip(parts, divisors, strict=True))
+    return t_tail(distance / math.sqrt(sum(parts)), freedom)
+
+
+def t_tail(t: float, freedom: float) -> float:
+    """Return the probability that Student's t lies beyond ±t."""
+    # An integral over the angle whose tangent is t / √freedom, by Simpson's rule.
+    steps, angle = 2000, math.atan(t / math.sqrt(freedom))
+
+    def simpson(low: float, high: float) -> float:
+        width = (high - low) / steps
+        weights = (1, *(4, 2) * (steps // 2 - 1), 4, 1)
+        heights = (max(math.cos(low + number * width), 0.0) ** (freedom - 1) for number in range(steps + 1))
+        return width / 3 * sum(map(math.prod, zip(weights, heights, strict=True)))
+
+    return simpson(angle, math.pi / 2) / simpson(0, math.pi / 2)

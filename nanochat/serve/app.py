@@ -33,6 +33,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from nanochat import quant
 from nanochat.checkpoint import chat_defaults, load_model
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
@@ -331,6 +332,7 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
         model, tokenizer, checkpoint = load_model(
             MODELS[choice.source], choice.tag, choice.step, replace(runtime, device=device), choice.exits
         )
+        quant.apply(model, choice.quant)
         # Rows to be scored have any length: take a path without compilation.
         model.attention = "chunks" if device.type == "cpu" else "sdpa"
         workers.append(Worker(Engine(model, tokenizer, slots), model))

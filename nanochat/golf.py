@@ -1,0 +1,152 @@
+"""Golf scoring: a process of its own reads an artifact and a text, nothing else, and prints the bits per byte.
+
+python -m nanochat.golf ARTIFACT TEXT --stride=64
+
+TEXT is a JSON list of documents. Every byte is scored once. The last line of the output is a JSON object with the score
+and the source files of this repository that the process has imported, because their bytes count. scripts.golf_eval runs
+this file in the sandbox.
+"""
+
+import json
+import math
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import rustbpe
+from nanochat.artifact import Artifact, read_artifact
+from nanochat.gpt import GPT, GPTConfig
+
+ROOT = Path(__file__).parent.parent
+BAND_ROWS = 16  # banded: contexts in a row
+
+
+def load(artifact: Artifact, length: int, window: int, device: str, dtype: torch.dtype) -> GPT:
+    """Return the artifact's model for rows of `length` tokens; window: keys that each token sees, 0: all."""
+    trained = GPTConfig(**artifact.config)
+    config = GPTConfig(**artifact.config | {"max_seq_len": length})
+    config.__dict__["windows"] = [own or window for own in trained.windows]  # in place of the cached property
+    with torch.device("meta"):
+        model = GPT(config)
+    model.to_empty(device=device)
+    names = set(model.state_dict())
+    if names != set(artifact.weights):
+        raise ValueError(f"the artifact lacks, or has in addition: {', '.join(sorted(names ^ set(artifact.weights)))}")
+    model.load_state_dict(artifact.weights)
+    model.compute_dtype = dtype
+    model.attention = "chunks" if device == "cpu" else "sdpa"
+    return model.eval().requires_grad_(False)
+
+
+def encode(documents: Sequence[str], tokenizer: rustbpe.Tokenizer) -> Tensor:
+    """Return the tokens of all documents, each after <|bos|>."""
+    bos = tokenizer.special_tokens["<|bos|>"]
+    ids = []
+    for document in documents:
+        ids.append(bos)
+        ids.extend(tokenizer.encode(document).tolist())
+    return torch.tensor(ids)
+
+
+def row_count(tokens: int, length: int, stride: int) -> int:
+    """Return the rows that cover so many tokens."""
+    return 1 + max(0, math.ceil((tokens - 1 - length) / stride))
+
+
+def score(
+    model: GPT, ids: Tensor, lengths: Tensor, stride: int, rows: int, limit: float = math.inf
+) -> tuple[float, int]:
+    """Return the summed loss in nats of tokens that stand for bytes, and their bytes.
+
+    Rows start every `stride` tokens; the first row that has a token as target gives it the longest context. rows: at
+    once. TimeoutError after `limit` seconds.
+    """
+    length, started = model.config.max_seq_len, time.monotonic()
+    count = row_count(len(ids), length, stride)
+    padded = F.pad(ids, (0, (count - 1) * stride + length + 1 - len(ids)), value=-1)
+    inputs = padded[:-1].unfold(0, length, stride)
+    targets = padded[1:].unfold(0, length, stride)
+    nats, size = 0.0, 0
+    for first in range(0, count, rows):
+        goals = targets[first : first + rows].clone()
+        goals[max(0, 1 - first) :, : length - stride] = -1  # in the row before too
+        goals[lengths[goals.clamp(min=0)] == 0] = -1  # special tokens stand for no bytes
+        size += int(lengths[goals[goals >= 0]].sum())
+        goals = goals.to(model.device)
+        losses = model(inputs[first : first + rows].clamp(min=0).to(model.device), goals, reduction="none")
+        nats += losses.double().sum().item()
+        if time.monotonic() - started > limit:
+            raise TimeoutError(f"scoring took longer than {limit:g} seconds, after {first + rows:,} of {count:,} rows")
+    return nats, size
+
+
+def sources() -> dict[str, int]:
+    """Return the files of this repository that this process has imported, with their bytes."""
+    files = {Path(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    own = [file for file in files if file.is_relative_to(ROOT) and "site-packages" not in file.parts]
+    return {str(file.relative_to(ROOT)): file.stat().st_size for file in sorted(own)}
+
+
+def main(words: Sequence[str]) -> None:
+    """Score an artifact, and print the result as JSON."""
+    parser = ArgumentParser()
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--stride", type=int, default=0)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--banded", action="store_true")
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    print(json.dumps(run(parser.parse_args(words))))
+
+
+def run(options: Namespace) -> dict[str, object]:
+    """Return the score with its facts."""
+    started = time.monotonic()
+    data = options.artifact.read_bytes()
+    text = options.text.read_bytes()
+    artifact = read_artifact(data)
+    documents = json.loads(text)
+    tokenizer = rustbpe.Tokenizer(**artifact.vocabulary)
+    ids = encode(documents, tokenizer)
+    lengths = torch.from_numpy(tokenizer.token_lengths()).long()
+    context = artifact.config["max_seq_len"]
+    length, window = context, 0
+    if options.banded:
+        length, window = BAND_ROWS * context, context
+    stride = options.stride or length
+    if not 1 <= stride <= length:
+        raise ValueError(f"--stride={stride} would leave out text, take 1 to {length}, the context's length")
+    model = load(artifact, length, window, options.device, getattr(torch, options.dtype))
+    ready = time.monotonic()
+    with torch.inference_mode():
+        nats, size = score(model, ids, lengths, stride, options.rows, options.seconds - (ready - started))
+    assert size == sum(len(document.encode()) for document in documents)
+    return {
+        "nats": nats,
+        "bytes": size,
+        "tokens": len(ids),
+        "bpb": nats / math.log(2) / size,
+        "seconds": time.monotonic() - started,
+        "seconds of the model": time.monotonic() - ready,
+        "rows": row_count(len(ids), length, stride),
+        "artifact": sha256(data).hexdigest(),
+        "text": sha256(text).hexdigest(),
+        "sources": sources(),
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (ValueError, TimeoutError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

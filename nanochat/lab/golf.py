@@ -1,0 +1,250 @@
+"""The golf track: budgets, entries and tricks as tables, and the comparison of scored entries over seeds.
+
+An entry is a row of flags for scripts.base_train and a plan for scripts.golf_pack. A trick is a change that can be
+taken back: `--without=NAME` gives the flags of the entry without it; the ablation does so for each.
+"""
+
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from nanochat.lab.intervals import p_value
+from nanochat.log import Record
+
+if TYPE_CHECKING:
+    from nanochat.artifact import Stored
+
+ROOT = Path(__file__).parent.parent.parent
+Flags = dict[str, str]  # flag → value
+
+
+class Scale(NamedTuple):
+    """A budget, and the flags that all of its entries share."""
+
+    description: str
+    bytes: int  # of the model and of the code that scores it
+    seconds: float  # for training, calibration, quantization and packing
+    packing: float  # seconds of these that training leaves
+    scoring: float  # seconds
+    eval_bytes: int  # of validation text
+    vocabulary: int
+    flags: str
+    baselines: Sequence[str]  # entries; the best of them is the baseline
+
+
+QUIET = (
+    "--eval-every=-1 --sample-every=-1 --core-metric-every=-1 --save-every=-1 --eval-bytes=100000 --window-pattern=L"
+)
+SMALL = f"{QUIET} --head-dim=32 --max-seq-len=256 --warmup-steps=20 --weight-decay=0.01"
+SCALES = {
+    "embedded": Scale(
+        "200 kB, one minute on two cores, the embedded world",
+        bytes=200_000,
+        seconds=60,
+        packing=10,
+        scoring=60,
+        eval_bytes=300_000,
+        vocabulary=512,
+        flags=f"{SMALL} --total-batch-size=1024 --data=world",
+        baselines=("naive-narrow", "naive-middle", "naive-wide"),
+    ),
+    "cpu": Scale(
+        "1 MB, ten minutes on two cores, text from a hub or a folder",
+        bytes=1_000_000,
+        seconds=600,
+        packing=40,
+        scoring=300,
+        eval_bytes=1_000_000,
+        vocabulary=1024,
+        flags=f"{SMALL} --total-batch-size=2048 --data=mixed-text",
+        baselines=("naive-narrow", "naive-middle", "naive-wide"),
+    ),
+    "1gpu": Scale(
+        "16 MB, ten minutes on one GPU",
+        bytes=16_000_000,
+        seconds=600,
+        packing=60,
+        scoring=600,
+        eval_bytes=20_000_000,
+        vocabulary=4096,
+        flags=f"{QUIET} --head-dim=64 --max-seq-len=2048 --total-batch-size=131072 --untimed-steps=0",
+        baselines=("naive",),
+    ),
+}
+NAIVE = "--model=october-2025"
+ENTRIES: dict[str, Mapping[str, str]] = {  # entry → scale → flags
+    "golf": {
+        "embedded": "--model=golf,induction=true --depth=2 --width=96",
+        "cpu": "--model=golf --depth=4 --width=192",
+        "1gpu": "--model=golf --depth=9 --width=512 --kv-heads=4",
+    },
+    "naive-narrow": {
+        "embedded": f"{NAIVE} --depth=7 --width=32",
+        "cpu": f"{NAIVE} --depth=9 --width=96",
+    },
+    "naive-middle": {
+        "embedded": f"{NAIVE} --depth=3 --width=48 --head-dim=16",
+        "cpu": f"{NAIVE} --depth=4 --width=128",
+    },
+    "naive-wide": {
+        "embedded": f"{NAIVE} --depth=1 --width=64",
+        "cpu": f"{NAIVE} --depth=1 --width=192",
+    },
+    "naive": {"1gpu": f"{NAIVE} --depth=9 --width=512 --kv-heads=4"},
+}
+PLANS = {"golf": "embed=int8-row+clip-20,blocks=int6-row+clip-12+gptq"}  # of quantization; other entries: int8-row
+TRICKS: dict[str, Flags] = {  # trick of the entry golf → flags that take it back; a field of the model adds to --model
+    "tied embeddings": {"--model": "tie_embeddings=false"},
+    "induction": {"--model": "induction=false"},
+    "leaky2": {"--model": "mlp=relu2"},
+    "smear": {"--model": "smear=false,induction=false"},
+    "backout": {"--model": "backout=false"},
+    "residual factors": {"--model": "residual_lambdas=false,x0_lambdas=false"},
+}
+
+
+def expand(words: Sequence[str]) -> list[str]:
+    """Return base training's flags for --scale, --entry and --without, and the other words, which win."""
+    given = dict(word.partition("=")[::2] for word in words)
+    rest = [word for word in words if word.partition("=")[0] not in ("--scale", "--entry", "--without")]
+    scale, entry = given.get("--scale", "embedded"), given.get("--entry", "golf")
+    if scale not in SCALES:
+        raise ValueError(f"--scale={scale} is not known, take one of {', '.join(SCALES)}")
+    if scale not in ENTRIES.get(entry, ()):
+        known = [name for name, rows in ENTRIES.items() if scale in rows]
+        raise ValueError(f"--entry={entry} is not known at --scale={scale}, take one of {', '.join(known)}")
+    flags = dict(word.partition("=")[::2] for word in f"{SCALES[scale].flags} {ENTRIES[entry][scale]}".split())
+    without = given.get("--without", "")
+    if without:
+        if without not in TRICKS:
+            raise ValueError(f"--without={without} is not known, take one of {', '.join(TRICKS)}")
+        changes = dict(TRICKS[without])
+        if "--model" in changes:
+            changes["--model"] = f"{flags['--model']},{changes['--model']}"
+        flags |= changes
+    if not given.keys() & {"--num-iterations", "--target-seconds", "--target-flops", "--target-param-data-ratio"}:
+        flags["--target-seconds"] = f"{SCALES[scale].seconds - SCALES[scale].packing:g}"
+    return [f"{flag}={value}" for flag, value in flags.items() if flag not in given] + rest
+
+
+# ---- size ----
+
+
+def code_bytes() -> int:
+    """Return the bytes of our own source that the scoring process imports, asked of such a process."""
+    program = "from nanochat.golf import sources; print(sum(sources().values()))"
+    return int(subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True).stdout)
+
+
+def check_size(groups: Mapping[str, int], budget: int, with_tokenizer: bool) -> int:
+    """Return the bytes that count; ValueError if they are above the budget."""
+    counted = {group: size for group, size in groups.items() if with_tokenizer or group != "tokenizer"}
+    total = sum(counted.values())
+    if total > budget:
+        largest = sorted(counted.items(), key=lambda entry: -entry[1])[:3]
+        named = ", ".join(f"{group} {size:,}" for group, size in largest)
+        raise ValueError(f"{total:,} bytes are {total - budget:,} over the budget of {budget:,}; the largest: {named}")
+    return total
+
+
+# ---- a packed model ----
+
+
+class Packed(NamedTuple):
+    """A quantized model, and the file with it."""
+
+    stored: "Stored"
+    data: bytes
+    sizes: dict[str, int]  # of the groups in the file
+    factor: float  # for the clips of the recipes
+
+    @property
+    def size(self) -> int:
+        """The bytes of the model."""
+        return sum(self.sizes.values()) - self.sizes["tokenizer"]
+
+
+# ---- text ----
+
+
+def first_documents(texts: Iterable[Sequence[str]], max_bytes: int) -> list[str]:
+    """Return documents with `max_bytes` together, the last one cut at a character, as evals.bpb.read_text cuts."""
+    documents, size = [], 0
+    for text in chain.from_iterable(texts):
+        kept = text.encode()[: max_bytes - size].decode(errors="ignore")
+        if kept:
+            documents.append(kept)
+            size += len(kept.encode())
+        if len(kept) < len(text) or size == max_bytes:
+            break
+    return documents
+
+
+def validation_documents(data: str, max_bytes: int) -> list[str]:
+    """Return the first validation documents of a corpus."""
+    from nanochat.data.corpus import open_corpus
+
+    return first_documents((batch.to_pylist() for batch in open_corpus(data).batches("val")), max_bytes)
+
+
+# ---- comparison ----
+
+
+class Result(NamedTuple):
+    """Scores of an entry, one for each seed."""
+
+    name: str
+    bpb: list[float]
+    bytes: list[int]
+    seconds: list[float]
+
+    def row(self, other: "Result") -> list[float | str | None]:
+        """Return the row in a table of results: mean, deviation, difference to another one, and p."""
+        same = self.name == other.name
+        deviation = statistics.stdev(self.bpb) if len(self.bpb) > 1 else None
+        difference = None if same else statistics.fmean(self.bpb) - statistics.fmean(other.bpb)
+        p = None if same or min(len(self.bpb), len(other.bpb)) < 2 else p_value(self.bpb, other.bpb)
+        means = statistics.fmean(self.bytes), statistics.fmean(self.seconds)
+        return [self.name, statistics.fmean(self.bpb), deviation, difference, p, *means, len(self.bpb)]
+
+
+COLUMNS = {"Entry": "", "bpb": ".4f", "±": ".4f", "Difference": "+.4f", "p": ".2g"}
+COLUMNS |= {"Bytes": ",.0f", "Seconds": ".1f", "Seeds": ""}
+
+
+def results_table(title: str, results: Sequence[Result], other: Result) -> Record:
+    """Return the table of some results, each compared with another one."""
+    return {"title": title, "columns": list(COLUMNS.items()), "rows": [result.row(other) for result in results]}
+
+
+def bits_per_parameter(size: int, parameters: int) -> float:
+    return 8 * size / parameters if parameters else math.nan
+
+
+def main(words: Sequence[str]) -> None:
+    """Print a part of the tables for runs/golf.sh: baselines, tricks, vocabulary, plan, or a flag a line."""
+    *flags, part = words
+    found = expand(flags)
+    given = dict(word.partition("=")[::2] for word in flags)
+    scale = SCALES[given.get("--scale", "embedded")]
+    parts = {
+        "baselines": "\n".join(scale.baselines),
+        "tricks": "\n".join(TRICKS),
+        "vocabulary": scale.vocabulary,
+        "plan": PLANS.get(given.get("--entry", "golf"), "int8-row"),
+        "flags": "\n".join(found),
+    }
+    print(parts[part])
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,209 @@
+"""Quantize a golf entry's model and pack it with its vocabulary into one file, on the clock.
+
+python -m scripts.golf_pack --tag=golf-1
+"""
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nanochat.config import Count, changed, option, run
+from nanochat.lab.golf import SCALES, Packed, bits_per_parameter, code_bytes, validation_documents
+from nanochat.log import Record, print0, table_of, terminal_table
+from nanochat.outcome import Outcome, measured
+from nanochat.paths import stage_dir, write_bytes
+from nanochat.settings import CheckpointChoice
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nanochat.artifact import Stored
+    from nanochat.checkpoint import Checkpoint
+    from nanochat.gpt import GPT
+    from nanochat.runtime import Runtime
+    from nanochat.tokenizer import Tokenizer
+
+STAGE, FILE = "golf_pack", "artifact.golf"
+ROUNDS = 7  # of the search for the finest steps that fit
+FINEST, COARSEST = 0.25, 4.0  # factors for the clips
+
+
+@dataclass(frozen=True)
+class Config(CheckpointChoice):
+    """Quantize and pack a trained entry."""
+
+    tag: str = changed(CheckpointChoice, "tag", "golf")
+    scale: str = option("embedded", f"budget: {', '.join(SCALES)}", group="golf")
+    plan: str = option("int8-row", "plan of quantization: PATTERN=RECIPE,…", group="golf")
+    corrected: Count = option(0, "tensors that get lqer, those with the largest errors (0: all)", group="golf", least=0)
+    calibration: Count = option(65536, "tokens of training text for gptq and lqer", group="golf", least=1)
+    # The finest steps of the codes that fit; recipes without a clip have no steps to choose.
+    model_bytes: Count = option(
+        -1,
+        "bytes to fill by scaling clips (-1: the budget without the code; 0: leave the clips as they are)",
+        group="golf",
+    )
+    eval_bytes: Count = option(0, "bytes of validation text (0: the scale's)", group="golf", least=0)
+    seconds: float = option(0.0, "limit for training and packing together (0: the scale's)", group="golf", least=0)
+
+
+def calibration_batches(checkpoint: "Checkpoint", model: "GPT", tokens: int) -> "list[Tensor]":
+    """Return rows of training text, from its beginning."""
+    from nanochat.checkpoint import tokenizer_of
+    from nanochat.data.corpus import open_corpus
+    from nanochat.dataloader import TextLoader
+
+    length = model.config.max_seq_len
+    rows = min(8, max(1, tokens // length))
+    corpus = open_corpus(checkpoint.manifest["config"]["data"], 0)
+    with TextLoader(
+        corpus, tokenizer_of(checkpoint), rows, length, seed=checkpoint.manifest["config"]["seed"]
+    ) as source:
+        return [next(source)[0].to(model.device) for _ in range(max(1, tokens // (rows * length)))]
+
+
+def load_weights(checkpoint: "Checkpoint", model: "GPT") -> "dict[str, Tensor]":
+    """Return the weights, or their average if the run has kept one; rows beyond the vocabulary are zero."""
+    weights = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+    if checkpoint.manifest["config"]["ema"]:
+        for name in weights:
+            weights[name] = checkpoint.optimizer_state(name)["average"]
+    for value in weights.values():
+        if value.shape[0] == model.config.padded_vocab:
+            value[model.config.vocab_size :] = 0
+    return weights
+
+
+def without_defaults(model: "GPT") -> Record:
+    """Return the fields of the config that are not the default."""
+    from dataclasses import asdict
+
+    from nanochat.gpt import GPTConfig
+
+    config, usual = asdict(model.config), asdict(GPTConfig())
+    return {name: value for name, value in config.items() if value != usual[name]}
+
+
+def vocabulary_of(tokenizer: "Tokenizer") -> Record:
+    """Return the arguments with which rustbpe makes the tokenizer."""
+    special = sorted(tokenizer.special_tokens, key=tokenizer.special_tokens.get)
+    return {"merges": tokenizer.core.merges.tolist(), "special_tokens": special, "pattern": tokenizer.core.pattern}
+
+
+def tensors_table(stored: "Stored", weights: "dict[str, Tensor]", plan: str) -> Record:
+    """Return the table of the quantized tensors: error, entropy of the codes, bytes by the entropy, and real ones."""
+    from nanochat.artifact import compress
+    from nanochat.quant import assign, entropy
+
+    rows = []
+    for name, recipe in assign(plan, weights).items():
+        matrix = stored[name]
+        error = (matrix.dequantize() - weights[name]).norm() / weights[name].norm()
+        bits = entropy(matrix.codes)
+        unsigned = (matrix.codes.int() + 2 ** (matrix.bits - 1)).byte().numpy().ravel()
+        packed = len(compress(unsigned, matrix.bits)[2])
+        rows.append([name, recipe, matrix.codes.numel(), float(error), bits, bits * len(unsigned) / 8, packed])
+    columns = {"Tensor": "", "Recipe": "", "Values": ",d", "Relative error": ".4f", "Entropy, bits": ".3f"}
+    return table_of("Quantized tensors", columns | {"Entropy, bytes": ",.0f", "Bytes": ",d"}, rows)
+
+
+def score_before(model: "GPT", tokenizer: "Tokenizer", runtime: "Runtime", data: str, size: int) -> float:
+    """Return the bits per byte before quantization, in fp32, with rows that do not overlap."""
+    import pyarrow as pa
+
+    from nanochat.evals.bpb import bits_per_byte, read_text
+
+    text = read_text([pa.array(validation_documents(data, size))], tokenizer, size)
+    return bits_per_byte(model, text, model.config.max_seq_len, 8, runtime).value
+
+
+def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer") -> Packed:
+    """Return the model quantized by the plan; clips are scaled until the file fills the bytes."""
+    from nanochat import quant
+    from nanochat.artifact import read_artifact, write_artifact
+
+    weights = dict(model.state_dict())
+    recipes = quant.assign(config.plan, quant.matrices(model))
+    parsed = [quant.parse_recipe(recipe) for recipe in recipes.values()]
+    hessians = {}
+    if any(recipe.gptq or recipe.rank for recipe in parsed):
+        print0(f"golf_pack: reading {config.calibration:,} tokens for calibration")
+        hessians = quant.collect_hessians(model, calibration_batches(checkpoint, model, config.calibration))
+
+    def pack(factor: float) -> Packed:
+        scaled = {name: quant.scale_clip(recipe, factor) for name, recipe in recipes.items()}
+        stored = quant.quantize_weights(weights, scaled, hessians, config.corrected)
+        data = write_artifact(without_defaults(model), stored, vocabulary_of(tokenizer), scaled)
+        return Packed(stored, data, read_artifact(data).bytes, factor)
+
+    room = config.model_bytes if config.model_bytes >= 0 else SCALES[config.scale].bytes - code_bytes()
+    if not room or not any(recipe.clip for recipe in parsed):
+        return pack(1.0)
+    low, high = FINEST, COARSEST
+    for _ in range(ROUNDS):
+        factor = (low * high) ** 0.5
+        if pack(factor).size <= room:
+            high = factor
+        else:
+            low = factor
+    return pack(high)
+
+
+def main(config: Config) -> None:
+    started = time.monotonic()
+    # Slow imports stay out of --help.
+    from nanochat.artifact import CORRECTION
+    from nanochat.checkpoint import load_model
+    from nanochat.quant import matrices
+    from nanochat.runtime import setup
+
+    if config.scale not in SCALES:
+        raise ValueError(f"--scale={config.scale} is not known, take one of {', '.join(SCALES)}")
+    outcome, scale = Outcome.begin(STAGE, config.tag, config), SCALES[config.scale]
+    with setup("cpu", "fp32") as runtime:
+        model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
+        if model.config.supervision or model.config.sweeps > 1:
+            raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
+        model.load_state_dict(load_weights(checkpoint, model))
+        packed = quantize(config, checkpoint, model, tokenizer)
+        path = stage_dir(STAGE, config.tag) / FILE
+        write_bytes(path, packed.data)
+        loop = checkpoint.manifest["loop"]
+        packing = time.monotonic() - started
+        limit = config.seconds or scale.seconds
+        if loop["seconds"] + packing > limit:
+            path.unlink()
+            clocks = f"training took {loop['seconds']:.1f} s and packing {packing:.1f} s"
+            raise ValueError(f"{clocks}, over the limit of {limit:g} s")
+        # No longer on the clock.
+        data = checkpoint.manifest["config"]["data"]
+        before = score_before(model, tokenizer, runtime, data, config.eval_bytes or scale.eval_bytes)
+
+    parameters = sum(value.numel() for value in model.state_dict().values())
+    outcome.metrics = {
+        "Scale": config.scale,
+        "Data": data,
+        "Steps": loop["step"],
+        "Tokens": loop["tokens"],
+        "Tokenizer": tokenizer.content_hash[:12],
+        "Model bytes": packed.size,
+        "Tokenizer bytes": packed.sizes["tokenizer"],
+        "Parameters": parameters,
+        "Bits per parameter": measured(bits_per_parameter(packed.size, parameters), spec=".2f"),
+        "Compression ratio": measured(4 * parameters / packed.size, spec=".2f"),
+        "Training seconds": measured(loop["seconds"], spec=".1f"),
+        "Packing seconds": measured(packing, spec=".1f"),
+        "bpb before quantization": measured(before),
+        "Factor of the clips": measured(packed.factor, spec=".3f"),
+        "Corrected tensors": sum(name.endswith(CORRECTION[0]) for name in packed.stored),
+    }
+    groups = table_of("Bytes by group", {"Group": "", "Bytes": ",d"}, list(packed.sizes.items()))
+    outcome.tables = [groups, tensors_table(packed.stored, matrices(model), config.plan)]
+    print0(*map(terminal_table, outcome.tables), sep="\n\n")
+    print0(f"golf_pack: {path}: {packed.size:,} bytes of model, {loop['seconds']:.1f} + {packing:.1f} s")
+    outcome.add_artifact(path)
+    outcome.write()
+
+
+if __name__ == "__main__":
+    run(main, Config)

@@ -1,0 +1,74 @@
+"""Golf's tables, the count of bytes, and the comparison over seeds."""
+
+import pytest
+from models import SMALL, lively
+
+from nanochat.lab.golf import ENTRIES, PLANS, SCALES, TRICKS, Result, check_size, expand, results_table
+from nanochat.models import config_fields
+from nanochat.quant import assign, matrices
+
+
+def flags_of(*words):
+    return dict(word.partition("=")[::2] for word in expand(words))
+
+
+@pytest.mark.parametrize(("entry", "scale"), [(entry, scale) for entry, rows in ENTRIES.items() for scale in rows])
+def test_each_row_is_a_model_with_a_clock(entry, scale):
+    flags = flags_of(f"--scale={scale}", f"--entry={entry}")
+    config_fields(flags["--model"])
+    limits = SCALES[scale]
+    assert float(flags["--target-seconds"]) == limits.seconds - limits.packing
+    assert set(limits.baselines) <= {name for name, rows in ENTRIES.items() if scale in rows}
+
+
+def test_flags_win_over_the_row():
+    found = flags_of("--entry=golf", "--width=64", "--num-iterations=5")
+    assert (found["--width"], found["--num-iterations"]) == ("64", "5")
+    assert "--target-seconds" not in found
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_each_trick_can_be_left_out(trick):
+    usual, changed = flags_of("--entry=golf"), flags_of("--entry=golf", f"--without={trick}")
+    assert usual != changed
+    config_fields(changed["--model"])
+
+
+def test_a_plan_fits_its_entry():
+    for entry, plan in PLANS.items():
+        for scale in ENTRIES[entry]:
+            flags = flags_of(f"--scale={scale}", f"--entry={entry}")
+            fields = config_fields(flags["--model"])
+            model = lively({**SMALL, **fields})
+            assert assign(plan, matrices(model))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--scale=tiny"], "--scale=tiny is not known, take one of embedded, cpu, 1gpu"),
+        (["--entry=best"], "--entry=best is not known at --scale=embedded, take one of golf, naive-narrow"),
+        (["--without=luck"], "--without=luck is not known, take one of"),
+    ],
+)
+def test_unknown_names_are_refused(words, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        expand(words)
+
+
+def test_bytes_over_the_budget_are_refused_with_the_largest_groups():
+    groups = {"MLP": 500, "attention": 300, "code": 400, "scales": 10, "tokenizer": 90}
+    assert check_size(groups, 1210, with_tokenizer=False) == 1210
+    with pytest.raises(ValueError, match="1,300 bytes are 90 over the budget of 1,210; the largest: MLP 500, code"):
+        check_size(groups, 1210, with_tokenizer=True)
+
+
+def test_results_are_compared_over_seeds():
+    own, other = Result("a", [1.0, 1.1, 1.2], [5, 5, 5], [1.0] * 3), Result("b", [1.5, 1.6, 1.4], [6] * 3, [2.0] * 3)
+    rows = results_table("Entries", [own, other], other)["rows"]
+    name, mean, deviation, difference, p, *rest = rows[0]
+    assert (name, rest) == ("a", [5, 1.0, 3])
+    assert [mean, deviation, difference] == pytest.approx([1.1, 0.1, -0.4])
+    assert p == pytest.approx(0.00805, abs=1e-5)
+    assert rows[1][3:5] == [None, None]
+    assert Result("a", [1.0], [5], [1.0]).row(other)[2] is None

@@ -1,0 +1,86 @@
+"""A file is scored by a process that has it and the text alone; entries are compared."""
+
+import json
+import shutil
+
+import pytest
+from base_runs import Base
+
+from nanochat.evals import sandbox
+from scripts import golf_eval, golf_pack
+
+PLAN = "embed=int8-row+clip-20,blocks=int6-row+clip-12"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    base = Base(tmp_path_factory.mktemp("golf"))
+    base.run("entry", "--model=golf")
+    return base
+
+
+@pytest.fixture(autouse=True)
+def here(base, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
+
+
+needs_sandbox = pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
+
+
+def scored(base, tag):
+    return json.loads((base.folder / f"golf_eval/{tag}/outcome.json").read_text(encoding="utf-8"))
+
+
+@needs_sandbox
+def test_a_file_is_scored_alone(base, capsys):
+    golf_pack.main(golf_pack.Config(tag="entry", plan="embed=int8-row,blocks=int8-row", eval_bytes=3000))
+    shutil.move(base.of("entry"), base.folder / "elsewhere")  # the checkpoint is not there when the file is scored
+    golf_eval.main(golf_eval.Config(tag="entry", eval_bytes=3000, stride="16"))
+    metrics = scored(base, "entry")["metrics"]
+    assert abs(metrics["Quantization gap"]["value"]) < 0.01
+    assert metrics["bpb"]["value"] < metrics["bpb, rows that do not overlap"]["value"]
+    assert metrics["bpb, banded (another score)"]["value"] > 0
+    printed = capsys.readouterr().out
+    assert "Cost of each stride, from measured speed; 60 seconds are allowed" in printed
+    assert "final_mixed_quant_roundtrip val_loss:" in printed
+    with pytest.raises(ValueError, match="over the budget of 60,000; the largest: code"):
+        golf_eval.main(golf_eval.Config(tag="entry", eval_bytes=3000, budget=60_000))
+    with pytest.raises(ValueError, match="scoring took longer than"):
+        golf_eval.main(golf_eval.Config(tag="entry", eval_bytes=3000, scoring_seconds=0.001))
+    with pytest.raises(ValueError, match="--stride=33 would leave out text"):
+        golf_eval.main(golf_eval.Config(tag="entry", eval_bytes=3000, stride="33"))
+    shutil.move(base.folder / "elsewhere", base.of("entry"))
+
+
+@needs_sandbox
+def test_entries_are_compared_with_the_best_baseline(base, capsys):
+    golf_pack.main(golf_pack.Config(tag="entry", eval_bytes=3000))
+    golf_eval.main(golf_eval.Config(tag="entry", eval_bytes=3000, stride="32", banded=False))
+    for entry, worse in {"golf": 0.0, "naive-narrow": 0.3, "naive-middle": 0.2, "naive-wide": 0.4}.items():
+        for seed in (1, 2):
+            tag = f"series-{entry}-{seed}"
+            for stage in ("golf_pack", "golf_eval", "base_train"):
+                shutil.copytree(base.folder / stage / "entry", base.folder / stage / tag)
+            path = base.folder / "golf_eval" / tag / "outcome.json"
+            outcome = json.loads(path.read_text(encoding="utf-8"))
+            outcome["metrics"]["bpb"]["value"] += worse + 0.01 * seed
+            path.write_text(json.dumps(outcome), encoding="utf-8")
+    capsys.readouterr()
+    golf_eval.main(golf_eval.Config(tag="series", best=True))
+    assert capsys.readouterr().out == "naive-middle\n"
+    golf_eval.main(golf_eval.Config(tag="series", entries="golf", seeds=2))
+    metrics = scored(base, "series")["metrics"]
+    assert metrics["Baseline"] == "naive-middle"
+    assert metrics["Baseline minus entry"]["value"] == pytest.approx(0.2)
+    assert 0 < metrics["p"]["value"] < 0.01
+    assert [curve["title"] for curve in scored(base, "series")["curves"]] == [
+        "Bytes by group, of 200,000",
+        "Validation over the clock, first seed",
+    ]
+
+
+def test_an_entry_without_a_file_is_refused():
+    with pytest.raises(ValueError, match="there is no artifact at"):
+        golf_eval.main(golf_eval.Config(tag="nobody"))
+    with pytest.raises(ValueError, match="nothing-golf-1 is not scored"):
+        golf_eval.main(golf_eval.Config(tag="nothing", entries="golf"))

@@ -1,0 +1,78 @@
+"""A trained entry becomes a file: its bytes, and the clock."""
+
+import json
+import time
+
+import pytest
+from base_runs import Base
+
+from scripts import golf_pack
+
+PLAN = "embed=int8-row+clip-20,blocks=int6-row+clip-12"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    base = Base(tmp_path_factory.mktemp("golf"))
+    base.run("entry", "--model=golf")
+    return base
+
+
+@pytest.fixture(autouse=True)
+def here(base, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
+
+
+def packed(base):
+    return json.loads((base.folder / "golf_pack/entry/outcome.json").read_text(encoding="utf-8"))
+
+
+def test_the_finest_codes_that_fit_fill_the_bytes_and_come_again(base):
+    config = golf_pack.Config(tag="entry", plan=PLAN, model_bytes=60_000, eval_bytes=3000)
+    golf_pack.main(config)
+    path = base.folder / "golf_pack/entry/artifact.golf"
+    data, metrics = path.read_bytes(), packed(base)["metrics"]
+    assert 55_000 < metrics["Model bytes"] <= 60_000
+    assert metrics["Model bytes"] + metrics["Tokenizer bytes"] == len(data)
+    golf_pack.main(config)
+    assert path.read_bytes() == data
+    golf_pack.main(golf_pack.Config(tag="entry", plan=PLAN, model_bytes=0, eval_bytes=3000))
+    assert packed(base)["metrics"]["Factor of the clips"]["value"] == 1.0
+    groups, tensors = packed(base)["tables"]
+    assert sum(size for _, size in groups["rows"]) == len(path.read_bytes())
+    for *_, error, bits, by_entropy, taken in tensors["rows"]:
+        assert 0 < error < 0.2
+        assert 0 < bits < 8
+        assert taken > 0.98 * by_entropy
+
+
+def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch):
+    clock, real, read = [0.0], time.monotonic, golf_pack.calibration_batches
+
+    def planted(*arguments):
+        clock[0] += 3.0
+        return read(*arguments)
+
+    monkeypatch.setattr("time.monotonic", lambda: real() + clock[0])
+    monkeypatch.setattr(golf_pack, "calibration_batches", planted)
+    plain, seconds = "embed=int8-row,blocks=int6-row", []
+    for plan in (plain, f"{plain}+gptq"):
+        golf_pack.main(golf_pack.Config(tag="entry", plan=plan, calibration=512, eval_bytes=3000))
+        seconds.append(packed(base)["metrics"]["Packing seconds"]["value"])
+    assert seconds[1] - seconds[0] > 2.5
+    with pytest.raises(ValueError, match="over the limit of 3 s"):
+        golf_pack.main(golf_pack.Config(tag="entry", plan=f"{plain}+gptq", calibration=512, seconds=3))
+    assert not (base.folder / "golf_pack/entry/artifact.golf").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"plan": "attn=int8-row"}, "has no recipe in the plan"),
+        ({"plan": "int8-row", "scale": "tiny"}, "--scale=tiny is not known, take one of embedded, cpu, 1gpu"),
+        ({"plan": "int8-row", "tag": "nobody"}, "there is no model in"),
+    ],
+)
+def test_bad_input_is_refused(flags, message):
+    with pytest.raises(ValueError, match=message):
+        golf_pack.main(golf_pack.Config(**{"tag": "entry", **flags}))

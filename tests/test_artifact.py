@@ -1,0 +1,87 @@
+"""The golf artifact: what is written comes back, and what is damaged is refused."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanochat import artifact
+from nanochat.artifact import MAGIC, Quantized, pack_bits, read_artifact, unpack_bits, write_artifact
+
+VOCABULARY = {"merges": [[97, 98], [256, 99]], "special_tokens": ["<|bos|>"], "pattern": "."}
+
+
+@given(bits=st.integers(2, 8), values=st.lists(st.integers(0, 255), max_size=70))
+def test_bits_come_back_and_none_is_wasted(bits, values):
+    values = np.array([value % 2**bits for value in values], np.uint8)
+    packed = pack_bits(values, bits)
+    assert len(packed) == -(-bits * len(values) // 8)
+    assert np.array_equal(unpack_bits(packed, bits, len(values)), values)
+
+
+def matrix(rows, columns, bits, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    top = 2 ** (bits - 1) - 1
+    codes = torch.randint(-top, top + 1, (rows, columns), generator=generator).to(torch.int8)
+    return Quantized(codes, torch.rand(rows, generator=generator).half(), bits)
+
+
+STORED = {
+    "embed.weight": matrix(70, 12, 8, 1),
+    "blocks.0.attn.q.weight": matrix(9, 33, 6, 2),
+    "blocks.0.attn.k.weight": matrix(1, 5, 6, 3),
+    "blocks.0.mlp.up.weight": matrix(40, 31, 5, 4),
+    "blocks.0.mlp.up.weight#left": matrix(40, 2, 8, 5),
+    "blocks.0.mlp.up.weight#right": matrix(2, 31, 8, 6),
+    "residual_lambdas": torch.tensor([1.5, -0.25]),
+}
+
+
+def written(stored=STORED):
+    return write_artifact({"depth": 1}, stored, VOCABULARY, {"embed.weight": "int8-row"})
+
+
+def test_everything_comes_back():
+    found = read_artifact(written())
+    assert (found.config, found.vocabulary, found.recipes) == ({"depth": 1}, VOCABULARY, {"embed.weight": "int8-row"})
+    for name, value in STORED.items():
+        if "#" in name:
+            continue
+        expected = value.dequantize() if isinstance(value, Quantized) else value
+        if name == "blocks.0.mlp.up.weight":
+            expected = expected + STORED[f"{name}#left"].dequantize() @ STORED[f"{name}#right"].dequantize()
+        torch.testing.assert_close(found.weights[name], expected)
+    assert found.weights.keys() == {name for name in STORED if "#" not in name}
+    assert sum(found.bytes.values()) == len(written())
+    assert {"header", "embeddings", "attention", "MLP", "scales", "tokenizer"} == found.bytes.keys()
+    assert written() == written()
+
+
+@pytest.mark.parametrize("compressor", artifact.COMPRESSORS)
+def test_every_compressor_gives_back_its_bytes(compressor):
+    press, expand = artifact.COMPRESSORS[compressor]
+    raw = bytes(range(256)) * 3
+    assert expand(press(raw)) == raw
+    assert expand(press(b"")) == b""
+
+
+def test_codes_are_smaller_than_their_bits_where_few_values_are_frequent():
+    rare = matrix(64, 64, 6)._replace(codes=torch.randn(64, 64).mul(2).round().clamp(-31, 31).to(torch.int8))
+    layout, name, packed = artifact.compress((rare.codes.int() + 32).byte().numpy().ravel(), 6)
+    assert (layout, name) == ("bytes", "lzma")
+    assert len(packed) < 0.6 * 64 * 64 * 6 / 8
+
+
+@pytest.mark.parametrize("place", [len(MAGIC) + 3, len(MAGIC) + 40, -1])
+def test_a_flipped_bit_is_found(place):
+    data = bytearray(written())
+    data[place] ^= 1
+    with pytest.raises(ValueError, match="the artifact is damaged: its content does not have the SHA-256"):
+        read_artifact(bytes(data))
+
+
+@pytest.mark.parametrize("data", [b"", b"nanogolf2\n" + bytes(100), written()[1:]])
+def test_another_file_is_refused(data):
+    with pytest.raises(ValueError, match="this is no golf artifact of this version"):
+        read_artifact(data)

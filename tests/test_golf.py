@@ -1,0 +1,182 @@
+"""The scoring process: equal to base_loss's path, alone in the sandbox, and strict about bytes."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from random import Random
+
+import pyarrow as pa
+import pytest
+import torch
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import CONFIGS, lively
+
+from nanochat import golf, quant
+from nanochat.artifact import read_artifact, write_artifact
+from nanochat.evals import sandbox
+from nanochat.evals.bpb import bits_per_byte, read_text
+from nanochat.gpt import GPTConfig
+from nanochat.lab.golf import first_documents
+from nanochat.runtime import setup
+from nanochat.tokenizer import Tokenizer
+from scripts.golf_pack import vocabulary_of
+
+TEXTS = [f"Letter {number}: the quick brown fox — 빠른 갈색 여우 — {number**3}\n" * 3 for number in range(12)]
+CONTEXT = 32
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(TEXTS, 300)
+
+
+@pytest.fixture(scope="module")
+def packed(tokenizer):
+    """A model with quantized weights, and the file with them."""
+    fields = {**CONFIGS["golf"], "vocab_size": tokenizer.vocab_size, "max_seq_len": CONTEXT, "bos_id": tokenizer.bos}
+    model = lively(fields).requires_grad_(False).eval()
+    recipes = quant.assign("int6-row+clip-8", quant.matrices(model))
+    stored = quant.quantize_weights(model.state_dict(), recipes, {})
+    usual = asdict(GPTConfig())
+    config = {name: value for name, value in asdict(model.config).items() if value != usual[name]}
+    data = write_artifact(config, stored, vocabulary_of(tokenizer), recipes)
+    model.load_state_dict(read_artifact(data).weights)
+    return model, data
+
+
+@pytest.fixture
+def files(packed, tmp_path):
+    (tmp_path / "artifact").write_bytes(packed[1])
+    (tmp_path / "text").write_text(json.dumps(TEXTS), encoding="utf-8")
+    return tmp_path
+
+
+def score(files, *flags):
+    words = [sys.executable, "-m", "nanochat.golf", str(files / "artifact"), str(files / "text"), *flags]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return json.loads(done.stdout) if done.returncode == 0 else (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize(("stride", "rows"), [(32, 8), (16, 3), (7, 8), (1, 50)])
+def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows):
+    model, data = packed
+    text = read_text([pa.array(TEXTS)], tokenizer, 10**9)
+    with setup("cpu", "fp32") as runtime:
+        expected = bits_per_byte(model, text, CONTEXT, rows, runtime, stride).value
+    artifact = read_artifact(data)
+    ids = golf.encode(TEXTS, tokenizer.core)
+    assert torch.equal(ids, text.ids)
+    loaded = golf.load(artifact, CONTEXT, 0, "cpu", torch.float32)
+    with torch.inference_mode():
+        nats, size = golf.score(loaded, ids, text.lengths, stride, rows)
+    assert size == text.bytes
+    assert nats / size / 0.6931471805599453 == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed):
+    plain = score(files, "--stride=16")
+    assert plain["bytes"] == sum(len(text.encode()) for text in TEXTS)
+    expected = {"__init__", "artifact", "attention", "cross_entropy", "golf", "gpt"}
+    assert plain["sources"] == {
+        f"nanochat/{name}.py": (ROOT / f"nanochat/{name}.py").stat().st_size for name in expected
+    }
+    # A byte more in the file is another file, and is refused; another weight is another score.
+    data = bytearray(packed[1])
+    data[-1] ^= 1
+    (files / "artifact").write_bytes(data)
+    code, message = score(files)
+    assert (code, message) == (
+        2,
+        "error: the artifact is damaged: its content does not have the SHA-256 in its header\n",
+    )
+
+
+def test_one_more_module_makes_the_code_larger():
+    program = "from nanochat.golf import sources; before = sum(sources().values()); import nanochat.schedules; "
+    program += "print(sum(sources().values()) - before)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > (ROOT / "nanochat/schedules.py").stat().st_size
+
+
+def test_other_weights_give_another_score(files, packed):
+    artifact = read_artifact(packed[1])
+    weights = dict(artifact.weights)
+    weights["blocks.0.mlp.up.weight"] = weights["blocks.0.mlp.up.weight"] * 1.01
+    before = score(files)["bpb"]
+    (files / "artifact").write_bytes(write_artifact(artifact.config, weights, artifact.vocabulary, {}))
+    assert abs(score(files)["bpb"] - before) > 1e-5
+
+
+def test_banded_is_another_score_with_the_training_context_as_window(files, packed, tokenizer):
+    loaded = golf.load(read_artifact(packed[1]), 16 * CONTEXT, CONTEXT, "cpu", torch.float32)
+    assert set(loaded.config.windows) == {CONTEXT}
+    banded = score(files, "--banded")
+    assert banded["rows"] < score(files)["rows"]
+    ids = golf.encode(TEXTS, tokenizer.core)[: 16 * CONTEXT]
+    # A token sees the last CONTEXT tokens in each layer, so what is further back than all layers reach does not count.
+    other = ids.clone()
+    other[0] = 65
+    reach = loaded.config.depth * (CONTEXT - 1) + 2
+    with torch.inference_mode():
+        one, two = loaded(ids[None]), loaded(other[None])
+    assert torch.equal(one[:, reach:], two[:, reach:])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--stride=33"], "error: --stride=33 would leave out text, take 1 to 32, the context's length"),
+        (["--seconds=0"], "error: scoring took longer than"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(files, flags, message):
+    code, found = score(files, *flags)
+    assert code == 2
+    assert found.startswith(message)
+
+
+def test_a_missing_tensor_is_named(files, packed):
+    artifact = read_artifact(packed[1])
+    weights = {name: value for name, value in artifact.weights.items() if name != "smear_lambda"}
+    (files / "artifact").write_bytes(write_artifact(artifact.config, weights, artifact.vocabulary, {}))
+    assert score(files) == (2, "error: the artifact lacks, or has in addition: smear_lambda\n")
+
+
+@given(st.lists(st.text(max_size=30), max_size=6), st.integers(0, 80))
+@settings(max_examples=300)
+def test_documents_are_cut_as_for_base_loss(tokenizer, texts, most):
+    documents = first_documents([texts], most)
+    text = read_text([pa.array(texts, pa.string())], tokenizer, most) if most and any(texts) else None
+    size = sum(len(document.encode()) for document in documents)
+    assert size <= most
+    if text is not None:
+        assert size == text.bytes
+        ids = golf.encode(documents, tokenizer.core)
+        assert torch.equal(ids.long(), text.ids.long())  # no tokens: no dtype
+
+
+def test_tokens_stand_for_the_bytes_of_ten_thousand_random_strings(tokenizer):
+    random, lengths = Random(1), tokenizer.token_lengths()
+    kinds = [(32, 126), (0, 0xD7FF), (0xE000, 0x10FFFF), (0xAC00, 0xD7A3)]  # no surrogates: they are no text
+    for _ in range(10_000):
+        low, high = random.choice(kinds)
+        text = "".join(chr(random.randint(low, high)) for _ in range(random.randint(0, 12)))
+        assert lengths[tokenizer.encode(text)].sum() == len(text.encode())
+
+
+@pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
+def test_the_sandbox_shows_what_it_is_given_and_nothing_else(tmp_path):
+    given_folder, other = tmp_path / "given", tmp_path / "other"
+    for folder in (given_folder, other):
+        folder.mkdir()
+        (folder / "file").write_text("plum")
+    tmp_path.chmod(0o755)
+    program = f"print(open({str(given_folder / 'file')!r}).read())\nopen({str(other / 'file')!r})"
+    verdict = sandbox.run(program, sandbox.Limits(seconds=20.0), readable=[str(given_folder)])
+    assert "plum" in verdict.output
+    assert "FileNotFoundError" in verdict.output
+    written = sandbox.run(f"open({str(given_folder / 'file')!r}, 'w')", sandbox.LIMITS, readable=[str(given_folder)])
+    assert "Read-only file system" in written.output

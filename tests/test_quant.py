@@ -1,0 +1,201 @@
+"""Recipes: rounding, GPTQ, low-rank corrections, and fake quantization, against plain twins."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models import CONFIGS, lively, tokens
+
+from nanochat import quant
+from nanochat.quant import Recipe, assign, parse_recipe, quantize
+
+WIDTHS = {"int8-row": 127, "int6-row": 31, "int5-row": 15}
+
+
+@pytest.mark.parametrize(
+    ("text", "recipe"),
+    [
+        ("int8-row", Recipe(8)),
+        ("int6-row+clip-12.85", Recipe(6, clip=12.85)),
+        ("int5-row+clip-4+gptq+lqer-4", Recipe(5, clip=4.0, gptq=True, rank=4)),
+    ],
+)
+def test_recipes(text, recipe):
+    assert parse_recipe(text) == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("int7-row", "the recipe int7-row has an unknown part int7-row, take int8-row"),
+        ("int8-row+clip", "unknown part clip"),
+        ("int8-row+clip-x", "unknown part clip-x"),
+        ("int8-row+gptq-3", "unknown part gptq-3"),
+        ("clip-3", "the recipe clip-3 has no width"),
+    ],
+)
+def test_bad_recipes_are_refused(text, words):
+    with pytest.raises(ValueError, match=words):
+        parse_recipe(text)
+
+
+NAMES = ["embed.weight", "blocks.0.attn.q.weight", "blocks.0.mlp.up.weight"]
+
+
+def test_patterns_choose_a_recipe_for_each_matrix():
+    assert assign("int8-row", NAMES) == dict.fromkeys(NAMES, "int8-row")
+    found = assign("attn|mlp=int6-row,embed=int8-row+clip-20", NAMES)
+    assert list(found.values()) == ["int8-row+clip-20", "int6-row", "int6-row"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ("attn=int6-row,embed=int8-row", r"blocks\.0\.mlp\.up\.weight has no recipe in the plan"),
+        ("attn|mlp=int6-row,embed=int8-row,blocks=int5-row", r"q\.weight has two recipes, int6-row and int5-row"),
+        ("blocks=int6-row,embed=int8-row,head=int8-row", "head=int8-row in the plan matches no tensor"),
+        ("(=int6-row,embed=int8-row", r"\( in the plan is no pattern"),
+        ("int6-row,embed=int8-row", "int6-row in the plan lacks a pattern"),
+    ],
+)
+def test_bad_plans_are_refused(plan, words):
+    with pytest.raises(ValueError, match=words):
+        assign(plan, NAMES)
+
+
+@given(
+    recipe=st.sampled_from(sorted(WIDTHS)),
+    rows=st.integers(1, 5),
+    columns=st.integers(1, 9),
+    seed=st.integers(0, 99),
+    outlier=st.booleans(),
+)
+def test_rounding_is_within_half_a_step_of_the_row(recipe, rows, columns, seed, outlier):
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+    if outlier:
+        weight[0, 0] = 1000.0
+    found = quantize(weight, parse_recipe(recipe))
+    top = WIDTHS[recipe]
+    assert found.codes.abs().max() <= top
+    step = weight.abs().amax(1, keepdim=True) / top
+    # The scale is rounded to fp16, by 2^-11 of itself.
+    assert ((found.dequantize() - weight).abs() <= step / 2 + 2**-10 * weight.abs() + 1e-7).all()
+
+
+def test_rows_of_zeros_stay_zero_and_values_that_are_not_finite_are_refused_by_name():
+    weight = torch.randn(3, 8)
+    weight[1] = 0
+    assert not quantize(weight, Recipe(6)).dequantize()[1].any()
+    assert not quantize(weight, Recipe(6, clip=3.0)).dequantize()[1].any()
+    weight[2, 2] = torch.nan
+    with pytest.raises(ValueError, match=r"some\.weight has values that are not finite"):
+        quant.quantize_weights({"some.weight": weight}, {"some.weight": "int8-row"}, {})
+
+
+def test_a_clip_is_in_deviations_of_the_row():
+    weight = torch.randn(4, 4000)
+    found = quantize(weight, Recipe(8, clip=4.0))
+    torch.testing.assert_close(127 * found.scales.float(), 4 * weight.std(1, correction=0), rtol=1e-3, atol=0)
+    assert found.codes.abs().max() == 127
+
+
+def inputs(columns=24, count=500):
+    """Inputs that depend on each other."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 6, generator=generator) @ torch.randn(
+        6, columns, generator=generator
+    ) + 0.1 * torch.randn(count, columns, generator=generator)
+
+
+def output_error(weight, found, x):
+    return (x @ (found.dequantize() - weight).T).norm().item()
+
+
+def test_gptq_has_a_smaller_error_in_the_outputs_at_equal_steps():
+    weight, x = torch.randn(16, 24), inputs()
+    hessian = x.T @ x
+    plain, better = quantize(weight, Recipe(5)), quantize(weight, Recipe(5, gptq=True), hessian)
+    assert torch.equal(plain.scales, better.scales)
+    assert output_error(weight, better, x) < 0.6 * output_error(weight, plain, x)
+    # Inputs that do not depend on each other leave nothing to make up for.
+    alone = quantize(weight, Recipe(5, gptq=True), torch.eye(24))
+    assert torch.equal(alone.codes, plain.codes)
+
+
+def test_a_correction_is_the_nearest_product_of_its_rank():
+    error, x = torch.randn(16, 24), inputs()
+    left, right = quant.correction(error, 3)
+    values = torch.linalg.svdvals(error)
+    torch.testing.assert_close((error - left @ right).norm(), values[3:].norm())
+    weighted = quant.correction(error, 3, x.T @ x)
+    sizes = (x.T @ x).diagonal().sqrt()
+    plain_rest, weighted_rest = ((error - a @ b) * sizes for a, b in ((left, right), weighted))
+    assert weighted_rest.norm() < plain_rest.norm()
+
+
+def test_only_the_tensors_with_the_largest_errors_are_corrected():
+    weights = {"a": torch.randn(40, 40), "b": 10 * torch.randn(40, 40)}
+    stored = quant.quantize_weights(weights, dict.fromkeys(weights, "int5-row+lqer-4"), {}, corrected=1)
+    assert [name for name in stored if "#" in name] == ["b#left", "b#right"]
+    both = quant.quantize_weights(weights, dict.fromkeys(weights, "int5-row+lqer-4"), {})
+    assert sum("#" in name for name in both) == 4
+
+
+def test_hessians_are_those_of_the_layers_inputs():
+    model, ids = lively(CONFIGS["reference"]), tokens()
+    found = quant.collect_hessians(model, [ids[:2], ids[2:]])
+    hidden = model.hidden(ids).detach().flatten(0, 1)
+    torch.testing.assert_close(found["head.weight"], hidden.T @ hidden, rtol=1e-4, atol=1e-2)
+    assert {name for name in found if "mlp.down" in name} == {f"blocks.{i}.mlp.down.weight" for i in range(4)}
+    with pytest.raises(ValueError, match=r"embed\.weight has no inputs for gptq, it is a table"):
+        quant.quantize_weights({"embed.weight": model.embed.weight}, {"embed.weight": "int8-row+gptq"}, found)
+
+
+def test_entropy_is_that_of_the_frequencies():
+    assert quant.entropy(torch.tensor([1, 1, 1, 1])) == pytest.approx(0)
+    assert quant.entropy(torch.tensor([-3, 5, 0, 0])) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("name", ["reference", "golf", "golf-seed", "portable"])
+def test_fake_quantization_acts_as_the_quantized_weights_and_its_gradient_passes_straight(name):
+    model, twin, ids = lively(CONFIGS[name]), lively(CONFIGS[name]), tokens()
+    plan = "int5-row+clip-3"
+    own = quant.swap(model, quant.fake_layers(model, plan))
+    recipes = assign(plan, quant.matrices(twin))
+    rounded = {
+        key: quantize(value, parse_recipe(recipes[key])).dequantize() for key, value in quant.matrices(twin).items()
+    }
+    before = twin(ids)
+    twin.load_state_dict(rounded, strict=False)
+    assert (twin(ids) - before).abs().max() > 1e-3
+    torch.testing.assert_close(model(ids), twin(ids), atol=1e-6, rtol=1e-5)
+    (model(ids, ids) / 100).backward()
+    (twin(ids, ids) / 100).backward()
+    for (key, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-3, msg=key)
+    # The weights themselves are what they were, and the first layers can come back.
+    quant.swap(model, own)
+    torch.testing.assert_close(model(ids), before)
+
+
+def test_weights_are_rounded_again_after_a_step():
+    model, ids = lively(CONFIGS["golf"]), tokens()
+    quant.swap(model, quant.fake_layers(model, "int6-row"))
+    before = model(ids)
+    with torch.no_grad():
+        model.blocks[0].mlp.up.weight.mul_(-1)
+    assert torch.equal(model(ids), before)
+    quant.refresh(model)
+    assert not torch.allclose(model(ids), before)
+
+
+def test_a_loaded_model_is_rounded_in_place(capsys):
+    model, twin = lively(CONFIGS["reference"]), lively(CONFIGS["reference"])
+    quant.apply(model, "")
+    assert torch.equal(model.embed.weight, twin.embed.weight)
+    quant.apply(model, "embed=int8-row,blocks|head=int6-row+lqer-2")
+    assert capsys.readouterr().out.endswith("matrices, embed=int8-row,blocks|head=int6-row+lqer-2\n")
+    assert torch.equal(model.embed.weight, quantize(twin.embed.weight, Recipe(8)).dequantize())
+    plain = quantize(twin.head.weight, Recipe(6)).dequantize()
+    assert (model.head.weight - twin.head.weight).norm() < (plain - twin.head.weight).norm()
+    assert torch.equal(model.residual_lambdas, twin.residual_lambdas)
