@@ -49,9 +49,7 @@ class GPTConfig:
     query_gain: float = 0.0  # initial value of a learned factor for each head's queries; 0: none
     qk_eps: float = NORM_EPS  # added to the mean square in the norm of queries and keys
     exclusive_last: int = 0  # last layers in which attention leaves out the token's own value (exclude_own)
-    orthogonal: bool = (
-        False  # matrices start orthogonal, and smaller where they write the residual stream of many layers
-    )
+    orthogonal: bool = False  # matrices start orthogonal; those that write the residual stream smaller, by depth
     softcap: float = 15.0  # logits lie within ±softcap; 0: no limit
     tie_embeddings: bool = False
     residual_lambdas: bool = True  # x = r·x before each block, r learned per layer
@@ -74,9 +72,7 @@ class GPTConfig:
         if not re.fullmatch("[SL]+", self.window_pattern):
             raise ValueError(f"window_pattern={self.window_pattern} must be made of the letters S and L")
         if self.rope_dims % 2 or not 0 <= self.rope_dims <= self.head_dim:
-            raise ValueError(
-                f"rope_dims={self.rope_dims} has to be even, and at most {self.head_dim}, a head's channels"
-            )
+            raise ValueError(f"rope_dims={self.rope_dims} has to be even, and at most {self.head_dim}, the head's size")
         if self.induction and not (self.smear and self.kv_heads > 1):
             raise ValueError("induction needs smear, and kv_heads above 1")
 
@@ -138,7 +134,8 @@ class Linear(nn.Linear):
 class Embedding(nn.Embedding):
     """A table without values until init_weights: random numbers on the meta device would import the compiler."""
 
-    reset_parameters, active_weight = Linear.reset_parameters, Linear.active_weight
+    reset_parameters = Linear.reset_parameters
+    active_weight = Linear.active_weight
 
     def forward(self, ids: Tensor) -> Tensor:
         grad = self.weight.grad
@@ -187,10 +184,12 @@ class Attention(nn.Module):
             v = v + gate[..., None] * layer.values.view_as(v)
         parts = [norm(self.rotate(part, layer.rotation), config.qk_eps) for part in parts]
         q, k = parts if len(parts) == 2 else parts[0].split([config.heads, config.kv_heads], dim=2)
-        q = q if self.gain is None else q * self.gain[:, None]
+        if self.gain is not None:
+            q = q * self.gain[:, None]
         k, values = self.keys_and_values(k.to(x.dtype), v, layer.store)
         y = attend(q.to(x.dtype), k, values, layer.mask, config.attention_scale)  # (B, T, heads, head_dim)
-        y = exclude_own(y, v) if self.exclusive else y
+        if self.exclusive:
+            y = exclude_own(y, v)
         return self.o(y.flatten(-2))
 
     def project(self, x: Tensor) -> list[Tensor]:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Golf: the best model in N bytes and T seconds. Trains, packs and scores an entry with several seeds, and baselines with the
 # same clock and bytes, and compares them. Run the same command again to resume.
-#   bash runs/golf.sh                             200 kB and a minute on two cores, three seeds, 25 minutes; no network
-#   bash runs/golf.sh --ablate --seeds=1          also the entry without each of its tricks, 35 minutes for a seed
+#   bash runs/golf.sh                             200 kB and a minute on two cores, three seeds; no network
+#   bash runs/golf.sh --ablate --seeds=1          also the entry without each of its tricks
 #   bash runs/golf.sh --scale=cpu --data=FOLDER   1 MB and ten minutes
 #   bash runs/golf.sh --scale=1gpu                16 MB and ten minutes on a GPU
 # Other flags go to scripts.base_train, for all entries.

@@ -23,7 +23,8 @@ from nanochat.settings import TagSettings
 ROOT = Path(__file__).parent.parent
 STAGE = "golf_eval"
 TRIAL_BYTES = 20_000  # of text, to measure the speed
-SHORTEST = 8  # the shortest stride is a context divided by so many tokens' powers of two
+SHORTEST = 8  # tokens; strides are the context halved, down to this
+MARGIN = 1.3  # of the allowed time over the estimate: the machine may become busy
 MEMORY = 2**36  # address space of the scoring process; the libraries reserve far more than they use
 
 
@@ -77,7 +78,7 @@ def score(folder: Path, config: Config, text: str, stride: int, seconds: float, 
     readable = [str(ROOT / "nanochat"), *paths[1:], str(folder), "/sys/devices/system/cpu"]
     verdict = run_contained(program, limits, config.unsafe_exec, readable)
     if not verdict.passed:
-        message = verdict.output.strip().splitlines() or ["the scoring process ended without a word"]
+        message = verdict.output.strip().splitlines() or ["the scoring process ended and printed nothing"]
         raise ValueError(message[-1].removeprefix("error: "))
     return json.loads(verdict.output.strip().splitlines()[-1])
 
@@ -92,7 +93,7 @@ def choose_stride(config: Config, trial: Record, context: int, tokens: float, se
     while stride >= SHORTEST:
         costs[stride] = start + row * row_count(int(tokens), context, stride)
         stride //= 2
-    fitting = [stride for stride, cost in costs.items() if 1.3 * cost <= seconds]
+    fitting = [stride for stride, cost in costs.items() if MARGIN * cost <= seconds]
     rows = [[stride, cost, "yes" if stride in fitting else "no"] for stride, cost in costs.items()]
     title = f"Cost of each stride, from measured speed; {seconds:g} seconds are allowed"
     print0(terminal_table(table_of(title, {"Stride": "", "Seconds": ",.1f", "Fits": ""}, rows)))
@@ -252,6 +253,8 @@ def pictures(config: Config, entries: list[str], scored: Outcome) -> list[Record
 
 
 def main(config: Config) -> None:
+    if config.scale not in SCALES:
+        raise ValueError(f"--scale={config.scale} is not known, take one of {', '.join(SCALES)}")
     if config.best:
         print0(min((read_result(config, entry) for entry in SCALES[config.scale].baselines), key=first_score).name)
     elif config.entries:

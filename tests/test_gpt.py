@@ -18,7 +18,7 @@ from nanochat.param_groups import parameter_counts
     [
         ({"mlp": "gelu"}, "mlp=gelu is not known, take one of relu2, swiglu"),
         ({"window_pattern": "SX"}, "letters S and L"),
-        ({"rope_dims": 18}, "rope_dims=18 has to be even, and at most 16, a head's channels"),
+        ({"rope_dims": 18}, "rope_dims=18 has to be even, and at most 16, the head's size"),
         ({"rope_dims": 3}, "rope_dims=3 has to be even"),
         ({"induction": True, "smear": False}, "induction needs smear"),
     ],

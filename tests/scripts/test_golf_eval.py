@@ -82,5 +82,7 @@ def test_entries_are_compared_with_the_best_baseline(base, capsys):
 def test_an_entry_without_a_file_is_refused():
     with pytest.raises(ValueError, match="there is no artifact at"):
         golf_eval.main(golf_eval.Config(tag="nobody"))
+    with pytest.raises(ValueError, match="--scale=tiny is not known"):
+        golf_eval.main(golf_eval.Config(tag="nobody", scale="tiny", best=True))
     with pytest.raises(ValueError, match="nothing-golf-1 is not scored"):
         golf_eval.main(golf_eval.Config(tag="nothing", entries="golf"))
