@@ -394,6 +394,18 @@ class Optimizer:
         finally:
             self._give_values(lambda stack: stack.mine.copy_(kept[stack]))
 
+    @contextmanager
+    @torch.no_grad
+    def rehearsal(self) -> Iterator[None]:
+        """Put weights and states back after this context, as if its steps had not been. All ranks enter."""
+        tensors = [tensor for stack in self._stacks for tensor in (stack.values, stack.steps, *stack.states.values())]
+        kept = [tensor.clone() for tensor in tensors]
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(tensors, kept)
+            self.zero_grad()
+
     def zero_grad(self) -> None:
         for stack in self._stacks:
             stack.grads.zero_()  # in place: `.grad` stays a view

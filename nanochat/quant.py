@@ -258,9 +258,6 @@ class _Fake(nn.Module):
         self.rounded = torch.empty_like(layer.weight.detach())
         self.train(layer.training)
 
-    def refresh(self) -> None:
-        self.rounded.copy_(quantize(self.weight, self.recipe).dequantize())
-
     @property
     def active_weight(self) -> Tensor:
         return _Straight.apply(self.weight, self.rounded)
@@ -276,27 +273,39 @@ class FakeEmbedding(_Fake):
         return F.embedding(ids, self.active_weight)
 
 
-def fake_layers(model: "GPT", plan: str) -> dict[str, nn.Module]:
-    """Return fake-quantized layers by name, one for each matrix, by the recipes of a plan without gptq and lqer."""
-    layers = {}
-    for name, recipe in assign(plan, matrices(model)).items():
-        layer = model.get_submodule(name.removesuffix(".weight"))
-        kind = FakeLinear if isinstance(layer, nn.Linear) else FakeEmbedding
-        layers[name.removesuffix(".weight")] = kind(layer, parse_recipe(recipe))
-    return layers
+class FakeQuantization:
+    """Lets each matrix of a model act as rounded by a plan, from a share of the run on; the plan has no gptq or lqer.
 
+    It is called after each optimizer step. Gradients and checkpoints are those of the weights that are not rounded.
+    """
 
-def swap(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Put layers into a model, rounded by now if they are fake-quantized; return those that were in their places."""
-    replaced = {name: model.get_submodule(name) for name in layers}
-    for name, layer in layers.items():
-        model.set_submodule(name, layer)
-    refresh(model)
-    return replaced
+    def __init__(self, model: "GPT", plan: str, start: float):
+        self.model, self.start = model, start
+        self.layers = {}
+        for name, text in assign(plan, matrices(model)).items():
+            recipe = parse_recipe(text)
+            if recipe.gptq or recipe.rank:
+                raise ValueError(f"--qat={plan} has gptq or lqer, which training cannot follow: leave them out")
+            layer = model.get_submodule(name.removesuffix(".weight"))
+            kind = FakeLinear if isinstance(layer, nn.Linear) else FakeEmbedding
+            self.layers[name.removesuffix(".weight")] = kind(layer, recipe)
+        self.originals = {name: model.get_submodule(name) for name in self.layers}
+        self.active = False
 
+    def __call__(self, progress: float) -> None:
+        """Switch on if the run has come so far, and round the weights that the last step has changed."""
+        if not self.active and progress >= self.start:
+            self.switch(True)
+        elif self.active:
+            self.refresh()
 
-def refresh(model: nn.Module) -> None:
-    """Round the weights again, after each optimizer step; does nothing to a model without fake-quantized layers."""
-    for module in model.modules():
-        if isinstance(module, _Fake):
-            module.refresh()
+    def switch(self, active: bool) -> None:
+        for name, layer in (self.layers if active else self.originals).items():
+            self.model.set_submodule(name, layer)
+        self.active = active
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        for layer in self.layers.values():
+            layer.rounded.copy_(quantize(layer.weight, layer.recipe).dequantize())

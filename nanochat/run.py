@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -29,9 +30,10 @@ from nanochat.checkpoint import (
     tokenizer_of,
 )
 from nanochat.config import flag_of
-from nanochat.dataloader import BatchSource, require_multiple
+from nanochat.data.corpus import Corpus
+from nanochat.dataloader import BatchSource, TextLoader, require_multiple
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.log import MetricLog, Record, print0
+from nanochat.log import MetricLog, Record, format_value, print0
 from nanochat.models import config_of, describe_config
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
@@ -39,12 +41,13 @@ from nanochat.outcome import Estimate, Outcome, run_metrics, training_curves
 from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests
-from nanochat.scaling import RunPlan, rate_scale, row_choices
-from nanochat.settings import FineTuneSettings, TrainingSettings, inherit
+from nanochat.scaling import RunPlan, dry_run, plan_run, rate_scale, row_choices
+from nanochat.settings import CHAT_TEMPERATURE, FineTuneSettings, PretrainSettings, TrainingSettings
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Action, Evaluation, State, TrainingLoop, largest_device_batch
 
+Tuned = TypeVar("Tuned", bound=FineTuneSettings)
 Data = list[Record] | Record  # describes a run's data in its manifest
 
 # Bytes in a checkpoint for each parameter: the fp32 weight, at most two fp32 optimizer states, and the average.
@@ -157,6 +160,25 @@ def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: To
 # ---- the start of a run ----
 
 
+def plan_with_tokenizer(config: PretrainSettings) -> tuple[RunPlan, Tokenizer | None]:
+    """Return the plan of a new model, and its tokenizer; prints the plan, and for a dry run its cost too.
+
+    A dry run needs shapes alone, so no GPU, corpus or tokenizer has to be there.
+    """
+    vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
+    if config.plan_only and not vocabulary.exists():
+        tokenizer = None
+        plan = plan_run(config, None)  # assumes a size of the vocabulary
+    else:
+        tokenizer = Tokenizer.load(vocabulary)
+        plan = plan_run(config, tokenizer.vocab_size, tokenizer.bos)
+    if not config.json:  # for programs: nothing else on stdout
+        print0(*plan.notes, *(f"{name}: {format_value(value)}" for name, value in plan.summary.items()), sep="\n")
+    if config.dry_run:
+        print0(*dry_run(plan, config), sep="\n")
+    return plan, tokenizer
+
+
 @dataclass(frozen=True)
 class _Start:
     """Everything that training needs to know about a model before it is built."""
@@ -230,6 +252,21 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
     )
 
 
+def inherit(config: Tuned, manifest: Record) -> Tuned:
+    """Return the config with every None replaced by the value in a checkpoint's manifest; prints the values found."""
+    # A base model, or one of an earlier version, has no temperature for chats.
+    parent, loop = {"chat_temperature": CHAT_TEMPERATURE} | manifest["config"], manifest["loop"]
+    if parent["total_batch_size"] == -1:  # the parent chose the batch for its horizon
+        parent = parent | {"total_batch_size": loop["tokens"] // loop["step"]}  # exact: all steps were equally large
+    found = {name: parent[name] for name, value in asdict(config).items() if value is None}
+    print0("inherited:", *(f"{name}={value}" for name, value in found.items()))
+    config = replace(config, **found)
+    limit = manifest["model"]["max_seq_len"]  # positions beyond were never trained
+    if config.max_seq_len > limit:
+        raise ValueError(f"--max-seq-len={config.max_seq_len} is longer than the model's context, take at most {limit}")
+    return config
+
+
 # ---- the trainer ----
 
 
@@ -301,6 +338,21 @@ class Trainer:
     def rows(self) -> int:
         """Rows in a step, over all ranks."""
         return self.start.batch // self.config.max_seq_len  # tokens -> rows
+
+    def read(self, corpus: Corpus, repeats: int = 0) -> TextLoader:
+        """Return the source of a new model's batches: rows of a corpus, for this rank. repeats: of each batch."""
+        return TextLoader(
+            corpus,
+            self.tokenizer,
+            self.rows,
+            self.config.max_seq_len,
+            seed=self.config.seed,
+            lanes=self.config.lanes,
+            rank=self.runtime.rank,
+            world_size=self.runtime.world_size,
+            device=self.runtime.device,
+            repeats=repeats,
+        )
 
     def fit(
         self,

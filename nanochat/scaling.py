@@ -25,7 +25,7 @@ from nanochat.paths import base_dir
 from nanochat.runtime import asked_precision, planned_hardware
 
 if TYPE_CHECKING:
-    from nanochat.settings import TrainingSettings  # base training adds the sizes of the model
+    from nanochat.settings import PretrainSettings, TrainingSettings
 
 REFERENCE_DEPTH = 12
 REFERENCE_BATCH = 2**19  # tokens, best for the reference
@@ -90,7 +90,7 @@ class RunPlan:
         return facts
 
 
-def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0) -> RunPlan:
+def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0) -> RunPlan:
     """Return the plan that follows from the flags; vocab_size None: no tokenizer is trained yet."""
     notes = []
     if vocab_size is None:
@@ -145,7 +145,7 @@ def plan_run(config: "TrainingSettings", vocab_size: int | None, bos_id: int = 0
     )
 
 
-def _new_model(config: "TrainingSettings", depth: int, width: int, kv_heads: int, vocab_size: int, bos_id: int) -> GPT:
+def _new_model(config: "PretrainSettings", depth: int, width: int, kv_heads: int, vocab_size: int, bos_id: int) -> GPT:
     """Return a model without weights; a width or kv_heads 0 follows from the other sizes."""
     head_dim = config.head_dim
     width = width or math.ceil(depth * config.aspect_ratio / head_dim) * head_dim
@@ -168,7 +168,7 @@ def scaled_size(counts: dict[str, int]) -> int:
     return counts["matrices"] + (counts["head"] or counts["embed"])  # an embedding may be the head as well
 
 
-def _horizon(config: "TrainingSettings", n: int, flops: float, batch: int) -> tuple[int | None, Figure, str]:
+def _horizon(config: "PretrainSettings", n: int, flops: float, batch: int) -> tuple[int | None, Figure, str]:
     """Return steps or seconds (the other is None), and a note about the steps. flops: per token."""
     # -1 is the default of all horizons; HorizonSettings refuses two of them, and values that are not above 0.
     if config.target_seconds != -1:
@@ -253,7 +253,7 @@ class RunCost:
         return [*lines, f"time {time} on {self.ranks}x{self.hardware}, {self.dtype}, {speed}; dollars {price}"]
 
 
-def estimate(plan: RunPlan, config: "TrainingSettings", ranks: int, accelerator: Accelerator) -> RunCost:
+def estimate(plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator: Accelerator) -> RunCost:
     """Return a plan's cost on some accelerators."""
     dtype = asked_precision(config.dtype)
     if dtype == "auto":
@@ -373,7 +373,7 @@ def measured_rate(config: "TrainingSettings", accelerator: Accelerator) -> tuple
     return min(found)[1:] if found else None
 
 
-def dry_run(plan: RunPlan, config: "TrainingSettings") -> list[str]:
+def dry_run(plan: RunPlan, config: "PretrainSettings") -> list[str]:
     """Return the estimate for the hardware `config.on` as lines for people, or, with `config.json`, as a JSON line."""
     found = estimate(plan, config, *planned_hardware(config.on))
     if not config.json:

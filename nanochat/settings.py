@@ -4,16 +4,13 @@ A script's Config inherits the groups it needs (`--help` shows the last base fir
 gives a shared flag another default in one script.
 """
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from nanochat.config import Count, changed, flag_of, option
-from nanochat.log import print0
 from nanochat.stages import Source
 
-Settings = TypeVar("Settings", bound="FineTuneSettings")
-
-Rate = float | None  # None: the value of the parent, see `inherit`
+Rate = float | None  # None: the value of the parent, see run.inherit
 
 CHAT_TEMPERATURE = 0.6  # of a model that has no setting of its own
 
@@ -157,15 +154,6 @@ class HorizonSettings:
     # -1: not given. Flags in this group end a run; a script may add others.
     num_iterations: Count = option(-1, "steps to train", group="horizon")
     target_seconds: float = option(-1.0, "seconds to train", group="horizon")
-    # A limit on training time alone, as in competitions, should not include the compiler.
-    untimed_steps: Count = option(
-        0,
-        "first steps of each process that do not count toward --target-seconds (compilation)",
-        group="run",
-        least=0,
-        may_change=True,
-        in_card=False,
-    )
 
     def __post_init__(self):
         # Scripts add flags to the group: base training counts FLOPs, fine-tuning epochs.
@@ -383,12 +371,46 @@ class TrainingSettings(
     """Every training script has these."""
 
 
+@dataclass(frozen=True)
+class PretrainSettings(RecursionSettings, CorpusSettings, TrainingSettings):
+    """A new model, the text to train it on, and the length of the run. All that is not given follows from --depth."""
+
+    tag: str = changed(RunSettings, "tag", "", text="name of the run, and of its folders (default: d and the depth)")
+
+    # Master weights stay fp32; fp8.convert picks the layers.
+    fp8: bool = option(False, "compute matrix products in 8 bits, on GPUs that can", group="device")
+
+    # A row of models.CONFIGURATIONS; fields of GPTConfig may follow: --model=reference,backout=false
+    model: str = option("reference", "architecture: reference, induction, october-2025 or portable", group="model")
+    # With --aspect-ratio and --head-dim, depth gives width and heads: see scaling.plan_run.
+    depth: Count = option(12, "layers; other sizes follow from it", group="model", least=1)
+    aspect_ratio: Count = option(64, "width per layer of depth", group="model", least=1)
+    width: Count = option(0, "width of the model (0: from the depth)", group="model", least=0)
+    head_dim: Count = option(128, "width of a head; the model's is a multiple of it", group="model", least=1)
+    # Fewer key heads make the KV cache smaller when the model generates.
+    kv_heads: Count = option(0, "heads of keys and values (0: as many as query heads)", group="model", least=0)
+    window_pattern: str = option(
+        "", "S and L: layers that see a quarter of the context, or all of it (default: the model's)", group="model"
+    )
+    # HorizonSettings allows one flag in this group, --num-iterations and --target-seconds included.
+    target_flops: float = option(-1.0, "FLOPs to spend", group="horizon")
+    target_param_data_ratio: float = option(-1.0, "tokens per parameter (12 if no horizon is given)", group="horizon")
+
+    tokenizer_tag: str = option("default", "run that trained the tokenizer", group="data", in_card=False)
+    # The order in which rows are trained depends on lanes and seed, not on the number of ranks.
+    lanes: Count = option(
+        64, "streams that the data is dealt into, a multiple of the ranks", group="data", in_card=False
+    )
+    # Counted in bytes, so that runs with other tokenizers read the same text.
+    eval_bytes: Count = option(-1, "bytes of validation text (-1: 20 MB, on a CPU 500 kB)", group="evaluation", least=1)
+
+
 # ---- fine-tuning ----
 
 
 @dataclass(frozen=True)
 class FineTuneSettings(TrainingSettings):
-    """Training from another stage's checkpoint. A setting that is None is the parent's (see `inherit`)."""
+    """Training from another stage's checkpoint. A setting that is None is the parent's (see run.inherit)."""
 
     # The parent: its stage and its run.
     source: Source = changed(ModelChoice, "source", "base", text="stage to start from", short=None)
@@ -453,18 +475,3 @@ class ChatTuneSettings(FineTuneSettings):
     eval_metrics_tasks: str = option(
         "", "tasks to score, separated by | (default: the tasks answered by a letter)", group="evaluation"
     )
-
-
-def inherit(config: Settings, manifest: dict[str, Any]) -> Settings:
-    """Return the config with every None replaced by the value in a checkpoint's manifest; prints the values found."""
-    # A base model, or one of an earlier version, has no temperature for chats.
-    parent, loop = {"chat_temperature": CHAT_TEMPERATURE} | manifest["config"], manifest["loop"]
-    if parent["total_batch_size"] == -1:  # the parent chose the batch for its horizon
-        parent = parent | {"total_batch_size": loop["tokens"] // loop["step"]}  # exact: all steps were equally large
-    found = {name: parent[name] for name, value in asdict(config).items() if value is None}
-    print0("inherited:", *(f"{name}={value}" for name, value in found.items()))
-    config = replace(config, **found)
-    limit = manifest["model"]["max_seq_len"]  # positions beyond were never trained
-    if config.max_seq_len > limit:
-        raise ValueError(f"--max-seq-len={config.max_seq_len} is longer than the model's context, take at most {limit}")
-    return config

@@ -306,8 +306,7 @@ class TrainingLoop:
         seconds = now - max(self._settled_at, step.start)  # steps overlap on a GPU
         self._settled_at = now
         number = step.number - self._first_step  # in this process
-        if number > self.config.untimed_steps:  # compilation may be left out
-            self._seconds += seconds
+        self._seconds += seconds
         state.seconds = clock if self.runtime.world_size > 1 else self._seconds
         flops = step.tokens * self.flops_per_token
         if number > STEADY_AFTER:
@@ -374,6 +373,17 @@ def smaller_device_batch(state: State, rows: int, rank: int) -> int:
         raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
     print_line(f"{where}, the step starts again with --device-batch-size={smaller}")
     return smaller
+
+
+def warm_up(model: GPT, objective: Objective, optimizer: Optimizer, rows: int, length: int, count: int) -> None:
+    """Compile a step by training on made-up tokens `count` times; weights and states are put back afterwards."""
+    ids = torch.zeros(rows, length, dtype=torch.int64, device=model.device)
+    with optimizer.rehearsal():
+        for _ in range(count):
+            loss, _, _ = objective(model, (ids, ids))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime: Runtime) -> int:

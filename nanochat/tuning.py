@@ -20,16 +20,16 @@ from nanochat.objectives import next_token
 from nanochat.outcome import measured, validation_metrics
 from nanochat.packing import ChatLoader
 from nanochat.param_groups import parameter_counts, state_bytes
+from nanochat.run import inherit
 from nanochat.runtime import planned_hardware
 from nanochat.scaling import RunPlan, estimate, scaled_size
-from nanochat.settings import FineTuneSettings, inherit
+from nanochat.settings import FineTuneSettings
 from nanochat.stages import MODELS
 from nanochat.train import Evaluation
 
 if TYPE_CHECKING:
     from nanochat.run import Trainer
 
-OpenRows = Callable[[str], Sequence[dict]]
 Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
 
 OpenRows = Callable[[str], Sequence[dict]]  # from the tag of a tokenizer to conversations

@@ -1,7 +1,7 @@
 # Common part of the scripts that train several runs with one tokenizer. They set the defaults in `tag` and `out`, and handle
-# their own flags in the function `own`.
+# their own flags in the function `own`; `ready`, if there is one, is called before the tokenizer is trained.
 
-data=auto words=65536 flags=()
+data=auto words=${words-65536} flags=() base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
 for argument in "$@"; do
   case $argument in
     --tag=?*) tag=${argument#*=} ;;
@@ -19,13 +19,13 @@ root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 python=$root/.venv/bin/python
 bash "$root/runs/setup.sh"
 
-# A flag that base_train does not know is found before the tokenizer is trained.
-"$python" -m scripts.base_train --dry-run --data="$data" ${flags[@]+"${flags[@]}"} >/dev/null
+# A flag that the script does not know is found before the tokenizer is trained.
+"$python" -m "scripts.${script:-base_train}" --dry-run --data="$data" ${flags[@]+"${flags[@]}"} >/dev/null
 
 if declare -F ready >/dev/null; then ready; fi
 
 # One tokenizer for all runs.
-made=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}/tok_train/$tag/outcome.json
+made=$base/tok_train/$tag/outcome.json
 if [ ! -f "$made" ]; then
   "$python" -m scripts.tok_train --vocab-size="$words" --max-chars=2e9 --data="$data" --tag="$tag"
 else

@@ -6,59 +6,15 @@ torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=24 --f
 
 from dataclasses import dataclass, replace
 
-from nanochat.config import Count, changed, option, run
-from nanochat.log import format_value, print0
+from nanochat.config import Count, option, run
 from nanochat.outcome import pretraining_metrics
-from nanochat.paths import stage_dir
-from nanochat.settings import CorpusSettings, RecursionSettings, RunSettings, TrainingSettings
+from nanochat.settings import PretrainSettings
 
 
 @dataclass(frozen=True)
-class Config(RecursionSettings, CorpusSettings, TrainingSettings):
+class Config(PretrainSettings):
     """Pretrain the base model on a corpus. Everything that is not given follows from --depth."""
 
-    tag: str = changed(RunSettings, "tag", "", text="name of the run, and of its folders (default: d and the depth)")
-    # Master weights stay fp32; fp8.convert picks the layers.
-    fp8: bool = option(False, "compute matrix products in 8 bits, on GPUs that can", group="device")
-
-    # A row of models.CONFIGURATIONS; fields of GPTConfig may follow: --model=reference,backout=false
-    model: str = option("reference", "architecture: reference, induction, october-2025 or portable", group="model")
-    # With --aspect-ratio and --head-dim, depth gives width and heads: see scaling.plan_run.
-    depth: Count = option(12, "layers; other sizes follow from it", group="model", least=1)
-    aspect_ratio: Count = option(64, "width per layer of depth", group="model", least=1)
-    width: Count = option(0, "width of the model (0: from the depth)", group="model", least=0)
-    head_dim: Count = option(128, "width of a head; the model's is a multiple of it", group="model", least=1)
-    # Fewer key heads make the KV cache smaller when the model generates.
-    kv_heads: Count = option(0, "heads of keys and values (0: as many as query heads)", group="model", least=0)
-    window_pattern: str = option(
-        "",
-        "S and L: layers that see a quarter of the context, or all of it (default: the model's)",
-        group="model",
-    )
-    # HorizonSettings allows one flag in this group, --num-iterations and --target-seconds included.
-    target_flops: float = option(-1.0, "FLOPs to spend", group="horizon")
-    target_param_data_ratio: float = option(
-        -1.0,
-        "tokens per parameter (12 if no horizon is given)",
-        group="horizon",
-    )
-
-    tokenizer_tag: str = option("default", "run that trained the tokenizer", group="data", in_card=False)
-    # The order in which rows are trained depends on lanes and seed, not on the number of ranks.
-    lanes: Count = option(
-        64,
-        "streams that the data is dealt into, a multiple of the ranks",
-        group="data",
-        in_card=False,
-    )
-
-    # Counted in bytes, so that runs with other tokenizers read the same text.
-    eval_bytes: Count = option(
-        -1,
-        "bytes of validation text (-1: 20 MB, on a CPU 500 kB)",
-        group="evaluation",
-        least=1,
-    )
     core_metric_every: Count = option(
         -1,
         "estimate the CORE metric every N steps (0: only after training; -1: never)",
@@ -78,29 +34,15 @@ class Config(RecursionSettings, CorpusSettings, TrainingSettings):
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus, shards_for
-    from nanochat.dataloader import TextLoader
     from nanochat.evals.bpb import sample_writing, text_validation
     from nanochat.evals.core import core_scores
     from nanochat.evals.refinement import refinement_alarms
     from nanochat.objectives import pretraining
-    from nanochat.run import training
-    from nanochat.scaling import dry_run, plan_run
-    from nanochat.tokenizer import Tokenizer
+    from nanochat.run import plan_with_tokenizer, training
 
     config = replace(config, tag=config.tag or f"d{config.depth}")
-    vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
-    # A dry run needs shapes alone, so no GPU, corpus or tokenizer has to be there.
-    if config.plan_only and not vocabulary.exists():
-        tokenizer = None
-        plan = plan_run(config, None)  # assumes a size of the vocabulary
-    else:
-        tokenizer = Tokenizer.load(vocabulary)
-        plan = plan_run(config, tokenizer.vocab_size, tokenizer.bos)
-    if not config.json:  # for programs: nothing else on stdout
-        summary = [f"{name}: {format_value(value)}" for name, value in plan.summary.items()]
-        print0(*plan.notes, *summary, sep="\n")
+    plan, tokenizer = plan_with_tokenizer(config)
     if config.dry_run:
-        print0(*dry_run(plan, config), sep="\n")
         return
 
     # From here on the folder is locked, and the model is built.
@@ -108,18 +50,7 @@ def main(config: Config) -> None:
         # A clock gives no token count: 0 leaves the choice to the corpus.
         num_shards = config.num_shards or shards_for(config.data, plan.tokens or 0)
         corpus = open_corpus(config.data, num_shards)
-        source = TextLoader(
-            corpus,
-            tokenizer,
-            trainer.rows,
-            config.max_seq_len,
-            seed=config.seed,
-            lanes=config.lanes,
-            rank=trainer.runtime.rank,
-            world_size=trainer.runtime.world_size,
-            device=trainer.runtime.device,
-            repeats=config.supervision if config.carry else 0,
-        )
+        source = trainer.read(corpus, repeats=config.supervision if config.carry else 0)
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         evaluations += refinement_alarms(trainer, config.eval_every)

@@ -120,7 +120,7 @@ def provenance(runs: Sequence["ArmRun"]) -> Metrics:
 
 def check(tag: str) -> None:
     """Print that a run meets the criteria for a longer one, or raise a ValueError."""
-    from nanochat.evals.refinement import unmet_criteria
+    from nanochat.lab.recursion import unmet_criteria
 
     folder = stage_dir("base_train", tag)
     if not (folder / "outcome.json").exists():

@@ -21,7 +21,7 @@ SMALL = [
     *("--depth=2", "--aspect-ratio=32", "--head-dim=32", "--max-seq-len=32", "--dtype=fp32", "--no-compile"),
     *("--total-batch-size=256", "--device-batch-size=2", f"--num-iterations={STEPS}", "--warmup-steps=5"),
     *("--matrix-lr=0.0018", "--embedding-lr=0.027", "--unembedding-lr=0.0007", "--scalar-lr=0.044"),  # less rounding
-    *("--eval-bytes=2000", "--eval-every=5", "--save-every=3", "--keep-last=0", "--sample-every=-1"),
+    *("--eval-bytes=2000", "--eval-every=5", "--save-every=3", "--keep-last=0"),
 ]
 TIMES = {"train/dt", "train/tok_per_sec", "train/mfu", "train/wait", "total_training_time"}  # of metrics.jsonl
 
@@ -42,9 +42,18 @@ class Base:
     def flags(self, tag: str, *flags: str) -> list[str]:
         return [*SMALL, f"--data={self.text}", f"--tag={tag}", *flags]
 
-    def start(self, tag: str, *flags: str, ranks: int = 1, before: Callable | None = None, **variables: str) -> Forked:
-        """base_train in processes of its own, where `before` is called first."""
-        words = ("scripts.base_train", *self.flags(tag, *flags))
+    def start(
+        self,
+        tag: str,
+        *flags: str,
+        script: str = "base_train",
+        ranks: int = 1,
+        before: Callable | None = None,
+        **variables: str,
+    ) -> Forked:
+        """A script that trains base models, in processes of its own, where `before` is called first."""
+        own = ["--sample-every=-1"] if script == "base_train" else []
+        words = (f"scripts.{script}", *self.flags(tag, *own, *flags))
         return self.fork(run_module, before, *words, ranks=ranks, **variables)
 
     def fork(self, function: Callable, *arguments: Any, ranks: int = 1, **variables: str) -> Forked:

@@ -126,7 +126,7 @@ def train(
     state = state or State()
     groups = groups or build_groups(model, OptimizerSettings(), (ROWS * LENGTH / 2**19) ** 0.5, 0.1)
     optimizer = Optimizer(groups, runtime.rank, runtime.world_size, chunk_bytes=2**17)
-    given = [name for name in ("grad_clip", "save_every", "untimed_steps") if name in options]
+    given = [name for name in ("grad_clip", "save_every") if name in options]
     config = TrainingSettings(**{name: options.pop(name) for name in given})
     options = {"steps": None if "seconds" in options else 3, "schedules": WARM} | options
     options |= {"device_batch": device_batch, "flops_per_token": 1e6}

@@ -167,7 +167,10 @@ def test_entropy_is_that_of_the_frequencies():
 def test_fake_quantization_acts_as_the_quantized_weights_and_its_gradient_passes_straight(name):
     model, twin, ids = lively(CONFIGS[name]), lively(CONFIGS[name]), tokens()
     plan = "int5-row+clip-3"
-    own = quant.swap(model, quant.fake_layers(model, plan))
+    rounding = quant.FakeQuantization(model, plan, 0.5)
+    rounding(0.49)
+    torch.testing.assert_close(model(ids), twin(ids), atol=0, rtol=0)
+    rounding(0.5)
     recipes = assign(plan, quant.matrices(twin))
     rounded = {
         key: quantize(value, parse_recipe(recipes[key])).dequantize() for key, value in quant.matrices(twin).items()
@@ -181,18 +184,19 @@ def test_fake_quantization_acts_as_the_quantized_weights_and_its_gradient_passes
     for (key, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-3, msg=key)
     # The weights themselves are what they were, and the first layers can come back.
-    quant.swap(model, own)
+    rounding.switch(False)
     torch.testing.assert_close(model(ids), before)
 
 
 def test_weights_are_rounded_again_after_a_step():
     model, ids = lively(CONFIGS["golf"]), tokens()
-    quant.swap(model, quant.fake_layers(model, "int6-row"))
+    rounding = quant.FakeQuantization(model, "int6-row", 0)
+    rounding(0)
     before = model(ids)
     with torch.no_grad():
         model.blocks[0].mlp.up.weight.mul_(-1)
     assert torch.equal(model(ids), before)
-    quant.refresh(model)
+    rounding(0)
     assert not torch.allclose(model(ids), before)
 
 

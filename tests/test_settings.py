@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from nanochat.config import parse
-from nanochat.settings import ChatTuneSettings, FineTuneSettings, inherit
+from nanochat.run import inherit
+from nanochat.settings import ChatTuneSettings, FineTuneSettings
 
 RATES = {"embedding_lr": 0.3, "unembedding_lr": 0.008, "matrix_lr": 0.02, "scalar_lr": 0.5}
 BASE = {

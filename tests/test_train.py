@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -14,7 +15,10 @@ from loop_parts import AHEAD, ALONE, EXACT, LENGTH, ROWS, Rows, furthest, plant,
 
 from nanochat import train as loop
 from nanochat.objectives import next_token
+from nanochat.optim import Optimizer
+from nanochat.param_groups import build_groups
 from nanochat.runtime import setup
+from nanochat.settings import OptimizerSettings
 
 BOTH = pytest.mark.parametrize("runtime", [ALONE, AHEAD], ids=["in step", "ahead"])
 
@@ -132,18 +136,47 @@ def test_horizons(runtime, tmp_path, plain):
     assert len(slept) == by_time.state.step + 1
 
 
-def test_untimed_steps_do_not_count_toward_the_seconds(tmp_path):
-    """Every step takes 0.05 s at least: the first 4 take as long as the whole horizon."""
+def test_the_learning_rate_falls_by_the_clock_on_a_machine_that_slows_down(tmp_path):
+    """After 8 steps each step takes five times as long: the warmdown is still the last 0.65 of the clock."""
+    batches = count()
 
-    def slow(model, batch):
-        time.sleep(0.05)
+    def slower(model, batch):
+        time.sleep(0.01 if next(batches) < 8 else 0.05)
         return next_token(model, batch)
 
-    trained = train(tmp_path, seconds=0.2, untimed_steps=4, objective=slow)
-    timed = trained.records[4:]
-    assert len(timed) >= 1
-    assert trained.state.seconds == pytest.approx(sum(record["train/dt"] for record in timed))
-    assert [record["total_training_time"] for record in trained.records[:4]] == [0.0] * 4
+    records = train(tmp_path, seconds=0.6, objective=slower).records
+    clock = [0.0] + [record["total_training_time"] / 0.6 for record in records]
+    settings = OptimizerSettings()
+    for record, progress in zip(records, clock, strict=False):
+        falls = settings.final_lr_frac + (1 - settings.final_lr_frac) * min(1, (1 - progress) / settings.warmdown_ratio)
+        rises = record["step"] / settings.warmup_steps
+        assert record["train/lrm"] == pytest.approx(min(1, falls, rises), abs=1e-6)
+
+
+def test_warming_up_leaves_no_trace():
+    model, seen = small_model(), []
+    groups = build_groups(model, OptimizerSettings(), 1.0, 0.1)
+    optimizer = Optimizer(groups, ema=0.9)
+
+    def objective(model, batch):
+        seen.append(model.embed.weight.detach().clone())
+        return next_token(model, batch)
+
+    def everything():
+        states = [state.clone() for _, saved in optimizer.state_tensors() for state in saved.values()]
+        gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        return [*(parameter.detach().clone() for parameter in model.parameters()), *states, *gradients]
+
+    loop.warm_up(model, next_token, optimizer, ROWS, LENGTH, 1)
+    next_token(model, next(Rows()))[0].backward()
+    optimizer.step()
+    optimizer.update_average(1)
+    optimizer.zero_grad()
+    before = everything()
+    loop.warm_up(model, objective, optimizer, ROWS, LENGTH, 2)
+    assert len(seen) == 2
+    assert not torch.equal(*seen)  # it did train
+    assert all(map(torch.equal, before, everything()))
 
 
 # ---- evaluations and checkpoints ----

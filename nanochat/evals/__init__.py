@@ -6,6 +6,6 @@
   model solves, and its loss on conversations.
 - `sandbox`: judge_all, require, run, Limits, NoSandbox: contains programs that a model wrote.
 - `bpb`: bits_per_byte, exit_table, read_text, EvalText, text_validation, write_samples, sample_writing: loss, samples.
-- `refinement`: refinement_alarms, unmet_criteria, validated_exits, in_order, refinement, LEAST_REFINEMENT: checks
+- `refinement`: refinement_alarms, validated_exits, in_order, refinement, LEAST_REFINEMENT: checks
   of a recursive run.
 """

@@ -1,6 +1,5 @@
 """Alarms about a recursive run, from its metric log: each is printed once, with a remedy."""
 
-import statistics
 from collections.abc import Sequence
 from itertools import count, pairwise, takewhile
 from typing import TYPE_CHECKING
@@ -16,9 +15,6 @@ INVERTED_EVALUATIONS = 3  # in a row
 LEAST_REFINEMENT = 0.1  # of the last exit, relative to the first one
 MAX_GRADIENT_NORM = 20.0
 ROUNDING = 1e-4  # relative
-# For a run before a longer one.
-EXPECTED_REFINEMENT, EXPECTED_NORM = 0.15, (0.5, 1.5)
-LOSS_PARTS = 5
 
 
 def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
@@ -67,29 +63,6 @@ def refinement(bpb: Sequence[float]) -> float:
 def in_order(bpb: Sequence[float]) -> bool:
     """Return True if no exit is worse than the one before, but for rounding."""
     return all(later <= (1 + ROUNDING) * earlier for earlier, later in pairwise(bpb))
-
-
-def unmet_criteria(records: Sequence[Record]) -> list[str]:
-    """Return the criteria for a longer run that a finished one of the preset aggressive does not meet."""
-    exits = validated_exits(records)
-    steps = [record for record in records if "train/grad_norm" in record]
-    if not exits or len(steps) < LOSS_PARTS:
-        return ["it has no validation, or too few steps"]
-    unmet = []
-    if any(later >= earlier for earlier, later in pairwise(exits[-1])):
-        unmet.append("an exit is not better than the one before it")
-    fall = refinement(exits[-1])
-    if fall < EXPECTED_REFINEMENT:
-        unmet.append(f"the refinement is {100 * fall:.1f}%, below {100 * EXPECTED_REFINEMENT:.0f}%")
-    norm = statistics.median(record["train/grad_norm"] for record in steps)
-    low, high = EXPECTED_NORM
-    if not low <= norm <= high:
-        unmet.append(f"the gradient's norm is {norm:.2f} in the median, not {low} to {high}")
-    size = len(steps) // LOSS_PARTS
-    losses = [statistics.fmean(record["train/loss"] for record in steps[i * size :][:size]) for i in range(LOSS_PARTS)]
-    if losses != sorted(losses, reverse=True):
-        unmet.append("the loss does not fall from each fifth of the run to the next")
-    return unmet
 
 
 def refinement_alarms(trainer: "Trainer", every: int) -> list[Evaluation]:

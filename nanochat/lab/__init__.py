@@ -3,7 +3,7 @@
 - `scaling_fit` (read_runs, by_budget, optimum, power_law, ScalingRun, Optimum, LEAST_POINTS).
 - `intervals`: interval, Interval: means over seeds.
 - `recursion`: ARMS, BPB, FLOPS, FREE_IN_SEED, REFIT_STEPS, ArmRun, SeedResult, read_arms, compare, refit_exits,
-  verdict: recursion compared with its compute.
+  unmet_criteria, verdict: recursion compared with its compute.
 - `golf`: SCALES, Packed, Result, bits_per_parameter, check_size, code_bytes, first_documents, results_table,
   validation_documents: budgets, entries and results of the golf track.
 """

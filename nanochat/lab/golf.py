@@ -1,6 +1,6 @@
 """The golf track: budgets, entries and tricks as tables, and the comparison of scored entries over seeds.
 
-An entry is a row of flags for scripts.base_train and a plan for scripts.golf_pack. A trick is a change that can be
+An entry is a row of flags for scripts.golf_train and a plan for scripts.golf_pack. A trick is a change that can be
 taken back: `--without=NAME` gives the flags of the entry without it; the ablation does so for each.
 """
 
@@ -38,9 +38,7 @@ class Scale(NamedTuple):
 
 
 # Validation is not on the clock; the card draws it over the clock.
-QUIET = (
-    "--eval-every=400 --sample-every=-1 --core-metric-every=-1 --save-every=-1 --eval-bytes=100000 --window-pattern=L"
-)
+QUIET = "--eval-every=400 --save-every=-1 --eval-bytes=100000 --window-pattern=L"
 SMALL = f"{QUIET} --head-dim=32 --max-seq-len=256 --warmup-steps=20 --weight-decay=0.01"
 SCALES = {
     "embedded": Scale(
@@ -73,17 +71,27 @@ SCALES = {
         scoring=600,
         eval_bytes=20_000_000,
         vocabulary=4096,
-        flags=f"{QUIET} --head-dim=64 --max-seq-len=2048 --total-batch-size=131072 --untimed-steps=0",
+        flags=f"{QUIET} --head-dim=64 --max-seq-len=2048 --total-batch-size=131072",
         baselines=("naive",),
     ),
 }
-NAIVE = "--model=october-2025"
-ENTRIES: dict[str, Mapping[str, str]] = {  # entry → scale → flags
+NAIVE = "--model=october-2025 --plan=int8-row"
+PLAN = "embed=int8-row+clip-20,blocks=int6-row+clip-12"
+GOLF = f"--plan={PLAN}+gptq"
+# The seed of the track, as it was trained on one H100. Learning rates and decay are divided by the factors that
+# param_groups and scaling apply at this width and size.
+SEED = (
+    "--model=golf-seed --depth=8 --width=512 --kv-heads=4 --total-batch-size=524288 --warmdown-ratio=0.2"
+    " --matrix-lr=0.032 --unembedding-lr=0.0327 --scalar-lr=0.32 --weight-decay=0.00542 --qat-share=0.15"
+    " --qat=embed=int8-row,blocks=int6-row --plan=embed=int8-row,blocks=int6-row"
+)
+ENTRIES: dict[str, Mapping[str, str]] = {  # entry → scale → flags, and --plan for scripts.golf_pack
     "golf": {
-        "embedded": "--model=golf,induction=true --depth=2 --width=96",
-        "cpu": "--model=golf --depth=4 --width=192",
-        "1gpu": "--model=golf --depth=9 --width=512 --kv-heads=4",
+        "embedded": f"--model=golf,induction=true --depth=2 --width=96 {GOLF}",
+        "cpu": f"--model=golf --depth=4 --width=192 {GOLF}",
+        "1gpu": f"--model=golf --depth=9 --width=512 --kv-heads=4 {GOLF}",
     },
+    "seed": {"1gpu": SEED},
     "naive-narrow": {
         "embedded": f"{NAIVE} --depth=7 --width=32",
         "cpu": f"{NAIVE} --depth=9 --width=96",
@@ -98,7 +106,7 @@ ENTRIES: dict[str, Mapping[str, str]] = {  # entry → scale → flags
     },
     "naive": {"1gpu": f"{NAIVE} --depth=9 --width=512 --kv-heads=4"},
 }
-PLANS = {"golf": "embed=int8-row+clip-20,blocks=int6-row+clip-12+gptq"}  # of quantization; other entries: int8-row
+VOCABULARIES = {"seed": 1024}  # of entries that do not take the scale's
 TRICKS: dict[str, Flags] = {  # trick of the entry golf → flags that take it back; a field of the model adds to --model
     "tied embeddings": {"--model": "tie_embeddings=false"},
     "induction": {"--model": "induction=false"},
@@ -106,21 +114,26 @@ TRICKS: dict[str, Flags] = {  # trick of the entry golf → flags that take it b
     "smear": {"--model": "smear=false,induction=false"},
     "backout": {"--model": "backout=false"},
     "residual factors": {"--model": "residual_lambdas=false,x0_lambdas=false"},
+    "gptq": {"--plan": PLAN},
+    "compilation": {"--warm-up": "0"},
 }
 
 
-def expand(words: Sequence[str]) -> list[str]:
-    """Return base training's flags for --scale, --entry and --without, and the other words, which win."""
-    given = dict(word.partition("=")[::2] for word in words)
-    rest = [word for word in words if word.partition("=")[0] not in ("--scale", "--entry", "--without")]
-    scale, entry = given.get("--scale", "embedded"), given.get("--entry", "golf")
+def read_flags(text: str) -> Flags:
+    return dict(word.partition("=")[::2] for word in text.split())
+
+
+def expand(given: Flags) -> Flags:
+    """Return the flags of an entry for --scale, --entry and --without; other given flags win over its own."""
+    given = dict(given)
+    scale, entry = given.pop("--scale", "embedded"), given.pop("--entry", "golf")
+    without = given.pop("--without", "")
     if scale not in SCALES:
         raise ValueError(f"--scale={scale} is not known, take one of {', '.join(SCALES)}")
     if scale not in ENTRIES.get(entry, ()):
         known = [name for name, rows in ENTRIES.items() if scale in rows]
         raise ValueError(f"--entry={entry} is not known at --scale={scale}, take one of {', '.join(known)}")
-    flags = dict(word.partition("=")[::2] for word in f"{SCALES[scale].flags} {ENTRIES[entry][scale]}".split())
-    without = given.get("--without", "")
+    flags = read_flags(SCALES[scale].flags) | read_flags(ENTRIES[entry][scale])
     if without:
         if without not in TRICKS:
             raise ValueError(f"--without={without} is not known, take one of {', '.join(TRICKS)}")
@@ -130,7 +143,7 @@ def expand(words: Sequence[str]) -> list[str]:
         flags |= changes
     if not given.keys() & {"--num-iterations", "--target-seconds", "--target-flops", "--target-param-data-ratio"}:
         flags["--target-seconds"] = f"{SCALES[scale].seconds - SCALES[scale].packing:g}"
-    return [f"{flag}={value}" for flag, value in flags.items() if flag not in given] + rest
+    return flags | given
 
 
 # ---- size ----
@@ -228,17 +241,19 @@ def bits_per_parameter(size: int, parameters: int) -> float:
 
 
 def main(words: Sequence[str]) -> None:
-    """Print a part of the tables for runs/golf.sh: baselines, tricks, vocabulary, plan, or a flag a line."""
-    *flags, part = words
-    found = expand(flags)
-    given = dict(word.partition("=")[::2] for word in flags)
+    """Print a part of the tables for runs/golf.sh: baselines, tricks, vocabulary, data, plan, or a flag a line."""
+    *words, part = words
+    given = dict(word.partition("=")[::2] for word in words)
+    flags = expand(given)
+    plan = flags.pop("--plan")
     scale = SCALES[given.get("--scale", "embedded")]
     parts = {
         "baselines": "\n".join(scale.baselines),
         "tricks": "\n".join(TRICKS),
-        "vocabulary": scale.vocabulary,
-        "plan": PLANS.get(given.get("--entry", "golf"), "int8-row"),
-        "flags": "\n".join(found),
+        "vocabulary": VOCABULARIES.get(given.get("--entry", ""), scale.vocabulary),
+        "data": flags.get("--data", "auto"),
+        "plan": plan,
+        "flags": "\n".join(f"{flag}={value}" if value else flag for flag, value in flags.items()),
     }
     print(parts[part])
 

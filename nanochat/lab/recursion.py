@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -52,6 +53,9 @@ TOLERANCE = 0.05  # for the FLOPs of F and the seconds of W, relative to R
 REFIT_STEPS = 50  # between validations
 REFIT_RATES = (1.0, 0.25, 0.0625)  # factors for the learning rate, each until validation stops falling
 LEAST_GAIN = 0.001  # of the bits per byte: less counts as no fall
+# Criteria for a run before a longer one.
+EXPECTED_REFINEMENT, EXPECTED_NORM = 0.15, (0.5, 1.5)
+LOSS_PARTS = 5
 
 
 # ---- finished arms ----
@@ -293,3 +297,29 @@ def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str,
     if not beats_exit and statistics.fmean(own) >= LEAST_REFINEMENT:
         return "a poor first exit"
     return "none"
+
+
+# ---- a run before a longer one ----
+
+
+def unmet_criteria(records: Sequence[Record]) -> list[str]:
+    """Return the criteria for a longer run that a finished one of the preset aggressive does not meet."""
+    exits = validated_exits(records)
+    steps = [record for record in records if "train/grad_norm" in record]
+    if not exits or len(steps) < LOSS_PARTS:
+        return ["it has no validation, or too few steps"]
+    unmet = []
+    if any(later >= earlier for earlier, later in pairwise(exits[-1])):
+        unmet.append("an exit is not better than the one before it")
+    fall = refinement(exits[-1])
+    if fall < EXPECTED_REFINEMENT:
+        unmet.append(f"the refinement is {100 * fall:.1f}%, below {100 * EXPECTED_REFINEMENT:.0f}%")
+    norm = statistics.median(record["train/grad_norm"] for record in steps)
+    low, high = EXPECTED_NORM
+    if not low <= norm <= high:
+        unmet.append(f"the gradient's norm is {norm:.2f} in the median, not {low} to {high}")
+    size = len(steps) // LOSS_PARTS
+    losses = [statistics.fmean(record["train/loss"] for record in steps[i * size :][:size]) for i in range(LOSS_PARTS)]
+    if losses != sorted(losses, reverse=True):
+        unmet.append("the loss does not fall from each fifth of the run to the next")
+    return unmet

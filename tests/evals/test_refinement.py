@@ -2,7 +2,8 @@
 
 import pytest
 
-from nanochat.evals.refinement import find_alarms, unmet_criteria
+from nanochat.evals.refinement import find_alarms
+from nanochat.lab.recursion import unmet_criteria
 
 
 def validation(*bpb):

@@ -3,13 +3,17 @@
 import pytest
 from models import SMALL, lively
 
-from nanochat.lab.golf import ENTRIES, PLANS, SCALES, TRICKS, Result, check_size, expand, results_table
-from nanochat.models import config_fields
+from nanochat.config import parse
+from nanochat.lab.golf import ENTRIES, SCALES, TRICKS, Result, check_size, expand, results_table
+from nanochat.models import config_fields, new_model
+from nanochat.param_groups import build_groups
 from nanochat.quant import assign, matrices
+from nanochat.scaling import plan_run, rate_scale
+from scripts.golf_train import Config
 
 
 def flags_of(*words):
-    return dict(word.partition("=")[::2] for word in expand(words))
+    return expand(dict(word.partition("=")[::2] for word in words))
 
 
 @pytest.mark.parametrize(("entry", "scale"), [(entry, scale) for entry, rows in ENTRIES.items() for scale in rows])
@@ -34,13 +38,27 @@ def test_each_trick_can_be_left_out(trick):
     config_fields(changed["--model"])
 
 
-def test_a_plan_fits_its_entry():
-    for entry, plan in PLANS.items():
-        for scale in ENTRIES[entry]:
-            flags = flags_of(f"--scale={scale}", f"--entry={entry}")
-            fields = config_fields(flags["--model"])
-            model = lively({**SMALL, **fields})
-            assert assign(plan, matrices(model))
+@pytest.mark.parametrize(("entry", "scale"), [(entry, scale) for entry, rows in ENTRIES.items() for scale in rows])
+def test_the_plans_fit_the_model(entry, scale):
+    flags = flags_of(f"--scale={scale}", f"--entry={entry}")
+    model = lively({**SMALL, **config_fields(flags["--model"]), "rope_dims": 0})
+    for plan in (flags["--plan"], flags.get("--qat", "int8-row")):
+        assert assign(plan, matrices(model))
+
+
+def test_the_seed_has_the_rates_of_its_own_log():
+    """They stand in the row so that our factors for width, batch and size give them back."""
+    flags = flags_of("--scale=1gpu", "--entry=seed")
+    del flags["--plan"]
+    config = parse(Config, [f"{flag}={value}" for flag, value in flags.items()])
+    plan = plan_run(config, 1024)
+    groups = build_groups(
+        new_model(plan.model), config, rate_scale(plan.total_batch_size), config.weight_decay * plan.decay_scale
+    )
+    rates = {group.name: group.lr for group in groups}
+    assert rates == pytest.approx({"unembedding": 0.04, "matrices": 0.032, "gains": 0.032}, rel=0.01)
+    assert groups[-1].weight_decay == pytest.approx(0.02, rel=0.02)
+    assert plan.counts["total"] == 19_417_152 - 18_432  # without its skip weights and scales of channels
 
 
 @pytest.mark.parametrize(
@@ -53,7 +71,7 @@ def test_a_plan_fits_its_entry():
 )
 def test_unknown_names_are_refused(words, sentence):
     with pytest.raises(ValueError, match=sentence):
-        expand(words)
+        flags_of(*words)
 
 
 def test_bytes_over_the_budget_are_refused_with_the_largest_groups():

@@ -1,0 +1,78 @@
+"""Train a golf entry: base training by the clock, with compilation before the clock and late fake quantization.
+
+python -m scripts.golf_train --model=golf --depth=2 --width=96 --head-dim=32 --target-seconds=50 --data=world
+"""
+
+from dataclasses import dataclass
+
+from nanochat.config import Count, changed, option, run
+from nanochat.outcome import pretraining_metrics
+from nanochat.settings import PretrainSettings
+
+
+@dataclass(frozen=True)
+class Config(PretrainSettings):
+    """Train a golf entry. The checkpoint is a base model, which scripts.golf_pack packs."""
+
+    tag: str = changed(PretrainSettings, "tag", "golf", text="name of the run, and of its folders")
+    model: str = changed(PretrainSettings, "model", "golf")
+    # nanochat/quant.py has the grammar.
+    qat: str = option("", "plan of fake quantization, like blocks=int6-row+clip-12,embed=int8-row", group="golf")
+    qat_share: float = option(
+        0.15, "share of the run, at its end, with fake quantization", group="golf", least=0, below=1
+    )
+    warm_up: Count = option(
+        3, "steps on made-up tokens before the clock starts, to compile", group="golf", least=0, may_change=True
+    )
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat.data.corpus import open_corpus, shards_for
+    from nanochat.evals.bpb import text_validation
+    from nanochat.objectives import pretraining
+    from nanochat.quant import FakeQuantization
+    from nanochat.run import plan_with_tokenizer, training
+    from nanochat.train import State, warm_up
+
+    plan, tokenizer = plan_with_tokenizer(config)
+    if config.dry_run:
+        return
+
+    with training("base_train", config, plan, tokenizer, in_fp8=config.fp8) as trainer:
+        model, objective = trainer.model, pretraining(config)
+        if config.compile and config.warm_up and not model.compiled:
+            model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
+        rounding = FakeQuantization(model, config.qat, 1 - config.qat_share) if config.qat else None
+
+        def prepare() -> None:
+            warm_up(model, objective, trainer.optimizer, trainer.device_rows, config.max_seq_len, config.warm_up)
+
+        def quantize(state: State) -> None:
+            if rounding:
+                rounding(state.progress)
+
+        if model.compiled:
+            prepare()
+            if rounding:
+                rounding.switch(True)
+                prepare()
+                rounding.switch(False)
+        if trainer.resumed:
+            quantize(State.from_record(trainer.resumed.manifest["loop"]))
+
+        corpus = open_corpus(config.data, config.num_shards or shards_for(config.data, plan.tokens or 0))
+        source = trainer.read(corpus)
+        state = trainer.fit(
+            source,
+            objective,
+            text_validation(trainer, corpus, config.eval_every, config.eval_bytes),
+            data=corpus.manifest(),
+            after_step=[quantize],
+            flops_per_token=plan.flops_per_token,
+        )
+        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source, corpus))
+
+
+if __name__ == "__main__":
+    run(main, Config)

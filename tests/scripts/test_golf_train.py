@@ -1,0 +1,62 @@
+"""A golf entry is trained: late fake quantization, through stops and resumes, and into the artifact."""
+
+import signal
+
+import pytest
+import torch
+from base_runs import STEPS, Base, SignalAfter, files_of
+
+from nanochat.checkpoint import load, steps
+from scripts import golf_eval, golf_pack
+
+GOLF = ("--model=golf", "--qat=embed=int8-row,blocks=int5-row+clip-4", "--qat-share=0.5")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    base = Base(tmp_path_factory.mktemp("golf"))
+    base.run("straight", *GOLF, script="golf_train")
+    return base
+
+
+def test_seven_and_six_and_seven_steps_through_the_switch_are_twenty(base):
+    for last in (7, 13):
+        base.run("parts", *GOLF, script="golf_train", before=SignalAfter(last - 1, signal.SIGTERM))
+        assert steps(base.of("parts"))[-1] == last
+    base.run("parts", *GOLF, script="golf_train")
+    assert files_of(base.of("parts")) == files_of(base.of("straight"))
+    assert base.metrics("parts") == base.metrics("straight")
+
+
+def test_the_switch_is_at_its_share_of_the_run(base):
+    base.run("plain", "--model=golf", script="golf_train")
+    halfway, end = ([load(base.of(tag), step).model_tensors() for tag in ("plain", "straight")] for step in (10, STEPS))
+    assert all(torch.equal(halfway[0][name], halfway[1][name]) for name in halfway[0])
+    assert not torch.equal(end[0]["embed.weight"], end[1]["embed.weight"])
+    # The checkpoint holds the weights before rounding.
+    assert end[1]["blocks.0.mlp.up.weight"].unique().numel() > 1000
+
+
+def test_validation_with_fake_quantization_is_that_of_the_artifact(base, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
+    plan = GOLF[1].removeprefix("--qat=")
+    golf_pack.main(golf_pack.Config(tag="straight", plan=plan, model_bytes=0, eval_bytes=2000))
+    golf_eval.main(golf_eval.Config(tag="straight", stride="0", eval_bytes=2000, budget=300_000))
+    validated = [record["val/bpb"] for record in base.metrics("straight") if "val/bpb" in record][-1]
+    score = golf_eval.Outcome.load(base.folder / "golf_eval/straight/outcome.json").metrics
+    assert score["bpb"]["value"] == pytest.approx(validated, abs=1e-6)
+    assert abs(score["Quantization gap"]["value"]) > 1e-4  # rounding to 5 bits is seen
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--qat=int6-row+gptq", "--qat=int6-row+gptq has gptq or lqer, which training cannot follow: leave them out"),
+        ("--qat=attn=int6-row", "embed.weight has no recipe in the plan"),
+        ("--qat=int7-row", "the recipe int7-row has an unknown part int7-row, take"),
+        ("--qat-share=2", "--qat-share=2.0 has to be below 1"),
+        ("--tokenizer-tag=nobody", "there is no tokenizer"),
+    ],
+)
+def test_bad_input_is_refused(base, flag, message):
+    assert base.refused("refused", "--model=golf", flag, script="golf_train").startswith(message)
