@@ -27,7 +27,7 @@ table() { "$python" -m nanochat.lab.golf "--scale=$scale" "$@"; }
 ready() {
   if [ -z "$scale" ]; then scale=$("$python" -c 'import torch; print("1gpu" if torch.cuda.is_available() else "embedded")'); fi
   baselines=$(table --entry="$entry" baselines)
-  words=$(table --entry="$entry" vocabulary)
+  words=${words:-$(table --entry="$entry" vocabulary)}
   if [ "$data" = auto ]; then data=$(table --entry="$entry" data); fi
   tag=${tag:-$entry-$scale}
 }

@@ -9,6 +9,8 @@ import sys
 import pytest
 from conftest import ROOT
 
+from nanochat.lab.golf import SCALES
+
 SMALL = ["--aspect-ratio=32", "--head-dim=32", "--max-seq-len=128", "--total-batch-size=256", "--device-batch-size=2"]
 SMALL += "--vocab-size=300 --no-compile --dtype=fp32 --eval-bytes=3000 --eval-every=0 --sample-every=-1".split()
 ROW = re.compile(r"^\| (\S+) +\| (\d+) +\| ([\d,]+) +\| ([\d,]+) +\| ([\d.]+) +\| (\S+) +\| (\S+) ± \S+ +\|$", re.M)
@@ -128,3 +130,26 @@ def test_recursion_is_compared_with_its_compute(runs, tmp_path):
     assert len(list((tmp_path / "card/recursion").glob("*.svg"))) == 2
     again = runs("recursion.sh", *flags)
     assert again.stdout.count("nothing is left to train") == 10
+
+
+@pytest.mark.slow
+def test_golf_ends_with_a_comparison_and_resumes(runs, base, tmp_path):
+    flags = ["--scale=embedded", "--seeds=2", "--data=letters", "--tag=links", "--out=golf.md", "--vocab-size=300"]
+    flags += "--num-iterations=4 --depth=1 --width=32 --head-dim=16 --max-seq-len=64 --total-batch-size=256".split()
+    flags += ["--no-compile", "--dtype=fp32", "--eval-bytes=3000", "--eval-every=0"]
+    one = runs("golf.sh", *flags)
+    assert one.returncode == 0, one.stderr
+    tags = {path.name for path in base.glob("golf_eval/*")}
+    assert tags == {f"links-{entry}-1" for entry in ("golf", *SCALES["embedded"].baselines)} | {
+        "links",
+        "links-golf-2",
+        *(tag for tag in tags if tag.startswith("links-naive") and tag.endswith("-2")),
+    }
+    text = (tmp_path / "golf.md").read_text(encoding="utf-8")
+    assert "Entries, against the best baseline" in text
+    again = runs("golf.sh", *flags)
+    assert again.returncode == 0, again.stderr
+    assert "== " not in again.stdout  # all entries are scored
+    assert runs("golf.sh", "--entry=best", *flags).returncode == 2
+    refused = runs("golf.sh", "--seeds=none", *flags)
+    assert (refused.returncode, refused.stderr) == (2, "error: --seeds=none has to be a number from 1\n")

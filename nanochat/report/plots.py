@@ -140,7 +140,8 @@ def _grid(across: Axis, down: Axis, rows: Sequence[float]) -> list[str]:
     for column in ticks(across.low, across.high):
         # Round numbers beyond the data would lie outside the picture.
         if across.low <= column <= across.high:
-            elements.append(_text(across(column), LINES_BOTTOM + 16, label(column), "middle"))
+            x = min(across(column), WIDTH - CHARACTER * len(label(column)) / 2)  # the last one is not cut
+            elements.append(_text(x, LINES_BOTTOM + 16, label(column), "middle"))
     return elements
 
 

@@ -4,7 +4,7 @@ import pytest
 from models import SMALL, lively
 
 from nanochat.config import parse
-from nanochat.lab.golf import ENTRIES, SCALES, TRICKS, Result, check_size, expand, results_table
+from nanochat.lab.golf import ENTRIES, SCALES, TRICKS, Result, check_size, expand, results_table, tricks_of
 from nanochat.models import config_fields, new_model
 from nanochat.param_groups import build_groups
 from nanochat.quant import assign, matrices
@@ -36,6 +36,12 @@ def test_each_trick_can_be_left_out(trick):
     usual, changed = flags_of("--entry=golf"), flags_of("--entry=golf", f"--without={trick}")
     assert usual != changed
     config_fields(changed["--model"])
+
+
+def test_an_entry_is_tried_without_the_tricks_that_it_has():
+    assert set(TRICKS) - set(tricks_of({})) == {"backout"}
+    assert set(TRICKS) - set(tricks_of({"--scale": "cpu"})) == {"induction"}
+    assert tricks_of({"--scale": "embedded", "--model": "golf,smear=false"}).count("smear") == 0
 
 
 @pytest.mark.parametrize(("entry", "scale"), [(entry, scale) for entry, rows in ENTRIES.items() for scale in rows])
