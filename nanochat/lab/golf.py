@@ -90,7 +90,8 @@ SEED = (
 )
 ENTRIES: dict[str, Mapping[str, str]] = {  # entry → scale → flags, and --plan for scripts.golf_pack
     "golf": {
-        "embedded": f"--model=golf,induction=true,backout=false --unembedding-lr=0.016 --depth=2 --width=96 {GOLF}",
+        "embedded": "--model=golf,induction=true,backout=false,exclusive_last=1 --unembedding-lr=0.016 --depth=2"
+        f" --width=96 {GOLF}",
         "cpu": f"--model=golf --depth=4 --width=192 {GOLF}",
         "1gpu": f"--model=golf --depth=9 --width=512 --kv-heads=4 {GOLF}",
     },
@@ -113,6 +114,7 @@ VOCABULARIES = {"seed": 1024}  # of entries that do not take the scale's
 TRICKS: dict[str, Flags] = {  # trick of the entry golf → flags that take it back; a field of the model adds to --model
     "tied embeddings": {"--model": "tie_embeddings=false"},
     "induction": {"--model": "induction=false"},
+    "XSA": {"--model": "exclusive_last=0"},
     "leaky2": {"--model": "mlp=relu2"},
     "smear": {"--model": "smear=false,induction=false"},
     "backout": {"--model": "backout=false"},

@@ -30,7 +30,7 @@ def test_seven_and_six_and_seven_steps_through_the_switch_are_twenty(base):
 
 def test_the_switch_is_at_its_share_of_the_run(base):
     base.run("plain", "--model=golf", script="golf_train")
-    halfway, end = ([load(base.of(tag), step).model_tensors() for tag in ("plain", "straight")] for step in (10, STEPS))
+    halfway, end = ([load(base.of(tag), step).model_tensors() for tag in ("plain", "straight")] for step in (9, STEPS))
     assert all(torch.equal(halfway[0][name], halfway[1][name]) for name in halfway[0])
     assert not torch.equal(end[0]["embed.weight"], end[1]["embed.weight"])
     # The checkpoint holds the weights before rounding.
@@ -44,7 +44,7 @@ def test_validation_with_fake_quantization_is_that_of_the_artifact(base, monkeyp
     golf_eval.main(golf_eval.Config(tag="straight", stride="0", eval_bytes=2000, budget=300_000))
     validated = [record["val/bpb"] for record in base.metrics("straight") if "val/bpb" in record][-1]
     score = golf_eval.Outcome.load(base.folder / "golf_eval/straight/outcome.json").metrics
-    assert score["bpb"]["value"] == pytest.approx(validated, abs=1e-6)
+    assert score["bpb"]["value"] == pytest.approx(validated, rel=1e-6)  # small tensors are fp16 in the file
     assert abs(score["Quantization gap"]["value"]) > 1e-4  # rounding to 5 bits is seen
 
 
@@ -54,8 +54,8 @@ def test_validation_with_fake_quantization_is_that_of_the_artifact(base, monkeyp
         ("--qat=int6-row+gptq", "--qat=int6-row+gptq has gptq or lqer, which training cannot follow: leave them out"),
         ("--qat=attn=int6-row", "embed.weight has no recipe in the plan"),
         ("--qat=int7-row", "the recipe int7-row has an unknown part int7-row, take"),
-        ("--qat-share=2", "--qat-share=2.0 has to be below 1"),
-        ("--tokenizer-tag=nobody", "there is no tokenizer"),
+        ("--qat-share=2", "--qat-share has to be below 1, not 2.0"),
+        ("--tokenizer-tag=nobody", "no tokenizer is at"),
     ],
 )
 def test_bad_input_is_refused(base, flag, message):
