@@ -1,6 +1,6 @@
 """The cost of quantization in bits per byte: recipes on base models, one for each seed, with GPTQ and late training.
 
-    python -m bench.quantization --tags a-1 a-2 a-3 [--late b-1 b-2 b-3] [--clip 12]
+    python -m bench.quantization --tags a-1 a-2 a-3 [--late b-1 b-2 b-3] [--clip 30]
 
 --late: models of the same seeds with fake quantization at the end of training (scripts.golf_train --qat=int6-row).
 A gap is the score minus that of the model's own weights in fp32, on the same rows; ± is the standard error over seeds.

@@ -80,7 +80,7 @@ class Artifact(NamedTuple):
 
 def group_of(name: str) -> str:
     """Return the group of a tensor's codes."""
-    return next((group for part, group in GROUPS.items() if part in f".{name}" or name.startswith(part)), "other")
+    return next((group for part, group in GROUPS.items() if part in f".{name}"), "other")
 
 
 # ---- codes as bytes ----

@@ -62,8 +62,8 @@ def row_count(tokens: int, length: int, stride: int) -> int:
 
 def score(
     model: GPT, ids: Tensor, lengths: Tensor, stride: int, rows: int, limit: float = math.inf
-) -> tuple[float, int]:
-    """Return the summed loss in nats of tokens that stand for bytes, and their bytes.
+) -> tuple[float, int, int]:
+    """Return the summed loss in nats of tokens that stand for bytes, their bytes, and their number.
 
     Rows start every `stride` tokens; the first row that has a token as target gives it the longest context. rows: at
     once. TimeoutError after `limit` seconds.
@@ -73,18 +73,19 @@ def score(
     padded = F.pad(ids, (0, (count - 1) * stride + length + 1 - len(ids)), value=-1)
     inputs = padded[:-1].unfold(0, length, stride)
     targets = padded[1:].unfold(0, length, stride)
-    nats, size = 0.0, 0
+    nats, size, scored = 0.0, 0, 0
     for first in range(0, count, rows):
         goals = targets[first : first + rows].clone()
         goals[max(0, 1 - first) :, : length - stride] = -1  # in the row before too
         goals[lengths[goals.clamp(min=0)] == 0] = -1  # special tokens stand for no bytes
         size += int(lengths[goals[goals >= 0]].sum())
+        scored += int((goals >= 0).sum())
         goals = goals.to(model.device)
         losses = model(inputs[first : first + rows].clamp(min=0).to(model.device), goals, reduction="none")
         nats += losses.double().sum().item()
         if time.monotonic() - started > limit:
             raise TimeoutError(f"scoring took longer than {limit:g} seconds, after {first + rows:,} of {count:,} rows")
-    return nats, size
+    return nats, size, scored
 
 
 def sources() -> dict[str, int]:
@@ -128,12 +129,13 @@ def run(options: Namespace) -> dict[str, object]:
     model = load(artifact, length, window, options.device, getattr(torch, options.dtype))
     ready = time.monotonic()
     with torch.inference_mode():
-        nats, size = score(model, ids, lengths, stride, options.rows, options.seconds - (ready - started))
+        nats, size, scored = score(model, ids, lengths, stride, options.rows, options.seconds - (ready - started))
     assert size == sum(len(document.encode()) for document in documents)
     return {
         "nats": nats,
         "bytes": size,
         "tokens": len(ids),
+        "loss": nats / scored,
         "bpb": nats / math.log(2) / size,
         "seconds": time.monotonic() - started,
         "seconds of the model": time.monotonic() - ready,

@@ -396,8 +396,8 @@ class Optimizer:
 
     @contextmanager
     @torch.no_grad
-    def rehearsal(self) -> Iterator[None]:
-        """Put weights and states back after this context, as if its steps had not been. All ranks enter."""
+    def restoring(self) -> Iterator[None]:
+        """Restore weights and states when this context ends. All ranks enter."""
         tensors = [tensor for stack in self._stacks for tensor in (stack.values, stack.steps, *stack.states.values())]
         kept = [tensor.clone() for tensor in tensors]
         try:

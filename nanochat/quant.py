@@ -62,6 +62,10 @@ def parse_recipe(text: str) -> Recipe:
         is_number = re.fullmatch(r"\d+(\.\d+)?", number)
         if name not in PARTS or (name in NUMBERED) != is_numbered or not is_number:
             raise ValueError(f"the recipe {text} has an unknown part {word}, take {', '.join(PARTS)} (clip-12, lqer-4)")
+        if recipe.bits and name.startswith("int"):
+            raise ValueError(f"the recipe {text} has two widths, keep one")
+        if name == "lqer" and "." in number:
+            raise ValueError(f"the recipe {text}: the rank in {word} has to be a whole number")
         recipe = PARTS[name](recipe, float(number))
     if not recipe.bits:
         raise ValueError(f"the recipe {text} has no width: add int8-row, int6-row or int5-row")
@@ -140,7 +144,7 @@ def correction(error: Tensor, rank: int, hessian: Tensor | None = None) -> tuple
 
     hessian: of the inputs: columns with larger inputs weigh more.
     """
-    weights = torch.ones(error.shape[1])
+    weights = torch.ones(error.shape[1], device=error.device)
     if hessian is not None:
         weights = hessian.diagonal().float().sqrt().clamp(min=1e-6)
     left, values, right = torch.linalg.svd(error * weights, full_matrices=False)
@@ -197,6 +201,8 @@ def apply(model: "GPT", plan: str) -> None:
         return
     weights = dict(model.state_dict())
     recipes = assign(plan, matrices(model))
+    if any(parse_recipe(recipe).gptq for recipe in recipes.values()):
+        raise ValueError(f"--quant={plan}: gptq needs training text, leave it out")
     stored = quantize_weights({name: weights[name] for name in recipes}, recipes, {})
     for name, recipe in recipes.items():
         value = stored[name].dequantize()
@@ -236,7 +242,7 @@ def collect_hessians(model: "GPT", batches: Iterable[Tensor]) -> dict[str, Tenso
 # ---- fake quantization in training ----
 
 
-class _Straight(torch.autograd.Function):
+class _StraightThrough(torch.autograd.Function):
     """The rounded weight in the forward; the gradient goes to the weight as if it were not rounded."""
 
     @staticmethod
@@ -260,7 +266,7 @@ class _Fake(nn.Module):
 
     @property
     def active_weight(self) -> Tensor:
-        return _Straight.apply(self.weight, self.rounded)
+        return _StraightThrough.apply(self.weight, self.rounded)
 
 
 class FakeLinear(_Fake):
@@ -274,9 +280,10 @@ class FakeEmbedding(_Fake):
 
 
 class FakeQuantization:
-    """Lets each matrix of a model act as rounded by a plan, from a share of the run on; the plan has no gptq or lqer.
+    """Quantization-aware training: replaces each matrix's layer by one with rounded weights, late in the run.
 
-    It is called after each optimizer step. Gradients and checkpoints are those of the weights that are not rounded.
+    It is called after each optimizer step, and begins when the share `start` of the run is over. Gradients and
+    checkpoints are those of the weights that are not rounded.
     """
 
     def __init__(self, model: "GPT", plan: str, start: float):
@@ -285,7 +292,7 @@ class FakeQuantization:
         for name, text in assign(plan, matrices(model)).items():
             recipe = parse_recipe(text)
             if recipe.gptq or recipe.rank:
-                raise ValueError(f"--qat={plan} has gptq or lqer, which training cannot follow: leave them out")
+                raise ValueError(f"--qat={plan}: gptq and lqer cannot be used in training, leave them out")
             layer = model.get_submodule(name.removesuffix(".weight"))
             kind = FakeLinear if isinstance(layer, nn.Linear) else FakeEmbedding
             self.layers[name.removesuffix(".weight")] = kind(layer, recipe)

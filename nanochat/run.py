@@ -339,7 +339,7 @@ class Trainer:
         """Rows in a step, over all ranks."""
         return self.start.batch // self.config.max_seq_len  # tokens -> rows
 
-    def read(self, corpus: Corpus, repeats: int = 0) -> TextLoader:
+    def text_loader(self, corpus: Corpus, repeats: int = 0) -> TextLoader:
         """Return the source of a new model's batches: rows of a corpus, for this rank. repeats: of each batch."""
         return TextLoader(
             corpus,

@@ -381,7 +381,9 @@ class PretrainSettings(RecursionSettings, CorpusSettings, TrainingSettings):
     fp8: bool = option(False, "compute matrix products in 8 bits, on GPUs that can", group="device")
 
     # A row of models.CONFIGURATIONS; fields of GPTConfig may follow: --model=reference,backout=false
-    model: str = option("reference", "architecture: reference, induction, october-2025 or portable", group="model")
+    model: str = option(
+        "reference", "architecture: reference, induction, october-2025, golf, golf-seed or portable", group="model"
+    )
     # With --aspect-ratio and --head-dim, depth gives width and heads: see scaling.plan_run.
     depth: Count = option(12, "layers; other sizes follow from it", group="model", least=1)
     aspect_ratio: Count = option(64, "width per layer of depth", group="model", least=1)

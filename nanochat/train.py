@@ -376,9 +376,9 @@ def smaller_device_batch(state: State, rows: int, rank: int) -> int:
 
 
 def warm_up(model: GPT, objective: Objective, optimizer: Optimizer, rows: int, length: int, count: int) -> None:
-    """Compile a step by training on made-up tokens `count` times; weights and states are put back afterwards."""
+    """Compile a step by training on dummy tokens `count` times; weights and states are restored."""
     ids = torch.zeros(rows, length, dtype=torch.int64, device=model.device)
-    with optimizer.rehearsal():
+    with optimizer.restoring():
         for _ in range(count):
             loss, _, _ = objective(model, (ids, ids))
             loss.backward()

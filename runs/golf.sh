@@ -9,7 +9,7 @@
 # --tag=NAME and --out=FILE as for the other series. Other flags go to scripts.golf_train, for all entries.
 set -euo pipefail
 
-entry=golf scale='' seeds=3 ablate='' tag='' out=golf.md words='' script=golf_train
+entry=golf scale='' seeds=3 ablate='' tag='' out=golf.md
 own() {
   case $1 in
     --scale=?*) scale=${1#*=} ;;
@@ -19,42 +19,61 @@ own() {
     *) return 1 ;;
   esac
   case $seeds in
-    *[!0-9]* | 0) echo "error: --seeds=$seeds has to be a number from 1" >&2 && exit 2 ;;
+    *[!0-9]* | 0) stop "--seeds=$seeds has to be a number from 1" ;;
   esac
 }
-IFS=$'\n' # a line of a table is a word, whatever is in it
-table() { "$python" -m nanochat.lab.golf "--scale=$scale" "$@"; }
+stop() {
+  echo "error: $1" >&2
+  exit 2
+}
+set -f # a word of a table is no pattern of files,
+IFS=$'\n' # and may hold spaces
+table() { "$python" -m nanochat.lab.golf "--scale=$scale" ${flags[@]+"${flags[@]}"} "$@"; }
 ready() {
-  if [ -z "$scale" ]; then scale=$("$python" -c 'import torch; print("1gpu" if torch.cuda.is_available() else "embedded")'); fi
+  local gpu
+  gpu=$("$python" -c 'import torch; print(torch.cuda.is_available())')
+  if [ -z "$scale" ] && [ "$gpu" = True ]; then scale=1gpu; fi
+  scale=${scale:-embedded}
+  if [ "$scale" = 1gpu ] && [ "$gpu" = False ]; then stop "--scale=1gpu needs a GPU: take --scale=embedded or cpu"; fi
   baselines=$(table --entry="$entry" baselines)
   words=${words:-$(table --entry="$entry" vocabulary)}
   if [ "$data" = auto ]; then data=$(table --entry="$entry" data); fi
   tag=${tag:-$entry-$scale}
 }
+check() {
+  local row
+  row=$(table --entry="$entry" flags)
+  "$python" -m scripts.golf_train --dry-run $row --data="$data"
+}
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 
 play() { # name in the tag, seed, entry, trick to leave out
-  local run="$tag-$1-$2" row plan
-  if [ -f "$base/golf_eval/$run/outcome.json" ]; then return; fi
-  printf '\n== %s, seed %s\n' "$1" "$2"
-  row=$(table --entry="$3" --without="${4:-}" ${flags[@]+"${flags[@]}"} flags)
+  local run="$tag-$1-$2" row plan settings
+  row=$(table --entry="$3" --without="${4:-}" flags)
   plan=$(table --entry="$3" --without="${4:-}" plan)
+  settings=$(printf '%s\n' "$scale" "$data" "$row" "$plan")
+  if [ -f "$base/golf_eval/$run/settings" ]; then
+    if [ "$(cat "$base/golf_eval/$run/settings")" != "$settings" ]; then
+      stop "$run was scored with other settings: take another --tag"
+    fi
+    return
+  fi
+  printf '\n== %s, seed %s\n' "$1" "$2"
   "$python" -m scripts.golf_train $row --tag="$run" --seed="$2" --tokenizer-tag="$tag" --data="$data"
   "$python" -m scripts.golf_pack --scale="$scale" --tag="$run" --plan="$plan"
   "$python" -m scripts.golf_eval --tag="$run"
+  printf '%s\n' "$settings" >"$base/golf_eval/$run/settings"
 }
 for baseline in $baselines; do play "$baseline" 1 "$baseline"; done
 best=$("$python" -m scripts.golf_eval --best --scale="$scale" --tag="$tag")
+tricks=''
+if [ -n "$ablate" ]; then tricks=$(table --entry="$entry" tricks); fi
 entries=$entry
+for trick in $tricks; do entries+=",$entry-without-${trick// /-}"; done
 for seed in $(seq "$seeds"); do
   play "$entry" "$seed" "$entry"
   if [ "$seed" != 1 ]; then play "$best" "$seed" "$best"; fi
-  if [ -n "$ablate" ]; then
-    while read -r trick; do
-      play "$entry-without-${trick// /-}" "$seed" "$entry" "$trick"
-      if [ "$seed" = 1 ]; then entries+=",$entry-without-${trick// /-}"; fi
-    done < <(table --entry="$entry" tricks)
-  fi
+  for trick in $tricks; do play "$entry-without-${trick// /-}" "$seed" "$entry" "$trick"; done
 done
 
 "$python" -m scripts.golf_eval --tag="$tag" --scale="$scale" --entries="$entries" --seeds="$seeds"

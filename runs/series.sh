@@ -1,7 +1,8 @@
 # Common part of the scripts that train several runs with one tokenizer. They set the defaults in `tag` and `out`, and handle
-# their own flags in the function `own`; `ready`, if there is one, is called before the tokenizer is trained.
+# their own flags in the function `own`. They may define `ready`, called before anything is trained, and `check`, which finds a
+# mistake in a flag.
 
-data=auto words=${words-65536} flags=() base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
+data=auto words='' flags=() base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
 for argument in "$@"; do
   case $argument in
     --tag=?*) tag=${argument#*=} ;;
@@ -19,10 +20,14 @@ root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 python=$root/.venv/bin/python
 bash "$root/runs/setup.sh"
 
-# A flag that the script does not know is found before the tokenizer is trained.
-"$python" -m "scripts.${script:-base_train}" --dry-run --data="$data" ${flags[@]+"${flags[@]}"} >/dev/null
-
 if declare -F ready >/dev/null; then ready; fi
+words=${words:-65536}
+
+# A flag that the script does not know is found before the tokenizer is trained.
+if ! declare -F check >/dev/null; then
+  check() { "$python" -m scripts.base_train --dry-run --data="$data" ${flags[@]+"${flags[@]}"}; }
+fi
+check >/dev/null
 
 # One tokenizer for all runs.
 made=$base/tok_train/$tag/outcome.json

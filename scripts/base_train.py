@@ -50,7 +50,7 @@ def main(config: Config) -> None:
         # A clock gives no token count: 0 leaves the choice to the corpus.
         num_shards = config.num_shards or shards_for(config.data, plan.tokens or 0)
         corpus = open_corpus(config.data, num_shards)
-        source = trainer.read(corpus, repeats=config.supervision if config.carry else 0)
+        source = trainer.text_loader(corpus, repeats=config.supervision if config.carry else 0)
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         evaluations += refinement_alarms(trainer, config.eval_every)

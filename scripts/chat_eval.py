@@ -4,6 +4,7 @@ python -m scripts.chat_eval --source=sft --tag=d8 --tasks="ARC-Easy|GSM8K"
 python -m scripts.chat_eval -i sft -a "GSM8K|AQUA"
 """
 
+import re
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
@@ -43,8 +44,11 @@ def main(config: Config) -> None:
     from nanochat.runtime import setup
 
     stage = SOURCES[config.source]
-    folder = stage_dir(stage.name, config.tag)
-    outcome = Outcome.begin(stage.name, config.tag, config)
+    tag = config.tag
+    if config.quant:  # the answers of the model itself stay, for a comparison
+        tag += "-" + re.sub(r"[^\w.+]+", "-", config.quant)
+    folder = stage_dir(stage.name, tag)
+    outcome = Outcome.begin(stage.name, tag, config)
     with setup(config.device_type, config.dtype) as runtime:
         model, tokenizer, checkpoint = load_model(stage.parent, config.tag, config.step, runtime, config.exits)
         quant.apply(model, config.quant)

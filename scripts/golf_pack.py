@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, run
-from nanochat.lab.golf import SCALES, Packed, bits_per_parameter, code_bytes, validation_documents
+from nanochat.lab.golf import SCALES, Packed, bits_per_parameter, code_bytes, scale_of, validation_documents
 from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.outcome import Outcome, measured
 from nanochat.paths import stage_dir, write_bytes
 from nanochat.settings import CheckpointChoice
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from nanochat.artifact import Stored
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from nanochat.tokenizer import Tokenizer
 
 STAGE, FILE = "golf_pack", "artifact.golf"
-ROUNDS = 7  # of the search for the finest steps that fit
+ROUNDS = 5  # of the search for the finest steps that fit
+ROOM_LEFT = 0.002  # share of the room that may stay empty
 FINEST, COARSEST = 0.25, 4.0  # factors for the clips
 
 
@@ -65,23 +68,21 @@ def calibration_batches(checkpoint: "Checkpoint", model: "GPT", tokens: int) -> 
 def load_weights(checkpoint: "Checkpoint", model: "GPT") -> "dict[str, Tensor]":
     """Return the weights, or their average if the run has kept one; rows beyond the vocabulary are zero."""
     weights = {name: value.detach().cpu() for name, value in model.state_dict().items()}
-    if checkpoint.manifest["config"]["ema"]:
+    if checkpoint.manifest["config"].get("ema"):
         for name in weights:
             weights[name] = checkpoint.optimizer_state(name)["average"]
-    for value in weights.values():
-        if value.shape[0] == model.config.padded_vocab:
+    for name, value in weights.items():
+        if name.startswith(("embed.", "head.", "value_embeds.")):
             value[model.config.vocab_size :] = 0
     return weights
 
 
 def without_defaults(model: "GPT") -> Record:
-    """Return the fields of the config that are not the default."""
-    from dataclasses import asdict
+    """Return the fields of the config that are not the default, and the context's length."""
+    from dataclasses import fields
 
-    from nanochat.gpt import GPTConfig
-
-    config, usual = asdict(model.config), asdict(GPTConfig())
-    return {name: value for name, value in config.items() if value != usual[name]}
+    config = {one.name: (getattr(model.config, one.name), one.default) for one in fields(model.config)}
+    return {name: value for name, (value, usual) in config.items() if value != usual or name == "max_seq_len"}
 
 
 def vocabulary_of(tokenizer: "Tokenizer") -> Record:
@@ -136,17 +137,33 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
         data = write_artifact(without_defaults(model), stored, vocabulary_of(tokenizer), scaled)
         return Packed(stored, data, read_artifact(data).bytes, factor)
 
-    room = config.model_bytes if config.model_bytes >= 0 else SCALES[config.scale].bytes - code_bytes()
-    if not room or not any(recipe.clip for recipe in parsed):
+    codes = sum(weights[name].numel() for name, recipe in zip(recipes, parsed, strict=True) if recipe.clip)
+    if not config.model_bytes or not codes:
         return pack(1.0)
-    low, high = FINEST, COARSEST
+    code = code_bytes() if config.model_bytes < 0 else 0
+    room = config.model_bytes if config.model_bytes > 0 else scale_of(config.scale).bytes - code
+    if room <= 0:
+        raise ValueError(f"--scale={config.scale} leaves no bytes for a model: the code that scores it takes {code:,}")
+    return fill(pack, room, codes)
+
+
+def factor_of(packed: Packed) -> float:
+    return packed.factor
+
+
+def fill(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:
+    """Return the packed model with the finest codes that fit; if none fits, the coarsest tried."""
+    factor, tried = 1.0, []
     for _ in range(ROUNDS):
-        factor = (low * high) ** 0.5
-        if pack(factor).size <= room:
-            high = factor
-        else:
-            low = factor
-    return pack(high)
+        tried.append(pack(factor))
+        over = tried[-1].size - room
+        if -ROOM_LEFT * room <= over <= 0:
+            break
+        # A code takes one bit less if the steps are twice as large.
+        factor *= 2 ** (8 * (over + ROOM_LEFT * room / 2) / codes)
+        factor = min(max(factor, FINEST), COARSEST)
+    fitting = [packed for packed in tried if packed.size <= room]
+    return min(fitting, key=factor_of) if fitting else max(tried, key=factor_of)
 
 
 def main(config: Config) -> None:
@@ -157,13 +174,14 @@ def main(config: Config) -> None:
     from nanochat.quant import matrices
     from nanochat.runtime import setup
 
-    if config.scale not in SCALES:
-        raise ValueError(f"--scale={config.scale} is not known, take one of {', '.join(SCALES)}")
-    outcome, scale = Outcome.begin(STAGE, config.tag, config), SCALES[config.scale]
+    scale = scale_of(config.scale)
+    outcome = Outcome.begin(STAGE, config.tag, config)
     with setup("cpu", "fp32") as runtime:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
         if model.config.supervision or model.config.sweeps > 1:
             raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
+        if config.step < 0 and checkpoint.manifest["loop"]["progress"] < 1:
+            raise ValueError(f"the run {config.tag} has not ended: run scripts.golf_train again")
         model.load_state_dict(load_weights(checkpoint, model))
         packed = quantize(config, checkpoint, model, tokenizer)
         path = stage_dir(STAGE, config.tag) / FILE

@@ -1,4 +1,4 @@
-"""Train a golf entry: base training by the clock, with compilation before the clock and late fake quantization.
+"""Train a golf entry: base training by the clock, with compilation before the clock and late quantization-aware training.
 
 python -m scripts.golf_train --model=golf --depth=2 --width=96 --head-dim=32 --target-seconds=50 --data=world
 """
@@ -17,12 +17,14 @@ class Config(PretrainSettings):
     tag: str = changed(PretrainSettings, "tag", "golf", text="name of the run, and of its folders")
     model: str = changed(PretrainSettings, "model", "golf")
     # nanochat/quant.py has the grammar.
-    qat: str = option("", "plan of fake quantization, like blocks=int6-row+clip-12,embed=int8-row", group="golf")
+    qat: str = option(
+        "", "plan of quantization-aware training, like blocks=int6-row,embed=int8-row (default: none)", group="golf"
+    )
     qat_share: float = option(
-        0.15, "share of the run, at its end, with fake quantization", group="golf", least=0, below=1
+        0.15, "share of the run, at its end, that trains quantization-aware", group="golf", least=0, below=1
     )
     warm_up: Count = option(
-        3, "steps on made-up tokens before the clock starts, to compile", group="golf", least=0, may_change=True
+        3, "steps on dummy tokens before the clock starts, to compile", group="golf", least=0, may_change=True
     )
 
 
@@ -35,7 +37,13 @@ def main(config: Config) -> None:
     from nanochat.run import plan_with_tokenizer, training
     from nanochat.train import State, warm_up
 
+    if config.qat and config.ema:
+        raise ValueError(
+            "--ema and --qat cannot be combined, the average is not made of rounded weights: leave one out"
+        )
     plan, tokenizer = plan_with_tokenizer(config)
+    if plan.model.supervision or plan.model.sweeps > 1:
+        raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
     if config.dry_run:
         return
 
@@ -43,7 +51,11 @@ def main(config: Config) -> None:
         model, objective = trainer.model, pretraining(config)
         if config.compile and config.warm_up and not model.compiled:
             model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
+        corpus = open_corpus(config.data, config.num_shards or shards_for(config.data, plan.tokens or 0))
+        # Before layers are replaced, because it counts the model's FLOPs.
+        evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         rounding = FakeQuantization(model, config.qat, 1 - config.qat_share) if config.qat else None
+        before = State.from_record(trainer.resumed.manifest["loop"]) if trainer.resumed else State()
 
         def prepare() -> None:
             warm_up(model, objective, trainer.optimizer, trainer.device_rows, config.max_seq_len, config.warm_up)
@@ -52,21 +64,19 @@ def main(config: Config) -> None:
             if rounding:
                 rounding(state.progress)
 
-        if model.compiled:
+        if model.compiled and before.progress < 1:
             prepare()
             if rounding:
                 rounding.switch(True)
                 prepare()
                 rounding.switch(False)
-        if trainer.resumed:
-            quantize(State.from_record(trainer.resumed.manifest["loop"]))
+        quantize(before)
 
-        corpus = open_corpus(config.data, config.num_shards or shards_for(config.data, plan.tokens or 0))
-        source = trainer.read(corpus)
+        source = trainer.text_loader(corpus)
         state = trainer.fit(
             source,
             objective,
-            text_validation(trainer, corpus, config.eval_every, config.eval_bytes),
+            evaluations,
             data=corpus.manifest(),
             after_step=[quantize],
             flops_per_token=plan.flops_per_token,

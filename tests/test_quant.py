@@ -38,6 +38,8 @@ def test_recipes(text, recipe):
         ("int8-row+clip-x", "unknown part clip-x"),
         ("int8-row+gptq-3", "unknown part gptq-3"),
         ("clip-3", "the recipe clip-3 has no width"),
+        ("int6-row+int8-row", "has two widths, keep one"),
+        ("int6-row+lqer-2.5", "the rank in lqer-2.5 has to be a whole number"),
     ],
 )
 def test_bad_recipes_are_refused(text, words):
@@ -202,6 +204,8 @@ def test_weights_are_rounded_again_after_a_step():
 
 def test_a_loaded_model_is_rounded_in_place(capsys):
     model, twin = lively(CONFIGS["reference"]), lively(CONFIGS["reference"])
+    with pytest.raises(ValueError, match=r"--quant=int6-row\+gptq: gptq needs training text, leave it out"):
+        quant.apply(model, "int6-row+gptq")
     quant.apply(model, "")
     assert torch.equal(model.embed.weight, twin.embed.weight)
     quant.apply(model, "embed=int8-row,blocks|head=int6-row+lqer-2")

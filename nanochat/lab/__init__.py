@@ -5,5 +5,5 @@
 - `recursion`: ARMS, BPB, FLOPS, FREE_IN_SEED, REFIT_STEPS, ArmRun, SeedResult, read_arms, compare, refit_exits,
   unmet_criteria, verdict: recursion compared with its compute.
 - `golf`: SCALES, Packed, Result, bits_per_parameter, check_size, code_bytes, first_documents, results_table,
-  validation_documents: budgets, entries and results of the golf track.
+  scale_of, validation_documents: budgets, entries and results of the golf track.
 """

@@ -9,8 +9,6 @@ from base_runs import Base
 from nanochat.evals import sandbox
 from scripts import golf_eval, golf_pack
 
-PLAN = "embed=int8-row+clip-20,blocks=int6-row+clip-12"
-
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):

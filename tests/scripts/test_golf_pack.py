@@ -71,6 +71,7 @@ def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch):
         ({"plan": "attn=int8-row"}, "has no recipe in the plan"),
         ({"plan": "int8-row", "scale": "tiny"}, "--scale=tiny is not known, take one of embedded, cpu, 1gpu"),
         ({"plan": "int8-row", "tag": "nobody"}, "there is no model in"),
+        ({"plan": PLAN, "model_bytes": -1, "scale": "embedded"}, "leaves no bytes for a model: the code"),
     ],
 )
 def test_bad_input_is_refused(flags, message):

@@ -30,9 +30,10 @@ def test_seven_and_six_and_seven_steps_through_the_switch_are_twenty(base):
 
 def test_the_switch_is_at_its_share_of_the_run(base):
     base.run("plain", "--model=golf", script="golf_train")
+    soon = [load(base.of(tag), 12).model_tensors() for tag in ("plain", "straight")]
+    assert not torch.equal(soon[0]["embed.weight"], soon[1]["embed.weight"])
     halfway, end = ([load(base.of(tag), step).model_tensors() for tag in ("plain", "straight")] for step in (9, STEPS))
     assert all(torch.equal(halfway[0][name], halfway[1][name]) for name in halfway[0])
-    assert not torch.equal(end[0]["embed.weight"], end[1]["embed.weight"])
     # The checkpoint holds the weights before rounding.
     assert end[1]["blocks.0.mlp.up.weight"].unique().numel() > 1000
 
@@ -48,10 +49,29 @@ def test_validation_with_fake_quantization_is_that_of_the_artifact(base, monkeyp
     assert abs(score["Quantization gap"]["value"]) > 1e-4  # rounding to 5 bits is seen
 
 
+def test_an_unfinished_run_is_not_packed(base, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
+    base.run("stopped", *GOLF, script="golf_train", before=SignalAfter(6, signal.SIGTERM))
+    with pytest.raises(ValueError, match=r"the run stopped has not ended: run scripts\.golf_train again"):
+        golf_pack.main(golf_pack.Config(tag="stopped", eval_bytes=2000))
+
+
+@pytest.mark.slow
+def test_compiled_the_warm_up_leaves_no_trace(base):
+    """Both layers of each matrix are compiled before the first step, whatever number of steps that takes."""
+    flags = (*GOLF, "--compile", "--dtype=bf16", "--num-iterations=6")
+    for count in (1, 3):
+        base.start(f"compiled-{count}", *flags, f"--warm-up={count}", script="golf_train").done(200)
+    assert base.losses("compiled-1") == base.losses("compiled-3")
+    assert files_of(base.of("compiled-1"), 6) == files_of(base.of("compiled-3"), 6)
+
+
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--qat=int6-row+gptq", "--qat=int6-row+gptq has gptq or lqer, which training cannot follow: leave them out"),
+        ("--qat=int6-row+gptq", "--qat=int6-row+gptq: gptq and lqer cannot be used in training, leave them out"),
+        ("--ema=0.9", "--ema and --qat cannot be combined"),
+        ("--model=golf,sweeps=2", "golf artifacts hold plain models: train without --recursion, and with sweeps=1"),
         ("--qat=attn=int6-row", "embed.weight has no recipe in the plan"),
         ("--qat=int7-row", "the recipe int7-row has an unknown part int7-row, take"),
         ("--qat-share=2", "--qat-share has to be below 1, not 2.0"),
@@ -59,4 +79,4 @@ def test_validation_with_fake_quantization_is_that_of_the_artifact(base, monkeyp
     ],
 )
 def test_bad_input_is_refused(base, flag, message):
-    assert base.refused("refused", "--model=golf", flag, script="golf_train").startswith(message)
+    assert base.refused("refused", *GOLF[:2], flag, script="golf_train").startswith(message)
