@@ -206,11 +206,8 @@ def compare(config: Config) -> None:
     best = min(baselines, key=first_score)
     first = read_outcomes(config, STAGE, entries[0])
     outcome.metrics = series_metrics(own, best) | means(first) | {"Scale": scale.description}
-    outcome.tables = [
-        results_table(
-            "Entries, against the best baseline", [own, *(other for other in baselines if other.name != own.name)], best
-        )
-    ]
+    rest = [baseline for baseline in baselines if baseline.name != own.name]
+    outcome.tables = [results_table("Entries, against the best baseline", [own, *rest], best)]
     if others:
         outcome.tables.append(results_table(f"{own.name} without a trick each, against it", [own, *others], own))
     outcome.tables += first[0].tables

@@ -1,4 +1,4 @@
-"""Train a golf entry: base training by the clock, with compilation before the clock and late quantization-aware training.
+"""Train a golf entry: base training with compilation before the clock, and quantization-aware at the end.
 
 python -m scripts.golf_train --model=golf --depth=2 --width=96 --head-dim=32 --target-seconds=50 --data=world
 """

@@ -71,9 +71,15 @@ def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch):
         ({"plan": "attn=int8-row"}, "has no recipe in the plan"),
         ({"plan": "int8-row", "scale": "tiny"}, "--scale=tiny is not known, take one of embedded, cpu, 1gpu"),
         ({"plan": "int8-row", "tag": "nobody"}, "there is no model in"),
-        ({"plan": PLAN, "model_bytes": -1, "scale": "embedded"}, "leaves no bytes for a model: the code"),
     ],
 )
 def test_bad_input_is_refused(flags, message):
     with pytest.raises(ValueError, match=message):
         golf_pack.main(golf_pack.Config(**{"tag": "entry", **flags}))
+
+
+def test_a_budget_below_the_bytes_of_the_code_is_refused(monkeypatch):
+    monkeypatch.setattr(golf_pack, "code_bytes", lambda: 200_001)
+    message = "--scale=embedded leaves no bytes for a model: the code that scores it takes 200,001"
+    with pytest.raises(ValueError, match=message):
+        golf_pack.main(golf_pack.Config(tag="entry", plan=PLAN))
