@@ -25,6 +25,7 @@ STAGE = "golf_eval"
 TRIAL_BYTES = 20_000  # of text, to measure the speed
 SHORTEST = 8  # tokens; strides are the context halved, down to this
 MARGIN = 2.0  # allowed time over the estimate: the machine may become busy
+PHASES = ("Training seconds", "Packing seconds")  # on the clock
 MEMORY = 2**36  # address space of the scoring process; the libraries reserve far more than they use
 
 
@@ -205,13 +206,15 @@ def compare(config: Config) -> None:
     baselines = [read_result(config, entry) for entry in scale.baselines]
     best = min(baselines, key=first_score)
     first = read_outcomes(config, STAGE, entries[0])
-    outcome.metrics = series_metrics(own, best) | means(first) | {"Scale": scale.description}
+    packs = read_outcomes(config, "golf_pack", entries[0])
+    phases = {name: value for name, value in means(packs).items() if name in PHASES}
+    outcome.metrics = series_metrics(own, best) | means(first) | phases | {"Scale": scale.description}
     rest = [baseline for baseline in baselines if baseline.name != own.name]
     outcome.tables = [results_table("Entries, against the best baseline", [own, *rest], best)]
     if others:
         outcome.tables.append(results_table(f"{own.name} without a trick each, against it", [own, *others], own))
     outcome.tables += first[0].tables
-    outcome.tables += read_outcomes(config, "golf_pack", entries[0])[0].tables[1:]
+    outcome.tables += packs[0].tables[1:]
     outcome.curves = pictures(config, [own.name, best.name], first[0])
     print0(*map(terminal_table, outcome.tables[: 1 + bool(others)]), sep="\n\n")
     print0(*(f"{name}: {format_value(value)}" for name, value in outcome.metrics.items()), sep="\n")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from conftest import ROOT
 
 from nanochat.lab.golf import SCALES
@@ -150,6 +151,27 @@ def test_golf_ends_with_a_comparison_and_resumes(runs, base, tmp_path):
     again = runs("golf.sh", *flags)
     assert again.returncode == 0, again.stderr
     assert "== " not in again.stdout  # all entries are scored
-    assert runs("golf.sh", "--entry=best", *flags).returncode == 2
-    refused = runs("golf.sh", "--seeds=none", *flags)
-    assert (refused.returncode, refused.stderr) == (2, "error: --seeds=none has to be a number from 1\n")
+    other = runs("golf.sh", *flags, "--warmup-steps=2")
+    assert other.returncode == 2
+    assert other.stderr.endswith("was scored with other settings: take another --tag\n")
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--seeds=none", "--seeds=none has to be a number from 1"),
+        pytest.param(
+            "--scale=1gpu",
+            "--scale=1gpu needs a GPU: take --scale=embedded or cpu",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it would train"),
+        ),
+        ("--entry=best", "--entry=best is not known at --scale=embedded, take one of golf, naive-narrow, naive-middle"),
+        ("--width=33", "--width=33 is not a multiple of --head-dim=32"),
+        ("--luck=1", "unknown argument --luck"),
+    ],
+)
+def test_a_mistake_in_a_flag_of_golf_is_found_first(runs, flag, sentence):
+    refused = runs("golf.sh", "--scale=embedded", "--tag=mistaken", flag)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"error: {sentence}")
+    assert refused.stderr.count("\n") == 1
