@@ -234,16 +234,18 @@ def series_metrics(own: Result, best: Result) -> Metrics:
 
 
 def means(outcomes: list[Outcome]) -> Metrics:
-    """Return the mean of each number in the outcomes' metrics, with the deviation; texts of the first one."""
+    """Return the mean of each number in the outcomes' metrics, with the deviation; what is equal in all, and texts."""
     found = {}
-    for name, value in outcomes[0].metrics.items():
+    for name in outcomes[0].metrics:
         values = [outcome.metrics[name] for outcome in outcomes]
-        if isinstance(value, dict):
-            numbers = [one["value"] for one in values]
-            deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
-            found[name] = measured(statistics.fmean(numbers), deviation, value.get("format", ""))
+        numbers = [value["value"] if isinstance(value, dict) else value for value in values]
+        if all(value == values[0] for value in values):
+            found[name] = values[0]
+        elif isinstance(values[0], str):
+            found[name] = ", ".join(values)
         else:
-            found[name] = statistics.fmean(values) if isinstance(value, int) else ", ".join(values)
+            spec = values[0]["format"] if isinstance(values[0], dict) else ",.0f"
+            found[name] = measured(statistics.fmean(numbers), statistics.stdev(numbers), spec)
     return found
 
 
