@@ -1,27 +1,26 @@
-"""The cost of quantization in bits per byte: recipes on base models, one for each seed, with GPTQ and late training.
+"""The cost of quantization in bits per byte: recipes, GPTQ and quantization-aware training (QAT), over seeds.
 
-    python -m bench.quantization --tags a-1 a-2 a-3 [--late b-1 b-2 b-3] [--clip 30]
+    python -m bench.quantization --tags a-1 a-2 a-3 [--qat b-1 b-2 b-3] [--clip 8]
 
---late: models of the same seeds with fake quantization at the end of training (scripts.golf_train --qat=int6-row).
+--qat: models of the same seeds with QAT at the end of training (scripts.golf_train --qat=int6-row).
 A gap is the score minus that of the model's own weights in fp32, on the same rows; ± is the standard error over seeds.
-The row with GPTQ takes the finest clip whose file is no larger than that of int6-row.
+Rows with a clip take the finest codes in the bytes of int6-row.
 """
 
 import argparse
 import statistics
+from functools import partial
 
 import pyarrow as pa
 
 from nanochat import quant
-from nanochat.artifact import read_artifact, write_artifact
+from nanochat.artifact import read_artifact
 from nanochat.checkpoint import load_model
 from nanochat.evals.bpb import bits_per_byte, read_text
 from nanochat.gpt import GPT
-from nanochat.lab.golf import validation_documents
+from nanochat.lab.golf import Packed, validation_documents
 from nanochat.runtime import Runtime, setup
-from scripts.golf_pack import calibration_batches, vocabulary_of, without_defaults
-
-ROUNDS = 6  # of the search for a clip
+from scripts.golf_pack import calibration_batches, fill, pack_scaled
 
 
 class Subject:
@@ -39,42 +38,35 @@ class Subject:
     def measure(self, model: GPT) -> float:
         return bits_per_byte(model, self.text, model.config.max_seq_len, 8, self.runtime).value
 
-    def pack(self, plan: str) -> bytes:
+    def pack(self, plan: str, factor: float = 1.0) -> Packed:
         recipes = quant.assign(plan, quant.matrices(self.model))
-        stored = quant.quantize_weights(self.weights, recipes, self.hessians)
-        return write_artifact(without_defaults(self.model), stored, vocabulary_of(self.tokenizer), recipes)
+        return pack_scaled(self.model, self.tokenizer, recipes, self.hessians, factor)
 
-    def gap(self, data: bytes) -> float:
+    def gap(self, packed: Packed) -> float:
         """Return the score of a file, minus that of the weights in fp32."""
-        self.model.load_state_dict(read_artifact(data).weights)
+        self.model.load_state_dict(read_artifact(packed.data).weights)
         score = self.measure(self.model)
         self.model.load_state_dict(self.weights)
         return score - self.score
 
-    def finest(self, plan: str, room: int) -> bytes:
-        """Return the file with the smallest factor for the plan's clips that is no larger than `room`."""
-        low, high = 0.1, 1.0
-        for _ in range(ROUNDS):
-            factor = (low * high) ** 0.5
-            if len(self.pack(quant.scale_clip(plan, factor))) <= room:
-                high = factor
-            else:
-                low = factor
-        return self.pack(quant.scale_clip(plan, high))
+    def finest(self, plan: str, room: int) -> Packed:
+        """Return the finest codes that fit into `room` bytes of model; all matrices have a clip."""
+        codes = sum(matrix.numel() for matrix in quant.matrices(self.model).values())
+        return fill(partial(self.pack, plan), room, codes)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.quantization", description=__doc__.splitlines()[0])
     parser.add_argument("--tags", nargs="+", required=True, help="base models, one for each seed")
-    parser.add_argument("--late", nargs="*", default=[], help="the same, trained with fake quantization at the end")
-    parser.add_argument("--clip", type=float, default=30, help="the largest clip of the row with GPTQ, in deviations")
+    parser.add_argument("--qat", nargs="*", default=[], help="the same, trained with QAT at the end")
+    parser.add_argument("--clip", type=float, default=8, help="first clip of the rows with one, in deviations")
     parser.add_argument("--bytes", type=int, default=300_000, help="of validation text")
     options = parser.parse_args()
     gaps, sizes = {}, {}
 
-    def note(name: str, subject: Subject, data: bytes) -> None:
-        gaps.setdefault(name, []).append(subject.gap(data))
-        sizes.setdefault(name, []).append(len(data))
+    def note(name: str, subject: Subject, packed: Packed) -> None:
+        gaps.setdefault(name, []).append(subject.gap(packed))
+        sizes.setdefault(name, []).append(packed.size)
 
     with setup("cpu", "fp32") as runtime:
         scores = []
@@ -92,13 +84,13 @@ def main() -> None:
                 subject.finest(f"embed={clip},blocks|head={clip}+gptq", room),
             )
         late = []
-        for tag, score in zip(options.late, scores, strict=False):
+        for tag, score in zip(options.qat, scores, strict=False):
             subject = Subject(tag, runtime, options.bytes)
-            note("int6-row after late training", subject, subject.pack("int6-row"))
-            late.append(gaps["int6-row after late training"][-1] + subject.score - score)
+            note("int6-row after QAT", subject, subject.pack("int6-row"))
+            late.append(gaps["int6-row after QAT"][-1] + subject.score - score)
         if late:
-            gaps["the same, against the weights of training without it"] = late
-            sizes["the same, against the weights of training without it"] = sizes["int6-row after late training"]
+            gaps["the same, against fp32 without QAT"] = late
+            sizes["the same, against fp32 without QAT"] = sizes["int6-row after QAT"]
     print(f"fp32: {statistics.fmean(scores):.4f} bits per byte, {len(scores)} seeds")
     print(f"{'recipe':52}{'gap':>10}{'±':>10}{'bytes':>12}")
     for name, found in gaps.items():

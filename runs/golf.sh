@@ -22,10 +22,6 @@ own() {
     *[!0-9]* | 0) stop "--seeds=$seeds has to be a number from 1" ;;
   esac
 }
-stop() {
-  echo "error: $1" >&2
-  exit 2
-}
 set -f # a word of a table is no pattern of files,
 IFS=$'\n' # and may hold spaces
 table() { "$python" -m nanochat.lab.golf "--scale=$scale" ${flags[@]+"${flags[@]}"} "$@"; }

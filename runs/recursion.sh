@@ -9,10 +9,6 @@
 set -euo pipefail
 
 seeds=1 preset=aggressive steps=300 depth=2 width=128 tag=recursion out=recursion.md recursion=()
-stop() {
-  echo "error: $1" >&2
-  exit 2
-}
 own() {
   case $1 in
     --seeds=?*) seeds=${1#*=} ;;

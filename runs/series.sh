@@ -2,6 +2,11 @@
 # their own flags in the function `own`. They may define `ready`, called before anything is trained, and `check`, which finds a
 # mistake in a flag.
 
+stop() {
+  echo "error: $1" >&2
+  exit 2
+}
+
 data=auto words='' flags=() base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
 for argument in "$@"; do
   case $argument in
@@ -36,8 +41,7 @@ if [ ! -f "$made" ]; then
 else
   before=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["config"]["vocab_size"])' "$made")
   if [ "$before" != "$words" ]; then
-    echo "error: the vocabulary of --tag=$tag has --vocab-size=$before, not $words: take another --tag" >&2
-    exit 2
+    stop "the vocabulary of --tag=$tag has --vocab-size=$before, not $words: take another --tag"
   fi
 fi
 

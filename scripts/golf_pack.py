@@ -5,6 +5,7 @@ python -m scripts.golf_pack --tag=golf-1
 
 import time
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, run
@@ -15,13 +16,14 @@ from nanochat.paths import stage_dir, write_bytes
 from nanochat.settings import CheckpointChoice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
     from nanochat.artifact import Stored
     from nanochat.checkpoint import Checkpoint
     from nanochat.gpt import GPT
+    from nanochat.quant import Hessians
     from nanochat.runtime import Runtime
     from nanochat.tokenizer import Tokenizer
 
@@ -118,12 +120,28 @@ def score_before(model: "GPT", tokenizer: "Tokenizer", runtime: "Runtime", data:
     return bits_per_byte(model, text, model.config.max_seq_len, 8, runtime).value
 
 
-def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer") -> Packed:
-    """Return the model quantized by the plan; clips are scaled until the file fills the bytes."""
+def pack_scaled(
+    model: "GPT",
+    tokenizer: "Tokenizer",
+    recipes: "Mapping[str, str]",
+    hessians: "Hessians",
+    factor: float = 1.0,
+    corrected: int = 0,
+) -> Packed:
+    """Return a packed model whose recipes have their clips times a factor."""
     from nanochat import quant
     from nanochat.artifact import read_artifact, write_artifact
 
-    weights = dict(model.state_dict())
+    scaled = {name: quant.scale_clip(recipe, factor) for name, recipe in recipes.items()}
+    stored = quant.quantize_weights(dict(model.state_dict()), scaled, hessians, corrected)
+    data = write_artifact(without_defaults(model), stored, vocabulary_of(tokenizer), scaled)
+    return Packed(stored, data, read_artifact(data).bytes, factor)
+
+
+def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer") -> Packed:
+    """Return the model quantized by the plan; clips are scaled until the file fills the bytes."""
+    from nanochat import quant
+
     recipes = quant.assign(config.plan, quant.matrices(model))
     parsed = [quant.parse_recipe(recipe) for recipe in recipes.values()]
     hessians = {}
@@ -132,12 +150,9 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
         hessians = quant.collect_hessians(model, calibration_batches(checkpoint, model, config.calibration))
 
     def pack(factor: float) -> Packed:
-        scaled = {name: quant.scale_clip(recipe, factor) for name, recipe in recipes.items()}
-        stored = quant.quantize_weights(weights, scaled, hessians, config.corrected)
-        data = write_artifact(without_defaults(model), stored, vocabulary_of(tokenizer), scaled)
-        return Packed(stored, data, read_artifact(data).bytes, factor)
+        return pack_scaled(model, tokenizer, recipes, hessians, factor, config.corrected)
 
-    codes = sum(weights[name].numel() for name, recipe in zip(recipes, parsed, strict=True) if recipe.clip)
+    codes = sum(model.state_dict()[name].numel() for name, recipe in zip(recipes, parsed, strict=True) if recipe.clip)
     if not config.model_bytes or not codes:
         return pack(1.0)
     code = code_bytes() if config.model_bytes < 0 else 0
@@ -145,10 +160,6 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
     if room <= 0:
         raise ValueError(f"--scale={config.scale} leaves no bytes for a model: the code that scores it takes {code:,}")
     return fill(pack, room, codes)
-
-
-def factor_of(packed: Packed) -> float:
-    return packed.factor
 
 
 def fill(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:
@@ -163,7 +174,7 @@ def fill(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:
         factor *= 2 ** (8 * (over + ROOM_LEFT * room / 2) / codes)
         factor = min(max(factor, FINEST), COARSEST)
     fitting = [packed for packed in tried if packed.size <= room]
-    return min(fitting, key=factor_of) if fitting else max(tried, key=factor_of)
+    return min(fitting, key=attrgetter("factor")) if fitting else max(tried, key=attrgetter("factor"))
 
 
 def main(config: Config) -> None:

@@ -32,6 +32,7 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus, shards_for
     from nanochat.evals.bpb import text_validation
+    from nanochat.models import new_model
     from nanochat.objectives import pretraining
     from nanochat.quant import FakeQuantization
     from nanochat.run import plan_with_tokenizer, training
@@ -44,6 +45,8 @@ def main(config: Config) -> None:
     plan, tokenizer = plan_with_tokenizer(config)
     if plan.model.supervision or plan.model.sweeps > 1:
         raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
+    if config.qat:  # on shapes alone: a mistake in the plan is found before anything is written
+        FakeQuantization(new_model(plan.model), config.qat, 0)
     if config.dry_run:
         return
 

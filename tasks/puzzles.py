@@ -5,6 +5,7 @@ one with training. Verdicts check whether an answer solves the problem, so every
 """
 
 import re
+from abc import ABC, abstractmethod
 from functools import cache
 from itertools import permutations, product
 from random import Random
@@ -23,7 +24,7 @@ CELLS = [(line, place) for line in range(1, 2 * MAZE_CELLS, 2) for place in rang
 MOVES = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 
 
-class Puzzle(Task):
+class Puzzle(Task, ABC):
     """A kind of puzzle. A row is a board and a seed for the other choices in a problem."""
 
     def open_rows(self) -> list[list]:
@@ -38,9 +39,9 @@ class Puzzle(Task):
     def hashes(self) -> dict[str, str]:
         return {"boards": text_sha256("\n".join(f"{board} {seed}" for board, seed in self.rows))}
 
+    @abstractmethod
     def board(self, random: Random) -> str:
         """Return a random board."""
-        raise NotImplementedError
 
 
 # ---- pointers ----
