@@ -1,10 +1,12 @@
 """The cost of quantization in bits per byte: recipes, GPTQ and quantization-aware training (QAT), over seeds.
 
-    python -m bench.quantization --tags a-1 a-2 a-3 [--qat b-1 b-2 b-3] [--clip 8]
+    python -m bench.quantization --tags a-1 a-2 a-3 [--qat b-1 b-2 b-3] [--clip 16]
 
 --qat: models of the same seeds with QAT at the end of training (scripts.golf_train --qat=int6-row).
 A gap is the score minus that of the model's own weights in fp32, on the same rows; ± is the standard error over seeds.
-Rows with a clip take the finest codes in the bytes of int6-row.
+Rows with a clip take the finest codes in the bytes of another row, half as coarse in the embedding as in the blocks.
+They have 8 bits before compression: the step between codes decides the bytes, and with 6 bits so fine a step would cut
+off the largest weights.
 """
 
 import argparse
@@ -59,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.quantization", description=__doc__.splitlines()[0])
     parser.add_argument("--tags", nargs="+", required=True, help="base models, one for each seed")
     parser.add_argument("--qat", nargs="*", default=[], help="the same, trained with QAT at the end")
-    parser.add_argument("--clip", type=float, default=8, help="first clip of the rows with one, in deviations")
+    parser.add_argument("--clip", type=float, default=16, help="first clip of the rows with one, in deviations")
     parser.add_argument("--bytes", type=int, default=300_000, help="of validation text")
     options = parser.parse_args()
     gaps, sizes = {}, {}
@@ -75,14 +77,12 @@ def main() -> None:
             scores.append(subject.score)
             for plan in ("int8-row", "int6-row", "int5-row"):
                 note(plan, subject, subject.pack(plan))
-            room = sizes["int6-row"][-1]
-            clip = f"int6-row+clip-{options.clip:g}"
-            note("int6-row, clip, same bytes", subject, subject.finest(clip, room))
-            note(
-                "int6-row, clip and gptq, same bytes",
-                subject,
-                subject.finest(f"embed={clip},blocks|head={clip}+gptq", room),
-            )
+            for bits in ("int6-row", "int5-row"):
+                room = sizes[bits][-1]
+                embed, blocks = (f"int8-row+clip-{clip:g}" for clip in (options.clip / 2, options.clip))
+                note(f"clip, bytes of {bits}", subject, subject.finest(f"embed={embed},blocks|head={blocks}", room))
+                plan = f"embed={embed},blocks|head={blocks}+gptq"
+                note(f"clip and gptq, bytes of {bits}", subject, subject.finest(plan, room))
         late = []
         for tag, score in zip(options.qat, scores, strict=False):
             subject = Subject(tag, runtime, options.bytes)

@@ -24,7 +24,15 @@ CONFIGURATIONS = {  # --model: name → fields that differ from the defaults
     # The reference, changed so that the model learns within few steps to search the context.
     "induction": {"induction": True, "tie_embeddings": True},
     # A small budget in bytes: docs/golf.md.
-    "golf": {"tie_embeddings": True, "value_embeds": False, "mlp": "leaky2", "mlp_ratio": 3.0},
+    "golf": {
+        "induction": True,
+        "tie_embeddings": True,
+        "residual_lambdas": False,
+        "x0_lambdas": False,
+        "value_embeds": False,
+        "mlp": "leaky2",
+        "mlp_ratio": 3.0,
+    },
     # The seed of the golf track: one GPU, 16 MB.
     "golf-seed": {
         **PLAIN,

@@ -35,7 +35,9 @@ class Config(TagSettings):
 
     tag: str = changed(TagSettings, "tag", "golf")
     stride: str = option(
-        "auto", "tokens from row to row (0: rows do not overlap; auto: the least that fits)", group="score"
+        "auto",
+        "tokens from row to row (0: rows do not overlap; auto: the scale's, or more if it does not fit)",
+        group="score",
     )
     rows: Count = option(8, "rows at once", group="score", least=1)
     banded: bool = option(True, "also score with one pass over long rows, as another score", group="score")
@@ -84,8 +86,8 @@ def score(folder: Path, config: Config, text: str, stride: int, seconds: float, 
     return json.loads(verdict.output.strip().splitlines()[-1])
 
 
-def choose_stride(config: Config, trial: Record, context: int, tokens: float, seconds: float) -> int:
-    """Print the cost of each stride, from a trial, and return the one asked for, or the least that fits."""
+def choose_stride(config: Config, trial: Record, context: int, tokens: float, seconds: float, least: int) -> int:
+    """Print the cost of each stride, from a trial; return the one asked for, or the first from `least` that fits."""
     from nanochat.golf import row_count
 
     row = trial["seconds of the model"] / trial["rows"]
@@ -99,7 +101,7 @@ def choose_stride(config: Config, trial: Record, context: int, tokens: float, se
     title = f"Cost of each stride, from measured speed; {seconds:g} seconds are allowed"
     print0(terminal_table(table_of(title, {"Stride": "", "Seconds": ",.1f", "Fits": ""}, rows)))
     if config.stride == "auto":
-        return min(fitting, default=context)
+        return min((stride for stride in fitting if stride >= least), default=context)
     if not config.stride.isdecimal():
         raise ValueError(f"--stride={config.stride} has to be auto or a number of tokens")
     return int(config.stride) or context
@@ -132,7 +134,8 @@ def evaluate(config: Config) -> None:
         groups = artifact.bytes | {"code": sum(trial["sources"].values())}
         size = check_size(groups, budget, config.count_tokenizer)
         total = sum(len(document.encode()) for document in documents)
-        stride = choose_stride(config, trial, context, trial["tokens"] / trial["bytes"] * total, seconds)
+        tokens = trial["tokens"] / trial["bytes"] * total
+        stride = choose_stride(config, trial, context, tokens, seconds, scale.stride)
         started = time.monotonic()
         sliding = score(folder, config, "text", stride, seconds)
         spent = time.monotonic() - started

@@ -123,7 +123,7 @@ def test_banded_is_another_score_with_the_training_context_as_window(files, pack
     # A token sees the last CONTEXT tokens in each layer, so what is further back than all layers reach does not count.
     other = ids.clone()
     other[0] = 65
-    reach = loaded.config.depth * (CONTEXT - 1) + 2
+    reach = loaded.config.depth * CONTEXT + 2
     with torch.inference_mode():
         one, two = loaded(ids[None]), loaded(other[None])
     assert torch.equal(one[:, reach:], two[:, reach:])

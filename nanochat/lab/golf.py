@@ -31,6 +31,7 @@ class Scale(NamedTuple):
     seconds: float  # for training, calibration, quantization and packing
     packing: float  # seconds of these that training leaves
     scoring: float  # seconds
+    stride: int  # tokens; the shortest that --stride=auto takes, so that entries and seeds have the same
     eval_bytes: int  # of validation text
     vocabulary: int
     flags: str
@@ -47,6 +48,7 @@ SCALES = {
         seconds=60,
         packing=10,
         scoring=60,
+        stride=32,
         eval_bytes=300_000,
         vocabulary=1024,
         flags=f"{SMALL} --total-batch-size=1024 --data=world",
@@ -58,6 +60,7 @@ SCALES = {
         seconds=600,
         packing=40,
         scoring=300,
+        stride=64,
         eval_bytes=1_000_000,
         vocabulary=1024,
         flags=f"{SMALL} --total-batch-size=2048 --data=mixed-text",
@@ -69,6 +72,7 @@ SCALES = {
         seconds=600,
         packing=60,
         scoring=600,
+        stride=64,
         eval_bytes=20_000_000,
         vocabulary=4096,
         flags=f"{QUIET} --head-dim=64 --max-seq-len=2048 --total-batch-size=131072",
@@ -90,9 +94,9 @@ SEED = (
 )
 ENTRIES: dict[str, Mapping[str, str]] = {  # entry → scale → flags, and --plan for scripts.golf_pack
     "golf": {
-        "embedded": "--model=golf,induction=true,backout=false,exclusive_last=1 --unembedding-lr=0.016 --depth=2"
-        f" --width=96 {GOLF}",
-        "cpu": f"--model=golf --depth=4 --width=192 {GOLF}",
+        "embedded": f"--model=golf,backout=false --unembedding-lr=0.016 --depth=2 --width=96 {GOLF}",
+        # Larger models have too few steps in the time, so the bytes suffice for int8 without QAT.
+        "cpu": "--model=golf --depth=4 --width=128 --plan=int8-row",
         "1gpu": f"--model=golf --depth=9 --width=512 --kv-heads=4 {GOLF}",
     },
     "seed": {"1gpu": SEED},
@@ -165,7 +169,8 @@ def tricks_of(given: Flags) -> list[str]:
         return flags | {"--model": GPTConfig(**config_fields(flags["--model"]))}
 
     own = meaning(expand(given))
-    return [trick for trick in TRICKS if meaning(expand(given | {"--without": trick})) != own]
+    tricks = [trick for trick in TRICKS if meaning(expand(given | {"--without": trick})) != own]
+    return [trick for trick in tricks if trick != "late QAT" or "--qat" in own]
 
 
 # ---- size ----
