@@ -58,7 +58,7 @@ CONFIGURATIONS = {  # --model: name → fields that differ from the defaults
 }
 
 # Fields in older manifests, with the only value that models still have.
-FORMER_FIELDS = {"qk_gain": False, "norm_eps": 2**-23, "qk_norm": True, "embed_norm": True}
+FORMER_FIELDS = {"qk_gain": False, "norm_eps": NORM_EPS, "qk_norm": True, "embed_norm": True}
 
 
 def config_of(manifest: Record) -> GPTConfig:
