@@ -98,7 +98,7 @@ def choose_stride(config: Config, trial: Record, context: int, tokens: float, se
         stride //= 2
     fitting = [stride for stride, cost in costs.items() if MARGIN * cost <= seconds]
     rows = [[stride, cost, "yes" if stride in fitting else "no"] for stride, cost in costs.items()]
-    title = f"Cost of each stride, from measured speed; {seconds:g} seconds are allowed"
+    title = f"Cost of each stride, from measured speed; it fits if twice that is within {seconds:g} seconds"
     print0(terminal_table(table_of(title, {"Stride": "", "Seconds": ",.1f", "Fits": ""}, rows)))
     if config.stride == "auto":
         return min((stride for stride in fitting if stride >= least), default=context)
@@ -226,7 +226,7 @@ def compare(config: Config) -> None:
 
 def series_metrics(own: Result, best: Result) -> Metrics:
     """Return the comparison with the baseline."""
-    *_, difference, p, _, _, seeds = own.row(best)
+    *_, difference, p, _, _, _, seeds = own.row(best)
     return {
         "Entry": own.name,
         "Seeds": seeds,

@@ -93,13 +93,13 @@ def vocabulary_of(tokenizer: "Tokenizer") -> Record:
     return {"merges": tokenizer.core.merges.tolist(), "special_tokens": special, "pattern": tokenizer.core.pattern}
 
 
-def tensors_table(stored: "Stored", weights: "dict[str, Tensor]", plan: str) -> Record:
+def tensors_table(stored: "Stored", weights: "dict[str, Tensor]", recipes: "Mapping[str, str]") -> Record:
     """Return the table of the quantized tensors: error, entropy of the codes, bytes by the entropy, and real ones."""
     from nanochat.artifact import compress
-    from nanochat.quant import assign, entropy
+    from nanochat.quant import entropy
 
     rows = []
-    for name, recipe in assign(plan, weights).items():
+    for name, recipe in recipes.items():
         matrix = stored[name]
         error = (matrix.dequantize() - weights[name]).norm() / weights[name].norm()
         bits = entropy(matrix.codes)
@@ -135,7 +135,7 @@ def pack_scaled(
     scaled = {name: quant.scale_clip(recipe, factor) for name, recipe in recipes.items()}
     stored = quant.quantize_weights(dict(model.state_dict()), scaled, hessians, corrected)
     data = write_artifact(without_defaults(model), stored, vocabulary_of(tokenizer), scaled)
-    return Packed(stored, data, read_artifact(data).bytes, factor)
+    return Packed(stored, data, read_artifact(data).bytes, factor, scaled)
 
 
 def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer") -> Packed:
@@ -227,7 +227,7 @@ def main(config: Config) -> None:
         "Corrected tensors": sum(name.endswith(CORRECTION[0]) for name in packed.stored),
     }
     groups = table_of("Bytes by group", {"Group": "", "Bytes": ",d"}, list(packed.sizes.items()))
-    outcome.tables = [groups, tensors_table(packed.stored, matrices(model), config.plan)]
+    outcome.tables = [groups, tensors_table(packed.stored, matrices(model), packed.recipes)]
     print0(*map(terminal_table, outcome.tables), sep="\n\n")
     print0(f"golf_pack: {path}: {packed.size:,} bytes of model, {loop['seconds']:.1f} + {packing:.1f} s")
     outcome.add_artifact(path)

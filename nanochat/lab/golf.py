@@ -203,6 +203,7 @@ class Packed(NamedTuple):
     data: bytes
     sizes: dict[str, int]  # of the groups in the file
     factor: float  # for the clips of the recipes
+    recipes: Mapping[str, str]  # tensor → recipe, with scaled clips
 
     @property
     def size(self) -> int:
@@ -245,16 +246,18 @@ class Result(NamedTuple):
     seconds: list[float]
 
     def row(self, other: "Result") -> list[float | str | None]:
-        """Return the row in a table of results: mean, deviation, difference to another one, and p."""
+        """Return the row in a table of results: mean, deviation, and the comparison with another one."""
         same = self.name == other.name
         deviation = statistics.stdev(self.bpb) if len(self.bpb) > 1 else None
         difference = None if same else statistics.fmean(self.bpb) - statistics.fmean(other.bpb)
-        p = None if same or min(len(self.bpb), len(other.bpb)) < 2 else p_value(self.bpb, other.bpb)
+        p = None if same or len(self.bpb) == len(other.bpb) == 1 else p_value(self.bpb, other.bpb)
+        within = None if p is None else "yes" if p > SIGNIFICANT else "no"
         means = statistics.fmean(self.bytes), statistics.fmean(self.seconds)
-        return [self.name, statistics.fmean(self.bpb), deviation, difference, p, *means, len(self.bpb)]
+        return [self.name, statistics.fmean(self.bpb), deviation, difference, p, within, *means, len(self.bpb)]
 
 
-COLUMNS = {"Entry": "", "bpb": ".4f", "±": ".4f", "Difference": "+.4f", "p": ".2g"}
+SIGNIFICANT = 0.05  # a difference with a larger p is within the noise of the seeds
+COLUMNS = {"Entry": "", "bpb": ".4f", "±": ".4f", "Difference": "+.4f", "p": ".2g", "Within noise": ""}
 COLUMNS |= {"Bytes": ",.0f", "Seconds": ".1f", "Seeds": ""}
 
 

@@ -34,9 +34,16 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def p_value(values: Sequence[float], others: Sequence[float]) -> float:
-    """Return the p value of two samples' equal means, two-sided, with variances of their own (Welch's test)."""
-    parts = [statistics.variance(some) / len(some) for some in (values, others)]
+    """Return the p value of two samples' equal means, two-sided, with variances of their own (Welch's test).
+
+    A sample with a single value is assumed to have the variance of the other one.
+    """
     distance = abs(statistics.fmean(values) - statistics.fmean(others))
+    if min(len(values), len(others)) == 1:
+        larger = max(values, others, key=len)
+        error = statistics.stdev(larger) * math.sqrt(1 + 1 / len(larger))
+        return t_tail(distance / error, len(larger) - 1) if error else float(distance == 0)
+    parts = [statistics.variance(some) / len(some) for some in (values, others)]
     if not sum(parts):
         return float(distance == 0)
     divisors = (len(values) - 1, len(others) - 1)

@@ -90,8 +90,14 @@ def test_results_are_compared_over_seeds():
     own, other = Result("a", [1.0, 1.1, 1.2], [5, 5, 5], [1.0] * 3), Result("b", [1.5, 1.6, 1.4], [6] * 3, [2.0] * 3)
     rows = results_table("Entries", [own, other], other)["rows"]
     name, mean, deviation, difference, p, *rest = rows[0]
-    assert (name, rest) == ("a", [5, 1.0, 3])
+    assert (name, rest) == ("a", ["no", 5, 1.0, 3])
     assert [mean, deviation, difference] == pytest.approx([1.1, 0.1, -0.4])
     assert p == pytest.approx(0.00805, abs=1e-5)
-    assert rows[1][3:5] == [None, None]
-    assert Result("a", [1.0], [5], [1.0]).row(other)[2] is None
+    assert rows[1][3:6] == [None, None, None]
+    assert Result("a", [1.2], [5], [1.0]).row(other)[2:6] == [
+        None,
+        pytest.approx(-0.3),
+        pytest.approx(0.122, abs=1e-3),
+        "yes",
+    ]
+    assert Result("a", [1.0], [5], [1.0]).row(Result("b", [2.0], [6], [1.0]))[4:6] == [None, None]

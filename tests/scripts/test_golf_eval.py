@@ -39,7 +39,7 @@ def test_a_file_is_scored_alone(base, capsys):
     assert metrics["bpb"]["value"] < metrics["bpb, rows that do not overlap"]["value"]
     assert metrics["bpb, banded (another score)"]["value"] > 0
     printed = capsys.readouterr().out
-    assert "Cost of each stride, from measured speed; 60 seconds are allowed" in printed
+    assert "Cost of each stride, from measured speed; it fits if twice that is within 60 seconds" in printed
     assert "final_mixed_quant_roundtrip val_loss:" in printed
     with pytest.raises(ValueError, match="over the budget of 60,000; the largest: code"):
         golf_eval.main(golf_eval.Config(tag="entry", eval_bytes=3000, budget=60_000))
