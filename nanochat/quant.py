@@ -19,7 +19,7 @@ from nanochat.log import print0
 if TYPE_CHECKING:
     from nanochat.gpt import GPT
 
-LEAST_SCALE = 2.0**-24  # the smallest number of fp16
+LEAST_SCALE, LARGEST_SCALE = 2.0**-24, 65504.0  # of fp16
 LEAST_VALUES = 1024  # a smaller matrix stays fp16
 DAMPING = 0.01  # GPTQ: part of the mean diagonal that is added to the diagonal
 Hessians = Mapping[str, Tensor]  # tensor → summed products of its inputs, (columns, columns)
@@ -109,7 +109,7 @@ def quantize(weight: Tensor, recipe: Recipe, hessian: Tensor | None = None) -> Q
     """Return a matrix (rows, columns) in codes. hessian: of its inputs, for GPTQ."""
     weight = weight.detach().float()
     largest = recipe.clip * weight.std(1, correction=0) if recipe.clip else weight.abs().amax(1)
-    scales = (largest / recipe.top).clamp(min=LEAST_SCALE).half()
+    scales = (largest / recipe.top).clamp(LEAST_SCALE, LARGEST_SCALE).half()
     if recipe.gptq:
         codes = _gptq(weight, scales.float()[:, None], recipe.top, hessian)
     else:
@@ -250,8 +250,8 @@ class _StraightThrough(torch.autograd.Function):
         return rounded.view_as(rounded)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, outer: Tensor) -> tuple[Tensor, None]:
-        return outer, None
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 class _Fake(nn.Module):

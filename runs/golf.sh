@@ -16,6 +16,7 @@ own() {
     --entry=?*) entry=${1#*=} ;;
     --seeds=?*) seeds=${1#*=} ;;
     --ablate) ablate=1 ;;
+    --without=*) stop "--without is a word of nanochat.lab.golf: --ablate leaves out each trick" ;;
     *) return 1 ;;
   esac
   case $seeds in

@@ -10,8 +10,9 @@ import site
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, run
 from nanochat.lab.golf import SCALES, Result, check_size, first_documents, results_table, scale_of, validation_documents
@@ -19,6 +20,9 @@ from nanochat.log import Record, format_value, metric_curve, print0, read_metric
 from nanochat.outcome import Metrics, Outcome, measured
 from nanochat.paths import read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
+
+if TYPE_CHECKING:
+    from nanochat.artifact import Artifact
 
 ROOT = Path(__file__).parent.parent
 STAGE = "golf_eval"
@@ -50,7 +54,9 @@ class Config(TagSettings):
         "", "compare the runs TAG-ENTRY-SEED of these entries, the first one with the rest", group="series"
     )
     seeds: Count = option(3, "seeds of the series", group="series", least=1)
-    scale: str = option("embedded", "scale of the series, which has the baselines", group="series")
+    scale: str = option(
+        "embedded", "budget and baselines of the series (a single artifact has its own)", group="series"
+    )
     best: bool = option(False, "only print the best baseline of the series", group="series", in_card=False)
 
 
@@ -107,21 +113,35 @@ def choose_stride(config: Config, trial: Record, context: int, tokens: float, se
     return int(config.stride) or context
 
 
-def evaluate(config: Config) -> None:
-    """Score one artifact, and write the outcome."""
+def open_packed(tag: str) -> "tuple[Path, Artifact, Outcome]":
+    """Return the file that golf_pack has finished, its content, and the record; ValueError for any other file."""
     from nanochat.artifact import read_artifact
+    from nanochat.gpt import GPTConfig
 
-    outcome = Outcome.begin(STAGE, config.tag, config)
-    path = stage_dir("golf_pack", config.tag) / "artifact.golf"
-    if not path.exists():
-        raise ValueError(f"there is no artifact at {path}: python -m scripts.golf_pack makes one")
-    made = Outcome.load(path.with_name("outcome.json"))
+    path = stage_dir("golf_pack", tag) / "artifact.golf"
+    record = path.with_name("outcome.json")
+    if not path.exists() or not record.exists():
+        raise ValueError(f"there is no finished artifact at {path}: python -m scripts.golf_pack makes one")
+    made = Outcome.load(record)
     if made.artifacts.get(path.name) != read_sha256(path):
         raise ValueError(f"{path} is not the file that scripts.golf_pack has finished: run it again")
+    artifact = read_artifact(path.read_bytes())
+    vocabulary = 256 + len(artifact.vocabulary["merges"]) + len(artifact.vocabulary["special_tokens"])
+    trained = GPTConfig(**artifact.config).vocab_size
+    if vocabulary != trained:
+        raise ValueError(
+            f"the artifact's tokenizer has {vocabulary:,} tokens, but its model {trained:,}: pack it again"
+        )
+    return path, artifact, made
+
+
+def evaluate(config: Config) -> None:
+    """Score one artifact, and write the outcome."""
+    outcome = Outcome.begin(STAGE, config.tag, config)
+    path, artifact, made = open_packed(config.tag)
     packed = made.metrics
     scale = SCALES[packed["Scale"]]
     seconds, budget = config.scoring_seconds or scale.scoring, config.budget or scale.bytes
-    artifact = read_artifact(path.read_bytes())
     context = artifact.config["max_seq_len"]
     documents = validation_documents(packed["Data"], config.eval_bytes or scale.eval_bytes)
     with tempfile.TemporaryDirectory(prefix="golf-") as name:
@@ -143,9 +163,11 @@ def evaluate(config: Config) -> None:
             raise ValueError(f"scoring took {spent:.1f} s, over the limit of {seconds:g} s: take a longer --stride")
         plain = score(folder, config, "text", context, seconds)
         banded = score(folder, config, "text", 0, seconds, banded=True) if config.banded else None
+    same_text = made.config["eval_bytes"] == config.eval_bytes
+    gap = plain["bpb"] - packed["bpb before quantization"]["value"] if same_text else None
     outcome.metrics = score_metrics(sliding, plain, banded, stride) | {
         "bpb before quantization": packed["bpb before quantization"],
-        "Quantization gap": measured(plain["bpb"] - packed["bpb before quantization"]["value"]),
+        "Quantization gap": measured(gap),
         "Bytes": size,
         "Budget": budget,
         "Scoring seconds": measured(spent, spec=".1f"),
@@ -188,11 +210,24 @@ def read_outcomes(config: Config, stage: str, entry: str) -> list[Outcome]:
 
 
 def read_result(config: Config, entry: str) -> Result:
-    """Return the scores of an entry over the seeds."""
+    """Return the scores of an entry over the seeds; ValueError if one is not that of the packed file."""
     scores = [outcome.metrics for outcome in read_outcomes(config, STAGE, entry)]
-    packs = [outcome.metrics for outcome in read_outcomes(config, "golf_pack", entry)]
+    packed = read_outcomes(config, "golf_pack", entry)
+    hashes = [outcome.artifacts["artifact.golf"][:12] for outcome in packed]
+    if hashes != [score["Artifact"] for score in scores]:
+        raise ValueError(f"{config.tag}-{entry} has a packed file that is not scored: run scripts.golf_eval for it")
+    packs = [outcome.metrics for outcome in packed]
     seconds = [pack["Training seconds"]["value"] + pack["Packing seconds"]["value"] for pack in packs]
     return Result(entry, [one["bpb"]["value"] for one in scores], [one["Bytes"] for one in scores], seconds)
+
+
+def check_comparable(config: Config, entries: list[str]) -> None:
+    """Raise a ValueError if the entries were scored in different ways."""
+    scores = [outcome.metrics for entry in entries for outcome in read_outcomes(config, STAGE, entry)]
+    for name in ("Stride", "Text", "Budget"):
+        values = sorted({str(score[name]) for score in scores})
+        if len(values) > 1:
+            raise ValueError(f"the scores of {config.tag} differ in {name} ({', '.join(values)}): score them again")
 
 
 def first_score(result: Result) -> float:
@@ -208,6 +243,7 @@ def compare(config: Config) -> None:
     own, *others = [read_result(config, entry) for entry in entries]
     baselines = [read_result(config, entry) for entry in scale.baselines]
     best = min(baselines, key=first_score)
+    check_comparable(config, [*entries, *scale.baselines])
     first = read_outcomes(config, STAGE, entries[0])
     packs = read_outcomes(config, "golf_pack", entries[0])
     phases = {name: value for name, value in means(packs).items() if name in PHASES}
@@ -266,7 +302,8 @@ def pictures(config: Config, entries: list[str], scored: Outcome) -> list[Record
 
 def main(config: Config) -> None:
     if config.best:
-        print0(min((read_result(config, entry) for entry in scale_of(config.scale).baselines), key=first_score).name)
+        first = replace(config, seeds=1)  # later seeds of a series that was stopped may not be scored yet
+        print0(min((read_result(first, entry) for entry in scale_of(config.scale).baselines), key=first_score).name)
     elif config.entries:
         compare(config)
     else:

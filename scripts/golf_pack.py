@@ -48,6 +48,7 @@ class Config(CheckpointChoice):
         "bytes to fill by scaling clips (-1: the budget without the code; 0: leave the clips as they are)",
         group="golf",
     )
+    count_tokenizer: bool = option(False, "leave room for the vocabulary's bytes too", group="golf")
     eval_bytes: Count = option(0, "bytes of validation text (0: the scale's)", group="golf", least=0)
     seconds: float = option(0.0, "limit for training and packing together (0: the scale's)", group="golf", least=0)
 
@@ -159,6 +160,8 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
     room = config.model_bytes if config.model_bytes > 0 else scale_of(config.scale).bytes - code
     if room <= 0:
         raise ValueError(f"--scale={config.scale} leaves no bytes for a model: the code that scores it takes {code:,}")
+    if config.count_tokenizer:
+        room -= pack(1.0).sizes["tokenizer"]
     return fill(pack, room, codes)
 
 
@@ -195,16 +198,18 @@ def main(config: Config) -> None:
             raise ValueError(f"the run {config.tag} has not ended: run scripts.golf_train again")
         model.load_state_dict(load_weights(checkpoint, model))
         packed = quantize(config, checkpoint, model, tokenizer)
+        loop, limit = checkpoint.manifest["loop"], config.seconds or scale.seconds
+        # Into another file: a packing that takes too long leaves an earlier artifact alone.
         path = stage_dir(STAGE, config.tag) / FILE
-        write_bytes(path, packed.data)
-        loop = checkpoint.manifest["loop"]
+        new = path.with_suffix(".new")
+        write_bytes(new, packed.data)
         packing = time.monotonic() - started
-        limit = config.seconds or scale.seconds
         if loop["seconds"] + packing > limit:
-            path.unlink()
+            new.unlink()
             clocks = f"training took {loop['seconds']:.1f} s and packing {packing:.1f} s"
             raise ValueError(f"{clocks}, over the limit of {limit:g} s")
         # No longer on the clock.
+        new.replace(path)
         data = checkpoint.manifest["config"]["data"]
         before = score_before(model, tokenizer, runtime, data, config.eval_bytes or scale.eval_bytes)
 

@@ -42,6 +42,8 @@ def main(config: Config) -> None:
         raise ValueError(
             "--ema and --qat cannot be combined, the average is not made of rounded weights: leave one out"
         )
+    if config.qat and config.fp8:
+        raise ValueError("--fp8 and --qat cannot be combined, both replace the layers: leave one out")
     plan, tokenizer = plan_with_tokenizer(config)
     if plan.model.supervision or plan.model.sweeps > 1:
         raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")

@@ -90,6 +90,12 @@ def test_rounding_is_within_half_a_step_of_the_row(recipe, rows, columns, seed, 
     assert ((found.dequantize() - weight).abs() <= step / 2 + 2**-10 * weight.abs() + 1e-7).all()
 
 
+def test_a_row_whose_scale_fp16_cannot_hold_stays_finite():
+    found = quantize(torch.tensor([[1e9, -1.0], [1.0, 0.0]]), parse_recipe("int8-row")).dequantize()
+    assert found.isfinite().all()
+    assert found[1].tolist() == pytest.approx([1, 0], abs=1e-3)
+
+
 def test_rows_of_zeros_stay_zero_and_values_that_are_not_finite_are_refused_by_name():
     weight = torch.randn(3, 8)
     weight[1] = 0

@@ -6,7 +6,9 @@ import shutil
 import pytest
 from base_runs import Base
 
+from nanochat.artifact import read_artifact, write_artifact
 from nanochat.evals import sandbox
+from nanochat.paths import read_sha256
 from scripts import golf_eval, golf_pack
 
 
@@ -75,10 +77,36 @@ def test_entries_are_compared_with_the_best_baseline(base, capsys):
         "Bytes by group, of 200,000",
         "Validation over the clock, first seed",
     ]
+    path = base.folder / "golf_eval/series-golf-2/outcome.json"
+    outcome = json.loads(path.read_text(encoding="utf-8"))
+    for name, sentence in {"Stride": "the scores of series differ in Stride", "Artifact": "that is not scored"}.items():
+        other = outcome | {"metrics": outcome["metrics"] | {name: "other"}}
+        path.write_text(json.dumps(other), encoding="utf-8")
+        with pytest.raises(ValueError, match=sentence):
+            golf_eval.main(golf_eval.Config(tag="series", entries="golf", seeds=2))
+    path.unlink()
+    with pytest.raises(ValueError, match="that is not scored"):
+        golf_eval.main(golf_eval.Config(tag="series", entries="golf", seeds=2))
+    golf_eval.main(golf_eval.Config(tag="series", best=True))
+
+
+def test_an_artifact_of_another_tokenizer_is_refused(base):
+    golf_pack.main(golf_pack.Config(tag="entry", eval_bytes=3000))
+    path = base.folder / "golf_pack/entry/artifact.golf"
+    artifact = read_artifact(path.read_bytes())
+    merges = artifact.vocabulary["merges"]
+    path.write_bytes(
+        write_artifact(artifact.config, artifact.weights, artifact.vocabulary | {"merges": merges[:-1]}, {})
+    )
+    record = path.with_name("outcome.json")
+    outcome = json.loads(record.read_text(encoding="utf-8"))
+    record.write_text(json.dumps(outcome | {"artifacts": {path.name: read_sha256(path)}}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"the artifact's tokenizer has \d+ tokens, but its model \d+: pack it again"):
+        golf_eval.main(golf_eval.Config(tag="entry", eval_bytes=3000))
 
 
 def test_an_entry_without_a_file_is_refused():
-    with pytest.raises(ValueError, match="there is no artifact at"):
+    with pytest.raises(ValueError, match="there is no finished artifact at"):
         golf_eval.main(golf_eval.Config(tag="nobody"))
     with pytest.raises(ValueError, match="--scale=tiny is not known"):
         golf_eval.main(golf_eval.Config(tag="nobody", scale="tiny", best=True))
