@@ -121,6 +121,11 @@ TRICKS: dict[str, Flags] = {
     "induction": {"--model": "induction=false"},
     "XSA": {"--model": "exclusive_last=0"},
     "leaky2": {"--model": "mlp=relu2"},
+    "narrow MLP": {"--model": "mlp_ratio=4"},
+    "partial RoPE": {"--model": "rope_dims=0"},
+    "QK gain": {"--model": "query_gain=0"},
+    "attention eps": {"--model": "qk_eps=1.1920928955078125e-07"},  # 2^-23, as in all norms
+    "orthogonal init": {"--model": "orthogonal=false"},
     "smear": {"--model": "smear=false,induction=false"},
     "backout": {"--model": "backout=false"},
     "residual factors": {"--model": "residual_lambdas=false,x0_lambdas=false"},
