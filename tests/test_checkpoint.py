@@ -56,14 +56,6 @@ def test_old_steps_go(tmp_path):
     assert steps(tmp_path) == [115, 120, 130]
 
 
-def test_a_step_that_lies_there_from_before_is_replaced(tmp_path):
-    saved(tmp_path, 100, 200)
-    (tmp_path / "step_000200" / "model.safetensors").write_bytes(b"")
-    saved(tmp_path, 200)
-    check(newest(tmp_path))
-    assert names(tmp_path) == {"step_000100", "step_000200"}
-
-
 def test_steps_are_in_the_order_of_numbers(tmp_path):
     saved(tmp_path, 999_999, 1_000_000)
     assert newest(tmp_path).step == 1_000_000

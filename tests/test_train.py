@@ -44,17 +44,6 @@ def test_a_step_is_that_of_plain_autograd(tmp_path):
         assert record["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("clip", [0.0, 0.1])
-def test_the_size_of_micro_batches_does_not_matter(clip, tmp_path):
-    def model(size: int, **options):
-        options |= {"device_batch": size, "source": Rows(ALONE, uneven), "grad_clip": clip}
-        return train(tmp_path / f"{size}", **options).parameters
-
-    whole = model(8)
-    for size in (1, 2, 4):
-        assert furthest(model(size), whole) < EXACT
-
-
 # ---- faults ----
 
 

@@ -36,15 +36,6 @@ def test_the_section_has_the_fields_of_the_reference(base):
     assert "| Validation loss |" in markdown(read_card(base.folder), "report")  # of the summary
 
 
-def test_conversations_of_ones_own_are_learned(base):
-    flags = ("--source=base", "--num-iterations=40", "--matrix-lr=1", "--eval-metrics-every=-1")
-    flags += (write_chats(base.folder / "my_chats.jsonl", "The brown fox."),)
-    base.stage("chat_sft", "--tag=own", "--model-tag=parent", "--embedding-lr=9", "--unembedding-lr=0.3", *flags).done()
-    metrics = base.record("chat_sft", "own")["metrics"]
-    assert (metrics["Training rows"], metrics["Validation rows"]) == (57, 3)
-    assert metrics["Validation loss"]["value"] < 1.0
-
-
 def test_it_is_recorded_what_was_learned_from(base):
     path = base.folder / "changing.jsonl"
     flags = ("--source=base", "--tag=record", "--model-tag=parent", write_chats(path, "The fox.") + ",aqua@20:2")
