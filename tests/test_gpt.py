@@ -145,16 +145,6 @@ def test_a_layer_by_hand():
     torch.testing.assert_close(model(ids)[0], logits, atol=1e-4, rtol=1e-4)
 
 
-def test_the_loss_is_the_plain_one():
-    model, ids = lively(SMALL), tokens()
-    targets = ids.roll(-1, dims=1)
-    targets[:, -7:] = -1
-    plain = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none").view(2, 200)
-    torch.testing.assert_close(model(ids, targets, reduction="none"), plain)
-    torch.testing.assert_close(model(ids, targets), plain.sum())
-    assert (plain[:, -7:] == 0).all()
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("device", devices())
 def test_gradients_of_tables_are_added_to_the_optimizers_buffer(device, tied):
@@ -178,7 +168,6 @@ def test_gradients_of_tables_are_added_to_the_optimizers_buffer(device, tied):
 
 def loss_of_a_repetition(**fields) -> float:
     """Return the loss on the second half of rows with equal random halves, after some training steps."""
-    print("seed 4")
     config = GPTConfig(**{**SMALL, "depth": 2, "kv_heads": 4, "bos_id": -1, **fields})
     model, generator = GPT(config), torch.Generator().manual_seed(4)
     model.init_weights(1)

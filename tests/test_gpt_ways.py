@@ -207,16 +207,6 @@ def test_rows_behind_a_prefix_are_texts_of_their_own(name, path):
             torch.testing.assert_close(ours.grad, expected.grad, atol=1e-4, rtol=1e-3, msg=parameter_name)
 
 
-def test_sweeps_share_a_context():
-    """The blocks run again on another state, as a recursive model does."""
-    model, ids = lively(SMALL), tokens()
-    context = model.context(ids)
-    first = model.sweep(context.x0, context)
-    assert torch.equal(first, model.hidden(ids))
-    assert torch.equal(model.sweep(context.x0, context), first)
-    assert not torch.equal(model.sweep(first, context), first)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("path", ["sdpa", "flex"])

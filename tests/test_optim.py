@@ -193,23 +193,6 @@ def test_a_kind_is_complete(kind):
 # ---- on an accelerator ----
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("compile", [False, True])
-def test_a_step_never_waits_for_the_device(compile):
-    params = [(name, Parameter(parameter.data.cuda())) for name, parameter in parameters((5,), (64, 32), (32, 64))]
-    optimizer = Optimizer(both(params), polar_dtype=torch.bfloat16, compile=compile)
-    give_gradients(params)
-    optimizer.step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        norm = optimizer.step(torch.ones((), device="cuda"), clip=1.0)
-        optimizer.zero_grad()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert norm.isfinite()
-
-
 # ---- the average of the weights ----
 
 

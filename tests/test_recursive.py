@@ -179,6 +179,11 @@ def test_without_recursion_nothing_changes():
     [
         ({"recursion": "agressive"}, "--recursion=agressive is not known, take one of off, moderate, aggressive"),
         ({"loops": 3}, "--loops is for recursion: add --recursion=moderate"),
+        ({"carry": True}, "--carry is for recursion: add --recursion=moderate"),
+        (
+            {"recursion": "extreme", "carry": True, "supervision_base": 3.0},
+            "--supervision-base is for exits that are trained together: leave it out, or --carry",
+        ),
         ({"recursion": "extreme", "detached": 4}, "--detached=4 has to be below --supervision=4"),
     ],
 )

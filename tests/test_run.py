@@ -112,10 +112,6 @@ def test_carried_states_take_each_batch_once_for_each_exit(base):
     base.run("whole", *(flag for flag in flags if flag != "--carry"))
     whole = base.outcome("whole")["metrics"]["Number of FLOPs per token"]["value"]
     assert flops == pytest.approx(whole / 2, abs=1)
-    refused = base.refused("plain", "--carry")
-    assert refused == "--carry is for recursion: add --recursion=moderate"
-    refused = base.refused("carried", *flags, "--supervision-base=3")
-    assert refused == "--supervision-base is for exits that are trained together: leave it out, or --carry"
 
 
 @pytest.mark.slow

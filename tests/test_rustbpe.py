@@ -29,7 +29,6 @@ def sample_texts() -> list[str]:
 
 
 def random_texts(count: int, seed: int = SEED) -> list[str]:
-    print(f"seed {seed}")
     dice = random.Random(seed)
     return [naive_bpe.random_text(dice) for _ in range(count)]
 

@@ -76,29 +76,22 @@ def test_evaluations_run_as_often_as_asked(base, tmp_path):
     assert estimate["stderr"] > 0
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_divergence_ends_the_run_and_keeps_the_checkpoint(base, ranks):
-    tag = f"wild-{ranks}"
+def test_divergence_ends_the_run_and_keeps_the_checkpoint(base):
     flags = ("--embedding-lr=1e30", "--matrix-lr=1e30", "--warmup-steps=0", "--save-every=1", "--eval-every=-1")
-    said = base.refused(tag, *flags, code=1, ranks=ranks)
+    said = base.refused("wild", *flags, code=1, ranks=2)
     last = int(re.match(r"step (\d+): the loss is .*(nan|inf)", said)[1]) - 1
     assert last > 0
-    assert steps(base.of(tag)) == list(range(1, last + 1))
-    assert all(math.isfinite(loss) for loss in base.losses(tag))
+    assert steps(base.of("wild")) == list(range(1, last + 1))
+    assert all(math.isfinite(loss) for loss in base.losses("wild"))
 
 
 def test_settings_that_cannot_be_are_one_sentence(base):
     for flag, sentence in {
         "--device-batch-size=3": "--device-batch-size=3 (x 32 tokens x 1 ranks) does not divide "
         "--total-batch-size=256: take auto or one of [1, 2, 4, 8]",
-        "--total-batch-size=100": "--total-batch-size=100 is no multiple of a row on every rank (32 tokens x 1 "
-        "ranks): take --total-batch-size=128",
-        "--on=8xH100": "--on and --json are for a plan: add --dry-run",
         "--target-flops=1e9": "--num-iterations and --target-flops each end the run: keep one of them",
         "--device-type=gpu": "--device-type=gpu is not on this machine, take one of ",
-        "--attention=magic": "--attention=magic is not known, take one of auto, ",
         "--sample-every=-7": "--sample-every has to be -1 or more, not -7",
-        "--dtype=fp12": "precision fp12 is not known, take one of auto, bf16, fp16, fp32",
     }.items():
         assert base.refused("never", flag).startswith(sentence)
     assert steps(base.of("never")) == []
