@@ -55,8 +55,6 @@ def test_compiled_blocks_agree_and_deeper_models_need_no_more_graphs(backend, pa
         assert counters["stats"]["unique_graphs"] == kinds
 
 
-# ---- every field of GPTConfig ----
-
 # One other value for each field that changes the model; bool fields are switched. A new field fails until it is here.
 OTHER_VALUES = {
     "kv_heads": 4,
@@ -150,9 +148,6 @@ def test_every_field_keeps_its_promise_about_scores(field, monkeypatch):
     model(tokens())
     holds = max(largest) <= config.attention_scale * config.head_dim * (1 + 1e-5)
     assert holds == config.scores_are_bounded
-
-
-# ---- caches ----
 
 
 @torch.no_grad()

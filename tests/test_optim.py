@@ -39,9 +39,6 @@ def give_gradients(params: list[tuple[str, Parameter]], size: float = 1.0) -> li
     return gradients
 
 
-# ---- Muon ----
-
-
 class PlainMuon:
     """One matrix at a time, in float64, each stage as it is described."""
 
@@ -98,9 +95,6 @@ def test_muon_equals_its_plain_twin(rows, loudness):
         assert twin.sure.float().mean() > 0.7
 
 
-# ---- AdamW ----
-
-
 def test_adamw_equals_its_plain_twin():
     shapes = [tuple(random.randint(1, 9) for _ in range(random.randint(0, 3))) for _ in range(6)]
     params = parameters(*shapes, shapes[0])
@@ -117,9 +111,6 @@ def test_adamw_equals_its_plain_twin():
         group.lr = peer.param_groups[0]["lr"] = group.lr * 0.9
     for (name, parameter), twin in zip(params, peers, strict=True):
         torch.testing.assert_close(parameter.detach(), twin.detach(), atol=1e-5, rtol=1e-5, msg=name)
-
-
-# ---- one step of both ----
 
 
 def both(params: list[tuple[str, Parameter]]) -> list[Group]:
@@ -169,9 +160,6 @@ def test_compiled_equals_eager_and_is_compiled_once(monkeypatch):
     torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
-# ---- every kind ----
-
-
 def optimizer_of(kind: str) -> tuple[list[tuple[str, Parameter]], Optimizer]:
     params = parameters((64, 64), (64, 64), (64, 32))
     return params, Optimizer([Group("weights", kind, params, 0.1, 0.9, 0.9)])
@@ -192,12 +180,6 @@ def test_a_kind_is_complete(kind):
     size = sum(stack.state_bytes * parameter.numel() for _, parameter in params)
     assert size == pytest.approx(sum(state.nbytes for saved in states.values() for state in saved.values()), rel=0.05)
     optimizer_of(kind)[1].load_state_tensors(states.__getitem__)
-
-
-# ---- on an accelerator ----
-
-
-# ---- the average of the weights ----
 
 
 def test_the_average_is_a_mean_at_first_and_then_exponential():

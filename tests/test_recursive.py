@@ -82,9 +82,6 @@ def test_a_cache_has_keys_for_every_application_at_any_number_of_steps(name, ste
         torch.testing.assert_close(ours, exact[:, place, None], atol=2e-4, rtol=1e-4)
 
 
-# ---- the objective ----
-
-
 def test_the_loss_is_the_seeds_formula():
     """Of one row: (Σ wᵢ·Lᵢ − s·Σ (Lᵢ₋₁ − Lᵢ)/Lᵢ₋₁) / exits, wᵢ = bⁱ/Σb; the earlier loss is a constant."""
     model, ids = lively(CONFIGS["recursive"]), tokens(1)
@@ -145,9 +142,6 @@ def test_flops_are_those_of_the_products(changes):
     )
     attention = 12 * 64 * 2 * 32 * (shape.loops + 1) * shape.supervision * (1 + (shape.passes - 1) / 3)
     assert products / 32 == pytest.approx(model.flops_per_token() - attention, rel=0.01)
-
-
-# ---- presets and flags ----
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,6 @@ def plan_of(config: Config = D24, vocab_size: int = 32768, **flags) -> RunPlan:
     return plan_run(replace(config, **flags), vocab_size, 32759)
 
 
-# ---- the plan ----
-
-
 def test_depth_24_at_ratio_8_is_the_reference():
     plan = plan_of()
     counts = plan.counts
@@ -107,9 +104,6 @@ def test_horizons():
     assert "Number of training tokens" not in timed.summary
 
 
-# ---- batches ----
-
-
 def choices(total: int, length: int, ranks: int, asked: str = "auto") -> list[int]:
     return row_choices(replace(D24, max_seq_len=length, device_batch_size=asked), total, ranks)
 
@@ -139,9 +133,6 @@ def test_an_impossible_batch_names_the_possible_ones():
     ]:
         with pytest.raises(ValueError, match=sentence):
             choices(total, 2048, ranks, rows)
-
-
-# ---- the cost ----
 
 
 @pytest.fixture(autouse=True)

@@ -72,9 +72,6 @@ def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer):
     assert got.stderr == pytest.approx(spread, rel=0.15)
 
 
-# ---- rows, which may overlap ----
-
-
 def token_by_token(model, text, seq_len, stride, bos) -> float:
     """Each token alone, behind what stands before it in the first row that it is in."""
     nats, ids = 0.0, text.ids.tolist()
@@ -170,9 +167,6 @@ def test_validation_is_compiled_once_that_has_paid(every, steps, eager, monkeypa
     assert len(ways) == eager
     assert written == [2.0, 1.0, 1.5][: len(steps)]
     assert (notes["val bpb"], notes["lowest val bpb"]) == (written[-1], min(written))
-
-
-# ---- samples ----
 
 
 def plain_continuation(model, tokenizer, prompt, count):

@@ -58,9 +58,6 @@ class Scripted:
                 yield Event(*where, None, reason="stop")
 
 
-# ---- figures ----
-
-
 def test_pass_at_k_is_counted_over_all_draws():
     for samples in range(1, 7):
         for right in range(samples + 1):
@@ -79,9 +76,6 @@ def test_chat_core_by_hand():
     expected = (0.15 / 0.75 + 0.5) / 2, math.sqrt((0.03 / 0.75) ** 2 + 0.04**2) / 2
     assert mean_scores(scores) == {"ChatCORE (2 of 6 tasks)": pytest.approx(expected)}
     assert mean_scores({"KMMLU": scores["KMMLU"]}) == {}
-
-
-# ---- letters ----
 
 
 def picked_plainly(model, prompt: list[int], letters: list[int]) -> int:
@@ -151,9 +145,6 @@ def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, roo
         assert request.tokens[2:] == prompt[2:][-(room - 2) :]
 
 
-# ---- what is written ----
-
-
 def test_what_is_written_is_judged_and_kept(hub):
     model, tokenizer = make_model()
     task = TASKS["GSM8K"]()
@@ -180,9 +171,6 @@ def test_what_is_written_is_judged_and_kept(hub):
     for request in engine.requests:
         assert (request.max_new_tokens, request.temperature, request.top_k, request.n) == (50, 0.7, 9, 3)
     assert len({request.seed for request in engine.requests}) == 9
-
-
-# ---- ranks ----
 
 
 def ask_as_rank(out: Path) -> None:
