@@ -233,7 +233,7 @@ def test_ranks(tmp_path):
     for ranks in (2, 4):
         read = {path.stem[:-1]: load_file(path) for path in tmp_path.glob(f"*{ranks}.safetensors")}
         assert_same_model(read["straight"], straight1)
-        for name in ("half", "micro1", "fault_first", "fault_later"):
+        for name in ("half", "micro1"):
             assert_same_model(read[name], half1)
         assert_identical(read["resumed"], read["straight"])
         assert_identical(read["reloaded"], half1)  # from 1 rank to several
