@@ -74,12 +74,6 @@ def test_every_derived_value_has_a_note_and_a_flag_overrides_it():
             plan_of(**flags)
 
 
-def test_without_a_tokenizer_the_vocabulary_is_assumed():
-    plan = plan_of(vocab_size=None)
-    assert plan.notes[0] == "vocabulary 49,152 = assumed, no tokenizer is trained yet"
-    assert plan.counts["head"] == 49_152 * 1536
-
-
 def test_a_plan_counts_the_real_model():
     plan = plan_of(depth=2, max_seq_len=256)
     model = GPT(plan.model)
@@ -147,7 +141,7 @@ def last_line(accelerator: Accelerator, ranks: int = 8, config: Config = D24, **
 
 
 def test_memory():
-    """tests/test_rehearsal.py compares the sum with a step's, also of fp8 and with checkpointing."""
+    """tests/test_bench.py compares the sum with a step's, also of fp8 and with checkpointing."""
     plan = plan_of()
     plain, alone = memory(plan, 16, 8), memory(plan, 16, 1)
     assert (8 * plain["summed gradients"], alone["summed gradients"]) == (plain["gradients"], 0)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -10,18 +11,24 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import lm_eval
 import openai
 import pytest
+from bundles import CHOICE, CoreTask, one_process, write_bundle
 from conftest import ROOT
 from engines import TOKENIZER
+from lm_eval.tasks import TaskManager
 from served import CONTEXT
 
 from nanochat.chat import Reply
 from nanochat.config import parse
+from nanochat.evals.core import evaluate_core
+from nanochat.evals.core_tasks import read_bundle
 from nanochat.serve import app as serve_app
 from nanochat.serve.app import HEADERS, Service, application, listen
 from nanochat.serve.requests import ServedModel, parse_chat, parse_completion
 from nanochat.serve.worker import Pool
+from scripts import export
 from scripts.chat_web import Config, main
 
 HI = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
@@ -297,3 +304,59 @@ def test_errors_end_a_row_or_an_engine_and_not_the_server(stream):
     assert "LookupError: a row's own error" in log
     assert "RuntimeError: the device is gone" in log
     assert process.returncode == 0
+
+
+ITEMS, LETTERS = 24, "JKLMNOPQRST"  # with which no merge of the vocabulary begins or ends
+
+
+def questions() -> list[dict]:
+    """Choices of as many tokens each: the sum of log-probabilities decides there, and the mean here."""
+    dice, rows = random.Random(5), []
+    for number in range(ITEMS):
+        words = ["".join(dice.sample(LETTERS, 3)) for _ in range(4)]
+        rows.append({"query": f"What is {number} + 3 — 여우?", "choices": words, "gold": dice.randrange(4)})
+    return rows
+
+
+def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch):
+    rows = questions()
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(twin.base))
+    export.main(export.Config(format="tokenizer", source="sft", tag="mine", out=str(tmp_path / "tokenizer")))
+    (tmp_path / "little.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    task = {
+        "task": "little",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "little.jsonl")}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{query}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "gold",
+        "metric_list": [{"metric": "acc"}],
+    }
+    about = {
+        "model": "nanochat-mine-sft",
+        "base_url": f"{server.url}/v1/completions",
+        "tokenizer_backend": "huggingface",
+        "tokenizer": str(tmp_path / "tokenizer"),
+        "add_bos_token": True,
+        "max_length": CONTEXT,
+        "max_retries": 1,
+    }
+    manager = TaskManager(include_defaults=False)
+    found = lm_eval.simple_evaluate("local-completions", about, [task], batch_size=8, task_manager=manager)
+    theirs = {}
+    for sample in found["samples"]["little"]:
+        scores = [response[0] for response in sample["filtered_resps"]]
+        theirs[sample["doc"]["query"]] = scores.index(max(scores)), bool(sample["acc"])
+
+    write_bundle(tmp_path / "hub", [CoreTask("little", "any", CHOICE, 0, 25, rows)])
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
+    [task] = read_bundle()
+    evaluate_core(twin.plain, twin.tokenizer, [task], one_process(), folder=tmp_path / "ours")
+    decisions = [json.loads(line) for line in (tmp_path / "ours/little.jsonl").read_text("utf-8").splitlines()]
+    items = task.items(0)
+    ours = {items[one["item"]]["query"]: (one["chosen"], one["correct"]) for one in decisions}
+    assert theirs == ours
+    assert len(ours) == ITEMS
+    assert len({chosen for chosen, _ in ours.values()}) > 1
