@@ -1,4 +1,4 @@
-"""A rehearsed training step: its memory against a real step's, bytes sent, and planted faults."""
+"""A rehearsed training step: its memory against a real step's, bytes sent, planted faults. The server's benchmark."""
 
 import json
 import subprocess

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import replace
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -273,32 +273,3 @@ def test_a_cancelled_row_frees_its_slot_at_once():
     engine.cancel(jobs[1])
     assert engine.rows == []
     assert [job.open for job in jobs] == [0, 0, 0]
-
-
-def test_streams_share_the_engine():
-    model, requests = model_of(), [replace(request, n=2) for request in mixed(8, temperature=1.0)]
-    engine = Engine(model, TOKENIZER, slots=5)
-    alone = [list(engine.stream(part)) for part in (requests[:5], requests[5:])]
-    assert all(event.logprob == 0 for event in alone[0])
-    streams = engine.stream(requests[:5]), engine.stream(requests[5:], logprobs=True)
-    given = list(zip_longest(*streams))
-    ordered = lambda events: sorted(events, key=lambda event: event[:2])  # noqa: E731
-    assert ordered(event for event, _ in given if event) == ordered(alone[0])
-    assert ordered(event._replace(logprob=0) for _, event in given if event) == ordered(alone[1])
-    assert any(event.logprob < 0 for _, event in given if event)
-
-
-def test_a_row_longer_than_the_memory_waits_for_those_that_run():
-    model = model_of()
-    requests = [Request([65, i], 20, stop=NEVER) for i in range(3)]
-    expected = tokens_of(Engine(model, TOKENIZER).generate(requests))
-    engine = Engine(model, TOKENIZER)
-    jobs = [engine.submit([request]) for request in requests]
-    engine.step()
-    long = engine.submit([Request([65] * 150, 4, stop=NEVER)])
-    for _ in range(19):
-        engine.step()
-        assert len(long.events) == 0
-    engine.step()
-    assert len(long.events) == 1
-    assert [[[event.token for event in job.events if event.token is not None]] for job in jobs] == expected
