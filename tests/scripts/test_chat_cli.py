@@ -2,6 +2,7 @@
 
 import codecs
 import fcntl
+import io
 import os
 import pty
 import select
@@ -96,8 +97,11 @@ def test_stdout_has_the_answers_only(base):
     assert "model: chat_sft mine, step 7" in one.stderr.splitlines()
 
 
-def test_the_temperature_is_the_models_own_unless_given(base):
+def test_the_temperature_is_the_models_own_unless_given(here, monkeypatch):
     """The checkpoint says 0, greedy."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     plain = ("--device-type=cpu", "--dtype=fp32", "--max-new-tokens=40", "-i", "sft", "-p", "hello")
-    own, greedy, sampled = (run_chat(base, *plain, *flags).stdout for flags in ((), ("-t", "0"), ("-t", "1")))
+    done = [here("scripts.chat_cli", *plain, *flags) for flags in ((), ("-t", "0"), ("-t", "1"))]
+    assert [one.returncode for one in done] == [0, 0, 0], done[0].stderr
+    own, greedy, sampled = (one.stdout for one in done)
     assert own == greedy != sampled
