@@ -1,14 +1,10 @@
 """A rehearsed training step: its memory against a real step's, bytes sent, planted faults. The server's benchmark."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT
 
 from bench.rehearsal import Rehearsal, rehearse
 from bench.rehearse import new_step, real_peak
@@ -142,15 +138,3 @@ def test_each_goal_can_be_missed():
     ]:
         [found] = missed(**figures)
         assert goal in found
-
-
-@pytest.mark.slow
-def test_it_serves_measures_and_says(tmp_path):
-    words = ["--seconds=3", "--clients=6", "--depth=1", f"--json={tmp_path / 'figures.json'}"]
-    done = subprocess.run([sys.executable, "-m", "bench.serve", *words], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode in (0, 1), done.stderr
-    assert ("goals missed" in done.stdout) == bool(done.returncode)
-    figures = {row["case"]: row["ours"] for row in json.loads((tmp_path / "figures.json").read_text())}
-    assert figures["serve: errors"] == figures["serve: leaked slots"] == 0
-    assert figures["abuse: errors"] == figures["abuse: leaked slots"] == 0
-    assert figures["serve: rate"] > 0
