@@ -1,6 +1,6 @@
 """Saves in children that are killed, one after each thing they do to the disk; prints how many points there were.
 
-Arguments: a folder, and the steps whose checkpoints are in it before the save that is killed, of step 200.
+Argument: a folder. Before the save of step 200, which is killed, there is no checkpoint, that of step 100, or of 200.
 """
 
 import builtins
@@ -110,7 +110,7 @@ def save_step(folder: Path, step: int, act: int = 0) -> None:
 
 def main(folder: Path, earlier: list[int]) -> None:
     torch.set_num_threads(1)
-    template = folder.with_name("template")
+    template = folder.with_name(f"{folder.name}-template")
     template.mkdir()
     for step in earlier:
         save_step(template, step)
@@ -135,4 +135,5 @@ def main(folder: Path, earlier: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [int(step) for step in sys.argv[2:]])
+    for number, steps in enumerate(([], [100], [200])):
+        main(Path(sys.argv[1], f"{number}"), steps)

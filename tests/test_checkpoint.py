@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import check, model_of, names, record_of, save, saved, states_of
+from conftest import ROOT
 
 from nanochat.checkpoint import Saver, load, newest, steps, trained
 from nanochat.paths import read_sha256
@@ -189,16 +190,12 @@ def test_a_copy_from_the_gpu_is_of_the_moment_of_the_call(tmp_path):
     assert read == [[150], [151], [152], [153]]
 
 
-TESTS = Path(__file__).parent
-
-
-@pytest.mark.parametrize("before", ["nothing", "100", "200"])
-def test_kill_9_after_anything_a_save_of_step_200_does(before, tmp_path, python):
-    words = str(TESTS / "checkpoint_crashes.py"), str(tmp_path / "run"), *before.replace("nothing", "").split()
-    done = python(*words, PYTHONPATH=str(TESTS.parent))
+def test_kill_9_after_anything_a_save_does(tmp_path, python):
+    done = python(str(ROOT / "tests/checkpoint_crashes.py"), str(tmp_path), PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout)
-    assert int(re.search(r"points (\d+)", done.stdout)[1]) >= 20
+    points = [int(number) for number in re.findall(r"points (\d+)", done.stdout)]
+    assert len(points) == 3
+    assert min(points) >= 20
 
 
 def test_all_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):

@@ -33,12 +33,6 @@ def base(tmp_path_factory) -> Path:
     return folder
 
 
-def run_chat(base: Path, *flags: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*CHAT, *flags], env=env, input=stdin, capture_output=True, timeout=120)
-    return subprocess.CompletedProcess(flags, done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
 class Person:
     """A person at a terminal, who types and reads."""
 
@@ -87,21 +81,18 @@ def test_a_chat_at_a_terminal(base):
     assert history.stat().st_mode & 0o077 == 0
 
 
-def test_stdout_has_the_answers_only(base):
-    stdin = b"hello\n\nand \\\nmore\n/quit\nnever read\n\xff"
-    done = run_chat(base, *FLAGS, stdin=stdin)
+def test_stdout_has_the_answers_only(base, here, monkeypatch):
+    env = os.environ | {"PYTHONPATH": str(ROOT), "NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
+    lines = b"hello\n\nand \\\nmore\n/quit\nnever read\n\xff"
+    done = subprocess.run([*CHAT, *FLAGS], env=env, input=lines, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    one = run_chat(base, *FLAGS, "--seed=0", "-i", "sft", "-g=mine", "-s", "7", "-p", "-", stdin=b"hello")
-    assert done.stdout.startswith(one.stdout)
-    assert len(done.stdout) > len(one.stdout)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello")))
+    one = here("scripts.chat_cli", *FLAGS, "--seed=0", "-i", "sft", "-g=mine", "-s", "7", "-p", "-")
+    assert done.stdout.decode().startswith(one.stdout)
+    assert len(done.stdout.decode()) > len(one.stdout) > 1
     assert "model: chat_sft mine, step 7" in one.stderr.splitlines()
-
-
-def test_the_temperature_is_the_models_own_unless_given(here, monkeypatch):
-    """The checkpoint says 0, greedy."""
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    # The temperature is the model's own unless one is given. The checkpoint says 0, greedy.
     plain = ("--device-type=cpu", "--dtype=fp32", "--max-new-tokens=40", "-i", "sft", "-p", "hello")
-    done = [here("scripts.chat_cli", *plain, *flags) for flags in ((), ("-t", "0"), ("-t", "1"))]
-    assert [one.returncode for one in done] == [0, 0, 0], done[0].stderr
-    own, greedy, sampled = (one.stdout for one in done)
+    own, greedy, sampled = (here("scripts.chat_cli", *plain, *words).stdout for words in ((), ("-t=0",), ("-t=1",)))
     assert own == greedy != sampled
+    assert len(own) > 1

@@ -107,8 +107,8 @@ def test_a_run_and_its_record(runs, whole):
     assert re.search(r"^step 00004 \| rl/reward \S+ \|", whole, re.MULTILINE)
 
 
-def test_samples_are_readable(runs, whole, python):
-    done = python("-m", "scripts.rollouts", "--tag=whole", "--show", "2", NANOCHAT_BASE_DIR=str(runs.folder))
+def test_samples_are_readable(runs, whole, here):
+    done = here("scripts.rollouts", "--tag=whole", "--show", "2", NANOCHAT_BASE_DIR=str(runs.folder))
     assert done.returncode == 0, done.stderr
     last = [record for record in runs.samples("whole") if record["step"] == STEPS][:2]
     assert re.findall(r"^== step 4, question (\d+)$", done.stdout, re.MULTILINE) == [
@@ -119,7 +119,7 @@ def test_samples_are_readable(runs, whole, python):
         for sample in record["samples"]:
             about = f"-- reward {sample['reward']:g}, advantage {sample['advantage']:+.3g}, {sample['tokens']} tokens"
             assert f"{about}:\n{harmless(sample['text'])}" in done.stdout
-    done = python("-m", "scripts.rollouts", "--tag=none", NANOCHAT_BASE_DIR=str(runs.folder))
+    done = here("scripts.rollouts", "--tag=none", NANOCHAT_BASE_DIR=str(runs.folder))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "there are no samples in " in done.stderr
 

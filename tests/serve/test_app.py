@@ -250,6 +250,7 @@ def test_an_address_that_is_not_free(server):
 
 
 BROKEN_SERVER = """
+import time
 from engines import TOKENIZER, model_of
 from nanochat.engine import Engine
 from nanochat.serve.app import Service, application, listen, serve
@@ -258,46 +259,50 @@ from nanochat.serve.worker import Pool, Worker
 
 class Broken(Engine):
     def step(self):
-        if len(self.waiting) > 1:
+        if len(self.waiting) > 2:
             raise RuntimeError("the device is gone")
+        time.sleep(0.05 * len(self.waiting))  # until others come
         super().step()
 
     def _answer(self, sequence, token):
         if sequence.length == 4:
             raise LookupError("a row's own error")
 
-worker = Worker(Broken(model_of(), TOKENIZER, slots=2), model_of())
-service = Service(ServedModel("broken", TOKENIZER, 192), Pool([worker], 0))
+worker = Worker(Broken(model_of(), TOKENIZER, slots=1), model_of())
+service = Service(ServedModel("broken", TOKENIZER, 192), Pool([worker], 8))
 bound = listen("127.0.0.1", 0)
 print(f"server: http://127.0.0.1:{bound.getsockname()[1]}/ ", flush=True)
 serve(bound, application(service, "127.0.0.1", "", [], []))
 """
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_errors_end_a_row_or_an_engine_and_not_the_server(stream):
+def test_errors_end_a_row_or_an_engine_and_not_the_server():
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen([sys.executable, "-c", BROKEN_SERVER], env=env, **streams) as process:
         try:
             url = next(found[1] for line in process.stdout if (found := re.match(r"server: (http://\S+)/ ", line)))
-            with httpx.Client(base_url=url, timeout=60) as http:
+            with httpx.Client(base_url=url, timeout=60) as http, ThreadPoolExecutor(2) as threads:
                 body = {"prompt": "hi", "temperature": 0}
                 answer = http.post("/v1/completions", json=body).json()
                 assert answer["choices"][0]["finish_reason"] == "error"
                 assert http.get("/health").json()["errors"] == 1
-                failed = http.post("/v1/completions", json=body | {"n": 2, "stream": stream})
-                assert failed.status_code == (200 if stream else 503)
-                error = json.loads(failed.text.removeprefix("data: "))["error"]
-                assert (error["code"], error["type"]) == ("engine_failed", "server_error")
+                # Both at once are too much for this engine.
+                long = {"prompt": "a longer one", "max_tokens": 150, "n": 2}
+                bodies = [long | {"stream": stream} for stream in (True, False)]
+                failed = [threads.submit(http.post, "/v1/completions", json=one) for one in bodies]
+                for post, status in zip(failed, (200, 503), strict=True):
+                    assert post.result().status_code == status
+                    *_, last = [text for text in post.result().text.split("data: ") if '"error"' in text]
+                    error = json.loads(last)["error"]
+                    assert (error["code"], error["type"]) == ("engine_failed", "server_error")
                 end = time.monotonic() + 30
                 while (health := http.get("/health")).status_code != 200 and time.monotonic() < end:
                     time.sleep(0.05)
                 assert health.json()["samples"] == 0
                 # By the new engine, which is a whole one.
-                assert (
-                    http.post("/v1/completions", json=body | {"n": 2}).json()["choices"][1]["finish_reason"] == "length"
-                )
+                answer = http.post("/v1/completions", json=body | {"n": 2}).json()
+                assert answer["choices"][1]["finish_reason"] == "length"
         finally:
             process.terminate()
             log = process.communicate(timeout=60)[0]
