@@ -147,18 +147,6 @@ def test_numbers_that_do_not_divide(corpus, tokenizer):
         loader_of(corpus, tokenizer, world_size=4, batch_size=3)
 
 
-def test_three_documents_are_enough(tmp_path, tokenizer):
-    corpus = text_corpus(tmp_path, [["one two", "three", "four " * 30]], 2)
-    with loader_of(corpus, tokenizer, lanes=64, batch_size=64) as loader:
-        rows = rows_of([loader], 6)
-        assert (rows[:, 0] == tokenizer.special_tokens["<|bos|>"]).all()
-        assert loader.epochs["letters"] > 64
-        state = state_of([loader])
-        after = rows_of([loader], 6)
-        loader.load_state_dict(state)
-        assert np.array_equal(rows_of([loader], 6), after)
-
-
 def test_the_shares_of_a_mix_hold(tmp_path):
     chance = np.random.default_rng(6)
     long, short = chance.integers(200, 900, 100).tolist(), chance.integers(1, 30, 900).tolist()
