@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import check, model_of, names, record_of, save, saved, states_of
+from checkpoint_crashes import check, model_of, names, record_of, save, saved, states_of
 from conftest import ROOT
 
 from nanochat.checkpoint import Saver, load, newest, steps, trained

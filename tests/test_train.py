@@ -22,13 +22,13 @@ from loop_parts import (
     Rows,
     every_other,
     furthest,
+    main,
     plant,
     skipping,
     small_model,
     train,
     uneven,
 )
-from loop_rank import main as all_cases
 from safetensors.torch import load_file
 
 from nanochat import schedules
@@ -366,7 +366,7 @@ COUNT = 4
 def ranks(tmp_path_factory):
     """The folder with the models, what each rank saw, and the job."""
     folder = tmp_path_factory.mktemp("ranks")
-    job = Forked(folder / "out", all_cases, folder, ranks=COUNT)
+    job = Forked(folder / "out", main, folder, ranks=COUNT)
     job.done(240)
     seen = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(COUNT)]
     return SimpleNamespace(folder=folder, seen=seen, job=job)
