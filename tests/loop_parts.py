@@ -1,7 +1,7 @@
 """A small model, made-up rows, faults to plant, and training with them: what the tests of the loop run on any ranks.
 
-`main` is one of several ranks and trains in all ways that the tests need. It leaves models as CASE.safetensors in `folder`,
-and the facts that this rank saw as RANK.json.
+`main` is one of several ranks and trains in all ways that the tests need. It leaves models in `folder` as
+CASE.safetensors, and the facts that this rank saw as RANK.json.
 """
 
 import itertools
