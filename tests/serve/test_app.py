@@ -11,13 +11,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import lm_eval
 import openai
 import pytest
 from bundles import CHOICE, CoreTask, one_process, write_bundle
 from conftest import ROOT
 from engines import TOKENIZER
-from lm_eval.tasks import TaskManager
 from served import CONTEXT
 
 from nanochat.chat import Reply
@@ -322,6 +320,9 @@ def questions() -> list[dict]:
 
 
 def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch):
+    import lm_eval  # takes seconds, which every worker would pay
+    from lm_eval.tasks import TaskManager
+
     rows = questions()
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(twin.base))
     export.main(export.Config(format="tokenizer", source="sft", tag="mine", out=str(tmp_path / "tokenizer")))
