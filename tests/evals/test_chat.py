@@ -92,7 +92,7 @@ def test_a_batch_picks_what_each_prompt_picks_alone(name):
     expected = [picked_plainly(model, *pair) for pair in zip(prompts, letters, strict=True)]
     assert len(set(expected)) > 2
     model.attention = "flash3"  # this machine has none: batches of ever new shapes take another path
-    for size in (1, 5, 24):
+    for size in (5, 24):
         parts = [slice(i, i + size) for i in range(0, 24, size)]
         logits = torch.cat([last_logits(model, prompts[part]) for part in parts])
         got = [int(row[some].argmax()) for row, some in zip(logits, letters, strict=True)]
