@@ -2,8 +2,8 @@
 
     python -m bench.attacks [--only kills speedrun programs forgeries requests expressions]
 
-The tables are in tests/attacks. A memory attack counts as held if the machine's available memory fell by at most the
-sandbox's limit and a tenth: run nothing else meanwhile.
+The tables are in tests/attacks, the attempts in bench/attempts.py. A memory attack counts as held if the machine's
+available memory fell by at most the sandbox's limit and a tenth: run nothing else meanwhile.
 """
 
 import argparse
@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 
 def main() -> None:
-    from attacks.attempts import KINDS
+    from bench.attempts import KINDS
 
     parser = argparse.ArgumentParser(prog="python -m bench.attacks", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))

@@ -107,9 +107,6 @@ def files_of(folder: Path, step: int = STEPS) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in home.glob("*.safetensors")}
 
 
-# ---- what is done to a process before its run ----
-
-
 class SignalAfter:
     """The process gets a signal once it has written down a step: it ends with the step after."""
 

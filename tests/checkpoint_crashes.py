@@ -1,6 +1,6 @@
 """Saves in children that are killed, one after each thing they do to the disk; prints how many points there were.
 
-Arguments: a folder, and the steps whose checkpoints are in it before the save that is killed, of step 200.
+Argument: a folder. Before the save of step 200, which is killed, there is no checkpoint, that of step 100, or of 200.
 """
 
 import builtins
@@ -15,11 +15,58 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoints import check, names, save
 from safetensors.torch import save_file
 
 from nanochat import checkpoint
-from nanochat.checkpoint import Saver, hold, newest
+from nanochat.checkpoint import RECORD, Checkpoint, Saver, hold, newest
+
+PARAMETERS = [f"blocks.{i}.attn.{kind}.weight" for i in range(2) for kind in "qkv"] + ["embed.weight"]
+PARAMETERS += ["a", "a/b"]  # a name that another begins with
+
+
+def model_of(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return {name: torch.randn(3, 5, generator=generator) for name in PARAMETERS}
+
+
+def state_of(step: int, name: str) -> dict[str, torch.Tensor]:
+    number = PARAMETERS.index(name)
+    return {"step": torch.tensor(step), "momentum": torch.full((3, 5), step + number / 7, dtype=torch.bfloat16)}
+
+
+def states_of(step: int, rank: int = 0, ranks: int = 1) -> list[tuple[str, dict[str, torch.Tensor]]]:
+    return [(name, state_of(step, name)) for name in PARAMETERS[rank::ranks]]
+
+
+def record_of(step: int) -> dict:
+    return dict.fromkeys(RECORD) | {"stage": "base_train", "loop": {"step": step, "loss": 1 / 3, "π": float("inf")}}
+
+
+def save(saver: Saver, step: int) -> None:
+    saver.save(step, model_of(step), states_of(step, saver.rank, saver.world_size), record_of(step))
+
+
+def saved(folder: Path, *numbers: int, **options) -> Path:
+    with Saver(folder, **options) as saver:
+        for number in numbers:
+            save(saver, number)
+    return folder
+
+
+def check(checkpoint: Checkpoint) -> None:
+    step, model = checkpoint.step, checkpoint.model_tensors()
+    assert model.keys() == set(PARAMETERS)
+    assert all(torch.equal(model[name], tensor) for name, tensor in model_of(step).items())
+    for name in PARAMETERS:
+        state = checkpoint.optimizer_state(name)
+        assert state.keys() == {"step", "momentum"}
+        assert all(torch.equal(state[key], tensor) for key, tensor in state_of(step, name).items()), name
+    assert checkpoint.manifest["loop"] == record_of(step)["loop"]
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"lock"}
+
 
 CALLS = "fsync rename replace mkdir unlink rmdir".split()
 
@@ -110,7 +157,7 @@ def save_step(folder: Path, step: int, act: int = 0) -> None:
 
 def main(folder: Path, earlier: list[int]) -> None:
     torch.set_num_threads(1)
-    template = folder.with_name("template")
+    template = folder.with_name(f"{folder.name}-template")
     template.mkdir()
     for step in earlier:
         save_step(template, step)
@@ -135,4 +182,5 @@ def main(folder: Path, earlier: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [int(step) for step in sys.argv[2:]])
+    for number, steps in enumerate(([], [100], [200])):
+        main(Path(sys.argv[1], f"{number}"), steps)

@@ -22,7 +22,6 @@ def model_of(name="reference", **fields):
 
 def mixed(count, seed=3, **settings):
     """Prompts of all lengths, with lengths to generate that reach the end of the context or do not."""
-    print(f"seed {seed}")
     dice = random.Random(seed)
     requests = []
     for i in range(count):

@@ -24,7 +24,6 @@ CONFIGS["odd shapes"] = {**SMALL, **ODD_SHAPES, "depth": 3, "kv_heads": 1, "mlp_
 
 def lively(fields, seed=5, **options) -> GPT:
     """A model in which nothing is zero, as if it had been trained."""
-    print(f"seed {seed}")
     model = new_model(GPTConfig(**fields), **options).to_empty(device="cpu")
     model.init_weights(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -61,7 +60,6 @@ def limit_memory(monkeypatch, model: GPT, rows: int) -> None:
 
 def tokens(rows=2, length=200, seed=6):
     """Token ids of several documents; windows are 129 at these lengths, so they bite."""
-    print(f"seed {seed}")
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(BOS + 1, 100, (rows, length), generator=generator)
     ids[:, 0] = BOS

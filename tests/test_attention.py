@@ -33,7 +33,6 @@ def attention(q, k, v, path, scale=0.25, **options):
 
 
 def tensors(case, heads=4, kv_heads=2, dtype=torch.float32, device="cpu", seed=7):
-    print(f"seed {seed}")
     queries, keys, asked = CASES[case]
     generator = torch.Generator().manual_seed(seed)
     draw = lambda length, number: torch.randn(3, length, number, 16, generator=generator).to(device, dtype)  # noqa: E731

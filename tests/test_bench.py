@@ -1,13 +1,126 @@
-"""The benchmark of the server: that it notices what it is there to notice."""
+"""A rehearsed training step: its memory against a real step's, bytes sent, planted faults. The server's benchmark."""
 
-import json
-import subprocess
-import sys
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from conftest import ROOT
+import torch
 
+from bench.rehearsal import Rehearsal, rehearse
+from bench.rehearse import new_step, real_peak
 from bench.serve import FASTER, goals
+from nanochat import gpt
+from nanochat.gpt import GPTConfig
+from nanochat.objectives import next_token, pretraining
+from nanochat.runtime import Runtime
+from nanochat.scaling import memory, plan_run
+from scripts.base_train import Config
+
+SMALL = GPTConfig(512, depth=4, width=128, heads=2, max_seq_len=128, bos_id=0)
+ROWS = 8
+
+
+def rehearsed(
+    ranks: int = 1, dtype: torch.dtype = torch.float32, steps: int = 1, shape: GPTConfig = SMALL, **options: Any
+) -> Rehearsal:
+    options = {"compiled": False} | options
+    return rehearse(lambda runtime: new_step(shape, ROWS, runtime, **options), ranks, dtype, "cpu", steps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_peak_is_that_of_a_real_step(dtype):
+    loop = new_step(SMALL, ROWS, Runtime(torch.device("cpu"), dtype, "sdpa"), compiled=False)
+    loop.model.init_weights(0)
+    found = rehearsed(dtype=dtype, steps=2)
+    assert found.peak == pytest.approx(real_peak(loop), rel=0.02)
+    assert found.moment == "logits"
+    assert ("weights in the compute dtype" in found.memory) is (dtype == torch.bfloat16)
+
+
+def test_ranks_share_the_states_and_send_what_they_share():
+    two, four = rehearsed(2), rehearsed(4)
+    assert two.memory["optimizer"] == pytest.approx(2 * four.memory["optimizer"], rel=0.02)  # chunks are padded
+    assert two.memory["weights"] == pytest.approx(four.memory["weights"], rel=0.02)
+    parameters = sum(parameter.numel() for parameter in gpt.GPT(SMALL).parameters())
+    for found in (two, four):
+        assert found.sent["reduce_scatter_base"] == found.sent["allgather_base"] == found.memory["gradients"]
+        assert found.memory["gradients"] == pytest.approx(4 * parameters, rel=0.02)
+        assert found.sent["allreduce"] < 100  # figures
+
+
+def test_the_host_waits_in_the_first_step_alone():
+    assert rehearsed(2, steps=2).waits == []
+    first = rehearsed(2).waits
+    assert first
+    assert all("self._order = order.tolist()" in wait for wait in first)
+
+
+def test_planted_waits_are_found():
+    def reading(model, batch):
+        loss, count, metrics = next_token(model, batch)
+        assert loss.item() != 0.5
+        assert loss.detach().cpu() is not None
+        return loss, count, metrics
+
+    waits = rehearsed(steps=2, objective=reading).waits
+    assert len(waits) == 2
+    assert all("test_bench.py" in wait for wait in waits)
+    assert "assert loss.item() != 0.5" in waits[0]
+
+
+def test_a_graph_for_each_kind_of_block_and_of_matrix():
+    found = rehearsed(2, torch.bfloat16, steps=4, compiled=True, in_fp8=True)
+    # Blocks with value embeddings and without; attention's matrices, both of the MLP, and the gate of values.
+    assert found.graphs == [2 + 4, 0, 0, 0]
+    assert found.breaks == []
+
+
+def test_planted_breaks_and_recompilations_are_found(monkeypatch):
+    forward = gpt.MLP.forward
+
+    def breaking(self, x):
+        torch._dynamo.graph_break()
+        return forward(self, x)
+
+    lengths = iter((128, 96))
+
+    def shorter(model, batch):
+        length = next(lengths)
+        return next_token(model, [column[:, :length] for column in batch])
+
+    monkeypatch.setattr(gpt.MLP, "forward", breaking)
+    found = rehearsed(steps=2, shape=replace(SMALL, depth=1), compiled=True, objective=shorter)
+    assert found.graphs[0] > 1 + 4
+    assert found.graphs[1] > 0
+    assert found.breaks
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("recursion", "depth", "rows", "ranks", "in_fp8", "checkpointing"),
+    [
+        ("off", 6, 32, 8, True, False),
+        ("off", 5, 4, 16, False, False),  # matrices of a shape are no multiple of the ranks
+        ("off", 6, 32, 8, False, True),
+        ("aggressive", 4, 16, 1, False, False),
+        pytest.param("off", 20, 32, 8, False, False, marks=SLOW),
+        pytest.param("off", 20, 32, 8, True, True, marks=SLOW),
+        pytest.param("off", 22, 16, 8, True, False, marks=SLOW),
+        pytest.param("off", 12, 8, 1, False, False, marks=SLOW),
+        pytest.param("aggressive", 12, 4, 1, True, False, marks=SLOW),
+        pytest.param("aggressive", 12, 16, 1, False, True, marks=SLOW),
+    ],
+)
+def test_a_dry_run_has_the_memory_of_a_rehearsal(recursion, depth, rows, ranks, in_fp8, checkpointing):
+    config = Config(depth=depth, recursion=recursion)
+    plan = plan_run(config, 32_768)
+    options = {"in_fp8": in_fp8, "checkpointing": checkpointing, "objective": pretraining(config)}
+    found = rehearse(lambda runtime: new_step(plan.model, rows, runtime, **options), ranks).peak
+    estimated = sum(memory(plan, rows, ranks, checkpointing, in_fp8).values())
+    assert estimated == pytest.approx(found, rel=0.05 if recursion == "off" else 0.1)
+
 
 GOOD = {"errors": 0, "leaked slots": 0.0, "memory": 500.0, "growth": 2.0, "health worst": 40.0}
 
@@ -25,15 +138,3 @@ def test_each_goal_can_be_missed():
     ]:
         [found] = missed(**figures)
         assert goal in found
-
-
-@pytest.mark.slow
-def test_it_serves_measures_and_says(tmp_path):
-    words = ["--seconds=3", "--clients=6", "--depth=1", f"--json={tmp_path / 'figures.json'}"]
-    done = subprocess.run([sys.executable, "-m", "bench.serve", *words], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode in (0, 1), done.stderr
-    assert ("goals missed" in done.stdout) == bool(done.returncode)
-    figures = {row["case"]: row["ours"] for row in json.loads((tmp_path / "figures.json").read_text())}
-    assert figures["serve: errors"] == figures["serve: leaked slots"] == 0
-    assert figures["abuse: errors"] == figures["abuse: leaked slots"] == 0
-    assert figures["serve: rate"] > 0

@@ -128,8 +128,6 @@ def test_malformed_conversations(conversation, sentence, tokenizer):
             check(conversation)
 
 
-# ---- replies ----
-
 BEGINS = {
     ID["<|python_start|>"]: "python",
     ID["<|python_end|>"]: "text",

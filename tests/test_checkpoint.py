@@ -2,11 +2,17 @@ import json
 import os
 import random
 import re
+import resource
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import check, model_of, names, record_of, save, saved, states_of
+from checkpoint_crashes import check, model_of, names, record_of, save, saved, states_of
+from conftest import ROOT
 
 from nanochat.checkpoint import Saver, load, newest, steps, trained
 from nanochat.paths import read_sha256
@@ -54,14 +60,6 @@ def test_old_steps_go(tmp_path):
     assert steps(tmp_path) == [110, 120, 130]
     saved(tmp_path, 115, keep_last=1)  # by a run that went back: later steps are not its to remove
     assert steps(tmp_path) == [115, 120, 130]
-
-
-def test_a_step_that_lies_there_from_before_is_replaced(tmp_path):
-    saved(tmp_path, 100, 200)
-    (tmp_path / "step_000200" / "model.safetensors").write_bytes(b"")
-    saved(tmp_path, 200)
-    check(newest(tmp_path))
-    assert names(tmp_path) == {"step_000100", "step_000200"}
 
 
 def test_steps_are_in_the_order_of_numbers(tmp_path):
@@ -190,3 +188,64 @@ def test_a_copy_from_the_gpu_is_of_the_moment_of_the_call(tmp_path):
         torch.zeros_like(tensor)
     read = [load(tmp_path, 4).optimizer_state(name)["m"].unique().tolist() for name in "abcd"]
     assert read == [[150], [151], [152], [153]]
+
+
+def test_kill_9_after_anything_a_save_does(tmp_path, python):
+    done = python(str(ROOT / "tests/checkpoint_crashes.py"), str(tmp_path), PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    points = [int(number) for number in re.findall(r"points (\d+)", done.stdout)]
+    assert len(points) == 3
+    assert min(points) >= 20
+
+
+def test_all_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
+    """A power cut loses what was not synced, so the order counts: files, their folder, rename, the folder above."""
+    done, plain_sync, plain_rename = [], os.fsync, os.rename
+
+    def sync(handle):
+        done.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        plain_sync(handle)
+
+    def rename(old, new):
+        done.append("rename")
+        plain_rename(old, new)
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("needs /proc to name what is synced")
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "rename", rename)
+    saved(tmp_path / "run", 100)
+    named = done.index("rename")
+    part = "step_000100.tmp-part"
+    assert done[named - 1] == part
+    assert any(name.startswith("manifest.json") for name in done[:named])
+    for name in ("model.safetensors", "optimizer-00000.safetensors"):
+        assert done[:named].count(name) == 2  # by the rank that wrote it, on another node perhaps, and by rank 0
+    assert done[named + 1] == "run"
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """To the code that writes: no file may be larger than 1,000 bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_save_that_fails_is_told_at_once_and_the_next_one_tries_again(tmp_path, capfd):
+    with Saver(tmp_path) as saver:
+        with full_disk():
+            save(saver, 100)
+            while not (said := capfd.readouterr().out):  # nobody waits for this save
+                time.sleep(0.01)
+            assert re.fullmatch(r"checkpoint: step 100 is not saved: .*File too large.*\n", said)
+        save(saver, 200)  # there is room again
+        check(newest(tmp_path))
+        with full_disk():
+            save(saver, 300)
+            with pytest.raises(OSError, match="step 400 is not saved"):
+                save(saver, 400)
+    assert steps(tmp_path) == [200]

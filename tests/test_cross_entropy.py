@@ -118,15 +118,6 @@ def test_the_logits_of_the_batch_never_exist(reduction):
     assert largest.elements == 640 * 128
 
 
-@pytest.mark.slow  # minutes in the compiler; the test that follows has the same graph
-def test_the_compiled_form():
-    hidden, weight, targets = problem(7, torch.bfloat16)
-    arguments = {"softcap": 15.0, "vocab_size": 37}
-    ours = cross_entropy(hidden, weight, targets, **arguments, chunk=8, form="compiled")
-    expected = plain(hidden, weight, targets, **arguments)
-    assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (ours, expected)), torch.bfloat16)
-
-
 @pytest.mark.parametrize("form", ["torch", "compiled"])
 def test_it_may_stand_inside_a_compiled_graph(form):
     def loss(hidden, weight, targets):

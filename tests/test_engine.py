@@ -1,12 +1,13 @@
 """The engine: what comes out is what a plain loop over one row gives, whoever else is there; tools, ends, slots."""
 
+import random
 from dataclasses import replace
 from itertools import chain, pairwise
 
 import numpy as np
 import pytest
 import torch
-from engines import ID, NEVER, SETTINGS, SIZES, TOKENIZER, devices, mixed, model_of, tokens_of
+from engines import ID, NEVER, SETTINGS, SIZES, TOKENIZER, Late, devices, mixed, model_of, tokens_of
 from models import CONFIGS, SMALL, lively
 from torch.nn.utils.rnn import pad_sequence
 
@@ -34,7 +35,7 @@ def plain(model, request, sample=0):
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("reference", 200), ("odd shapes", 40), ("october-2025", 40), ("recursive", 200)]
+    ("name", "count"), [("reference", 80), ("odd shapes", 40), ("october-2025", 40), ("recursive", 60)]
 )
 def test_greedy_is_the_plain_loop(name, count):
     """One pass over a row gives what a loop without a cache would have chosen at each of its positions."""
@@ -213,3 +214,62 @@ def test_company_slots_and_a_refresh_change_nothing_in_fp32(device):
         engine.refresh()
         assert engine.generate(requests) == fresh
         assert device == "cpu" or any(graph is not None for graph in engine.decoder.graphs.values())
+
+
+def settled(job):
+    """Completions of what has come of a job."""
+    found = {}
+    for number, sample, token, _, reason, _ in job.events:
+        completion = found.setdefault((number, sample), Completion(reason=""))
+        completion.reason = reason
+        if token is not None:
+            completion.tokens.append(token)
+    return {where: (completion.tokens, completion.reason) for where, completion in found.items()}
+
+
+@pytest.mark.parametrize("device", [*devices(), "late"])
+@pytest.mark.parametrize("slots", [2, 7])
+def test_jobs_come_and_go_while_others_run(slots, device):
+    """Each request is answered as if alone, though rows are longer than those before, or leave before their end."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    dice = random.Random(seed)  # of who comes and goes when; of random requests one in some hundred has a tie of words
+    model, requests = model_of().to("cuda" if device == "cuda" else "cpu"), mixed(24)
+    requests = [replace(request, **SETTINGS[i % 5]) for i, request in enumerate(requests)]
+    requests.sort(key=lambda request: len(request.tokens) + request.max_new_tokens)  # the cache has to grow
+    alone = Engine(model, TOKENIZER).generate(requests)
+    engine, jobs, left = Engine(model, TOKENIZER, slots=slots), [], {}
+    if device == "late":
+        engine.decoder = Late(engine.decoder)
+    while len(jobs) < 24 or any(job.open for job in jobs):
+        if len(jobs) < 24 and dice.random() < 0.3:
+            jobs.append(engine.submit([requests[len(jobs)]]))
+        running = [number for number, job in enumerate(jobs) if job.open]
+        if running and dice.random() < 0.03:
+            number = dice.choice(running)
+            engine.cancel(jobs[number])
+            left[number] = len(jobs[number].events)
+        engine.step()
+    assert engine.rows == []
+    assert not engine.waiting
+    for number, (job, [completion]) in enumerate(zip(jobs, alone, strict=True)):
+        if number in left:
+            assert [event.token for event in job.events] == completion.tokens[: left[number]]
+        else:
+            assert settled(job) == {(0, 0): (completion.tokens, completion.reason)}
+    assert left
+
+
+def test_a_cancelled_row_frees_its_slot_at_once():
+    engine = Engine(model_of(), TOKENIZER, slots=2)
+    jobs = [engine.submit([Request([65 + i], most, stop=NEVER)]) for i, most in enumerate((99, 99, 3))]
+    for _ in range(5):
+        engine.step()
+    assert [len(job.events) for job in jobs] == [5, 5, 0]
+    engine.cancel(jobs[0])
+    for _ in range(3):
+        engine.step()
+    assert [len(job.events) for job in jobs] == [5, 8, 4]
+    engine.cancel(jobs[1])
+    assert engine.rows == []
+    assert [job.open for job in jobs] == [0, 0, 0]

@@ -10,8 +10,6 @@ from nanochat.attention import RotaryTable, exclude_own
 from nanochat.gpt import GPT, MLP_KINDS, GPTConfig
 from nanochat.param_groups import parameter_counts
 
-# ---- configuration ----
-
 
 @pytest.mark.parametrize(
     ("fields", "words"),
@@ -39,9 +37,6 @@ def test_the_reference_shapes():
     assert GPTConfig(depth=4).value_layers == [1, 3]
 
 
-# ---- counts ----
-
-
 def test_counts_of_a_small_model_by_hand():
     model = GPT(GPTConfig(**SMALL))  # width 64, 4 heads of 16, 2 for keys and values; vocabulary 100 → 128
     layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 2 * 64 * 256
@@ -59,9 +54,6 @@ def test_counts_of_a_small_model_by_hand():
     tied = GPT(GPTConfig(**SMALL, tie_embeddings=True))
     assert parameter_counts(tied)["head"] == 0
     assert tied.flops_per_token() == model.flops_per_token()
-
-
-# ---- initial values ----
 
 
 def test_initial_values():
@@ -104,9 +96,6 @@ def test_the_seed_alone_decides():
     assert torch.equal(here(tokens()), there(tokens()))
 
 
-# ---- what it computes ----
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_no_token_sees_a_later_one(name):
     model, ids = lively(CONFIGS[name]), tokens()
@@ -145,16 +134,6 @@ def test_a_layer_by_hand():
     torch.testing.assert_close(model(ids)[0], logits, atol=1e-4, rtol=1e-4)
 
 
-def test_the_loss_is_the_plain_one():
-    model, ids = lively(SMALL), tokens()
-    targets = ids.roll(-1, dims=1)
-    targets[:, -7:] = -1
-    plain = F.cross_entropy(model(ids).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="none").view(2, 200)
-    torch.testing.assert_close(model(ids, targets, reduction="none"), plain)
-    torch.testing.assert_close(model(ids, targets), plain.sum())
-    assert (plain[:, -7:] == 0).all()
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("device", devices())
 def test_gradients_of_tables_are_added_to_the_optimizers_buffer(device, tied):
@@ -173,12 +152,8 @@ def test_gradients_of_tables_are_added_to_the_optimizers_buffer(device, tied):
     assert not plain.embed(ids).grad_fn._saved_sparse
 
 
-# ---- induction ----
-
-
 def loss_of_a_repetition(**fields) -> float:
     """Return the loss on the second half of rows with equal random halves, after some training steps."""
-    print("seed 4")
     config = GPTConfig(**{**SMALL, "depth": 2, "kv_heads": 4, "bos_id": -1, **fields})
     model, generator = GPT(config), torch.Generator().manual_seed(4)
     model.init_weights(1)
@@ -198,9 +173,6 @@ def loss_of_a_repetition(**fields) -> float:
 def test_induction_heads_soon_learn_to_look_up():
     assert loss_of_a_repetition(induction=True) < 2.2
     assert loss_of_a_repetition() > 3
-
-
-# ---- the fields of the golf track, against plain twins ----
 
 
 def test_orthogonal_matrices_are_smaller_where_many_layers_write():

@@ -55,8 +55,6 @@ def test_compiled_blocks_agree_and_deeper_models_need_no_more_graphs(backend, pa
         assert counters["stats"]["unique_graphs"] == kinds
 
 
-# ---- every field of GPTConfig ----
-
 # One other value for each field that changes the model; bool fields are switched. A new field fails until it is here.
 OTHER_VALUES = {
     "kv_heads": 4,
@@ -152,9 +150,6 @@ def test_every_field_keeps_its_promise_about_scores(field, monkeypatch):
     assert holds == config.scores_are_bounded
 
 
-# ---- caches ----
-
-
 @torch.no_grad()
 def assert_decoding_is_the_full_pass(fields, path="sdpa", dtype=torch.float32, bound=2e-6):
     """Prompts of unequal lengths at once, then token by token past the short window, packed for inference."""
@@ -205,16 +200,6 @@ def test_rows_behind_a_prefix_are_texts_of_their_own(name, path):
     for (parameter_name, ours), (_, expected) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         if expected.grad is not None:
             torch.testing.assert_close(ours.grad, expected.grad, atol=1e-4, rtol=1e-3, msg=parameter_name)
-
-
-def test_sweeps_share_a_context():
-    """The blocks run again on another state, as a recursive model does."""
-    model, ids = lively(SMALL), tokens()
-    context = model.context(ids)
-    first = model.sweep(context.x0, context)
-    assert torch.equal(first, model.hidden(ids))
-    assert torch.equal(model.sweep(context.x0, context), first)
-    assert not torch.equal(model.sweep(first, context), first)
 
 
 @pytest.mark.gpu

@@ -38,12 +38,6 @@ def test_every_name_finds_its_own_row():
     assert find_accelerator("4090").name == "RTX-4090"
 
 
-def test_peaks_are_flops_a_second_or_none():
-    assert find_accelerator("H100").peak("bf16") == pytest.approx(989.4e12)
-    assert find_accelerator("T4").peak("bf16") is None
-    assert Accelerator("Q9").peak("fp32") is None
-
-
 def test_named_hardware():
     assert parse_hardware("8xH100") == (8, find_accelerator("H100"))
     assert parse_hardware("h200") == (1, find_accelerator("H200"))

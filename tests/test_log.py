@@ -1,6 +1,5 @@
 """Printed lines, progress on a terminal and in a file, text tables, and the metric log with its mirror."""
 
-import json
 import sys
 import types
 from pathlib import Path
@@ -59,17 +58,6 @@ def test_a_table_is_aligned():
 
 def numbers(log: MetricLog) -> list[tuple]:
     return [(record["kind"], record["step"], record["loss"]) for record in read_metrics(log.path)]
-
-
-def test_records_are_lines_that_are_there_at_once(tmp_path):
-    with MetricLog(tmp_path / "run") as log:
-        assert read_metrics(log.path) == []
-        log.write("train", 1, loss=2.5)
-        assert json.loads(log.path.read_text()) == {"kind": "train", "step": 1, "loss": 2.5}
-    with MetricLog(tmp_path / "run") as log:  # another process appends
-        log.write("notes", 2, text="한글")
-    assert len(read_metrics(log.path)) == 2
-    assert "한글" in log.path.read_text(encoding="utf-8")
 
 
 def test_a_resumed_run_replaces_the_records_after_its_step(tmp_path):

@@ -1,10 +1,15 @@
 import math
 import random
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from forks import Forked
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.nn import Parameter
 
 from nanochat import schedules
@@ -33,9 +38,6 @@ def give_gradients(params: list[tuple[str, Parameter]], size: float = 1.0) -> li
     for (_, parameter), gradient in zip(params, gradients, strict=True):
         parameter.grad.copy_(gradient)
     return gradients
-
-
-# ---- Muon ----
 
 
 class PlainMuon:
@@ -94,9 +96,6 @@ def test_muon_equals_its_plain_twin(rows, loudness):
         assert twin.sure.float().mean() > 0.7
 
 
-# ---- AdamW ----
-
-
 def test_adamw_equals_its_plain_twin():
     shapes = [tuple(random.randint(1, 9) for _ in range(random.randint(0, 3))) for _ in range(6)]
     params = parameters(*shapes, shapes[0])
@@ -113,9 +112,6 @@ def test_adamw_equals_its_plain_twin():
         group.lr = peer.param_groups[0]["lr"] = group.lr * 0.9
     for (name, parameter), twin in zip(params, peers, strict=True):
         torch.testing.assert_close(parameter.detach(), twin.detach(), atol=1e-5, rtol=1e-5, msg=name)
-
-
-# ---- one step of both ----
 
 
 def both(params: list[tuple[str, Parameter]]) -> list[Group]:
@@ -165,9 +161,6 @@ def test_compiled_equals_eager_and_is_compiled_once(monkeypatch):
     torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
-# ---- every kind ----
-
-
 def optimizer_of(kind: str) -> tuple[list[tuple[str, Parameter]], Optimizer]:
     params = parameters((64, 64), (64, 64), (64, 32))
     return params, Optimizer([Group("weights", kind, params, 0.1, 0.9, 0.9)])
@@ -190,29 +183,6 @@ def test_a_kind_is_complete(kind):
     optimizer_of(kind)[1].load_state_tensors(states.__getitem__)
 
 
-# ---- on an accelerator ----
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("compile", [False, True])
-def test_a_step_never_waits_for_the_device(compile):
-    params = [(name, Parameter(parameter.data.cuda())) for name, parameter in parameters((5,), (64, 32), (32, 64))]
-    optimizer = Optimizer(both(params), polar_dtype=torch.bfloat16, compile=compile)
-    give_gradients(params)
-    optimizer.step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        norm = optimizer.step(torch.ones((), device="cuda"), clip=1.0)
-        optimizer.zero_grad()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert norm.isfinite()
-
-
-# ---- the average of the weights ----
-
-
 def test_the_average_is_a_mean_at_first_and_then_exponential():
     params = parameters((6, 4), (6, 4), (5, 8), (3,))
     groups = [muon_group(params[:3]), Group("rest", "adamw", params[3:], 0.01, 0.9, 0.99)]
@@ -232,3 +202,142 @@ def test_the_average_is_a_mean_at_first_and_then_exponential():
             torch.testing.assert_close(parameter.double(), expected, atol=1e-6, rtol=1e-5, check_dtype=False)
             torch.testing.assert_close(dict(optimizer.state_tensors())[name]["average"], parameter.detach())
         assert torch.equal(parameter, raw)
+
+
+ROWS, STEPS = 8, 6  # of a global batch
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(50, 8)
+        self.values = nn.ModuleList(nn.Embedding(50, 8) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(8, 20, bias=False) for _ in range(3))
+        self.down = nn.ModuleList(nn.Linear(20, 8, bias=False) for _ in range(3))
+        self.mix = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(5))
+        self.scales = nn.Parameter(torch.ones(3))
+        self.rare = nn.Parameter(torch.ones(8))  # touched by the first row of a batch only
+        self.unused = nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
+        x = self.embed(ids)
+        if (numbers == 0).any():
+            x = x + (numbers == 0)[:, None, None] * self.rare
+        for layer in range(3):
+            x = x + self.down[layer](self.up[layer](x).relu().square()) * self.scales[layer]
+            x = x + self.mix[layer](x) + self.values[layer % 2](ids)
+        return (self.mix[3](x).sin() * self.mix[4](x)).square().sum()
+
+
+def groups_of(model: nn.Module) -> list[Group]:
+    named = list(model.named_parameters())
+    matrices = [(name, p) for name, p in named if name.startswith(("up", "down", "mix", "unused"))]
+    rest = [(name, p) for name, p in named if name not in dict(matrices)]
+    return [
+        Group("rest", "adamw", rest, 0.01, 0.8, 0.95, 0.05),
+        Group("matrices", "muon", matrices, 0.02, 0.9, 0.9, 0.1),
+    ]
+
+
+class Run:
+    def __init__(self, rank: int = 0, ranks: int = 1):
+        self.rank, self.ranks, self.model = rank, ranks, Small()
+        self.optimizer = Optimizer(groups_of(self.model), rank, ranks, chunk_bytes=1000, ema=0.6)
+        self.norms = []
+        self.sent_early = 0  # chunks of the last step that were under way before it
+
+    def go(self, first: int, last: int, micro: int = 2) -> "Run":
+        """Steps first..last - 1."""
+        for step in range(first, last):
+            rows = torch.randint(50, (ROWS, 5), generator=torch.Generator().manual_seed(step))[self.rank :: self.ranks]
+            numbers = torch.arange(ROWS)[self.rank :: self.ranks]
+            pieces = list(zip(rows.split(micro), numbers.split(micro), strict=True))
+            for at, piece in enumerate(pieces, 1):
+                with self.optimizer.reduce_in_backward() if at == len(pieces) else nullcontext():
+                    self.model(*piece).backward()
+            self.sent_early = len(self.optimizer._works)
+            self.norms.append(self.optimizer.step(1 / (ROWS * 5), clip=0.5))
+            self.optimizer.zero_grad()
+            self.optimizer.update_average(step + 1)
+        return self
+
+    def load(self, tensors: dict[str, Tensor]) -> "Run":
+        self.model.load_state_dict({name: t for name, t in tensors.items() if "|" not in name and name != "norms"})
+
+        def read(name: str) -> dict[str, Tensor]:
+            return {key.split("|")[1]: t for key, t in tensors.items() if key.split("|")[0] == name and "|" in key}
+
+        self.optimizer.load_state_tensors(read)
+        return self
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters, states and norms, gathered; every parameter's state was saved by one rank, all ranks agree."""
+        mine = [(f"{name}|{state}", t.clone()) for name, s in self.optimizer.state_tensors() for state, t in s.items()]
+        parameters = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        saved, held = [mine], [parameters]
+        if self.ranks > 1:
+            saved, held = [None] * self.ranks, [None] * self.ranks
+            dist.all_gather_object(saved, mine)
+            dist.all_gather_object(held, parameters)
+        for other in held:
+            assert all(torch.equal(other[name], p) for name, p in parameters.items())
+        states = [pair for pairs in saved for pair in pairs]
+        assert len(dict(states)) == len(states)
+        assert {key.split("|")[0] for key, _ in states} == parameters.keys()
+        assert self.ranks == 1 or sum(map(bool, saved)) > 1
+        return parameters | dict(states) | {"norms": torch.stack(self.norms) if self.norms else torch.zeros(0)}
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    rank, ranks = place = dist.get_rank(), dist.get_world_size()
+    half = Run(*place).go(0, 3).tensors()
+    runs = {
+        "straight": Run(*place).go(0, STEPS),
+        "resumed": Run(*place).load(half).go(3, STEPS),
+        "micro1": Run(*place).go(0, 3, micro=1),
+        "reloaded": Run(*place).load(load_file(folder / "half1.safetensors")),
+    }
+    assert runs["straight"].sent_early > len(runs["straight"].optimizer._chunks) // 2  # in the backward
+    for name, tensors in {"half": half, **{name: run.tensors() for name, run in runs.items()}}.items():
+        if rank == 0:
+            save_file(tensors, folder / f"{name}{ranks}.safetensors")
+    dist.destroy_process_group()
+
+
+def test_gradients_and_parameters_stay_where_they_are(tmp_path):
+    run = Run()
+    save_file(run.model.state_dict(), tmp_path / "model.safetensors")  # it refuses tensors that overlap
+    places = [(p.data_ptr(), p.grad.data_ptr()) for p in run.model.parameters()]
+    assert all(place % 16 == 0 for pair in places for place in pair)
+    run.go(0, 2)
+    assert places == [(p.data_ptr(), p.grad.data_ptr()) for p in run.model.parameters()]
+    assert not any(p.grad.any() for p in run.model.parameters())
+
+
+def assert_same_model(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-5, msg=name)
+
+
+def assert_identical(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if name != "norms" and not torch.equal(one[name], other[name])] == []
+
+
+def test_ranks(tmp_path):
+    half1, straight1 = Run().go(0, 3).tensors(), Run().go(0, 6).tensors()
+    assert_identical(Run().load(half1).go(3, 6).tensors(), straight1)
+    save_file(half1, tmp_path / "half1.safetensors")
+    for job in [Forked(tmp_path / f"of {ranks}", main, tmp_path, ranks=ranks) for ranks in (2, 4)]:
+        job.done()
+    for ranks in (2, 4):
+        read = {path.stem[:-1]: load_file(path) for path in tmp_path.glob(f"*{ranks}.safetensors")}
+        assert_same_model(read["straight"], straight1)
+        for name in ("half", "micro1"):
+            assert_same_model(read[name], half1)
+        assert_identical(read["resumed"], read["straight"])
+        assert_identical(read["reloaded"], half1)  # from 1 rank to several
+        assert_identical(Run().load(read["half"]).tensors(), read["half"])  # and back

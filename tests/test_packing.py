@@ -22,7 +22,6 @@ def tokenizer():
 
 
 def chats(count, seed=SEED, longest=6):
-    print(f"seed {seed}")
     dice = random.Random(seed)
 
     def words(most):
@@ -111,7 +110,6 @@ def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokeniz
 
 
 def test_best_fit_wastes_little_and_never_overfills():
-    print(f"seed {SEED}")
     dice = np.random.default_rng(SEED)
     for _ in range(50):
         lengths = dice.integers(1, 101, size=dice.integers(1, 200)).tolist()

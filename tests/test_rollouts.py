@@ -17,7 +17,7 @@ from nanochat.engine import Completion, Engine
 from nanochat.log import MetricLog, read_metrics
 from nanochat.objectives import PolicyGradient
 from nanochat.param_groups import build_groups
-from nanochat.rollouts import ADVANTAGES, Rollouts, Sampling, columns, follow_reward, reinforcement_metrics
+from nanochat.rollouts import ADVANTAGES, Rollouts, Sampling, follow_reward, reinforcement_metrics
 from nanochat.settings import OptimizerSettings
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
@@ -97,20 +97,6 @@ def test_advantages_compare_within_a_group_alone(kind):
 
 
 # ---- a row and a batch ----
-
-
-def test_a_row_by_hand():
-    answer = Completion([10, 11, 12, 13], [1, 0, 0, 1], "stop", [-0.1, 0.0, 0.0, -0.2, -0.3])
-    inputs, targets, advantages, logprobs, prompt = columns([1, 2, 3], answer, 0.5, 9)
-    assert prompt.tolist() == [1, 2]
-    assert inputs.tolist() == [3, 10, 11, 12, 13]
-    assert targets.tolist() == [10, -1, -1, 13, 9]  # the model chose the end token as well
-    assert advantages.tolist() == [0.5, 0, 0, 0.5, 0.5]
-    assert logprobs.tolist() == pytest.approx([-0.1, 0, 0, -0.2, -0.3])
-    cut = replace(answer, reason="length", logprobs=answer.logprobs[:-1])
-    assert columns([1, 2, 3], cut, 0.5, 9)[1].tolist() == [10, -1, -1, 13]
-    at_once = columns([1, 2, 3], Completion([], [], "stop", [-0.3]), 0.5, 9)
-    assert [column.tolist() for column in at_once[:3]] == [[3], [9], [0.5]]
 
 
 def test_what_is_learned_is_what_the_model_chose():
@@ -257,10 +243,7 @@ def test_metrics_and_records_of_samples(tmp_path):
     for record in records:
         assert record["answer"] == "46"
         assert record["prompt"].startswith(f"<|bos|><|user_start|>the number {record['example']}")
-        mean = sum(sample["reward"] for sample in record["samples"]) / 4
-        for sample in record["samples"]:
-            assert sample["advantage"] == pytest.approx(sample["reward"] - mean)
-            assert sample["reward"] == float(len(sample["text"]) % 3 == 0)
+        assert all(sample["reward"] == float(len(sample["text"]) % 3 == 0) for sample in record["samples"])
 
 
 def test_answers_that_are_cut_are_counted_and_warned_about(capsys):

@@ -28,9 +28,6 @@ def found(base: Tunes, tag: str, name: str) -> dict[int, float]:
     return {line["step"]: line[name] for line in base.metrics(tag) if name in line}
 
 
-# ---- a run, whole and in parts ----
-
-
 def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight):
     said = base.tune("parts", before=SignalAfter(4, signal.SIGTERM)).done()
     assert said.splitlines()[-1] == "stopped by a signal after step 5: run the same command again to resume"
@@ -89,9 +86,6 @@ def test_the_learning_rate_falls_to_nothing_at_the_horizon(base):
     assert base.outcome("epoch")["metrics"]["Validation loss"] == "n/a"
 
 
-# ---- what it takes over ----
-
-
 class Compare:
     """Whether model and optimizer are as the parent left them, printed."""
 
@@ -125,9 +119,6 @@ def test_fine_tuning_has_an_average_of_its_own(base):
     assert list(average) == [2]
     assert average[2] == pytest.approx(loss[2], rel=0.2)
     assert average[2] != loss[2]
-
-
-# ---- validation ----
 
 
 def test_validation_is_the_mean_over_supervised_tokens(base, straight, monkeypatch):

@@ -25,9 +25,6 @@ def plan_of(config: Config = D24, vocab_size: int = 32768, **flags) -> RunPlan:
     return plan_run(replace(config, **flags), vocab_size, 32759)
 
 
-# ---- the plan ----
-
-
 def test_depth_24_at_ratio_8_is_the_reference():
     plan = plan_of()
     counts = plan.counts
@@ -77,12 +74,6 @@ def test_every_derived_value_has_a_note_and_a_flag_overrides_it():
             plan_of(**flags)
 
 
-def test_without_a_tokenizer_the_vocabulary_is_assumed():
-    plan = plan_of(vocab_size=None)
-    assert plan.notes[0] == "vocabulary 49,152 = assumed, no tokenizer is trained yet"
-    assert plan.counts["head"] == 49_152 * 1536
-
-
 def test_a_plan_counts_the_real_model():
     plan = plan_of(depth=2, max_seq_len=256)
     model = GPT(plan.model)
@@ -105,9 +96,6 @@ def test_horizons():
     assert (timed.steps, timed.seconds, timed.tokens) == (None, 60, None)
     assert timed.notes[-1] == "num_iterations ? = as many as 60 seconds allow"
     assert "Number of training tokens" not in timed.summary
-
-
-# ---- batches ----
 
 
 def choices(total: int, length: int, ranks: int, asked: str = "auto") -> list[int]:
@@ -141,9 +129,6 @@ def test_an_impossible_batch_names_the_possible_ones():
             choices(total, 2048, ranks, rows)
 
 
-# ---- the cost ----
-
-
 @pytest.fixture(autouse=True)
 def no_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
@@ -156,7 +141,7 @@ def last_line(accelerator: Accelerator, ranks: int = 8, config: Config = D24, **
 
 
 def test_memory():
-    """tests/test_rehearsal.py compares the sum with a step's, also of fp8 and with checkpointing."""
+    """tests/test_bench.py compares the sum with a step's, also of fp8 and with checkpointing."""
     plan = plan_of()
     plain, alone = memory(plan, 16, 8), memory(plan, 16, 1)
     assert (8 * plain["summed gradients"], alone["summed gradients"]) == (plain["gradients"], 0)

@@ -8,14 +8,33 @@ import signal
 import time
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
-from loop_parts import AHEAD, ALONE, EXACT, LENGTH, ROWS, Rows, furthest, plant, small_model, train, uneven
+from forks import Forked
+from loop_parts import (
+    AHEAD,
+    ALONE,
+    EXACT,
+    LENGTH,
+    ROWS,
+    Rows,
+    every_other,
+    furthest,
+    main,
+    plant,
+    skipping,
+    small_model,
+    train,
+    uneven,
+)
+from safetensors.torch import load_file
 
 from nanochat import schedules
 from nanochat import train as loop
-from nanochat.objectives import next_token
+from nanochat.log import read_metrics
+from nanochat.objectives import DeepSupervision, next_token
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.runtime import setup
@@ -42,17 +61,6 @@ def test_a_step_is_that_of_plain_autograd(tmp_path):
         record = train(tmp_path / f"{size}", device_batch=size, source=Rows(ALONE, uneven), steps=1).records[0]
         assert record["train/loss"] == pytest.approx(loss.item(), rel=1e-6)
         assert record["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("clip", [0.0, 0.1])
-def test_the_size_of_micro_batches_does_not_matter(clip, tmp_path):
-    def model(size: int, **options):
-        options |= {"device_batch": size, "source": Rows(ALONE, uneven), "grad_clip": clip}
-        return train(tmp_path / f"{size}", **options).parameters
-
-    whole = model(8)
-    for size in (1, 2, 4):
-        assert furthest(model(size), whole) < EXACT
 
 
 # ---- faults ----
@@ -206,8 +214,8 @@ def test_evaluations_run_when_due_and_the_checkpoint_is_saved_last(runtime, tmp_
     due = [("text", 0), ("text", 2), ("save", 3), ("text", 4), ("text", 6), ("save", 6), *at_the_end]
     assert acts == due
     assert trained.state.progress == 1
-    # A run that resumes: evaluations that were complete do not run again, postponed ones do.
-    for step, evaluated, again in ((6, 6, at_the_end), (6, 5, due[-6:]), (7, 7, [])):
+    # A run that resumes: evaluations that were complete do not run again; postponed ones do, and those that failed.
+    for step, evaluated, again in ((6, 6, at_the_end), (6, 5, due[-6:]), (7, 6, at_the_end[1:]), (7, 7, [])):
         acts.clear()
         state = replace(trained.state, step=step, evaluated=evaluated)
         folder = tmp_path / f"{step} {evaluated}"
@@ -234,23 +242,6 @@ def test_a_signal_stops_after_the_step_and_saves(runtime, every, tmp_path):
     assert acts.count(acts[-1]) == 1
     assert ("text", state.step) not in acts  # postponed to the resumed run
     assert state.evaluated < state.step
-
-
-def test_an_evaluation_that_fails_at_the_end_costs_no_step(tmp_path):
-    acts, states = Acts(), []
-
-    def save(state):
-        acts.save(state)
-        states.append(replace(state))
-
-    def fail(state):
-        raise KeyError("planted")
-
-    with pytest.raises(KeyError, match="planted"):
-        train(tmp_path / "fails", steps=3, evaluations=[loop.Evaluation(0, fail)], save=save)
-    assert acts == [("save", 3)]
-    train(tmp_path / "again", steps=3, evaluations=[acts.evaluation("last", 0)], save=save, state=states[-1])
-    assert acts[1:] == [("last", 3), ("save", 3)]
 
 
 # ---- what it tells ----
@@ -349,3 +340,75 @@ def test_a_step_never_waits_for_the_gpu_nor_is_compiled_again(tmp_path):
         finally:
             torch.cuda.set_sync_debug_mode("default")
             torch.compiler.set_stance("default")
+
+
+COUNT = 4
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """The folder with the models, what each rank saw, and the job."""
+    folder = tmp_path_factory.mktemp("ranks")
+    job = Forked(folder / "out", main, folder, ranks=COUNT)
+    job.done(240)
+    seen = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(COUNT)]
+    return SimpleNamespace(folder=folder, seen=seen, job=job)
+
+
+def test_the_number_of_ranks_does_not_matter(ranks, plain, tmp_path):
+    masked = train(tmp_path / "masked", source=Rows(ALONE, uneven), grad_clip=0.1)
+    assert min(record["train/grad_norm"] for record in masked.records) > 0.1  # so it was clipped
+    few = train(tmp_path / "few", objective=skipping, source=Rows(ALONE, every_other))
+    options = {"objective": DeepSupervision(5.0, 1.0), "source": Rows(ALONE, uneven)}
+    deep = train(tmp_path / "deep", model=small_model(supervision=3), **options)
+    twins = {"plain": plain, "masked": masked, "skipping": few, "deep": deep}
+    models = list(ranks.folder.glob("*.safetensors"))
+    seen = [path.stem for path in models if path.stem.split()[0] in twins]
+    assert len(seen) == 5
+    for case in seen:
+        twin = twins[case.split()[0]]
+        assert furthest(load_file(ranks.folder / f"{case}.safetensors"), twin.parameters) < EXACT, case
+        records = read_metrics(ranks.folder / case / "metrics.jsonl")
+        for record, alone in zip(records, twin.records, strict=True):
+            for name in ("train/loss", "train/grad_norm"):
+                assert record[name] == pytest.approx(alone[name], rel=1e-5)
+        assert {seen[case]["tokens"] for seen in ranks.seen} == {3 * ROWS * LENGTH}
+
+
+def test_a_step_that_teaches_nothing_leaves_the_weights_alone(ranks, tmp_path):
+    assert all(one["idle"]["unchanged"] == [True, False, True, False] for one in ranks.seen)
+    alone = train(tmp_path, source=Rows(ALONE, idle=[1, 3]), steps=4)
+    assert furthest(load_file(ranks.folder / "idle.safetensors"), alone.parameters) < EXACT
+    told = [(record["step"], record["train/loss"], record["train/grad_norm"]) for record in alone.records]
+    assert [step for step, loss, norm in told if loss == norm == 0] == [1, 3]
+
+
+def test_what_is_not_finite_on_one_rank_stops_all(ranks):
+    for case in ("nan loss", "infinite gradient"):
+        seen = [seen[case] for seen in ranks.seen]
+        assert len({one["error"] for one in seen}) == 1
+        assert re.match("step 2: the loss is .*(nan|inf)", seen[0]["error"])
+        assert all(one["steps"] == [0, 1] for one in seen)  # no hook saw the step
+
+
+def test_out_of_memory_on_one_rank(ranks, plain):
+    for at in (1, 3):
+        case = f"out of memory {at}"
+        assert furthest(load_file(ranks.folder / f"{case}.safetensors"), plain.parameters) < EXACT
+        sizes = [seen[case]["device_batch"] for seen in ranks.seen]
+        assert sizes == [ROWS] * (COUNT - 1) + [ROWS // COUNT // 2]
+        told = f"step {at}, rank {COUNT - 1}: out of memory, the step starts again with --device-batch-size={sizes[-1]}"
+        assert told in ranks.job.out(COUNT - 1).splitlines()
+
+
+def test_half_precision_on_ranks(ranks, plain):
+    """One rank overflows and runs out of memory: all go through the step together, and end as in single precision."""
+    seen = [seen["half precision"] for seen in ranks.seen]
+    assert all((one["loss_scale"], one["taken"]) == (1 / 8, 3) for one in seen)
+    assert furthest(load_file(ranks.folder / "half precision.safetensors"), plain.parameters) < EXACT
+
+
+def test_ranks_end_by_one_clock(ranks):
+    ends = {(seen["clock"]["step"], seen["clock"]["seconds"]) for seen in ranks.seen}
+    assert len(ends) == 1
+    assert min(ends)[1] >= 0.3

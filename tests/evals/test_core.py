@@ -181,9 +181,6 @@ def test_batches_and_ranks_do_not_matter_and_prefixes_are_computed_once(model, t
             assert ours == {name: first[name] for name in first if name != "losses"}
 
 
-# ---- figures ----
-
-
 def test_the_standard_error_is_that_of_items_drawn_again():
     """tests/evals/test_chat.py centers and averages such estimates by hand."""
     dice = random.Random(12)

@@ -67,8 +67,8 @@ def test_no_stage_of_a_gpu_scale_has_few_steps(scale, estimator):
         assert step_work(name, flags, BASE).trained / int(flags.get("--total-batch-size", 2**20)) >= 100
 
 
-def test_the_plan_for_eight_gpus_as_printed(python):
-    done = python("-m", "scripts.plan", "--on=8xH100")
+def test_the_plan_for_eight_gpus_as_printed(here):
+    done = here("scripts.plan", "--on=8xH100")
     assert done.returncode == 0, done.stderr
     assert "scale: 8xh100" in done.stdout
     assert "text: climbmix" in done.stdout

@@ -121,9 +121,6 @@ def test_processes_that_inherit_the_lock_hold_it(job):
         pass
 
 
-# ---- a command and its output ----
-
-
 def python_step(base: Path, code: str) -> tuple[Job, Step]:
     (base / "stages/code.py").write_text(code)
     own = Job("lab", "t", [Step("code", ["code"])])
@@ -170,9 +167,6 @@ def test_a_killed_attempt_counts_and_the_step_runs_again(job, base, capsys):
     run_all(own)
     assert ran(capsys.readouterr().out) == ["tok"]
     assert json.loads(record.read_text())["seconds"] == json.loads(outcome.read_text())["seconds"] > 150
-
-
-# ---- records and inputs ----
 
 
 def test_reasons_to_repeat_a_step():

@@ -31,7 +31,6 @@ def best_size(budget: float) -> float:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_exponents_of_a_known_law_are_found(seed):
-    print(f"seed {seed}")
     budgets = [1e18, 2.15e18, 4.64e18, 1e19, 1e20]
     factors = [2**x for x in (-1.5, -0.9, 0, 0.8, 1.5)]
     runs = [run for c in budgets for run in sweep(c, [best_size(c) * factor for factor in factors], 5e-4, seed)]

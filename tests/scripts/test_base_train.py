@@ -1,5 +1,6 @@
-"""Base training as a user meets it: its ends, its refusals, what it leaves, W&B in all states."""
+"""Base training as a user meets it: its ends, its refusals, what it leaves; and scripts.base_loss of its models."""
 
+import json
 import math
 import re
 
@@ -7,7 +8,11 @@ import pytest
 from base_runs import Base
 from bundles import world_tasks, write_bundle
 
+from nanochat import runtime
 from nanochat.checkpoint import steps
+from nanochat.gpt import GPT
+from scripts import base_loss
+from scripts.base_loss import Config
 
 
 @pytest.fixture(scope="module")
@@ -76,29 +81,66 @@ def test_evaluations_run_as_often_as_asked(base, tmp_path):
     assert estimate["stderr"] > 0
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_divergence_ends_the_run_and_keeps_the_checkpoint(base, ranks):
-    tag = f"wild-{ranks}"
+def test_divergence_ends_the_run_and_keeps_the_checkpoint(base):
     flags = ("--embedding-lr=1e30", "--matrix-lr=1e30", "--warmup-steps=0", "--save-every=1", "--eval-every=-1")
-    said = base.refused(tag, *flags, code=1, ranks=ranks)
+    said = base.refused("wild", *flags, code=1, ranks=2)
     last = int(re.match(r"step (\d+): the loss is .*(nan|inf)", said)[1]) - 1
     assert last > 0
-    assert steps(base.of(tag)) == list(range(1, last + 1))
-    assert all(math.isfinite(loss) for loss in base.losses(tag))
+    assert steps(base.of("wild")) == list(range(1, last + 1))
+    assert all(math.isfinite(loss) for loss in base.losses("wild"))
 
 
 def test_settings_that_cannot_be_are_one_sentence(base):
     for flag, sentence in {
         "--device-batch-size=3": "--device-batch-size=3 (x 32 tokens x 1 ranks) does not divide "
         "--total-batch-size=256: take auto or one of [1, 2, 4, 8]",
-        "--total-batch-size=100": "--total-batch-size=100 is no multiple of a row on every rank (32 tokens x 1 "
-        "ranks): take --total-batch-size=128",
-        "--on=8xH100": "--on and --json are for a plan: add --dry-run",
         "--target-flops=1e9": "--num-iterations and --target-flops each end the run: keep one of them",
         "--device-type=gpu": "--device-type=gpu is not on this machine, take one of ",
-        "--attention=magic": "--attention=magic is not known, take one of auto, ",
         "--sample-every=-7": "--sample-every has to be -1 or more, not -7",
-        "--dtype=fp12": "precision fp12 is not known, take one of auto, bf16, fp16, fp32",
     }.items():
         assert base.refused("never", flag).startswith(sentence)
     assert steps(base.of("never")) == []
+
+
+@pytest.fixture
+def loss(base, whole, monkeypatch, capsys):
+    """scripts.base_loss in this process: the metrics that it leaves, and what it prints."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
+
+    def run(**options):
+        options = {"tag": "whole"} | options
+        base_loss.main(Config(eval_bytes=3000, dtype="fp32", **options))
+        record = json.loads((base.folder / f"base_loss/{options['tag']}/outcome.json").read_text(encoding="utf-8"))
+        return record["metrics"], capsys.readouterr().out
+
+    return run
+
+
+def test_with_a_stride_there_are_figures_of_overlapping_rows_too(loss):
+    plain, _ = loss()
+    both, said = loss(stride=8)
+    for split in ("train", "val"):
+        assert both[f"{split} bpb"] == plain[f"{split} bpb"]
+        assert both[f"{split} bpb (stride 8)"]["value"] != both[f"{split} bpb"]["value"]
+        assert re.search(rf"^base_loss: {split} bpb \(stride 8\) \d\.\d{{4}} ± ", said, re.MULTILINE)
+    assert not any("stride" in name for name in plain)
+
+
+def test_much_text_is_worth_compiling(loss, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(GPT, "compile_parts", lambda self: compiled.append(self))
+    loss()
+    assert not compiled
+    monkeypatch.setattr(runtime, "COMPILING_PAYS", 0)
+    loss()
+    assert len(compiled) == 1
+
+
+def test_a_recursive_model_has_a_table_of_its_exits(base, loss, capsys):
+    base.run("exits", "--depth=1", "--recursion=aggressive", "--supervision=2", "--num-iterations=4", "--save-every=-1")
+    metrics, said = loss(tag="exits")
+    record = json.loads((base.folder / "base_loss/exits/outcome.json").read_text(encoding="utf-8"))
+    table = record["tables"][0]
+    assert [row[:2] for row in table["rows"]] == [[0, "yes"], [1, "yes"], [2, "no"], [3, "no"]]
+    assert table["rows"][1][2] == pytest.approx(metrics["val bpb"]["value"], rel=1e-6)
+    assert said.count("base_loss: val bpb at exit ") == 4

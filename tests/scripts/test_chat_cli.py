@@ -1,16 +1,22 @@
 """scripts.chat_cli as a user runs it: at a terminal, with one prompt, through a pipe, and without a model."""
 
+import codecs
+import fcntl
+import io
 import os
+import pty
 import select
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from engines import TOKENIZER
 from models import leave_model
-from screens import ROOT, OnTerminal
 
 from scripts.chat_cli import HISTORY
 
@@ -27,32 +33,30 @@ def base(tmp_path_factory) -> Path:
     return folder
 
 
-def run_chat(base: Path, *flags: str, stdin: bytes = b"") -> subprocess.CompletedProcess:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*CHAT, *flags], env=env, input=stdin, capture_output=True, timeout=120)
-    return subprocess.CompletedProcess(flags, done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
 class Person:
     """A person at a terminal, who types and reads."""
 
     def __init__(self, base: Path):
-        variables = {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
-        self.terminal = OnTerminal(*CHAT, *FLAGS, rows=40, columns=100, **variables)
-        self.output, self.text = self.terminal.output(), ""
+        self.terminal, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        env |= {"PYTHONPATH": str(ROOT), "TERM": "xterm", "NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen([*CHAT, *FLAGS], env=env, stdin=follower, stdout=follower, stderr=follower)
+        os.close(follower)
+        self.decoder, self.text = codecs.getincrementaldecoder("utf-8")(), ""
         self.read_until("> ")
 
     def read_until(self, end: str, seconds: float = 200.0) -> str:
         seen, limit = "", time.monotonic() + seconds
         while not seen.endswith(end):
-            ready, _, _ = select.select([self.terminal.leader], [], [], max(0.0, limit - time.monotonic()))
+            ready, _, _ = select.select([self.terminal], [], [], max(0.0, limit - time.monotonic()))
             assert ready, f"{seen!r} is all that came"
-            seen += next(self.output)
+            seen += self.decoder.decode(os.read(self.terminal, 1 << 16))
         self.text += seen
         return seen
 
     def type(self, text: str, end: str = "> ") -> str:
-        os.write(self.terminal.leader, text.encode())
+        os.write(self.terminal, text.encode())
         return self.read_until(end)
 
 
@@ -70,25 +74,25 @@ def test_a_chat_at_a_terminal(base):
     assert "nowhere" in person.type("\x1b[A\x1b[A\x1b[A", "nowhere")  # the up arrow
     person.type("\x15one\\\r")
     person.type("\x1b[200~two\rthree\x1b[201~\r")  # lines pasted together are one message
-    os.write(person.terminal.leader, b"\x04")  # Ctrl-D
-    assert person.terminal.process.wait(60) == 0
+    os.write(person.terminal, b"\x04")  # Ctrl-D
+    assert person.process.wait(60) == 0
     kept = history.read_text(encoding="utf-8").splitlines()
     assert kept == ["nowhere", "hello 한국", "/sav", "one\\", "two", "three"]
     assert history.stat().st_mode & 0o077 == 0
 
 
-def test_stdout_has_the_answers_only(base):
-    stdin = b"hello\n\nand \\\nmore\n/quit\nnever read\n\xff"
-    done = run_chat(base, *FLAGS, stdin=stdin)
+def test_stdout_has_the_answers_only(base, here, monkeypatch):
+    env = os.environ | {"PYTHONPATH": str(ROOT), "NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
+    lines = b"hello\n\nand \\\nmore\n/quit\nnever read\n\xff"
+    done = subprocess.run([*CHAT, *FLAGS], env=env, input=lines, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    one = run_chat(base, *FLAGS, "--seed=0", "-i", "sft", "-g=mine", "-s", "7", "-p", "-", stdin=b"hello")
-    assert done.stdout.startswith(one.stdout)
-    assert len(done.stdout) > len(one.stdout)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello")))
+    one = here("scripts.chat_cli", *FLAGS, "--seed=0", "-i", "sft", "-g=mine", "-s", "7", "-p", "-")
+    assert done.stdout.decode().startswith(one.stdout)
+    assert len(done.stdout.decode()) > len(one.stdout) > 1
     assert "model: chat_sft mine, step 7" in one.stderr.splitlines()
-
-
-def test_the_temperature_is_the_models_own_unless_given(base):
-    """The checkpoint says 0, greedy."""
+    # The temperature is the model's own unless one is given. The checkpoint says 0, greedy.
     plain = ("--device-type=cpu", "--dtype=fp32", "--max-new-tokens=40", "-i", "sft", "-p", "hello")
-    own, greedy, sampled = (run_chat(base, *plain, *flags).stdout for flags in ((), ("-t", "0"), ("-t", "1")))
+    own, greedy, sampled = (here("scripts.chat_cli", *plain, *words).stdout for words in ((), ("-t=0",), ("-t=1",)))
     assert own == greedy != sampled
+    assert len(own) > 1

@@ -1,4 +1,4 @@
-"""scripts.chat_sft on a small mirror of the hub, and on conversations of one's own."""
+"""scripts.mid_train and scripts.chat_sft on a small mirror of the hub, and on conversations of one's own."""
 
 import hashlib
 import json
@@ -9,11 +9,17 @@ from chat_files import write_lines
 from tune_runs import Stages
 
 from nanochat.report.card import markdown, read_card
+from nanochat.stages import STAGES
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Stages:
-    return Stages(tmp_path_factory.mktemp("stages"))
+    """With runs of both; a task of the default mixture of the first has no files."""
+    base = Stages(tmp_path_factory.mktemp("stages"))
+    (base.folder / "hub/identity_conversations.jsonl").unlink()
+    base.stage("mid_train").done()
+    base.stage("chat_sft", "--source=base", "--eval-metrics-tasks=gsm8k").done()
+    return base
 
 
 def write_chats(path: Path, answer: str) -> str:
@@ -22,35 +28,40 @@ def write_chats(path: Path, answer: str) -> str:
     return f"--mixture={write_lines(path, *[chat] * 60)}"
 
 
-def test_the_section_has_the_fields_of_the_reference(base):
-    base.stage("chat_sft", "--source=base", "--eval-metrics-tasks=gsm8k").done()
-    record = base.record("chat_sft")
-    shown = {"run", "source", "device_type", "dtype", "device_batch_size", "num_epochs", "num_iterations", "matrix_lr"}
-    shown |= {"unembedding_lr", "embedding_lr", "weight_decay", "init_lr_frac", "eval_every", "eval_metrics_every"}
-    assert shown | {"eval_metrics_max_problems", "mixture"} <= set(record["card"])
-    metrics = record["metrics"]
-    assert {"Training rows", "Number of iterations", "Training loss", "Validation loss"} <= metrics.keys()
-    assert (metrics["aqua_train_examples"], metrics["aqua_val_examples"]) == (100, 20)  # all that the mirror has
-    assert "GSM8K" in metrics
-    assert "\n## Chat SFT\n" in markdown(read_card(base.folder), "report")
-    assert "| Validation loss |" in markdown(read_card(base.folder), "report")  # of the summary
+def test_the_sections_have_the_fields_of_the_reference(base):
+    mid, sft = (base.record(stage) for stage in ("mid_train", "chat_sft"))
+    shown = {"run", "device_type", "dtype", "device_batch_size", "num_iterations", "matrix_lr", "unembedding_lr"}
+    shown |= {"embedding_lr", "weight_decay", "init_lr_frac", "eval_every"}
+    assert shown | {"max_seq_len", "eval_tokens", "total_batch_size"} <= set(mid["card"])
+    shown |= {"source", "num_epochs", "eval_metrics_every", "eval_metrics_max_problems", "mixture"}
+    assert shown <= set(sft["card"])
+    found = {"Training rows", "Number of iterations", "Training loss"}
+    assert found | {"DDP world size", "Minimum validation bpb"} <= mid["metrics"].keys()
+    assert found | {"Validation loss", "GSM8K"} <= sft["metrics"].keys()
+    assert {"ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "ChatCORE (4 of 6 tasks)"} <= mid["metrics"].keys()
+    assert not {"ChatCORE", "GSM8K"} & mid["metrics"].keys()  # the latter is not answered by a letter
+    assert [sft["metrics"][f"aqua_{split}_examples"] for split in ("train", "val")] == [100, 20]  # all that is there
+    card = markdown(read_card(base.folder), "report")
+    for stage in STAGES:
+        assert (f"\n## {stage.section}\n" in card) == (stage.name in ("base_train", "mid_train", "chat_sft"))
+    assert "| Validation loss " in card.partition("## Summary")[2]
 
 
-def test_conversations_of_ones_own_are_learned(base):
-    flags = ("--source=base", "--num-iterations=40", "--matrix-lr=1", "--eval-metrics-every=-1")
-    flags += (write_chats(base.folder / "my_chats.jsonl", "The brown fox."),)
-    base.stage("chat_sft", "--tag=own", "--model-tag=parent", "--embedding-lr=9", "--unembedding-lr=0.3", *flags).done()
-    metrics = base.record("chat_sft", "own")["metrics"]
-    assert (metrics["Training rows"], metrics["Validation rows"]) == (57, 3)
-    assert metrics["Validation loss"]["value"] < 1.0
+def test_mid_training_learns_all_tokens(base):
+    manifest = json.loads((base.folder / "mid_train/parent/step_000004/manifest.json").read_text(encoding="utf-8"))
+    assert manifest["data"]["supervise"] == "all"
+    # For the chat with this model.
+    assert len(manifest["suggestions"]) == 4
+    assert manifest["config"]["chat_temperature"] == 0.6
+    assert manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 6}
 
 
 def test_it_is_recorded_what_was_learned_from(base):
     path = base.folder / "changing.jsonl"
     flags = ("--source=base", "--tag=record", "--model-tag=parent", write_chats(path, "The fox.") + ",aqua@20:2")
     base.stage("chat_sft", *flags).done()
-    record = base.record("chat_sft", "record")
-    assert record["metrics"]["aqua_train_examples"] == 20
+    metrics = base.record("chat_sft", "record")["metrics"]
+    assert metrics["aqua_train_examples"] == 20
     hashed = hashlib.sha256(path.read_bytes()).hexdigest()
     manifest = json.loads((base.folder / "chat_sft/record/step_000004/manifest.json").read_text(encoding="utf-8"))
     assert manifest["data"]["tasks"]["json:changing.jsonl"] == {"rows": 57, "files": {"changing.jsonl": hashed}}

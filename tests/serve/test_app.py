@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -12,16 +13,20 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
+from bundles import CHOICE, CoreTask, one_process, write_bundle
 from conftest import ROOT
 from engines import TOKENIZER
 from served import CONTEXT
 
 from nanochat.chat import Reply
 from nanochat.config import parse
+from nanochat.evals.core import evaluate_core
+from nanochat.evals.core_tasks import read_bundle
 from nanochat.serve import app as serve_app
 from nanochat.serve.app import HEADERS, Service, application, listen
 from nanochat.serve.requests import ServedModel, parse_chat, parse_completion
 from nanochat.serve.worker import Pool
+from scripts import export
 from scripts.chat_web import Config, main
 
 HI = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
@@ -180,8 +185,6 @@ def test_the_clients_completion_stops_and_models(client):
     stop = text[4:7]
     [cut] = client.completions.create(**settings, stop=["\x00\x00", stop]).choices
     assert (cut.text, cut.finish_reason) == (text[: text.index(stop)], "stop")
-    stream = client.completions.create(**settings, stop=stop, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in stream) == text[: text.index(stop)]
     [model] = client.models.list().data
     assert (model.id, model.max_model_len) == (MODEL, CONTEXT)
     assert (model.temperature, model.suggestions) == (0.25, ["Who is there?"])  # the page's
@@ -243,6 +246,7 @@ def test_an_address_that_is_not_free(server):
 
 
 BROKEN_SERVER = """
+import time
 from engines import TOKENIZER, model_of
 from nanochat.engine import Engine
 from nanochat.serve.app import Service, application, listen, serve
@@ -251,49 +255,112 @@ from nanochat.serve.worker import Pool, Worker
 
 class Broken(Engine):
     def step(self):
-        if len(self.waiting) > 1:
+        if len(self.waiting) > 2:
             raise RuntimeError("the device is gone")
+        time.sleep(0.05 * len(self.waiting))  # until others come
         super().step()
 
     def _answer(self, sequence, token):
         if sequence.length == 4:
             raise LookupError("a row's own error")
 
-worker = Worker(Broken(model_of(), TOKENIZER, slots=2), model_of())
-service = Service(ServedModel("broken", TOKENIZER, 192), Pool([worker], 0))
+worker = Worker(Broken(model_of(), TOKENIZER, slots=1), model_of())
+service = Service(ServedModel("broken", TOKENIZER, 192), Pool([worker], 8))
 bound = listen("127.0.0.1", 0)
 print(f"server: http://127.0.0.1:{bound.getsockname()[1]}/ ", flush=True)
 serve(bound, application(service, "127.0.0.1", "", [], []))
 """
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_errors_end_a_row_or_an_engine_and_not_the_server(stream):
+def test_errors_end_a_row_or_an_engine_and_not_the_server():
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen([sys.executable, "-c", BROKEN_SERVER], env=env, **streams) as process:
         try:
             url = next(found[1] for line in process.stdout if (found := re.match(r"server: (http://\S+)/ ", line)))
-            with httpx.Client(base_url=url, timeout=60) as http:
+            with httpx.Client(base_url=url, timeout=60) as http, ThreadPoolExecutor(2) as threads:
                 body = {"prompt": "hi", "temperature": 0}
                 answer = http.post("/v1/completions", json=body).json()
                 assert answer["choices"][0]["finish_reason"] == "error"
                 assert http.get("/health").json()["errors"] == 1
-                failed = http.post("/v1/completions", json=body | {"n": 2, "stream": stream})
-                assert failed.status_code == (200 if stream else 503)
-                error = json.loads(failed.text.removeprefix("data: "))["error"]
-                assert (error["code"], error["type"]) == ("engine_failed", "server_error")
+                # Both at once are too much for this engine.
+                long = {"prompt": "a longer one", "max_tokens": 150, "n": 2}
+                bodies = [long | {"stream": stream} for stream in (True, False)]
+                failed = [threads.submit(http.post, "/v1/completions", json=one) for one in bodies]
+                for post, status in zip(failed, (200, 503), strict=True):
+                    assert post.result().status_code == status
+                    *_, last = [text for text in post.result().text.split("data: ") if '"error"' in text]
+                    error = json.loads(last)["error"]
+                    assert (error["code"], error["type"]) == ("engine_failed", "server_error")
                 end = time.monotonic() + 30
                 while (health := http.get("/health")).status_code != 200 and time.monotonic() < end:
                     time.sleep(0.05)
                 assert health.json()["samples"] == 0
                 # By the new engine, which is a whole one.
-                assert (
-                    http.post("/v1/completions", json=body | {"n": 2}).json()["choices"][1]["finish_reason"] == "length"
-                )
+                answer = http.post("/v1/completions", json=body | {"n": 2}).json()
+                assert answer["choices"][1]["finish_reason"] == "length"
         finally:
             process.terminate()
             log = process.communicate(timeout=60)[0]
     assert "LookupError: a row's own error" in log
     assert "RuntimeError: the device is gone" in log
     assert process.returncode == 0
+
+
+ITEMS, LETTERS = 24, "JKLMNOPQRST"  # with which no merge of the vocabulary begins or ends
+
+
+def questions() -> list[dict]:
+    """Choices of as many tokens each: the sum of log-probabilities decides there, and the mean here."""
+    dice, rows = random.Random(5), []
+    for number in range(ITEMS):
+        words = ["".join(dice.sample(LETTERS, 3)) for _ in range(4)]
+        rows.append({"query": f"What is {number} + 3 — 여우?", "choices": words, "gold": dice.randrange(4)})
+    return rows
+
+
+def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch):
+    import lm_eval  # takes seconds, which every worker would pay
+    from lm_eval.tasks import TaskManager
+
+    rows = questions()
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(twin.base))
+    export.main(export.Config(format="tokenizer", source="sft", tag="mine", out=str(tmp_path / "tokenizer")))
+    (tmp_path / "little.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    task = {
+        "task": "little",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "little.jsonl")}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{query}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "gold",
+        "metric_list": [{"metric": "acc"}],
+    }
+    about = {
+        "model": "nanochat-mine-sft",
+        "base_url": f"{server.url}/v1/completions",
+        "tokenizer_backend": "huggingface",
+        "tokenizer": str(tmp_path / "tokenizer"),
+        "add_bos_token": True,
+        "max_length": CONTEXT,
+        "max_retries": 1,
+    }
+    manager = TaskManager(include_defaults=False)
+    found = lm_eval.simple_evaluate("local-completions", about, [task], batch_size=8, task_manager=manager)
+    theirs = {}
+    for sample in found["samples"]["little"]:
+        scores = [response[0] for response in sample["filtered_resps"]]
+        theirs[sample["doc"]["query"]] = scores.index(max(scores)), bool(sample["acc"])
+
+    write_bundle(tmp_path / "hub", [CoreTask("little", "any", CHOICE, 0, 25, rows)])
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
+    [task] = read_bundle()
+    evaluate_core(twin.plain, twin.tokenizer, [task], one_process(), folder=tmp_path / "ours")
+    decisions = [json.loads(line) for line in (tmp_path / "ours/little.jsonl").read_text("utf-8").splitlines()]
+    items = task.items(0)
+    ours = {items[one["item"]]["query"]: (one["chosen"], one["correct"]) for one in decisions}
+    assert theirs == ours
+    assert len(ours) == ITEMS
+    assert len({chosen for chosen, _ in ours.values()}) > 1

@@ -86,25 +86,6 @@ def joined(chunks, index):
     return text, choices[-1]["finish_reason"], choices
 
 
-@pytest.mark.parametrize(
-    "settings", [{"temperature": 0}, {"n": 3, "seed": 5}, {"n": 2, "seed": 2, "stop": ["\x05", "e", "ab"]}]
-)
-def test_a_stream_joins_to_the_whole(settings):
-    engine, body = Engine(MODEL, TOKENIZER, slots=2), {"messages": HI, "max_tokens": 40, **settings}
-    whole, chunks = whole_of(engine, body), chunks_of(engine, body)
-    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
-    assert whole["object"] == "chat.completion"
-    assert len({chunk["id"] for chunk in chunks}) == 1
-    request = parse(body)
-    for choice, completion in zip(whole["choices"], engine.generate(request.prompts)[0], strict=True):
-        content, reason, choices = joined(chunks, choice["index"])
-        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
-        assert choices[-1]["delta"] == {}
-        assert (content, reason) == (choice["message"]["content"], choice["finish_reason"])
-        assert "stop" in settings or reason == completion.reason
-    assert whole["usage"]["prompt_tokens"] == len(request.prompts[0].tokens)
-
-
 def test_a_stop_cuts_text_and_log_probabilities():
     engine, body = Engine(MODEL, TOKENIZER), {"messages": HI, "max_tokens": 40, "seed": 11, "logprobs": True}
     [choice] = whole_of(engine, body)["choices"]
@@ -131,12 +112,15 @@ def test_a_stop_ends_a_sample_in_the_engine():
 def test_the_calculators_turns_are_parts():
     user = ids_of("[user_start]hi[user_end][assistant_start]")
     engine, body = Engine(script_model(*ids_of(SCRIPT)), TOKENIZER), {"messages": HI, "temperature": 0}
-    [choice] = whole_of(engine, body)["choices"]
+    whole, chunks = whole_of(engine, body), chunks_of(engine, body)
+    assert (whole["object"], chunks[0]["object"]) == ("chat.completion", "chat.completion.chunk")
+    [choice] = whole["choices"]
     kinds = [("text", "Y"), ("python", "12*3"), ("python_output", "36"), ("text", "Z")]
     content = [{"type": kind, "text": text} for kind, text in kinds]
     assert choice["message"] == {"role": "assistant", "content": "YZ", "refusal": None, "parts": content}
     assert choice["finish_reason"] == "stop"
-    deltas = [choice["delta"] for choice in joined(chunks_of(engine, body), 0)[2]]
+    deltas = [choice["delta"] for choice in joined(chunks, 0)[2]]
+    assert (deltas[0], deltas[-1]) == ({"role": "assistant", "content": ""}, {})
     streamed = list(chain.from_iterable(delta.get("parts", ()) for delta in deltas))
     assert "".join(part["text"] for part in streamed if part["type"] == "python") == "12*3"
     assert "".join(part["text"] for part in streamed if part["type"] == "python_output") == "36"

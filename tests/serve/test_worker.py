@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from engines import NEVER, SETTINGS, TOKENIZER, mixed, model_of
+from engines import NEVER, TOKENIZER, model_of
 
 from nanochat.engine import Completion, Engine, Request
 from nanochat.serve.requests import ApiError
@@ -48,22 +48,6 @@ async def until(holds):
     while not holds():
         assert time.monotonic() < end
         await asyncio.sleep(0.002)
-
-
-def test_all_are_answered_as_if_alone():
-    requests = [replace(request, **SETTINGS[i % 5], n=1 + i % 2) for i, request in enumerate(mixed(10, seed=4))]
-    alone = Engine(MODEL, TOKENIZER).generate(requests)
-
-    async def ask():
-        async with working(count=2, queue=100) as pool:
-            generations = [submit(pool, request) for request in requests]
-            assert all(worker.load for worker in pool.workers)
-            found = await asyncio.gather(*map(result, generations))
-            assert [worker.load for worker in pool.workers] == [0, 0]
-            return found
-
-    for found, samples in zip(asyncio.run(ask()), alone, strict=True):
-        assert found == {(0, i): (one.tokens, one.reason) for i, one in enumerate(samples)}
 
 
 def test_a_client_that_leaves_frees_its_slots_at_once():

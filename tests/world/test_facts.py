@@ -67,13 +67,6 @@ def test_sentences_are_well_formed(worlds):
         assert not re.search(r"[/{}]", fact.korean_statement + fact.korean_question)
 
 
-def test_a_question_has_one_answer(worlds):
-    asked: Counter = Counter()
-    for fact in worlds[0].facts:
-        asked.update([*fact.questions, fact.korean_question])
-    assert max(asked.values()) == 1
-
-
 def test_choices_do_not_show_the_right_one(worlds):
     """Neither by kind nor position, nor by how often a value is among the choices: not even for values of a test."""
     world = worlds[1]
