@@ -162,7 +162,7 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     """Return the estimate for a step."""
     flags = dict(word.partition("=")[::2] for word in step.command[1:])
     work = step_work(step.name, flags, base)
-    record = read_record(job, step)
+    record = read_record(job.record(step))
     # A step with other flags will be repeated, so the old time does not count.
     if record.get("finished") and record["command"] == step.command:
         return StepEstimate(record["seconds"], work.tokens, FINISHED)
@@ -178,26 +178,24 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     return StepEstimate(work_seconds(work, setting, base) if base.rate else 0.0, work.tokens, base.basis)
 
 
-def estimate_job(job: Job, setting: Setting, base: BaseRun) -> dict[str, StepEstimate]:
-    """Return step name -> estimate, without the steps that are left out."""
-    return {step.name: estimate_step(job, step, setting, base) for step in job.steps if not step.skip}
-
-
 # ---- the plan in words ----
 
 
 def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
     """Return the plan as lines for the reader; a ValueError if the disk has too little room."""
-    estimates = estimate_job(job, setting, base)
     rows = []
-    for name, estimate in estimates.items():
+    coming = []  # time still to come, in seconds: finished steps are skipped
+    for step in job.steps:
+        if step.skip:
+            continue
+        estimate = estimate_step(job, step, setting, base)
         tokens = f"{estimate.tokens / 1e6:,.1f} M" if estimate.tokens else None
         time = duration(estimate.seconds) if estimate.seconds else None
-        basis, _, _ = estimate.basis.partition(":")  # its reason follows the table
-        rows.append([name, tokens, time, dollars(estimate.seconds, setting), basis])
+        basis = estimate.basis.partition(":")[0]  # its reason follows the table
+        rows.append([step.name, tokens, time, dollars(estimate.seconds, setting), basis])
+        if estimate.basis != FINISHED:
+            coming.append(estimate.seconds)
     columns = dict.fromkeys(("Step", "Tokens", "Time", "Dollars", "Estimate"), "")
-    # Time still to come: finished steps are skipped.
-    coming = [estimate.seconds for estimate in estimates.values() if estimate.basis != FINISHED]
     whole = f"about {duration(sum(coming))}" if all(coming) else "not known"
     gpus = f"{setting.gpus} x {setting.accelerator.name}" if setting.accelerator else "no GPU"
     idle = f", {setting.idle} more are idle (rows of a batch are a power of two)" if setting.idle else ""
