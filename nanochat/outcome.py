@@ -301,15 +301,12 @@ def text_label(data: Record) -> str:
 
 def validation_metrics(notes: Record, figure: str, name: str) -> Metrics:
     """Return a validation figure's lowest and last value; `name` is the last one's title."""
-    lowest, last = f"lowest val {figure}", f"val {figure}"  # keys in the state's notes
-    metrics = {
-        f"Minimum validation {figure}": measured(notes.get(lowest), notes.get(f"{lowest} stderr")),
-        name: measured(notes.get(last), notes.get(f"{last} stderr")),
-    }
-    average = f"{last} of the average"  # with --ema
+    # Title -> key in the state's notes
+    keys = {f"Minimum validation {figure}": f"lowest val {figure}", name: f"val {figure}"}
+    average = f"val {figure} of the average"  # with --ema
     if average in notes:
-        metrics[f"{name}, averaged weights"] = measured(notes[average], notes[f"{average} stderr"])
-    return metrics
+        keys[f"{name}, averaged weights"] = average
+    return {title: measured(notes.get(key), notes.get(f"{key} stderr")) for title, key in keys.items()}
 
 
 TOKENS = ("tokens", "total_training_tokens")  # title of an x axis, and its figure in the metric log

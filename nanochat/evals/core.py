@@ -257,14 +257,13 @@ def _scored(hidden: Tensor, offsets: list[int], branches: Sequence[Branch]) -> S
     """Return the hidden states for targets, from (rows, width, channels); a row's branch begins at its offset."""
     positions = []
     targets = []
-    for row, (offset, branch) in enumerate(zip(offsets, branches, strict=True)):
+    for states, offset, branch in zip(hidden, offsets, branches, strict=True):
         for target in branch.targets:
-            start = row * hidden.shape[1] + offset + target.start
-            positions.append(np.arange(start, start + len(target.ids)))
+            start = offset + target.start
+            positions.append(states[start : start + len(target.ids)])
         targets += branch.targets
     # The head sees scored positions alone.
-    scored = _to_device(torch.from_numpy(np.concatenate(positions)), hidden.device)
-    return hidden.flatten(0, 1)[scored], targets
+    return torch.cat(positions), targets
 
 
 def _padded(texts: Sequence[np.ndarray], device: torch.device) -> Tensor:

@@ -80,11 +80,16 @@ class StepEstimate(NamedTuple):
 # ---- base training on paper ----
 
 
-def dry_run(flags: Flags, hardware_name: str) -> BaseRun:
+def dry_run(flags: Flags, setting: Setting) -> BaseRun:
     """Return the figures for base training on this machine or named hardware; a ValueError if training cannot run."""
-    words = ["--dry-run", "--json", f"--on={hardware_name}", *flag_words(flags)]
+    if setting.scale.seconds:
+        # Times are measured: the tokens alone, without waiting for a dry run.
+        batch = int(flags.get("--total-batch-size", 0))
+        return BaseRun(tokens=int(flags.get("--num-iterations", 0)) * batch, batch=batch)
+    # Empty: all of this machine.
+    named = f"{setting.gpus}x{setting.accelerator.name}" if setting.request.on or setting.idle else ""
     # A process, so that the plan alone does not import torch.
-    command = [sys.executable, "-m", "scripts.base_train", *words]
+    command = [sys.executable, "-m", "scripts.base_train", "--dry-run", "--json", f"--on={named}", *flag_words(flags)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         # The last line is the message for users.
@@ -100,12 +105,6 @@ def dry_run(flags: Flags, hardware_name: str) -> BaseRun:
         basis=cost["source"],
         notes=tuple(record["lines"][:-1]),  # the last line is the time, which is estimated here
     )
-
-
-def base_run_of_flags(flags: Flags) -> BaseRun:
-    """Return the figures for a scale with measured times: tokens alone, without waiting for a dry run."""
-    batch = int(flags.get("--total-batch-size", 0))
-    return BaseRun(tokens=int(flags.get("--num-iterations", 0)) * batch, batch=batch)
 
 
 # ---- the work in each step ----

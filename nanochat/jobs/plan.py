@@ -69,11 +69,6 @@ class Setting(NamedTuple):
     def scale(self) -> Scale:
         return SCALES[self.name]
 
-    @property
-    def hardware(self) -> str:
-        """GPUs to plan for, like 8xH100; empty: all of this machine."""
-        return f"{self.gpus}x{self.accelerator.name}" if self.request.on or self.idle else ""
-
     def has_files(self, files: Sequence[HubFile]) -> bool:
         """Return True if the files are here or can be downloaded."""
         # A mirror may have some of them. The network is asked last, because an answer takes time.

@@ -197,11 +197,10 @@ class Service:
 def chat_page() -> Response:
     """Return the page with a policy in the headers: the browser runs only the page's script and style."""
     content = (files("nanochat.serve") / "ui.html").read_bytes()
-    sources = {}  # kind -> hashes of the parts in the page
+    sources = {}  # kind -> hash of the part in the page
     for kind in ("script", "style"):
-        texts = re.findall(rf"<{kind}>(.*?)</{kind}>".encode(), content, re.DOTALL)
-        digests = [base64.b64encode(hashlib.sha256(text).digest()).decode() for text in texts]
-        sources[kind] = " ".join(f"'sha256-{digest}'" for digest in digests)
+        [text] = re.findall(rf"<{kind}>(.*?)</{kind}>".encode(), content, re.DOTALL)
+        sources[kind] = f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
     policy = (
         f"default-src 'none'; script-src {sources['script']}; style-src {sources['style']}; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
