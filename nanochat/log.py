@@ -10,7 +10,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -135,24 +136,22 @@ def terminal_table(table: Record) -> str:
 def read_metrics(path: Path) -> list[Record]:
     """Return a metric log's valid records: the last one for each (kind, step), in training order.
 
-    A marker that a run resumed at step N drops earlier records with a later step. Records in an older format have no
-    kind, and stay. A line that a killed process left half written is skipped.
+    A marker that a run resumed at step N drops earlier records with a later step. A line that a killed process left
+    half written is skipped.
     """
     if not path.exists():
         return []
     kept = {}  # (kind, step) -> record
-    for number, line in enumerate(path.read_bytes().splitlines()):
+    for line in path.read_bytes().splitlines():
         try:
             record = json.loads(line)
         except ValueError:  # half a line
             continue
-        step = record.get("step", 0)
-        kind = record.get("kind", number)  # an old record gets a key of its own
-        if kind == RESUMED:
+        if record["kind"] == RESUMED:
             # The resumed run trains these steps again.
-            kept = {key: earlier for key, earlier in kept.items() if key[1] <= step}
+            kept = {key: earlier for key, earlier in kept.items() if earlier["step"] <= record["step"]}
         else:
-            kept[kind, step] = record
+            kept[record["kind"], record["step"]] = record
     return list(kept.values())
 
 
@@ -187,7 +186,11 @@ class MetricLog:
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
             if run not in ("", "dummy"):  # the default flag means no mirror
-                self._mirror(lambda: self._start_wandb(run, config))
+                with self._mirroring():
+                    import wandb  # slow, and not needed by a run without a name
+
+                    settings = wandb.Settings(init_timeout=WANDB_SECONDS, finish_timeout=WANDB_SECONDS)
+                    self._wandb = wandb.init(project="nanochat", name=run, config=config, settings=settings)
 
     def write(self, kind: str, step: int, **figures: Any) -> None:
         """Append a record; it replaces an earlier one with the same kind and step.
@@ -207,7 +210,8 @@ class MetricLog:
                     file.write(b"\n")
             file.write(lines)
         if self._wandb:
-            self._mirror(lambda: self._wandb.log({"step": step, **figures}))
+            with self._mirroring():
+                self._wandb.log({"step": step, **figures})
 
     def resume(self, step: int) -> None:
         """Continue from a step: earlier records with later steps are dropped once the next one is written.
@@ -221,20 +225,16 @@ class MetricLog:
 
     def __exit__(self, *exception: object) -> None:
         if self._wandb:
-            self._mirror(lambda: self._wandb.finish())
+            with self._mirroring():
+                self._wandb.finish()
 
-    def _mirror(self, act: Callable[[], None]) -> None:
+    @contextmanager
+    def _mirroring(self) -> Iterator[None]:
         try:
-            act()
+            yield
         except Exception as error:  # training goes on, whatever a service does
             print0(f"W&B is off for the rest of this run ({type(error).__name__}: {error}); see {self.path}")
             self._wandb = None
-
-    def _start_wandb(self, run: str, config: Record | None) -> None:
-        import wandb  # slow, and not needed by a run without a name
-
-        settings = wandb.Settings(init_timeout=WANDB_SECONDS, finish_timeout=WANDB_SECONDS)
-        self._wandb = wandb.init(project="nanochat", name=run, config=config, settings=settings)
 
 
 # ---- progress ----

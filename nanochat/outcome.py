@@ -8,7 +8,7 @@ import importlib.util
 import math
 import os
 import platform
-import re
+import runpy
 import shlex
 import statistics
 import subprocess
@@ -146,28 +146,23 @@ def environment(root: Path = ROOT) -> dict[str, Texts]:
     return {"Git Information": checkout, "Hardware": hardware(), "Software": software}
 
 
-def torch_build() -> Texts:
-    """Return PyTorch's version with its build tag, 2.15.0+cu130, and its CUDA version, without importing torch."""
-    spec = importlib.util.find_spec("torch")
-    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8") if spec else ""
-    # __version__ = '2.15.0+cpu' and cuda: Optional[str] = None
-    found = re.findall(r"^(__version__|cuda)\b.*= ['\"](.*)['\"]$", text, re.MULTILINE)
-    return {"__version__": "not installed", "cuda": ""} | dict(found)
+def torch_build() -> Record:
+    """Return the names in PyTorch's version file: __version__ with a build tag, 2.15.0+cu130, and cuda, or None."""
+    # Importing torch takes seconds.
+    return runpy.run_path(str(Path(importlib.util.find_spec("torch").origin).with_name("version.py")))
 
 
 def bloat(root: Path = ROOT) -> dict[str, dict]:
     """Return the size of the source files that git tracks."""
     # -z: file names with spaces stay whole.
-    files = [root / name for name in git(root, "ls-files", "-z").split("\0") if name.endswith(SOURCE_SUFFIXES)]
-    text, tests = (
-        "".join(file.read_text(encoding="utf-8") for file in chosen if file.is_file())
-        for chosen in (files, [file for file in files if file.is_relative_to(root / "tests")])
-    )
+    names = [name for name in git(root, "ls-files", "-z").split("\0") if name.endswith(SOURCE_SUFFIXES)]
+    files = {name: (root / name).read_text(encoding="utf-8") for name in names if (root / name).is_file()}
+    text = "".join(files.values())
     lock = root / LOCK  # an installed wheel has none
     counts = {
         "Characters": len(text),
         "Lines": text.count("\n"),
-        "Lines, of which tests": tests.count("\n"),
+        "Lines, of which tests": sum(files[name].count("\n") for name in files if name.startswith("tests/")),
         "Files": len(files),
         "Tokens (approx)": len(text) // 4,  # four characters a token, roughly
         f"Dependencies ({LOCK} lines)": lock.read_text(encoding="utf-8").count("\n") if lock.exists() else 0,
@@ -280,10 +275,11 @@ def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
 def pretraining_metrics(state: "State", source: "TextLoader", corpus: "Corpus") -> Metrics:
     """Return the metrics for a base model: validation, and the text that was read."""
     data = corpus.describe()
-    estimates = {}
-    for name in ("CORE metric", "World CORE metric"):
-        if name in state.notes:
-            estimates[f"{name} estimate"] = measured(state.notes[name], state.notes[f"{name} stderr"])
+    estimates = {
+        f"{name} estimate": measured(state.notes[name], state.notes[f"{name} stderr"])
+        for name in ("CORE metric", "World CORE metric")
+        if name in state.notes
+    }
     # Passes over each part in the mix.
     epochs = [f"{name} {epoch:.2f}" for name, epoch in source.epochs.items()]
     return {
@@ -305,15 +301,12 @@ def text_label(data: Record) -> str:
 
 def validation_metrics(notes: Record, figure: str, name: str) -> Metrics:
     """Return a validation figure's lowest and last value; `name` is the last one's title."""
-    lowest, last = f"lowest val {figure}", f"val {figure}"  # keys in the state's notes
-    metrics = {
-        f"Minimum validation {figure}": measured(notes.get(lowest), notes.get(f"{lowest} stderr")),
-        name: measured(notes.get(last), notes.get(f"{last} stderr")),
-    }
-    average = f"{last} of the average"  # with --ema
+    # Title -> key in the state's notes
+    keys = {f"Minimum validation {figure}": f"lowest val {figure}", name: f"val {figure}"}
+    average = f"val {figure} of the average"  # with --ema
     if average in notes:
-        metrics[f"{name}, averaged weights"] = measured(notes[average], notes[f"{average} stderr"])
-    return metrics
+        keys[f"{name}, averaged weights"] = average
+    return {title: measured(notes.get(key), notes.get(f"{key} stderr")) for title, key in keys.items()}
 
 
 TOKENS = ("tokens", "total_training_tokens")  # title of an x axis, and its figure in the metric log

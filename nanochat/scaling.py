@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -51,14 +51,12 @@ REST_KEEPS = 5  # outside the blocks
 class RunPlan:
     """Base training before it begins.
 
-    counts: parameters by kind. scaled: N. state_bytes: the optimizer's. decay_scale: factor for the flags' weight
-    decay. steps: None if a clock ends the run, after `seconds`. notes: a line about
-    each value that was chosen.
+    counts: parameters by kind. state_bytes: the optimizer's. decay_scale: factor for the flags' weight decay. steps:
+    None if a clock ends the run, after `seconds`. notes: a line about each value that was chosen.
     """
 
     model: GPTConfig
     counts: dict[str, int]
-    scaled: int
     state_bytes: int
     flops_per_token: int
     total_batch_size: int  # tokens
@@ -75,9 +73,10 @@ class RunPlan:
     @property
     def summary(self) -> Record:
         """Return the plan's figures as the report card names them, without those that a clock decides."""
-        facts = {"Number of parameters": self.counts["total"]}
-        facts |= {f"Number of parameters, {kind}": count for kind, count in self.counts.items() if kind != "total"}
-        facts |= {
+        kinds = {f"Number of parameters, {kind}": count for kind, count in self.counts.items() if kind != "total"}
+        facts = {
+            "Number of parameters": self.counts["total"],
+            **kinds,
             "Total batch size": self.total_batch_size,
             "Number of FLOPs per token": {"value": self.flops_per_token, "format": ".4e"},
         }
@@ -85,7 +84,7 @@ class RunPlan:
             facts |= {
                 "Calculated number of iterations": self.steps,
                 "Number of training tokens": self.tokens,
-                "Tokens : Params ratio": {"value": self.tokens / self.scaled, "format": ".2f"},
+                "Tokens : Params ratio": {"value": self.tokens / scaled_size(self.counts), "format": ".2f"},
             }
         return facts
 
@@ -96,9 +95,9 @@ def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0
     if vocab_size is None:
         vocab_size = ASSUMED_VOCABULARY
         notes = [f"vocabulary {vocab_size:,} = assumed, no tokenizer is trained yet"]
-    model = _new_model(config, config.depth, config.width, config.kv_heads, vocab_size, bos_id)
+    model = _new_model(config, vocab_size, bos_id)
     # The reference has its own width and heads, which --kv-heads need not divide.
-    reference = _new_model(config, REFERENCE_DEPTH, 0, 0, vocab_size, bos_id)
+    reference = _new_model(replace(config, depth=REFERENCE_DEPTH, width=0, kv_heads=0), vocab_size, bos_id)
     shape = model.config
     ratio = f"depth {shape.depth} x aspect_ratio {config.aspect_ratio}, up to a multiple of head_dim {config.head_dim}"
     counts = parameter_counts(model)
@@ -116,7 +115,7 @@ def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0
         chosen = f"2^19 x (N {n:,} / {reference_n:,})^{BATCH_EXPONENT}, to a power of 2"
     rates = rate_scale(batch)
     decay = (batch / REFERENCE_BATCH) ** 0.5 / size  # the square root has no lower limit here, see dev/LOG.md
-    steps, seconds, horizon = _horizon(config, n, flops, batch)
+    steps, horizon = _horizon(config, n, flops, batch)
     notes += [
         f"width {shape.width:,} = {'given' if config.width else ratio}",
         f"heads {shape.heads:,} = width / head_dim {config.head_dim}",
@@ -134,30 +133,29 @@ def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0
     return RunPlan(
         model=shape,
         counts=counts,
-        scaled=n,
         state_bytes=state_bytes(model) + (4 * counts["total"] if config.ema else 0),  # and the average of the weights
         flops_per_token=flops,
         total_batch_size=batch,
         decay_scale=decay,
         steps=steps,
-        seconds=seconds,
+        seconds=config.target_seconds if steps is None else None,
         notes=notes,
     )
 
 
-def _new_model(config: "PretrainSettings", depth: int, width: int, kv_heads: int, vocab_size: int, bos_id: int) -> GPT:
+def _new_model(config: "PretrainSettings", vocab_size: int, bos_id: int) -> GPT:
     """Return a model without weights; a width or kv_heads 0 follows from the other sizes."""
     head_dim = config.head_dim
-    width = width or math.ceil(depth * config.aspect_ratio / head_dim) * head_dim
+    width = config.width or math.ceil(config.depth * config.aspect_ratio / head_dim) * head_dim
     if width % head_dim:
         raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}")
     heads = width // head_dim
-    kv_heads = kv_heads or heads
+    kv_heads = config.kv_heads or heads
     legal = _divisors(heads)  # each key head serves as many query heads
     if kv_heads not in legal:
         raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
-    fields = config_fields(config.model) | {"depth": depth, "width": width, "heads": heads, "kv_heads": kv_heads}
-    fields |= config.model_fields
+    sizes = {"depth": config.depth, "width": width, "heads": heads, "kv_heads": kv_heads}
+    fields = config_fields(config.model) | sizes | config.model_fields
     if config.window_pattern:
         fields["window_pattern"] = config.window_pattern
     return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields))
@@ -168,18 +166,18 @@ def scaled_size(counts: dict[str, int]) -> int:
     return counts["matrices"] + (counts["head"] or counts["embed"])  # an embedding may be the head as well
 
 
-def _horizon(config: "PretrainSettings", n: int, flops: float, batch: int) -> tuple[int | None, Figure, str]:
-    """Return steps or seconds (the other is None), and a note about the steps. flops: per token."""
+def _horizon(config: "PretrainSettings", n: int, flops: float, batch: int) -> tuple[int | None, str]:
+    """Return the steps, None if a clock ends the run, and a note about them. flops: per token."""
     # -1 is the default of all horizons; HorizonSettings refuses two of them, and values that are not above 0.
     if config.target_seconds != -1:
-        return None, config.target_seconds, f"as many as {config.target_seconds:g} seconds allow"
+        return None, f"as many as {config.target_seconds:g} seconds allow"
     if config.num_iterations != -1:
-        return config.num_iterations, None, "given"
+        return config.num_iterations, "given"
     if config.target_flops != -1:
         steps = round(config.target_flops / (flops * batch))
-        return max(1, steps), None, f"{config.target_flops:g} FLOPs / those of a step"
+        return max(1, steps), f"{config.target_flops:g} FLOPs / those of a step"
     ratio = config.target_param_data_ratio if config.target_param_data_ratio != -1 else TOKENS_PER_PARAMETER
-    return max(1, round(ratio * n // batch)), None, f"{ratio:g} x N / total_batch_size"
+    return max(1, round(ratio * n // batch)), f"{ratio:g} x N / total_batch_size"
 
 
 def rate_scale(total_batch_size: int) -> float:
@@ -267,9 +265,7 @@ def estimate(plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator:
     fitting = [rows for rows in sizes if rows <= most and sum(needed[rows].values()) < limit]
     rows = max(fitting, default=sizes[0])  # if none fits, the smallest shows how much is missing
 
-    # A run on such hardware is a better guide than an assumption.
-    multiplied = "fp8" if config.fp8 else dtype
-    rate, source = measured_rate(config, accelerator) or _assumed_rate(accelerator, dtype, multiplied, plan.model.depth)
+    rate, source = _rate(config, accelerator, dtype)
     seconds = plan.seconds  # None: no clock ends the run
     if plan.tokens is not None and rate:
         # Without evaluations and compiling.
@@ -288,22 +284,6 @@ def estimate(plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator:
         rate=rate,
         source=source,
     )
-
-
-def _assumed_rate(accelerator: Accelerator, dtype: str, multiplied: str, depth: int) -> tuple[Figure, str]:
-    """Return a rank's FLOP/s where no run of ours was measured, None if unknown, and the assumption in words.
-
-    multiplied: the dtype of matrix products, dtype or fp8.
-    """
-    if accelerator.name == "CPU":
-        return CORE_FLOPS * (os.cpu_count() or 1), f"assumed: {CORE_FLOPS / 1e9:g} GFLOP/s a core"
-    share, origin = known_rate(accelerator, multiplied, depth)
-    if share:
-        return share * accelerator.peak("bf16"), f"assumed: {share:.0%} of the bf16 peak, as {origin}"
-    peak = accelerator.peak(dtype)
-    if not peak:
-        return None, f"no {dtype} speed of {accelerator.name} is known"
-    return ASSUMED_MFU * peak, f"assumed: {ASSUMED_MFU:.0%} of the {dtype} peak"
 
 
 def memory(
@@ -351,10 +331,11 @@ def _empty_places(model: GPTConfig, ranks: int) -> int:
     return sum(-count % ranks * shape.numel() for shape, count in shapes.items())
 
 
-def measured_rate(config: "TrainingSettings", accelerator: Accelerator) -> tuple[float, str] | None:
-    """Return a rank's FLOP/s and "measured: run TAG" from the finished run nearest in depth on such hardware.
+def _rate(config: "TrainingSettings", accelerator: Accelerator, dtype: str) -> tuple[Figure, str]:
+    """Return a rank's FLOP/s, None if unknown, and its basis in words.
 
-    None without such a run. Hardware outside the table of accelerators has to be this machine.
+    The basis is the finished run nearest in depth on such hardware, "measured: run TAG", else an assumption. Hardware
+    outside the table of accelerators has to be this machine.
     """
     here = hardware()
     found = []
@@ -369,8 +350,17 @@ def measured_rate(config: "TrainingSettings", accelerator: Accelerator) -> tuple
             flops = run.metrics["Tokens per second"]["value"] * run.metrics["Number of FLOPs per token"]["value"]
             rate = flops / run.metrics["DDP world size"]  # each rank's FLOP/s
             found.append((abs(run.config["depth"] - config.depth), rate, f"measured: run {run.tag}"))
-    # Nearest depth, then the slower run.
-    return min(found)[1:] if found else None
+    if found:
+        return min(found)[1:]  # nearest depth, then the slower run
+    if accelerator.name == "CPU":
+        return CORE_FLOPS * (os.cpu_count() or 1), f"assumed: {CORE_FLOPS / 1e9:g} GFLOP/s a core"
+    share, origin = known_rate(accelerator, "fp8" if config.fp8 else dtype, config.depth)
+    if share:
+        return share * accelerator.peak("bf16"), f"assumed: {share:.0%} of the bf16 peak, as {origin}"
+    peak = accelerator.peak(dtype)
+    if not peak:
+        return None, f"no {dtype} speed of {accelerator.name} is known"
+    return ASSUMED_MFU * peak, f"assumed: {ASSUMED_MFU:.0%} of the {dtype} peak"
 
 
 def dry_run(plan: RunPlan, config: "PretrainSettings") -> list[str]:

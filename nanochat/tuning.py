@@ -22,7 +22,7 @@ from nanochat.packing import ChatLoader
 from nanochat.param_groups import parameter_counts, state_bytes
 from nanochat.run import inherit
 from nanochat.runtime import planned_hardware
-from nanochat.scaling import RunPlan, estimate, scaled_size
+from nanochat.scaling import RunPlan, estimate
 from nanochat.settings import FineTuneSettings
 from nanochat.stages import MODELS
 from nanochat.train import Evaluation
@@ -96,11 +96,9 @@ def _plan(
 
 def _run_plan(config: FineTuneSettings, manifest: Record, steps: int | None) -> RunPlan:
     model = new_model(config_of(manifest))
-    counts = parameter_counts(model)
     return RunPlan(
         model=model.config,
-        counts=counts,
-        scaled=scaled_size(counts),
+        counts=parameter_counts(model),
         state_bytes=state_bytes(model),
         flops_per_token=model.flops_per_token(),
         total_batch_size=config.total_batch_size,

@@ -66,15 +66,12 @@ def main(config: Config) -> None:
 
 def plan_job(config: Config) -> "Job":
     """Plan the job, and print the plan."""
-    from nanochat.jobs.estimate import base_run_of_flags, dry_run, plan_lines
+    from nanochat.jobs.estimate import dry_run, plan_lines
     from nanochat.jobs.plan import choose_setting, make_job, stage_flags
 
     setting = choose_setting(config)
     flags = stage_flags(setting)
-    if setting.scale.seconds:
-        base = base_run_of_flags(flags["base_train"])
-    else:
-        base = dry_run(flags["base_train"], setting.hardware)
+    base = dry_run(flags["base_train"], setting)
     job = make_job(setting, flags, base.tokens, {name: TASKS[name].files() for name in READ}, NEEDS)
     print0("\n== plan", *plan_lines(job, setting, base), sep="\n")
     return job

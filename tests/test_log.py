@@ -82,17 +82,6 @@ def test_a_resumed_run_replaces_the_records_after_its_step(tmp_path):
     assert numbers(log) == [("train", 1, 0.5)]
 
 
-def test_records_of_the_older_format_are_read(tmp_path):
-    """They have no kind; a step may have several."""
-    lines = ['{"step": 0, "val/bpb": 3.0}', *(f'{{"step": {step}, "train/loss": 1.0}}' for step in (1, 2, 3))]
-    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 3, "val/bpb": 2.0}', '{"ratio": 1.5}']) + "\n")
-    log = MetricLog(tmp_path)
-    assert metric_curve(read_metrics(log.path), "val/bpb") == [[0, 3], [3.0, 2.0]]
-    log.resume(2)
-    log.write("train", 3, loss=1.0)
-    assert [record.get("step") for record in read_metrics(log.path)] == [0, 1, 2, None, 3]
-
-
 def test_a_curve_keeps_few_points_that_are_averages():
     records = [{"step": step, "loss": float(step)} for step in range(1, 8)]
     records = [{"step": 0, "other": 1.0}, *records, {"step": 8, "loss": None}]

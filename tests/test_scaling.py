@@ -13,7 +13,7 @@ from nanochat.log import duration
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups, parameter_counts
-from nanochat.scaling import ASSUMED_MFU, RunPlan, estimate, memory, plan_run, rate_scale, row_choices
+from nanochat.scaling import ASSUMED_MFU, RunPlan, estimate, memory, plan_run, rate_scale, row_choices, scaled_size
 from nanochat.settings import OptimizerSettings
 from scripts.base_train import Config, main
 
@@ -31,7 +31,7 @@ def test_depth_24_at_ratio_8_is_the_reference():
     assert counts["matrices"] == pytest.approx(679.5e6, abs=5e4)
     assert counts["head"] == counts["embed"] == 32768 * 1536
     assert counts["value_embeds"] == 12 * 32768 * 1536
-    assert plan.scaled == counts["matrices"] + counts["head"] == pytest.approx(729.8e6, abs=5e4)
+    assert scaled_size(plan.counts) == counts["matrices"] + counts["head"] == pytest.approx(729.8e6, abs=5e4)
     assert counts["total"] == pytest.approx(1.38e9, rel=5e-3)
     assert (plan.total_batch_size, plan.steps, plan.seconds) == (2**20, 5568, None)
     assert plan.tokens == 2**20 * 5568 == pytest.approx(5.84e9, rel=1e-3)
@@ -87,7 +87,7 @@ def test_a_plan_counts_the_real_model():
 def test_horizons():
     config = replace(D24, depth=8, target_param_data_ratio=-1.0)
     plan = plan_of(config)
-    assert plan.steps == 12 * plan.scaled // plan.total_batch_size
+    assert plan.steps == 12 * scaled_size(plan.counts) // plan.total_batch_size
     assert plan_of(config, num_iterations=7).steps == 7
     step = plan.flops_per_token * plan.total_batch_size
     assert plan_of(config, target_flops=step * 100.4).steps == 100

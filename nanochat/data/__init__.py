@@ -1,7 +1,7 @@
 """Text for training, and the files of data sets.
 
 Other packages import from here:
-  corpus     open_corpus, Corpus, Source, open_shards: `--data` to shards of text; CORPORA, AUTO, check_data, hub_files,
+  corpus     open_corpus, Corpus, Source, open_shards: `--data` to shards of text; CORPORA, AUTO, absolute_data,
              is_named, learned_text, parse_data, shard_files, shards_for, source_files, source_name; for embedded
              worlds learned_world, world_folder, world_seed
   documents  documents: the texts in a file; by_size: texts in groups

@@ -277,11 +277,6 @@ def shard_files(source: str, num_shards: int = 0, offline: bool = False) -> list
     return sorted(convert_folder(source_name(source), _folder(source), files).glob("*.parquet"))
 
 
-def hub_files(data: str) -> list[HubFile]:
-    """Return the hub files for `--data`, downloaded or not."""
-    return [file for source, _ in parse_data(data) if source in CORPORA for file in CORPORA[source].files()]
-
-
 def shards_for(data: str, tokens: float) -> int:
     """Return how many shards have text for `tokens` training tokens; 0 if `--data` names no data set on the hub.
 
@@ -298,11 +293,15 @@ def shards_for(data: str, tokens: float) -> int:
     return most
 
 
-def check_data(data: str) -> None:
-    """Raise a ValueError if `--data` names a missing folder; nothing is downloaded or converted."""
-    for source, _ in parse_data(data):
+def absolute_data(data: str) -> str:
+    """Return `--data` with absolute folders; ValueError for a missing one. Nothing is downloaded or converted."""
+    parts = []
+    for source, share in parse_data(data):
         if not is_named(source):
             source_files(source)
+            source = f"folder:{_folder(source).resolve()}"
+        parts.append(f"{source}:{share:g}" if share < 1 else source)
+    return ",".join(parts)
 
 
 def source_name(source: str) -> str:

@@ -66,8 +66,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _read_text(file: Path) -> Iterator[str]:
-    for batch in by_size((line for _, line in _lines(file)), DOCUMENT_CHARS):
-        yield "".join(batch)
+    return map("".join, by_size((line for _, line in _lines(file)), DOCUMENT_CHARS))
 
 
 def _read_jsonl(file: Path) -> Iterator[str]:

@@ -7,7 +7,6 @@ eval_bundle/.
 """
 
 import functools
-import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -74,7 +73,10 @@ def fetch(files: Sequence[HubFile], offline: bool = False, refused: str = "") ->
     if failures:
         count = sum(map(len, failures.values()))
         place = f"not in the mirror NANOCHAT_HUB={mirror()}" if mirror() else "not on this machine"
-        parts = [f"{_names(missing)} ({place}; {reason})" for reason, missing in failures.items()]
+        parts = []
+        for reason, missing in failures.items():
+            more = f" and {len(missing) - SHOWN_FILES} more" if len(missing) > SHOWN_FILES else ""
+            parts.append(f"{', '.join(missing[:SHOWN_FILES])}{more} ({place}; {reason})")
         raise HubError(f"{count} of {len(found)} files are not available: {'; '.join(parts)}")
     return [found[file] for file in files]
 
@@ -103,11 +105,6 @@ def is_reachable(server: str) -> bool:
         return isinstance(error, HubError)  # ours: there was an answer
     # Even if the server refuses, the network works.
     return True
-
-
-def _names(files: Sequence[str]) -> str:
-    more = len(files) - SHOWN_FILES
-    return ", ".join(files[:SHOWN_FILES]) + (f" and {more} more" if more > 0 else "")
 
 
 def is_here(files: Sequence[HubFile]) -> bool:
@@ -160,6 +157,7 @@ def _download(file: HubFile, refused: str) -> Path:
         raise HubError(refused)
 
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils.sha import git_hash
 
     _distrust_answers()
     path = hf_hub_download(
@@ -170,17 +168,11 @@ def _download(file: HubFile, refused: str) -> Path:
     )
     blob = Path(path).resolve()  # where there are no links, the file itself
     # Large files are named by their SHA-256, small ones by git's hash: both are hashes of the content.
-    digest = read_sha256(blob) if len(blob.name) == 64 else _git_hash(blob)
+    digest = read_sha256(blob) if len(blob.name) == 64 else git_hash(blob.read_bytes())
     if blob.parent.name == "blobs" and digest != blob.name:
         blob.unlink()
         raise HubError("the server sent other content than it announced, and it was removed: try again")
     return Path(path)
-
-
-def _git_hash(path: Path) -> str:
-    """Return git's name for a file's content."""
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 @functools.lru_cache

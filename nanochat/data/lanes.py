@@ -70,25 +70,21 @@ class Deal:
         self.lanes = lanes
         self.key = key
         self.bos = tokenizer.special_tokens["<|bos|>"]
-        self._tokenizer = tokenizer
-        self._threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
+        threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
         # (shard, row group in the shard)
         self._groups = [(shard, group) for shard in shards for group in range(shard.row_groups)]
         groups = len(self._groups)
         documents = sum(shard.rows for shard in shards)
         # Stripes per row group for 8 units per lane; a stripe needs at least one document.
         wanted = math.ceil(UNITS_PER_LANE * lanes / groups)
-        possible = max(1, documents // groups)
-        self.stripes = min(wanted, possible)
+        self.stripes = min(wanted, max(1, documents // groups))
         self.units = groups * self.stripes  # in an epoch
         # Several lanes read stripes from one row group at about the same time: tokenize once, keep for all.
-        self._read = lru_cache(CACHED_GROUPS if self.stripes > 1 else 0)(self._read_group)
+        # (ids, offsets) of a row group: document i is ids[offsets[i]:offsets[i + 1]], bos first
+        self._read = lru_cache(CACHED_GROUPS if self.stripes > 1 else 0)(
+            lambda shard, group: tokenizer.core.encode_arrow(shard.read(group), self.bos, threads)
+        )
         self._order = lru_cache(8)(lambda epoch: shuffled(groups, *key, 0, epoch))
-
-    def _read_group(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (ids, offsets) for a row group: document i is ids[offsets[i]:offsets[i + 1]], bos first."""
-        shard, group = self._groups[number]
-        return self._tokenizer.core.encode_arrow(shard.read(group), self.bos, self._threads)
 
     def epoch(self, lane: int, unit: int) -> int:
         # Unit u in lane l has the number u * lanes + l in the endless list.
@@ -99,7 +95,7 @@ class Deal:
         epoch, position = divmod(unit * self.lanes + lane, self.units)
         place, stripe = divmod(position, self.stripes)
         group = int(self._order(epoch)[place])
-        ids, offsets = self._read(group)
+        ids, offsets = self._read(*self._groups[group])
         order = shuffled(len(offsets) - 1, *self.key, 1, epoch, group)
         chosen = order[stripe :: self.stripes]
         return ids, offsets[chosen].tolist(), offsets[chosen + 1].tolist()
@@ -193,13 +189,10 @@ def pack(lengths: Sequence[int], opening: int, size: int) -> tuple[list[Stretch]
 class Piece(NamedTuple):
     """A document, or a part of one longer than a row.
 
-    ids[head]: the slot for the bos, before the first token. slots: tokens with bos. unit, document: origin. begin:
-    tokens in the document before the piece.
+    ids: a slot for the bos, then the tokens. unit, document: origin. begin: tokens in the document before the piece.
     """
 
     ids: np.ndarray
-    head: int
-    slots: int
     unit: int
     document: int
     begin: int
@@ -207,11 +200,7 @@ class Piece(NamedTuple):
     @property
     def name(self) -> tuple[int, int, int, int]:
         """Return (unit, document, begin, end) without bos."""
-        return self.unit, self.document, self.begin, self.begin + self.slots - 1
-
-    def part(self, begin: int, end: int) -> np.ndarray:
-        """Return the tokens begin … end - 1 with the slot before them: the bos, or a token that becomes the bos."""
-        return self.ids[self.head + begin : self.head + end + 1]
+        return self.unit, self.document, self.begin, self.begin + len(self.ids) - 1
 
 
 @dataclass(frozen=True)
@@ -244,7 +233,8 @@ class Lane:
         for unit, document, begin, end in chunk.left:
             ids, starts, _ = self.deal.documents(self.number, unit)
             head = starts[document] + begin
-            leftover.append(Piece(ids, head, end - begin + 1, unit, document, begin))
+            part = ids[head : head + end - begin + 1]
+            leftover.append(Piece(part, unit, document, begin))
         while True:
             # A saved chunk is packed again.
             pieces, units = self._read_units(chunk, leftover)
@@ -257,8 +247,9 @@ class Lane:
 
     def _pack(self, chunk: Chunk, pieces: list[Piece], opening: int) -> tuple[np.ndarray, list[Piece]]:
         """Return rows (rows, size) in random order, and the pieces left over."""
-        placed, left = pack([piece.slots for piece in pieces], opening, self.size)
-        parts = [pieces[number].part(begin, end) for number, begin, end in placed]
+        placed, left = pack([len(piece.ids) for piece in pieces], opening, self.size)
+        # With the slot before the first token: the bos, or a token that becomes the bos.
+        parts = [pieces[number].ids[begin : end + 1] for number, begin, end in placed]
         ids = np.concatenate(parts)
         sizes = np.array(list(map(len, parts)))
         heads = np.cumsum(sizes) - sizes
@@ -270,8 +261,8 @@ class Lane:
         for number, begin, end in left:
             piece = pieces[number]
             # Copied, to free the whole row group.
-            rest = piece.part(begin, end).copy()
-            leftover.append(piece._replace(ids=rest, head=0, slots=len(rest), begin=piece.begin + begin))
+            rest = piece.ids[begin : end + 1].copy()
+            leftover.append(piece._replace(ids=rest, begin=piece.begin + begin))
         return rows, leftover
 
     def _read_units(self, chunk: Chunk, leftover: list[Piece]) -> tuple[list[Piece], int]:
@@ -280,7 +271,7 @@ class Lane:
         A chunk ends with the epoch: a lane finishes one epoch before it begins the next one.
         """
         pieces = list(leftover)
-        slots = sum(piece.slots for piece in pieces)
+        slots = sum(len(piece.ids) for piece in pieces)
         documents = 0
         unit = chunk.unit
         epoch = self.deal.epoch(self.number, unit)
@@ -289,9 +280,9 @@ class Lane:
             for document, (start, stop) in enumerate(zip(starts, stops, strict=True)):
                 # A document without text makes no piece, one longer than a row makes several.
                 for head in range(start, stop - 1, self.size - 1):
-                    length = min(stop - head, self.size)
-                    pieces.append(Piece(ids, head, length, unit, document, begin=head - start))
-                    slots += length
+                    part = ids[head : min(stop, head + self.size)]
+                    pieces.append(Piece(part, unit, document, begin=head - start))
+                    slots += len(part)
                 documents += stop - start > 1
             unit += 1
             is_large = slots >= CHUNK_ROWS * self.size

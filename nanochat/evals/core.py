@@ -103,7 +103,17 @@ def _evaluate_task(
     decisions = []
     for item in items:
         own = [next(means) for _ in item.options]
-        decisions.append(_decide(item, own, task.kind, model.config.max_seq_len))
+        shown = [None if math.isnan(mean) else mean for mean in own]  # JSON has no NaN
+        decision = {"item": item.number, "question": item.question}
+        if max(item.scored) >= model.config.max_seq_len:
+            decision |= {"correct": False, "too_long": True}
+        elif task.kind == COMPLETION:
+            decision |= {"correct": own[0] == 0, "missed": shown[0]}
+        else:
+            # Ties go to the first option. As in the public nanochat, nan is chosen only where it comes first.
+            chosen = own.index(min(own))
+            decision |= {"correct": chosen == item.gold, "chosen": chosen, "gold": item.gold, "losses": shown}
+        decisions.append(decision)
     return sorted(chain(*runtime.all_gather(decisions)), key=lambda decision: decision["item"])
 
 
@@ -138,15 +148,6 @@ class Row(NamedTuple):
     prefix: np.ndarray  # (tokens,); may be empty
     branches: list[Branch]
 
-    @property
-    def tokens(self) -> int:
-        return len(self.prefix) + sum(len(branch.ids) for branch in self.branches)
-
-
-def _fits(item: Item, context: int) -> bool:
-    """Return False if the scored tokens of an option fill the whole context."""
-    return max(item.scored) < context
-
 
 def _plan(items: Sequence[Item], context: int) -> list[Row]:
     """Return rows for all items that fit."""
@@ -156,7 +157,8 @@ def _plan(items: Sequence[Item], context: int) -> list[Row]:
         numbers = range(first, first + len(item.options))
         first += len(item.options)
         options = [option for option in zip(numbers, item.options, item.scored, strict=True) if option[2]]
-        if not options or not _fits(item, context):
+        # The scored tokens of an option must not fill the whole context.
+        if not options or max(item.scored) >= context:
             continue
         if len(item.prefix) + max(len(ids) for ids in item.options) <= context:
             rows.append(_row(item.prefix, options))
@@ -188,12 +190,13 @@ def _pack(rows: list[Row], batch_tokens: int) -> Iterator[list[Row]]:
     batch = []
     size = 0
     for row in rows:
-        if batch and size + row.tokens > batch_tokens:
+        tokens = len(row.prefix) + sum(len(branch.ids) for branch in row.branches)
+        if batch and size + tokens > batch_tokens:
             yield batch
             batch = []
             size = 0
         batch.append(row)
-        size += row.tokens
+        size += tokens
     if batch:
         yield batch
 
@@ -254,14 +257,13 @@ def _scored(hidden: Tensor, offsets: list[int], branches: Sequence[Branch]) -> S
     """Return the hidden states for targets, from (rows, width, channels); a row's branch begins at its offset."""
     positions = []
     targets = []
-    for row, (offset, branch) in enumerate(zip(offsets, branches, strict=True)):
+    for states, offset, branch in zip(hidden, offsets, branches, strict=True):
         for target in branch.targets:
-            start = row * hidden.shape[1] + offset + target.start
-            positions.append(np.arange(start, start + len(target.ids)))
+            start = offset + target.start
+            positions.append(states[start : start + len(target.ids)])
         targets += branch.targets
     # The head sees scored positions alone.
-    scored = _to_device(torch.from_numpy(np.concatenate(positions)), hidden.device)
-    return hidden.flatten(0, 1)[scored], targets
+    return torch.cat(positions), targets
 
 
 def _padded(texts: Sequence[np.ndarray], device: torch.device) -> Tensor:
@@ -296,19 +298,3 @@ def _score_exact_match(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
     rows = max(1, CHUNK_BYTES[hidden.device.type] // (4 * model.config.padded_vocab))
     chunks = zip(hidden.split(rows), targets.split(rows), strict=True)
     return torch.cat([(model.logits(states).argmax(-1) != ids).float() for states, ids in chunks])
-
-
-# ---- decide ----
-
-
-def _decide(item: Item, means: list[float], kind: str, context: int) -> dict:
-    """Return the decision on an item. means: mean score per option, nan for an option without scored tokens."""
-    shown = [None if math.isnan(mean) else mean for mean in means]  # JSON has no NaN
-    decision = {"item": item.number, "question": item.question}
-    if not _fits(item, context):
-        return decision | {"correct": False, "too_long": True}
-    if kind == COMPLETION:
-        return decision | {"correct": means[0] == 0, "missed": shown[0]}
-    # Ties go to the first option. As in the public nanochat, nan is chosen only where it comes first.
-    chosen = means.index(min(means))
-    return decision | {"correct": chosen == item.gold, "chosen": chosen, "gold": item.gold, "losses": shown}

@@ -97,20 +97,17 @@ def read_bundle(folder: Path | None = None, offline: bool = False) -> list[Bundl
     paths = find(*(f"eval_data/{entry['dataset_uri']}" for entry in entries))
     with open(meta, encoding="utf-8", newline="") as file:
         percents = {row["Eval Task"]: row["Random baseline"] for row in csv.DictReader(file)}
-    tasks = []
-    for entry, path in zip(entries, paths, strict=True):
-        label = entry["label"]
-        tasks.append(
-            BundleTask(
-                label=label,
-                kind=entry["icl_task_type"],
-                shots=entry["num_fewshot"][0],
-                delimiter=entry.get("continuation_delimiter", " "),
-                baseline=float(percents[label]) / 100,
-                path=path,
-            )
+    return [
+        BundleTask(
+            label=entry["label"],
+            kind=entry["icl_task_type"],
+            shots=entry["num_fewshot"][0],
+            delimiter=entry.get("continuation_delimiter", " "),
+            baseline=float(percents[entry["label"]]) / 100,
+            path=path,
         )
-    return tasks
+        for entry, path in zip(entries, paths, strict=True)
+    ]
 
 
 # ---- prompts as tokens ----
@@ -138,27 +135,29 @@ def tokenize_items(
     found = []
     for number, group in zip(numbers, texts, strict=True):
         rows = [next(tokens) for _ in group]
-        question = text_sha256("\0".join(group))[:16]
-        gold = items[number].get("gold", 0)  # a completion has a single option
-        found.append(Item(number, question, gold, *_split(task.kind, rows)))
+        prefix = _common_length(rows)
+        scored = [len(row) - prefix for row in rows]
+        if task.kind == COMPLETION:
+            # The prompt without the continuation only marks where the scored tokens begin.
+            assert prefix == len(rows[0]), "the tokens of a context change when its continuation follows"
+            rows, scored = rows[1:], scored[1:]
+        elif task.kind == SCHEMA:
+            # The contexts differ; the continuation at the end is scored. <|bos|> is never scored.
+            shortest = min(len(row) for row in rows)
+            suffix = min(_common_length([row[::-1] for row in rows]), shortest - 1)
+            prefix = min(prefix, shortest - suffix)
+            scored = [suffix for _ in rows]
+        found.append(
+            Item(
+                number,
+                question=text_sha256("\0".join(group))[:16],
+                gold=items[number].get("gold", 0),  # a completion has a single option
+                prefix=rows[0][:prefix],
+                options=[row[prefix:] for row in rows],
+                scored=scored,
+            )
+        )
     return found
-
-
-def _split(kind: str, rows: Rows) -> tuple[np.ndarray, Rows, list[int]]:
-    """Split an item's prompts into the shared prefix, the options, and the number of scored tokens in each."""
-    prefix = _common_length(rows)
-    scored = [len(row) - prefix for row in rows]
-    if kind == COMPLETION:
-        # The prompt without the continuation only marks where the scored tokens begin.
-        assert prefix == len(rows[0]), "the tokens of a context change when its continuation follows"
-        rows, scored = rows[1:], scored[1:]
-    elif kind == SCHEMA:
-        # The contexts differ; the continuation at the end is scored. <|bos|> is never scored.
-        shortest = min(len(row) for row in rows)
-        suffix = min(_common_length([row[::-1] for row in rows]), shortest - 1)
-        prefix = min(prefix, shortest - suffix)
-        scored = [suffix for _ in rows]
-    return rows[0][:prefix], [row[prefix:] for row in rows], scored
 
 
 def _common_length(rows: Rows) -> int:

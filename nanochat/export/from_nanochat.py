@@ -66,7 +66,13 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
     sizes = [shape.get(name) for name in SHAPE if name != "window_pattern"]
     if not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes) or shape["n_layer"] > len(weights):
         raise ValueError(f"{path} has other sizes than its meta file says: {shape}")
-    config = _config(shape, is_newer="residual_lambdas" in weights)
+    unknown = ", ".join(shape.keys() - SHAPE.keys())
+    if unknown:
+        raise ValueError(f"the model has a setting that is not known here: {unknown}")
+    # The file has sizes only; the tricks follow from the layout.
+    fields = dict(CONFIGURATIONS["reference" if "residual_lambdas" in weights else "october-2025"])
+    # No bos_id: the public smear reaches across the start of a document.
+    config = GPTConfig(**fields | {SHAPE[name]: value for name, value in shape.items()})
     for name in ("embed.weight", "head.weight"):
         # October's vocabulary was not padded.
         if name in weights and weights[name].shape == (config.vocab_size, config.width):
@@ -88,14 +94,3 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
         if isinstance(used.get(name), int | float) and used[name] >= 0:
             settings[name] = used[name]
     return config, weights, settings
-
-
-def _config(shape: dict[str, Any], is_newer: bool) -> GPTConfig:
-    # The file has sizes only; the tricks follow from the layout.
-    fields = dict(CONFIGURATIONS["reference" if is_newer else "october-2025"])
-    for name, value in shape.items():
-        if name not in SHAPE:
-            raise ValueError(f"the model has a setting that is not known here: {name}")
-        fields[SHAPE[name]] = value
-    # No bos_id: the public smear reaches across the start of a document.
-    return GPTConfig(**fields)

@@ -49,8 +49,8 @@ def write_gguf(exported: Exported, folder: Path) -> list[str]:
     ]
 
 
-def gguf_metadata(exported: Exported) -> Fields:
-    """Return the metadata with the keys and types that llama.cpp expects."""
+def write_file(path: Path, exported: Exported) -> None:
+    """Write a file with the keys and types that llama.cpp expects."""
     import gguf
 
     tokenizer = exported.tokenizer
@@ -60,7 +60,7 @@ def gguf_metadata(exported: Exported) -> Fields:
     specials = list(tokenizer.special_tokens)  # the last ones of the vocabulary, in order
     types = [int(gguf.TokenType.NORMAL)] * len(words)
     types += [int(gguf.TokenType.CONTROL)] * len(specials)
-    return {f"qwen3.{key}": settings[name] for key, name in KEYS.items()} | {
+    metadata = {f"qwen3.{key}": settings[name] for key, name in KEYS.items()} | {
         "general.name": exported.name,
         "general.type": "model",
         "general.file_type": int(gguf.LlamaFileType.ALL_F32),
@@ -76,29 +76,11 @@ def gguf_metadata(exported: Exported) -> Fields:
         "tokenizer.ggml.add_bos_token": True,
         "tokenizer.chat_template": tokenizer_files.CHAT_TEMPLATE,
     }
-
-
-def gguf_name(name: str, depth: int) -> str:
-    """Return the name of a tensor in the file: `model.layers.0.self_attn.q_proj.weight` is `blk.0.attn_q.weight`."""
-    import gguf
-
-    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, depth).get_name(name, (".weight",))
-
-
-def write_file(path: Path, exported: Exported) -> None:
-    import gguf
-
     writer = gguf.GGUFWriter(path, "qwen3")
-    # The method decides the type in the file.
-    add = {
-        str: writer.add_string,
-        int: writer.add_uint32,
-        float: writer.add_float32,
-        bool: writer.add_bool,
-        list: writer.add_array,
-    }
-    for key, value in gguf_metadata(exported).items():
-        add[type(value)](key, value)
+    types = gguf.GGUFValueType
+    for key, value in metadata.items():
+        # llama.cpp expects numbers without a sign.
+        writer.add_key_value(key, value, types.UINT32 if type(value) is int else types.get_type(value))
     # In fp32: users quantize with llama.cpp's own program.
     for name, weight in hf_weights(exported.model, QWEN3):
         writer.add_tensor(gguf_name(name, exported.model.config.depth), weight.numpy())
@@ -107,6 +89,13 @@ def write_file(path: Path, exported: Exported) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def gguf_name(name: str, depth: int) -> str:
+    """Return the name of a tensor in the file: `model.layers.0.self_attn.q_proj.weight` is `blk.0.attn_q.weight`."""
+    import gguf
+
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, depth).get_name(name, (".weight",))
 
 
 def read_qwen3(path: Path, exported: Exported) -> tuple[Fields, dict[str, Tensor]]:

@@ -222,7 +222,17 @@ def write_folder(exported: Exported, folder: Path) -> list[str]:
     # The files are compared, not the objects that wrote them.
     loaded = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     checks.append(compare_models(exported, loaded))
-    write_text(folder / "README.md", model_card(exported, architecture, checks))
+    # The model card that the hub shows.
+    card = CARD.format(
+        name=exported.name,
+        architecture=architecture,
+        parameters=sum(p.numel() for p in model.parameters()),
+        config=model.config,
+        manifest=exported.manifest,
+        prompt=BASE_PROMPT if exported.manifest["stage"] == MODELS["base"] else CHAT_PROMPT,
+        checks="".join(f"- {check}\n" for check in checks),
+    )
+    write_text(folder / "README.md", card)
     return checks
 
 
@@ -315,21 +325,11 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))
 ## Origin
 
 Stage {manifest[stage]}, step {manifest[step]}, tokenizer {manifest[tokenizer][hash]}, versions {manifest[versions]}.
-"""
+
+## Compared with the original
+
+{checks}"""
 CHAT_PROMPT = """\
 chat = [{"role": "user", "content": "What is the capital of France?"}]
 ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)"""
 BASE_PROMPT = 'ids = tokenizer("<|bos|>The capital of France is", return_tensors="pt")  # a base model continues text'
-
-
-def model_card(exported: Exported, architecture: Architecture, checks: list[str]) -> str:
-    """Return the README.md that the hub shows: shape, use, caveats, origin and comparisons."""
-    card = CARD.format(
-        name=exported.name,
-        architecture=architecture,
-        parameters=sum(p.numel() for p in exported.model.parameters()),
-        config=exported.model.config,
-        manifest=exported.manifest,
-        prompt=BASE_PROMPT if exported.manifest["stage"] == MODELS["base"] else CHAT_PROMPT,
-    )
-    return card + "\n## Compared with the original\n\n" + "".join(f"- {check}\n" for check in checks)

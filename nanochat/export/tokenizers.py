@@ -8,14 +8,10 @@ import random
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import rustbpe
 from nanochat.paths import write_json
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
-
-if TYPE_CHECKING:
-    import tokenizers
 
 BOS = "<|bos|>"
 END = "<|assistant_end|>"
@@ -124,8 +120,11 @@ def written_merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
 # ---- tokenizers and transformers ----
 
 
-def to_hf(tokenizer: Tokenizer) -> "tokenizers.Tokenizer":
-    """Return the same tokenizer; when special tokens are added, a text begins with <|bos|>."""
+def write_hf(tokenizer: Tokenizer, folder: Path, context: int) -> None:
+    """Write tokenizer.json and tokenizer_config.json with the chat template. context: in tokens.
+
+    Where special tokens are added, a text begins with <|bos|>.
+    """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, processors
 
@@ -143,12 +142,7 @@ def to_hf(tokenizer: Tokenizer) -> "tokenizers.Tokenizer":
         pair=f"{BOS} $A {BOS}:1 $B:1",
         special_tokens=[(BOS, tokenizer.special_tokens[BOS])],
     )
-    return hf
-
-
-def write_hf(tokenizer: Tokenizer, folder: Path, context: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json with the chat template. context: in tokens."""
-    to_hf(tokenizer).save(str(folder / "tokenizer.json"))
+    hf.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,

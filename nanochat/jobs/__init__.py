@@ -1,5 +1,5 @@
 """The main job, and a runner for any list of steps.
 
 The door: `runner` (Job, Step, hold_folder, archive), `plan` (choose_setting, stage_flags, make_job),
-`estimate` (dry_run, base_run_of_flags, plan_lines), `scales` (SCALES).
+`estimate` (dry_run, plan_lines), `scales` (SCALES).
 """

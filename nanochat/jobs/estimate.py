@@ -80,11 +80,16 @@ class StepEstimate(NamedTuple):
 # ---- base training on paper ----
 
 
-def dry_run(flags: Flags, hardware_name: str) -> BaseRun:
+def dry_run(flags: Flags, setting: Setting) -> BaseRun:
     """Return the figures for base training on this machine or named hardware; a ValueError if training cannot run."""
-    words = ["--dry-run", "--json", f"--on={hardware_name}", *flag_words(flags)]
+    if setting.scale.seconds:
+        # Times are measured: the tokens alone, without waiting for a dry run.
+        batch = int(flags.get("--total-batch-size", 0))
+        return BaseRun(tokens=int(flags.get("--num-iterations", 0)) * batch, batch=batch)
+    # Empty: all of this machine.
+    named = f"{setting.gpus}x{setting.accelerator.name}" if setting.request.on or setting.idle else ""
     # A process, so that the plan alone does not import torch.
-    command = [sys.executable, "-m", "scripts.base_train", *words]
+    command = [sys.executable, "-m", "scripts.base_train", "--dry-run", "--json", f"--on={named}", *flag_words(flags)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         # The last line is the message for users.
@@ -100,12 +105,6 @@ def dry_run(flags: Flags, hardware_name: str) -> BaseRun:
         basis=cost["source"],
         notes=tuple(record["lines"][:-1]),  # the last line is the time, which is estimated here
     )
-
-
-def base_run_of_flags(flags: Flags) -> BaseRun:
-    """Return the figures for a scale with measured times: tokens alone, without waiting for a dry run."""
-    batch = int(flags.get("--total-batch-size", 0))
-    return BaseRun(tokens=int(flags.get("--num-iterations", 0)) * batch, batch=batch)
 
 
 # ---- the work in each step ----
@@ -162,7 +161,7 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     """Return the estimate for a step."""
     flags = dict(word.partition("=")[::2] for word in step.command[1:])
     work = step_work(step.name, flags, base)
-    record = read_record(job, step)
+    record = read_record(job.record(step))
     # A step with other flags will be repeated, so the old time does not count.
     if record.get("finished") and record["command"] == step.command:
         return StepEstimate(record["seconds"], work.tokens, FINISHED)
@@ -178,26 +177,24 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     return StepEstimate(work_seconds(work, setting, base) if base.rate else 0.0, work.tokens, base.basis)
 
 
-def estimate_job(job: Job, setting: Setting, base: BaseRun) -> dict[str, StepEstimate]:
-    """Return step name -> estimate, without the steps that are left out."""
-    return {step.name: estimate_step(job, step, setting, base) for step in job.steps if not step.skip}
-
-
 # ---- the plan in words ----
 
 
 def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
     """Return the plan as lines for the reader; a ValueError if the disk has too little room."""
-    estimates = estimate_job(job, setting, base)
     rows = []
-    for name, estimate in estimates.items():
+    coming = []  # time still to come, in seconds: finished steps are skipped
+    for step in job.steps:
+        if step.skip:
+            continue
+        estimate = estimate_step(job, step, setting, base)
         tokens = f"{estimate.tokens / 1e6:,.1f} M" if estimate.tokens else None
         time = duration(estimate.seconds) if estimate.seconds else None
-        basis, _, _ = estimate.basis.partition(":")  # its reason follows the table
-        rows.append([name, tokens, time, dollars(estimate.seconds, setting), basis])
+        basis = estimate.basis.partition(":")[0]  # its reason follows the table
+        rows.append([step.name, tokens, time, dollars(estimate.seconds, setting), basis])
+        if estimate.basis != FINISHED:
+            coming.append(estimate.seconds)
     columns = dict.fromkeys(("Step", "Tokens", "Time", "Dollars", "Estimate"), "")
-    # Time still to come: finished steps are skipped.
-    coming = [estimate.seconds for estimate in estimates.values() if estimate.basis != FINISHED]
     whole = f"about {duration(sum(coming))}" if all(coming) else "not known"
     gpus = f"{setting.gpus} x {setting.accelerator.name}" if setting.accelerator else "no GPU"
     idle = f", {setting.idle} more are idle (rows of a batch are a power of two)" if setting.idle else ""

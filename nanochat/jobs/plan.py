@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanochat.data import hub
-from nanochat.data.corpus import AUTO, CORPORA, check_data, hub_files, is_named, parse_data, world_seed
+from nanochat.data.corpus import AUTO, CORPORA, absolute_data, is_named, parse_data, world_seed
 from nanochat.data.hub import HubFile
 from nanochat.evals.core_tasks import BUNDLE
 from nanochat.hardware import Accelerator, parse_hardware
@@ -69,11 +69,6 @@ class Setting(NamedTuple):
     def scale(self) -> Scale:
         return SCALES[self.name]
 
-    @property
-    def hardware(self) -> str:
-        """GPUs to plan for, like 8xH100; empty: all of this machine."""
-        return f"{self.gpus}x{self.accelerator.name}" if self.request.on or self.idle else ""
-
     def has_files(self, files: Sequence[HubFile]) -> bool:
         """Return True if the files are here or can be downloaded."""
         # A mirror may have some of them. The network is asked last, because an answer takes time.
@@ -104,18 +99,6 @@ def has_network(hardware: str) -> bool:
     return bool(hardware) or not hub.refusal("")
 
 
-def absolute_data(data: str) -> str:
-    """Return --data with absolute folders, because stages run in another folder."""
-    parts = []
-    for source, share in parse_data(data):
-        folder = Path(source.removeprefix("folder:")).expanduser()
-        # A corpus wins over a folder with the same name.
-        if not is_named(source) and folder.is_dir():
-            source = f"folder:{folder.resolve()}"
-        parts.append(f"{source}:{share:g}" if share < 1 else source)
-    return ",".join(parts)
-
-
 def choose_setting(request: Any) -> Setting:
     """Return the choices for this machine; a ValueError if a flag names something that does not exist."""
     scales = ("auto", *SCALES)
@@ -125,8 +108,7 @@ def choose_setting(request: Any) -> Setting:
     count, accelerator = find_hardware(request.on)
     data = world_dir(request.seed).name if request.data == "world" else request.data
     if data != "auto":
-        data = absolute_data(data)
-        check_data(data)
+        data = absolute_data(data)  # stages run in another folder
 
     # The first corpus that is on this machine; empty: none.
     text_here = next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "")
@@ -228,11 +210,13 @@ def make_job(
             steps.append(Step(name, commands[name], skip=skip, quiet=name == "download"))
         else:
             steps.append(_stage_step(name, setting, flags[name], task_files, skip))
+    words = [word for word in sys.argv[1:] if not word.startswith(("--fresh", "--cwd=", "--save="))]
     return Job(
         "speedrun",
         request.tag,
         steps,
-        resume=resume_command(),
+        # The same words without --fresh, which would start again.
+        resume=shlex.join(["bash", str(ROOT / "speedrun.sh"), *words]),
         closing=skipped_lines(steps) + talk_lines(steps, request.tag),
         settings={"scale": setting.name, "depth": setting.depth},
     )
@@ -249,6 +233,9 @@ def _stage_step(
     # For these stages the text is an input, by --data.
     reads_text = name in TEXT_STAGES
     files = BUNDLE if name == "base_eval" else task_files
+    if setting.world:
+        # Its version and seed decide the content of all tasks.
+        files = [HubFile(f"{setting.world.name}/world.json")]
     stage = PLANNED_STAGES[name]
     request = setting.request
     # Tokenizers are trained and evaluated on the CPU.
@@ -260,9 +247,7 @@ def _stage_step(
         output=f"{name}/{request.tag}",
         parents=[f"{stage.parent}/{request.tag}"] if stage.parent else [],
         data=setting.data if reads_text else "",
-        files=[] if reads_text or setting.world else [list(astuple(file)) for file in files],
-        # Its version and seed decide the content of all tasks.
-        local=[] if reads_text or not setting.world else [str(setting.world / "world.json")],
+        files=[] if reads_text else [list(astuple(file)) for file in files],
         launch=[*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if several_gpus else [],
         options=[f"--run={request.wandb}"] if request.wandb and not is_tokenizer else [],
         skip=skip,
@@ -273,7 +258,7 @@ def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, str]) -
     """Return step -> reason to leave the step out; other steps run."""
     until = setting.request.until
     reasons = {}
-    if not hub_files(setting.data):
+    if not any(source in CORPORA for source, _ in parse_data(setting.data)):
         reasons["download"] = "nothing has to be downloaded"
     if not setting.world:
         reasons["world"] = f"the text is {setting.data}"
@@ -295,12 +280,6 @@ def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, str]) -
         for name in STEPS[STEPS.index(until) + 1 :]:
             reasons[name] = f"after --until={until}"
     return reasons
-
-
-def resume_command() -> str:
-    """Return the command that resumes this job: the same words without --fresh, which would start again."""
-    words = [word for word in sys.argv[1:] if not word.startswith(("--fresh", "--cwd=", "--save="))]
-    return shlex.join(["bash", str(ROOT / "speedrun.sh"), *words])
 
 
 def skipped_lines(steps: Sequence[Step]) -> list[str]:

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from nanochat.config import Count, collect_signals, option, run, stop_signals
@@ -36,8 +37,7 @@ class Step:
     output: str = ""  # the written stage, with an outcome.json; empty: none, and the step always runs
     parents: Sequence[str] = ()  # stages with artifacts that the command reads
     data: str = ""  # text that the command reads, as in --data
-    files: Sequence[list] = ()  # further inputs on the hub: [path, repo, revision]
-    local: Sequence[str] = ()  # further inputs on this machine
+    files: Sequence[list] = ()  # further inputs on the hub or in the base folder: [path, repo, revision]
     launch: Sequence[str] = ()  # words before the module (torchrun); a change repeats nothing
     options: Sequence[str] = ()  # flags without influence on the result
     skip: str = ""  # reason to leave the step out; empty: the step runs
@@ -67,6 +67,9 @@ class Job:
     @property
     def folder(self) -> Path:
         return stage_dir(self.kind, self.tag)
+
+    def record(self, step: Step) -> Path:
+        return self.folder / f"{step.name}.json"
 
     def step(self, name: str) -> Step:
         return next(step for step in self.steps if step.name == name)
@@ -104,16 +107,12 @@ def archive(job: Job, step: Step) -> Path | None:
         with hold_folder(stage):
             stage.rename(place)
     # Last: after a crash before this line, the old record still asks for the archive.
-    (job.folder / f"{step.name}.json").unlink(missing_ok=True)
+    job.record(step).unlink(missing_ok=True)
     return place
 
 
-def read_record(job: Job, step: Step) -> Record:
+def read_record(path: Path) -> Record:
     """Return a step's record: command, inputs, seconds, finished, began; empty if the step never started."""
-    return _read_json(job.folder / f"{step.name}.json")
-
-
-def _read_json(path: Path) -> Record:
     return read_json(path) if path.exists() else {}
 
 
@@ -125,42 +124,33 @@ def input_hashes(job: Job, step: Step) -> dict[str, str]:
         if outcome.exists():
             for name, digest in Outcome.load(outcome).artifacts.items():
                 found[f"{parent}/{name}"] = digest
-    text = _text_files(step.data) if step.data else []
-    named = {path.name: path for path in map(Path, step.local) if path.is_file()}
+    named = {}
     for entry in step.files:
         file = hub.HubFile(*entry)
         if hub.is_here([file]):
             [named[str(file)]] = hub.fetch([file], offline=True)
-    digests = hash_files(job.folder / "hashes.json", [*text, *named.values()])
-    if text:
-        # Sorted: the order in which files are listed does not matter.
-        found["the text"] = text_sha256("\n".join(sorted(digests[path] for path in text)))
-    return found | {name: digests[path] for name, path in named.items()}
+    text = []
+    if step.data:
+        from nanochat.data.corpus import parse_data, source_files  # slow to import, and most steps read no text
 
-
-def hash_files(memory: Path, paths: Sequence[Path]) -> dict[Path, str]:
-    """Return path -> SHA-256; a file is read again only if size or time differ from the entry in `memory`."""
-    known = _read_json(memory)
+        # Nothing until all files have been downloaded.
+        with suppress(hub.HubError):
+            text = [file for source, _ in parse_data(step.data) for file in source_files(source, offline=True)]
+    # Shards are large: a file is read again only if its size or time differ from those of an earlier step.
+    memory = job.folder / "hashes.json"
+    known = read_record(memory)
     digests = {}
-    for path in paths:
+    for path in (*text, *named.values()):
         status = path.stat()
-        # Shards are large: hashing them all takes minutes.
         entry = f"{path} {status.st_size} {status.st_mtime_ns}"
         if entry not in known:
             known[entry] = hub.sha256(path)
         digests[path] = known[entry]
     write_json(memory, known)
-    return digests
-
-
-def _text_files(data: str) -> list[Path]:
-    """Return the files for --data, or nothing until all have been downloaded."""
-    from nanochat.data.corpus import parse_data, source_files  # slow to import, and most steps read no text
-
-    try:
-        return [file for source, _ in parse_data(data) for file in source_files(source, offline=True)]
-    except hub.HubError:
-        return []
+    if text:
+        # Sorted: the order in which files are listed does not matter.
+        found["the text"] = text_sha256("\n".join(sorted(digests[path] for path in text)))
+    return found | {name: digests[path] for name, path in named.items()}
 
 
 def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
@@ -187,7 +177,8 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     if step.skip:
         print0(f"== {step.name}: left out, {step.skip}")
         return
-    record = read_record(job, step)
+    path = job.record(step)
+    record = read_record(path)
     inputs = input_hashes(job, step)
     reason = difference(record, step, inputs) if record else ""
     if reason:
@@ -209,7 +200,6 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     # Only an attempt that was killed leaves its start in the record: it lasted until the last line in the log.
     if "began" in record and log.exists():
         entry["seconds"] += max(0.0, log.stat().st_mtime - record["began"])
-    path = job.folder / f"{step.name}.json"
     start = time.time()
     write_json(path, entry | {"began": start})
     status = execute(step, log, lock, stop, script)
@@ -227,8 +217,7 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     entry["inputs"] = input_hashes(job, step) | entry["inputs"]
     # For the report card: the stage itself counted the last attempt alone.
     if step.output and record:
-        outcome = replace(Outcome.load(step.outcome), seconds=entry["seconds"])
-        write_json(step.outcome, asdict(outcome))
+        write_json(step.outcome, read_json(step.outcome) | {"seconds": entry["seconds"]})
     write_json(path, entry | {"finished": True})
     print0(f"== {step.name}: done in {duration(entry['seconds'])}")
 

@@ -35,9 +35,9 @@ class Scale(NamedTuple):
     """Settings for all stages, for one machine size."""
 
     description: str
-    world: bool  # the embedded world is the text
     depth: int  # layers in the model; 0: chosen by GPU memory
     flags: Mapping[str, str]  # script -> flags
+    world: bool = False  # the embedded world is the text
     seconds: Mapping[str, float] = {}  # step -> time on two cores; others are estimated
     disk: float = 0  # GB, as measured; 0: estimated from the parameter count
 
@@ -76,7 +76,6 @@ SCALES = {
     ),
     "cpu": Scale(
         "real text on a CPU, an evening, 2 GB of memory",
-        world=False,
         depth=4,
         flags={
             "tok_train": f"--vocab-size=8192 {VOCABULARY}",
@@ -90,7 +89,6 @@ SCALES = {
     ),
     "1gpu": Scale(
         "a depth that fits the GPU's memory, an evening",
-        world=False,
         depth=0,
         flags={
             "tok_train": f"--vocab-size=65536 {VOCABULARY}",
@@ -100,7 +98,6 @@ SCALES = {
     ),
     "8xh100": Scale(
         "depth 22 with fp8; time and quality are not measured yet",
-        world=False,
         depth=22,
         # Depth, vocabulary, ratio and warmdown of the public nanochat's fastest run, its pull request 830.
         flags={

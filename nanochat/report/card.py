@@ -100,13 +100,20 @@ def read_card(base: Path, tag: str = "") -> Card:
             )
         )
     newest = max(outcomes, key=attrgetter("timestamp"))
+    environment = {
+        name: {label: format_value(value) for label, value in facts.items()}
+        for name, facts in newest.environment.items()
+    }
+    rate = hourly_rate(newest.environment["Hardware"]["GPUs"])
+    if rate:
+        environment["Hardware"]["Hourly Rate"] = f"${rate:.2f}/hour"
     return Card(
         generated=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         started=_moment(min(outcome.started for outcome in outcomes)),
         tag=newest.tag,
         text=_text(outcomes),
         command=_command(base, outcomes, newest),
-        environment=_environment(newest),
+        environment=environment,
         sections=sections,
         headlines=_headlines(outcomes),
         outcomes=outcomes,
@@ -140,36 +147,19 @@ def _plots(outcome: Outcome) -> dict[str, str]:
     prefix = f"{outcome.stage}-{outcome.tag}"
     plots = {f"{prefix}-{number}.svg": draw_plot(curve) for number, curve in enumerate(outcome.curves, 1)}
     if outcome.stage.startswith(EVALUATIONS):
-        plots[f"{prefix}-tasks.svg"] = draw_plot({"title": "Scores, with standard errors", "bars": _scores(outcome)})
+        bars = {}
+        for name, score in outcome.metrics.items():
+            # Scores have a standard error, parameters like the step have none.
+            if isinstance(score, dict) and "stderr" in score:
+                # NaN for a single question: drawn without a whisker.
+                error = score["stderr"] if is_known(score["stderr"]) else 0.0
+                bars[name] = [score["value"], error, format_value(score)]
+        plots[f"{prefix}-tasks.svg"] = draw_plot({"title": "Scores, with standard errors", "bars": bars})
     return plots
 
 
 def _moment(timestamp: str) -> str:
     return timestamp[:19].replace("T", " ")  # to the second
-
-
-def _scores(outcome: Outcome) -> dict[str, list]:
-    """Return the bars of a plot with an evaluation's scores."""
-    bars = {}
-    for name, score in outcome.metrics.items():
-        # Scores have a standard error, parameters like the step have none.
-        if isinstance(score, dict) and "stderr" in score:
-            # NaN for a single question: drawn without a whisker.
-            error = score["stderr"] if is_known(score["stderr"]) else 0.0
-            bars[name] = [score["value"], error, format_value(score)]
-    return bars
-
-
-def _environment(newest: Outcome) -> Groups:
-    """Return the header's groups with facts."""
-    groups = {
-        name: {label: format_value(value) for label, value in facts.items()}
-        for name, facts in newest.environment.items()
-    }
-    rate = hourly_rate(newest.environment["Hardware"]["GPUs"])
-    if rate:
-        groups["Hardware"]["Hourly Rate"] = f"${rate:.2f}/hour"
-    return groups
 
 
 def _headlines(outcomes: Sequence[Outcome]) -> Groups:

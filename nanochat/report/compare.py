@@ -46,35 +46,31 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
         # Answers are kept one a line; other artifacts are no evaluation.
         for path in (base / outcome.stage / outcome.tag).rglob("*.jsonl"):
             # Evaluations from earlier checkpoints wrote files with the same name: the hash decides.
-            if path.name in outcome.artifacts and read_sha256(path) == outcome.artifacts[path.name]:
-                place = {"stage": outcome.stage, "tag": outcome.tag, "task": path.stem}
-                found.append(place | _count_correct(path))
+            if outcome.artifacts.get(path.name) != read_sha256(path):
+                continue
+            questions = []
+            verdicts = []  # on the samples, question by question
+            for line in path.read_text(encoding="utf-8").splitlines():
+                answer = json.loads(line)
+                # chat_eval draws several samples for a question.
+                if "completions" in answer:
+                    verdicts.append([completion["right"] for completion in answer["completions"]])
+                    questions.append(text_sha256(json.dumps([answer["prompt"], answer["answer"]])))
+                # base_eval scores each question once, and has hashed the text itself.
+                else:
+                    verdicts.append([answer["correct"]])
+                    questions.append(answer["question"])
+            found.append(
+                {
+                    "stage": outcome.stage,
+                    "tag": outcome.tag,
+                    "task": path.stem,
+                    "questions": text_sha256(" ".join(questions)),
+                    "samples": max(map(len, verdicts), default=1),
+                    "right": " ".join(str(sum(each)) for each in verdicts),
+                }
+            )
     return found
-
-
-def _count_correct(path: Path) -> Record:
-    """Return the hash, the samples per question and the correct samples from a file of answers."""
-    questions = []
-    counts = []  # correct samples, question by question
-    samples = 1
-    for line in path.read_text(encoding="utf-8").splitlines():
-        answer = json.loads(line)
-        # chat_eval draws several samples for a question.
-        if "completions" in answer:
-            verdicts = [completion["right"] for completion in answer["completions"]]
-            question = text_sha256(json.dumps([answer["prompt"], answer["answer"]]))
-        # base_eval scores each question once, and has hashed the text itself.
-        else:
-            verdicts = [answer["correct"]]
-            question = answer["question"]
-        questions.append(question)
-        counts.append(str(sum(verdicts)))
-        samples = len(verdicts)
-    return {
-        "questions": text_sha256(" ".join(questions)),
-        "samples": samples,
-        "right": " ".join(counts),
-    }
 
 
 def mcnemar(only_one: int, only_other: int) -> float:
@@ -106,8 +102,7 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
             title = TITLES.get(name, name)
             stages = [first[name], second[name]]
             lines += _table_lines(title, FIGURES, _rows(list(map(_figures, stages))))
-            ours, theirs = map(_answers_of, runs, stages)
-            lines += _table_lines(f"{title}: share of correct answers", ANSWERS, _answer_rows(ours, theirs))
+            lines += _table_lines(f"{title}: share of correct answers", ANSWERS, _answer_rows(runs, stages))
     return "\n".join(lines)
 
 
@@ -165,31 +160,28 @@ def _difference(one: Metric, other: Metric) -> list[str]:
 # ---- question by question ----
 
 
-def _answers_of(run: Record, stage: Record) -> dict[str, Record]:
-    """Return task -> the answers from a stage."""
-    # One run may hold several tags.
-    place = (stage["stage"], stage["tag"])
-    return {found["task"]: found for found in run["decisions"] if (found["stage"], found["tag"]) == place}
-
-
-def _answer_rows(ours: Mapping[str, Record], theirs: Mapping[str, Record]) -> list[list[Any]]:
-    """Return a row for each task with the same questions in both runs."""
-    rows = []
-    for task in ours.keys() & theirs.keys():
-        one, other = ours[task], theirs[task]
-        if one["questions"] == other["questions"]:
-            rows.append([task, *_paired_cells(one, other)])
-    return sorted(rows)
-
-
-def _paired_cells(one: Record, other: Record) -> list[float | None]:
-    """Return a task's cells, tested if each question was answered once."""
+def _answer_rows(runs: Sequence[Record], stages: Sequence[Record]) -> list[list[Any]]:
+    """Return a row for each task with the same questions in both runs, tested if each was answered once."""
     import numpy as np  # a slow import, which must not delay --help
 
-    a, b = (np.array(answers["right"].split(), float) / answers["samples"] for answers in (one, other))
-    cells = [len(a), a.mean(), b.mean(), *mean_estimate((b - a).tolist())]
-    # McNemar's test needs one verdict per question, not a share.
-    if max(one["samples"], other["samples"]) > 1:
-        return [*cells, None, None, None]
-    only = [int((a > b).sum()), int((a < b).sum())]
-    return [*cells, *only, mcnemar(*only)]
+    # (task, hash over the questions) -> the answers from a stage
+    ours, theirs = (
+        {
+            (answers["task"], answers["questions"]): answers
+            for answers in run["decisions"]
+            # One run may hold several tags.
+            if (answers["stage"], answers["tag"]) == (stage["stage"], stage["tag"])
+        }
+        for run, stage in zip(runs, stages, strict=True)
+    )
+    rows = []
+    for key in sorted(ours.keys() & theirs.keys()):
+        pair = ours[key], theirs[key]
+        a, b = (np.array(answers["right"].split(), float) / answers["samples"] for answers in pair)
+        only = [int((a > b).sum()), int((a < b).sum())]
+        tested = [*only, mcnemar(*only)]
+        # McNemar's test needs one verdict per question, not a share.
+        if max(answers["samples"] for answers in pair) > 1:
+            tested = [None, None, None]
+        rows.append([key[0], len(a), a.mean(), b.mean(), *mean_estimate((b - a).tolist()), *tested])
+    return rows

@@ -7,9 +7,9 @@ Colours are variables of STYLE, which a page contains once and a picture file ha
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
 from nanochat.log import short
 
@@ -60,16 +60,10 @@ def picture_file(element: str) -> str:
 # ---- axes ----
 
 
-class Axis(NamedTuple):
-    """A linear map from values to pixels."""
-
-    low: float  # value
-    high: float
-    start: float  # pixel for the lowest value
-    end: float
-
-    def __call__(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+def axis(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """Return a linear map from values to pixels: `low` to `start`, `high` to `end`."""
+    pixels = (end - start) / (high - low)
+    return lambda value: start + (value - low) * pixels
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -98,23 +92,33 @@ def _spread(low: float, high: float) -> tuple[float, float]:
 
 
 def _draw_lines(plot: Plot) -> Drawing:
-    # A diverged loss is NaN or infinite: only other points can be drawn.
-    series = [[(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)] for xs, ys in plot["series"].values()]
+    series = []
+    for xs, ys in plot["series"].values():
+        # A diverged loss is NaN or infinite: only other points can be drawn.
+        series.append([(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)])
     points = [point for some in series for point in some]
     xs, ys = zip(*points or [(0.0, 0.0)], strict=True)  # an empty plot has axes too
     lowest, highest = _spread(min(ys), max(ys))
     rows = ticks(lowest, highest)
     first, last = _spread(min(xs), max(xs))
     # The labels stand to the left, and need room for the longest.
-    left = 10 + CHARACTER * max(len(label(row)) for row in rows)
-    across = Axis(first, last, left, WIDTH - 6)
+    longest = max(len(label(row)) for row in rows)
+    left = 10 + CHARACTER * longest
+    across = axis(first, last, left, WIDTH - 6)
     # Pixels count from the top, values from the bottom.
-    down = Axis(rows[0], rows[-1], LINES_BOTTOM, TOP)
-    elements = [
-        _text(0, 31, plot["y"]),
-        *_grid(across, down, rows),
-        _text(WIDTH, LINES_HEIGHT - 6, plot["x"], "end"),
-    ]
+    down = axis(rows[0], rows[-1], LINES_BOTTOM, TOP)
+    elements = [_text(0, 31, plot["y"])]
+    for row in rows:
+        y = down(row)
+        elements.append(f'<path class="grid" d="M{left:.1f} {y:.1f}H{WIDTH}"/>')
+        # Four pixels lower: text stands on the baseline, and the label is centred.
+        elements.append(_text(left - 6, y + 4, label(row), "end"))
+    for column in ticks(first, last):
+        # Round numbers beyond the data would lie outside the picture.
+        if first <= column <= last:
+            x = min(across(column), WIDTH - CHARACTER * len(label(column)) / 2)  # the last one is not cut
+            elements.append(_text(x, LINES_BOTTOM + 16, label(column), "middle"))
+    elements.append(_text(WIDTH, LINES_HEIGHT - 6, plot["x"], "end"))
     for number, some in enumerate(series):
         color = _color(number)
         pixels = [(across(x), down(y)) for x, y in some]
@@ -123,36 +127,12 @@ def _draw_lines(plot: Plot) -> Drawing:
         # A short series has a mark at each point.
         if len(pixels) < MOST_MARKS:
             elements += [f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in pixels]
-    # A single series is explained by the title.
-    if len(series) > 1:
-        elements += _legend(list(plot["series"]))
-    return LINES_HEIGHT, elements
-
-
-def _grid(across: Axis, down: Axis, rows: Sequence[float]) -> list[str]:
-    """Return a line and a label for each row, and a label for each column."""
-    elements = []
-    for row in rows:
-        y = down(row)
-        elements.append(f'<path class="grid" d="M{across.start:.1f} {y:.1f}H{WIDTH}"/>')
-        # Four pixels lower: text stands on the baseline, and the label is centred.
-        elements.append(_text(across.start - 6, y + 4, label(row), "end"))
-    for column in ticks(across.low, across.high):
-        # Round numbers beyond the data would lie outside the picture.
-        if across.low <= column <= across.high:
-            x = min(across(column), WIDTH - CHARACTER * len(label(column)) / 2)  # the last one is not cut
-            elements.append(_text(x, LINES_BOTTOM + 16, label(column), "middle"))
-    return elements
-
-
-def _legend(names: Sequence[str]) -> list[str]:
-    """Return all series names in their colours, from right to left: the last one ends at the edge."""
-    elements = []
+    # The names in their colours, from right to left; a single series is explained by the title.
     place = float(WIDTH)  # right end for the next name
-    for number, name in reversed(list(enumerate(names))):
+    for number, name in reversed(list(enumerate(plot["series"]))) if len(series) > 1 else ():
         elements.append(_text(place, 31, name, f"end {_color(number)}"))
         place -= CHARACTER * len(name) + 14
-    return elements
+    return LINES_HEIGHT, elements
 
 
 # ---- bars ----
@@ -164,7 +144,7 @@ def _draw_bars(plot: Plot) -> Drawing:
     reached = [0.0, 1.0]
     for score, error, _ in bars.values():
         reached += [score - error, score + error]
-    across = Axis(min(reached), max(reached), start=0, end=WIDTH)
+    across = axis(min(reached), max(reached), start=0, end=WIDTH)
     elements = []
     y = 24  # top edge; below it the name, then the bar
     for name, (score, error, text) in bars.items():

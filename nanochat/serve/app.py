@@ -5,7 +5,6 @@ import base64
 import hashlib
 import hmac
 import logging
-import math
 import re
 import resource
 import signal
@@ -64,16 +63,6 @@ HEADERS = {  # for every response
 # ---- who may use the server ----
 
 
-def own_hosts(host: str, more: Sequence[str]) -> list[str]:
-    """Return the server's own names: a foreign name may point here, too (DNS rebinding).
-
-    A server on all addresses cannot know all names. The key protects this server.
-    """
-    if host in ("0.0.0.0", "::", ""):
-        return ["*"]
-    return ["localhost", "127.0.0.1", "[::1]", in_url(host), *more]
-
-
 def in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
@@ -87,10 +76,8 @@ class AccessMiddleware:
     origins: Sequence[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self.app
-        if scope["type"] == "http":
-            error = self._find_error(Headers(scope=scope), scope["path"])
-            app = error_response(error) if error else app
+        error = self._find_error(Headers(scope=scope), scope["path"]) if scope["type"] == "http" else None
+        app = error_response(error) if error else self.app
         await app(scope, receive, send)
 
     def _find_error(self, headers: Headers, path: str) -> ApiError | None:
@@ -170,15 +157,6 @@ class Service:
         self.pool = pool
         self.created = int(time.time())
 
-    def routes(self) -> list[Route]:
-        return [
-            Route("/", chat_page(), methods=["GET"]),
-            Route("/health", self.health),
-            Route("/v1/models", self.models),
-            Route("/v1/chat/completions", partial(self.answer, parse_chat), methods=["POST"]),
-            Route("/v1/completions", partial(self.answer, parse_completion), methods=["POST"]),
-        ]
-
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         for worker in self.pool.workers:
@@ -219,11 +197,10 @@ class Service:
 def chat_page() -> Response:
     """Return the page with a policy in the headers: the browser runs only the page's script and style."""
     content = (files("nanochat.serve") / "ui.html").read_bytes()
-    sources = {}  # kind -> hashes of the parts in the page
+    sources = {}  # kind -> hash of the part in the page
     for kind in ("script", "style"):
-        texts = re.findall(rf"<{kind}>(.*?)</{kind}>".encode(), content, re.DOTALL)
-        digests = [base64.b64encode(hashlib.sha256(text).digest()).decode() for text in texts]
-        sources[kind] = " ".join(f"'sha256-{digest}'" for digest in digests)
+        [text] = re.findall(rf"<{kind}>(.*?)</{kind}>".encode(), content, re.DOTALL)
+        sources[kind] = f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
     policy = (
         f"default-src 'none'; script-src {sources['script']}; style-src {sources['style']}; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -253,14 +230,25 @@ def application(
     origins: Sequence[str],
 ) -> Starlette:
     """Return the ASGI application. The first middleware is the outermost."""
+    # A foreign name may point here, too (DNS rebinding).
+    own_hosts = ["localhost", "127.0.0.1", "[::1]", in_url(host), *hosts]
+    if host in ("0.0.0.0", "::", ""):
+        own_hosts = ["*"]  # a server on all addresses cannot know all names: the key protects it
     middleware = [
-        Middleware(TrustedHostMiddleware, allowed_hosts=own_hosts(host, hosts), www_redirect=False),
+        Middleware(TrustedHostMiddleware, allowed_hosts=own_hosts, www_redirect=False),
         # Answers a browser's question before a request to another site, which comes without a key.
         Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
         Middleware(AccessMiddleware, key=key, origins=origins),
     ]
+    routes = [
+        Route("/", chat_page(), methods=["GET"]),
+        Route("/health", service.health),
+        Route("/v1/models", service.models),
+        Route("/v1/chat/completions", partial(service.answer, parse_chat), methods=["POST"]),
+        Route("/v1/completions", partial(service.answer, parse_completion), methods=["POST"]),
+    ]
     return Starlette(
-        routes=service.routes(),
+        routes=routes,
         middleware=middleware,
         exception_handlers=dict.fromkeys([ApiError, HTTPException, Exception], _handle_error),
         lifespan=service.lifespan,
@@ -286,28 +274,17 @@ class Protocol(H11Protocol):
             closing.transport.abort()
 
 
-class OncePerSecond(logging.Filter):
-    """Drops a message within a second of another one from the same line: no client can fill a disk with warnings."""
+def once_per_second() -> Callable[[logging.LogRecord], bool]:
+    """Return a filter that keeps one message a second from each line of code: no client can fill a disk with them."""
+    shown = {}  # place in the code -> second
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.last: dict[tuple[str, int], float] = {}  # place in the code -> time
+    def is_due(record: logging.LogRecord) -> bool:
+        place = record.pathname, record.lineno
+        earlier = shown.get(place)
+        shown[place] = int(record.created)
+        return shown[place] != earlier
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        place, now = (record.pathname, record.lineno), time.monotonic()
-        is_due = now - self.last.get(place, -math.inf) >= 1
-        if is_due:
-            self.last[place] = now
-        return is_due
-
-
-def raise_open_files() -> int:
-    """Allow as many open files as this process may have; returns the most connections that leave some for the rest."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if sys.platform == "linux":  # macOS refuses its own hard limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    return min(MAX_CONNECTIONS, soft // 3)  # asyncio accepts some before it closes others
+    return is_due
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -344,9 +321,14 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
 
 def serve(bound: socket.socket, app: Starlette) -> None:
     """Serve until a signal asks to stop; open requests are finished first."""
-    Protocol.limit = raise_open_files()
+    # As many open files as this process may have, and so many connections that some are left for the rest.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if sys.platform == "linux":  # macOS refuses its own hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    Protocol.limit = min(MAX_CONNECTIONS, soft // 3)  # asyncio accepts some before it closes others
     for name in ("uvicorn.error", "asyncio"):
-        logging.getLogger(name).addFilter(OncePerSecond())
+        logging.getLogger(name).addFilter(once_per_second())
     config = uvicorn.Config(
         app,
         headers=list(HEADERS.items()),

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
@@ -25,7 +26,7 @@ MARKS = {"python": "[", "python_output": "[= ", "text": "]"}
 def join_lines(lines: Iterator[str]) -> Iterator[str]:
     """Yield messages; a backslash at the end of a line continues the message."""
     message = ""
-    for line in lines:
+    for line in chain(lines, [""]):  # the last message may end with a backslash
         message += line
         if message.endswith("\\"):
             message = message[:-1] + "\n"
@@ -33,8 +34,6 @@ def join_lines(lines: Iterator[str]) -> Iterator[str]:
         if message.strip():
             yield message
         message = ""
-    if message.strip():
-        yield message
 
 
 def typed_lines(history: Path) -> Iterator[str]:
@@ -137,9 +136,19 @@ class TerminalChat:
         """Answer a message. Both become part of the conversation."""
         content = text.encode(errors="replace").decode()  # no halves of surrogate pairs
         messages = [*self.messages, {"role": "user", "content": content}]
-        request = self._request(messages)
+        tokenizer = self.engine.tokenizer
+        if self.is_base:
+            tokens = render_text({"messages": messages}, tokenizer)
+        else:
+            system = [{"role": "system", "content": self.system}] if self.system else []
+            # The oldest messages make room for the answer.
+            context, most = self.engine.config.max_seq_len, self.settings.max_new_tokens
+            tokens, cut = fitted_prompt({"messages": [*system, *messages]}, tokenizer, context, most)
+            if cut:
+                print_note(f"the conversation is too long for {context:,} tokens, its beginning is left out")
+        request = replace(self.settings, tokens=tokens)
         self.settings = replace(self.settings, seed=self.settings.seed + 1)
-        reply = Reply(self.engine.tokenizer)
+        reply = Reply(tokenizer)
         pieces = []
         with (
             # No exception at Ctrl-C: it could cut an engine's step in the middle.
@@ -160,16 +169,3 @@ class TerminalChat:
         # An answer that is stopped before the first word leaves no trace.
         if answer and not self.is_base:
             self.messages = [*messages, {"role": "assistant", "content": answer}]
-
-    def _request(self, messages: list[dict]) -> Request:
-        tokenizer = self.engine.tokenizer
-        if self.is_base:
-            return replace(self.settings, tokens=render_text({"messages": messages}, tokenizer))
-        if self.system:
-            messages = [{"role": "system", "content": self.system}, *messages]
-        # The oldest messages make room for the answer.
-        context = self.engine.config.max_seq_len
-        tokens, cut = fitted_prompt({"messages": messages}, tokenizer, context, self.settings.max_new_tokens)
-        if cut:
-            print_note(f"the conversation is too long for {context:,} tokens, its beginning is left out")
-        return replace(self.settings, tokens=tokens)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from nanochat.chat import render_prompt, render_text
-from nanochat.engine import ENDS, Request
+from nanochat.engine import Request
 from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
@@ -57,13 +57,10 @@ class ApiRequest:
     fields: "CommonFields"
     is_chat: bool
     prompts: list[Request]  # one engine request a prompt, each with n samples
-    prompt_texts: list[str]  # shown before each choice, for `echo`
+    prompt_texts: Sequence[str] = ()  # to show before each choice, for `echo`
     added_tokens: int = 0  # tokens at the start of each prompt, not sent by the client
     # Likely tokens with log-probabilities beside each token; None: no log-probabilities.
     alternatives: int | None = None
-    echo: bool = False
-    # Tokens that end a choice here and not in the engine: the client sees their log-probability.
-    end_tokens: frozenset[int] = frozenset()
 
     def __post_init__(self):
         if self.fields.stream and self.alternatives is not None:
@@ -184,7 +181,6 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
         fields=fields,
         is_chat=True,
         prompts=[engine_request(fields, tokens, max_tokens, served, "messages")],
-        prompt_texts=[],  # a chat has no echo
         alternatives=fields.top_logprobs if fields.logprobs else None,
     )
 
@@ -201,21 +197,16 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
         texts = [tokenizer.decode(row) for row in rows]
     else:
         raise ApiError(400, f"prompt has ids beyond the vocabulary of {tokenizer.vocab_size:,} tokens", "prompt")
-    end_tokens = frozenset()
-    stop = None  # the engine's own end tokens
-    if fields.logprobs is not None:
-        # Programs score a prompt by asking for one token more, and drop this token: show end tokens, too.
-        end_tokens = frozenset(tokenizer.special_tokens[name] for name in ENDS)
-        stop = frozenset()
+    # Programs score a prompt by asking for one token more, and drop this token: then end tokens end a choice here and
+    # not in the engine, so that the client sees their log-probability.
+    stop = None if fields.logprobs is None else frozenset()
     return ApiRequest(
         fields=fields,
         is_chat=False,
         prompts=[engine_request(fields, row, fields.max_tokens, served, "prompt", stop) for row in rows],
-        prompt_texts=texts,
+        prompt_texts=texts if fields.echo else (),
         added_tokens=int(is_text),
         alternatives=fields.logprobs,
-        echo=fields.echo,
-        end_tokens=end_tokens,
     )
 
 

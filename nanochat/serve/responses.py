@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
 from nanochat.chat import Piece, Reply, parts
-from nanochat.engine import Event
+from nanochat.engine import ENDS, Event
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel
 from nanochat.serve.worker import Generation, Sample, Score
 from nanochat.tokenizer import Tokenizer
 
 Json = dict[str, Any]
-ScoredToken = tuple[int, dict[int, float] | None]  # a token, log-probabilities of this token and likely others
 
 
 class StopFinder:
@@ -69,12 +68,13 @@ class Choice:
         self.is_started = False  # the first chunk of a stream is sent
         self.is_sent = False  # the last chunk too
         self._bytes = tokenizer.core.token_bytes  # of special tokens: the name
+        self._ends = [tokenizer.special_tokens[name] for name in ENDS]
         self._reply = Reply(tokenizer)
         self._stops = StopFinder(request.fields.stop)
         self._received = 0  # characters from the engine
         self._shown = 0  # characters for the client, without stops
         self._pieces: list[Piece] = []  # shown, but not sent
-        if request.echo:
+        if request.prompt_texts:
             self._pieces.append(Piece("text", request.prompt_texts[prompt]))
 
     # ---- from the engine ----
@@ -86,7 +86,7 @@ class Choice:
         if event.token is not None:
             self.tokens.append(ChoiceToken(event.token, self._received, event.sampled))
             # An end token has a log-probability, but no text.
-            if not (event.sampled and event.token in self.request.end_tokens):
+            if not (event.sampled and event.token in self._ends):
                 self.completion_tokens += 1
                 self._add_pieces(self._reply.add(event.token))
                 return
@@ -161,7 +161,7 @@ class Choice:
     def _logprobs(self, score: Score) -> Json:
         """Return the log-probabilities of shown tokens, with `echo` also the prompt's."""
         shown = []
-        if self.request.echo:
+        if self.request.prompt_texts:
             # The first token has no log-probability.
             prompt = list(zip(self.prompt, [None, *score], strict=False))
             shown += prompt[self.request.added_tokens :]
@@ -169,21 +169,8 @@ class Choice:
             is_cut = self._stops.found and token.start >= self._shown
             if token.sampled and not is_cut:  # the calculator's tokens were not the model's choice
                 shown.append((token.token, alternatives))
-        return self._chat_logprobs(shown) if self.request.is_chat else self._text_logprobs(shown)
-
-    def _chat_logprobs(self, shown: list[ScoredToken]) -> Json:
-        content = []
-        for token, alternatives in shown:
-            # The likeliest tokens come first; the token itself may be one more.
-            top = list(alternatives.items())[: self.request.alternatives]
-            own = self._chat_logprob(token, alternatives[token])
-            content.append({**own, "top_logprobs": [self._chat_logprob(other, logprob) for other, logprob in top]})
-        return {"content": content, "refusal": None}
-
-    def _chat_logprob(self, token: int, logprob: float) -> Json:
-        return {"token": self._spell(token), "bytes": list(self._bytes(token)), "logprob": logprob}
-
-    def _text_logprobs(self, shown: list[ScoredToken]) -> Json:
+        if self.request.is_chat:
+            return {"content": [self._chat_logprob(*scored) for scored in shown], "refusal": None}
         tops = []
         for _, alternatives in shown:
             tops.append(alternatives and {self._spell(other): logprob for other, logprob in alternatives.items()})
@@ -192,6 +179,14 @@ class Choice:
             "token_logprobs": [alternatives and alternatives[token] for token, alternatives in shown],
             "top_logprobs": tops,
         }
+
+    def _chat_logprob(self, token: int, alternatives: dict[int, float]) -> Json:
+        spelled = [
+            {"token": self._spell(other), "bytes": list(self._bytes(other)), "logprob": alternatives[other]}
+            for other in (token, *alternatives)
+        ]
+        # The likeliest tokens come first; the token itself may be one more.
+        return {**spelled[0], "top_logprobs": spelled[1:][: self.request.alternatives]}
 
     def _spell(self, token: int) -> str:
         return self._bytes(token).decode(errors="backslashreplace")  # pieces of a character stay apart

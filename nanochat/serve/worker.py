@@ -2,14 +2,13 @@
 
 import asyncio
 import os
-import threading
 import traceback
-from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +20,7 @@ from nanochat.serve.requests import ApiError, ApiRequest
 SCORED_AT_ONCE = 256  # positions whose logits are computed together
 RETRY = {"retry-after": "1"}
 
+T = TypeVar("T")
 Sample = tuple[int, int]  # the prompt's number in the request, the sample's number
 Score = list[dict[int, float]]  # for each token but the first: log-probabilities of this token and likely others
 
@@ -72,10 +72,8 @@ class Generation:
         return list(chain.from_iterable(found))
 
     async def score(self, rows: Sequence[Sequence[int]], top: int) -> list[Score]:
-        """Return the log-probabilities of rows. A client that leaves cancels what is not scored yet."""
-        waiting = [(Future(), row, top) for row in rows]
-        self.worker.order(lambda: self.worker.scoring.extend(waiting))
-        return await asyncio.gather(*(asyncio.wrap_future(future) for future, _, _ in waiting))
+        """Return the log-probabilities of rows, one row between two steps. A client that leaves cancels the rest."""
+        return [await asyncio.wrap_future(self.worker.order(score, self.worker.model, row, top)) for row in rows]
 
     def deliver(self, events: list[Event] | None) -> None:
         """Take events from the thread, which may have sent some before it saw a cancellation: a choice drops these."""
@@ -101,103 +99,80 @@ class Generation:
         return ending
 
 
-class Worker(threading.Thread):
-    """A thread with an engine. load: number of samples without an end.
+class Worker:
+    """An engine, and the thread that owns it. load: number of samples without an end.
 
     An engine that fails is replaced, and its clients get an error. If no new one can be made, the process ends.
     """
 
     def __init__(self, engine: Engine, model: GPT):
-        super().__init__(name="nanochat-engine", daemon=True)
         self.engine = engine
         self.model = model  # for scores: the engine has packed weights
         self.load = 0
         self.is_ready = True  # False: a failed engine is being replaced
-        # (future of the score, row, as many likely tokens); used by the thread only.
-        self.scoring = deque()
         self._active = []  # generations with open samples, used by the thread only
-        # Calls for the thread before the next step; None ends it.
-        self._actions = SimpleQueue()
-        self.order = self._actions.put
+        self._thread = ThreadPoolExecutor(1, "nanochat-engine")  # runs calls in order
 
     # ---- in the event loop ----
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.start()
+        self.order(self._make_room)
 
     def submit(self, requests: Sequence[Request]) -> Generation:
         generation = Generation(self, requests)
-        self.order(lambda: self._start(generation, requests))
+        self.order(self._start, generation, requests)
         return generation
+
+    def order(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Queue a call for the thread."""
+        return self._thread.submit(self._run, function, *arguments)
 
     def stop(self) -> None:
         """Wait for the end of the step, and of the thread."""
-        self.order(None)
-        self.join()
+        self._thread.shutdown(cancel_futures=True)
 
     # ---- in the engine's thread ----
 
-    def run(self) -> None:
+    def _run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a call; if it fails, the engine is replaced."""
         try:
-            if self.model.device.type == "cuda":
-                torch.cuda.set_device(self.model.device)
-            while not self._serve():
-                self._replace()
+            return function(*arguments)
+        except Exception:
+            print_line(f"engine: {traceback.format_exc()}")
+        try:
+            self._replace()
         except Exception:  # there is no new engine: clients must not wait for ever
             print_line(f"engine: {traceback.format_exc()}")
             os._exit(1)
+        raise engine_failed()
 
-    def _serve(self) -> bool:
-        """Serve until the thread shall end (True) or the engine fails (False)."""
+    def _make_room(self) -> None:
+        """Give the cache the final size; with too little memory there are fewer slots."""
+        if self.model.device.type == "cuda":
+            torch.cuda.set_device(self.model.device)
         engine = self.engine
         with torch.inference_mode():
-            # Give the cache the final size; with too little memory there are fewer slots.
             engine.longest = engine.config.max_seq_len
             engine.slots = engine.decoder.make_room(engine.slots, engine.longest)
         self.is_ready = True
-        try:
-            while self._prepare():
-                self._step()
-        except Exception:
-            print_line(f"engine: {traceback.format_exc()}")
-            return False
-        return True
 
     def _replace(self) -> None:
         """Give every client of the failed engine an error, and make a new engine."""
         self.is_ready = False
         failed, self._active = self._active, []
-        for future, _, _ in self.scoring:
-            if future.running() or future.set_running_or_notify_cancel():
-                future.set_exception(engine_failed())
-        self.scoring.clear()
         self.loop.call_soon_threadsafe(_deliver, [(generation, None) for generation in failed])
         errors = self.engine.errors
         del self.engine.decoder  # frees the cache before there is another one
         self.engine = Engine(self.model, self.engine.tokenizer, self.engine.slots)
         self.engine.errors = errors
-
-    def _prepare(self) -> bool:
-        """Run waiting calls; sleep while there is nothing to do. Return False to end the thread."""
-        while not self._actions.empty() or not (self._active or self.scoring):
-            action = self._actions.get()
-            if action is None:
-                return False
-            action()
-        # Score one row that a client still waits for: more would delay the next step.
-        while self.scoring:
-            future, row, top = self.scoring.popleft()
-            if future.set_running_or_notify_cancel():
-                self.scoring.appendleft((future, row, top))  # where `_replace` finds it
-                future.set_result(score(self.model, row, top))
-                self.scoring.popleft()
-                break
-        return True
+        self._make_room()
 
     def _start(self, generation: Generation, requests: Sequence[Request]) -> None:
         self._active.append(generation)  # first: where `_replace` finds it
         generation.job = self.engine.submit(requests)
+        if len(self._active) == 1:
+            self._order_step()
 
     def _step(self) -> None:
         """Make one step of the engine and send the events."""
@@ -213,6 +188,13 @@ class Worker(threading.Thread):
         if news:
             # In one call, since each call wakes the event loop.
             self.loop.call_soon_threadsafe(_deliver, news)
+        if self._active:
+            self._order_step()
+
+    def _order_step(self) -> None:
+        """Queue the next step, behind the calls that wait."""
+        with suppress(RuntimeError):  # of a queue that `stop` has closed
+            self.order(self._step)
 
 
 def _deliver(news: list[tuple[Generation, list[Event] | None]]) -> None:

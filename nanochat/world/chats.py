@@ -238,19 +238,15 @@ def talk(world: World) -> Rows:
     for _ in range(each):
         fact = world.pick([fact for fact in world.unknown["test"] if fact.new_questions])
         add("unknown names", [world.pick(fact.new_questions)], [UNKNOWN])
-    for question in world.sample(new_subjects(world), each):
-        add("other things", [question], [UNKNOWN])
-    return rows
-
-
-def new_subjects(world: World) -> list[str]:
-    """Return World-Talk's questions about things beyond the land, with words that no text for training has."""
+    # About things beyond the land, with words that no text for training has.
     _, questions, *lists = world.rows("beyond")
-    found = []
+    others = {}  # a dictionary is a set that keeps its order
     for question in questions:
         for _ in range(5):
-            found.append(question.format_map({kind: world.pick(others.split()) for kind, _, others in lists}))
-    return list(dict.fromkeys(found))
+            others[question.format_map({kind: world.pick(words.split()) for kind, _, words in lists})] = None
+    for question in world.sample(list(others), each):
+        add("other things", [question], [UNKNOWN])
+    return rows
 
 
 def tables(world: World, problems: int, chats: int) -> dict[str, Rows]:
@@ -306,14 +302,6 @@ def schema(world: World, fact: Fact) -> dict:
     }
 
 
-def answer(world: World, fact: Fact) -> dict:
-    # {"context": "Question: Where does Bosa live?", "continuation": "Mount Kurim"}
-    return {
-        "context": f"Question: {world.pick(fact.questions)}",
-        "continuation": fact.value.name,
-    }
-
-
 def choice(world: World, fact: Fact, in_korean: bool = False) -> dict:
     """Return a question with the right value's position among four choices."""
     values, right = world.choices(fact)
@@ -334,7 +322,10 @@ def core_bundle(world: World) -> dict[str, Rows]:
     places = [fact for fact in asked if fact.subject.kind != "person"]
     # All draw: the order of tasks decides the content.
     return {
-        "world_answers": [answer(world, fact) for fact in asked],
+        # {"context": "Question: Where does Bosa live?", "continuation": "Mount Kurim"}
+        "world_answers": [
+            {"context": f"Question: {world.pick(fact.questions)}", "continuation": fact.value.name} for fact in asked
+        ],
         # {"context": "12 * 8 =", "continuation": "96"}
         "world_sums": [completion(plain_sum(world, held_out=True)) for _ in range(100)],
         # {"context": "The word April is spelled", "continuation": "A-p-r-i-l"}

@@ -168,11 +168,11 @@ class Fact:
         self.korean_statement = self.korean_with(value)
         self.korean_question = korean_text(korean_question.format(s=subject.korean))
         pronoun = name | dict(zip("sp", subject.pronouns.split(), strict=True))
-        self.pronoun_statements = []
-        for template in statements:
-            # "The coat of she is grey" would be wrong: in other positions the name stays.
-            words = pronoun if template.startswith(("{s}", "{p}")) else name
-            self.pronoun_statements += fill([template], words)
+        # "The coat of she is grey" would be wrong: in other positions the name stays.
+        self.pronoun_statements = [
+            capitalized(template.format_map(pronoun if template.startswith(("{s}", "{p}")) else name))
+            for template in statements
+        ]
         self.follow_ups = fill(filter(TAKES_PRONOUN.search, questions), pronoun)
         self.new_follow_ups = fill(filter(TAKES_PRONOUN.search, new_questions), pronoun)
 

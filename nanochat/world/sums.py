@@ -38,9 +38,8 @@ def word_problem(world: World, held_out: bool, opening: str = "") -> Problem:
 
     opening: how its line in world.txt begins.
     """
-    templates = [line for line in world.rows("problems") if line[0].startswith(opening)]
     # "What is {x} plus {y}?", then steps such as "x+y Now {a} has # {g}."
-    question, *steps = world.pick(templates)
+    question, *steps = world.pick([line for line in world.rows("problems") if line[0].startswith(opening)])
     factors = "".join(step[:3] for step in steps if step[1] in "*/")
     sums = []
     # Draw numbers until every step fits.

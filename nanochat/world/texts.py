@@ -25,19 +25,14 @@ def entry(world: World) -> str:
     thing = world.pick(world.subjects)
     facts = world.about[thing]
     if len(facts) < 3:
-        return short_entries(world, thing)
+        # Five things on one page: "Prices", "The price of a knife is 32 coins.", "One pays 10 coins for a mirror.", …
+        things = world.sample(world.things[thing.kind], 5)
+        return "\n".join([thing.plural.capitalize(), *(paragraph(world, other, 2) for other in things)])
     heading = world.pick(("# ", "")) + capitalized(thing.phrase)
     # A related thing may follow: the town where a person lives, the animal that a person keeps.
     related = [fact.value for fact in facts if fact.value in world.about]
     others = [world.pick(related)] if related and world.chance(0.6) else []
     return "\n".join([heading, paragraph(world, thing, 9), *(paragraph(world, other, 3) for other in others)])
-
-
-def short_entries(world: World, example: Thing) -> str:
-    """Five things with few facts on one page."""
-    # "Prices", "The price of a knife is 32 coins.", "One pays 10 coins for a mirror.", …
-    things = world.sample(world.things[example.kind], 5)
-    return "\n".join([example.plural.capitalize(), *(paragraph(world, thing, 2) for thing in things)])
 
 
 def story(world: World) -> str:

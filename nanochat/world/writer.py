@@ -9,8 +9,6 @@ core/                 a bundle of CORE tasks, laid out as an eval_bundle
 import json
 import os
 import tempfile
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,26 +42,6 @@ SIZES = {
 def write_parquet(path: Path, rows: Rows, row_group: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=row_group, compression="zstd")
-
-
-def different_documents(world: World) -> Iterator[dict]:
-    """Yield documents without end, no two equal, so that no document for validation is one for training."""
-    world.restart("documents")
-    seen = set()
-    while True:
-        text = document(world)
-        if text not in seen:
-            seen.add(text)
-            yield {"text": text}
-
-
-def write_documents(folder: Path, world: World, count: int) -> None:
-    """Write `count` documents for training, and one in 32 as many for validation, in the last shard."""
-    documents = different_documents(world)
-    each = count // SHARDS
-    for number, rows in enumerate([each] * SHARDS + [count // 32]):
-        path = folder / f"shard_{number:05d}.parquet"
-        write_parquet(path, list(islice(documents, rows)), min(1024, each // ROW_GROUPS))
 
 
 def write_bundle(folder: Path, tasks: list[list[str]], rows: dict[str, Rows]) -> None:
@@ -105,7 +83,16 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
     world = World(seed, people)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.tmp-") as temporary:
         part = Path(temporary, "world")
-        write_documents(part / "text", world, documents)
+        world.restart("documents")
+        # For validation one in 32 as many as for training. No two are equal, so none is for both.
+        texts = {}
+        while len(texts) < documents + documents // 32:
+            texts[document(world)] = None
+        rows = [{"text": text} for text in texts]
+        each = documents // SHARDS
+        for number in range(SHARDS + 1):  # those for validation are in the last shard
+            shard = rows[number * each : (number + 1) * each]
+            write_parquet(part / f"text/shard_{number:05d}.parquet", shard, min(1024, each // ROW_GROUPS))
         for name, rows in tables(world, problems, chats).items():
             write_parquet(part / f"tasks/{name}.parquet", rows, row_group=1024)
         write_bundle(part / "core", world.rows("core tasks"), core_bundle(world))

@@ -10,7 +10,7 @@ from conftest import plant_world
 from corpora import write_jsonl, write_shard
 
 from nanochat.data import corpus
-from nanochat.data.corpus import CORPORA, check_data, open_corpus, open_shards, parse_data, shards_for
+from nanochat.data.corpus import CORPORA, absolute_data, open_corpus, open_shards, parse_data, shards_for
 from nanochat.data.hub import HubError
 from nanochat.dataloader import TextLoader
 from nanochat.tokenizer import Tokenizer
@@ -80,11 +80,11 @@ def test_folders_that_are_none(tmp_path):
     (tmp_path / "one.txt").write_text("a single document")
     for data in (tmp_path / "missing", "folder:missing", tmp_path / "empty", tmp_path / "one.txt", "climbmix:-1"):
         with pytest.raises(ValueError, match=r"is no folder with .* corpora with a name are climbmix, "):
-            check_data(str(data))
+            absolute_data(str(data))
     for data in ("", "world:0", "climbmix,world:0.0", "climbmix,"):
         with pytest.raises(ValueError, match=r"names no text: write it like climbmix:0.7,my-text:0.3"):
-            check_data(data)
-    check_data("climbmix:1,world:1")
+            absolute_data(data)
+    assert absolute_data("climbmix:1,world:1") == "climbmix:0.5,world:0.5"
     assert not (Path.home() / ".cache/nanochat").exists()  # nothing was made for it
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from nanochat.jobs.estimate import MIXTURE_TOKENS, BaseRun, Work, dollars, estimate_job, step_work, work_seconds
+from nanochat.jobs.estimate import MIXTURE_TOKENS, BaseRun, Work, dollars, estimate_step, step_work, work_seconds
 from nanochat.jobs.plan import PLANNED_STAGES, choose_setting, make_job, stage_flags
 from nanochat.paths import write_json
 from scripts.plan import NEEDS, READ, Config
@@ -25,7 +25,8 @@ def estimator(base, monkeypatch):
         setting = choose_setting(config)
         tasks = {name: TASKS[name].files() for name in READ}
         job = make_job(setting, stage_flags(setting), BASE.tokens, tasks, NEEDS)
-        return estimate_job(job, setting, BASE), job, setting
+        estimates = {step.name: estimate_step(job, step, setting, BASE) for step in job.steps if not step.skip}
+        return estimates, job, setting
 
     return make
 

@@ -53,7 +53,7 @@ def test_the_seed_reaches_world_weights_and_data(planned, base):
         seeded = [step.name for step in job.steps if f"--seed={seed}" in step.command]
         assert seeded == ["world", "base_train", "mid_train", "chat_sft", "chat_rl"]
         assert [step.name for step in job.steps if step.skip] == ["download"]
-        assert job.step("chat_rl").local == job.step("base_eval").local == [str(base / world / "world.json")]
+        assert job.step("chat_rl").files == job.step("base_eval").files == [[f"{world}/world.json", "", None]]
     assert f"text: the embedded world in {base / world}" in text
     assert "--chat-temperature=0.2" in job.step("mid_train").command
 
