@@ -435,12 +435,19 @@ class GPT(nn.Module):
         logits = logits[..., : config.vocab_size].float()
         return config.softcap * (logits / config.softcap).tanh() if config.softcap else logits
 
+    def sweep_flops(self) -> int:
+        """Return FLOPs for one run of all blocks, per token, forward and backward.
+
+        6 per matmul weight, 12 per channel and key, as if windows were full; norms are left out.
+        """
+        weights = sum(weight.numel() for weight in self.blocks.parameters() if weight.ndim == 2)
+        keys = sum(window or self.config.max_seq_len for window in self.config.windows)
+        return 6 * weights + 12 * self.config.width * keys
+
     def flops_per_token(self) -> int:
-        """Return FLOPs forward and backward: 6 per matmul weight, 12 per channel and key; norms are left out."""
-        linears = sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
-        tied = self.embed.weight.numel() if self.config.tie_embeddings else 0
-        keys = sum(window or self.config.max_seq_len for window in self.config.windows)  # as if windows were full
-        return 6 * (linears + tied) + 12 * self.config.width * keys
+        """Return FLOPs forward and backward: of the blocks, the head, and smear."""
+        smear = self.smear_gate.weight.numel() if self.config.smear else 0
+        return self.sweep_flops() + 6 * (self.head_weight.numel() + smear)
 
 
 class ParameterRow(NamedTuple):

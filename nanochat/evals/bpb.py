@@ -56,18 +56,24 @@ class EvalText(NamedTuple):
     bytes: int
 
 
-def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_bytes: int) -> EvalText:
+def first_documents(batches: Iterable["pyarrow.Array"], max_bytes: int) -> list[str]:
     """Return the first `max_bytes` from documents in Arrow text arrays; the last one is cut at a character."""
-    ids = []
-    size = 0
+    documents, size = [], 0
     for text in chain.from_iterable(batch.to_pylist() for batch in batches):
         kept = text.encode()[: max_bytes - size].decode(errors="ignore")  # without a character that was cut in two
         if kept:
-            ids.append(tokenizer.bos)  # a document is predicted from its start on
-            ids.extend(tokenizer.encode(kept))
+            documents.append(kept)
             size += len(kept.encode())
         if len(kept) < len(text) or size == max_bytes:  # cut, or exactly full
             break
+    return documents
+
+
+def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_bytes: int) -> EvalText:
+    """Return the text of `first_documents` in tokens; each document is predicted from its start on."""
+    documents = first_documents(batches, max_bytes)
+    ids = [token for text in documents for token in (tokenizer.bos, *tokenizer.encode(text))]
+    size = sum(len(text.encode()) for text in documents)
     return EvalText(torch.tensor(ids), torch.from_numpy(tokenizer.token_lengths()).long(), size)
 
 

@@ -154,7 +154,7 @@ def _split(kind: str, rows: Rows) -> tuple[np.ndarray, Rows, list[int]]:
         rows, scored = rows[1:], scored[1:]
     elif kind == SCHEMA:
         # The contexts differ; the continuation at the end is scored. <|bos|> is never scored.
-        shortest = min(len(row) for row in rows)
+        shortest = min(map(len, rows))
         suffix = min(_common_length([row[::-1] for row in rows]), shortest - 1)
         prefix = min(prefix, shortest - suffix)
         scored = [suffix for _ in rows]
@@ -163,6 +163,6 @@ def _split(kind: str, rows: Rows) -> tuple[np.ndarray, Rows, list[int]]:
 
 def _common_length(rows: Rows) -> int:
     """Return how many tokens all rows begin with."""
-    shortest = min(len(row) for row in rows)
+    shortest = min(map(len, rows))
     differs = np.any([row[:shortest] != rows[0][:shortest] for row in rows], axis=0)
-    return int(differs.argmax()) if differs.any() else shortest
+    return int(np.append(differs, True).argmax())

@@ -308,18 +308,15 @@ def unmet_criteria(records: Sequence[Record]) -> list[str]:
     steps = [record for record in records if "train/grad_norm" in record]
     if not exits or len(steps) < LOSS_PARTS:
         return ["it has no validation, or too few steps"]
-    unmet = []
-    if any(later >= earlier for earlier, later in pairwise(exits[-1])):
-        unmet.append("an exit is not better than the one before it")
     fall = refinement(exits[-1])
-    if fall < EXPECTED_REFINEMENT:
-        unmet.append(f"the refinement is {100 * fall:.1f}%, below {100 * EXPECTED_REFINEMENT:.0f}%")
     norm = statistics.median(record["train/grad_norm"] for record in steps)
     low, high = EXPECTED_NORM
-    if not low <= norm <= high:
-        unmet.append(f"the gradient's norm is {norm:.2f} in the median, not {low} to {high}")
     size = len(steps) // LOSS_PARTS
     losses = [statistics.fmean(record["train/loss"] for record in steps[i * size :][:size]) for i in range(LOSS_PARTS)]
-    if losses != sorted(losses, reverse=True):
-        unmet.append("the loss does not fall from each fifth of the run to the next")
-    return unmet
+    criteria = {
+        "an exit is not better than the one before it": all(later < earlier for earlier, later in pairwise(exits[-1])),
+        f"the refinement is {100 * fall:.1f}%, below {100 * EXPECTED_REFINEMENT:.0f}%": fall >= EXPECTED_REFINEMENT,
+        f"the gradient's norm is {norm:.2f} in the median, not {low} to {high}": low <= norm <= high,
+        "the loss does not fall from each fifth of the run to the next": losses == sorted(losses, reverse=True),
+    }
+    return [sentence for sentence, is_met in criteria.items() if not is_met]
