@@ -19,10 +19,10 @@ from torch import Tensor
 
 from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
-from nanochat.log import Progress, Record, print0, table_of
+from nanochat.log import Progress, print0
 from nanochat.models import as_written
 from nanochat.outcome import Estimate
-from nanochat.recursive import RecursiveGPT, exit_count, exit_losses
+from nanochat.recursive import exit_count, exit_losses
 from nanochat.runtime import Runtime, in_halves
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
@@ -122,19 +122,6 @@ def bits_by_exit(
         value, stderr = ratio(sums)  # nats per byte
         found.append(Estimate(value / math.log(2), stderr / math.log(2)))
     return found
-
-
-def exit_table(model: GPT, text: EvalText, batch_size: int, runtime: Runtime) -> list[Record]:
-    """Return the table with the bits per byte at each exit, up to twice as many as trained; none for a plain model."""
-    if not isinstance(model, RecursiveGPT):
-        return []
-    trained, chosen = model.config.supervision, model.steps
-    model.set_steps(2 * trained)
-    found = bits_by_exit(model, text, model.config.max_seq_len, batch_size, runtime)
-    model.set_steps(chosen)
-    rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
-    print0(*(f"base_loss: val bpb at exit {i} (trained: {known}) {bpb:.4f}" for i, known, bpb, _ in rows), sep="\n")
-    return [table_of("Bits per byte at each exit", {"Exit": "", "Trained": "", "bpb": ".4f", "±": ".4f"}, rows)]
 
 
 @torch.no_grad()
