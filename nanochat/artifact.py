@@ -57,10 +57,12 @@ class Quantized(NamedTuple):
 
     def unsigned(self) -> np.ndarray:
         """Return the codes in one row as uint8, all above 0."""
-        return self.codes.numpy().astype(np.uint8).ravel() + 2 ** (self.bits - 1)  # modulo 256
+        codes = self.codes.numpy().astype(np.uint8)  # modulo 256, and so is the sum
+        return codes.ravel() + 2 ** (self.bits - 1)
 
 
-Stored = dict[str, "Quantized | Tensor"]  # name → codes, or values that are kept in fp16
+Tensors = dict[str, Tensor]  # by name
+Stored = dict[str, Quantized | Tensor]  # name → codes, or values that are kept in fp16
 CORRECTION = ("#left", "#right")  # endings of the names of two factors, whose product is added to a tensor
 
 
@@ -68,7 +70,7 @@ class Artifact(NamedTuple):
     """The content of a file."""
 
     config: Fields  # of GPTConfig that are not the default
-    weights: dict[str, Tensor]  # fp32
+    weights: Tensors  # fp32
     vocabulary: Fields  # merges, special tokens, pattern: arguments of rustbpe.Tokenizer
     recipes: Fields  # for the record: tensor → recipe
     bytes: dict[str, int]  # group → bytes in the file; "tokenizer" is the vocabulary's part
@@ -79,7 +81,7 @@ def group_of(name: str) -> str:
     return next((group for part, group in GROUPS.items() if part in f".{name}"), "other")
 
 
-def dequantize(stored: Stored) -> dict[str, Tensor]:
+def dequantize(stored: Stored) -> Tensors:
     """Return the weights in fp32, corrections included."""
     weights = {name: value.dequantize() if isinstance(value, Quantized) else value for name, value in stored.items()}
     left, right = CORRECTION
@@ -106,7 +108,8 @@ def unpack_bits(packed: bytes, bits: int, count: int) -> np.ndarray:
 def _forms(raw: np.ndarray, bits: int) -> dict[str, bytes]:
     """Return the bytes of a section in each layout: codes packed or one a byte, halves of fp16 apart or not."""
     if bits == FULL:
-        return {"plain": raw.tobytes(), "shuffled": raw.view(np.uint8).reshape(-1, 2).T.tobytes()}
+        halves = raw.view(np.uint8).reshape(-1, 2)
+        return {"plain": raw.tobytes(), "shuffled": halves.T.tobytes()}
     return {"bits": pack_bits(raw, bits), "bytes": raw.tobytes()}
 
 
@@ -156,7 +159,8 @@ def write_artifact(config: Fields, stored: Stored, vocabulary: Fields, recipes: 
     head = zlib.compress(_json(header), 9)
     # The model's part is its header's length, the header and the sections.
     lengths = struct.pack("<II", 4 + len(head) + len(body), len(head))
-    rest = lengths + head + body + COMPRESSORS["lzma"][0](_json(vocabulary))
+    tokens = COMPRESSORS["lzma"][0](_json(vocabulary))
+    rest = lengths + head + body + tokens
     return MAGIC + sha256(rest).digest() + rest
 
 
@@ -169,7 +173,8 @@ def read_artifact(data: bytes) -> Artifact:
     if sha256(data[file.tell() :]).digest() != digest:
         raise ValueError("the artifact is damaged: its content does not have the SHA-256 in its header")
     _, length = struct.unpack("<II", file.read(8))
-    header = json.loads(zlib.decompress(file.read(length)))
+    head = file.read(length)
+    header = json.loads(zlib.decompress(head))
     sizes = {HEADER: file.tell()}
     columns = {}
     for group, bits, layout, compressor, count, size in header["sections"]:

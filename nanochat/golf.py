@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -96,7 +96,8 @@ def sources() -> dict[str, int]:
 
 
 def main(words: Sequence[str]) -> None:
-    """Score an artifact, and print the result as JSON."""
+    """Score an artifact, and print the score with its facts as JSON."""
+    started = time.monotonic()
     parser = ArgumentParser()
     parser.add_argument("artifact", type=Path)
     parser.add_argument("text", type=Path)
@@ -104,12 +105,8 @@ def main(words: Sequence[str]) -> None:
     defaults = {"stride": 0, "rows": 8, "seconds": math.inf, "device": "cpu", "dtype": "float32"}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
-    print(json.dumps(run(parser.parse_args(words))))
+    options = parser.parse_args(words)
 
-
-def run(options: Namespace) -> dict[str, object]:
-    """Return the score with its facts."""
-    started = time.monotonic()
     data, text = options.artifact.read_bytes(), options.text.read_bytes()
     artifact, documents = read_artifact(data), json.loads(text)
     tokenizer = rustbpe.Tokenizer(**artifact.vocabulary)
@@ -126,7 +123,7 @@ def run(options: Namespace) -> dict[str, object]:
     with torch.inference_mode():
         nats, size, scored = score(model, ids, lengths, stride, options.rows, options.seconds - (ready - started))
     assert size == sum(len(document.encode()) for document in documents)
-    return {
+    result = {
         "bytes": size,
         "tokens": len(ids),
         "loss": nats / scored,
@@ -138,6 +135,7 @@ def run(options: Namespace) -> dict[str, object]:
         "text": sha256(text).hexdigest(),
         "sources": sources(),
     }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -5,23 +5,23 @@ A recipe is made of PARTS joined by "+": int6-row+clip-12+gptq. A plan gives pat
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanochat.artifact import CORRECTION, Quantized, Stored, dequantize
+from nanochat.artifact import CORRECTION, Quantized, Stored, Tensors, dequantize
 from nanochat.log import print0
 
 if TYPE_CHECKING:
     from nanochat.gpt import GPT
 
 LEAST_SCALE, LARGEST_SCALE = 2.0**-24, 65504.0  # of fp16
+Recipes = dict[str, str]  # matrix → recipe, as text
 LEAST_VALUES = 1024  # a smaller matrix stays fp16
 DAMPING = 0.01  # GPTQ: part of the mean diagonal that is added to the diagonal
-Hessians = Mapping[str, Tensor]  # tensor → summed products of its inputs, (columns, columns)
 
 
 class Recipe(NamedTuple):
@@ -38,8 +38,7 @@ class Recipe(NamedTuple):
         return 2 ** (self.bits - 1) - 1
 
 
-Part = Callable[[Recipe, str], Recipe]  # from a recipe, and the group in the pattern
-PARTS: dict[str, Part] = {  # pattern of a part → effect
+PARTS = {  # pattern of a part → the recipe with it; number: the group in the pattern
     r"int([568])-row": lambda recipe, number: recipe._replace(bits=int(number)),
     r"clip-(\d+(?:\.\d+)?)": lambda recipe, number: recipe._replace(clip=float(number)),
     r"(gptq)": lambda recipe, _: recipe._replace(gptq=True),
@@ -69,7 +68,7 @@ def scale_clip(text: str, factor: float) -> str:
     return re.sub(r"clip-([\d.]+)", lambda match: f"clip-{float(match[1]) * factor:.4g}", text)
 
 
-def assign(plan: str, names: Iterable[str]) -> dict[str, str]:
+def assign(plan: str, names: Iterable[str]) -> Recipes:
     """Return the recipe of each matrix, as text; ValueError if a pattern matches none, or a matrix not one pattern."""
     entries = [entry.rpartition("=") for entry in plan.split(",")]
     for pattern, found, recipe in entries:
@@ -146,16 +145,17 @@ def entropy(codes: Tensor) -> float:
 # ---- a model ----
 
 
-def matrices(model: nn.Module) -> dict[str, Tensor]:
+def matrices(model: nn.Module) -> Tensors:
     """Return the parameters that take a recipe."""
     named = model.named_parameters()
     return {name: value.detach() for name, value in named if value.ndim == 2 and value.numel() >= LEAST_VALUES}
 
 
-def quantize_weights(
-    weights: Mapping[str, Tensor], recipes: Mapping[str, str], hessians: Hessians, corrected: int = 0
-) -> Stored:
-    """Return all tensors of a model, matrices by their recipes. corrected: tensors that get lqer, 0: all with it."""
+def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors, corrected: int = 0) -> Stored:
+    """Return all tensors of a model, matrices by their recipes. corrected: tensors that get lqer, 0: all with it.
+
+    hessians: of matrices, the summed products of their inputs, (columns, columns).
+    """
     stored, errors = {}, {}
     for name, weight in weights.items():
         if not weight.isfinite().all():
@@ -198,7 +198,7 @@ def apply(model: "GPT", plan: str) -> None:
 
 
 @torch.no_grad()
-def collect_hessians(model: "GPT", batches: Iterable[Tensor]) -> dict[str, Tensor]:
+def collect_hessians(model: "GPT", batches: Iterable[Tensor]) -> Tensors:
     """Return the Hessian of each matrix with inputs: of the linear layers, and of a tied embedding as the head."""
     hessians = {}
 

@@ -17,13 +17,14 @@ from nanochat.paths import stage_dir, write_bytes
 from nanochat.settings import CheckpointChoice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch import Tensor
 
+    from nanochat.artifact import Tensors
     from nanochat.checkpoint import Checkpoint
     from nanochat.gpt import GPT, GPTConfig
-    from nanochat.quant import Hessians
+    from nanochat.quant import Recipes
     from nanochat.tokenizer import Tokenizer
 
 STAGE, FILE = "golf_pack", "artifact.golf"
@@ -58,13 +59,10 @@ def calibration_batches(checkpoint: "Checkpoint", model: "GPT", tokens: int) -> 
     from nanochat.data.corpus import open_corpus
     from nanochat.dataloader import TextLoader
 
-    length = model.config.max_seq_len
-    rows = min(8, max(1, tokens // length))
-    corpus = open_corpus(checkpoint.manifest["config"]["data"], 0)
-    with TextLoader(
-        corpus, tokenizer_of(checkpoint), rows, length, seed=checkpoint.manifest["config"]["seed"]
-    ) as source:
-        return [next(source)[0].to(model.device) for _ in range(max(1, tokens // (rows * length)))]
+    config, length = checkpoint.manifest["config"], model.config.max_seq_len
+    corpus, rows = open_corpus(config["data"]), min(8, max(1, tokens // length))
+    with TextLoader(corpus, tokenizer_of(checkpoint), rows, length, seed=config["seed"]) as source:
+        return [next(source)[0] for _ in range(max(1, tokens // (rows * length)))]
 
 
 def choose_weights(model: "GPT", checkpoint: "Checkpoint") -> None:
@@ -88,7 +86,7 @@ def vocabulary_of(tokenizer: "Tokenizer") -> Record:
     return {"merges": tokenizer.core.merges.tolist(), "special_tokens": special, "pattern": tokenizer.core.pattern}
 
 
-def tensors_table(packed: Packed, weights: "Mapping[str, Tensor]") -> Record:
+def tensors_table(packed: Packed, weights: "Tensors") -> Record:
     """Return the table of the quantized tensors: error, entropy of the codes, bytes by the entropy, and real ones."""
     from nanochat.artifact import compress
     from nanochat.quant import entropy
@@ -107,8 +105,8 @@ def tensors_table(packed: Packed, weights: "Mapping[str, Tensor]") -> Record:
 def pack_scaled(
     model: "GPT",
     tokenizer: "Tokenizer",
-    recipes: "Mapping[str, str]",
-    hessians: "Hessians",
+    recipes: "Recipes",
+    hessians: "Tensors",
     factor: float = 1.0,
     corrected: int = 0,
 ) -> Packed:

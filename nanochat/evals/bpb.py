@@ -110,8 +110,7 @@ def bits_by_exit(
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {seq_len}, the context's length")
     rows = 1 + max(0, math.ceil((len(text.ids) - 1 - seq_len) / stride))  # -1: the last token predicts nothing
     # One more than the rows hold: a row's last token has a target too.
-    padded = torch.full(((rows - 1) * stride + seq_len + 1,), -1)
-    padded[: len(text.ids)] = text.ids
+    padded = F.pad(text.ids, (0, (rows - 1) * stride + seq_len + 1 - len(text.ids)), value=-1)
     inputs = padded[:-1].unfold(0, seq_len, stride)  # (rows, seq_len), a view
     targets = padded[1:].unfold(0, seq_len, stride)  # a target is the next token
     # One kind of sum for each exit: a token weighs as many bytes as it stands for.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent.parent
 Flags = dict[str, str | None]  # flag → value, "" for a switch
-DEFAULTS: Flags = {"--scale": "embedded", "--entry": "golf", "--without": ""}  # flags of this module
+DEFAULTS = {"--scale": "embedded", "--entry": "golf", "--without": ""}  # flags of this module
 PHASES = ("Training seconds", "Packing seconds")  # metrics of golf_pack: the clock
 
 
@@ -93,7 +93,7 @@ SEED = (
     " --matrix-lr=0.032 --unembedding-lr=0.0327 --scalar-lr=0.32 --weight-decay=0.00542 --qat-share=0.15"
     " --qat=embed|head=int8-row,blocks=int6-row --plan=embed|head=int8-row,blocks=int6-row"
 )
-ENTRIES: dict[str, Mapping[str, str]] = {  # entry → scale → flags, and --plan for scripts.golf_pack
+ENTRIES = {  # entry → scale → flags, and --plan for scripts.golf_pack
     "golf": {
         "embedded": f"--model=golf,backout=false --unembedding-lr=0.016 --depth=2 --width=96 {GOLF}",
         # Larger models have too few steps in the time, so the bytes suffice for int8 without QAT.
@@ -117,7 +117,7 @@ ENTRIES: dict[str, Mapping[str, str]] = {  # entry → scale → flags, and --pl
 }
 VOCABULARIES = {"seed": 1024}  # of entries that do not take the scale's
 # Trick of the entry golf → flags that take it back, None: without the flag. A field of the model adds to --model.
-TRICKS: dict[str, Flags] = {
+TRICKS = {
     "tied embeddings": {"--model": "tie_embeddings=false"},
     "induction": {"--model": "induction=false"},
     "XSA": {"--model": "exclusive_last=0"},
@@ -279,7 +279,7 @@ def means(result: Result) -> Metrics:
             continue
         values = result.values(name)
         if isinstance(first, str):
-            found[name] = ", ".join(values)
+            found[name] = ", ".join(map(str, values))
         else:
             spec = first["format"] if isinstance(first, dict) else ",.0f"
             found[name] = measured(statistics.fmean(values), deviation(values), spec)

@@ -143,9 +143,9 @@ def open_text(run: ArmRun) -> Corpus:
 def loader_of(run: ArmRun, corpus: Corpus, device: torch.device | str = "cpu") -> TextLoader:
     """Return a loader like that of a run, at its start."""
     config = run.checkpoint.manifest["config"]
-    rows = config["total_batch_size"] // config["max_seq_len"]
-    options = {name: run.outcome.config[name] for name in ("seed", "lanes")}
-    return TextLoader(corpus, tokenizer_of(run.checkpoint), rows, config["max_seq_len"], device=device, **options)
+    length, seed, lanes = config["max_seq_len"], config["seed"], run.outcome.config["lanes"]
+    rows = config["total_batch_size"] // length
+    return TextLoader(corpus, tokenizer_of(run.checkpoint), rows, length, device=device, seed=seed, lanes=lanes)
 
 
 def batches_hash(run: ArmRun, corpus: Corpus, steps: int) -> str:
@@ -213,14 +213,18 @@ def refit(
     """
     model = model_of_exit(exits, checkpoint, runtime)
     manifest = checkpoint.manifest
-    rows, length = manifest["loop"]["device_batch"], model.config.max_seq_len
+    rows = manifest["loop"]["device_batch"]
     settings = TrainingSettings(total_batch_size=manifest["config"]["total_batch_size"], save_every=-1)
     groups = build_groups(model, settings, rate_scale(settings.total_batch_size), 0.0)
     [head] = [group for group in groups if group.name == "unembedding"]
     optimizer = Optimizer([head])
     flops = model.flops_per_token()
     loop = TrainingLoop(model, source, next_token, optimizer, runtime, log, settings, State(), {}, rows, flops)
-    lowest = bits_per_byte(model, text, length, rows, runtime).value
+
+    def measure() -> float:
+        return bits_per_byte(model, text, model.config.max_seq_len, rows, runtime).value
+
+    lowest = measure()
     done = []
     for number, factor in enumerate(REFIT_RATES):
         head.lr = head.initial_lr * factor
@@ -230,7 +234,7 @@ def refit(
             done[-1] += 1
             loop.steps = loop.state.step + REFIT_STEPS
             loop.run([], lambda state: None, [])
-            found = bits_per_byte(model, text, length, rows, runtime).value
+            found = measure()
             print0(f"refit: step {loop.state.step}, {found:.4f} bits per byte at exit {exits - 1}")
             falls = found < (1 - LEAST_GAIN) * lowest
             lowest = min(lowest, found)
