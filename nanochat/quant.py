@@ -156,7 +156,9 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors, corr
 
     hessians: of matrices, the summed products of their inputs, (columns, columns).
     """
-    stored, errors = {}, {}
+    stored = {}
+    errors = {}  # of matrices with lqer
+    sizes = {}  # of these errors
     for name, weight in weights.items():
         if not weight.isfinite().all():
             raise ValueError(f"{name} has values that are not finite: train the model again")
@@ -169,15 +171,12 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors, corr
             raise ValueError(f"{name} has no inputs for gptq, it is a table: give it another recipe")
         stored[name] = quantize(weight, recipe, hessian)
         if recipe.rank:
+            error = weight - stored[name].dequantize()
             # Columns with larger inputs weigh more.
             columns = weight.new_ones(weight.shape[1]) if hessian is None else hessian.diagonal().float().sqrt()
-            errors[name] = weight - stored[name].dequantize(), columns.clamp(min=1e-6), recipe.rank
-
-    def size(name: str) -> float:
-        error, columns, _ = errors[name]
-        return (error * columns).norm().item()
-
-    for name in sorted(errors, key=size, reverse=True)[: corrected or None]:
+            sizes[name] = (error * columns).norm().item()
+            errors[name] = error, columns.clamp(min=1e-6), recipe.rank
+    for name in sorted(sizes, key=sizes.get, reverse=True)[: corrected or None]:
         for ending, factor in zip(CORRECTION, correction(*errors[name]), strict=True):
             stored[name + ending] = quantize(factor, Recipe(bits=8))
     return stored

@@ -26,7 +26,7 @@ from nanochat.evals.refinement import LEAST_REFINEMENT, refinement, validated_ex
 from nanochat.gpt import GPT
 from nanochat.lab.intervals import interval
 from nanochat.log import MetricLog, Record, print0, read_metrics
-from nanochat.models import config_of
+from nanochat.models import config_of, new_model
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
@@ -93,9 +93,8 @@ class ArmRun:
     @property
     def applications(self) -> int:
         """Times that each block runs for a token."""
-        model = self.checkpoint.manifest["model"]
-        sweeps = model["supervision"] * model["passes"] * (model["loops"] + 1)
-        return sweeps or model["sweeps"]
+        model = new_model(config_of(self.checkpoint.manifest))
+        return model.cached_layers // model.config.depth
 
     def require_settings_of(self, other: "ArmRun", free: Container[str]) -> None:
         """Raise a ValueError if this run differs from another one in a setting that is not free."""
