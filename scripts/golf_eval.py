@@ -147,12 +147,11 @@ def evaluate(config: Config) -> None:
     outcome = Outcome.begin(STAGE, config.tag, config)
     path, artifact, made = open_packed(config.tag)
     packed = made.metrics
-    has_same_text = made.config["eval_bytes"] == config.eval_bytes
+    before = packed["bpb before quantization"]["value"] if made.config["eval_bytes"] == config.eval_bytes else None
     scale = SCALES[packed["Scale"]]
-    size = config.eval_bytes or scale.eval_bytes
     config = replace(config, scoring_seconds=config.scoring_seconds or scale.scoring)
     context, budget = artifact.config["max_seq_len"], config.budget or scale.bytes
-    corpus = open_corpus(packed["Data"])
+    corpus, size = open_corpus(packed["Data"]), config.eval_bytes or scale.eval_bytes
     documents = first_documents(corpus.batches("val"), size)
     with tempfile.TemporaryDirectory(prefix="golf-") as name:
         folder = Path(name)
@@ -169,8 +168,8 @@ def evaluate(config: Config) -> None:
         sliding = score(folder, config, "text", stride)
         spent = time.monotonic() - started
         if spent > config.scoring_seconds:
-            limit = f"{config.scoring_seconds:g} s"
-            raise ValueError(f"scoring took {spent:.1f} s, over the limit of {limit}: take a longer --stride")
+            limit = f"over the limit of {config.scoring_seconds:g} s"
+            raise ValueError(f"scoring took {spent:.1f} s, {limit}: take a longer --stride")
         plain = score(folder, config, "text", context)
         scores = {
             "bpb": measured(sliding["bpb"]),
@@ -179,10 +178,9 @@ def evaluate(config: Config) -> None:
         }
         if config.banded:
             scores["bpb, banded (another score)"] = measured(score(folder, config, "text", 0, banded=True)["bpb"])
-    before = packed["bpb before quantization"]
     outcome.metrics = scores | {
-        "bpb before quantization": before,
-        "Quantization gap": measured(plain["bpb"] - before["value"] if has_same_text else None),
+        "bpb before quantization": packed["bpb before quantization"],
+        "Quantization gap": measured(None if before is None else plain["bpb"] - before),
         "Bytes": counted,
         "Budget": budget,
         "Scoring seconds": measured(spent, spec=".1f"),
@@ -195,9 +193,7 @@ def evaluate(config: Config) -> None:
         table_of("Bytes", {"Group": "", "Bytes": ",d"}, list(groups.items())),
         table_of("Code of the scoring process", {"File": "", "Bytes": ",d"}, list(trial["sources"].items())),
     ]
-    print0(
-        f"golf_eval: {counted:,} of {budget:,} bytes; bpb {sliding['bpb']:.4f} with stride {stride}, in {spent:.1f} s"
-    )
+    print0(f"golf_eval: {counted:,} of {budget:,} bytes")
     print0(
         f"final_mixed_quant_roundtrip val_loss:{sliding['loss']:.8f} val_bpb:{sliding['bpb']:.8f}"
         f" stride:{stride} eval_time:{1000 * spent:.0f}ms"
