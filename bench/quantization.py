@@ -13,14 +13,13 @@ import argparse
 import statistics
 from functools import partial
 
-import pyarrow as pa
-
 from nanochat import quant
 from nanochat.artifact import read_artifact
 from nanochat.checkpoint import load_model
+from nanochat.data.corpus import open_corpus
 from nanochat.evals.bpb import bits_per_byte, read_text
 from nanochat.gpt import GPT
-from nanochat.lab.golf import Packed, validation_documents
+from nanochat.lab.golf import Packed
 from nanochat.runtime import Runtime, setup
 from scripts.golf_pack import calibration_batches, fill, pack_scaled
 
@@ -31,8 +30,8 @@ class Subject:
     def __init__(self, tag: str, runtime: Runtime, size: int):
         self.model, self.tokenizer, checkpoint = load_model("base_train", tag, -1, runtime)
         self.runtime = runtime
-        documents = validation_documents(checkpoint.manifest["config"]["data"], size)
-        self.text = read_text([pa.array(documents)], self.tokenizer, size)
+        corpus = open_corpus(checkpoint.manifest["config"]["data"])
+        self.text = read_text(corpus.batches("val"), self.tokenizer, size)
         self.weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.hessians = quant.collect_hessians(self.model, calibration_batches(checkpoint, self.model, 65536))
         self.score = self.measure(self.model)

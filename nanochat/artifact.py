@@ -7,10 +7,13 @@ known. The scoring process imports this module, and its bytes count: quantizatio
 
 import json
 import lzma
+import math
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from hashlib import sha256
+from io import BytesIO
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,26 +34,15 @@ FULL = 16  # bits: fp16 values, without codes
 LZMA = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 0, "pb": 0}]
 
 
-class Compressor(NamedTuple):
-    """A way to make bytes fewer, and back."""
-
-    compress: Callable[[bytes], bytes]
-    expand: Callable[[bytes], bytes]
-
-
-def _lzma(raw: bytes) -> bytes:
-    return lzma.compress(raw, lzma.FORMAT_RAW, filters=LZMA)
-
-
-def _expand_lzma(packed: bytes) -> bytes:
-    return lzma.decompress(packed, lzma.FORMAT_RAW, filters=LZMA)
-
-
-COMPRESSORS = {
-    "store": Compressor(bytes, bytes),
-    "zlib": Compressor(lambda raw: zlib.compress(raw, 9), zlib.decompress),
-    "lzma": Compressor(_lzma, _expand_lzma),
+COMPRESSORS = {  # name → (makes bytes fewer, gives them back)
+    "store": (bytes, bytes),
+    "zlib": (lambda raw: zlib.compress(raw, 9), zlib.decompress),
+    "lzma": (
+        lambda raw: lzma.compress(raw, lzma.FORMAT_RAW, filters=LZMA),
+        lambda packed: lzma.decompress(packed, lzma.FORMAT_RAW, filters=LZMA),
+    ),
 }
+Fields = Mapping[str, Any]  # JSON
 
 
 class Quantized(NamedTuple):
@@ -63,18 +55,24 @@ class Quantized(NamedTuple):
     def dequantize(self) -> Tensor:
         return self.codes.float() * self.scales.float()[:, None]
 
+    def unsigned(self) -> np.ndarray:
+        """Return the codes in one row as uint8, all above 0."""
+        codes = self.codes.numpy().astype(np.uint8)  # modulo 256, and so is the sum
+        return codes.ravel() + 2 ** (self.bits - 1)
 
-Stored = dict[str, "Quantized | Tensor"]  # name → codes, or values that are kept in fp16
+
+Tensors = dict[str, Tensor]  # by name
+Stored = dict[str, Quantized | Tensor]  # name → codes, or values that are kept in fp16
 CORRECTION = ("#left", "#right")  # endings of the names of two factors, whose product is added to a tensor
 
 
 class Artifact(NamedTuple):
     """The content of a file."""
 
-    config: dict[str, Any]  # fields of GPTConfig that are not the default
-    weights: dict[str, Tensor]  # fp32
-    vocabulary: dict[str, Any]  # merges, special tokens, pattern: arguments of rustbpe.Tokenizer
-    recipes: dict[str, str]  # for the record: tensor → recipe
+    config: Fields  # of GPTConfig that are not the default
+    weights: Tensors  # fp32
+    vocabulary: Fields  # merges, special tokens, pattern: arguments of rustbpe.Tokenizer
+    recipes: Fields  # for the record: tensor → recipe
     bytes: dict[str, int]  # group → bytes in the file; "tokenizer" is the vocabulary's part
 
 
@@ -83,21 +81,28 @@ def group_of(name: str) -> str:
     return next((group for part, group in GROUPS.items() if part in f".{name}"), "other")
 
 
+def dequantize(stored: Stored) -> Tensors:
+    """Return the weights in fp32, corrections included."""
+    weights = {name: value.dequantize() if isinstance(value, Quantized) else value for name, value in stored.items()}
+    left, right = CORRECTION
+    for name in [name.removesuffix(left) for name in weights if name.endswith(left)]:
+        weights[name] = weights[name] + weights.pop(name + left) @ weights.pop(name + right)
+    return weights
+
+
 # ---- codes as bytes ----
 
 
 def pack_bits(values: np.ndarray, bits: int) -> bytes:
-    """Return unsigned values below 2^bits, each in so many bits; only the last byte may have bits to spare."""
-    spread = np.unpackbits(values.astype(np.uint8)[:, None], axis=1)
-    kept = spread[:, 8 - bits :]
-    return np.packbits(kept.ravel()).tobytes()
+    """Return uint8 values below 2^bits, each in so many bits; only the last byte may have bits to spare."""
+    spread = np.unpackbits(values[:, None], axis=1)
+    return np.packbits(spread[:, 8 - bits :]).tobytes()
 
 
 def unpack_bits(packed: bytes, bits: int, count: int) -> np.ndarray:
     """Return `count` values, uint8, that pack_bits has packed."""
     spread = np.unpackbits(np.frombuffer(packed, np.uint8), count=bits * count).reshape(count, bits)
-    whole = np.pad(spread, ((0, 0), (8 - bits, 0)))
-    return np.packbits(whole, axis=1).ravel()
+    return np.packbits(spread, axis=1).ravel() >> (8 - bits)
 
 
 def _forms(raw: np.ndarray, bits: int) -> dict[str, bytes]:
@@ -119,101 +124,77 @@ def _values(stored: bytes, layout: str, bits: int, count: int) -> np.ndarray:
 
 def compress(raw: np.ndarray, bits: int) -> tuple[str, str, bytes]:
     """Return the layout and the compressor that make values smallest, and the bytes."""
-    smallest = None
+    forms = []
     for layout, stored in _forms(raw, bits).items():
-        for name, compressor in COMPRESSORS.items():
-            packed = compressor.compress(stored)
-            if smallest is None or len(packed) < len(smallest[2]):
-                smallest = layout, name, packed
-    return smallest
+        forms += [(layout, name, shorten(stored)) for name, (shorten, _) in COMPRESSORS.items()]
+    return min(forms, key=lambda form: len(form[2]))
 
 
 # ---- the file ----
 
 
-def _json(value: Any) -> bytes:
+def _json(value: Fields) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def write_artifact(
-    config: dict[str, Any], stored: Stored, vocabulary: Mapping[str, Any], recipes: Mapping[str, str]
-) -> bytes:
+def write_artifact(config: Fields, stored: Stored, vocabulary: Fields, recipes: Fields) -> bytes:
     """Return the bytes of a file."""
-    columns: dict[tuple[str, int], list[np.ndarray]] = {}  # (group, bits) → values in the tensors' order
+    columns = defaultdict(list)  # (group, bits) → values in the tensors' order
     tensors = []
-
-    def put(group: str, bits: int, values: np.ndarray) -> None:
-        columns.setdefault((group, bits), []).append(values.ravel())
-
     for name, value in stored.items():
         if isinstance(value, Quantized):
-            unsigned = value.codes.numpy().astype(np.int16) + 2 ** (value.bits - 1)
-            put(group_of(name), value.bits, unsigned.astype(np.uint8))
-            put(SCALARS, FULL, value.scales.numpy())
-            tensors.append([name, list(value.codes.shape), value.bits])
+            columns[group_of(name), value.bits].append(value.unsigned())
+            columns[SCALARS, FULL].append(value.scales.numpy())
+            tensors.append([name, value.codes.shape, value.bits])
         else:
-            put(SCALARS, FULL, value.half().numpy())
-            tensors.append([name, list(value.shape), FULL])
+            columns[SCALARS, FULL].append(value.half().numpy().ravel())
+            tensors.append([name, value.shape, FULL])
     sections, body = [], b""
     for (group, bits), parts in columns.items():
         raw = np.concatenate(parts)
         layout, compressor, packed = compress(raw, bits)
         sections.append([group, bits, layout, compressor, len(raw), len(packed)])
         body += packed
-    header = {
-        "config": config,
-        "tensors": tensors,
-        "sections": sections,
-        "recipes": dict(recipes),
-    }
+    header = {"config": config, "tensors": tensors, "sections": sections, "recipes": recipes}
     head = zlib.compress(_json(header), 9)
-    model = struct.pack("<I", len(head)) + head + body
-    tokens = _lzma(_json(dict(vocabulary)))
-    rest = struct.pack("<I", len(model)) + model + tokens
+    # The model's part is its header's length, the header and the sections.
+    lengths = struct.pack("<II", 4 + len(head) + len(body), len(head))
+    tokens = COMPRESSORS["lzma"][0](_json(vocabulary))
+    rest = lengths + head + body + tokens
     return MAGIC + sha256(rest).digest() + rest
 
 
 def read_artifact(data: bytes) -> Artifact:
     """Return the content of a file; ValueError for anything but a whole file of this version."""
-    if not data.startswith(MAGIC):
+    file = BytesIO(data)
+    if file.read(len(MAGIC)) != MAGIC:
         raise ValueError("this is no golf artifact of this version")
-    start = len(MAGIC) + 32
-    rest = data[start:]
-    if sha256(rest).digest() != data[len(MAGIC) : start]:
+    digest = file.read(32)
+    if sha256(data[file.tell() :]).digest() != digest:
         raise ValueError("the artifact is damaged: its content does not have the SHA-256 in its header")
-    [length] = struct.unpack_from("<I", rest)
-    model = rest[4 : 4 + length]
-    tokens = rest[4 + length :]
-    [head] = struct.unpack_from("<I", model)
-    header = json.loads(zlib.decompress(model[4 : 4 + head]))
-    sizes = {HEADER: start + 8 + head}
+    _, length = struct.unpack("<II", file.read(8))
+    head = file.read(length)
+    header = json.loads(zlib.decompress(head))
+    sizes = {HEADER: file.tell()}
     columns = {}
-    place = 4 + head
     for group, bits, layout, compressor, count, size in header["sections"]:
-        packed = model[place : place + size]
-        expanded = COMPRESSORS[compressor].expand(packed)
+        expanded = COMPRESSORS[compressor][1](file.read(size))
         columns[group, bits] = _values(expanded, layout, bits, count)
         sizes[group] = sizes.get(group, 0) + size
-        place += size
-    taken = dict.fromkeys(columns, 0)
+    tokens = file.read()
+    sizes["tokenizer"] = len(tokens)
 
-    def take(key: tuple[str, int], count: int) -> np.ndarray:
-        values = columns[key][taken[key] : taken[key] + count]
-        taken[key] += count
-        return values.astype(np.float32)  # by numpy: for fp16, torch reads a file that the sandbox does not have
+    def take(group: str, bits: int, shape: list[int]) -> Tensor:
+        values, columns[group, bits] = np.split(columns[group, bits], [math.prod(shape)])
+        # By numpy: for fp16, torch reads a file that the sandbox does not have.
+        return torch.from_numpy(values.astype(np.float32).reshape(shape))
 
-    weights = {}
+    stored = {}
     for name, shape, bits in header["tensors"]:
-        count = int(np.prod(shape))
         if bits == FULL:
-            weights[name] = torch.from_numpy(take((SCALARS, FULL), count).reshape(shape))
-            continue
-        codes = take((group_of(name), bits), count) - 2 ** (bits - 1)
-        scales = take((SCALARS, FULL), shape[0])
-        weights[name] = torch.from_numpy(codes.reshape(shape) * scales[:, None])
-    left, right = CORRECTION
-    for name in [name for name in weights if name.endswith(left)]:
-        base = name.removesuffix(left)
-        weights[base] = weights[base] + weights.pop(name) @ weights.pop(base + right)
-    vocabulary = json.loads(_expand_lzma(tokens))
-    return Artifact(header["config"], weights, vocabulary, header["recipes"], sizes | {"tokenizer": len(tokens)})
+            stored[name] = take(SCALARS, FULL, shape)
+        else:
+            codes = take(group_of(name), bits, shape) - 2 ** (bits - 1)
+            stored[name] = Quantized(codes, take(SCALARS, FULL, shape[:1]), bits)
+    vocabulary = json.loads(COMPRESSORS["lzma"][1](tokens))
+    return Artifact(header["config"], dequantize(stored), vocabulary, header["recipes"], sizes)

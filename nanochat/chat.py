@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import NamedTuple
 
+from nanochat.log import Record
+from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
 Part = dict[str, str]  # type and text
@@ -210,3 +212,10 @@ def parts(pieces: Iterable[Piece], ends: bool = False) -> list[Part]:
         if ends or text or kind != "text":
             found.append({"type": kind, "text": text})
     return found
+
+
+def chat_defaults(manifest: Record) -> tuple[float, list[str]]:
+    """Return the sampling temperature for chats with a model, and questions to suggest to a person."""
+    # An imported model has no settings of ours, and one of an earlier version lacks these.
+    settings = manifest["config"] or {}
+    return settings.get("chat_temperature", CHAT_TEMPERATURE), manifest.get("suggestions", [])

@@ -38,7 +38,6 @@ from nanochat.paths import (
 )
 from nanochat.recursive import choose_exits
 from nanochat.runtime import Runtime, post_result, wait_result
-from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
@@ -356,13 +355,6 @@ def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
     if found is None:
         raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
     return found
-
-
-def chat_defaults(manifest: Record) -> tuple[float, list[str]]:
-    """Return the sampling temperature for chats with a model, and questions to suggest to a person."""
-    # An imported model has no settings of ours, and one of an earlier version lacks these.
-    settings = manifest["config"] or {}
-    return settings.get("chat_temperature", CHAT_TEMPERATURE), manifest.get("suggestions", [])
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:

@@ -11,8 +11,9 @@ import json
 import math
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -31,14 +32,14 @@ BAND_ROWS = 16  # banded: contexts in a row
 def load(artifact: Artifact, length: int, window: int, device: str, dtype: torch.dtype) -> GPT:
     """Return the artifact's model for rows of `length` tokens; window: keys that each token sees, 0: all."""
     trained = GPTConfig(**artifact.config)
-    config = GPTConfig(**artifact.config | {"max_seq_len": length})
+    config = replace(trained, max_seq_len=length)
     config.__dict__["windows"] = [own or window for own in trained.windows]  # in place of the cached property
     with torch.device("meta"):
         model = GPT(config)
     model.to_empty(device=device)
-    names = set(model.state_dict())
-    if names != set(artifact.weights):
-        raise ValueError(f"the artifact lacks, or has in addition: {', '.join(sorted(names ^ set(artifact.weights)))}")
+    odd = sorted(model.state_dict().keys() ^ artifact.weights.keys())
+    if odd:
+        raise ValueError(f"the artifact lacks, or has in addition: {', '.join(odd)}")
     model.load_state_dict(artifact.weights)
     model.compute_dtype = dtype
     model.attention = "chunks" if device == "cpu" else "sdpa"
@@ -48,11 +49,7 @@ def load(artifact: Artifact, length: int, window: int, device: str, dtype: torch
 def encode(documents: Sequence[str], tokenizer: rustbpe.Tokenizer) -> Tensor:
     """Return the tokens of all documents, each after <|bos|>."""
     bos = tokenizer.special_tokens["<|bos|>"]
-    ids = []
-    for document in documents:
-        ids.append(bos)
-        ids.extend(tokenizer.encode(document).tolist())
-    return torch.tensor(ids)
+    return torch.tensor([token for text in documents for token in (bos, *tokenizer.encode(text).tolist())])
 
 
 def row_count(tokens: int, length: int, stride: int) -> int:
@@ -70,59 +67,54 @@ def score(
     """
     length, started = model.config.max_seq_len, time.monotonic()
     count = row_count(len(ids), length, stride)
+    # One more than the rows hold: a row's last token has a target too.
     padded = F.pad(ids, (0, (count - 1) * stride + length + 1 - len(ids)), value=-1)
     inputs = padded[:-1].unfold(0, length, stride)
     targets = padded[1:].unfold(0, length, stride)
     nats, size, scored = 0.0, 0, 0
-    for first in range(0, count, rows):
-        goals = targets[first : first + rows].clone()
-        goals[max(0, 1 - first) :, : length - stride] = -1  # in the row before too
+    for numbers in torch.arange(count).split(rows):
+        goals = targets[numbers]  # a copy
+        goals[numbers > 0, : length - stride] = -1  # in the row before too
         goals[lengths[goals.clamp(min=0)] == 0] = -1  # special tokens stand for no bytes
-        size += int(lengths[goals[goals >= 0]].sum())
-        scored += int((goals >= 0).sum())
-        goals = goals.to(model.device)
-        losses = model(inputs[first : first + rows].clamp(min=0).to(model.device), goals, reduction="none")
+        counted = goals[goals >= 0]
+        size += int(lengths[counted].sum())
+        scored += len(counted)
+        losses = model(inputs[numbers].clamp(min=0).to(model.device), goals.to(model.device), reduction="none")
         nats += losses.double().sum().item()
         if time.monotonic() - started > limit:
-            raise TimeoutError(f"scoring took longer than {limit:g} seconds, after {first + rows:,} of {count:,} rows")
+            raise TimeoutError(
+                f"scoring took longer than {limit:g} seconds, after {numbers[-1] + 1:,} of {count:,} rows"
+            )
     return nats, size, scored
 
 
 def sources() -> dict[str, int]:
     """Return the files of this repository that this process has imported, with their bytes."""
     files = {Path(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
-    own = [file for file in files if file.is_relative_to(ROOT) and "site-packages" not in file.parts]
-    return {str(file.relative_to(ROOT)): file.stat().st_size for file in sorted(own)}
+    own = [file for file in sorted(files) if file.is_relative_to(ROOT) and "site-packages" not in file.parts]
+    return {str(file.relative_to(ROOT)): file.stat().st_size for file in own}
 
 
 def main(words: Sequence[str]) -> None:
-    """Score an artifact, and print the result as JSON."""
+    """Score an artifact, and print the score with its facts as JSON."""
+    started = time.monotonic()
     parser = ArgumentParser()
     parser.add_argument("artifact", type=Path)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--stride", type=int, default=0)
-    parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--banded", action="store_true")
-    parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
-    print(json.dumps(run(parser.parse_args(words))))
+    defaults = {"stride": 0, "rows": 8, "seconds": math.inf, "device": "cpu", "dtype": "float32"}
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    options = parser.parse_args(words)
 
-
-def run(options: Namespace) -> dict[str, object]:
-    """Return the score with its facts."""
-    started = time.monotonic()
-    data = options.artifact.read_bytes()
-    text = options.text.read_bytes()
-    artifact = read_artifact(data)
-    documents = json.loads(text)
+    data, text = options.artifact.read_bytes(), options.text.read_bytes()
+    artifact, documents = read_artifact(data), json.loads(text)
     tokenizer = rustbpe.Tokenizer(**artifact.vocabulary)
     ids = encode(documents, tokenizer)
     lengths = torch.from_numpy(tokenizer.token_lengths()).long()
-    context = artifact.config["max_seq_len"]
-    length, window = context, 0
+    length, window = artifact.config["max_seq_len"], 0
     if options.banded:
-        length, window = BAND_ROWS * context, context
+        length, window = BAND_ROWS * length, length
     stride = options.stride or length
     if not 1 <= stride <= length:
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {length}, the context's length")
@@ -131,8 +123,7 @@ def run(options: Namespace) -> dict[str, object]:
     with torch.inference_mode():
         nats, size, scored = score(model, ids, lengths, stride, options.rows, options.seconds - (ready - started))
     assert size == sum(len(document.encode()) for document in documents)
-    return {
-        "nats": nats,
+    result = {
         "bytes": size,
         "tokens": len(ids),
         "loss": nats / scored,
@@ -144,6 +135,7 @@ def run(options: Namespace) -> dict[str, object]:
         "text": sha256(text).hexdigest(),
         "sources": sources(),
     }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

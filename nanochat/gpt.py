@@ -313,8 +313,7 @@ class GPT(nn.Module):
         """Compile the loss and the blocks, with one graph for equal blocks; slower to start, faster to run."""
         torch._dynamo.config.recompile_limit = 64  # kinds of block x shapes x training or not; 8 would be too few
         for block in self.blocks:
-            # Static: a smaller micro-batch is compiled anew, and not for every size at once, which is slower.
-            block.compile(dynamic=False)
+            block.compile(dynamic=False)  # a smaller micro-batch is compiled anew; for every size at once is slower
         self.compiled = True
         self.loss_form = choose_form(self.device, compiling=True)
 
@@ -335,7 +334,6 @@ class GPT(nn.Module):
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             return parameter_row(name).initial(torch.empty(parameter.shape, device="cpu"), self.config, generator)
 
-        # A generator runs on one thread: 75 million values a second.
         parameters = list(self.named_parameters())
         with ThreadPoolExecutor(INITIAL_THREADS) as pool:
             for start in range(0, len(parameters), INITIAL_THREADS):
@@ -435,12 +433,15 @@ class GPT(nn.Module):
         logits = logits[..., : config.vocab_size].float()
         return config.softcap * (logits / config.softcap).tanh() if config.softcap else logits
 
+    def sweep_flops(self) -> int:
+        """Return FLOPs for a run of all blocks: 6 per matmul weight, 12 per channel and key; norms are left out."""
+        weights = sum(weight.numel() for weight in self.blocks.parameters() if weight.ndim == 2)
+        keys = (window or self.config.max_seq_len for window in self.config.windows)
+        return 6 * weights + 12 * self.config.width * sum(keys)
+
     def flops_per_token(self) -> int:
-        """Return FLOPs forward and backward: 6 per matmul weight, 12 per channel and key; norms are left out."""
-        linears = sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
-        tied = self.embed.weight.numel() if self.config.tie_embeddings else 0
-        keys = sum(window or self.config.max_seq_len for window in self.config.windows)  # as if windows were full
-        return 6 * (linears + tied) + 12 * self.config.width * keys
+        """Return FLOPs forward and backward: of the blocks, the head, and smear."""
+        return self.sweep_flops() + 6 * (self.head_weight.numel() + SMEAR_GATE_INPUTS * self.config.smear)
 
 
 class ParameterRow(NamedTuple):

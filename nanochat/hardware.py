@@ -66,12 +66,11 @@ NEAR_DEPTH = 4  # layers; a rate says little about models that differ more
 
 def known_rate(accelerator: Accelerator, dtype: str, depth: int) -> tuple[float, str]:
     """Return the share and the source of the rate nearest in depth; 0 and no source if none is near."""
-    for distance in range(NEAR_DEPTH + 1):
-        for near in (depth - distance, depth + distance):
-            found = TRAINING_RATES.get((accelerator.name, dtype, near))
-            if found:
-                return found
-    return 0.0, ""
+    near = []
+    for (name, kind, layers), rate in TRAINING_RATES.items():
+        if (name, kind) == (accelerator.name, dtype) and abs(layers - depth) <= NEAR_DEPTH:
+            near.append((abs(layers - depth), layers, *rate))
+    return min(near)[2:] if near else (0.0, "")
 
 
 def find_accelerator(name: str) -> Accelerator | None:
@@ -80,15 +79,6 @@ def find_accelerator(name: str) -> Accelerator | None:
     for accelerator in ACCELERATORS:
         if re.fullmatch(accelerator.devices, device) or _plain(name) == _plain(accelerator.name):
             return accelerator
-    return None
-
-
-def hourly_rate(gpus: str) -> Figure:
-    """Return dollars per hour of "8x NVIDIA H100 80GB HBM3", as an outcome names GPUs; None without a known price."""
-    match = re.fullmatch(r"(\d+)x (.+)", gpus)
-    accelerator = find_accelerator(match[2]) if match else None
-    if accelerator and accelerator.dollars:
-        return int(match[1]) * accelerator.dollars
     return None
 
 

@@ -9,7 +9,7 @@ GPT's. Value embeddings and the factors of the residual stream are part of a blo
 is a part of x, and backout acts on the sweep that ends at the exit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -24,6 +24,9 @@ from nanochat.log import print0
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
+
+
+Application = Callable[[int, Tensor], Tensor]  # from a block's number and a state
 
 
 class RecursiveGPT(GPT):
@@ -52,10 +55,10 @@ class RecursiveGPT(GPT):
     def exits(self, ids: Tensor, cache: "Cache | None" = None) -> Iterator[Tensor]:
         """Yield the head's input at each exit, (B, T, width) in compute_dtype."""
         context = self.context(ids, cache)
-        layers, places = list(self.layers(context)), count()
+        apply = self.applications(context)
         states = context.x0, torch.zeros_like(context.x0)
         for step in range(self.steps):
-            *states, hidden = self.advance(*states, layers, context, places)
+            *states, hidden = self.advance(*states, context.x0, apply)
             yield hidden
             if step < self.config.detached:
                 states = [state.detach() for state in states]
@@ -64,25 +67,11 @@ class RecursiveGPT(GPT):
         """Return y, z and the head's input after one supervision step from `states`, y and z; None: the first step."""
         context = self.context(ids)
         states = states or (context.x0, torch.zeros_like(context.x0))
-        return self.advance(*states, list(self.layers(context)), context, count())
+        return self.advance(*states, context.x0, self.applications(context))
 
-    def advance(
-        self, y: Tensor, z: Tensor, layers: list[LayerContext], context: Context, places: Iterator[int]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Do one supervision step: all passes, the last with a gradient. Return y, z and the head's input."""
-        passes = self.config.passes
-        for number in range(1, passes + 1):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and number == passes):
-                y, z, middle = self.refine(y, z, layers, context, places)
-        return y, z, norm(self.back_out(y, middle))
-
-    def refine(
-        self, y: Tensor, z: Tensor, layers: list[LayerContext], context: Context, places: Iterator[int]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Sweep the layers once; return the new y and z, and y after the middle layer.
-
-        places: numbers of the applications in a forward. A cache keeps keys and values for each of them.
-        """
+    def applications(self, context: Context) -> Application:
+        """Return the function that runs block i on a state; a cache keeps keys and values for each of its calls."""
+        layers, places = list(self.layers(context)), count()
 
         def apply(i: int, state: Tensor) -> Tensor:
             layer = layers[i]
@@ -90,13 +79,20 @@ class RecursiveGPT(GPT):
                 layer = layer._replace(store=partial(context.cache.update, next(places)))
             return self.run_block(i, state, layer)
 
-        for i in range(self.config.depth):
-            for _ in range(self.config.loops):
-                z = z + apply(i, context.x0 + y + z)
-            y = y + apply(i, y + z)
-            if i == self.config.depth // 2:
-                middle = y
-        return y, z, middle
+        return apply
+
+    def advance(self, y: Tensor, z: Tensor, x0: Tensor, apply: Application) -> tuple[Tensor, Tensor, Tensor]:
+        """Do one supervision step: all passes, the last with a gradient. Return y, z and the head's input."""
+        config = self.config
+        for number in range(1, config.passes + 1):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and number == config.passes):
+                for i in range(config.depth):
+                    for _ in range(config.loops):
+                        z = z + apply(i, x0 + y + z)
+                    y = y + apply(i, y + z)
+                    if i == config.depth // 2:
+                        middle = y
+        return y, z, norm(self.back_out(y, middle))
 
     def run_block(self, i: int, x: Tensor, layer: LayerContext) -> Tensor:
         """Run block i on norm(x)."""
@@ -123,7 +119,7 @@ class RecursiveGPT(GPT):
         sweeps = config.supervision * (1 + (config.passes - 1) / 3) * (config.loops + 1)
         heads = (config.supervision - 1) * 6 * self.head_weight.numel()
         # The plain model's count has one sweep, one head and smear.
-        return round(super().flops_per_token() + (sweeps - 1) * sweep_flops(self) + heads)
+        return round(super().flops_per_token() + (sweeps - 1) * self.sweep_flops() + heads)
 
 
 class LoopedGPT(GPT):
@@ -145,14 +141,7 @@ class LoopedGPT(GPT):
 
     def flops_per_token(self) -> int:
         """Return FLOPs forward and backward."""
-        return super().flops_per_token() + (self.config.sweeps - 1) * sweep_flops(self)
-
-
-def sweep_flops(model: GPT) -> int:
-    """Return FLOPs per token, forward and backward, for running each block once."""
-    weights = sum(weight.numel() for weight in model.blocks.parameters() if weight.ndim == 2)
-    keys = sum(window or model.config.max_seq_len for window in model.config.windows)
-    return 6 * weights + 12 * model.config.width * keys
+        return super().flops_per_token() + (self.config.sweeps - 1) * self.sweep_flops()
 
 
 def exit_count(model: GPT) -> int:

@@ -4,9 +4,10 @@ python -m scripts.base_loss --tag=d8
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, run
-from nanochat.log import print0, table_of
+from nanochat.log import Record, print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.settings import (
     BatchSettings,
@@ -16,6 +17,11 @@ from nanochat.settings import (
     LogSettings,
     TextSettings,
 )
+
+if TYPE_CHECKING:
+    from nanochat.evals.bpb import EvalText
+    from nanochat.gpt import GPT
+    from nanochat.runtime import Runtime
 
 
 @dataclass(frozen=True)
@@ -40,11 +46,27 @@ class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
     )
 
 
+def exit_table(model: "GPT", text: "EvalText", batch_size: int, runtime: "Runtime") -> list[Record]:
+    """Return the table with the bits per byte at each exit, up to twice as many as trained; none for a plain model."""
+    from nanochat.evals.bpb import bits_by_exit
+
+    trained = model.config.supervision
+    if not trained:
+        return []
+    chosen = model.steps
+    model.set_steps(2 * trained)
+    found = bits_by_exit(model, text, model.config.max_seq_len, batch_size, runtime)
+    model.set_steps(chosen)
+    rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
+    print0(*(f"base_loss: val bpb at exit {i} (trained: {known}) {bpb:.4f}" for i, known, bpb, _ in rows), sep="\n")
+    return [table_of("Bits per byte at each exit", {"Exit": "", "Trained": "", "bpb": ".4f", "±": ".4f"}, rows)]
+
+
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.data.corpus import open_corpus
-    from nanochat.evals.bpb import bits_per_byte, exit_table, read_text, write_samples
+    from nanochat.evals.bpb import bits_per_byte, read_text, write_samples
     from nanochat.runtime import setup
 
     outcome = Outcome.begin("base_loss", config.tag, config)

@@ -42,7 +42,8 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
 def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
     from nanochat import quant
-    from nanochat.checkpoint import chat_defaults, load_model, trained
+    from nanochat.chat import chat_defaults
+    from nanochat.checkpoint import load_model, trained
     from nanochat.engine import Engine, Request
     from nanochat.runtime import setup
     from nanochat.serve.cli import COMMANDS, TerminalChat, join_lines, typed_lines

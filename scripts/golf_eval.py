@@ -7,7 +7,6 @@ python -m scripts.golf_eval --tag=golf --entries=golf,golf-without-smear --seeds
 import json
 import shutil
 import site
-import statistics
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, run
-from nanochat.lab.golf import SCALES, Result, check_size, first_documents, results_table, scale_of, validation_documents
+from nanochat.lab.golf import PHASES, SCALES, Result, check_comparable, check_size, means, results_table, scale_of
 from nanochat.log import Record, format_value, metric_curve, print0, read_metrics, table_of, terminal_table
-from nanochat.outcome import Metrics, Outcome, measured
-from nanochat.paths import read_sha256, stage_dir, write_json
+from nanochat.outcome import Outcome, measured, read_outcomes
+from nanochat.paths import base_dir, read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ STAGE = "golf_eval"
 TRIAL_BYTES = 20_000  # of text, to measure the speed
 SHORTEST = 8  # tokens; strides are the context halved, down to this
 MARGIN = 2.0  # allowed time over the estimate: the machine may become busy
-PHASES = ("Training seconds", "Packing seconds")  # on the clock
 MEMORY = 2**36  # address space of the scoring process; the libraries reserve far more than they use
 
 
@@ -70,7 +68,7 @@ run_module("nanochat.golf", run_name="__main__", alter_sys=True)
 """
 
 
-def score(folder: Path, config: Config, text: str, stride: int, seconds: float, banded: bool = False) -> Record:
+def score(folder: Path, config: Config, text: str, stride: int, banded: bool = False) -> Record:
     """Return the result of the scoring process, which reads a copy of the artifact and the text, nothing else of ours.
 
     folder: has the artifact and the text.
@@ -78,36 +76,42 @@ def score(folder: Path, config: Config, text: str, stride: int, seconds: float, 
     from nanochat.evals.sandbox import Limits
     from nanochat.evals.sandbox import run as run_contained
 
-    words = ["golf", str(folder / "artifact"), str(folder / text), f"--stride={stride}", f"--rows={config.rows}"]
-    words += [f"--seconds={seconds}", *["--banded"] * banded]
-    paths = [str(ROOT), *site.getsitepackages()]
-    program = PROGRAM.format(paths=paths, words=words)
-    limits = Limits(seconds=seconds + 60, cpu_seconds=int(64 * (seconds + 60)), memory=MEMORY, processes=256)
+    words = ["golf", f"{folder}/artifact", f"{folder}/{text}", f"--stride={stride}", f"--rows={config.rows}"]
+    words.append(f"--seconds={config.scoring_seconds}")
+    if banded:
+        words.append("--banded")
+    packages = site.getsitepackages()
+    program = PROGRAM.format(paths=[str(ROOT), *packages], words=words)
+    seconds = config.scoring_seconds + 60
+    limits = Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
     # PyTorch asks the system for its processors.
-    readable = [str(ROOT / "nanochat"), *paths[1:], str(folder), "/sys/devices/system/cpu"]
+    readable = [f"{ROOT}/nanochat", *packages, str(folder), "/sys/devices/system/cpu"]
     verdict = run_contained(program, limits, config.unsafe_exec, readable)
+    *_, last = verdict.output.strip().splitlines() or ["the scoring process ended and printed nothing"]
     if not verdict.passed:
-        message = verdict.output.strip().splitlines() or ["the scoring process ended and printed nothing"]
-        raise ValueError(message[-1].removeprefix("error: "))
-    return json.loads(verdict.output.strip().splitlines()[-1])
+        raise ValueError(last.removeprefix("error: "))
+    return json.loads(last)
 
 
-def choose_stride(config: Config, trial: Record, context: int, tokens: float, seconds: float, least: int) -> int:
+def choose_stride(config: Config, trial: Record, context: int, tokens: int, least: int) -> int:
     """Print the cost of each stride, from a trial; return the one asked for, or the first from `least` that fits."""
     from nanochat.golf import row_count
 
     row = trial["seconds of the model"] / trial["rows"]
     start = trial["seconds"] - trial["seconds of the model"]
-    costs, stride = {}, context
+    rows, fitting, stride = [], [context], context
     while stride >= SHORTEST:
-        costs[stride] = start + row * row_count(int(tokens), context, stride)
+        cost = start + row * row_count(tokens, context, stride)
+        fits = MARGIN * cost <= config.scoring_seconds
+        rows.append([stride, cost, "yes" if fits else "no"])
+        if fits and stride >= least:
+            fitting.append(stride)
         stride //= 2
-    fitting = [stride for stride, cost in costs.items() if MARGIN * cost <= seconds]
-    rows = [[stride, cost, "yes" if stride in fitting else "no"] for stride, cost in costs.items()]
-    title = f"Cost of each stride, from measured speed; it fits if twice that is within {seconds:g} seconds"
+    limit = f"{config.scoring_seconds:g} seconds"
+    title = f"Cost of each stride, from measured speed; it fits if twice that is within {limit}"
     print0(terminal_table(table_of(title, {"Stride": "", "Seconds": ",.1f", "Fits": ""}, rows)))
     if config.stride == "auto":
-        return min((stride for stride in fitting if stride >= least), default=context)
+        return min(fitting)
     if not config.stride.isdecimal():
         raise ValueError(f"--stride={config.stride} has to be auto or a number of tokens")
     return int(config.stride) or context
@@ -137,38 +141,47 @@ def open_packed(tag: str) -> "tuple[Path, Artifact, Outcome]":
 
 def evaluate(config: Config) -> None:
     """Score one artifact, and write the outcome."""
+    from nanochat.data.corpus import open_corpus
+    from nanochat.evals.bpb import first_documents
+
     outcome = Outcome.begin(STAGE, config.tag, config)
     path, artifact, made = open_packed(config.tag)
     packed = made.metrics
+    before = packed["bpb before quantization"]["value"] if made.config["eval_bytes"] == config.eval_bytes else None
     scale = SCALES[packed["Scale"]]
-    seconds, budget = config.scoring_seconds or scale.scoring, config.budget or scale.bytes
-    context = artifact.config["max_seq_len"]
-    documents = validation_documents(packed["Data"], config.eval_bytes or scale.eval_bytes)
+    config = replace(config, scoring_seconds=config.scoring_seconds or scale.scoring)
+    context, budget = artifact.config["max_seq_len"], config.budget or scale.bytes
+    corpus, size = open_corpus(packed["Data"]), config.eval_bytes or scale.eval_bytes
+    documents = first_documents(corpus.batches("val"), size)
     with tempfile.TemporaryDirectory(prefix="golf-") as name:
         folder = Path(name)
         folder.chmod(0o755)
         shutil.copy(path, folder / "artifact")
         write_json(folder / "text", documents)
-        write_json(folder / "trial", first_documents([documents], TRIAL_BYTES))
-        trial = score(folder, config, "trial", context, seconds)
+        write_json(folder / "trial", first_documents(corpus.batches("val"), min(size, TRIAL_BYTES)))
+        trial = score(folder, config, "trial", context)
         groups = artifact.bytes | {"code": sum(trial["sources"].values())}
-        size = check_size(groups, budget, config.count_tokenizer)
-        total = sum(len(document.encode()) for document in documents)
-        tokens = trial["tokens"] / trial["bytes"] * total
-        stride = choose_stride(config, trial, context, tokens, seconds, scale.stride)
+        counted = check_size(groups, budget, config.count_tokenizer)
+        tokens = trial["tokens"] * sum(len(document.encode()) for document in documents) // trial["bytes"]
+        stride = choose_stride(config, trial, context, tokens, scale.stride)
         started = time.monotonic()
-        sliding = score(folder, config, "text", stride, seconds)
+        sliding = score(folder, config, "text", stride)
         spent = time.monotonic() - started
-        if spent > seconds:
-            raise ValueError(f"scoring took {spent:.1f} s, over the limit of {seconds:g} s: take a longer --stride")
-        plain = score(folder, config, "text", context, seconds)
-        banded = score(folder, config, "text", 0, seconds, banded=True) if config.banded else None
-    same_text = made.config["eval_bytes"] == config.eval_bytes
-    gap = plain["bpb"] - packed["bpb before quantization"]["value"] if same_text else None
-    outcome.metrics = score_metrics(sliding, plain, banded, stride) | {
+        if spent > config.scoring_seconds:
+            limit = f"over the limit of {config.scoring_seconds:g} s"
+            raise ValueError(f"scoring took {spent:.1f} s, {limit}: take a longer --stride")
+        plain = score(folder, config, "text", context)
+        scores = {
+            "bpb": measured(sliding["bpb"]),
+            "Stride": stride,
+            "bpb, rows that do not overlap": measured(plain["bpb"]),
+        }
+        if config.banded:
+            scores["bpb, banded (another score)"] = measured(score(folder, config, "text", 0, banded=True)["bpb"])
+    outcome.metrics = scores | {
         "bpb before quantization": packed["bpb before quantization"],
-        "Quantization gap": measured(gap),
-        "Bytes": size,
+        "Quantization gap": measured(None if before is None else plain["bpb"] - before),
+        "Bytes": counted,
         "Budget": budget,
         "Scoring seconds": measured(spent, spec=".1f"),
         **{name: packed[name] for name in ("Steps", "Tokens", "Parameters", "Bits per parameter", "Compression ratio")},
@@ -176,11 +189,11 @@ def evaluate(config: Config) -> None:
         "Text": sliding["text"][:12],
         "Tokenizer": packed["Tokenizer"],
     }
-    outcome.tables = [table_of("Bytes", {"Group": "", "Bytes": ",d"}, list(groups.items()))]
-    outcome.tables.append(
-        table_of("Code of the scoring process", {"File": "", "Bytes": ",d"}, list(sliding["sources"].items()))
-    )
-    print0(f"golf_eval: {size:,} of {budget:,} bytes; bpb {sliding['bpb']:.4f} with stride {stride}, in {spent:.1f} s")
+    outcome.tables = [
+        table_of("Bytes", {"Group": "", "Bytes": ",d"}, list(groups.items())),
+        table_of("Code of the scoring process", {"File": "", "Bytes": ",d"}, list(trial["sources"].items())),
+    ]
+    print0(f"golf_eval: {counted:,} of {budget:,} bytes")
     print0(
         f"final_mixed_quant_roundtrip val_loss:{sliding['loss']:.8f} val_bpb:{sliding['bpb']:.8f}"
         f" stride:{stride} eval_time:{1000 * spent:.0f}ms"
@@ -188,114 +201,66 @@ def evaluate(config: Config) -> None:
     outcome.write()
 
 
-def score_metrics(sliding: Record, plain: Record, banded: Record | None, stride: int) -> Metrics:
-    """Return the scores as metrics."""
-    metrics = {
-        "bpb": measured(sliding["bpb"]),
-        "Stride": stride,
-        "bpb, rows that do not overlap": measured(plain["bpb"]),
-    }
-    if banded:
-        metrics["bpb, banded (another score)"] = measured(banded["bpb"])
-    return metrics
-
-
-def read_outcomes(config: Config, stage: str, entry: str) -> list[Outcome]:
-    """Return the outcomes of an entry, one for each seed that was run."""
-    paths = [stage_dir(stage, f"{config.tag}-{entry}-{seed}") / "outcome.json" for seed in range(1, config.seeds + 1)]
-    found = [Outcome.load(path) for path in paths if path.exists()]
-    if not found:
-        raise ValueError(f"{config.tag}-{entry}-1 is not scored: bash runs/golf.sh scores all entries")
-    return found
-
-
 def read_result(config: Config, entry: str) -> Result:
-    """Return the scores of an entry over the seeds; ValueError if one is not that of the packed file."""
-    scores = [outcome.metrics for outcome in read_outcomes(config, STAGE, entry)]
-    packed = read_outcomes(config, "golf_pack", entry)
-    hashes = [outcome.artifacts["artifact.golf"][:12] for outcome in packed]
-    if hashes != [score["Artifact"] for score in scores]:
-        raise ValueError(f"{config.tag}-{entry} has a packed file that is not scored: run scripts.golf_eval for it")
-    packs = [outcome.metrics for outcome in packed]
-    seconds = [pack["Training seconds"]["value"] + pack["Packing seconds"]["value"] for pack in packs]
-    return Result(entry, [one["bpb"]["value"] for one in scores], [one["Bytes"] for one in scores], seconds)
-
-
-def check_comparable(config: Config, entries: list[str]) -> None:
-    """Raise a ValueError if the entries were scored in different ways."""
-    scores = [outcome.metrics for entry in entries for outcome in read_outcomes(config, STAGE, entry)]
-    for name in ("Stride", "Text", "Budget"):
-        values = sorted({str(score[name]) for score in scores})
-        if len(values) > 1:
-            raise ValueError(f"the scores of {config.tag} differ in {name} ({', '.join(values)}): score them again")
+    """Return the scores of an entry over the seeds that it has; ValueError if one is not that of the packed file."""
+    seeds, tables = [], []
+    for seed in range(1, config.seeds + 1):
+        tag = f"{config.tag}-{entry}-{seed}"
+        found = {outcome.stage: outcome for outcome in read_outcomes(base_dir(), tag)}
+        scored, packed = found.get(STAGE), found.get("golf_pack")
+        if scored is None and packed is None:
+            continue
+        if not (scored and packed) or packed.artifacts["artifact.golf"][:12] != scored.metrics["Artifact"]:
+            raise ValueError(f"{tag} has a packed file that is not scored: run scripts.golf_eval for it")
+        seeds.append(scored.metrics | {name: packed.metrics[name] for name in PHASES})
+        tables = tables or scored.tables + packed.tables[1:]
+    if not seeds:
+        raise ValueError(f"{config.tag}-{entry}-1 is not scored: bash runs/golf.sh scores all entries")
+    return Result(entry, seeds, tables)
 
 
 def first_score(result: Result) -> float:
     """Return the score of the first seed, which all baselines have."""
-    return result.bpb[0]
+    return result.values("bpb")[0]
 
 
 def compare(config: Config) -> None:
     """Write the outcome of a series: the first of its entries against the best of the baselines, and the ablation."""
     scale = scale_of(config.scale)
-    entries = config.entries.split(",")
     outcome = Outcome.begin(STAGE, config.tag, config)
-    own, *others = [read_result(config, entry) for entry in entries]
+    own, *others = [read_result(config, entry) for entry in config.entries.split(",")]
     baselines = [read_result(config, entry) for entry in scale.baselines]
+    check_comparable(config.tag, [own, *others, *baselines])
     best = min(baselines, key=first_score)
-    check_comparable(config, [*entries, *scale.baselines])
-    first = read_outcomes(config, STAGE, entries[0])
-    packs = read_outcomes(config, "golf_pack", entries[0])
-    phases = {name: value for name, value in means(packs).items() if name in PHASES}
-    outcome.metrics = series_metrics(own, best) | means(first) | phases | {"Scale": scale.description}
+    difference, p = own.against(best)
+    outcome.metrics = {
+        "Entry": own.name,
+        "Seeds": len(own.seeds),
+        "Baseline": best.name,
+        "Baseline minus entry": measured(None if difference is None else -difference),
+        "p": measured(p, spec=".2g"),
+        **means(own),
+        "Scale": scale.description,
+    }
     rest = [baseline for baseline in baselines if baseline.name != own.name]
     outcome.tables = [results_table("Entries, against the best baseline", [own, *rest], best)]
     if others:
         outcome.tables.append(results_table(f"{own.name} without a trick each, against it", [own, *others], own))
-    outcome.tables += first[0].tables
-    outcome.tables += packs[0].tables[1:]
-    outcome.curves = pictures(config, [own.name, best.name], first[0])
-    print0(*map(terminal_table, outcome.tables[: 1 + bool(others)]), sep="\n\n")
+    print0(*map(terminal_table, outcome.tables), sep="\n\n")
     print0(*(f"{name}: {format_value(value)}" for name, value in outcome.metrics.items()), sep="\n")
+    outcome.tables += own.tables
+    outcome.curves = pictures(config, own, best)
     outcome.write()
 
 
-def series_metrics(own: Result, best: Result) -> Metrics:
-    """Return the comparison with the baseline."""
-    *_, difference, p, _, _, _, seeds = own.row(best)
-    return {
-        "Entry": own.name,
-        "Seeds": seeds,
-        "Baseline": best.name,
-        "Baseline minus entry": measured(None if difference is None else -difference),
-        "p": measured(p, spec=".2g"),
-    }
-
-
-def means(outcomes: list[Outcome]) -> Metrics:
-    """Return the mean of each number in the outcomes' metrics, with the deviation; what is equal in all, and texts."""
-    found = {}
-    for name in outcomes[0].metrics:
-        values = [outcome.metrics[name] for outcome in outcomes]
-        numbers = [value["value"] if isinstance(value, dict) else value for value in values]
-        if all(value == values[0] for value in values):
-            found[name] = values[0]
-        elif isinstance(values[0], str):
-            found[name] = ", ".join(values)
-        else:
-            spec = values[0]["format"] if isinstance(values[0], dict) else ",.0f"
-            found[name] = measured(statistics.fmean(numbers), statistics.stdev(numbers), spec)
-    return found
-
-
-def pictures(config: Config, entries: list[str], scored: Outcome) -> list[Record]:
+def pictures(config: Config, own: Result, best: Result) -> list[Record]:
     """Return the plots: bytes by group, as shares of the budget, and validation over the clock, of the first seed."""
-    budget = scored.metrics["Budget"]
-    bars = {group: [size / budget, 0.0, f"{size:,}"] for group, size in scored.tables[0]["rows"]}
-    logs = {entry: stage_dir("base_train", f"{config.tag}-{entry}-1") / "metrics.jsonl" for entry in entries}
-    series = {
-        entry: metric_curve(read_metrics(path), "val/bpb", over="total_training_time") for entry, path in logs.items()
-    }
+    budget = own.seeds[0]["Budget"]
+    bars = {group: [size / budget, 0.0, f"{size:,}"] for group, size in own.tables[0]["rows"]}
+    series = {}
+    for entry in (own.name, best.name):
+        records = read_metrics(stage_dir("base_train", f"{config.tag}-{entry}-1") / "metrics.jsonl")
+        series[entry] = metric_curve(records, "val/bpb", over="total_training_time")
     clock = {"title": "Validation over the clock, first seed", "x": "seconds", "y": "bits per byte", "series": series}
     return [{"title": f"Bytes by group, of {budget:,}", "bars": bars}, clock]
 

@@ -3,28 +3,28 @@
 python -m scripts.golf_pack --tag=golf-1
 """
 
+import re
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, run
-from nanochat.lab.golf import SCALES, Packed, bits_per_parameter, code_bytes, scale_of, validation_documents
+from nanochat.lab.golf import SCALES, Packed, code_bytes, scale_of
 from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.outcome import Outcome, measured
 from nanochat.paths import stage_dir, write_bytes
 from nanochat.settings import CheckpointChoice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch import Tensor
 
-    from nanochat.artifact import Stored
+    from nanochat.artifact import Tensors
     from nanochat.checkpoint import Checkpoint
-    from nanochat.gpt import GPT
-    from nanochat.quant import Hessians
-    from nanochat.runtime import Runtime
+    from nanochat.gpt import GPT, GPTConfig
+    from nanochat.quant import Recipes
     from nanochat.tokenizer import Tokenizer
 
 STAGE, FILE = "golf_pack", "artifact.golf"
@@ -59,33 +59,25 @@ def calibration_batches(checkpoint: "Checkpoint", model: "GPT", tokens: int) -> 
     from nanochat.data.corpus import open_corpus
     from nanochat.dataloader import TextLoader
 
-    length = model.config.max_seq_len
-    rows = min(8, max(1, tokens // length))
-    corpus = open_corpus(checkpoint.manifest["config"]["data"], 0)
-    with TextLoader(
-        corpus, tokenizer_of(checkpoint), rows, length, seed=checkpoint.manifest["config"]["seed"]
-    ) as source:
-        return [next(source)[0].to(model.device) for _ in range(max(1, tokens // (rows * length)))]
+    config, length = checkpoint.manifest["config"], model.config.max_seq_len
+    corpus, rows = open_corpus(config["data"]), min(8, max(1, tokens // length))
+    with TextLoader(corpus, tokenizer_of(checkpoint), rows, length, seed=config["seed"]) as source:
+        return [next(source)[0] for _ in range(max(1, tokens // (rows * length)))]
 
 
-def load_weights(checkpoint: "Checkpoint", model: "GPT") -> "dict[str, Tensor]":
-    """Return the weights, or their average if the run has kept one; rows beyond the vocabulary are zero."""
-    weights = {name: value.detach().cpu() for name, value in model.state_dict().items()}
-    if checkpoint.manifest["config"].get("ema"):
-        for name in weights:
-            weights[name] = checkpoint.optimizer_state(name)["average"]
-    for name, value in weights.items():
+def choose_weights(model: "GPT", checkpoint: "Checkpoint") -> None:
+    """Take the average of the weights if the run has kept one; rows beyond the vocabulary become zero."""
+    for name, value in model.state_dict().items():
+        if checkpoint.manifest["config"].get("ema"):
+            value.copy_(checkpoint.optimizer_state(name)["average"])
         if name.startswith(("embed.", "head.", "value_embeds.")):
             value[model.config.vocab_size :] = 0
-    return weights
 
 
-def without_defaults(model: "GPT") -> Record:
-    """Return the fields of the config that are not the default, and the context's length."""
-    from dataclasses import fields
-
-    config = {one.name: (getattr(model.config, one.name), one.default) for one in fields(model.config)}
-    return {name: value for name, (value, usual) in config.items() if value != usual or name == "max_seq_len"}
+def without_defaults(config: "GPTConfig") -> Record:
+    """Return the fields of a config that are not the default, and the context's length."""
+    values = asdict(config).items()
+    return {name: value for name, value in values if value != getattr(type(config), name) or name == "max_seq_len"}
 
 
 def vocabulary_of(tokenizer: "Tokenizer") -> Record:
@@ -94,48 +86,37 @@ def vocabulary_of(tokenizer: "Tokenizer") -> Record:
     return {"merges": tokenizer.core.merges.tolist(), "special_tokens": special, "pattern": tokenizer.core.pattern}
 
 
-def tensors_table(stored: "Stored", weights: "dict[str, Tensor]", recipes: "Mapping[str, str]") -> Record:
+def tensors_table(packed: Packed, weights: "Tensors") -> Record:
     """Return the table of the quantized tensors: error, entropy of the codes, bytes by the entropy, and real ones."""
     from nanochat.artifact import compress
     from nanochat.quant import entropy
 
     rows = []
-    for name, recipe in recipes.items():
-        matrix = stored[name]
-        error = (matrix.dequantize() - weights[name]).norm() / weights[name].norm()
-        bits = entropy(matrix.codes)
-        unsigned = (matrix.codes.int() + 2 ** (matrix.bits - 1)).byte().numpy().ravel()
-        packed = len(compress(unsigned, matrix.bits)[2])
-        rows.append([name, recipe, matrix.codes.numel(), float(error), bits, bits * len(unsigned) / 8, packed])
+    for name, recipe in packed.recipes.items():
+        matrix, weight = packed.stored[name], weights[name]
+        count, bits = weight.numel(), entropy(matrix.codes)
+        error = (matrix.dequantize() - weight).norm() / weight.norm()
+        *_, compressed = compress(matrix.unsigned(), matrix.bits)
+        rows.append([name, recipe, count, float(error), bits, bits * count / 8, len(compressed)])
     columns = {"Tensor": "", "Recipe": "", "Values": ",d", "Relative error": ".4f", "Entropy, bits": ".3f"}
     return table_of("Quantized tensors", columns | {"Entropy, bytes": ",.0f", "Bytes": ",d"}, rows)
-
-
-def score_before(model: "GPT", tokenizer: "Tokenizer", runtime: "Runtime", data: str, size: int) -> float:
-    """Return the bits per byte before quantization, in fp32, with rows that do not overlap."""
-    import pyarrow as pa
-
-    from nanochat.evals.bpb import bits_per_byte, read_text
-
-    text = read_text([pa.array(validation_documents(data, size))], tokenizer, size)
-    return bits_per_byte(model, text, model.config.max_seq_len, 8, runtime).value
 
 
 def pack_scaled(
     model: "GPT",
     tokenizer: "Tokenizer",
-    recipes: "Mapping[str, str]",
-    hessians: "Hessians",
+    recipes: "Recipes",
+    hessians: "Tensors",
     factor: float = 1.0,
     corrected: int = 0,
 ) -> Packed:
     """Return a packed model whose recipes have their clips times a factor."""
-    from nanochat import quant
     from nanochat.artifact import read_artifact, write_artifact
+    from nanochat.quant import quantize_weights, scale_clip
 
-    scaled = {name: quant.scale_clip(recipe, factor) for name, recipe in recipes.items()}
-    stored = quant.quantize_weights(dict(model.state_dict()), scaled, hessians, corrected)
-    data = write_artifact(without_defaults(model), stored, vocabulary_of(tokenizer), scaled)
+    scaled = {name: scale_clip(recipe, factor) for name, recipe in recipes.items()}
+    stored = quantize_weights(model.state_dict(), scaled, hessians, corrected)
+    data = write_artifact(without_defaults(model.config), stored, vocabulary_of(tokenizer), scaled)
     return Packed(stored, data, read_artifact(data).bytes, factor, scaled)
 
 
@@ -143,23 +124,27 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
     """Return the model quantized by the plan; clips are scaled until the file fills the bytes."""
     from nanochat import quant
 
-    recipes = quant.assign(config.plan, quant.matrices(model))
-    parsed = [quant.parse_recipe(recipe) for recipe in recipes.values()]
+    matrices = quant.matrices(model)
+    recipes = quant.assign(config.plan, matrices)
     hessians = {}
-    if any(recipe.gptq or recipe.rank for recipe in parsed):
+    if re.search("gptq|lqer", " ".join(recipes.values())):
         print0(f"golf_pack: reading {config.calibration:,} tokens for calibration")
         hessians = quant.collect_hessians(model, calibration_batches(checkpoint, model, config.calibration))
 
     def pack(factor: float) -> Packed:
         return pack_scaled(model, tokenizer, recipes, hessians, factor, config.corrected)
 
-    codes = sum(model.state_dict()[name].numel() for name, recipe in zip(recipes, parsed, strict=True) if recipe.clip)
+    codes = sum(matrix.numel() for name, matrix in matrices.items() if "clip" in recipes[name])
     if not config.model_bytes or not codes:
         return pack(1.0)
-    code = code_bytes() if config.model_bytes < 0 else 0
-    room = config.model_bytes if config.model_bytes > 0 else scale_of(config.scale).bytes - code
-    if room <= 0:
-        raise ValueError(f"--scale={config.scale} leaves no bytes for a model: the code that scores it takes {code:,}")
+    room = config.model_bytes
+    if room < 0:
+        code = code_bytes()
+        room = scale_of(config.scale).bytes - code
+        if room <= 0:
+            raise ValueError(
+                f"--scale={config.scale} leaves no bytes for a model: the code that scores it takes {code:,}"
+            )
     if config.count_tokenizer:
         room -= pack(1.0).sizes["tokenizer"]
     return fill(pack, room, codes)
@@ -176,8 +161,8 @@ def fill(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:
         # A code takes one bit less if the steps are twice as large.
         factor *= 2 ** (8 * (over + ROOM_LEFT * room / 2) / codes)
         factor = min(max(factor, FINEST), COARSEST)
-    fitting = [packed for packed in tried if packed.size <= room]
-    return min(fitting, key=attrgetter("factor")) if fitting else max(tried, key=attrgetter("factor"))
+    tried.sort(key=attrgetter("factor"))
+    return next((packed for packed in tried if packed.size <= room), tried[-1])
 
 
 def main(config: Config) -> None:
@@ -185,6 +170,8 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.artifact import CORRECTION
     from nanochat.checkpoint import load_model
+    from nanochat.data.corpus import open_corpus
+    from nanochat.evals.bpb import bits_per_byte, read_text
     from nanochat.quant import matrices
     from nanochat.runtime import setup
 
@@ -192,28 +179,28 @@ def main(config: Config) -> None:
     outcome = Outcome.begin(STAGE, config.tag, config)
     with setup("cpu", "fp32") as runtime:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
+        loop, data = checkpoint.manifest["loop"], checkpoint.manifest["config"]["data"]
         if model.config.supervision or model.config.sweeps > 1:
             raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
-        if config.step < 0 and checkpoint.manifest["loop"]["progress"] < 1:
+        if config.step < 0 and loop["progress"] < 1:
             raise ValueError(f"the run {config.tag} has not ended: run scripts.golf_train again")
-        model.load_state_dict(load_weights(checkpoint, model))
+        choose_weights(model, checkpoint)
         packed = quantize(config, checkpoint, model, tokenizer)
-        loop, limit = checkpoint.manifest["loop"], config.seconds or scale.seconds
         # Into another file: a packing that takes too long leaves an earlier artifact alone.
         path = stage_dir(STAGE, config.tag) / FILE
         new = path.with_suffix(".new")
         write_bytes(new, packed.data)
-        packing = time.monotonic() - started
+        packing, limit = time.monotonic() - started, config.seconds or scale.seconds
+        clocks = f"training took {loop['seconds']:.1f} s and packing {packing:.1f} s"
         if loop["seconds"] + packing > limit:
             new.unlink()
-            clocks = f"training took {loop['seconds']:.1f} s and packing {packing:.1f} s"
             raise ValueError(f"{clocks}, over the limit of {limit:g} s")
         # No longer on the clock.
         new.replace(path)
-        data = checkpoint.manifest["config"]["data"]
-        before = score_before(model, tokenizer, runtime, data, config.eval_bytes or scale.eval_bytes)
+        text = read_text(open_corpus(data).batches("val"), tokenizer, config.eval_bytes or scale.eval_bytes)
+        before = bits_per_byte(model, text, model.config.max_seq_len, 8, runtime).value
 
-    parameters = sum(value.numel() for value in model.state_dict().values())
+    parameters = sum(value.numel() for value in model.parameters())
     outcome.metrics = {
         "Scale": config.scale,
         "Data": data,
@@ -223,7 +210,7 @@ def main(config: Config) -> None:
         "Model bytes": packed.size,
         "Tokenizer bytes": packed.sizes["tokenizer"],
         "Parameters": parameters,
-        "Bits per parameter": measured(bits_per_parameter(packed.size, parameters), spec=".2f"),
+        "Bits per parameter": measured(8 * packed.size / parameters, spec=".2f"),
         "Compression ratio": measured(4 * parameters / packed.size, spec=".2f"),
         "Training seconds": measured(loop["seconds"], spec=".1f"),
         "Packing seconds": measured(packing, spec=".1f"),
@@ -232,9 +219,9 @@ def main(config: Config) -> None:
         "Corrected tensors": sum(name.endswith(CORRECTION[0]) for name in packed.stored),
     }
     groups = table_of("Bytes by group", {"Group": "", "Bytes": ",d"}, list(packed.sizes.items()))
-    outcome.tables = [groups, tensors_table(packed.stored, matrices(model), packed.recipes)]
+    outcome.tables = [groups, tensors_table(packed, matrices(model))]
     print0(*map(terminal_table, outcome.tables), sep="\n\n")
-    print0(f"golf_pack: {path}: {packed.size:,} bytes of model, {loop['seconds']:.1f} + {packing:.1f} s")
+    print0(f"golf_pack: {path}: {packed.size:,} bytes of model; {clocks}")
     outcome.add_artifact(path)
     outcome.write()
 

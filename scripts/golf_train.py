@@ -47,8 +47,8 @@ def main(config: Config) -> None:
     plan, tokenizer = plan_with_tokenizer(config)
     if plan.model.supervision or plan.model.sweeps > 1:
         raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
-    if config.qat:  # on shapes alone: a mistake in the plan is found before anything is written
-        FakeQuantization(new_model(plan.model), config.qat, 0)
+    # On shapes alone: a mistake in the plan of quantization is found before anything is written.
+    FakeQuantization(new_model(plan.model), config.qat, 0)
     if config.dry_run:
         return
 
@@ -59,31 +59,20 @@ def main(config: Config) -> None:
         corpus = open_corpus(config.data, config.num_shards or shards_for(config.data, plan.tokens or 0))
         # Before layers are replaced, because it counts the model's FLOPs.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
-        rounding = FakeQuantization(model, config.qat, 1 - config.qat_share) if config.qat else None
+        rounding = FakeQuantization(model, config.qat, 1 - config.qat_share)
         before = State.from_record(trainer.resumed.manifest["loop"]) if trainer.resumed else State()
-
-        def prepare() -> None:
-            warm_up(model, objective, trainer.optimizer, trainer.device_rows, config.max_seq_len, config.warm_up)
-
-        def quantize(state: State) -> None:
-            if rounding:
-                rounding(state.progress)
-
         if model.compiled and before.progress < 1:
-            prepare()
-            if rounding:
-                rounding.switch(True)
-                prepare()
-                rounding.switch(False)
-        quantize(before)
-
+            for rounds in (True, False) if config.qat else (False,):  # both kinds of layers are compiled
+                rounding.switch(rounds)
+                warm_up(model, objective, trainer.optimizer, trainer.device_rows, config.max_seq_len, config.warm_up)
+        rounding(before.progress)
         source = trainer.text_loader(corpus)
         state = trainer.fit(
             source,
             objective,
             evaluations,
             data=corpus.manifest(),
-            after_step=[quantize],
+            after_step=[lambda state: rounding(state.progress)],
             flops_per_token=plan.flops_per_token,
         )
         trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source, corpus))

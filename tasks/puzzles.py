@@ -20,8 +20,12 @@ NAMES = "ABCDEFGHI"  # of the places in a list of pointers
 TRAINED_HOPS, NEW_HOPS = (1, 2, 3, 4, 6, 8), (5, 7)
 LEAST_GIVEN, MOST_GIVEN = 6, 12  # cells of a Sudoku
 MAZE_CELLS = 5  # along each side
-CELLS = [(line, place) for line in range(1, 2 * MAZE_CELLS, 2) for place in range(1, 2 * MAZE_CELLS, 2)]
-MOVES = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
+MAZE_LINE = 2 * MAZE_CELLS + 2  # characters: cells, walls between and around them, and the end of the line
+CELLS = [
+    MAZE_LINE * line + place  # in the text of a maze
+    for line in range(1, MAZE_LINE - 1, 2)
+    for place in range(1, MAZE_LINE - 1, 2)
+]
 
 
 class Puzzle(Task, ABC):
@@ -92,9 +96,8 @@ class Sudoku(Puzzle):
         """Return True if the completion fills the board by the rules; white space does not count."""
         shown = re.sub(r"\s", "", conversation["messages"][0]["content"])
         filled = re.sub(r"\s", "", completion)
-        if not re.fullmatch("[1-4]{16}", filled) or any(a not in (".", b) for a, b in zip(shown, filled, strict=True)):
-            return False
-        return filled in filled_boards()
+        # A dot in the question stands for any digit.
+        return bool(re.fullmatch(shown, filled)) and filled in filled_boards()
 
 
 @cache
@@ -113,55 +116,59 @@ def _in_rows(cells: str) -> str:
 # ---- mazes ----
 
 
+def moves(line: int) -> dict[str, int]:
+    """Return each move's distance in the text of a maze; line: characters of a line, its end included."""
+    return {"U": -line, "D": line, "L": -1, "R": 1}
+
+
 class Maze(Puzzle):
     """Find a way through a maze: moves U, D, L and R from S to E."""
 
     def board(self, random: Random) -> str:
         """Return the lines of a maze in which one way leads from any cell to any other."""
-        size = 2 * MAZE_CELLS + 1
-        grid = [["#"] * size for _ in range(size)]
+        walls = "#" * (MAZE_LINE - 1) + "\n"
+        grid = list(walls * (MAZE_LINE - 1))
         path = [random.choice(CELLS)]
-        grid[path[0][0]][path[0][1]] = "."
+        grid[path[0]] = "."
         while path:
-            row, column = path[-1]
-            steps = [(row + 2 * y, column + 2 * x, row + y, column + x) for y, x in MOVES.values()]
-            free = [
-                step for step in steps if 0 < step[0] < size and 0 < step[1] < size and grid[step[0]][step[1]] == "#"
-            ]
+            place = path[-1]
+            free = []
+            for step in moves(MAZE_LINE).values():
+                # A step over the side ends at the end of a line.
+                if 0 < place + 2 * step < len(grid) and grid[place + 2 * step] == "#":
+                    free.append(step)
             if free:
-                *cell, wall_row, wall_column = random.choice(free)
-                grid[wall_row][wall_column] = grid[cell[0]][cell[1]] = "."
-                path.append((cell[0], cell[1]))
+                step = random.choice(free)
+                grid[place + step] = grid[place + 2 * step] = "."
+                path.append(place + 2 * step)
             else:
                 path.pop()
-        return "\n".join(map("".join, grid))
+        return "".join(grid).strip()
 
     def conversation(self, board: str, seed: int) -> dict:
-        grid = board.split("\n")
         start, end = Random(seed).sample(CELLS, 2)
         ways = {start: ""}  # cell -> the moves that lead to it
         for place in (waiting := [start]):
-            for move, (y, x) in MOVES.items():
-                following = place[0] + y, place[1] + x
-                if grid[following[0]][following[1]] != "#" and following not in ways:
-                    ways[following] = ways[place] + move
-                    waiting.append(following)
-        lines = [list(line) for line in grid]
-        lines[start[0]][start[1]], lines[end[0]][end[1]] = "S", "E"
-        return exchange("\n".join(map("".join, lines)), " ".join(ways[end]))
+            for move, step in moves(MAZE_LINE).items():
+                if board[place + step] != "#" and place + step not in ways:
+                    ways[place + step] = ways[place] + move
+                    waiting.append(place + step)
+        grid = list(board)
+        grid[start], grid[end] = "S", "E"
+        return exchange("".join(grid), " ".join(ways[end]))
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         """Return True if the moves lead from S to E without a wall."""
-        grid = conversation["messages"][0]["content"].split("\n")
-        moves = completion.split()
-        [place] = [(row, line.index("S")) for row, line in enumerate(grid) if "S" in line]
-        for move in moves:
-            if move not in MOVES:
+        grid = conversation["messages"][0]["content"]
+        steps = moves(grid.index("\n") + 1)
+        place = grid.index("S")
+        for move in completion.split():
+            if move not in steps:
                 return False
-            place = place[0] + MOVES[move][0], place[1] + MOVES[move][1]
-            if grid[place[0]][place[1]] == "#":
+            place += steps[move]
+            if grid[place] == "#":
                 return False
-        return grid[place[0]][place[1]] == "E"
+        return grid[place] == "E"
 
 
 SETS = {

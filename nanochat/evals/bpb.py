@@ -19,10 +19,10 @@ from torch import Tensor
 
 from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
-from nanochat.log import Progress, Record, print0, table_of
+from nanochat.log import Progress, print0
 from nanochat.models import as_written
 from nanochat.outcome import Estimate
-from nanochat.recursive import RecursiveGPT, exit_count, exit_losses
+from nanochat.recursive import exit_count, exit_losses
 from nanochat.runtime import Runtime, in_halves
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
@@ -56,18 +56,24 @@ class EvalText(NamedTuple):
     bytes: int
 
 
-def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_bytes: int) -> EvalText:
+def first_documents(batches: Iterable["pyarrow.Array"], max_bytes: int) -> list[str]:
     """Return the first `max_bytes` from documents in Arrow text arrays; the last one is cut at a character."""
-    ids = []
-    size = 0
+    documents, size = [], 0
     for text in chain.from_iterable(batch.to_pylist() for batch in batches):
         kept = text.encode()[: max_bytes - size].decode(errors="ignore")  # without a character that was cut in two
         if kept:
-            ids.append(tokenizer.bos)  # a document is predicted from its start on
-            ids.extend(tokenizer.encode(kept))
+            documents.append(kept)
             size += len(kept.encode())
         if len(kept) < len(text) or size == max_bytes:  # cut, or exactly full
             break
+    return documents
+
+
+def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_bytes: int) -> EvalText:
+    """Return the text of `first_documents` in tokens; each document is predicted from its start on."""
+    documents = first_documents(batches, max_bytes)
+    ids = [token for text in documents for token in (tokenizer.bos, *tokenizer.encode(text))]
+    size = sum(len(text.encode()) for text in documents)
     return EvalText(torch.tensor(ids), torch.from_numpy(tokenizer.token_lengths()).long(), size)
 
 
@@ -104,8 +110,7 @@ def bits_by_exit(
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {seq_len}, the context's length")
     rows = 1 + max(0, math.ceil((len(text.ids) - 1 - seq_len) / stride))  # -1: the last token predicts nothing
     # One more than the rows hold: a row's last token has a target too.
-    padded = torch.full(((rows - 1) * stride + seq_len + 1,), -1)
-    padded[: len(text.ids)] = text.ids
+    padded = F.pad(text.ids, (0, (rows - 1) * stride + seq_len + 1 - len(text.ids)), value=-1)
     inputs = padded[:-1].unfold(0, seq_len, stride)  # (rows, seq_len), a view
     targets = padded[1:].unfold(0, seq_len, stride)  # a target is the next token
     # One kind of sum for each exit: a token weighs as many bytes as it stands for.
@@ -116,19 +121,6 @@ def bits_by_exit(
         value, stderr = ratio(sums)  # nats per byte
         found.append(Estimate(value / math.log(2), stderr / math.log(2)))
     return found
-
-
-def exit_table(model: GPT, text: EvalText, batch_size: int, runtime: Runtime) -> list[Record]:
-    """Return the table with the bits per byte at each exit, up to twice as many as trained; none for a plain model."""
-    if not isinstance(model, RecursiveGPT):
-        return []
-    trained, chosen = model.config.supervision, model.steps
-    model.set_steps(2 * trained)
-    found = bits_by_exit(model, text, model.config.max_seq_len, batch_size, runtime)
-    model.set_steps(chosen)
-    rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
-    print0(*(f"base_loss: val bpb at exit {i} (trained: {known}) {bpb:.4f}" for i, known, bpb, _ in rows), sep="\n")
-    return [table_of("Bits per byte at each exit", {"Exit": "", "Trained": "", "bpb": ".4f", "±": ".4f"}, rows)]
 
 
 @torch.no_grad()

@@ -162,6 +162,6 @@ def tokenize_items(
 
 def _common_length(rows: Rows) -> int:
     """Return how many tokens all rows begin with."""
-    shortest = min(len(row) for row in rows)
+    shortest = min(map(len, rows))
     differs = np.any([row[:shortest] != rows[0][:shortest] for row in rows], axis=0)
-    return int(differs.argmax()) if differs.any() else shortest
+    return int(np.append(differs, True).argmax())

@@ -4,6 +4,6 @@
 - `intervals`: interval, Interval: means over seeds.
 - `recursion`: ARMS, BPB, FLOPS, FREE_IN_SEED, REFIT_STEPS, ArmRun, SeedResult, read_arms, compare, refit_exits,
   unmet_criteria, verdict: recursion compared with its compute.
-- `golf`: SCALES, Packed, Result, bits_per_parameter, check_size, code_bytes, first_documents, results_table,
-  scale_of, validation_documents: budgets, entries and results of the golf track.
+- `golf`: PHASES, SCALES, Packed, Result, check_comparable, check_size, code_bytes, means, results_table, scale_of:
+  budgets, entries and results of the golf track.
 """

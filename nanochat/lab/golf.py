@@ -4,23 +4,24 @@ An entry is a row of flags for scripts.golf_train and a plan for scripts.golf_pa
 taken back: `--without=NAME` gives the flags of the entry without it; the ablation does so for each.
 """
 
-import math
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nanochat.lab.intervals import p_value
-from nanochat.log import Record
+from nanochat.log import Record, table_of
+from nanochat.outcome import Metrics, measured
 
 if TYPE_CHECKING:
     from nanochat.artifact import Stored
 
 ROOT = Path(__file__).parent.parent.parent
 Flags = dict[str, str | None]  # flag → value, "" for a switch
+DEFAULTS = {"--scale": "embedded", "--entry": "golf", "--without": ""}  # flags of this module
+PHASES = ("Training seconds", "Packing seconds")  # metrics of golf_pack: the clock
 
 
 class Scale(NamedTuple):
@@ -92,7 +93,7 @@ SEED = (
     " --matrix-lr=0.032 --unembedding-lr=0.0327 --scalar-lr=0.32 --weight-decay=0.00542 --qat-share=0.15"
     " --qat=embed|head=int8-row,blocks=int6-row --plan=embed|head=int8-row,blocks=int6-row"
 )
-ENTRIES: dict[str, Mapping[str, str]] = {  # entry → scale → flags, and --plan for scripts.golf_pack
+ENTRIES = {  # entry → scale → flags, and --plan for scripts.golf_pack
     "golf": {
         "embedded": f"--model=golf,backout=false --unembedding-lr=0.016 --depth=2 --width=96 {GOLF}",
         # Larger models have too few steps in the time, so the bytes suffice for int8 without QAT.
@@ -116,7 +117,7 @@ ENTRIES: dict[str, Mapping[str, str]] = {  # entry → scale → flags, and --pl
 }
 VOCABULARIES = {"seed": 1024}  # of entries that do not take the scale's
 # Trick of the entry golf → flags that take it back, None: without the flag. A field of the model adds to --model.
-TRICKS: dict[str, Flags] = {
+TRICKS = {
     "tied embeddings": {"--model": "tie_embeddings=false"},
     "induction": {"--model": "induction=false"},
     "XSA": {"--model": "exclusive_last=0"},
@@ -147,19 +148,19 @@ def scale_of(name: str) -> Scale:
 
 def expand(given: Flags) -> Flags:
     """Return the flags of an entry for --scale, --entry and --without; other given flags win over its own."""
-    given = dict(given)
-    name, entry = given.pop("--scale", "embedded"), given.pop("--entry", "golf")
-    without, scale = given.pop("--without", ""), scale_of(name)
+    given = DEFAULTS | given
+    name, entry, without = (given.pop(flag) for flag in DEFAULTS)
+    scale = scale_of(name)
     if name not in ENTRIES.get(entry, ()):
         known = [other for other, rows in ENTRIES.items() if name in rows]
         raise ValueError(f"--entry={entry} is not known at --scale={name}, take one of {', '.join(known)}")
-    if without and without not in TRICKS:
+    if without not in ("", *TRICKS):
         raise ValueError(f"--without={without} is not known, take one of {', '.join(TRICKS)}")
-    flags = read_flags(scale.flags.split()) | read_flags(ENTRIES[entry][name].split()) | given
-    changes = dict(TRICKS.get(without, {}))
-    if "--model" in changes:
-        changes["--model"] = f"{flags['--model']},{changes['--model']}"
-    flags |= changes
+    flags = read_flags(f"{scale.flags} {ENTRIES[entry][name]}".split()) | given
+    model = flags["--model"]
+    flags |= TRICKS.get(without, {})
+    if flags["--model"] != model:  # the changed field alone
+        flags["--model"] = f"{model},{flags['--model']}"
     if not given.keys() & {"--num-iterations", "--target-seconds", "--target-flops", "--target-param-data-ratio"}:
         flags["--target-seconds"] = f"{scale.seconds - scale.packing:g}"
     return {flag: value for flag, value in flags.items() if value is not None}
@@ -190,12 +191,12 @@ def code_bytes() -> int:
 def check_size(groups: Mapping[str, int], budget: int, with_tokenizer: bool) -> int:
     """Return the bytes that count; ValueError if they are above the budget."""
     counted = {group: size for group, size in groups.items() if with_tokenizer or group != "tokenizer"}
-    total = sum(counted.values())
-    if total > budget:
-        largest = sorted(counted.items(), key=lambda entry: -entry[1])[:3]
-        named = ", ".join(f"{group} {size:,}" for group, size in largest)
-        raise ValueError(f"{total:,} bytes are {total - budget:,} over the budget of {budget:,}; the largest: {named}")
-    return total
+    over = sum(counted.values()) - budget
+    if over > 0:
+        largest = sorted(counted, key=counted.get, reverse=True)[:3]
+        named = ", ".join(f"{group} {counted[group]:,}" for group in largest)
+        raise ValueError(f"{budget + over:,} bytes are {over:,} over the budget of {budget:,}; the largest: {named}")
+    return budget + over
 
 
 # ---- a packed model ----
@@ -216,49 +217,41 @@ class Packed(NamedTuple):
         return sum(self.sizes.values()) - self.sizes["tokenizer"]
 
 
-# ---- text ----
-
-
-def first_documents(texts: Iterable[Sequence[str]], max_bytes: int) -> list[str]:
-    """Return documents with `max_bytes` together, the last one cut at a character, as evals.bpb.read_text cuts."""
-    documents, size = [], 0
-    for text in chain.from_iterable(texts):
-        kept = text.encode()[: max_bytes - size].decode(errors="ignore")
-        if kept:
-            documents.append(kept)
-            size += len(kept.encode())
-        if len(kept) < len(text) or size == max_bytes:
-            break
-    return documents
-
-
-def validation_documents(data: str, max_bytes: int) -> list[str]:
-    """Return the first validation documents of a corpus."""
-    from nanochat.data.corpus import open_corpus
-
-    return first_documents((batch.to_pylist() for batch in open_corpus(data).batches("val")), max_bytes)
-
-
 # ---- comparison ----
 
 
 class Result(NamedTuple):
-    """Scores of an entry, one for each seed."""
+    """A scored entry: the metrics of each seed, and the tables of the first one."""
 
     name: str
-    bpb: list[float]
-    bytes: list[int]
-    seconds: list[float]
+    seeds: Sequence[Metrics]
+    tables: Sequence[Record] = ()
 
-    def row(self, other: "Result") -> list[float | str | None]:
-        """Return the row in a table of results: mean, deviation, and the comparison with another one."""
-        same = self.name == other.name
-        deviation = statistics.stdev(self.bpb) if len(self.bpb) > 1 else None
-        difference = None if same else statistics.fmean(self.bpb) - statistics.fmean(other.bpb)
-        p = None if same or len(self.bpb) == len(other.bpb) == 1 else p_value(self.bpb, other.bpb)
-        within = None if p is None else "yes" if p > SIGNIFICANT else "no"
-        means = statistics.fmean(self.bytes), statistics.fmean(self.seconds)
-        return [self.name, statistics.fmean(self.bpb), deviation, difference, p, within, *means, len(self.bpb)]
+    def values(self, name: str) -> list[float]:
+        """Return a metric of each seed as a number."""
+        found = [seed[name] for seed in self.seeds]
+        return [metric["value"] if isinstance(metric, dict) else metric for metric in found]
+
+    def against(self, other: "Result") -> tuple[float | None, float | None]:
+        """Return the difference in bits per byte to another entry, and p; None where there is none."""
+        own, others = self.values("bpb"), other.values("bpb")
+        if self.name == other.name:
+            return None, None
+        p = None if len(own) == len(others) == 1 else p_value(own, others)
+        return statistics.fmean(own) - statistics.fmean(others), p
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def check_comparable(tag: str, results: Iterable[Result]) -> None:
+    """Raise a ValueError if the entries of a series were scored in different ways."""
+    seeds = [seed for result in results for seed in result.seeds]
+    for name in ("Stride", "Text", "Budget"):
+        values = sorted({str(seed[name]) for seed in seeds})
+        if len(values) > 1:
+            raise ValueError(f"the scores of {tag} differ in {name} ({', '.join(values)}): score them again")
 
 
 SIGNIFICANT = 0.05  # a difference with a larger p is within the noise of the seeds
@@ -268,23 +261,41 @@ COLUMNS |= {"Bytes": ",.0f", "Seconds": ".1f", "Seeds": ""}
 
 def results_table(title: str, results: Sequence[Result], other: Result) -> Record:
     """Return the table of some results, each compared with another one."""
-    return {"title": title, "columns": list(COLUMNS.items()), "rows": [result.row(other) for result in results]}
+    rows = []
+    for result in results:
+        difference, p = result.against(other)
+        within = None if p is None else "yes" if p > SIGNIFICANT else "no"
+        bpb, size, *seconds = (statistics.fmean(result.values(name)) for name in ("bpb", "Bytes", *PHASES))
+        error = deviation(result.values("bpb"))
+        rows.append([result.name, bpb, error, difference, p, within, size, sum(seconds), len(result.seeds)])
+    return table_of(title, COLUMNS, rows)
 
 
-def bits_per_parameter(size: int, parameters: int) -> float:
-    return 8 * size / parameters if parameters else math.nan
+def means(result: Result) -> Metrics:
+    """Return the metrics of an entry: what is equal in all seeds, else the mean with the deviation, or all texts."""
+    found = dict(result.seeds[0])
+    for name, first in found.items():
+        if all(seed[name] == first for seed in result.seeds):
+            continue
+        values = result.values(name)
+        if isinstance(first, str):
+            found[name] = ", ".join(map(str, values))
+        else:
+            spec = first["format"] if isinstance(first, dict) else ",.0f"
+            found[name] = measured(statistics.fmean(values), deviation(values), spec)
+    return found
 
 
 def main(words: Sequence[str]) -> None:
     """Print a part of the tables for runs/golf.sh: baselines, tricks, vocabulary, data, plan, or a flag a line."""
     *words, part = words
-    given = read_flags(words)
-    flags, scale = expand(given), scale_of(given.get("--scale", "embedded"))
+    given = DEFAULTS | read_flags(words)
+    flags, scale = expand(given), SCALES[given["--scale"]]
     plan = flags.pop("--plan")
     parts = {
         "baselines": lambda: scale.baselines,
         "tricks": lambda: tricks_of(given),
-        "vocabulary": lambda: [VOCABULARIES.get(given.get("--entry", ""), scale.vocabulary)],
+        "vocabulary": lambda: [VOCABULARIES.get(given["--entry"], scale.vocabulary)],
         "data": lambda: [flags.get("--data", "auto")],
         "plan": lambda: [plan],
         "flags": lambda: [f"{flag}={value}" if value else flag for flag, value in flags.items()],

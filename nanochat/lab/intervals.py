@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 # The t value of a two-sided 95 % interval, for 1, 2, … degrees of freedom.
 T_VALUES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
 
@@ -14,9 +16,6 @@ class Interval(NamedTuple):
 
     mean: float
     half: float | None
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4f}" + ("" if self.half is None else f" ± {self.half:.4f}")
 
     @property
     def is_positive(self) -> bool:
@@ -39,27 +38,22 @@ def p_value(values: Sequence[float], others: Sequence[float]) -> float:
     A sample with a single value is assumed to have the variance of the other one.
     """
     distance = abs(statistics.fmean(values) - statistics.fmean(others))
+    larger = max(values, others, key=len)
     if min(len(values), len(others)) == 1:
-        larger = max(values, others, key=len)
-        error = statistics.stdev(larger) * math.sqrt(1 + 1 / len(larger))
-        return t_tail(distance / error, len(larger) - 1) if error else float(distance == 0)
-    parts = [statistics.variance(some) / len(some) for some in (values, others)]
-    if not sum(parts):
-        return float(distance == 0)
-    divisors = (len(values) - 1, len(others) - 1)
-    freedom = sum(parts) ** 2 / sum(part**2 / divisor for part, divisor in zip(parts, divisors, strict=True))
-    return t_tail(distance / math.sqrt(sum(parts)), freedom)
+        error, freedom = statistics.variance(larger) * (1 + 1 / len(larger)), len(larger) - 1
+    else:
+        parts = [(statistics.variance(some) / len(some), len(some) - 1) for some in (values, others)]
+        error = sum(part for part, _ in parts)
+        freedom = error and error**2 / sum(part**2 / divisor for part, divisor in parts)
+    return t_tail(distance / math.sqrt(error), freedom) if error else float(distance == 0)
 
 
 def t_tail(t: float, freedom: float) -> float:
     """Return the probability that Student's t lies beyond ±t."""
-    # An integral over the angle whose tangent is t / √freedom, by Simpson's rule.
-    steps, angle = 2000, math.atan(t / math.sqrt(freedom))
 
-    def simpson(low: float, high: float) -> float:
-        width = (high - low) / steps
-        weights = (1, *(4, 2) * (steps // 2 - 1), 4, 1)
-        heights = (max(math.cos(low + number * width), 0.0) ** (freedom - 1) for number in range(steps + 1))
-        return width / 3 * sum(map(math.prod, zip(weights, heights, strict=True)))
+    def integral(first: float) -> float:
+        """Return the integral over the angles from the first one whose tangent is t / √freedom."""
+        angles = np.linspace(first, np.pi / 2, 100_001)
+        return np.trapezoid(np.cos(angles).clip(0) ** (freedom - 1), angles)
 
-    return simpson(angle, math.pi / 2) / simpson(0, math.pi / 2)
+    return float(integral(math.atan(t / math.sqrt(freedom))) / integral(0))

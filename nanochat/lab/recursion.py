@@ -26,7 +26,7 @@ from nanochat.evals.refinement import LEAST_REFINEMENT, refinement, validated_ex
 from nanochat.gpt import GPT
 from nanochat.lab.intervals import interval
 from nanochat.log import MetricLog, Record, print0, read_metrics
-from nanochat.models import config_of
+from nanochat.models import config_of, new_model
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
@@ -93,9 +93,8 @@ class ArmRun:
     @property
     def applications(self) -> int:
         """Times that each block runs for a token."""
-        model = self.checkpoint.manifest["model"]
-        sweeps = model["supervision"] * model["passes"] * (model["loops"] + 1)
-        return sweeps or model["sweeps"]
+        model = new_model(config_of(self.checkpoint.manifest))
+        return model.cached_layers // model.config.depth
 
     def require_settings_of(self, other: "ArmRun", free: Container[str]) -> None:
         """Raise a ValueError if this run differs from another one in a setting that is not free."""
@@ -143,9 +142,9 @@ def open_text(run: ArmRun) -> Corpus:
 def loader_of(run: ArmRun, corpus: Corpus, device: torch.device | str = "cpu") -> TextLoader:
     """Return a loader like that of a run, at its start."""
     config = run.checkpoint.manifest["config"]
-    rows = config["total_batch_size"] // config["max_seq_len"]
-    options = {name: run.outcome.config[name] for name in ("seed", "lanes")}
-    return TextLoader(corpus, tokenizer_of(run.checkpoint), rows, config["max_seq_len"], device=device, **options)
+    length, seed, lanes = config["max_seq_len"], config["seed"], run.outcome.config["lanes"]
+    rows = config["total_batch_size"] // length
+    return TextLoader(corpus, tokenizer_of(run.checkpoint), rows, length, device=device, seed=seed, lanes=lanes)
 
 
 def batches_hash(run: ArmRun, corpus: Corpus, steps: int) -> str:
@@ -213,14 +212,18 @@ def refit(
     """
     model = model_of_exit(exits, checkpoint, runtime)
     manifest = checkpoint.manifest
-    rows, length = manifest["loop"]["device_batch"], model.config.max_seq_len
+    rows = manifest["loop"]["device_batch"]
     settings = TrainingSettings(total_batch_size=manifest["config"]["total_batch_size"], save_every=-1)
     groups = build_groups(model, settings, rate_scale(settings.total_batch_size), 0.0)
     [head] = [group for group in groups if group.name == "unembedding"]
     optimizer = Optimizer([head])
     flops = model.flops_per_token()
     loop = TrainingLoop(model, source, next_token, optimizer, runtime, log, settings, State(), {}, rows, flops)
-    lowest = bits_per_byte(model, text, length, rows, runtime).value
+
+    def measure() -> float:
+        return bits_per_byte(model, text, model.config.max_seq_len, rows, runtime).value
+
+    lowest = measure()
     done = []
     for number, factor in enumerate(REFIT_RATES):
         head.lr = head.initial_lr * factor
@@ -230,7 +233,7 @@ def refit(
             done[-1] += 1
             loop.steps = loop.state.step + REFIT_STEPS
             loop.run([], lambda state: None, [])
-            found = bits_per_byte(model, text, length, rows, runtime).value
+            found = measure()
             print0(f"refit: step {loop.state.step}, {found:.4f} bits per byte at exit {exits - 1}")
             falls = found < (1 - LEAST_GAIN) * lowest
             lowest = min(lowest, found)
@@ -308,18 +311,15 @@ def unmet_criteria(records: Sequence[Record]) -> list[str]:
     steps = [record for record in records if "train/grad_norm" in record]
     if not exits or len(steps) < LOSS_PARTS:
         return ["it has no validation, or too few steps"]
-    unmet = []
-    if any(later >= earlier for earlier, later in pairwise(exits[-1])):
-        unmet.append("an exit is not better than the one before it")
     fall = refinement(exits[-1])
-    if fall < EXPECTED_REFINEMENT:
-        unmet.append(f"the refinement is {100 * fall:.1f}%, below {100 * EXPECTED_REFINEMENT:.0f}%")
     norm = statistics.median(record["train/grad_norm"] for record in steps)
     low, high = EXPECTED_NORM
-    if not low <= norm <= high:
-        unmet.append(f"the gradient's norm is {norm:.2f} in the median, not {low} to {high}")
     size = len(steps) // LOSS_PARTS
     losses = [statistics.fmean(record["train/loss"] for record in steps[i * size :][:size]) for i in range(LOSS_PARTS)]
-    if losses != sorted(losses, reverse=True):
-        unmet.append("the loss does not fall from each fifth of the run to the next")
-    return unmet
+    criteria = {
+        "an exit is not better than the one before it": all(later < earlier for earlier, later in pairwise(exits[-1])),
+        f"the refinement is {100 * fall:.1f}%, below {100 * EXPECTED_REFINEMENT:.0f}%": fall >= EXPECTED_REFINEMENT,
+        f"the gradient's norm is {norm:.2f} in the median, not {low} to {high}": low <= norm <= high,
+        "the loss does not fall from each fifth of the run to the next": losses == sorted(losses, reverse=True),
+    }
+    return [sentence for sentence, is_met in criteria.items() if not is_met]

@@ -33,7 +33,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanochat import quant
-from nanochat.checkpoint import chat_defaults, load_model
+from nanochat.chat import chat_defaults
+from nanochat.checkpoint import load_model
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
 from nanochat.runtime import Runtime

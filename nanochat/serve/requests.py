@@ -39,7 +39,7 @@ class ApiError(Exception):
 class ServedModel:
     """The model behind the server. context: tokens in a prompt and a sample together. is_base: see `render_text`.
 
-    temperature, suggestions: for the page, see `checkpoint.chat_defaults`. Programs choose their own.
+    temperature, suggestions: for the page, see `chat.chat_defaults`. Programs choose their own.
     """
 
     name: str

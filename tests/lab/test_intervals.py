@@ -12,13 +12,11 @@ def test_the_interval_of_three_values():
     found = interval([1.0, 2.0, 6.0])
     half = 4.303 * math.sqrt((4 + 1 + 9) / 2 / 3)  # t for two degrees of freedom
     assert found == pytest.approx((3, half))
-    assert str(found) == f"3.0000 ± {half:.4f}"
     assert [interval(values).is_positive for values in ([1, 2, 6], [5, 5.5, 6], [-1, -1.1])] == [False, True, False]
 
 
 def test_a_single_value_says_nothing_about_the_spread():
     assert interval([2.0]) == (2.0, None)
-    assert str(interval([2.0])) == "2.0000"
     assert not interval([2.0]).is_positive
 
 

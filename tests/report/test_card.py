@@ -6,7 +6,7 @@ import pytest
 from outcomes import leave, sections
 
 from nanochat.log import format_value
-from nanochat.report.card import markdown, read_card
+from nanochat.report.card import hourly_rate, markdown, read_card
 
 
 def render(base) -> str:
@@ -127,3 +127,18 @@ def test_the_command_of_the_main_job_without_folders(tmp_path, resume, shown):
     plan.parent.mkdir(parents=True)
     plan.write_text(json.dumps({"resume": resume}))
     assert f"\nCommand: {shown}\n" in render(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "dollars"),
+    [
+        ("8x NVIDIA H100 80GB HBM3", 24.0),
+        ("2x NVIDIA A100-SXM4-80GB", 3.0),
+        ("1x NVIDIA H200, 1x NVIDIA Q9", None),
+        ("1x NVIDIA L4", None),  # known, but not its price
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_what_an_hour_of_a_machine_costs(gpus, dollars):
+    assert hourly_rate(gpus) == dollars
