@@ -83,15 +83,6 @@ def find_accelerator(name: str) -> Accelerator | None:
     return None
 
 
-def hourly_rate(gpus: str) -> Figure:
-    """Return dollars per hour of "8x NVIDIA H100 80GB HBM3", as an outcome names GPUs; None without a known price."""
-    match = re.fullmatch(r"(\d+)x (.+)", gpus)
-    accelerator = find_accelerator(match[2]) if match else None
-    if accelerator and accelerator.dollars:
-        return int(match[1]) * accelerator.dollars
-    return None
-
-
 def parse_hardware(text: str) -> tuple[int, Accelerator]:
     """Return (number, accelerator) for text like 8xH100; an unknown accelerator has nothing but a name."""
     match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})", text.strip())

@@ -18,7 +18,7 @@ from tasks import JUDGED, open_tasks, pick
 
 # Stages that leave a model to chat with, by their short names.
 SOURCES = {stage.source: stage for stage in STAGES if stage.source}
-SAMPLING = re.compile(r"\d+(\.\d+)?,\d+(\.\d+)?,\d+")
+SAMPLING = re.compile(r"\d(\.\d+)?,[01](\.\d+)?,[1-9]\d*")
 
 
 @dataclass(frozen=True)

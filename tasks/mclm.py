@@ -20,7 +20,8 @@ SPELLINGS = r"""
 \\[dtc]frac => \\frac
 (?<=[^\s,({\[=])\s*\\(?:text|textbf|mathrm|mathbf|mbox)\{[^{}]*\}(?:\^\{?\d\}?)? =>
 \\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\} => \1
-(?<=\d)\s*(?:square\s+)?(?:[cmk]?m|k?g|inch(?:es)?|feet|ft|miles?|degrees?|hours?|minutes?|seconds?|days?|years?|dollars?|cents?|units?)(?![A-Za-z])(?:\^\{?\d\}?)? =>
+(?<=\d)\s*(?:square )?(?:[cmk]?m|k?g|inch(?:es)?|f(?:ee)?t|(?:mile|unit)s?)(?![A-Za-z])(?:\^\{?\d\}?)? =>
+(?<=\d)\s*(?:degree|dollar|cent|second|minute|hour|day|week|month|year|people|person|way|point)s?(?![A-Za-z]) =>
 (?<=\S)\s*[가-힣].* =>
 (?<![\d/.])(\d+)\s+(\d+/\d+) => (\1+\2)
 \s+|\.$ =>

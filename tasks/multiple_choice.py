@@ -256,8 +256,8 @@ SETS = {
         convert=answer_text,
         baseline=0.243,
     ),
-    # Questions of KMMLU from technical qualifications, without errors and without easy ones. Its columns are documented,
-    # the name of its folder is not: it is taken to follow that of KMMLU-Pro.
+    # Questions of KMMLU from technical qualifications, without errors and without easy ones. Only its columns are
+    # documented: the name of its folder is taken to follow that of KMMLU-Pro.
     "KMMLU-Redux": replace(_KMMLU_PRO, repo="LGAI-EXAONE/KMMLU-Redux", parts="kmmlu_redux", baseline=0.25),
     # Korean exams for lawyers, accountants, doctors; most questions have five choices, some four.
     "KMMLU-Pro": _KMMLU_PRO,

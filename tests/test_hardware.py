@@ -1,6 +1,7 @@
 import pytest
 
-from nanochat.hardware import ACCELERATORS, Accelerator, find_accelerator, hourly_rate, parse_hardware
+from nanochat.hardware import ACCELERATORS, Accelerator, find_accelerator, parse_hardware
+from nanochat.report.card import hourly_rate
 
 
 @pytest.mark.parametrize(

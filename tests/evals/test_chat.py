@@ -199,7 +199,7 @@ def test_repeats_are_runs_with_seeds_that_count_up(hub):
     ]
     score = evaluate_task(task, model, engine, tokenizer, one_process(), replace(options, repeats=3))
     for number, record in enumerate(score.records):
-        assert record["completions"] == sum((run.records[number]["completions"] for run in runs), [])
+        assert record["completions"] == [one for run in runs for one in run.records[number]["completions"]]
     accuracies = [run.accuracy.value for run in runs]
     assert len(set(accuracies)) > 1
     assert score.accuracy.value == pytest.approx(sum(accuracies) / 3)

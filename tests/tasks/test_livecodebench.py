@@ -4,20 +4,15 @@ import base64
 import json
 import zlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from nanochat.evals import sandbox
 from tasks import TASKS, livecodebench
-from tasks.livecodebench import comparable, read_tests
+from tasks.livecodebench import comparable, decimals, read_tests
 
 NEEDS_SANDBOX = pytest.mark.skipif(sandbox.missing() != "", reason="programs cannot be contained here")
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
-
-
-def packed(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data)).decode()
 
 
 def pickled(tests: list[dict], protocol: int = 4) -> bytes:
@@ -26,31 +21,27 @@ def pickled(tests: list[dict], protocol: int = 4) -> bytes:
     data = b"X" + len(text).to_bytes(4, "little") + text
     if protocol == 3:
         return b"\x80\x03" + data + b"q\x00."
-    data += b"\x94."
-    return b"\x80\x04\x95" + len(data).to_bytes(8, "little") + data
+    return b"\x80\x04\x95" + (len(data) + 2).to_bytes(8, "little") + data + b"\x94."
 
 
-def problem(number: int, function: str = "", **changed) -> dict:
+def packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+def problem(number: int, function: str = "") -> dict:
     """A row in the layout of the hub: sums of two numbers, read from a line or given to a function."""
-    cases = [(number, 1), (number, -5)]
-    given = [f"{a}\n{b}" if function else f"{a} {b}\n" for a, b in cases]
-    tests = [
-        {"input": text, "output": str(sum(case)), "testtype": "functional" if function else "stdin"}
-        for text, case in zip(given, cases, strict=True)
-    ]
-    starter = f"class Solution:\n    def {function}(self, a: int, b: int) -> List[int]:\n        " if function else ""
+    kind, blank = ("functional", "\n") if function else ("stdin", " ")
+    tests = [{"input": f"{number}{blank}{b}", "output": str(number + b), "testtype": kind} for b in (1, -5)]
     return {
         "question_title": "Sum",
         "question_content": f"Add to {number}.",
         "platform": "leetcode" if function else "atcoder",
         "question_id": f"abc{number}",
-        "contest_date": "2024-01-01T00:00:00",
-        "starter_code": starter,
-        "difficulty": "easy",
+        "starter_code": f"class Solution:\n    def {function}(self, a: int, b: int) -> List[int]:" if function else "",
         "public_test_cases": json.dumps(tests[:1]),
         "private_test_cases": packed(pickled(tests[1:], protocol=3 + number % 2)),
         "metadata": json.dumps({"func_name": function} if function else {}),
-    } | changed
+    }
 
 
 @pytest.fixture
@@ -62,7 +53,7 @@ def write_problems(tmp_path, monkeypatch):
             place.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
-    monkeypatch.setattr(livecodebench, "LIMITS", replace(livecodebench.LIMITS, cpu_seconds=2))
+    monkeypatch.setattr(livecodebench, "LIMITS", replace(livecodebench.LIMITS, cpu_seconds=1))
     return write
 
 
@@ -70,30 +61,18 @@ def test_packed_tests_are_read_and_other_pickles_are_not(tmp_path):
     tests = [{"input": "1 2\n", "output": "값"}] * 300
     for cell in (json.dumps(tests), packed(pickled(tests)), packed(pickled(tests, protocol=3))):
         assert read_tests(cell) == tests
-    mark = tmp_path / "mark"
-    hostile = f"cbuiltins\nopen\n(V{mark}\nVw\ntR.".encode()
+    hostile = f"cbuiltins\nopen\n(V{tmp_path / 'mark'}\nVw\ntR.".encode()
     for data, reason in ((hostile, "a pickle with GLOBAL"), (pickled(tests)[:-1] + b"\x85.", "a pickle with TUPLE1")):
         with pytest.raises(ValueError, match=f"{reason}, but only a pickle of one text is read"):
             read_tests(packed(data))
-    assert not mark.exists()
+    assert not (tmp_path / "mark").exists()
 
 
-@pytest.mark.parametrize(
-    ("own", "right", "verdict"),
-    [
-        ("3", "3\n", True),
-        (" 1 2 \r\n3\n\n", "1 2\n3", True),
-        ("1.0 2", "1 2.00", True),
-        ("1  2", "1 2", True),
-        ("yes  no", "yes no", False),
-        ("1\n\n2", "1\n2", False),
-        ("50000000000000001", "50000000000000000", False),
-        ("", "0", False),
-        ("Yes", "YES", False),
-    ],
-)
-def test_outputs_are_compared_by_lines(own, right, verdict):
-    assert (comparable(own) == comparable(right)) is verdict
+def test_outputs_are_compared_by_lines():
+    equal = [("3", "3\n"), (" 1 2 \r\n3\n\n", "1 2\n3"), ("1.0 2", "1 2.00"), ("1  2", "1 2")]
+    other = [("yes  no", "yes no"), ("1\n\n2", "1\n2"), ("5" + "0" * 16 + "1", "5" + "0" * 17), ("", "0"), ("a", "A")]
+    for own, right in equal + other:
+        assert (comparable(own, decimals) == comparable(right, decimals)) is ((own, right) in equal), own
 
 
 def test_a_release_has_the_files_before_it(write_problems, monkeypatch):
@@ -101,14 +80,11 @@ def test_a_release_has_the_files_before_it(write_problems, monkeypatch):
     monkeypatch.setattr(sandbox, "missing", lambda: "")
     write_problems([problem(n) for n in range(20)], [problem(n, "add") for n in range(20, 25)])
     assert len(TASKS["LiveCodeBench-v1"]()) == 20
-    task = TASKS["LiveCodeBench-v2"]()
-    prompts = {conversation["messages"][0]["content"] for conversation in task}
+    prompts = {conversation["messages"][0]["content"] for conversation in TASKS["LiveCodeBench-v2"]()}
     assert len(prompts) == 25
     assert sum("def add(self, a: int" in prompt for prompt in prompts) == 5
-    row = problem(1)
-    del row["starter_code"]
-    write_problems([row])
-    with pytest.raises(ValueError, match="livecodebench/.*, split test, row 0: the column starter_code is missing"):
+    write_problems([{name: cell for name, cell in problem(1).items() if name != "starter_code"}])
+    with pytest.raises(ValueError, match=r"livecodebench/.*, split test, row 0: the column starter_code is missing"):
         TASKS["LiveCodeBench-v1"]()[0]
 
 
@@ -116,39 +92,37 @@ def test_a_release_has_the_files_before_it(write_problems, monkeypatch):
 def test_programs_are_judged_by_their_output(write_problems):
     write_problems([problem(7)])
     task = TASKS["LiveCodeBench-v1"]()
-    secret = str(Path(task.files["datasets/livecodebench/code_generation_lite/test.jsonl"]))
+    [secret] = task.files.values()
     answers = {
         ADD: True,
         f"First:\n```python\nprint('an idea')\n```\nBetter:\n```python\n{ADD}\n```\nDone.": True,
-        "import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))\nprint('note', file=sys.stderr)\nexit(0)": True,
-        "import os\nprint(sum(map(int, open(0).read().split())), flush=True)\nraise SystemExit": True,
+        "print(sum(map(int, sys.stdin.buffer.read().split())))\nprint('note', file=sys.stderr)\nexit(0)": True,
+        "print(sum(map(int, open(0).read().split())), flush=True)\nraise SystemExit": True,
         "import threading, time\ndef f():\n    time.sleep(0.05)\n    print(sum(map(int, input().split())))\n"
         "threading.Thread(target=f).start()": True,
         "import atexit\nx = sum(map(int, input().split()))\natexit.register(lambda: print(x))": True,
-        "print(str(Fraction(sum(map(int, input().split())))))": False,  # no such import
         "q = deque(map(int, input().split()))\nprint(heappop([sum(q)]))": True,  # imports of the contests' sites
         "print(8)": False,  # right for the public test alone
         f"{ADD}\nraise ValueError": False,
         f"{ADD}\nprint()\nprint(1)": False,
-        f"print(open({secret!r}).read())": False,
+        f"print(open({str(secret)!r}).read())": False,
         "while True: pass": False,
         "I cannot.": False,
     }
     assert task.evaluate_all([(task[0], answer) for answer in answers]) == list(answers.values())
-    assert task.reward(task[0], ADD) == 1.0
 
 
 @NEEDS_SANDBOX
-def test_functions_are_called_with_plain_data(write_problems):
+def test_functions_are_called_and_only_plain_results_count(write_problems):
     write_problems([problem(7, "add")])
     task = TASKS["LiveCodeBench-v1"]()
-    method = task[0]["messages"][0]["content"].partition("\n\n")[2].partition("\n        ")[0]
-    cheat = "class Equal(int):\n    def __eq__(self, other): return True\ndef add(a, b): return Equal(1)"
+    method = task[0]["messages"][0]["content"].split("\n\n")[1]
     answers = {
         f"```python\n{method}\n        return a + b\n```": True,
-        "def add(a, b): return a + b": True,
+        "print(5)\ndef add(a, b):\n    print(a)\n    return float(a + b)": True,
         f"{method}\n        return a - b": False,
-        cheat: False,
+        "class Equal(int):\n    def __eq__(self, other): return True\ndef add(a, b): return Equal(1)": False,
+        "def add(a, b):\n    import os\n    os.write(1, b'[' * 9**6)": False,
         "class Solution:\n    pass": False,
         "import os\nos._exit(0)": False,
     }

@@ -28,7 +28,7 @@ ANSWERS = r"""
 2\pi                  | 2π  \pi\cdot2  \frac{4\pi}{2}                         | 6.28  \pi^2  2
 (3, 4)                | (3,4)  \left(3, 4\right)  (\frac{6}{2}, 4.0)          | (4,3)  [3,4]  3,4  34
 [0, \infty)           | [0,\infty)  \left[0, \infty\right)                    | (0,\infty)  [0,\infty]
-(-\infty, 2) \cup (3, \infty) | (-\infty,2)\cup(3,\infty)  (3,\infty) \cup (-\infty,2.0) | (-\infty,2)  (-\infty,3)\cup(2,\infty)
+(-\infty, 2) \cup (3, 4) | (-\infty,2)\cup(3,4)  (3,4) \cup (-\infty,2.0)     | (-\infty,2)  (-\infty,3)\cup(2,4)
 \{1, 2, 3\}           | \{3,2,1\}  1, 2, 3  \left\{1,2,3\right\}              | \{1,2\}  (1,2,3)  6
 x=5                   | 5  x = 5  y=5                                         | x=6  -5
 1, -2                 | -2, 1  x=1 \text{ or } x=-2  \{-2,1\}                 | 1, 2  -1
