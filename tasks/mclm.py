@@ -23,37 +23,35 @@ SPELLINGS = r"""
 (?<=\d)\s*(?:square )?(?:[cmk]?m|k?g|inch(?:es)?|f(?:ee)?t|(?:mile|unit)s?)(?![A-Za-z])(?:\^\{?\d\}?)? =>
 (?<=\d)\s*(?:degree|dollar|cent|second|minute|hour|day|week|month|year|people|person|way|point)s?(?![A-Za-z]) =>
 (?<=\S)\s*[가-힣].* =>
-(?<![\d/.])(\d+)\s+(\d+/\d+) => (\1+\2)
+(?<![\d/.])(\d+)\s+(\d+/\d+) => ❨\1+\2❩
 \s+|\.$ =>
 (?<=\d),(?=\d{3}(?!\d))(?!.*(?:[)\]]|\\\})) =>
 \\frac(\d) => \\frac{\1}
 (\\frac\{[^{}]*\})(\d) => \1{\2}
 \\sqrt(\d) => \\sqrt{\1}
-(\d+)\\frac\{(\d+)\}\{(\d+)\} => (\1+\2/\3)
+(\d+)\\frac\{(\d+)\}\{(\d+)\} => ❨\1+\2/\3❩
 ([_^])\{(\w+)\} => \1\2
-\\sqrt(?:\[(\d)\])?\{([^{}]*)\} => √\1(\2)
-\\frac\{([^{}]*)\}\{([^{}]*)\} => ((\1)/(\2))
-\\sqrt(?:\[(\d)\])?\{([^{}]*)\} => √\1(\2)
-\\frac\{([^{}]*)\}\{([^{}]*)\} => ((\1)/(\2))
-\\sqrt(?:\[(\d)\])?\{([^{}]*)\} => √\1(\2)
-\\frac\{([^{}]*)\}\{([^{}]*)\} => ((\1)/(\2))
-\\pi|π => (3.14159265359)
+\\sqrt(?:\[(\d)\])?\{([^{}]*)\} => √\1❨\2❩
+\\frac\{([^{}]*)\}\{([^{}]*)\} => ❨❨\1❩/❨\2❩❩
+\\sqrt(?:\[(\d)\])?\{([^{}]*)\} => √\1❨\2❩
+\\frac\{([^{}]*)\}\{([^{}]*)\} => ❨❨\1❩/❨\2❩❩
+\\sqrt(?:\[(\d)\])?\{([^{}]*)\} => √\1❨\2❩
+\\frac\{([^{}]*)\}\{([^{}]*)\} => ❨❨\1❩/❨\2❩❩
+\\pi|π => ❨3.14159265359❩
 \\infty|infinity => ∞
 \\cup => ∪
 (?:\\cdot|\\times)(?![a-z]) => *
 (?<=\d)[eE](?=[-+]?\d) => *10^
-\^\{([^{}]*)\} => **(\1)
+\^\{([^{}]*)\} => **❨\1❩
 \^ => **
-(?<!√\d)(?<=[\d)])(?=[(√])|(?<=\))(?=\d) => *
+(?<!√\d)(?<=[\d❩])(?=[❨√])|(?<=❩)(?=\d) => *
 ^\([a-z](?:,[a-z])+\)=|(?:^|(?<=,))[A-Za-z](?:\([a-z]\))?(?:=|\\in(?![a-z])) =>
-^\(([A-Za-z])\)$ => \1
+^\(([^,()]*)\)$ => \1
 ^\\\{(.*)\\\}$ => \1
 """
 RULES = [[part.strip() for part in line.split("=>")] for line in SPELLINGS.strip().split("\n")]
-# A comma or a union sign outside of brackets: no bracket closes after it that did not open after it.
-SEPARATOR = re.compile(
-    r"[,∪](?!(?:[^()\[\]{}]|[(\[{](?:[^()\[\]{}]|[(\[{](?:[^()\[\]{}]|[(\[{][^()\[\]{}]*[)\]}])*[)\]}])*[)\]}])*[)\]}])"
-)
+# Between brackets and separators of tuples, intervals and sets. Arithmetic has the brackets ❨ and ❩ instead.
+ELEMENT = re.compile(r"[^][(){},∪]+")
 ROOT = re.compile(r"√(\d?)(?:\(((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*)\))")
 ARITHMETIC = re.compile(r"[-+*/().\d]+")
 
@@ -65,22 +63,16 @@ def normal_form(text: str) -> str:
     answer = "".join(found[:1])[:MAX_ANSWER].strip()
     for pattern, replacement in RULES:
         answer = re.sub(pattern, replacement, answer)
-    return _read(answer)
-
-
-def _read(text: str) -> str:
-    items = SEPARATOR.split(text)
-    if len(items) > 1:
-        return ",".join(sorted(map(_read, items)))
-    inner = SEPARATOR.split(text[1:-1])
-    if len(inner) > 1:
-        return ",".join([text[0], *map(_read, inner), text[-1]])
-    return _number(text) or text
+    answer = ELEMENT.sub(lambda found: _number(found[0]) or found[0], answer)
+    # The order of solutions, and of a union's parts, does not count.
+    separator = "∪" if "(" in answer or "[" in answer else ","
+    return separator.join(sorted(answer.split(separator)))
 
 
 def _number(text: str) -> str:
     """Return a value as text, exact for a whole number, else to nine digits; empty for other text."""
     try:
+        text = text.replace("❨", "(").replace("❩", ")")
         text = ROOT.sub(lambda found: f"({float(_number(found[2])) ** (1 / int(found[1] or 2)):.12f})", text)
         value = calculate(text) if ARITHMETIC.fullmatch(text) else ""
     except REFUSALS:
