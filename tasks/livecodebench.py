@@ -114,7 +114,9 @@ class LiveCodeBench(HumanEval):
         for test in read_tests(row["public_test_cases"]) + read_tests(row["private_test_cases"]):
             # The program never sees the output that is expected.
             verdict = sandbox.run(IMPORTS + program, LIMITS, self.unsafe_exec, stdin=test["input"])
-            if not verdict.passed or comparable(verdict.output, read) != comparable(test["output"], read):
+            own, right = verdict.output, test["output"]
+            is_plausible = verdict.passed and len(own) < 20 * len(right) + 1000  # before all of it is read
+            if not is_plausible or comparable(own, read) != comparable(right, read):
                 return False
         return True
 
