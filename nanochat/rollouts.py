@@ -49,6 +49,7 @@ class Sampling:
     max_new_tokens: int
     temperature: float
     top_k: int
+    top_p: float = 1.0
 
 
 @dataclass
@@ -195,6 +196,7 @@ class Rollouts(BatchSource):
                 sampling.max_new_tokens,
                 temperature=sampling.temperature,
                 top_k=sampling.top_k,
+                top_p=sampling.top_p,
                 n=sampling.samples,
                 seed=(self.seed << 32) + draw,  # no two prompts share random numbers
                 stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known

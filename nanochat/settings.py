@@ -69,6 +69,9 @@ class SamplingSettings:
 
     temperature: float = option(0.0, "sampling temperature (0: greedy)", group="samples", least=0, short="-t")
     top_k: Count = option(50, "sample from the k likeliest tokens (0: from all)", group="samples", least=0, short="-k")
+    top_p: float = option(
+        1.0, "sample from the likeliest tokens with this total probability", group="samples", least=0, below=1
+    )
     max_new_tokens: Count = option(512, "maximum length of an answer", group="samples", least=1)
     seed: Count = option(0, "seed for sampled answers", group="samples", least=0, in_card=False)
 
@@ -78,6 +81,7 @@ class AnswerSettings(SamplingSettings):
     """Answers to the problems of a task."""
 
     num_samples: Count = option(1, "answers per problem, for pass@k", group="samples", least=1)
+    repeats: Count = option(1, "runs over the problems, with seeds that count up, for Avg@k", group="samples", least=1)
     max_problems: Count = option(0, "problems of each task (0: all)", group="tasks", least=0)
 
 

@@ -30,11 +30,8 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
     temperature: float | None = changed(
         SamplingSettings, "temperature", None, text="sampling temperature, 0: greedy (default: the model's own)"
     )
-    top_p: float = option(1.0, "sample from the likeliest tokens with this total probability", group="samples")
 
     def __post_init__(self):
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"--top-p={self.top_p} has to be above 0 and at most 1")
         if self.prompt == "":
             raise ValueError("--prompt is empty: give a message, or leave the option out to chat")
 

@@ -4,11 +4,12 @@ python -m scripts.chat_eval --source=sft --tag=d8 --tasks="ARC-Easy|GSM8K"
 python -m scripts.chat_eval -i sft -a "GSM8K|AQUA"
 """
 
+import json
 import re
 from dataclasses import dataclass
 
 from nanochat.config import Count, option, run
-from nanochat.log import print0, table_of
+from nanochat.log import print0, table_of, terminal_table
 from nanochat.outcome import ANSWERS, Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, LogSettings, ModelChoice
@@ -17,6 +18,7 @@ from tasks import JUDGED, open_tasks, pick
 
 # Stages that leave a model to chat with, by their short names.
 SOURCES = {stage.source: stage for stage in STAGES if stage.source}
+SAMPLING = re.compile(r"\d(\.\d+)?,[01](\.\d+)?,[1-9]\d*")
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,22 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
     tasks: str = option(
         "", f"tasks, joined by |: {', '.join(JUDGED)} (default: ChatCORE's, or the world's)", group="tasks", short="-a"
     )
+    # As the settings of a published evaluation are often given.
+    sampling: str = option(
+        "", "temperature, top-p and new tokens in one word, without top-k, like 0.7,0.9,32768", group="samples"
+    )
     unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them", group="tasks")
     slots: Count = option(0, "rows generated at once (0: chosen)", group="device", least=0, in_card=False)
 
     def __post_init__(self):
-        if self.num_samples > 1 and not self.temperature:
-            raise ValueError(f"--num-samples={self.num_samples} would all be the same, add --temperature=1")
+        if self.sampling:
+            if not SAMPLING.fullmatch(self.sampling):
+                raise ValueError(f"--sampling={self.sampling} has to be three numbers like 0.7,0.9,32768")
+            names = ("temperature", "top_p", "max_new_tokens", "top_k")
+            for name, value in zip(names, json.loads(f"[{self.sampling},0]"), strict=True):
+                object.__setattr__(self, name, value)  # the dataclass is frozen
+        if self.num_samples * self.repeats > 1 and not self.temperature:
+            raise ValueError("all answers to a problem would be the same, add --temperature=1")
         pick(self.tasks, JUDGED)  # an unknown task is an error before the model is loaded
 
 
@@ -77,13 +89,17 @@ def main(config: Config) -> None:
         for name in scores:
             outcome.add_artifact(folder / f"{name}.jsonl")
         outcome.metrics |= {"model_tag": config.tag, "Step": checkpoint.step}
-        if config.num_samples > 1:
+        if config.repeats > 1:
+            rows = [[name, score.repeats, *score.accuracy, score.repeat_error] for name, score in scores.items()]
+            columns = dict.fromkeys(("Avg@k", "Error over questions", "Error over repeats"), ".4f")
+            outcome.tables.append(table_of("Mean over k repeats", {"Task": "", "k": "d"} | columns, rows))
+            print0(terminal_table(outcome.tables[-1]))
+        if config.num_samples * config.repeats > 1:
             # One row per task and k.
             rows = [[name, k, *found] for name, score in scores.items() for k, found in score.pass_at.items()]
             columns = {"Task": "", "k": "d", "pass@k": ".4f", "Standard error": ".4f"}
             outcome.tables.append(table_of("One of k answers is right", columns, rows))
-        answers = sample_answers(tasks, scores)
-        if answers:
+        if answers := sample_answers(tasks, scores):
             columns = {"Task": "", "Question": "", "Answer": "", "Right": ""}
             outcome.tables.append(table_of(ANSWERS, columns, answers))
         categories = [[name, *row] for name, score in scores.items() for row in score.by_category()]

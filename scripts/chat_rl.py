@@ -89,10 +89,9 @@ def main(config: Config) -> None:
 
     if config.total_batch_size:
         raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
-    sampling = Sampling(
-        config.examples_per_step, config.num_samples, config.max_new_tokens, config.temperature, config.top_k
-    )
-    answers_per_step = config.examples_per_step * config.num_samples
+    examples, count = config.examples_per_step, config.num_samples
+    sampling = Sampling(examples, count, config.max_new_tokens, config.temperature, config.top_k, config.top_p)
+    answers_per_step = examples * count
     if config.plan_only:
         print_plan(config, lambda tokenizer: task_to_learn(config.task, tokenizer)[1], answers_per_step)
         return
@@ -119,6 +118,7 @@ def main(config: Config) -> None:
         answers = AnswerSettings(
             temperature=config.temperature if config.eval_samples > 1 else 0.0,
             top_k=config.top_k,
+            top_p=config.top_p,
             num_samples=config.eval_samples,
             max_new_tokens=config.max_new_tokens,
             max_problems=config.eval_examples,

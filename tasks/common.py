@@ -35,7 +35,7 @@ class DataSet:
     splits: str  # names, separated by spaces
     repo: str = ""  # empty for files that are on no hub
     path: str = ""  # with placeholders as in FILE or CONVERTED; empty where no file is read
-    columns: str = ""  # names, separated by spaces
+    columns: str = ""  # names, separated by spaces, or by ", " if a name has a space; "name?": a cell may be None
     convert: Callable[..., tuple] = lambda *cells: cells  # a row's cells -> arguments for task.conversation
     baseline: float = 0.0  # score when guessing
     parts: str = "default"  # values for {part} in the path, separated by spaces
@@ -87,8 +87,10 @@ class ParquetRows:
     def __init__(self, paths: list[Path], columns: list[str]):
         import pyarrow.parquet as pq  # slow to import; scripts that only list tasks do without
 
+        names = [name.rstrip("?") for name in columns]
+        self._required = set(columns)  # no name of a cell has a "?"
         # read_table leaves out unknown columns, select complains about them.
-        self._tables = [pq.read_table(path, columns=columns).select(columns) for path in paths]
+        self._tables = [pq.read_table(path, columns=names).select(names) for path in paths]
 
     def __len__(self) -> int:
         return sum(table.num_rows for table in self._tables)
@@ -99,10 +101,9 @@ class ParquetRows:
                 break
             number -= table.num_rows
         [row] = table.slice(number, 1).to_pylist()  # only this row leaves Arrow
-        cells = list(row.values())
-        if None in cells:
+        if any(cell is None and name in self._required for name, cell in row.items()):
             raise ValueError("a cell is empty")
-        return cells
+        return list(row.values())
 
 
 class Task:
@@ -128,7 +129,8 @@ class Task:
 
     def open_rows(self) -> Sequence[list]:
         """Return the split's rows; tasks without Parquet files override this."""
-        return ParquetRows(self.fetch_files(), self.data.columns.split())
+        columns = self.data.columns
+        return ParquetRows(self.fetch_files(), columns.split(", " if "," in columns else None))
 
     def fetch_files(self) -> list[Path]:
         """Return the split's files; missing ones are downloaded."""

@@ -8,7 +8,7 @@ from tasks.common import CONVERTED, DataSet, Task, exchange
 # Announcements of an answer, the most reliable first. The answer ends with its line or its brace.
 ANNOUNCEMENTS = (
     re.compile(r"####\s*(.+)"),
-    re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}"),
+    re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}"),  # with braces inside, three deep
     re.compile(r"(?i:answer(?:\s+is)?|정답은|정답|답은|답)\s*[:=]?\s*(.+)"),
 )
 NUMBER = re.compile(r"(?<![\d.])-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/[1-9]\d*)?")

@@ -1,6 +1,7 @@
 """Multiple-choice data sets. A new data set is one row in SETS."""
 
 import ast
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +34,11 @@ def extract_letter(text: str, letters: str) -> str | None:
         if valid:
             return valid[-1]
     return None
+
+
+# Begins of choices in a text, each on a line of its own: "B: tea", "B. tea" or "B) tea".
+FIRST_CHOICE = re.compile(r"\s*\n(?=A[:.)]\s)")
+NEXT_CHOICE = re.compile(r"\s*\n(?=[B-J][:.)]\s)")
 
 
 class MultipleChoice(Task):
@@ -132,6 +138,33 @@ def choices_in_query(query: str, options: str, answer: str) -> tuple:
     return question, choices, _index(answer.strip("() "), LETTERS)
 
 
+def answer_from_one(question: str, choices: list[str], answer: str) -> tuple:
+    """The answer is the right choice's number as text, from 1: ["salt", "tea"], "2"."""
+    return question, choices, int(answer) - 1
+
+
+def choices_in_lines(text: str, answer: str) -> tuple:
+    """The question ends with a line for each choice: "Which?\\nA: salt\\nB: tea", "B"."""
+    # The last A begins the choices: in a dialogue the speakers may be A and B too.
+    *question, listed = FIRST_CHOICE.split(text.strip())
+    if not question:
+        raise ValueError("no line begins with A, the first choice")
+    return "\n".join(question), [line[2:].strip() for line in NEXT_CHOICE.split(listed)], _index(answer, LETTERS)
+
+
+def option_fields(question: str, findings: str | None, options: dict, answer: str) -> tuple:
+    """Each choice is a field, perhaps empty: {"option_A": "salt", "option_B": "tea"}, "B". Findings may be None."""
+    texts = [text for _, text in sorted(options.items()) if text]
+    return f"{question}\n\n{findings or ''}".strip(), texts, _index(options.get(f"option_{answer}"), texts)
+
+
+def right_first(question: str, *choices: str) -> tuple:
+    """Each choice has a column, the right one the first: "tea", "salt". The question decides about their order."""
+    texts = [choice.strip() for choice in choices]
+    shuffled = random.Random(question).sample(texts, len(texts))
+    return question.strip(), shuffled, shuffled.index(texts[0])
+
+
 # ---- the data sets ----
 
 _KMMLU_SUBJECTS = """Accounting Agricultural-Sciences Aviation-Engineering-and-Maintenance Biology Chemical-Engineering
@@ -162,6 +195,17 @@ _AQUA = DataSet(
     columns="question options correct",
     convert=answer_letter,
     baseline=0.2,
+)
+# Gated, as KMMLU-Redux and GPQA are: the hub gives the files to accounts that accepted the conditions.
+_KMMLU_PRO = DataSet(
+    task=MultipleChoice,
+    repo="LGAI-EXAONE/KMMLU-Pro",
+    path=CONVERTED,
+    splits="test",
+    columns="question options solution",
+    convert=answer_from_one,
+    baseline=0.2,
+    parts="kmmlu_pro",
 )
 # Evaluations ask for the split `test`, training for `train`. `columns` are the arguments of `convert`, in order.
 SETS = {
@@ -211,5 +255,42 @@ SETS = {
         columns="question paragraph choices answer",
         convert=answer_text,
         baseline=0.243,
+    ),
+    # Questions of KMMLU from technical qualifications, without errors and without easy ones. Only its columns are
+    # documented: the name of its folder is taken to follow that of KMMLU-Pro.
+    "KMMLU-Redux": replace(_KMMLU_PRO, repo="LGAI-EXAONE/KMMLU-Redux", parts="kmmlu_redux", baseline=0.25),
+    # Korean exams for lawyers, accountants, doctors; most questions have five choices, some four.
+    "KMMLU-Pro": _KMMLU_PRO,
+    # Korean linguistics with ten choices.
+    "KoBALT": DataSet(
+        task=MultipleChoice,
+        repo="snunlp/KoBALT-700",
+        path=CONVERTED,
+        splits="test=raw",
+        columns="Question Answer",
+        convert=choices_in_lines,
+        baseline=0.1,
+        parts="kobalt_v1",
+    ),
+    # The hardest 198 questions from biology, physics and chemistry.
+    "GPQA": DataSet(
+        task=MultipleChoice,
+        repo="Idavidrein/gpqa",
+        path=CONVERTED,
+        splits="test=train",
+        columns="Question, Correct Answer, Incorrect Answer 1, Incorrect Answer 2, Incorrect Answer 3",
+        convert=right_first,
+        baseline=0.25,
+        parts="gpqa_diamond",
+    ),
+    # Korean medicine: a patient, findings, five choices. For evaluation, though the only split is called train.
+    "ClinicalQA": DataSet(
+        task=MultipleChoice,
+        repo="snuh/ClinicalQA",
+        path="data/" + FILE,
+        splits="test=train",
+        columns="question exam? options answer",
+        convert=option_fields,
+        baseline=0.2,
     ),
 }

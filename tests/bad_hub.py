@@ -20,6 +20,7 @@ class BadHub(ThreadingHTTPServer):
         self.starts: list[int] = []  # first byte of each download
         self.cuts: list[int] = []  # bytes after which the next downloads break off
         self.etag = ""  # in place of the content's hash
+        self.gated = False  # every file needs a token
         self.retries: list[str] = []  # waiting times that the next answers ask for
         threading.Thread(target=self.serve_forever, args=[0.05], daemon=True).start()
 
@@ -43,6 +44,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.retries:
             self.send_response(429)
             self.send_header("Retry-After", self.server.retries.pop())
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        if self.server.gated:
+            self.send_response(401)
+            self.send_header("X-Error-Code", "GatedRepo")
             self.send_header("Content-Length", "0")
             self.end_headers()
             return

@@ -156,16 +156,20 @@ def _download(file: HubFile, refused: str) -> Path:
     if refused:
         raise HubError(refused)
 
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import errors, hf_hub_download
     from huggingface_hub.utils.sha import git_hash
 
     _distrust_answers()
-    path = hf_hub_download(
-        file.repo,
-        file.path,
-        repo_type="dataset",
-        revision=file.revision,
-    )
+    try:
+        path = hf_hub_download(
+            file.repo,
+            file.path,
+            repo_type="dataset",
+            revision=file.revision,
+        )
+    except errors.GatedRepoError:
+        page = f"accept the conditions on huggingface.co/datasets/{file.repo}"
+        raise HubError(f"{page} and put a token of the account into HF_TOKEN, or run `hf auth login`") from None
     blob = Path(path).resolve()  # where there are no links, the file itself
     # Large files are named by their SHA-256, small ones by git's hash: both are hashes of the content.
     digest = read_sha256(blob) if len(blob.name) == 64 else git_hash(blob.read_bytes())

@@ -61,10 +61,18 @@ class ChatScore(NamedTuple):
     pass_at: dict[int, Estimate]  # k -> probability that one in k answers is right, for k up to the samples
     baseline: float  # accuracy when guessing
     records: list[dict]  # for each problem: the prompt, the right answer, and all completions with verdicts
+    repeats: int = 1  # runs that the completions of each problem come from, one after the other
 
     @property
     def accuracy(self) -> Estimate:
         return self.pass_at[1]
+
+    @property
+    def repeat_error(self) -> float:
+        """The standard error of the accuracy, from the accuracies of the runs: nan for one run."""
+        rows = [[completion["right"] for completion in record["completions"]] for record in self.records]
+        right = torch.tensor(rows, dtype=torch.float64).view(len(rows), self.repeats, -1)  # last dimension: samples
+        return mean_estimate(right.mean((0, 2)).tolist()).stderr
 
     def by_category(self) -> list[list]:
         """Return rows [category, problems, accuracy, standard error]; none for a task without categories."""
@@ -105,7 +113,8 @@ def evaluate_task(
     records = sorted(chain(*runtime.all_gather(records)), key=lambda record: record["problem"])
     if path and runtime.rank == 0:
         write_jsonl(path, records)
-    return ChatScore(_pass_at(records), task.baseline, records)
+    repeats = 1 if task.kind == "categorical" else settings.repeats
+    return ChatScore(_pass_at(records), task.baseline, records, repeats)
 
 
 def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore], count: int = 3) -> list[list[str]]:
@@ -160,6 +169,8 @@ def _prepare_problems(
         fitted = fitted_prompt(conversation, tokenizer, context, answer_tokens)
         problems.append(Problem(number, conversation, *fitted))
     shortened = sum(problem.cut for problem in problems)
+    if answer_tokens >= context:
+        print0(f"{label}: answers end with the context of {context:,} tokens, before {answer_tokens:,} new ones")
     if shortened:
         print0(f"{label}: {shortened:,} of {total:,} prompts are longer than the context, and lose their beginning")
     return problems
@@ -228,20 +239,22 @@ def _write_answers(
             settings.max_new_tokens,
             temperature=settings.temperature,
             top_k=settings.top_k,
+            top_p=settings.top_p,
             # Each problem has its own seed, whatever runs beside it.
-            seed=(settings.seed << 32) + problem.number,
+            seed=(settings.seed + repeat << 32) + problem.number,
             n=settings.num_samples,
         )
-        for problem in own
+        for problem, repeat in product(own, range(settings.repeats))
     ]
-    completions = [[Completion() for _ in range(settings.num_samples)] for _ in own]
+    completions = [[Completion() for _ in range(settings.repeats * settings.num_samples)] for _ in own]
     # Samples end in any order.
     for event in engine.stream(requests):
-        samples = completions[event.request]
-        samples[event.sample].add(event, False)
+        place, repeat = divmod(event.request, settings.repeats)
+        samples = completions[place]
+        samples[repeat * settings.num_samples + event.sample].add(event, False)
         if event.token is None and all(sample.reason for sample in samples):
             texts = [{"text": tokenizer.decode(sample.tokens), "reason": sample.reason} for sample in samples]
-            yield own[event.request], texts
+            yield own[place], texts
 
 
 # ---- evaluation during training ----

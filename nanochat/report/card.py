@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from nanochat.hardware import Figure, find_accelerator
+from nanochat.hardware import find_accelerator
 from nanochat.log import duration, format_cell, format_rows, format_value, is_known
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import read_json
@@ -72,6 +72,15 @@ class Card(NamedTuple):
 
 
 # ---- from outcomes to the card ----
+
+
+def hourly_rate(gpus: str) -> float | None:
+    """Return dollars per hour of "8x NVIDIA H100 80GB HBM3", as an outcome names GPUs; None without a known price."""
+    match = re.fullmatch(r"(\d+)x (.+)", gpus)
+    accelerator = find_accelerator(match[2]) if match else None
+    if accelerator and accelerator.dollars:
+        return int(match[1]) * accelerator.dollars
+    return None
 
 
 def read_card(base: Path, tag: str = "") -> Card:
@@ -160,15 +169,6 @@ def _plots(outcome: Outcome) -> dict[str, str]:
 
 def _moment(timestamp: str) -> str:
     return timestamp[:19].replace("T", " ")  # to the second
-
-
-def hourly_rate(gpus: str) -> Figure:
-    """Return dollars per hour of "8x NVIDIA H100 80GB HBM3", as an outcome names GPUs; None without a known price."""
-    match = re.fullmatch(r"(\d+)x (.+)", gpus)
-    accelerator = find_accelerator(match[2]) if match else None
-    if accelerator and accelerator.dollars:
-        return int(match[1]) * accelerator.dollars
-    return None
 
 
 def _headlines(outcomes: Sequence[Outcome]) -> Groups:

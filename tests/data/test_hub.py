@@ -96,6 +96,12 @@ def test_the_hub_has_what_a_mirror_lacks_and_failures_are_counted(server, tmp_pa
     assert [path.read_bytes() for path in hub.fetch([A, B], offline=True)] == [str(A).encode(), server.files["b.bin"]]
 
 
+def test_a_gated_set_names_its_conditions_and_the_token(server, monkeypatch):
+    server.gated = True
+    page = "accept the conditions on huggingface.co/datasets/some/set and put a token of the account into HF_TOKEN"
+    assert refusal(A) == (f"1 of 1 files are not available: {A} (not on this machine; {page}, or run `hf auth login`)")
+
+
 def test_a_world_of_an_earlier_run_stands_for_no_file(server, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
     write(tmp_path / "base/world", "world.json", str(A), str(B))

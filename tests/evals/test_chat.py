@@ -156,7 +156,9 @@ def test_what_is_written_is_judged_and_kept(hub):
     ]
     prompts = [render_prompt(conversation, tokenizer) for conversation in conversations]
     engine = Scripted(tokenizer, lambda request: texts[prompts.index(list(request.tokens))])
-    options = AnswerSettings(temperature=0.7, top_k=9, num_samples=3, max_new_tokens=50, max_problems=9, seed=4)
+    options = AnswerSettings(
+        temperature=0.7, top_k=9, num_samples=3, max_new_tokens=50, max_problems=9, seed=4, top_p=0.8
+    )
     score = evaluate_task(task, model, engine, tokenizer, one_process(), options)
     assert score.pass_at.keys() == {1, 2, 3}
     for k in (1, 2, 3):
@@ -170,7 +172,36 @@ def test_what_is_written_is_judged_and_kept(hub):
         ]
     for request in engine.requests:
         assert (request.max_new_tokens, request.temperature, request.top_k, request.n) == (50, 0.7, 9, 3)
+        assert request.top_p == 0.8
     assert len({request.seed for request in engine.requests}) == 9
+
+
+def test_repeats_are_runs_with_seeds_that_count_up(hub):
+    model, tokenizer = make_model()
+    task = TASKS["GSM8K"]()
+    # The most random words may be the answer: a text is right if its length is even.
+    task.evaluate_all = lambda answers: [len(text) % 2 == 0 for _, text in answers]
+    options = AnswerSettings(
+        temperature=1.0, top_k=0, top_p=0.9, num_samples=2, max_new_tokens=6, max_problems=8, seed=3
+    )
+    engine = Engine(model, tokenizer, slots=5)
+    runs = [
+        evaluate_task(task, model, engine, tokenizer, one_process(), replace(options, seed=seed)) for seed in (3, 4, 5)
+    ]
+    score = evaluate_task(task, model, engine, tokenizer, one_process(), replace(options, repeats=3))
+    for number, record in enumerate(score.records):
+        assert record["completions"] == [one for run in runs for one in run.records[number]["completions"]]
+    accuracies = [run.accuracy.value for run in runs]
+    assert len(set(accuracies)) > 1
+    assert score.accuracy.value == pytest.approx(sum(accuracies) / 3)
+    spread = math.sqrt(sum((one - score.accuracy.value) ** 2 for one in accuracies) / 2)
+    assert score.repeat_error == pytest.approx(spread / math.sqrt(3))
+    shares = [sum(one["right"] for one in record["completions"]) / 6 for record in score.records]
+    assert score.accuracy == pytest.approx(mean_estimate(shares))
+    assert score.pass_at.keys() == {1, 2, 3, 4, 5, 6}
+    letters = evaluate_task(TASKS["MMLU"](), model, None, tokenizer, one_process(), replace(options, repeats=3))
+    assert {len(record["completions"]) for record in letters.records} == {1}
+    assert math.isnan(letters.repeat_error)
 
 
 def ask_as_rank(out: Path) -> None:

@@ -1,24 +1,32 @@
 """scripts.chat_eval on an untrained model: its record, the choice of tasks, its errors. tests/evals has the figures."""
 
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
 from textwrap import shorten
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
+import torch
 from conftest import ROOT, plant_world
 from models import leave_model
 
+from nanochat.checkpoint import load_model
 from nanochat.config import parse
 from nanochat.report.card import markdown, read_card
 from nanochat.report.compare import decisions
+from nanochat.runtime import setup
 from nanochat.stages import CHAT_CORE
 from nanochat.tokenizer import Tokenizer
 from scripts.chat_eval import Config, main
 from tasks import TASKS, open_tasks
 
 HERE = list(CHAT_CORE[:-1])  # without HumanEval
+HUB = Path(os.environ.get("NANOCHAT_HUB", ROOT.parent / "shared/hub"))
+CLICK = HUB / str(TASKS["CLIcK"].files()[0])
 
 
 @pytest.fixture
@@ -83,6 +91,56 @@ def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
     section = markdown(card, "pictures").partition("## Chat evaluation base\n")[2]
     assert re.search(rf"^- ARC-Easy: {metrics['ARC-Easy']['value']:.4f} ± \d\.\d{{4}}$", section, re.MULTILINE)
     assert re.search(r"^\| GSM8K +\| 2 +\| \d\.\d{4} +\| \d\.\d{4} +\|$", section, re.MULTILINE), section
+
+
+def test_repeats_and_the_sampling_in_one_word(base, hub, capsys):
+    evaluate("--tasks=GSM8K|MMLU", "--sampling=1,0.9,32768", "--repeats=2", "--max-problems=3")
+    output = capsys.readouterr().out
+    assert "GSM8K: answers end with the context of 512 tokens, before 32,768 new ones" in output
+    record = read_record(base)
+    config = {name: record["config"][name] for name in ("temperature", "top_p", "max_new_tokens", "top_k")}
+    assert config == {"temperature": 1, "top_p": 0.9, "max_new_tokens": 32768, "top_k": 0}
+    table = next(one for one in record["tables"] if one["title"] == "Mean over k repeats")
+    assert [row[:2] for row in table["rows"]] == [["GSM8K", 2], ["MMLU", 1]]
+    assert "Error over repeats" in output
+    [judged] = [one for one in decisions(base, read_card(base).outcomes) if one["task"] == "GSM8K"]
+    assert judged["samples"] == 2  # as for two samples: --compare pairs the questions
+
+
+@pytest.mark.skipif(not CLICK.is_file(), reason="no mirror of real data on this machine")
+def test_click_is_scored_as_by_a_plain_twin(base, monkeypatch):
+    """Each item by hand: its place in the order, its prompt, the likeliest letter, the score and its error."""
+    monkeypatch.setenv("NANOCHAT_HUB", str(HUB))
+    evaluate("--tasks=CLIcK", "--max-problems=40", "--slots=2")
+    lines = (base / "chat_eval_base/mine/CLIcK.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = pq.read_table(CLICK).to_pylist()
+    with setup("cpu", "fp32") as runtime:
+        model, tokenizer, _ = load_model("base_train", "mine", -1, runtime)
+    order = np.random.default_rng(42).permutation(len(rows))[:40]
+    verdicts = []
+    for number, (line, place) in enumerate(zip(lines, order, strict=True)):
+        row = rows[place]
+        letters = "ABCDE"[: len(row["choices"])]
+        listed = "".join(f"- {text}={letter}\n" for text, letter in zip(row["choices"], letters, strict=True))
+        asked = f"{row['paragraph']}\n\n{row['question']}".strip()
+        text = f"{asked}\n\n{listed}\nReply with nothing but the letter of the right choice."
+        special = tokenizer.special_tokens
+        ids = [special["<|bos|>"], special["<|user_start|>"], *tokenizer.encode(text)]
+        ids += [special["<|user_end|>"], special["<|assistant_start|>"]]
+        cut = len(ids) > 512
+        logits = model(torch.tensor([ids[:2] + ids[-510:] if cut else ids]))[0, -1]
+        choice = max(letters, key=lambda letter: logits[ord(letter)].item())
+        right = letters[row["choices"].index(row["answer"])]
+        verdicts.append(choice == right)
+        record = json.loads(line)
+        assert (record["problem"], record["cut"], record["answer"]) == (number, cut, right)
+        assert cut or text in record["prompt"]
+        assert record["completions"] == [{"text": choice, "right": choice == right}]
+    metric = read_record(base)["metrics"]["CLIcK"]
+    share = sum(verdicts) / 40
+    assert metric["value"] == pytest.approx(share)
+    assert metric["stderr"] == pytest.approx((share * (1 - share) / 39) ** 0.5)
+    assert (metric.get("unit") == " (near chance)") == (abs(share - 0.243) <= 2 * metric["stderr"])
 
 
 def test_world_talk_is_told_by_category(base, tiny_world):

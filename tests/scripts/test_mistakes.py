@@ -8,10 +8,12 @@ import pytest
     [
         ("chat_cli", [], ": bash speedrun.sh trains one\n"),  # there is no model
         ("chat_cli", ["-p", ""], "--prompt is empty: give a message, or leave the option out to chat"),
-        ("chat_cli", ["--top-p=0"], "--top-p=0.0 has to be above 0 and at most 1"),
+        ("chat_cli", ["--top-p=2"], "--top-p has to be below 1, not 2.0"),
+        ("chat_eval", ["--sampling=0.7,0.9"], "--sampling=0.7,0.9 has to be three numbers like 0.7,0.9,32768"),
+        ("chat_eval", ["--repeats=3"], "all answers to a problem would be the same, add --temperature=1"),
         ("chat_cli", ["-s", "-2"], "--step has to be -1 or more, not -2"),
         ("chat_eval", ["--tasks=GSM8K|SmolTalk"], "SmolTalk is no task, choose from ARC-Easy, "),  # it has no verdicts
-        ("chat_eval", ["--num-samples=4"], "--num-samples=4 would all be the same, add --temperature=1"),
+        ("chat_eval", ["--num-samples=4"], "all answers to a problem would be the same, add --temp"),
         ("prepare", ["--tasks=gsm9k"], "gsm9k is no task, choose from "),
         ("prepare", ["--num-shards=9999"], "=9999 is out of range, karpathy/climbmix-400b-shuffle has 6,542"),
         ("tok_train", ["--max-char=5"], "did you mean --max-chars?"),

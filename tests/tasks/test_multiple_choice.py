@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks import TASKS
-from tasks.multiple_choice import NamedChoice, extract_letter
+from tasks.multiple_choice import NamedChoice, extract_letter, right_first
 
 
 @pytest.mark.parametrize(
@@ -121,3 +121,57 @@ def test_click_of_the_mirror(mirror):
         row = rows[number]
         assert question.startswith(f"{row['paragraph']}\n\n{row['question']}".strip() + "\n\n- ")
         assert f"\n- {row['answer']}={answer}\n" in question
+
+
+# Twenty rows in the layout of the hub: name → row number n, whose right choice is the one with n in it.
+NEW_SETS = {
+    "KMMLU-Redux": lambda n, texts: {"options": texts[:4], "solution": str(n % 4 + 1), "category": "건설"},
+    "KMMLU-Pro": lambda n, texts: {"options": texts[: 4 + n % 2], "solution": str(n % 4 + 1), "year": 2024},
+    "KoBALT": lambda n, texts: {
+        "ID": str(n),
+        "Question": f"A: 안녕\nB: 네\n{n}번의 뜻은?\n"
+        + "".join(f"\n{k}: {t}" for k, t in zip("ABCDEFGHIJ", texts, strict=True)),
+        "Answer": "ABCDEFGHIJ"[n % 4],
+        "Level": 1,
+    },
+    "GPQA": lambda n, texts: {
+        "Question": f"{n}번?\n",
+        "Correct Answer": texts[n % 4] + "\n",
+        **{f"Incorrect Answer {i}": text for i, text in enumerate(texts[n % 4 + 1 :][:3], 1)},
+    },
+    "ClinicalQA": lambda n, texts: {
+        "exam": None if n % 2 else "혈압 120/80",
+        "options": {f"option_{k}": t for k, t in zip("ABCDE", [*texts[:4], None if n % 2 else texts[4]], strict=True)},
+        "answer": "ABCDE"[n % 4],
+    },
+}
+
+
+@pytest.mark.parametrize("name", NEW_SETS)
+def test_columns_of_the_hub(name, write_rows):
+    texts = [f"보기 {i}" for i in range(10)]
+    write_rows(name, [{"question": f"{n}번?", **NEW_SETS[name](n, texts)} for n in range(20)])
+    task = TASKS[name]()
+    assert len(task) == 20
+    for conversation in task:
+        question, right = (message["content"] for message in conversation["messages"])
+        n = int(question.partition("번")[0].rpartition("\n")[2])
+        assert f"- 보기 {n % 4}={right}\n" in question
+        assert len(conversation["letters"]) == question.count("\n- ")
+        assert ("혈압" in question) == (name == "ClinicalQA" and n % 2 == 0)
+        assert name != "KoBALT" or question.startswith(f"A: 안녕\nB: 네\n{n}번의 뜻은?\n\n- 보기 0=A\n")
+    letters = {conversation["messages"][1]["content"] for conversation in task}
+    assert letters == set("ABCD")
+    questions = [conversation["messages"][0]["content"] for conversation in task]
+    assert questions == [conversation["messages"][0]["content"] for conversation in TASKS[name]()]
+
+
+def test_the_right_choice_is_as_often_in_each_place():
+    places = Counter(right_first(f"question {n}", "right", "x", "y", "z")[2] for n in range(4000))
+    assert sum((places[place] - 1000) ** 2 / 1000 for place in range(4)) < 16.3  # chi squared, p = 0.001
+
+
+def test_a_question_without_a_list_is_named(write_rows):
+    write_rows("KoBALT", [{"Question": "뜻은? (A) 가 (B) 나", "Answer": "A"}])
+    with pytest.raises(ValueError, match="KoBALT-700, split test, row 0: no line begins with A, the first choice"):
+        TASKS["KoBALT"]()[0]
