@@ -3,12 +3,16 @@
 import hashlib
 import re
 from collections import Counter
+from itertools import chain
 
 import pytest
 from chat_files import chat, key, write_lines
+from conftest import ROOT
 
-from tasks import TASKS
-from tasks.mixing import mix
+from nanochat.chat import render_conversation
+from nanochat.tokenizer import Tokenizer
+from tasks import JUDGED, TASKS
+from tasks.mixing import mix, parse_mixture
 
 
 @pytest.fixture
@@ -85,7 +89,17 @@ def test_validation_has_every_held_out_row_once(small_hub, own_file):
     ("spec", "split", "sentence"),
     [
         ("mmlu,chess", "train", "chess is no task, choose from ARC-Easy, "),
-        ("mmlu:x", "train", "mmlu:x is not like NAME, NAME|NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS"),
+        ("mmlu:x", "train", "mmlu:x is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS], or NAME|NAME"),
+        ("mmlu~options:0.5", "train", "mmlu~options:0.5 is not like NAME[~AUGMENTATION[:N]]"),
+        ("mmlu~jokes", "train", "jokes is no augmentation, choose from styles, options"),
+        ("mmlu~Options:11", "train", "MMLU~options:11: the number is at most 10; epochs stand after it"),
+        ("gsm8k~styles", "train", "GSM8K~styles: GSM8K is not answered by a choice alone, so it cannot be augmented"),
+        ("aqua-rationale~options", "train", "AQUA-Rationale is not answered by a choice alone"),
+        ("click~styles", "train", "EunsuKim/CLIcK has no split train, only test"),
+        ("mmlu~styles,mmlu~styles:1:2", "train", "MMLU~styles:1 is named twice"),
+        ("mmlu%50,aqua", "train", "mmlu%50,aqua: all tasks need shares, which add up to 100 %, not to 50 %"),
+        ("mmlu%50,aqua%60:2", "train", "which add up to 100 %, not to 110 %"),
+        ("mmlu%100", "train", "tok_train/default/tokenizer.json; train one with"),
         ("mmlu:0", "train", "0 epochs of "),
         ("mmlu:2,MMLU", "train", "MMLU is named twice, give it epochs instead: MMLU:2"),
         ("aqua@101", "train", "AQUA has 100 rows to train on: 1 epochs of 101 rows cannot be taken from them"),
@@ -96,6 +110,51 @@ def test_validation_has_every_held_out_row_once(small_hub, own_file):
 def test_mistakes_in_a_mixture_are_named(spec, split, sentence, small_hub):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         mix(TASKS, spec, split)
+
+
+@pytest.fixture
+def tokenizer(base) -> Tokenizer:
+    found = Tokenizer.train([f"the answer is {number}" for number in range(99)], 320)
+    found.save(base / "tok_train/default/tokenizer.json")
+    return found
+
+
+@pytest.mark.parametrize(("chats", "sums"), [(50, 50), (20, 80), (90, 10)])
+def test_shares_are_of_supervised_tokens(chats, sums, small_hub, tokenizer, capsys):
+    spec = f"smoltalk%{chats}:2.5,gsm8k@90%{sums}:1.5"
+    found = mix(TASKS, spec, seed=3)
+    tokens = Counter()
+    from_chats = set(map(key, TASKS["SmolTalk"]("train")))
+    for row in found:
+        _, mask = render_conversation(row, tokenizer)
+        tokens["SmolTalk" if key(row) in from_chats else "GSM8K"] += sum(mask)
+    assert 100 * tokens["SmolTalk"] / tokens.total() == pytest.approx(chats, abs=0.7)
+    printed = capsys.readouterr().out
+    assert all(
+        f"{name}: {count:,} supervised tokens in {found.rows[name]:,} rows" in printed for name, count in tokens.items()
+    )
+    # The mixture is as large as one of the tasks allows.
+    assert found.rows["SmolTalk"] == 500 or found.rows["GSM8K"] == 135
+    assert list(map(key, mix(TASKS, spec, seed=3))) == list(map(key, found))
+    plain = mix(TASKS, "smoltalk,gsm8k", "validation")
+    assert mix(TASKS, spec, "validation").rows == plain.rows  # shares are for training alone
+
+
+def test_a_share_of_an_augmented_task_and_a_file(small_hub, tokenizer, own_file):
+    found = mix(TASKS, f"mmlu~styles:3@100%75,{own_file}%25:9")
+    tokens = [sum(render_conversation(row, tokenizer)[1]) for row in found]
+    ours = [count for count, row in zip(tokens, found, strict=True) if "style" not in row]
+    assert 100 * sum(ours) / sum(tokens) == pytest.approx(25, abs=1)
+    assert set(found.rows) == {"MMLU~styles:3", "json:my.jsonl"}
+
+
+def test_every_mixture_of_the_study_of_options_is_one():
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    study = tomllib.loads((ROOT / "runs/remix.toml").read_text(encoding="utf-8"))
+    words = [[member.name for [member] in parse_mixture(spec, TASKS)] for spec in study["mixes"].values()]
+    assert {"KMMLU", "KMMLU~styles:1", "KMMLU~options:10"} <= set(chain(*words))
+    named = chain(*study["benchmarks"].values())
+    assert set(named) <= set(JUDGED)
 
 
 def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypatch, capsys):
