@@ -27,17 +27,20 @@ class Styled(MultipleChoice):
     def build(self, row: int, copy: int) -> dict:
         question, choices, right = self.data.convert(*self.rows[row])
         # A question without Korean gets no instruction in Korean.
-        names = [name for name in STYLES if HANGUL.search(question) or not HANGUL.search(STYLES[name].instruction)]
-        name = names[np.random.default_rng((self.seed, row)).permutation(len(names))[copy]]
+        names = [name for name in STYLES if HANGUL.search(question) or "Korean" not in name]
+        order = np.random.default_rng((self.seed, row)).permutation(len(names))
+        name = names[order[copy]]
         style = STYLES[name]
+        plain = self.conversation(question, choices, right)  # which finds faults of the row
         prompt = list_choices(question, choices, style.listing, style.instruction)
-        # The row is checked as in the plain task.
-        found = self.conversation(question, choices, right) | {"style": name, "choices": choices}
-        return found | exchange(prompt, answers_in(style.answer, choices)[right])
+        answer = answers_in(style.answer, choices)[right]
+        return plain | exchange(prompt, answer) | {"style": name, "choices": choices}
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
-        style, choices = STYLES[conversation["style"]], conversation["choices"]
-        return style.read(completion, choices) == style.read(conversation["messages"][-1]["content"], choices)
+        style = STYLES[conversation["style"]]
+        choices = conversation["choices"]
+        right = conversation["messages"][-1]["content"]
+        return style.read(completion, choices) == style.read(right, choices)
 
 
 class MoreChoices(MultipleChoice):
@@ -51,7 +54,9 @@ class MoreChoices(MultipleChoice):
         return questions, BM25(question for question, *_ in questions)
 
     def build(self, row: int, copy: int) -> dict:
-        return self.conversation(*remix(row, *self._pool, self.number, self.seed))
+        questions, index = self._pool
+        remixed = remix(row, questions, index, self.number, self.seed)
+        return self.conversation(*remixed)
 
 
 AUGMENTATIONS = {"styles": Styled, "options": MoreChoices}
@@ -60,12 +65,14 @@ AUGMENTATIONS = {"styles": Styled, "options": MoreChoices}
 def augmented(name: str, data: DataSet, word: str, number: str | None, seed: int) -> tuple[str, DataSet]:
     """Return an augmented data set with its name; word: key of AUGMENTATIONS, number: behind it, None: the default."""
     kind = find_task(word, AUGMENTATIONS, "augmentation")
-    count = int(number or AUGMENTATIONS[kind].number)
+    task = AUGMENTATIONS[kind]
+    count = int(number or task.number)
+    own = data.task
     # The letters in a rationale are those of the choices as they were.
-    if not issubclass(data.task, MultipleChoice) or issubclass(data.task, Rationale):
-        raise ValueError(f"{name}~{kind}: {name} is not answered by a choice alone, so it cannot be augmented")
+    if not issubclass(own, MultipleChoice) or issubclass(own, Rationale):
+        raise ValueError(f"{name} is not answered by a choice alone, so it has no {kind} to vary")
     if not 1 <= count <= MOST_CHOICES:
         raise ValueError(f"{name}~{kind}:{count}: the number is at most {MOST_CHOICES}; epochs stand after it")
-    # Where the augmentation has no own prompt or verdict, that of the data set's class stays.
-    both = type(kind, (AUGMENTATIONS[kind], data.task), {"number": count, "seed": seed})
+    # Prompt and verdict are those of the data set's own class where the augmentation has none.
+    both = type(kind, (task, own), {"number": count, "seed": seed})
     return f"{name}~{kind}:{count}", replace(data, task=both)

@@ -37,6 +37,9 @@ SAMPLED = 50  # conversations of a task that are read for suggested questions
 HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
 
 
+Parts = dict[str, tuple[Task, np.ndarray]]  # name -> (task, row numbers)
+
+
 class Member(NamedTuple):
     """A task in a specification."""
 
@@ -48,9 +51,9 @@ class Member(NamedTuple):
 
 
 class Mixture:
-    """Several tasks' conversations in a seed's random order. parts: name -> (task, row numbers)."""
+    """Several tasks' conversations in a seed's random order."""
 
-    def __init__(self, parts: dict[str, tuple[Task, np.ndarray]], seed: int):
+    def __init__(self, parts: Parts, seed: int):
         self._parts = parts
         self._tasks = [task for task, _ in parts.values()]
         # Counts with every epoch, by task name.
@@ -99,7 +102,7 @@ def mix(
     """
     available_only = spec in ("", default)
     spec = spec or default
-    parts = {}  # as in `Mixture`
+    parts: Parts = {}
     shares = {}  # by the names in parts
     for number, members in enumerate(parse_mixture(spec, known, seed)):
         opened = _open_first(members, split, tokenizer, is_needed=not available_only)
@@ -139,12 +142,13 @@ def parse_mixture(spec: str, known: Mapping[str, DataSet], seed: int = 0) -> lis
             found = {name: known[name] for name in names}
         if augmentation:
             found = dict(augmented(name, data, augmentation, own_number, seed) for name, data in found.items())
-        count = int(rows) if rows else None
-        numbers = count, float(share or 0), float(epochs or 1)
+        numbers = int(rows) if rows else None, float(share or 0), float(epochs or 1)
         members.append([Member(name, data, *numbers) for name, data in found.items()])
     shares = [alternatives[0].share for alternatives in members]
-    if any(shares) and not (all(shares) and abs(sum(shares) - 100) < 0.01):
-        raise ValueError(f"{spec}: all tasks need shares, which add up to 100 %, not to {sum(shares):g} %")
+    total = sum(shares)
+    is_whole = all(shares) and abs(total - 100) < 0.01
+    if total and not is_whole:
+        raise ValueError(f"{spec}: all tasks need shares, which add up to 100 %, not to {total:g} %")
     return members
 
 
@@ -193,17 +197,20 @@ def _sample(member: Member, rows: np.ndarray, count: int, seed: tuple[int, int])
     return np.resize(np.random.default_rng(seed).permutation(rows)[:count], total)
 
 
-def _cut_to_shares(parts: dict[str, tuple[Task, np.ndarray]], shares: dict[str, float], tokenizer: str) -> None:
+def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str) -> None:
     """Leave each task the first rows, as many as the share of the supervised tokens needs; one task keeps all."""
     encoder = Tokenizer.load(stage_dir("tok_train", tokenizer) / "tokenizer.json")
     reached = {}  # name -> supervised tokens in the first row, the first two rows, and so on
     for name, (task, rows) in parts.items():
-        # A row of several epochs is counted once.
-        counts = {number: sum(render_conversation(task[number], encoder)[1]) for number in np.unique(rows).tolist()}
+        counts = {}  # by row number: a row of several epochs is counted once
+        for number in np.unique(rows).tolist():
+            _, mask = render_conversation(task[number], encoder)
+            counts[number] = sum(mask)
         reached[name] = np.cumsum([counts[number] for number in rows.tolist()])
     # Tokens for one percent, as the task with too little for more allows.
     percent = min(reached[name][-1] / share for name, share in shares.items())
     for name, (task, rows) in parts.items():
-        last = np.abs(reached[name] - shares[name] * percent).argmin()  # the row that comes closest
-        print0(f"train mixture: {name}: {reached[name][last]:,} supervised tokens in {last + 1:,} rows")
+        tokens = reached[name]
+        last = np.abs(tokens - shares[name] * percent).argmin()  # the row that comes closest
+        print0(f"train mixture: {name}: {tokens[last]:,} supervised tokens in {last + 1:,} rows")
         parts[name] = task, rows[: last + 1]

@@ -48,13 +48,11 @@ class Style(NamedTuple):
         """Return the index of the choice that a text names in this form, None if it names none."""
         before, after = READERS[self.reader]
         words = self.answer.partition("{")[0]
-        found = {}  # place in the text -> index
-        for index, answer in enumerate(answers_in(self.answer, choices)):
-            mark = re.escape(answer.removeprefix(words).removesuffix("."))
-            # Words may begin a sentence or not, but the letter is a capital.
-            for match in re.finditer(f"{before}(?i:{re.escape(words)}){mark}{after}", text):
-                found[match.start()] = index
-        return found[max(found)] if found else None
+        rest = [answer.removeprefix(words).removesuffix(".") for answer in answers_in(self.answer, choices)]
+        marks = "|".join(map(re.escape, rest))
+        # Words may begin a sentence or not, but a letter is a capital.
+        found = re.findall(f"{before}(?i:{re.escape(words)})({marks})(?={after})", text)
+        return rest.index(found[-1]) if found else None
 
 
 # name | a choice in the question | instruction | answer | reader. Braces are doubled where they stand for themselves.

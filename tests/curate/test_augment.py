@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from nanochat.curate.augment import LETTERS, STYLES, answers_in, list_choices, normal_form, remix
+from nanochat.curate.augment import LETTERS, STYLES, answers_in, normal_form, remix
 from nanochat.curate.bm25 import BM25
 
 CHOICES = ["red", "1,000", "서울", "x < 5", "a (b)", "A", "two\nlines", "$5.", "Answer 3", "\\boxed{1}"]
@@ -33,36 +33,22 @@ def test_each_style_is_read_back(name):
     style = STYLES[name]
     for count in range(2, 11):
         choices = CHOICES[:count]
-        for index, answer in enumerate(answers_in(style.answer, choices)):
-            other = answers_in(style.answer, choices)[index - 1]
-            for text in (answer, f" **{answer}**\n", f"First {other}, then not.\n\n{answer}", answer.removesuffix(".")):
-                assert style.read(text, choices) == index, text
+        answers = answers_in(style.answer, choices)
+        for index, answer in enumerate(answers):
+            short = answer.removesuffix(".")
+            texts = [answer, f" **{answer}**\n", f"Is it {answers[index - 1]}? No.\n\n{answer}", short]
             if style.reader != "alone":
-                short = answer.removesuffix(".")
-                assert style.read(f"{other}\nNo. Therefore, {short}. Because it is.", choices) == index
+                texts.append(f"{answers[index - 1]}\nNo. Therefore, {short}. Because it is.")
+            assert [style.read(text, choices) for text in texts] == [index] * len(texts)
         # An answer beyond the choices is none.
-        if count < 10:
-            assert style.read(answers_in(style.answer, CHOICES)[count], choices) is None
+        assert count == 10 or style.read(answers_in(style.answer, CHOICES)[count], choices) is None
 
 
 def test_look_alikes_are_not_read():
-    texts = {
-        form.format(n=number, l=letter, low=letter.lower())
-        for form, (number, letter) in product(LOOK_ALIKES, enumerate(LETTERS[:10], 1))
-    }
+    marks = list(enumerate(LETTERS[:10], 1))
+    texts = {form.format(n=n, l=letter, low=letter.lower()) for form, (n, letter) in product(LOOK_ALIKES, marks)}
     assert len(texts) >= 500
-    read = [
-        (name, text) for text in texts for name, style in STYLES.items() if style.read(text, ["?"] * 10) is not None
-    ]
-    assert read == []
-
-
-def test_a_question_in_a_style():
-    style = STYLES["boxed number"]
-    assert list_choices("Which?", ["a{b}", "c"], style.listing, style.instruction) == (
-        "Which?\n\n(1) a{b}\n(2) c\n\nPut the number of the right choice in \\boxed{}."
-    )
-    assert answers_in(style.answer, ["a", "c"]) == ["\\boxed{1}", "\\boxed{2}"]
+    assert [text for text in texts for style in STYLES.values() if style.read(text, "?" * 10) is not None] == []
 
 
 def test_normal_form():
@@ -72,33 +58,25 @@ def test_normal_form():
     assert len(set(map(normal_form, different))) == len(different)
 
 
-def sums(count: int) -> list[tuple[str, list[str], int]]:
-    """Return additions with four choices; numbers are written in several ways, so that many choices say the same."""
+def test_the_right_choice_stays_the_only_right_one_and_is_anywhere():
+    """Additions, whose numbers are written in several ways, so that many choices say the same."""
     dice = np.random.default_rng(3)
     rows = []
-    for _ in range(count):
-        a, b = dice.integers(400, 600, 2).tolist()
-        values = [a + b, *(a + b + dice.permutation([-10, -2, -1, 1, 2, 10])[:3]).tolist()]
-        texts = [dice.choice([f"{value:,}", f"{value}", f"{value}.0", f" {value}."]) for value in values]
+    for a, b in dice.integers(400, 600, (1000, 2)).tolist():
+        values = a + b + np.array([0, *dice.permutation([-10, -2, -1, 1, 2, 10])[:3]])
+        texts = [str(dice.choice([f"{value:,}", f"{value}", f"{value}.0", f" {value}."])) for value in values]
         order = dice.permutation(4).tolist()
-        rows.append((f"What is {a} + {b}?", [str(texts[place]) for place in order], order.index(0)))
-    return rows
-
-
-def test_the_right_choice_stays_the_only_right_one_and_is_anywhere():
-    rows = sums(1500)
+        rows.append((f"What is {a} + {b}?", [texts[place] for place in order], order.index(0)))
     index = BM25(question for question, *_ in rows)
     places = Counter()
     for number, (question, choices, right) in enumerate(rows):
         found, more, place = remix(number, rows, index, 8, seed=1)
         assert (found, more[place]) == (question, choices[right])
-        values = [float(text.strip().removesuffix(".").replace(",", "")) for text in more]
-        assert len(set(values)) == len(values) == 8
         assert set(choices) <= set(more)
+        assert len({float(text.strip().removesuffix(".").replace(",", "")) for text in more}) == len(more) == 8
         places[place] += 1
-    expected = len(rows) / 8
-    assert sum((places[place] - expected) ** 2 / expected for place in range(8)) < 24.3  # chi-squared, 7, p = 0.001
-    # The seed and the row decide everything.
+    # Chi-squared with 7 degrees of freedom, p = 0.001.
+    assert sum((places[place] - 125) ** 2 / 125 for place in range(8)) < 24.3
     assert remix(5, rows, index, 8, 1) == remix(5, rows, index, 8, 1) != remix(5, rows, index, 8, 2)
 
 

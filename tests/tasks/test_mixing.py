@@ -93,7 +93,7 @@ def test_validation_has_every_held_out_row_once(small_hub, own_file):
         ("mmlu~options:0.5", "train", "mmlu~options:0.5 is not like NAME[~AUGMENTATION[:N]]"),
         ("mmlu~jokes", "train", "jokes is no augmentation, choose from styles, options"),
         ("mmlu~Options:11", "train", "MMLU~options:11: the number is at most 10; epochs stand after it"),
-        ("gsm8k~styles", "train", "GSM8K~styles: GSM8K is not answered by a choice alone, so it cannot be augmented"),
+        ("gsm8k~styles", "train", "GSM8K is not answered by a choice alone, so it has no styles to vary"),
         ("aqua-rationale~options", "train", "AQUA-Rationale is not answered by a choice alone"),
         ("click~styles", "train", "EunsuKim/CLIcK has no split train, only test"),
         ("mmlu~styles,mmlu~styles:1:2", "train", "MMLU~styles:1 is named twice"),
@@ -112,40 +112,31 @@ def test_mistakes_in_a_mixture_are_named(spec, split, sentence, small_hub):
         mix(TASKS, spec, split)
 
 
-@pytest.fixture
-def tokenizer(base) -> Tokenizer:
-    found = Tokenizer.train([f"the answer is {number}" for number in range(99)], 320)
-    found.save(base / "tok_train/default/tokenizer.json")
-    return found
-
-
-@pytest.mark.parametrize(("chats", "sums"), [(50, 50), (20, 80), (90, 10)])
-def test_shares_are_of_supervised_tokens(chats, sums, small_hub, tokenizer, capsys):
-    spec = f"smoltalk%{chats}:2.5,gsm8k@90%{sums}:1.5"
-    found = mix(TASKS, spec, seed=3)
-    tokens = Counter()
-    from_chats = set(map(key, TASKS["SmolTalk"]("train")))
+@pytest.mark.parametrize(
+    "spec", ["smoltalk%50:2.5,gsm8k@90%50", "smoltalk%20,gsm8k%80:1.5", "mmlu~styles:3%90,{}%10:9"]
+)
+def test_shares_are_of_supervised_tokens(spec, small_hub, own_file, base):
+    tokenizer = Tokenizer.train([f"the answer is {number}" for number in range(99)], 320)
+    tokenizer.save(base / "tok_train/default/tokenizer.json")
+    spec = spec.format(own_file)
+    whole, found = mix(TASKS, re.sub("%[0-9]+", "", spec), seed=3), mix(TASKS, spec, seed=3)
+    [(first, _), (second, _)] = found.rows.items()
+    keys = set(map(key, mix(TASKS, spec.split("%")[0], seed=3)))  # of the first task
+    tokens = {True: 0, False: 0}
     for row in found:
-        _, mask = render_conversation(row, tokenizer)
-        tokens["SmolTalk" if key(row) in from_chats else "GSM8K"] += sum(mask)
-    assert 100 * tokens["SmolTalk"] / tokens.total() == pytest.approx(chats, abs=0.7)
-    printed = capsys.readouterr().out
-    assert all(
-        f"{name}: {count:,} supervised tokens in {found.rows[name]:,} rows" in printed for name, count in tokens.items()
-    )
-    # The mixture is as large as one of the tasks allows.
-    assert found.rows["SmolTalk"] == 500 or found.rows["GSM8K"] == 135
+        tokens[key(row) in keys] += sum(render_conversation(row, tokenizer)[1])
+    asked = float(re.search("%([0-9]+)", spec)[1])
+    assert 100 * tokens[True] / sum(tokens.values()) == pytest.approx(asked, abs=1)
+    # One of the tasks is read in full.
+    assert found.rows[first] == whole.rows[first] or found.rows[second] == whole.rows[second]
     assert list(map(key, mix(TASKS, spec, seed=3))) == list(map(key, found))
-    plain = mix(TASKS, "smoltalk,gsm8k", "validation")
-    assert mix(TASKS, spec, "validation").rows == plain.rows  # shares are for training alone
 
 
-def test_a_share_of_an_augmented_task_and_a_file(small_hub, tokenizer, own_file):
-    found = mix(TASKS, f"mmlu~styles:3@100%75,{own_file}%25:9")
-    tokens = [sum(render_conversation(row, tokenizer)[1]) for row in found]
-    ours = [count for count, row in zip(tokens, found, strict=True) if "style" not in row]
-    assert 100 * sum(ours) / sum(tokens) == pytest.approx(25, abs=1)
-    assert set(found.rows) == {"MMLU~styles:3", "json:my.jsonl"}
+def test_augmented_tasks_in_a_mixture(small_hub):
+    found = mix(TASKS, "mmlu~options:8@50:0.5, ARC-Easy~styles:2@10:3,mmlu@9", seed=5)
+    assert found.rows == {"MMLU~options:8": 25, "ARC-Easy~styles:2": 30, "MMLU": 9}
+    assert found.examples["ARC-Easy~styles:2"] == 10
+    assert found.origin()["MMLU~options:8"]["files"] == found.origin()["MMLU"]["files"]
 
 
 def test_every_mixture_of_the_study_of_options_is_one():
@@ -153,8 +144,7 @@ def test_every_mixture_of_the_study_of_options_is_one():
     study = tomllib.loads((ROOT / "runs/remix.toml").read_text(encoding="utf-8"))
     words = [[member.name for [member] in parse_mixture(spec, TASKS)] for spec in study["mixes"].values()]
     assert {"KMMLU", "KMMLU~styles:1", "KMMLU~options:10"} <= set(chain(*words))
-    named = chain(*study["benchmarks"].values())
-    assert set(named) <= set(JUDGED)
+    assert set(chain(*study["benchmarks"].values())) <= set(JUDGED)
 
 
 def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypatch, capsys):
