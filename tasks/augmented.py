@@ -62,17 +62,24 @@ class MoreChoices(MultipleChoice):
 AUGMENTATIONS = {"styles": Styled, "options": MoreChoices}
 
 
-def augmented(name: str, data: DataSet, word: str, number: str | None, seed: int) -> tuple[str, DataSet]:
-    """Return an augmented data set with its name; word: key of AUGMENTATIONS, number: behind it, None: the default."""
-    kind = find_task(word, AUGMENTATIONS, "augmentation")
-    task = AUGMENTATIONS[kind]
-    count = int(number or task.number)
-    own = data.task
-    # The letters in a rationale are those of the choices as they were.
-    if not issubclass(own, MultipleChoice) or issubclass(own, Rationale):
-        raise ValueError(f"{name} is not answered by a choice alone, so it has no {kind} to vary")
-    if not 1 <= count <= MOST_CHOICES:
-        raise ValueError(f"{name}~{kind}:{count}: the number is at most {MOST_CHOICES}; epochs stand after it")
-    # Prompt and verdict are those of the data set's own class where the augmentation has none.
-    both = type(kind, (task, own), {"number": count, "seed": seed})
-    return f"{name}~{kind}:{count}", replace(data, task=both)
+class TaskTable(dict[str, DataSet]):
+    """Data sets by name. CLIcK~styles and MMLU~options:8 are names too."""
+
+    def __missing__(self, key: str) -> DataSet:
+        name, _, augmentation = key.partition("~")
+        word, _, number = augmentation.partition(":")
+        if not word:
+            raise KeyError(key)
+        data = self[name]
+        task = AUGMENTATIONS[find_task(word, AUGMENTATIONS, "augmentation")]
+        # The letters in a rationale are those of the choices as they were.
+        if not issubclass(data.task, MultipleChoice) or issubclass(data.task, Rationale):
+            raise ValueError(f"{key}: {name} is not answered by a choice alone, so it cannot be augmented")
+        number = number or str(task.number)
+        if not number.isdecimal() or not 1 <= int(number) <= MOST_CHOICES:
+            raise ValueError(f"{key}: the number is from 1 to {MOST_CHOICES}; epochs stand after it")
+        # Prompt and verdict are those of the data set's own class where the augmentation has none.
+        both = type(word, (task, data.task), {"number": int(number)})
+        # About: a question keeps fewer choices if no more fit.
+        chance = 1 / int(number) if task is MoreChoices else 1.0
+        return replace(data, task=both, baseline=min(data.baseline, chance))

@@ -116,6 +116,7 @@ class Task:
 
     kind = "generative"
     copies = 1  # conversations of each row, one after the other
+    seed = 0  # for augmentation, set by a mixture
 
     def __init__(self, data: DataSet, split: str, tokenizer: str = "default", unsafe_exec: bool = False):
         self.data = data
@@ -195,8 +196,9 @@ def pick(names: str, known: Iterable[str]) -> list[str]:
 
 
 def find_task(word: str, known: Iterable[str], kind: str = "task") -> str:
-    """Return the known name that a user's word means; kind: of names, for the error."""
+    """Return the known name that a user's word means, with its augmentation; kind: of names, for the error."""
     names = {name.lower(): name for name in known}
-    if word.lower() not in names:
+    plain, mark, augmentation = word.partition("~")
+    if plain.lower() not in names:
         raise ValueError(f"{word} is no {kind}, choose from {', '.join(names.values())}")
-    return names[word.lower()]
+    return names[plain.lower()] + mark + augmentation.lower()

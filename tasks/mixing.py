@@ -25,14 +25,11 @@ from nanochat.data.hub import HubError
 from nanochat.log import print0
 from nanochat.paths import stage_dir
 from nanochat.tokenizer import Tokenizer
-from tasks.augmented import augmented
 from tasks.chats import json_lines
 from tasks.common import DataSet, Task, find_task
 
 # The path after json: may have any characters, and after ~ the first : is that of the augmentation.
-MEMBER = re.compile(
-    r"(json:.+?|[^:@%~]+)(?:~(\w+)(?:(?!:)|:(\d+)(?![\d.])))?(?:@(\d+))?(?:%(\d*\.?\d+))?(?::(\d*\.?\d+))?"
-)
+MEMBER = re.compile(r"(json:.+?|[^:@%~]+)(~\w+(?:(?!:)|:\d+(?![\d.])))?(?:@(\d+))?(?:%(\d*\.?\d+))?(?::(\d*\.?\d+))?")
 SAMPLED = 50  # conversations of a task that are read for suggested questions
 HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
 
@@ -104,11 +101,12 @@ def mix(
     spec = spec or default
     parts: Parts = {}
     shares = {}  # by the names in parts
-    for number, members in enumerate(parse_mixture(spec, known, seed)):
+    for number, members in enumerate(parse_mixture(spec, known)):
         opened = _open_first(members, split, tokenizer, is_needed=not available_only)
         if not opened:
             continue
         member, task, rows = opened
+        task.seed = seed
         if member.name in parts:
             raise ValueError(f"{member.name} is named twice, give it epochs instead: {member.name}:2")
         if split == "train":
@@ -126,23 +124,23 @@ def mix(
     return Mixture(parts, seed)
 
 
-def parse_mixture(spec: str, known: Mapping[str, DataSet], seed: int = 0) -> list[list[Member]]:
+def parse_mixture(spec: str, known: Mapping[str, DataSet]) -> list[list[Member]]:
     """Return each word's alternatives, most words have one; ValueError names the wrong word."""
     members = []
     for word in filter(None, map(str.strip, spec.split(","))):
         match = MEMBER.fullmatch(word)
         if not match:
             raise ValueError(f"{word} is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS], or NAME|NAME")
-        sources, augmentation, own_number, rows, share, epochs = match.groups()
+        sources, augmentation, rows, share, epochs = match.groups()
         if sources.startswith("json:"):
             path = sources.removeprefix("json:")
             found = {f"json:{Path(path).name}": json_lines(path)}
         else:
-            names = [find_task(source.strip(), known) for source in sources.split("|")]
+            ending = augmentation or ""
+            names = [find_task(source.strip() + ending, known) for source in sources.split("|")]
             found = {name: known[name] for name in names}
-        if augmentation:
-            found = dict(augmented(name, data, augmentation, own_number, seed) for name, data in found.items())
-        numbers = int(rows) if rows else None, float(share or 0), float(epochs or 1)
+        count = int(rows) if rows else None
+        numbers = count, float(share or 0), float(epochs or 1)
         members.append([Member(name, data, *numbers) for name, data in found.items()])
     shares = [alternatives[0].share for alternatives in members]
     total = sum(shares)
@@ -199,7 +197,8 @@ def _sample(member: Member, rows: np.ndarray, count: int, seed: tuple[int, int])
 
 def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str) -> None:
     """Leave each task the first rows, as many as the share of the supervised tokens needs; one task keeps all."""
-    encoder = Tokenizer.load(stage_dir("tok_train", tokenizer) / "tokenizer.json")
+    path = stage_dir("tok_train", tokenizer) / "tokenizer.json"
+    encoder = Tokenizer.load(path)
     reached = {}  # name -> supervised tokens in the first row, the first two rows, and so on
     for name, (task, rows) in parts.items():
         counts = {}  # by row number: a row of several epochs is counted once

@@ -7,17 +7,13 @@ import pytest
 
 from nanochat.curate.augment import STYLES
 from tasks import TASKS
-from tasks.augmented import augmented
+from tasks.augmented import TaskTable
 from tasks.mixing import mix
-
-
-def open_augmented(name: str, word: str, number: str | None = None, seed: int = 0, split: str = "test"):
-    return augmented(name, TASKS[name], word, number, seed)[1](split)
 
 
 @pytest.mark.parametrize("name", ["ARC-Easy", "World-Choices"])
 def test_every_row_in_three_styles(name, small_hub):
-    plain, task = TASKS[name](), open_augmented(name, "styles", "3")
+    plain, task = TASKS[name](), TASKS[f"{name}~styles:3"]()
     found = list(task)
     assert (len(found), task.kind) == (3 * len(plain), "generative")
     for number, row in enumerate(plain):
@@ -30,16 +26,17 @@ def test_every_row_in_three_styles(name, small_hub):
             assert not task.evaluate(one, style.answer.format(letter="E", number=5, text="?"))
     # No instruction is in Korean, and all others are there.
     assert {one["style"] for one in found} == {name for name in STYLES if "Korean" not in name}
-    assert found != list(open_augmented(name, "styles", "3", seed=1))
+    task.seed = 1
+    assert found != list(task)
 
 
 def test_korean_questions_have_korean_styles_too(mirror):
-    task = open_augmented("CLIcK", "styles")
+    task = TASKS["CLIcK~styles"]()
     assert {one["style"] for one in task} == set(STYLES)
 
 
 def test_more_choices_keep_the_form_of_the_task(small_hub):
-    task = open_augmented("World-Choices", "options", "8")
+    task = TASKS["World-Choices~options:8"]()
     for plain, row in zip(TASKS["World-Choices"](), task, strict=True):
         question, answer = (message["content"] for message in row["messages"])
         assert question.endswith("like this: It is choice=X.")
@@ -52,12 +49,12 @@ def test_more_choices_keep_the_form_of_the_task(small_hub):
 
 @pytest.mark.parametrize(("name", "split", "least"), [("ARC-Easy", "train", 0.9), ("MMLU", "validation", 0.7)])
 def test_most_real_questions_get_ten_choices(name, split, least, mirror):
-    task = open_augmented(name, "options", split=split)
+    task = TASKS[f"{name}~options"](split)
     assert sum(len(task[number]["letters"]) == 10 for number in range(200)) > least * 200
 
 
 def test_copies_of_a_row_are_for_training_or_for_validation(small_hub):
-    known = {"Mine": replace(TASKS["ARC-Easy"], splits="train")}
+    known = TaskTable({"Mine": replace(TASKS["ARC-Easy"], splits="train")})
     train, new = (mix(known, "mine~styles:3", split) for split in ("train", "validation"))
     questions = [{row["messages"][0]["content"].partition("\n\n")[0] for row in one} for one in (train, new)]
     assert questions[0].isdisjoint(questions[1])
