@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from nanochat.curate.augment import STYLES
-from tasks import TASKS
+from tasks import TASKS, open_tasks
 from tasks.augmented import TaskTable
 from tasks.mixing import mix
 
@@ -51,6 +51,17 @@ def test_more_choices_keep_the_form_of_the_task(small_hub):
 def test_most_real_questions_get_ten_choices(name, split, least, mirror):
     task = TASKS[f"{name}~options"](split)
     assert sum(len(task[number]["letters"]) == 10 for number in range(200)) > least * 200
+
+
+def test_evaluations_take_augmented_names(small_hub):
+    found = open_tasks("arc-easy~styles|ARC-Easy~Options:8|arc-easy")
+    assert {name: task.baseline for name, task in found.items()} == {
+        "ARC-Easy~styles": 0.25,
+        "ARC-Easy~options:8": 0.125,
+        "ARC-Easy": 0.25,
+    }
+    with pytest.raises(ValueError, match="choose from styles, options"):
+        open_tasks("arc-easy~jokes")
 
 
 def test_copies_of_a_row_are_for_training_or_for_validation(small_hub):
