@@ -461,7 +461,7 @@ class FineTuneSettings(TrainingSettings):
 class ChatTuneSettings(FineTuneSettings):
     """Fine-tuning on a mixture of conversations."""
 
-    # The grammar stands in tasks.mixing, with samples (NAME@ROWS) and files (json:PATH).
+    # The grammar stands in tasks.mixing, with samples (NAME@ROWS), shares (NAME%SHARE), augmentations and files.
     mixture: str = option(
         "",
         "tasks and their epochs, like smoltalk|multi-turn,gsm8k:2 (default: the stage's, if their files are here)",

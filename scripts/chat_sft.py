@@ -4,6 +4,7 @@ python -m scripts.chat_sft --tag=d8
 python -m scripts.chat_sft --tag=d8 --mixture=json:my_chats.jsonl --num-epochs=3
 """
 
+import re
 from dataclasses import dataclass
 
 from nanochat.config import changed, run
@@ -31,7 +32,8 @@ def count_aqua(chats: Mixture, new_chats: Mixture) -> Record:
     """Return the number of conversations from AQUA, as metrics; none for a mixture without it."""
     metrics = {}
     for split, found in (("train", chats), ("val", new_chats)):
-        counts = [found.examples[name] for name in ("AQUA", "AQUA-Rationale") if name in found.examples]
+        # Augmented ones too, such as AQUA~styles:2.
+        counts = [rows for name, rows in found.examples.items() if re.match("AQUA(-Rationale)?(~|$)", name)]
         if counts:
             metrics[f"aqua_{split}_examples"] = sum(counts)
     return metrics

@@ -13,6 +13,7 @@ from nanochat.log import Record, print0
 from nanochat.settings import ChatTuneSettings
 from nanochat.stages import CHAT_CORE, WORLD_MEAN
 from tasks import chats, gsm8k, hrm8k, humaneval, livecodebench, mclm, mixing, multiple_choice, puzzles, spelling, world
+from tasks.augmented import TaskTable
 from tasks.common import DataSet, Task, find_task, pick
 
 TASKS: dict[str, DataSet] = {
@@ -27,6 +28,7 @@ TASKS: dict[str, DataSet] = {
     **chats.SETS,
     **world.SETS,
 }
+TASKS = TaskTable(TASKS)  # and augmented ones
 JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]  # tasks with a verdict
 Count = Callable[[mixing.Mixture, mixing.Mixture], Record]  # from the chats to learn from, and those to validate with
 WORLD_TASKS = (*WORLD_MEAN, "World-Talk", "World-Questions")

@@ -116,6 +116,8 @@ class Task:
     """
 
     kind = "generative"
+    copies = 1  # conversations of each row, one after the other
+    seed = 0  # for augmentation, set by a mixture
 
     def __init__(self, data: DataSet, split: str, tokenizer: str = "default", unsafe_exec: bool = False):
         self.data = data
@@ -125,7 +127,7 @@ class Task:
         self.unsafe_exec = unsafe_exec
         self.files = {}  # name on the hub -> file that the rows come from
         self.rows = self.open_rows()
-        self._order = np.random.default_rng(SHUFFLE_SEED).permutation(len(self.rows))
+        self._order = np.random.default_rng(SHUFFLE_SEED).permutation(len(self.rows)).repeat(self.copies)
 
     def open_rows(self) -> Sequence[list]:
         """Return the split's rows; tasks without Parquet files override this."""
@@ -144,9 +146,13 @@ class Task:
         number = int(self._order[index])
         try:
             # Rows become conversations when they are used: most data sets are much larger than a run needs.
-            return self.conversation(*self.data.convert(*self.rows[number]))
+            return self.build(number, index % self.copies)
         except ValueError as error:
             raise ValueError(f"{self.data.name}, split {self.split}, row {number}: {error}") from None
+
+    def build(self, row: int, copy: int) -> dict:
+        """Return a row as a conversation. row: number in the files; copy: number among the conversations of the row."""
+        return self.conversation(*self.data.convert(*self.rows[row]))
 
     def suggestions(self, numbers: Sequence[int]) -> list[str]:
         """Return short first questions of some conversations, to suggest to a person who talks to the model."""
@@ -191,9 +197,10 @@ def pick(names: str, known: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(find_task(word, known) for word in words))
 
 
-def find_task(word: str, known: Iterable[str]) -> str:
-    """Return the known name that a user's word means."""
+def find_task(word: str, known: Iterable[str], kind: str = "task") -> str:
+    """Return the known name that a user's word means, with its augmentation; kind: of names, for the error."""
     names = {name.lower(): name for name in known}
-    if word.lower() not in names:
-        raise ValueError(f"{word} is no task, choose from {', '.join(names.values())}")
-    return names[word.lower()]
+    plain, mark, augmentation = word.partition("~")
+    if plain.lower() not in names:
+        raise ValueError(f"{word} is no {kind}, choose from {', '.join(names.values())}")
+    return names[plain.lower()] + mark + augmentation.lower()

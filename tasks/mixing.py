@@ -1,8 +1,15 @@
 """Mixtures: several tasks as one shuffled sequence.
 
-A specification names tasks, separated by commas: `smoltalk,mmlu:3,gsm8k:2,aqua@20000,json:my.jsonl`. A name may be
-followed by `@` and a sample size in rows, and by `:` and the epochs (1 by default). `smoltalk|multi-turn` is the first
-of the two whose files are here or can be downloaded; `@` and `:` stand at its end.
+A specification names tasks, separated by commas: `smoltalk,mmlu~options:8@5000,json:my.jsonl:3`. A word is
+
+    NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]
+
+AUGMENTATION is a key of `tasks.augmented.AUGMENTATIONS`; the first `:` after it is for its own number N. ROWS is a
+sample size. EPOCHS are 1 by default, and may be a fraction. SHARE is the part of the mixture's supervised tokens, which
+the assistant writes, in percent; all tasks have one, or none has. With shares the mixture is as large as it can be
+while no task is read for more than its EPOCHS.
+
+`smoltalk|multi-turn` is the first of the two whose files are here or can be downloaded; the rest stands at its end.
 """
 
 import re
@@ -13,30 +20,37 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nanochat.chat import render_conversation
 from nanochat.data.hub import HubError
 from nanochat.log import print0
+from nanochat.paths import stage_dir
+from nanochat.tokenizer import Tokenizer
 from tasks.chats import json_lines
 from tasks.common import DataSet, Task, find_task
 
-# NAME, NAME@ROWS, NAME:EPOCHS or NAME@ROWS:EPOCHS; the path after json: may have any characters.
-MEMBER = re.compile(r"(json:.+?|[^:@]+)(?:@(\d+))?(?::(\d*\.?\d+))?")
+# The path after json: may have any characters, and after ~ the first : is that of the augmentation.
+MEMBER = re.compile(r"(json:.+?|[^:@%~]+)(~\w+(?:(?!:)|:\d+(?![\d.])))?(?:@(\d+))?(?:%(\d*\.?\d+))?(?::(\d*\.?\d+))?")
 SAMPLED = 50  # conversations of a task that are read for suggested questions
 HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
+
+
+Parts = dict[str, tuple[Task, np.ndarray]]  # name -> (task, row numbers)
 
 
 class Member(NamedTuple):
     """A task in a specification."""
 
-    name: str
+    name: str  # with the augmentation
     data: DataSet
     rows: int | None  # sample size, None: all
+    share: float  # of the supervised tokens, in percent; 0: not given
     epochs: float  # may be a fraction
 
 
 class Mixture:
-    """Several tasks' conversations in a seed's random order. parts: name -> (task, row numbers)."""
+    """Several tasks' conversations in a seed's random order."""
 
-    def __init__(self, parts: dict[str, tuple[Task, np.ndarray]], seed: int):
+    def __init__(self, parts: Parts, seed: int):
         self._parts = parts
         self._tasks = [task for task, _ in parts.values()]
         # Counts with every epoch, by task name.
@@ -78,19 +92,21 @@ def mix(
     default: str = "",
     tokenizer: str = "default",
 ) -> Mixture:
-    """Open the mixture that a specification names; epochs and samples apply to the split train alone.
+    """Open the mixture that a specification names; samples, shares and epochs apply to the split train alone.
 
     default: taken where the specification is empty; it is taken without the tasks that have no files on this machine,
-    and with all rows where a task has fewer than asked for. tokenizer: see `Task`.
+    and with all rows where a task has fewer than asked for. tokenizer: see `Task`; it counts tokens for shares.
     """
     available_only = spec in ("", default)
     spec = spec or default
-    parts = {}  # as in `Mixture`
-    for number, members in enumerate(_parse(spec, known)):
+    parts: Parts = {}
+    shares = {}  # by the names in parts
+    for number, members in enumerate(parse_mixture(spec, known)):
         opened = _open_first(members, split, tokenizer, is_needed=not available_only)
         if not opened:
             continue
         member, task, rows = opened
+        task.seed = seed
         if member.name in parts:
             raise ValueError(f"{member.name} is named twice, give it epochs instead: {member.name}:2")
         if split == "train":
@@ -100,27 +116,37 @@ def mix(
             # The number keeps samples of several tasks independent.
             rows = _sample(member, rows, count, (seed, number))
         parts[member.name] = task, rows
+        shares[member.name] = member.share
     if not parts:
         raise ValueError(f"no task of {spec} is here: set NANOCHAT_HUB, or name others with --mixture")
+    if split == "train" and any(shares.values()):
+        _cut_to_shares(parts, shares, tokenizer)
     return Mixture(parts, seed)
 
 
-def _parse(spec: str, known: Mapping[str, DataSet]) -> list[list[Member]]:
+def parse_mixture(spec: str, known: Mapping[str, DataSet]) -> list[list[Member]]:
     """Return each word's alternatives, most words have one; ValueError names the wrong word."""
     members = []
     for word in filter(None, map(str.strip, spec.split(","))):
         match = MEMBER.fullmatch(word)
         if not match:
-            raise ValueError(f"{word} is not like NAME, NAME|NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS")
-        sources, rows, epochs = match.groups()
+            raise ValueError(f"{word} is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS], or NAME|NAME")
+        sources, augmentation, rows, share, epochs = match.groups()
         if sources.startswith("json:"):
             path = sources.removeprefix("json:")
             found = {f"json:{Path(path).name}": json_lines(path)}
         else:
-            names = [find_task(source.strip(), known) for source in sources.split("|")]
+            ending = augmentation or ""
+            names = [find_task(source.strip() + ending, known) for source in sources.split("|")]
             found = {name: known[name] for name in names}
         count = int(rows) if rows else None
-        members.append([Member(name, data, count, float(epochs or 1)) for name, data in found.items()])
+        numbers = count, float(share or 0), float(epochs or 1)
+        members.append([Member(name, data, *numbers) for name, data in found.items()])
+    shares = [alternatives[0].share for alternatives in members]
+    total = sum(shares)
+    is_whole = all(shares) and abs(total - 100) < 0.01
+    if total and not is_whole:
+        raise ValueError(f"{spec}: all tasks need shares, which add up to 100 %, not to {total:g} %")
     return members
 
 
@@ -154,8 +180,8 @@ def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.nd
     rows = np.arange(len(task))
     if names != ["train"]:
         return task, rows
-    # Training and validation share the train split.
-    first_held_out = len(rows) - max(1, len(rows) // HELD_OUT)
+    # Training and validation share the train split, and all copies of a row belong to one of them.
+    first_held_out = len(rows) - task.copies * max(1, len(rows) // task.copies // HELD_OUT)
     return task, rows[:first_held_out] if split == "train" else rows[first_held_out:]
 
 
@@ -167,3 +193,23 @@ def _sample(member: Member, rows: np.ndarray, count: int, seed: tuple[int, int])
         raise ValueError(f"{few}: {member.epochs:g} epochs of {count:,} rows cannot be taken from them")
     # resize repeats the sample until it has as many rows as asked for.
     return np.resize(np.random.default_rng(seed).permutation(rows)[:count], total)
+
+
+def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str) -> None:
+    """Leave each task the first rows, as many as the share of the supervised tokens needs; one task keeps all."""
+    path = stage_dir("tok_train", tokenizer) / "tokenizer.json"
+    encoder = Tokenizer.load(path)
+    reached = {}  # name -> supervised tokens in the first row, the first two rows, and so on
+    for name, (task, rows) in parts.items():
+        counts = {}  # by row number: a row of several epochs is counted once
+        for number in np.unique(rows).tolist():
+            _, mask = render_conversation(task[number], encoder)
+            counts[number] = sum(mask)
+        reached[name] = np.cumsum([counts[number] for number in rows.tolist()])
+    # Tokens for one percent, as the task with too little for more allows.
+    percent = min(reached[name][-1] / share for name, share in shares.items())
+    for name, (task, rows) in parts.items():
+        tokens = reached[name]
+        last = np.abs(tokens - shares[name] * percent).argmin()  # the row that comes closest
+        print0(f"train mixture: {name}: {tokens[last]:,} supervised tokens in {last + 1:,} rows")
+        parts[name] = task, rows[: last + 1]

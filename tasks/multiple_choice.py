@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from string import ascii_uppercase as LETTERS
 
+from nanochat.curate.augment import list_choices
 from tasks.common import CONVERTED, FILE, DataSet, Task, exchange
 
 _LETTER = r"(?:\(([a-z])\)|([A-Z])(?![A-Za-z0-9]))"  # a choice's letter: (b) or B
@@ -52,8 +53,7 @@ class MultipleChoice(Task):
         if right not in range(len(choices)):
             raise ValueError(f"the right answer is none of its {len(choices)} choices")
         # The letter follows its choice: small models bind the two better this way.
-        listed = [f"- {text}={letter}" for text, letter in zip(choices, LETTERS, strict=False)]
-        prompt = "\n".join([question, "", *listed, "", self.closing])
+        prompt = list_choices(question, choices, "- {text}={letter}", self.closing)
         answer = self.answer(LETTERS[right], choices[right], rationale)
         return exchange(prompt, answer) | {"letters": LETTERS[: len(choices)]}
 

@@ -3,12 +3,16 @@
 import hashlib
 import re
 from collections import Counter
+from itertools import chain
 
 import pytest
 from chat_files import chat, key, write_lines
+from conftest import ROOT
 
-from tasks import TASKS
-from tasks.mixing import mix
+from nanochat.chat import render_conversation
+from nanochat.tokenizer import Tokenizer
+from tasks import JUDGED, TASKS
+from tasks.mixing import mix, parse_mixture
 
 
 @pytest.fixture
@@ -85,7 +89,17 @@ def test_validation_has_every_held_out_row_once(small_hub, own_file):
     ("spec", "split", "sentence"),
     [
         ("mmlu,chess", "train", "chess is no task, choose from ARC-Easy, "),
-        ("mmlu:x", "train", "mmlu:x is not like NAME, NAME|NAME, NAME:EPOCHS or NAME@ROWS:EPOCHS"),
+        ("mmlu:x", "train", "mmlu:x is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS], or NAME|NAME"),
+        ("mmlu~options:0.5", "train", "mmlu~options:0.5 is not like NAME[~AUGMENTATION[:N]]"),
+        ("mmlu~jokes", "train", "jokes is no augmentation, choose from styles, options"),
+        ("mmlu~Options:11", "train", "MMLU~options:11: the number is from 1 to 10; epochs stand after it"),
+        ("gsm8k~styles", "train", "GSM8K~styles: GSM8K is not answered by a choice alone, so it cannot be augmented"),
+        ("aqua-rationale~options", "train", "AQUA-Rationale is not answered by a choice alone"),
+        ("click~styles", "train", "EunsuKim/CLIcK has no split train, only test"),
+        ("mmlu~styles,MMLU~Styles@9:2", "train", "MMLU~styles is named twice"),
+        ("mmlu%50,aqua", "train", "mmlu%50,aqua: all tasks need shares, which add up to 100 %, not to 50 %"),
+        ("mmlu%50,aqua%60:2", "train", "which add up to 100 %, not to 110 %"),
+        ("mmlu%100", "train", "tok_train/default/tokenizer.json; train one with"),
         ("mmlu:0", "train", "0 epochs of "),
         ("mmlu:2,MMLU", "train", "MMLU is named twice, give it epochs instead: MMLU:2"),
         ("aqua@101", "train", "AQUA has 100 rows to train on: 1 epochs of 101 rows cannot be taken from them"),
@@ -96,6 +110,41 @@ def test_validation_has_every_held_out_row_once(small_hub, own_file):
 def test_mistakes_in_a_mixture_are_named(spec, split, sentence, small_hub):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         mix(TASKS, spec, split)
+
+
+@pytest.mark.parametrize(
+    "spec", ["smoltalk%50:2.5,gsm8k@90%50", "smoltalk%20,gsm8k%80:1.5", "mmlu~styles:3%90,{}%10:9"]
+)
+def test_shares_are_of_supervised_tokens(spec, small_hub, own_file, base):
+    tokenizer = Tokenizer.train([f"the answer is {number}" for number in range(99)], 320)
+    tokenizer.save(base / "tok_train/default/tokenizer.json")
+    spec = spec.format(own_file)
+    whole, found = mix(TASKS, re.sub("%[0-9]+", "", spec), seed=3), mix(TASKS, spec, seed=3)
+    [(first, _), (second, _)] = found.rows.items()
+    keys = set(map(key, mix(TASKS, spec.split("%")[0], seed=3)))  # of the first task
+    tokens = {True: 0, False: 0}
+    for row in found:
+        tokens[key(row) in keys] += sum(render_conversation(row, tokenizer)[1])
+    asked = float(re.search("%([0-9]+)", spec)[1])
+    assert 100 * tokens[True] / sum(tokens.values()) == pytest.approx(asked, abs=1)
+    # One of the tasks is read in full.
+    assert found.rows[first] == whole.rows[first] or found.rows[second] == whole.rows[second]
+    assert list(map(key, mix(TASKS, spec, seed=3))) == list(map(key, found))
+
+
+def test_augmented_tasks_in_a_mixture(small_hub):
+    found = mix(TASKS, "mmlu~options:8@50:0.5, ARC-Easy~styles:2@10:3,mmlu@9", seed=5)
+    assert found.rows == {"MMLU~options:8": 25, "ARC-Easy~styles:2": 30, "MMLU": 9}
+    assert found.examples["ARC-Easy~styles:2"] == 10
+    assert found.origin()["MMLU~options:8"]["files"] == found.origin()["MMLU"]["files"]
+
+
+def test_every_mixture_of_the_study_of_options_is_one():
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    study = tomllib.loads((ROOT / "runs/remix.toml").read_text(encoding="utf-8"))
+    words = [[member.name for [member] in parse_mixture(spec, TASKS)] for spec in study["mixes"].values()]
+    assert {"KMMLU", "KMMLU~styles", "KMMLU~options:10"} <= set(chain(*words))
+    assert set(chain(*study["benchmarks"].values())) <= set(JUDGED)
 
 
 def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypatch, capsys):

@@ -1,0 +1,85 @@
+"""Augmented multiple choice: the rows of another task in several styles, or with more choices.
+
+A new augmentation is a class and a row in AUGMENTATIONS.
+"""
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from nanochat.curate.augment import HANGUL, MOST_CHOICES, STYLES, answers_in, list_choices, remix
+from nanochat.curate.bm25 import BM25
+from tasks.common import DataSet, exchange, find_task
+from tasks.multiple_choice import MultipleChoice, Rationale
+
+
+class Styled(MultipleChoice):
+    """Each row in `number` different styles."""
+
+    kind = "generative"
+    number = 1  # by default
+
+    @property
+    def copies(self) -> int:
+        return self.number
+
+    def build(self, row: int, copy: int) -> dict:
+        question, choices, right = self.data.convert(*self.rows[row])
+        # A question without Korean gets no instruction in Korean.
+        names = [name for name in STYLES if HANGUL.search(question) or "Korean" not in name]
+        order = np.random.default_rng((self.seed, row)).permutation(len(names))
+        name = names[order[copy]]
+        style = STYLES[name]
+        plain = self.conversation(question, choices, right)  # which finds faults of the row
+        prompt = list_choices(question, choices, style.listing, style.instruction)
+        answer = answers_in(style.answer, choices)[right]
+        return plain | exchange(prompt, answer) | {"style": name, "choices": choices}
+
+    def evaluate(self, conversation: dict, completion: str) -> bool:
+        style = STYLES[conversation["style"]]
+        choices = conversation["choices"]
+        right = conversation["messages"][-1]["content"]
+        return style.read(completion, choices) == style.read(right, choices)
+
+
+class MoreChoices(MultipleChoice):
+    """Each row with wrong choices of similar rows, up to `number` choices."""
+
+    number = MOST_CHOICES
+
+    @cached_property
+    def _pool(self) -> tuple[list[tuple], BM25]:
+        questions = [self.data.convert(*self.rows[row]) for row in range(len(self.rows))]
+        return questions, BM25(question for question, *_ in questions)
+
+    def build(self, row: int, copy: int) -> dict:
+        questions, index = self._pool
+        remixed = remix(row, questions, index, self.number, self.seed)
+        return self.conversation(*remixed)
+
+
+AUGMENTATIONS = {"styles": Styled, "options": MoreChoices}
+
+
+class TaskTable(dict[str, DataSet]):
+    """Data sets by name. CLIcK~styles and MMLU~options:8 are names too."""
+
+    def __missing__(self, key: str) -> DataSet:
+        name, _, augmentation = key.partition("~")
+        word, _, number = augmentation.partition(":")
+        if not word:
+            raise KeyError(key)
+        data = self[name]
+        task = AUGMENTATIONS[find_task(word, AUGMENTATIONS, "augmentation")]
+        # The letters in a rationale are those of the choices as they were.
+        if not issubclass(data.task, MultipleChoice) or issubclass(data.task, Rationale):
+            raise ValueError(f"{key}: {name} is not answered by a choice alone, so it cannot be augmented")
+        number = number or str(task.number)
+        if not number.isdecimal() or not 1 <= int(number) <= MOST_CHOICES:
+            raise ValueError(f"{key}: the number is from 1 to {MOST_CHOICES}; epochs stand after it")
+        # Prompt and verdict are those of the data set's own class where the augmentation has none.
+        both = type(word, (task, data.task), {"number": int(number)})
+        # About: a question keeps fewer choices if no more fit.
+        chance = 1 / int(number) if task is MoreChoices else 1.0
+        return replace(data, task=both, baseline=min(data.baseline, chance))
