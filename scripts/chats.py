@@ -63,7 +63,7 @@ def main(config: Config) -> None:
     from nanochat.outcome import Outcome
     from nanochat.tokenizer import Tokenizer
     from tasks import JUDGED, TASKS, pick
-    from tasks.sources import open_sources, test_questions
+    from tasks.sources import open_sources, benchmark_questions
 
     outcome = Outcome.begin("chats", config.tag, config)
     part = part_of(config.part)
@@ -85,7 +85,7 @@ def main(config: Config) -> None:
     if manifest.exists():
         print0(f"{out} is finished, with these settings")
         return
-    benchmarks = Benchmarks({name: test_questions(task) for name, task in tests.items()})
+    benchmarks = Benchmarks({name: benchmark_questions(task) for name, task in tests.items()})
     context = Context(config, row_filters, tokenizer, benchmarks)
     tables = [work / f"{number:05d}.db" for number in range(len(sources))]
     # Parts that run at the same time have a lock each.

@@ -17,6 +17,7 @@ from nanochat.curate.filters import pairs
 from nanochat.data.documents import text_files
 from nanochat.data.hub import sha256
 from nanochat.log import Record
+from tasks.chats import json_lines
 from tasks.common import DataSet, Task, find_task
 from tasks.multiple_choice import MultipleChoice
 
@@ -57,7 +58,7 @@ def open_sources(sources: str, licenses: str, known: Mapping[str, DataSet], toke
         place = Path(word.removeprefix("json:")).expanduser()
         origin = {"bucket": bucket, "source": place.name, "license": pairs(licenses).get(bucket, "unknown")}
         if word.startswith("json:") or place.is_dir():
-            paths = text_files(place, (".jsonl", ".parquet")) if place.is_dir() else [place]
+            paths = text_files(place, (".jsonl", ".parquet")) if place.is_dir() else [Path(json_lines(place).path)]
             found += [_open_file(path, origin) for path in paths]
         else:
             found += _open_task(word, origin, known, tokenizer)
@@ -139,7 +140,7 @@ def _read_task(open_task: Callable[[], Task]) -> Iterator[Record]:
             yield {"fault": str(error)}
 
 
-def test_questions(task: Task) -> list[tuple[str, ...]]:
+def benchmark_questions(task: Task) -> list[tuple[str, ...]]:
     """Return each item's question alone, and with its choices, both without instructions."""
     found = []
     for number in range(len(task)):

@@ -61,8 +61,8 @@ def pairs(text: str) -> dict[str, str]:
     found = {}
     for word in filter(None, map(str.strip, text.split(","))):
         match = re.fullmatch(r"([\w.-]+)=(.+)", word)
-        if not match:
-            raise ValueError(f"{word} is not like NAME=VALUE, with a name of letters and digits")
+        if not match or match[1] in found:
+            raise ValueError(f"{word} is not like NAME=VALUE, with a name of letters and digits that is there once")
         found[match[1]] = match[2]
     return found
 
