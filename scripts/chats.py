@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from nanochat.config import changed, flag_of, option, run
-from nanochat.curate.filters import FILTERS, Context, FilterSettings, chosen_filters
-from nanochat.log import Record, print0, terminal_table
+from nanochat.curate.filters import Context, FilterSettings, chosen_filters
+from nanochat.log import print0, terminal_table
 from nanochat.paths import hold_folder, read_json, read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 
@@ -47,15 +47,6 @@ def part_of(text: str) -> slice:
     return slice(number - 1, None, count)
 
 
-def require_same(settings: Record, path: Path) -> None:
-    """Record the settings of a run; a ValueError if the run was started with others."""
-    before = read_json(path) if path.exists() else settings
-    differences = [name for name, value in settings.items() if before[name] != value]
-    if differences:
-        raise ValueError(f"{path.parent} was made with another {', '.join(differences)}: take another --tag or --out")
-    write_json(path, settings)
-
-
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.curate.contamination import Benchmarks
@@ -63,12 +54,10 @@ def main(config: Config) -> None:
     from nanochat.outcome import Outcome
     from nanochat.tokenizer import Tokenizer
     from tasks import JUDGED, TASKS, pick
-    from tasks.sources import open_sources, benchmark_questions
+    from tasks.sources import benchmark_questions, open_sources
 
     outcome = Outcome.begin("chats", config.tag, config)
-    part = part_of(config.part)
-    names = chosen_filters(config)
-    row_filters = [name for name in names if FILTERS[name].drops]
+    part, filters = part_of(config.part), chosen_filters(config, over_all=False)
     tests = {name: TASKS[name]("test", config.tokenizer_tag, unsafe_exec=True) for name in pick(config.against, JUDGED)}
     tokenizer = Tokenizer.load(stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json")
     sources = open_sources(config.sources, config.licenses, TASKS, config.tokenizer_tag)
@@ -81,27 +70,32 @@ def main(config: Config) -> None:
     settings["tokenizer"] = tokenizer.content_hash
     settings["benchmarks"] = {name: task.hashes() for name, task in tests.items()}
     settings["sources"] = [source.origin | {"rows": source.rows, "files": source.hashes} for source in sources]
-    require_same(settings, out / "settings.json")
+    record = out / "settings.json"
+    before = read_json(record) if record.exists() else settings
+    others = ", ".join(name for name in settings if settings[name] != before[name])
+    if others:
+        raise ValueError(f"{out} was made with another {others}: take another --tag or --out")
     if manifest.exists():
-        print0(f"{out} is finished, with these settings")
+        print0(f"{out} is finished")
         return
     benchmarks = Benchmarks({name: benchmark_questions(task) for name, task in tests.items()})
-    context = Context(config, row_filters, tokenizer, benchmarks)
+    context = Context(config, tokenizer, benchmarks)
     tables = [work / f"{number:05d}.db" for number in range(len(sources))]
     # Parts that run at the same time have a lock each.
     with hold_folder(work / config.part.replace("/", "-of-")):
+        write_json(record, settings)
         for source, table in list(zip(sources, tables, strict=True))[part]:
             if not table.exists():
-                filter_file(source, source.rows, context, table)
+                filter_file(source.stream(), source.rows, context, table)
                 print0(f"{source.origin['bucket']}: {', '.join(source.hashes)}: {source.rows:,} rows are filtered")
         if config.part:
             return
         rows_in = sum(source.rows for source in sources)
         with closing(merge(tables, config, work / "all.db")) as rows:
             outcome.artifacts = {path.name: read_sha256(path) for path in write_output(rows, rows_in, out)}
-            outcome.tables = report(rows, benchmarks)
+            outcome.tables = report(rows)
         print0(*map(terminal_table, outcome.tables), sep="\n\n")
-        outcome.metrics = {"Rows in": rows_in, "Against": config.against or "nothing", "Filters": ", ".join(names)}
+        outcome.metrics = {"Rows in": rows_in, "Filters": ", ".join(filters)} | benchmarks.sizes
         outcome.write()
         counts = {table["title"]: table["rows"] for table in outcome.tables}
         write_json(manifest, {"command": outcome.command, "files": outcome.artifacts, "counts": counts} | settings)

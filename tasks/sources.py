@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanochat.curate.filters import pairs
@@ -32,7 +31,7 @@ class SourceFile(NamedTuple):
     rows: int
     read: Callable[[], Iterator[Record]]
 
-    def __iter__(self) -> Iterator[Record]:
+    def stream(self) -> Iterator[Record]:
         for row in self.read():
             own = {key: value for key, value in row.items() if value is not None}  # Parquet has every key in each row
             yield {"messages": []} | self.origin | own | {"bucket": self.origin["bucket"]}
@@ -64,17 +63,17 @@ def open_sources(sources: str, licenses: str, known: Mapping[str, DataSet], toke
             found += _open_task(word, origin, known, tokenizer)
     if not found or {one.origin["bucket"] for one in found if one.rows} != {*pairs(sources)}:
         raise ValueError(
-            f"--sources={sources} needs rows for each bucket, write it like facts=World-Chat,web=json:a.jsonl"
+            f"--sources={sources} has a bucket without rows: write it like facts=World-Chat,web=json:a.jsonl"
         )
     return found
 
 
 def _open_file(path: Path, origin: Record) -> SourceFile:
+    hashes = {path.name: sha256(path)}
     if path.suffix.lower() == ".parquet":
-        return SourceFile(origin, {path.name: sha256(path)}, _count(path, ["messages"]), partial(_read_parquet, path))
+        return SourceFile(origin, hashes, _count(path, ["messages"]), partial(_read_parquet, path))
     with open(path, "rb") as file:
-        rows = sum(not line.isspace() for line in file)
-    return SourceFile(origin, {path.name: sha256(path)}, rows, partial(_read_lines, path))
+        return SourceFile(origin, hashes, sum(not line.isspace() for line in file), partial(_read_lines, path))
 
 
 def _open_task(word: str, origin: Record, known: Mapping[str, DataSet], tokenizer: str) -> list[SourceFile]:
@@ -82,27 +81,26 @@ def _open_task(word: str, origin: Record, known: Mapping[str, DataSet], tokenize
     name, split = find_task(name, known), split or "train"
     data = known[name]
     if split == "test" or split not in data.split_names:
-        others = ", ".join(sorted({*data.split_names} - {"test"})) or "none"
-        raise ValueError(f"{word}: {name} has no split {split} to train on, and a test is none; it has {others}")
+        raise ValueError(f"{word}: {name} has no split {split} to train on, and a test split is none")
     origin = origin | {"source": name}
     if data.task.open_rows is not Task.open_rows:  # no Parquet files, or files that belong together
         task = data(split, tokenizer)
         return [SourceFile(origin, task.hashes(), len(task), partial(_read_task, lambda: task))]
-    files = []
-    for file, path in data.fetch(split, tokenizer).items():
-        rows = _count(path, data.columns.split())
-        # Opened when it is read, so that one file is in memory.
-        task = partial(data.task, OneFile(data, path), split, tokenizer)
-        files.append(SourceFile(origin, {file: sha256(path)}, rows, partial(_read_task, task)))
-    return files
+    return [
+        SourceFile(
+            origin,
+            {file: sha256(path)},
+            _count(path, data.columns.split()),
+            # Opened when it is read, so that one file is in memory.
+            partial(_read_task, partial(data.task, OneFile(data, path), split, tokenizer)),
+        )
+        for file, path in data.fetch(split, tokenizer).items()
+    ]
 
 
 def _count(path: Path, columns: list[str]) -> int:
     """Return the rows of a Parquet file that has the columns."""
-    try:
-        metadata = pq.read_metadata(path)
-    except pa.ArrowException as error:
-        raise ValueError(f"{path} is no complete parquet file ({error})") from None
+    metadata = pq.read_metadata(path)
     names = metadata.schema.to_arrow_schema().names
     for column in columns:
         if column not in names:
@@ -119,16 +117,12 @@ def _read_parquet(path: Path) -> Iterator[Record]:
 def _read_lines(path: Path) -> Iterator[Record]:
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            if line.isspace():
-                continue
             try:
-                value = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: {error}") from None
-            row = {"messages": value} if isinstance(value, list) else value
-            if not isinstance(row, dict) or "messages" not in row:
-                raise ValueError(f"{path}:{number}: the row has no `messages`")
-            yield row
+                if not line.isspace():
+                    value = json.loads(line)
+                    yield {"messages": value} if isinstance(value, list) else value | {"messages": value["messages"]}
+            except (ValueError, LookupError, TypeError) as error:
+                raise ValueError(f"{path}:{number}: no JSON object with `messages` ({error})") from None
 
 
 def _read_task(open_task: Callable[[], Task]) -> Iterator[Record]:
@@ -142,11 +136,7 @@ def _read_task(open_task: Callable[[], Task]) -> Iterator[Record]:
 
 def benchmark_questions(task: Task) -> list[tuple[str, ...]]:
     """Return each item's question alone, and with its choices, both without instructions."""
-    found = []
-    for number in range(len(task)):
-        prompt = str(task[number]["messages"][-2]["content"])
-        if isinstance(task, MultipleChoice):
-            found.append((prompt.partition("\n\n- ")[0], prompt.removesuffix(task.closing)))
-        else:
-            found.append((prompt,))
-    return found
+    prompts = [str(task[number]["messages"][-2]["content"]) for number in range(len(task))]
+    if not isinstance(task, MultipleChoice):
+        return [(prompt,) for prompt in prompts]
+    return [(prompt.partition("\n\n- ")[0], prompt.removesuffix(task.closing)) for prompt in prompts]

@@ -49,7 +49,7 @@ class Benchmarks:
     """
 
     def __init__(self, questions: Mapping[str, Sequence[Sequence[str]]]):
-        self.sizes: dict[str, tuple[int, int]] = {}  # questions, and those too short or too general to be found
+        self.sizes: dict[str, str] = {}  # for the card
         self._traces: dict[str, dict[str, str]] = {}  # sequence -> text -> benchmark
         for name, items in questions.items():
             forms = [[traces(form) for form in item] for item in items]
@@ -62,7 +62,7 @@ class Benchmarks:
                 for key, text in own.items():
                     self._traces.setdefault(key, {}).setdefault(text, name)
                 lost += not own
-            self.sizes[name] = len(forms), lost
+            self.sizes[f"Against {name}"] = f"{len(forms):,} questions, {lost:,} too general to be found"
 
     def find(self, text: str) -> str:
         """Return a benchmark with a question in the text, or an empty name."""

@@ -59,8 +59,8 @@ class FilterSettings:
 def pairs(text: str) -> dict[str, str]:
     """Return the pairs in a setting like `korean=ko,code=en`."""
     found = {}
-    for word in filter(None, map(str.strip, text.split(","))):
-        match = re.fullmatch(r"([\w.-]+)=(.+)", word)
+    for word in filter(None, text.split(",")):
+        match = re.fullmatch(r"\s*([\w.-]+)=(.+)", word)
         if not match or match[1] in found:
             raise ValueError(f"{word} is not like NAME=VALUE, with a name of letters and digits that is there once")
         found[match[1]] = match[2]
@@ -94,10 +94,9 @@ class Row:
 
 
 class Context(NamedTuple):
-    """Everything that filters know besides the row. filters: names of those to apply to each row."""
+    """Everything that filters know besides the row."""
 
     settings: FilterSettings
-    filters: list[str]
     tokenizer: Tokenizer
     benchmarks: Benchmarks
 
@@ -114,7 +113,8 @@ def letters(text: str) -> Counter[str]:
 
 def language(text: str) -> str:
     """Return the language with the script of most letters; empty for a text without letters."""
-    return max(letters(text).items(), key=lambda item: item[1], default=("", 0))[0]
+    counts = letters(text)
+    return max(counts, key=counts.get, default="")
 
 
 def length_ratio(row: Row) -> tuple[str, float]:
@@ -126,7 +126,7 @@ def length_ratio(row: Row) -> tuple[str, float]:
     return f"{before}-{after}", len(prompt) / len(original) / LENGTHS.get(after, 1) * LENGTHS.get(before, 1)
 
 
-# ---- the filters: True, or a reason, for a row to drop ----
+# ---- the filters: True, or a name, for a row to drop ----
 
 
 def off_length(row: Row, context: Context) -> bool:
@@ -145,40 +145,30 @@ def wrong_script(row: Row, context: Context) -> bool:
     return False
 
 
-def refused(row: Row, _: Context) -> bool:
-    return any(map(REFUSAL.match, row.answers))
-
-
 def cut(row: Row, _: Context) -> bool:
     return any(answer.count("```") % 2 or CUT.search(answer) for answer in row.answers)
 
 
-class Filter(NamedTuple):
-    """A filter. drops: a function of the row, None for duplicates, which are found over all rows together."""
-
-    text: str
-    drops: Callable[[Row, Context], bool | str] | None
-
-
-FILTERS = {
-    "turns": Filter("roles out of order, a message empty or malformed, no answer", lambda row, _: bool(row.fault)),
-    "images": Filter("links to images, embedded images, data URLs", lambda row, _: bool(IMAGE.search(row.text))),
-    "short": Filter("fewer tokens than --min-tokens", lambda row, context: row.tokens < context.settings.min_tokens),
-    "long": Filter("more tokens than --max-tokens", lambda row, context: row.tokens > context.settings.max_tokens),
-    "ratio": Filter("a prompt too long or too short for its `original`: --max-ratio", off_length),
-    "script": Filter("an answer in another script than the prompt, or than --languages", wrong_script),
-    "refusals": Filter("answers that decline", refused),
-    "cut": Filter("answers that stop inside a sentence or a block of code", cut),
-    "contamination": Filter("questions of --against", lambda row, context: context.benchmarks.find(row.text)),
-    "exact": Filter("the same messages as in an earlier row", None),
-    "near": Filter("nearly the text of an earlier row: --near", None),
+# None: found over all rows together (store.py). docs/chat_data.md has a row for each.
+FILTERS: dict[str, Callable[[Row, Context], bool | str] | None] = {
+    "turns": lambda row, _: row.fault,
+    "images": lambda row, _: bool(IMAGE.search(row.text)),
+    "short": lambda row, context: row.tokens < context.settings.min_tokens,
+    "long": lambda row, context: row.tokens > context.settings.max_tokens,
+    "ratio": off_length,
+    "script": wrong_script,
+    "refusals": lambda row, _: any(map(REFUSAL.match, row.answers)),
+    "cut": cut,
+    "contamination": lambda row, context: context.benchmarks.find(row.text),
+    "exact": None,
+    "near": None,
 }
 
 
-def chosen_filters(settings: FilterSettings) -> list[str]:
-    """Return the filters to apply, in order; duplicates come last, because they are found over all rows."""
-    names = [name.strip() for name in settings.filters.split(",")] if settings.filters else [*FILTERS]
+def chosen_filters(settings: FilterSettings, over_all: bool) -> list[str]:
+    """Return the filters of one row in order, or those over all rows, which come after them."""
+    names = re.findall(r"[\w-]+", settings.filters) or FILTERS
     for name in names:
         if name not in FILTERS:
             raise ValueError(f"{name} is no filter, choose from {', '.join(FILTERS)}")
-    return sorted(dict.fromkeys(names), key=lambda name: FILTERS[name].drops is None)
+    return [name for name in dict.fromkeys(names) if (FILTERS[name] is None) == over_all]

@@ -5,22 +5,21 @@ SQLite sorts on disk with a cache of fixed size, so that memory does not grow wi
 
 import hashlib
 import json
-import math
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
-from nanochat.curate.contamination import Benchmarks
 from nanochat.curate.filters import FILTERS, Context, FilterSettings, Row, chosen_filters, language, length_ratio
 from nanochat.curate.near import band_keys, signature, similarity
 from nanochat.log import Record, table_of
 from nanochat.paths import sync, write_text
 
-# reason: the filter that drops the row, empty for a row that stays; detail: a benchmark's name. line: the row as JSON,
-# or the beginning of a dropped row's text. languages, ratio: a translation's length. exact: hash of the messages.
+# reason: the filter that drops the row, empty for a row that stays; detail: the name of a benchmark, or the fault.
+# line: the row as JSON, or the beginning of a dropped row's text. languages, ratio: a translation's length. exact: hash of the messages.
 TABLE = """CREATE TABLE rows (id INTEGER PRIMARY KEY, bucket TEXT, reason TEXT, detail TEXT, line TEXT, tokens INTEGER,
     supervised INTEGER, language TEXT, languages TEXT, ratio REAL, exact BLOB, signature BLOB)"""
 INSERT = "INSERT INTO rows VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -53,12 +52,18 @@ REPORT = {
     ),
     "Length of translations, relative to the usual one": (
         {"Languages": "", "At least": ".2f", "Rows": ",d"},
-        "SELECT languages, ratio, count(*) FROM rows WHERE ratio > 0 GROUP BY languages, ratio ORDER BY 1, 2",
+        """SELECT languages, min(CAST(4 * ratio AS INTEGER) / 4.0, 8) AS least, count(*) FROM rows WHERE ratio > 0
+        GROUP BY languages, least ORDER BY languages, least""",
+    ),
+    "Contamination": (
+        {"Benchmark": "", "Bucket": "", "Rows dropped": ",d"},
+        """SELECT detail, bucket, count(*) FROM rows WHERE reason = 'contamination' GROUP BY detail, bucket
+        ORDER BY detail, min(id)""",
     ),
     "Examples of dropped rows": (
         {"Filter": "", "Bucket": "", "Text": ""},
-        """SELECT reason, bucket, replace(substr(line, 1, 160), char(10), ' ') FROM
-        (SELECT *, row_number() OVER (PARTITION BY reason ORDER BY id) AS place FROM rows WHERE reason <> '')
+        """SELECT reason, bucket, replace(substr(iif(reason = 'turns', detail, line), 1, 160), char(10), ' ')
+        FROM (SELECT *, row_number() OVER (PARTITION BY reason ORDER BY id) AS place FROM rows WHERE reason <> '')
         WHERE place <= 3 ORDER BY reason, id""",
     ),
 }
@@ -79,7 +84,8 @@ def filter_file(rows: Iterable[Record], count: int, context: Context, path: Path
     """Write the table of the rows of a file, whole or not at all. Duplicates are found later. count: of the rows."""
     part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     with closing(_open_table(part)) as table:
-        table.executemany(INSERT, (_cells(Row(value, context.tokenizer), context) for value in rows))
+        filters = chosen_filters(context.settings, over_all=False)
+        table.executemany(INSERT, (_cells(Row(value, context.tokenizer), context, filters) for value in rows))
         table.commit()
         if table.total_changes != count:
             raise ValueError(f"a file with {count:,} rows gave {table.total_changes:,}: run it again")
@@ -87,19 +93,15 @@ def filter_file(rows: Iterable[Record], count: int, context: Context, path: Path
     os.replace(part, path)
 
 
-def _cells(row: Row, context: Context) -> tuple:
+def _cells(row: Row, context: Context, filters: Sequence[str]) -> tuple:
     """Return a row of the table, from the bucket on."""
-    reason, detail = next(
-        ((name, str(found)) for name in context.filters if (found := FILTERS[name].drops(row, context))), ("", "")
-    )
+    details = ((name, FILTERS[name](row, context)) for name in filters)
+    reason, detail = next(filter(itemgetter(1), details), ("", ""))
     if row.fault and not reason:
         raise ValueError(f"a row of {row.bucket} is malformed, drop it with the filter turns: {row.fault}")
-    languages, ratio = length_ratio(row)
-    # Bins of a histogram are powers of the square root of 2.
-    ratio = ratio and 2 ** (math.floor(2 * math.log2(min(max(ratio, 1 / 8), 8))) / 2)
-    line = (row.fault or row.text[:SHOWN]) if reason else row.line
-    exact = hashlib.blake2b(json.dumps(row.value["messages"], sort_keys=True).encode(), digest_size=16).digest()
-    figures = row.tokens, row.supervised, language(row.answers[0]), languages, ratio
+    line = row.text[:SHOWN] if reason else row.line
+    exact = hashlib.sha256(json.dumps(row.value["messages"]).encode()).digest()
+    figures = row.tokens, row.supervised, language(row.answers[0]), *length_ratio(row)
     return row.bucket, reason, detail, line, *figures, exact, signature(row.text)
 
 
@@ -112,15 +114,14 @@ def merge(parts: Sequence[Path], settings: FilterSettings, path: Path) -> sqlite
         table.commit()
         table.execute("DETACH part")
     table.create_function("similarity", 2, similarity, deterministic=True)
-    for name in chosen_filters(settings):
+    for name in chosen_filters(settings, over_all=True):
         if name == "near":
             table.execute("CREATE TABLE keys (key INTEGER, id INTEGER)")
             staying = table.execute("SELECT id, signature FROM rows WHERE reason = ''")
             keys = ((key, number) for number, signed in staying for key in band_keys(signed))
             table.executemany("INSERT INTO keys VALUES (?, ?)", keys)
             table.execute("CREATE INDEX by_key ON keys (key, id)")
-        if name in DUPLICATES:
-            table.execute(DUPLICATES[name], {"near": settings.near})
+        table.execute(DUPLICATES[name], {"near": settings.near})
     return table
 
 
@@ -146,11 +147,7 @@ def write_output(table: sqlite3.Connection, count: int, folder: Path) -> list[Pa
     return paths
 
 
-def report(table: sqlite3.Connection, benchmarks: Benchmarks) -> list[Record]:
+def report(table: sqlite3.Connection) -> list[Record]:
     """Return the tables for the report card, those without rows left out."""
     tables = [table_of(title, columns, table.execute(query).fetchall()) for title, (columns, query) in REPORT.items()]
-    found = dict(table.execute("SELECT detail, count(*) FROM rows WHERE reason = 'contamination' GROUP BY detail"))
-    cells = [[name, *sizes, found.get(name, 0)] for name, sizes in benchmarks.sizes.items()]
-    columns = {"Benchmark": "", "Questions": ",d", "Too general to search for": ",d", "Rows dropped": ",d"}
-    tables.append(table_of("Contamination: rows with questions of benchmarks", columns, cells))
     return [one for one in tables if one["rows"]]

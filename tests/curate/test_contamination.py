@@ -70,10 +70,14 @@ def test_the_rule_equals_a_plain_search():
 
 
 def test_a_general_question_counts_with_its_choices_alone():
-    items = [(f"Which is true?{n // 9 * ' '}", f"Which is true?\n- {'red' if n else 'the sky is'}=A\n- {n} birds=B") for n in range(9)]
+    items = [
+        (f"Which is true?{n // 9 * ' '}", f"Which is true?\n- {'red' if n else 'the sky is'}=A\n- {n} birds=B")
+        for n in range(9)
+    ]
     benchmarks = Benchmarks({"Test": items, "Few": [("Hi?",), ("Where does Geku live?",)]})
-    assert benchmarks.sizes == {"Test": (9, 0), "Few": (2, 1)}
+    assert benchmarks.sizes["Against Test"] == "9 questions, 0 too general to be found"
+    assert benchmarks.sizes["Against Few"] == "2 questions, 1 too general to be found"
     assert benchmarks.find("Which is true? That is the question.") == ""
-    assert benchmarks.find(f"which is TRUE: the sky is A, 0 birds B") == "Test"
+    assert benchmarks.find("which is TRUE: the sky is A, 0 birds B") == "Test"
     assert benchmarks.find("Tell me: where does geku LIVE") == "Few"
     assert benchmarks.find("Where does Geku lively") == ""

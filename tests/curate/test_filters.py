@@ -58,18 +58,19 @@ CASES = {
 def test_a_filter_drops_its_rows_alone(name):
     settings = FilterSettings(max_tokens=100, languages="ko=ko")
     benchmarks = Benchmarks({"Test": [("Where does Geku live?",)]})
-    context = Context(settings, [name], TOKENIZER, benchmarks)
+    context = Context(settings, TOKENIZER, benchmarks)
     for is_dropped, rows in zip((True, False), CASES[name], strict=True):
-        found = [FILTERS[name].drops(Row({"bucket": "a"} | row, TOKENIZER), context) for row in rows]
+        found = [FILTERS[name](Row({"bucket": "a"} | row, TOKENIZER), context) for row in rows]
         assert list(map(bool, found)) == [is_dropped] * len(rows)
 
 
 def test_all_filters_have_cases_and_run_in_the_order_given():
-    assert {name for name, one in FILTERS.items() if one.drops} == {*CASES}
-    assert chosen_filters(FilterSettings()) == [*FILTERS]
-    assert chosen_filters(FilterSettings(filters="near,long, turns")) == ["long", "turns", "near"]
+    assert {name for name, one in FILTERS.items() if one} == {*CASES}
+    chosen = FilterSettings(filters="near,long, turns,long")
+    assert (chosen_filters(chosen, False), chosen_filters(chosen, True)) == (["long", "turns"], ["near"])
+    assert [*chosen_filters(FilterSettings(), False), "exact", "near"] == [*FILTERS]
     with pytest.raises(ValueError, match="^copies is no filter, choose from turns, images, short"):
-        chosen_filters(FilterSettings(filters="turns,copies"))
+        chosen_filters(FilterSettings(filters="turns,copies"), False)
 
 
 def test_figures_of_rows():
@@ -78,7 +79,13 @@ def test_figures_of_rows():
         ids, mask = render_conversation(value, TOKENIZER)
         assert (row.tokens, row.supervised) == (len(ids), sum(mask))
         assert [*zip(row.prompts, row.answers, strict=True)][-1][0] in ("Why?", "1+1?")
-    assert [language(text) for text in (KOREAN, ENGLISH, "12", "これはペンです", "Это так")] == ["ko", "en", "", "ja", "ru"]
+    assert [language(text) for text in (KOREAN, ENGLISH, "12", "これはペンです", "Это так")] == [
+        "ko",
+        "en",
+        "",
+        "ja",
+        "ru",
+    ]
     row = Row(chat("가" * 60, "네", original="a" * 100, bucket="a"), TOKENIZER)
     assert length_ratio(row) == ("en-ko", pytest.approx(0.6 / 0.5))
     assert pairs("a=1, b=x=y") == {"a": "1", "b": "x=y"}

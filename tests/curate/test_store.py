@@ -11,8 +11,8 @@ from nanochat.curate.contamination import Benchmarks
 from nanochat.curate.filters import Context, FilterSettings
 from nanochat.curate.store import filter_file, merge, report, write_output
 
-SETTINGS, NOTHING = FilterSettings(), Benchmarks({})
-CONTEXT = Context(SETTINGS, ["turns"], small_tokenizer(), NOTHING)
+SETTINGS = FilterSettings()
+CONTEXT = Context(SETTINGS, small_tokenizer(), Benchmarks({}))
 
 
 def text_of(row: dict) -> str:
@@ -48,7 +48,7 @@ def test_duplicates_are_those_of_a_plain_search_in_any_files(tmp_path):
             filter_file(rows[start:end], end - start, CONTEXT, part)
         with closing(merge(parts, SETTINGS, tmp_path / "all.db")) as table:
             [path] = write_output(table, len(rows), tmp_path)
-            tables = {one["title"]: one["rows"] for one in report(table, NOTHING)}
+            tables = {one["title"]: one["rows"] for one in report(table)}
         assert [json.loads(line) for line in path.read_text().splitlines()] == kept
         assert tables["Dropped rows"] == [("exact", "a", expected["exact"]), ("near", "a", expected["near"])]
     with closing(merge(parts[1:], SETTINGS, tmp_path / "all.db")) as table:

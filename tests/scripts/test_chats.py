@@ -49,7 +49,9 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     rows = [*good, *planted.values(), good[3], good[5] | {"license": "MIT"}]
     web = write_chats(tmp_path / "web.jsonl", rows)
     (tmp_path / "mixed").mkdir()
-    table = pa.Table.from_pylist([chat("하나 둘 셋?", "네, 그렇습니다.", original="One two three four?")] + chats(2, 30))
+    table = pa.Table.from_pylist(
+        [chat("하나 둘 셋?", "네, 그렇습니다.", original="One two three four?")] + chats(2, 30)
+    )
     pq.write_table(table, tmp_path / "mixed/a.parquet")
     write_chats(tmp_path / "mixed/b.jsonl", [one["messages"] for one in chats(3, 20)])
     sources = f"--sources=facts=World-Chat/validation,spelled=SimpleSpelling,web=json:{web},mixed={tmp_path / 'mixed'}"
@@ -64,10 +66,8 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     assert counts["web"][:2] == (len(rows), 60)
     assert counts["mixed"][:2] == (51, 51)
     assert counts["facts"][0] == len(TASKS["World-Chat"]("validation"))
-    assert found["Length of translations, relative to the usual one"] == [["en-ko", 2**-0.5, 1]]
-    [facts] = found["Contamination: rows with questions of benchmarks"]
-    assert facts[0] == "World-Facts"
-    assert facts[3] >= 1
+    assert found["Length of translations, relative to the usual one"] == [["en-ko", 0.5, 1]]
+    assert ["World-Facts", "web", 1] in found["Contamination"]
     kept = [json.loads(line) for line in (folder / "web-00000.jsonl").read_text().splitlines()]
     assert [row["messages"] for row in kept] == [row["messages"] for row in good]
     assert {(row["bucket"], row["source"], row["license"]) for row in kept} == {("web", "web.jsonl", "CC0-1.0")}
@@ -119,10 +119,10 @@ def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path):
         (["--sources=a=World-Facts/test"], "World-Facts has no split test to train on"),
         (["--sources=a=json:{0}/no.jsonl"], "there is no file"),
         (["--sources=a={0}/column"], "has no column messages, it has text"),
-        (["--sources=a=json:{0}/bad.jsonl"], "bad.jsonl:2: the row has no `messages`"),
+        (["--sources=a=json:{0}/bad.jsonl"], "bad.jsonl:2: no JSON object with `messages`"),
         (["--sources=a=json:{0}/good.jsonl", "--min-tokens=500"], "the bucket a is empty, all of its 3 rows"),
         (["--sources=World-Chat"], "World-Chat is not like NAME=VALUE"),
-        ([], "--sources= needs rows for each bucket"),
+        ([], "--sources= has a bucket without rows"),
     ],
 )
 def test_a_mistake_ends_with_one_sentence(flags, sentence, here, base, tmp_path):
