@@ -1,10 +1,10 @@
 """Questions of benchmarks inside rows of training text.
 
-Text is compared in a normal form: lower case, compatible characters unified, punctuation as spaces. A question is found by
-any 13 words in sequence; a shorter one, of 3 words or more, has to be in the row as a whole. Korean and other text without
-reliable spaces is compared without any: 30 characters, or a whole question of 8 or more. Sequences that more than SHARED
-questions of a benchmark have do not count. A question with nothing of its own ("Which of these is true?") is searched for
-together with its choices.
+Text is compared in a normal form: lower case, compatible characters unified, punctuation as spaces. A question is found
+by any 13 words in sequence; a shorter one, of 3 words or more, has to be in the row as a whole. Korean and other text
+without reliable spaces is compared without any: 30 characters, or a whole question of 8 or more. Sequences that more
+than SHARED questions of a benchmark have do not count. A question with nothing of its own ("Which is true?") is searched
+for together with its choices.
 """
 
 import re

@@ -50,7 +50,7 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     web = write_chats(tmp_path / "web.jsonl", rows)
     (tmp_path / "mixed").mkdir()
     table = pa.Table.from_pylist(
-        [chat("하나 둘 셋?", "네, 그렇습니다.", original="One two three four?")] + chats(2, 30)
+        [chat("하나 둘 셋?", "네, 그렇습니다.", original="One two three four?"), *chats(2, 30)]
     )
     pq.write_table(table, tmp_path / "mixed/a.parquet")
     write_chats(tmp_path / "mixed/b.jsonl", [one["messages"] for one in chats(3, 20)])
@@ -101,7 +101,6 @@ def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path):
             time.sleep(0.005)
         process.kill()
     assert process.returncode == -9
-    times = first.stat().st_mtime_ns
     done = here(SCRIPT, *flags, "--tag=killed")
     assert "a: 4.jsonl: 212 rows are filtered" in done.stdout
     assert "a: 0.jsonl" not in done.stdout
