@@ -1,0 +1,77 @@
+"""Questions of benchmarks inside rows of training text.
+
+Text is compared in a normal form: lower case, compatible characters unified, punctuation as spaces. A question is found
+by any 13 words in sequence; a shorter one, of 3 words or more, has to be in the row as a whole. Korean and other text
+without reliable spaces is compared without any: 30 characters, or a whole question of 8 or more. Sequences that more
+than SHARED questions of a benchmark have do not count. A question with nothing of its own ("Which is true?") is searched
+for together with its choices.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+SHARED = 3  # questions
+GAPS = re.compile(r"[\W_]+")
+SPACELESS = re.compile(
+    "[\u0e00-\u0e7f\u1100-\u11ff\u3040-\u318f\u3400-\u9fff\uac00-\ud7a3]"
+)  # a letter of such a script
+# Text between two units, units of a sequence, and units of the shortest question.
+WORDS, CHARACTERS = (" ", 13, 3), ("", 30, 8)
+
+
+def normal(text: str) -> str:
+    """Return a text without differences in case, spacing and punctuation."""
+    return GAPS.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip()
+
+
+def sequences(text: str, gap: str, size: int) -> Iterator[str]:
+    """Return all sequences of `size` units in a text in the normal form."""
+    units = text.split() if gap else text.replace(" ", "")
+    return (gap.join(units[start : start + size]) for start in range(len(units) - size + 1))
+
+
+def traces(question: str) -> dict[str, str]:
+    """Return the sequences that give a question away -> the text that has to be there with the sequence."""
+    text = normal(question)
+    gap, size, least = CHARACTERS if SPACELESS.search(text) else WORDS
+    found = {sequence: sequence for sequence in sequences(text, gap, size)}
+    # The beginning of a short question leads to all of it.
+    beginning = next(sequences(text, gap, least), None)
+    return found or ({beginning: gap.join(text.split())} if beginning else {})
+
+
+class Benchmarks:
+    """The questions of benchmarks, ready to be found.
+
+    questions: name of a benchmark -> for each item its forms: the question alone, then with its choices.
+    """
+
+    def __init__(self, questions: Mapping[str, Sequence[Sequence[str]]]):
+        self.sizes: dict[str, str] = {}  # for the card
+        self._traces: dict[str, dict[str, str]] = {}  # sequence -> text -> benchmark
+        for name, items in questions.items():
+            forms = [[traces(form) for form in item] for item in items]
+            owners = Counter(text for item in forms for text in {text for form in item for text in form.values()})
+            lost = 0
+            for item in forms:
+                own: dict[str, str] = {}
+                for form in item:
+                    own = own or {key: text for key, text in form.items() if owners[text] <= SHARED}
+                for key, text in own.items():
+                    self._traces.setdefault(key, {}).setdefault(text, name)
+                lost += not own
+            self.sizes[f"Against {name}"] = f"{len(forms):,} questions, {lost:,} too general to be found"
+
+    def find(self, text: str) -> str:
+        """Return a benchmark with a question in the text, or an empty name."""
+        text = normal(text)
+        for gap, size, least in (WORDS, CHARACTERS) if SPACELESS.search(text) else (WORDS,):
+            whole = f" {text} " if gap else text.replace(" ", "")
+            for units in (size, least):
+                for sequence in sequences(text, gap, units):
+                    for question, name in self._traces.get(sequence, {}).items():
+                        if gap + question + gap in whole:
+                            return name
+        return ""

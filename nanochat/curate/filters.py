@@ -1,0 +1,174 @@
+"""Filters for rows of chats.
+
+A new filter is a function and a row in FILTERS; a setting of its own stands in FilterSettings.
+"""
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from nanochat.chat import render_conversation
+from nanochat.config import Count, option
+from nanochat.curate.contamination import Benchmarks
+from nanochat.log import Record
+from nanochat.tokenizer import Tokenizer
+
+IMAGE = re.compile(
+    r"(?i)!\[[^\]]*\]\(|<img\b|data:[\w.+-]+/[\w.+-]+;base64,|https?://\S+\.(?:png|jpe?g|gif|webp|svg|bmp)\b|"
+    r'"(?:input_)?image(?:_url)?"'
+)
+# Models decline at the start of an answer.
+REFUSAL = re.compile(
+    r"(?i)\s*(?:(?:i'?m|i am) (?:very |so )?(?:sorry|afraid)\b[^.!?\n]{0,40}\b(?:cannot|can[’']t|unable|not able)\b|"
+    r"(?:sorry, )?(?:but )?i (?:cannot|can[’']t|am unable to|won[’']t) (?:help|assist|provide|fulfill|comply|answer)\b|"
+    r"as an? (?:ai|artificial intelligence|(?:large )?language model)\b|"
+    r"(?:죄송|미안)[^.!?\n]{0,60}(?:수 없|수가 없|못합니다|못해요|어렵습니다)|"
+    r"(?:저는 )?(?:ai|인공지능) ?(?:언어 ?)?모델(?:로서|이라|이기 때문|이므로))"
+)
+# A long last line that ends inside a sentence; lines of lists, tables, headings and quotes may.
+CUT = re.compile(r"(?:^|\n)(?![ \t]*(?:[-*•|#>]|\d+[.)]))[^\n]{80,}[\w,;:(\[-]\s*\Z")
+CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
+# First word of a letter's Unicode name -> language, the best-known one of the script.
+SCRIPTS = {"LATIN": "en", "HANGUL": "ko", "HIRAGANA": "ja", "KATAKANA": "ja", "CJK": "zh", "CYRILLIC": "ru"}
+SCRIPTS |= {"ARABIC": "ar", "DEVANAGARI": "hi", "THAI": "th", "GREEK": "el", "HEBREW": "he"}
+LANGUAGES = ["", *sorted({*SCRIPTS.values()})]  # the empty one: a text without letters
+LENGTHS = {"ko": 0.5, "ja": 0.45, "zh": 0.3}  # characters of a text, relative to other languages
+FEW_LETTERS = 20  # too few to judge the script of an answer
+LEAST_SHARE = 0.2  # of an answer's letters in the expected script
+
+
+@dataclass(frozen=True)
+class FilterSettings:
+    """The filters of chats."""
+
+    filters: str = option("", "filters in order, by comma (default: all in docs/chat_data.md)", group="filters")
+    min_tokens: Count = option(8, "shortest row, in tokens of the rendered conversation", group="filters", least=0)
+    max_tokens: Count = option(2048, "longest row, in tokens of the rendered conversation", group="filters", least=1)
+    # Relative to the usual ratio of the two languages, see LENGTHS.
+    max_ratio: str = option("all=2", "longer or shorter than an original, like all=2,en-ko=2.5", group="filters")
+    languages: str = option("", "languages of answers, like BUCKET=ko (default: the prompts')", group="filters")
+    near: float = option(0.8, "similarity to an earlier row that drops a row", group="filters", least=0.5, below=1)
+
+
+@lru_cache
+def pairs(text: str) -> dict[str, str]:
+    """Return the pairs in a setting like `korean=ko,code=en`."""
+    found = {}
+    for word in filter(None, text.split(",")):
+        match = re.fullmatch(r"\s*([\w.-]+)=(.+)", word)
+        if not match or match[1] in found:
+            raise ValueError(f"{word} is not like NAME=VALUE, with a name of letters and digits that is there once")
+        found[match[1]] = match[2]
+    return found
+
+
+class Row:
+    """A conversation, with the figures that filters ask for. fault: a sentence if it is malformed.
+
+    prompts, answers: in pairs, the last pair first. A malformed row has empty ones, and JSON as its text.
+    """
+
+    def __init__(self, value: Record, tokenizer: Tokenizer):
+        self.value, self.bucket, self.fault = value, value["bucket"], value.get("fault", "")
+        self.text = self.line = json.dumps(value, ensure_ascii=False, default=str) + "\n"
+        self.prompts = self.answers = [""]
+        self.tokens = self.supervised = 0
+        try:
+            self.line.encode()  # half a surrogate pair is no text
+            ids, mask = render_conversation(value, tokenizer)
+            self.tokens, self.supervised = len(ids), sum(mask)
+            contents = [message["content"] for message in value["messages"]]
+            texts = [text if isinstance(text, str) else "".join(part["text"] for part in text) for text in contents]
+            self.text = "\n".join(texts)
+            # A system message, which may stand before them, belongs to no pair.
+            self.prompts, self.answers = texts[-2::-2], texts[:0:-2]
+            if value["messages"][-1]["role"] != "assistant" or not all(map(str.strip, texts)):
+                self.fault = "the last message is no answer, or a message is empty"
+        except ValueError as error:
+            self.fault = self.fault or str(error)
+
+
+class Context(NamedTuple):
+    """Everything that filters know besides the row."""
+
+    settings: FilterSettings
+    tokenizer: Tokenizer
+    benchmarks: Benchmarks
+
+
+def letters(text: str) -> Counter[str]:
+    """Return the number of letters in each language's script, in the prose of a text."""
+    counts = Counter()
+    for letter, count in Counter(CODE.sub("", text[:4000])).items():  # so many characters are enough to judge
+        script = unicodedata.name(letter, "").partition(" ")[0]
+        if letter.isalpha() and script in SCRIPTS:
+            counts[SCRIPTS[script]] += count
+    return counts
+
+
+def language(text: str) -> str:
+    """Return the language with the script of most letters; empty for a text without letters."""
+    counts = letters(text)
+    return max(counts, key=counts.get, default="")
+
+
+def length_ratio(row: Row) -> tuple[str, float]:
+    """Return a translation's languages, like en-ko, and its length relative to the usual one; 0 without an original."""
+    original, prompt = row.value.get("original"), row.prompts[-1]
+    if not original:
+        return "", 0.0
+    before, after = language(original), language(prompt)
+    return f"{before}-{after}", len(prompt) / len(original) / LENGTHS.get(after, 1) * LENGTHS.get(before, 1)
+
+
+# ---- the filters: True, or a name, for a row to drop ----
+
+
+def off_length(row: Row, context: Context) -> bool:
+    limits = pairs(context.settings.max_ratio)
+    languages, ratio = length_ratio(row)
+    most = float(limits.get(languages) or limits.get("all", "inf"))
+    return ratio > 0 and not 1 / most <= ratio <= most
+
+
+def wrong_script(row: Row, context: Context) -> bool:
+    for prompt, answer in zip(row.prompts, row.answers, strict=True):
+        expected = pairs(context.settings.languages).get(row.bucket) or language(prompt)
+        found = letters(answer)
+        if expected and found.total() >= FEW_LETTERS and found[expected] < LEAST_SHARE * found.total():
+            return True
+    return False
+
+
+def cut(row: Row, _: Context) -> bool:
+    return any(answer.count("```") % 2 or CUT.search(answer) for answer in row.answers)
+
+
+# None: found over all rows together (store.py). docs/chat_data.md has a row for each.
+FILTERS: dict[str, Callable[[Row, Context], bool | str] | None] = {
+    "turns": lambda row, _: row.fault,
+    "images": lambda row, _: bool(IMAGE.search(row.text)),
+    "short": lambda row, context: row.tokens < context.settings.min_tokens,
+    "long": lambda row, context: row.tokens > context.settings.max_tokens,
+    "ratio": off_length,
+    "script": wrong_script,
+    "refusals": lambda row, _: any(map(REFUSAL.match, row.answers)),
+    "cut": cut,
+    "contamination": lambda row, context: context.benchmarks.find(row.text),
+    "exact": None,
+    "near": None,
+}
+
+
+def chosen_filters(settings: FilterSettings, over_all: bool) -> list[str]:
+    """Return the filters of one row in order, or those over all rows, which come after them."""
+    names = re.findall(r"[\w-]+", settings.filters) or FILTERS
+    for name in names:
+        if name not in FILTERS:
+            raise ValueError(f"{name} is no filter, choose from {', '.join(FILTERS)}")
+    return [name for name in dict.fromkeys(names) if (FILTERS[name] is None) == over_all]

@@ -1,0 +1,106 @@
+"""Make training chats from any sources: filtered, without duplicates and without questions of benchmarks.
+
+python -m scripts.chats --sources=facts=World-Chat,web=json:my.jsonl --against=World-Facts --tag=first
+"""
+
+import re
+import shutil
+from contextlib import closing
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from nanochat.config import changed, flag_of, option, run
+from nanochat.curate.filters import Context, FilterSettings, chosen_filters
+from nanochat.log import print0, terminal_table
+from nanochat.paths import hold_folder, read_json, read_sha256, stage_dir, write_json
+from nanochat.settings import TagSettings
+
+
+@dataclass(frozen=True)
+class Config(FilterSettings, TagSettings):
+    """Make chats to train on from tasks, files and folders."""
+
+    tag: str = changed(TagSettings, "tag", "default")
+    sources: str = option(
+        "", "source of each bucket, like facts=World-Chat,web=json:my.jsonl,code=folder", group="data"
+    )
+    licenses: str = option("", "license of each bucket, like web=CC-BY-4.0 (default: unknown)", group="data")
+    against: str = option("", "tasks whose test questions are kept out, like CLIcK,MMLU", group="data")
+    tokenizer_tag: str = option(
+        "default", "run that trained the tokenizer, for --min-tokens and --max-tokens", group="data"
+    )
+    out: str = option("", "folder for the chats (default: chats/TAG)", group="data", in_card=False, may_change=True)
+    part: str = option(
+        "",
+        "filter part i/n of the files, and stop; later, a run without it does the rest",
+        group="run",
+        may_change=True,
+    )
+
+
+def part_of(text: str) -> slice:
+    """Return the places of a part's files: 2/3 has every third file from the second on."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
+    number, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise ValueError(f"--part={text} is not a part like 1/4, 2/4, 3/4 or 4/4")
+    return slice(number - 1, None, count)
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat.curate.contamination import Benchmarks
+    from nanochat.curate.store import filter_file, merge, report, write_output
+    from nanochat.outcome import Outcome
+    from nanochat.tokenizer import Tokenizer
+    from tasks import JUDGED, TASKS, pick
+    from tasks.sources import benchmark_questions, open_sources
+
+    outcome = Outcome.begin("chats", config.tag, config)
+    part, filters = part_of(config.part), chosen_filters(config, over_all=False)
+    tests = {name: TASKS[name]("test", config.tokenizer_tag, unsafe_exec=True) for name in pick(config.against, JUDGED)}
+    tokenizer = Tokenizer.load(stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json")
+    sources = open_sources(config.sources, config.licenses, TASKS, config.tokenizer_tag)
+    out = Path(config.out).expanduser() if config.out else stage_dir("chats", config.tag)
+    manifest, work = out / "manifest.json", out / "work"
+    # All that decides the output.
+    settings = {
+        flag_of(one.name): getattr(config, one.name) for one in fields(config) if not one.metadata["may_change"]
+    }
+    settings["tokenizer"] = tokenizer.content_hash
+    settings["benchmarks"] = {name: task.hashes() for name, task in tests.items()}
+    settings["sources"] = [source.origin | {"rows": source.rows, "files": source.hashes} for source in sources]
+    record = out / "settings.json"
+    before = read_json(record) if record.exists() else settings
+    others = ", ".join(name for name in settings if settings[name] != before[name])
+    if others:
+        raise ValueError(f"{out} was made with another {others}: take another --tag or --out")
+    if manifest.exists():
+        print0(f"{out} is finished")
+        return
+    benchmarks = Benchmarks({name: benchmark_questions(task) for name, task in tests.items()})
+    context = Context(config, tokenizer, benchmarks)
+    tables = [work / f"{number:05d}.db" for number in range(len(sources))]
+    # Parts that run at the same time have a lock each.
+    with hold_folder(work / config.part.replace("/", "-of-")):
+        write_json(record, settings)
+        for source, table in list(zip(sources, tables, strict=True))[part]:
+            if not table.exists():
+                filter_file(source.stream(), source.rows, context, table)
+                print0(f"{source.origin['bucket']}: {', '.join(source.hashes)}: {source.rows:,} rows are filtered")
+        if config.part:
+            return
+        rows_in = sum(source.rows for source in sources)
+        with closing(merge(tables, config, work / "all.db")) as rows:
+            outcome.artifacts = {path.name: read_sha256(path) for path in write_output(rows, rows_in, out)}
+            outcome.tables = report(rows)
+        print0(*map(terminal_table, outcome.tables), sep="\n\n")
+        outcome.metrics = {"Rows in": rows_in, "Filters": ", ".join(filters)} | benchmarks.sizes
+        outcome.write()
+        counts = {table["title"]: table["rows"] for table in outcome.tables}
+        write_json(manifest, {"command": outcome.command, "files": outcome.artifacts, "counts": counts} | settings)
+        shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    run(main, Config)

@@ -1,0 +1,94 @@
+"""Every filter on rows that it drops, and on look-alikes that it keeps."""
+
+import pytest
+from made_chats import chat, small_tokenizer
+
+from nanochat.chat import render_conversation
+from nanochat.curate.contamination import Benchmarks
+from nanochat.curate.filters import FILTERS, Context, FilterSettings, Row, chosen_filters, language, length_ratio, pairs
+
+TOKENIZER = small_tokenizer()
+KOREAN = "서울은 대한민국의 수도이며 가장 큰 도시로 많은 사람이 살고 있습니다."
+ENGLISH = "Seoul is the capital of South Korea and its largest city by far."
+PARTS = [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}]
+SYSTEM = {"messages": [{"role": "system", "content": "Be brief."}, *chat("Why?", "Because it is.")["messages"]]}
+LONG_LINE = "This is a line of prose that goes on for a while, and then for a while more, until it "
+IMAGE_PART = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
+# filter -> rows to drop, rows to keep
+CASES = {
+    "turns": (
+        [chat("Hi"), chat("Hi", " "), chat("", "Hi"), chat("Hi", "Ho", "Hi"), {"messages": None}, {"messages": ["Hi"]},
+         chat("Hi", "\ud800"), {"messages": chat("Hi", "Ho")["messages"][::-1]}, {"messages": [], "fault": "bad cell"}],
+        [chat("Hi", "Ho"), SYSTEM, chat("1+1?", PARTS)],
+    ),
+    "images": (
+        [chat("See ![a](b)", "Yes"), chat("Hi", "<IMG src=x>"), chat("data:image/png;base64,AAAA", "Yes"),
+         chat("https://a.b/c/d.JPG?x=1 is?", "Yes"), IMAGE_PART],
+        [chat("See [a](b.html)!", "a.png is a file"), chat("data: image base64", "imagine")],
+    ),
+    "short": ([chat("a", "b")], [chat("Where is it now?", "Here.")]),
+    "long": ([chat("a", "word " * 500)], [chat("a", "word " * 9)]),
+    "ratio": (
+        [chat(KOREAN, "네", original=ENGLISH * 3), chat(KOREAN * 4, "네", original=ENGLISH)],
+        [chat(KOREAN, "네", original=ENGLISH), chat(KOREAN, "네"), chat(ENGLISH, "Yes", original=ENGLISH[5:])],
+    ),
+    "script": (
+        [chat(KOREAN, ENGLISH), chat(ENGLISH, KOREAN), chat(ENGLISH, ENGLISH, KOREAN, ENGLISH),
+         chat(ENGLISH, ENGLISH, bucket="ko")],
+        [chat(KOREAN, KOREAN), chat(KOREAN, "OK"), chat(KOREAN, f"{KOREAN}\n```\n{ENGLISH * 9}\n```"),
+         chat(ENGLISH, KOREAN, bucket="ko"), chat("12?", ENGLISH)],
+    ),
+    "refusals": (
+        [chat("?", "I'm sorry, but I can't help with that."), chat("?", "As an AI language model, I have no body."),
+         chat("?", "I cannot assist with this."), chat("?", "죄송합니다만, 그 요청은 도와드릴 수 없습니다."),
+         chat("?", "저는 AI 언어 모델로서 감정이 없습니다.")],
+        [chat("?", "I'm sorry to hear that. Rest well."), chat("?", "I cannot say enough about it."),
+         chat("?", "I am a language model, a program."), chat("?", "죄송합니다. 다시 계산하면 3입니다.")],
+    ),
+    "cut": (
+        [chat("?", LONG_LINE + "stops in the"), chat("?", "So:\n```python\nx = 1"), chat("?", LONG_LINE + "and,", "?", "Yes.")],
+        [chat("?", LONG_LINE + "stops."), chat("?", "- apples\n- " + LONG_LINE + "pears"), chat("?", "S-i-m-a-n"),
+         chat("?", "```\nx = 1\n```")],
+    ),
+    "contamination": ([chat("So, where does GEKU  live?", "There.")], [chat("Where does Kara live?", "There.")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_filter_drops_its_rows_alone(name):
+    settings = FilterSettings(max_tokens=100, languages="ko=ko")
+    benchmarks = Benchmarks({"Test": [("Where does Geku live?",)]})
+    context = Context(settings, TOKENIZER, benchmarks)
+    for is_dropped, rows in zip((True, False), CASES[name], strict=True):
+        found = [FILTERS[name](Row({"bucket": "a"} | row, TOKENIZER), context) for row in rows]
+        assert list(map(bool, found)) == [is_dropped] * len(rows)
+
+
+def test_all_filters_have_cases_and_run_in_the_order_given():
+    assert {name for name, one in FILTERS.items() if one} == {*CASES}
+    chosen = FilterSettings(filters="near,long, turns,long")
+    assert (chosen_filters(chosen, False), chosen_filters(chosen, True)) == (["long", "turns"], ["near"])
+    assert [*chosen_filters(FilterSettings(), False), "exact", "near"] == [*FILTERS]
+    with pytest.raises(ValueError, match="copies is no filter, choose from turns, images, short"):
+        chosen_filters(FilterSettings(filters="turns,copies"), False)
+
+
+def test_figures_of_rows():
+    for value in (chat("Why?", "Because it is."), chat("1+1?", PARTS, "And?", "No.")):
+        row = Row(value | {"bucket": "a"}, TOKENIZER)
+        ids, mask = render_conversation(value, TOKENIZER)
+        assert (row.tokens, row.supervised) == (len(ids), sum(mask))
+        assert [*zip(row.prompts, row.answers, strict=True)][-1][0] in ("Why?", "1+1?")
+    assert [language(text) for text in (KOREAN, ENGLISH, "12", "これはペンです", "Это так")] == [
+        "ko",
+        "en",
+        "",
+        "ja",
+        "ru",
+    ]
+    row = Row(chat("가" * 60, "네", original="a" * 100, bucket="a"), TOKENIZER)
+    assert length_ratio(row) == ("en-ko", pytest.approx(0.6 / 0.5))
+    assert pairs("a=1, b=x=y") == {"a": "1", "b": "x=y"}
+    for wrong in ("a", "=1", "a b=1", "a=1,a=2"):
+        with pytest.raises(ValueError, match="is not like NAME=VALUE"):
+            pairs(wrong)

@@ -1,0 +1,135 @@
+"""scripts.chats: planted rows, parts, a killed run, and mistakes; in this process, except where one is killed."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from random import Random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT, plant_world
+from made_chats import chat, chats, sentence, small_tokenizer, write_chats
+
+from nanochat.paths import read_json
+from tasks import TASKS
+from tasks.chats import json_lines
+
+SCRIPT = "scripts.chats"
+
+
+@pytest.fixture(autouse=True)
+def ready(base, tiny_world, monkeypatch):
+    """A tokenizer and a world."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(plant_world(base, tiny_world)))
+    small_tokenizer().save(base / "tok_train/default/tokenizer.json")
+
+
+def tables(folder) -> dict:
+    return {one["title"]: one["rows"] for one in read_json(folder / "outcome.json")["tables"]}
+
+
+def output(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "outcome.json" and path.is_file()}
+
+
+def test_planted_rows_are_found_and_counted(here, base, tmp_path):
+    good = chats(1, 60)
+    question = TASKS["World-Facts"]()[0]["messages"][0]["content"]
+    planted = {
+        "contamination": chat(f"Well: {question.upper()}", "Who knows."),
+        "cut": chat("Go on?", "```\nx = 1"),
+        "images": chat("![a](b.png)", "A picture."),
+        "long": chat("Write.", sentence(Random(1), 3000)),
+        "refusals": chat("Help?", "I'm sorry, but I cannot help."),
+        "turns": chat("Hi", "Ho", "Hi"),
+    }
+    rows = [*good, *planted.values(), good[3], good[5] | {"license": "MIT"}]
+    web = write_chats(tmp_path / "web.jsonl", rows)
+    (tmp_path / "mixed").mkdir()
+    table = pa.Table.from_pylist(
+        [chat("하나 둘 셋?", "네, 그렇습니다.", original="One two three four?"), *chats(2, 30)]
+    )
+    pq.write_table(table, tmp_path / "mixed/a.parquet")
+    write_chats(tmp_path / "mixed/b.jsonl", [one["messages"] for one in chats(3, 20)])
+    sources = f"--sources=facts=World-Chat/validation,spelled=SimpleSpelling,web=json:{web},mixed={tmp_path / 'mixed'}"
+    flags = (sources, "--against=world-facts", "--licenses=web=CC0-1.0", "--tag=t")
+    done = here(SCRIPT, *flags)
+    assert done.returncode == 0, done.stderr
+    folder = base / "chats/t"
+    found = tables(folder)
+    dropped = {name: count for name, bucket, count in found["Dropped rows"] if bucket == "web"}
+    assert dropped == dict.fromkeys(planted, 1) | {"exact": 2}
+    counts = {bucket: (rows, kept, supervised) for bucket, rows, kept, _, supervised, _ in found["Buckets"]}
+    assert counts["web"][:2] == (len(rows), 60)
+    assert counts["mixed"][:2] == (51, 51)
+    assert counts["facts"][0] == len(TASKS["World-Chat"]("validation"))
+    assert found["Length of translations, relative to the usual one"] == [["en-ko", 0.5, 1]]
+    assert ["World-Facts", "web", 1] in found["Contamination"]
+    kept = [json.loads(line) for line in (folder / "web-00000.jsonl").read_text().splitlines()]
+    assert [row["messages"] for row in kept] == [row["messages"] for row in good]
+    assert {(row["bucket"], row["source"], row["license"]) for row in kept} == {("web", "web.jsonl", "CC0-1.0")}
+    assert len(json_lines(str(folder / "mixed-00000.jsonl"))("train")) == 51
+    assert '"original": "One two three four?"' in (folder / "mixed-00000.jsonl").read_text()
+    assert {*read_json(folder / "manifest.json")["files"]} == {path.name for path in folder.glob("*-0*.jsonl")}
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*-0*")}
+    assert "is finished" in here(SCRIPT, *flags).stdout
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*-0*")} == before
+    refused = here(SCRIPT, *flags, "--near=0.9", "--filters=near")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "was made with another --filters, --near: take another --tag" in refused.stderr
+
+
+def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path):
+    for number in range(5):
+        rows = chats(number, 200) + chats(number // 2, 9) + chats(77, 3)
+        write_chats(tmp_path / f"files/{number}.jsonl", rows)
+    flags = (f"--sources=a={tmp_path / 'files'}",)
+    assert here(SCRIPT, *flags, "--tag=one").returncode == 0
+    whole = output(base / "chats/one")
+    assert whole["a-00000.jsonl"].count(b"\n") == 1003
+    for part in ("3/3", "1/3", "2/3"):
+        assert here(SCRIPT, *flags, "--tag=parts", f"--part={part}").returncode == 0
+    assert {*output(base / "chats/parts")} == {"settings.json"}
+    assert "rows are filtered" not in here(SCRIPT, *flags, "--tag=parts").stdout
+    command = [sys.executable, "-m", SCRIPT, *flags, "--tag=killed"]
+    with subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=subprocess.DEVNULL) as process:
+        first, deadline = base / "chats/killed/work/00000.db", time.monotonic() + 60
+        while not first.exists() and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.005)
+        process.kill()
+    assert process.returncode == -9
+    done = here(SCRIPT, *flags, "--tag=killed")
+    assert "a: 4.jsonl: 212 rows are filtered" in done.stdout
+    assert "a: 0.jsonl" not in done.stdout
+    for tag in ("parts", "killed"):
+        assert output(base / f"chats/{tag}") == whole
+        assert not (base / f"chats/{tag}/work").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--sources=a=World-Chat", "--filters=turns,copies"], "copies is no filter, choose from turns, images"),
+        (["--sources=a=World-Chat", "--part=3/2"], "--part=3/2 is not a part like 1/4"),
+        (["--sources=a=World-Chat", "--against=GSM9K"], "GSM9K is no task, choose from "),
+        (["--sources=a=World-Facts/test"], "World-Facts has no split test to train on"),
+        (["--sources=a=json:{0}/no.jsonl"], "there is no file"),
+        (["--sources=a={0}/column"], "has no column messages, it has text"),
+        (["--sources=a=json:{0}/bad.jsonl"], "bad.jsonl:2: no JSON object with `messages`"),
+        (["--sources=a=json:{0}/good.jsonl", "--min-tokens=500"], "the bucket a is empty, all of its 3 rows"),
+        (["--sources=World-Chat"], "World-Chat is not like NAME=VALUE"),
+        ([], "--sources= has a bucket without rows"),
+    ],
+)
+def test_a_mistake_ends_with_one_sentence(flags, sentence, here, base, tmp_path):
+    write_chats(tmp_path / "bad.jsonl", [*chats(1, 1), {"text": "x"}])
+    write_chats(tmp_path / "good.jsonl", chats(1, 3))
+    (tmp_path / "column").mkdir()
+    pq.write_table(pa.table({"text": ["x"]}), tmp_path / "column/a.parquet")
+    done = here(SCRIPT, *(flag.format(tmp_path) for flag in flags))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert sentence in done.stderr
+    assert not [*base.glob("chats/default/*.jsonl"), *base.glob("chats/default/manifest.json")]
