@@ -23,13 +23,12 @@ from torch import Tensor
 from nanochat.chat import check_conversation, render_conversation, render_prompt
 from nanochat.checkpoint import MODEL, load_model
 from nanochat.dataloader import Batch
-from nanochat.engine import Completion
 from nanochat.gpt import GPT
 from nanochat.log import Record
 from nanochat.objectives import Loss
 from nanochat.outcome import Estimate, Metrics, mean_estimate, measured
 from nanochat.paths import base_dir, text_sha256, write_bytes
-from nanochat.rollouts import PromptSource, answer_logprobs, assemble, before_and_after, columns
+from nanochat.rollouts import PromptSource, answer_logprobs, assemble, before_and_after
 from nanochat.train import State
 
 if TYPE_CHECKING:
@@ -50,14 +49,15 @@ def read_pairs(names: str) -> list[Pair]:
     """Return the pairs in JSONL files, whose names are separated by commas; a ValueError names file, line and fault."""
     pairs = []
     for name in filter(None, names.split(",")):
-        lines = Path(name).expanduser().read_text(encoding="utf-8").strip().split("\n")
+        lines = Path(name).expanduser().read_text(encoding="utf-8").split("\n")
         for number, line in enumerate(lines, 1):
             try:
-                pairs.append(as_pair(json.loads(line)))
+                if line:
+                    pairs.append(as_pair(json.loads(line)))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{name}:{number}: {error}") from None
     if not pairs:
-        raise ValueError("--pairs names no file with prompt, chosen and rejected in each line")
+        raise ValueError(f"--pairs={names}: there is no line with prompt, chosen and rejected")
     return pairs
 
 
@@ -112,6 +112,8 @@ def make_pairs(samples: Iterable[tuple[str, Record]], most: int) -> list[Record]
         messages = [{"role": role, "content": as_parts(text)} for role, text in MESSAGE.findall(prompt)]
         for chosen, rejected in zip([*right.values()][:most], wrong, strict=False):
             records.append({"prompt": messages, "chosen": chosen, "rejected": rejected})
+    if not records:
+        raise ValueError("no question has a better and a worse answer: sample more answers, or at a higher temperature")
     return records
 
 
@@ -135,11 +137,11 @@ class Pairs(PromptSource):
         for pair in pairs:
             rows = []
             for conversation in pair:
-                prompt = render_prompt(conversation, trainer.tokenizer)
-                ids, mask = (part[len(prompt) :] for part in render_conversation(conversation, trainer.tokenizer))
-                # The end token is among the ids, so nothing is added.
-                written = Completion(ids, mask, "length", [0.0 for _ in ids])
-                rows.append(columns(prompt, written, 0.0, trainer.tokenizer.bos))
+                ids, mask = map(torch.tensor, render_conversation(conversation, trainer.tokenizer))
+                start = len(render_prompt(conversation, trainer.tokenizer)) - 1  # the prompt's last token is an input
+                targets = torch.where(mask == 1, ids, -1)[start + 1 :]
+                logprobs = torch.zeros(len(targets))  # under the parent, filled in later; they stand for advantages too
+                rows.append((ids[start:-1], targets, logprobs, logprobs, ids[:start]))
             if all(len(row[0]) + len(row[-1]) <= self.context for row in rows):
                 self.answers.append(rows)
         self.left_out = len(pairs) - len(self.answers)
@@ -147,11 +149,10 @@ class Pairs(PromptSource):
         # This rank's; pairs to learn from have lower numbers.
         self.held_out = range(learned + self.runtime.rank, len(self.answers), self.runtime.world_size)
         manifest = trainer.start.weights.manifest
+        # A resumed run needs its parent no more.
+        weights = manifest["source"]["setting"]["parent"] if trainer.resumed else manifest["files"][MODEL]["sha256"]
         setting = {
-            # A resumed run needs its parent no more.
-            "parent": manifest["source"]["setting"]["parent"]
-            if trainer.resumed
-            else manifest["files"][MODEL]["sha256"],
+            "parent": weights,
             "pairs": text_sha256(json.dumps(pairs)),
             "tokenizer": trainer.tokenizer.content_hash,
             "context": self.context,

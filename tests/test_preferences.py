@@ -16,22 +16,14 @@ from test_objectives import TwoWords
 from test_rollouts import TOKENIZER
 
 from nanochat.chat import render_conversation, render_prompt
-from nanochat.preferences import (
-    PREFERENCE_LOSSES,
-    Pairs,
-    Preference,
-    as_pair,
-    make_pairs,
-    read_pairs,
-)
+from nanochat.preferences import PREFERENCE_LOSSES, Pairs, Preference, as_pair, make_pairs, read_pairs
 
 CALLS = [{"type": "python", "text": "12+34"}, {"type": "python_output", "text": "46"}, {"type": "text", "text": " 46"}]
-SHAPE = {"vocab_size": 300, "max_seq_len": 128, "bos_id": TOKENIZER.bos}
 
 
-def a_pair(number: int, chosen="The letter is e.", rejected="12") -> dict:
+def a_pair(number: int, chosen="The letter is e.") -> dict:
     prompt = f"the number {number // 2}" + " is here" * (number // 2 % 5)  # two pairs a prompt
-    return {"prompt": prompt, "chosen": chosen, "rejected": f"{rejected} {number}"}
+    return {"prompt": prompt, "chosen": chosen, "rejected": f"12 {number}"}
 
 
 def source_of(records, runtime=ALONE, **options) -> Pairs:
@@ -42,9 +34,6 @@ def source_of(records, runtime=ALONE, **options) -> Pairs:
     return Pairs(trainer, [as_pair(record) for record in records])
 
 
-# ---- pairs ----
-
-
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
@@ -53,7 +42,6 @@ def source_of(records, runtime=ALONE, **options) -> Pairs:
         ('{"prompt": "a", "chosen": "b", "rejected": 3}', "message 2: its content is neither a string nor a list"),
         ('{"prompt": [], "chosen": "b", "rejected": "c"}', "message 1: its role is 'assistant' where 'user' is due"),
         ('{"prompt": 3, "chosen": "b", "rejected": "c"}', ""),
-        ("3", ""),
         ("{", "Expecting property name"),
     ],
 )
@@ -62,61 +50,47 @@ def test_a_faulty_pair_is_named(line, fault, tmp_path):
     path.write_text(f"{json.dumps(a_pair(1))}\n{line}\n")
     with pytest.raises(ValueError, match=re.escape(f"{path}:2: {fault}")):
         read_pairs(str(path))
-    with pytest.raises(ValueError, match="--pairs names no file with prompt, chosen and rejected"):
-        read_pairs("")
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="there is no line with prompt, chosen and rejected"):
+        read_pairs(str(path))
 
 
 def test_samples_become_pairs_that_render_to_their_tokens():
     chat = [{"role": "user", "content": "the number"}, {"role": "assistant", "content": [*CALLS, *CALLS]}]
     asked = {"messages": [*chat, {"role": "user", "content": "letters?\n"}]}
-    prompt = TOKENIZER.decode(render_prompt(asked, TOKENIZER))
-    end = "<|python_start|>12+34<|python_end|>"
-    texts = [(end + "<|output_start|>46<|output_end|> 46", 1.0, "stop"), ("46", 0.0, "stop"), ("46", 0.0, "stop")]
-    texts += [
-        (end[:-3], 0.0, "stop"),
-        ("<|bos|>", 0.0, "stop"),
-        ("4", 0.0, "length"),
-        ("12", 0.5, "stop"),
-        ("7", 1.0, "stop"),
-    ]
-    samples = [(prompt, {"text": text, "reward": reward, "reason": reason}) for text, reward, reason in texts]
-    samples += [("<|user_start|>all right<|user_end|>", samples[0][1])]
+    prompt, call = TOKENIZER.decode(render_prompt(asked, TOKENIZER)), "<|python_start|>12+34<|python_end|>"
+    right = call + "<|output_start|>46<|output_end|> 46"
+    rewards = {right: 1.0, "46": 0.0, call[:-3]: 0.0, "<|bos|>": 0.0, "": 0.0, "12": 0.5, "7": 1.0}
+    samples = [(prompt, {"text": text, "reward": reward, "reason": "stop"}) for text, reward in rewards.items()]
+    samples += [samples[1], (prompt, {"text": "4", "reward": 0.0, "reason": "length"})]
     records = make_pairs(samples, 5)
     assert [record["chosen"] for record in records] == [CALLS, [{"type": "text", "text": "7"}]]
     assert [record["rejected"][0]["text"] for record in records] == ["46", "12"]
-    assert len(make_pairs(samples, 1)) == 1
+    assert make_pairs(samples, 1) == records[:1]
     chosen, rejected = as_pair(records[0])
     assert render_prompt(chosen, TOKENIZER) == render_prompt(rejected, TOKENIZER) == render_prompt(asked, TOKENIZER)
-    ids, _ = render_conversation(chosen, TOKENIZER)
-    assert TOKENIZER.decode(ids) == prompt + texts[0][0] + "<|assistant_end|>"
+    assert TOKENIZER.decode(render_conversation(chosen, TOKENIZER)[0]) == f"{prompt}{right}<|assistant_end|>"
+    with pytest.raises(ValueError, match="no question has a better and a worse answer"):
+        make_pairs(samples[:1], 1)
 
 
 def test_the_source_on_any_ranks():
     records = [a_pair(number) for number in range(30)]
     source, other = source_of(records), source_of(random.Random(1).sample(records, 30))
-    assert source.answers[0][0][0].tolist() == other.answers[0][0][0].tolist()  # the files' order does not matter
+    assert source.answers[0][0][0].tolist() == other.answers[0][0][0].tolist()  # the order in the file does not matter
     assert (source.count, len(source.held_out), source.steps) == (27, 3, 12)
-    seen = [next(source) for _ in range(12)]
-    numbers = [batch[-1][::2, 2].tolist() for batch in seen]
+    numbers = [next(source)[-1][::2, 2].tolist() for _ in range(12)]
     epochs = [[*chain(*half)] for half in (numbers[:6], numbers[6:])]
     assert all(len(set(epoch)) == 24 and max(epoch) < 27 for epoch in epochs)
     assert epochs[0] != epochs[1]
     ranks = [source_of(records, replace(ALONE, rank=rank, world_size=2)) for rank in (0, 1)]
-    ranks[1].load_state_dict({"step": 1})
-    next(ranks[0])
-    assert sorted(next(ranks[0])[-1][:, 2].tolist() + next(ranks[1])[-1][:, 2].tolist()) == sorted(2 * numbers[1])
+    for rank in ranks:
+        rank.load_state_dict({"step": 1})
+    assert sorted(number for rank in ranks for number in next(rank)[-1][:, 2].tolist()) == sorted(2 * numbers[1])
     assert sorted([*ranks[0].held_out, *ranks[1].held_out]) == [*source.held_out]
-    assert source.state_dict() == {"setting": source.state_dict()["setting"], "step": 12}
     assert source_of([*records, a_pair(1, "fox " * 90)]).left_out == 1
-    for options, sentence in [
-        ({"examples_per_step": 28}, "--examples-per-step=28 is more than the 27 examples to learn from"),
-        ({"runtime": replace(ALONE, world_size=3)}, "4 examples per step cannot be shared by 3 ranks"),
-    ]:
-        with pytest.raises(ValueError, match=sentence):
-            source_of(records, **options)
-
-
-# ---- the objective ----
+    with pytest.raises(ValueError, match="--examples-per-step=28 is more than the 27 examples to learn from"):
+        source_of(records, examples_per_step=28)
 
 
 def test_the_gradient_by_hand():
@@ -125,17 +99,16 @@ def test_the_gradient_by_hand():
     The margin is 2 ln 3/2 - ln 1/2 = ln 4.5. With beta 1/2 the loss is ln(1 + 1/sqrt 4.5); its slope by the margin is
     -beta / (1 + sqrt 4.5). The margin's slope by logit 1 is 2 (1 - 3/4) - (0 - 3/4) = 5/4.
     """
-    targets, half = torch.tensor([[1, 1], [0, -1]]), math.log(0.5)
+    targets, half, root = torch.tensor([[1, 1], [0, -1]]), math.log(0.5), 4.5**0.5
     reference = torch.tensor([[half, half], [half, 0.0]])
     inputs, sizes = torch.zeros_like(targets), torch.tensor([[2, 1, 0], [1, 1, 0]])
-    batch = (inputs, targets, torch.zeros(2, 2), reference, inputs[:, :1], sizes)
-    root = 4.5**0.5
+    batch = (inputs, targets, reference, reference, inputs[:, :1], sizes)
     for loss, weight, value, slope in [
-        ("dpo", 0.0, math.log(1 + 1 / root), -0.5 * 1.25 / (1 + root)),
         # Per token: ln 3/2 - ln 1/2 = ln 3; the slope by logit 1 is 1/4 + 3/4.
         ("dpo-norm", 0.0, math.log(1 + 3**-0.5), -0.5 / (1 + 3**0.5)),
         # The mean loss on the chosen words is ln 4/3, and its slope 3/4 - 1.
         ("dpo", 0.1, math.log(1 + 1 / root) + 0.1 * math.log(4 / 3), -0.5 * 1.25 / (1 + root) - 0.1 * 0.25),
+        ("dpo", 0.0, math.log(1 + 1 / root), -0.5 * 1.25 / (1 + root)),
     ]:
         model = TwoWords()
         found, count, metrics = Preference(loss, 0.5, weight)(model, batch)
@@ -143,45 +116,42 @@ def test_the_gradient_by_hand():
         assert (found.item(), int(count)) == (pytest.approx(value), 1)
         assert model.logits.grad.tolist() == pytest.approx([-slope, slope])
     figures = {name: total.item() for name, (total, _) in metrics.items()}
-    kl = 2 * (1.5 * math.log(1.5) - 0.5) + (0.5 * math.log(0.5) + 0.5)
-    expected = {"dpo/loss": math.log(1 + 1 / root), "dpo/accuracy": 1, "dpo/gained": 1, "dpo/margin": math.log(4.5)}
-    assert figures == pytest.approx(expected | {"dpo/kl": kl / 3})
+    kl = (2 * (1.5 * math.log(1.5) - 0.5) + (0.5 * math.log(0.5) + 0.5)) / 3
+    expected = {"dpo/loss": value, "dpo/accuracy": 1, "dpo/gained": 1, "dpo/margin": math.log(4.5), "dpo/kl": kl}
+    assert figures == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("loss", PREFERENCE_LOSSES)
 def test_a_model_against_plain_rows_and_in_parts(loss, tmp_path, monkeypatch):
+    """Each answer behind its own copy of the prompt, and no kept log-probabilities."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    parent, model = lively(CONFIGS["reference"] | SHAPE), lively(CONFIGS["reference"] | SHAPE, seed=7)
+    shape = CONFIGS["reference"] | {"vocab_size": 300, "max_seq_len": 128, "bos_id": TOKENIZER.bos, "depth": 2}
+    parent, model = lively(shape), lively(shape, seed=7)
     records = [a_pair(number, [*CALLS, *CALLS] if number % 3 else "e") for number in range(9)]
-    source = source_of(records, held_out=0.0, examples_per_step=8)
+    source, again = (source_of(records, held_out=0.0, examples_per_step=8) for _ in range(2))
     source.set_reference(lambda: parent, 2)
-    again = source_of(records, held_out=0.0, examples_per_step=8)
     again.set_reference(lambda: pytest.fail("the file has them"), 4)
-    batch = next(source)
+    batch, total = next(source), 0.0
     assert all(torch.equal(one, other) for one, other in zip(batch, next(again), strict=True))
-    total = 0
     for number in batch[-1][::2, 2].tolist():
         gains = []
         for inputs, targets, _, _, prompt in source.answers[number]:
-            ids = torch.cat([prompt, inputs])[None]
-            kept = targets >= 0
+            kept, ids = targets >= 0, torch.cat([prompt, inputs])[None]
             logprobs = [one(ids)[0, len(prompt) :].log_softmax(-1) for one in (model, parent)]
             own, before = (one.gather(1, targets.clamp(min=0)[:, None])[:, 0][kept] for one in logprobs)
-            gain = (own - before.detach()).sum()
-            gains.append(gain / kept.sum() if loss == "dpo-norm" else gain)
+            gains.append((own - before.detach()).sum() / (kept.sum() if loss == "dpo-norm" else 1))
         total = total - torch.log(torch.sigmoid(0.1 * (gains[0] - gains[1])))
     total.backward()
     plain = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    for full_rows, count in [(16, 1), (3, 2), (1, 4)]:
+    for full_rows, least in [(16, 1), (3, 2), (1, 4)]:
         model.zero_grad()
-        split = source.split(batch, full_rows)
-        assert len(split) >= count
-        summed = 0.0
+        split, summed = source.split(batch, full_rows), 0.0
+        assert len(split) >= least
         for part in split:
-            value, number, _ = Preference(loss)(model, part)
+            value, count, _ = Preference(loss)(model, part)
             value.backward()
             summed += value.item()
-            assert int(number) == len(part[0]) / 2
+            assert int(count) == len(part[0]) / 2
         assert summed == pytest.approx(total.item(), abs=1e-4)
         for name, p in model.named_parameters():
             assert torch.allclose(plain.get(name, torch.zeros_like(p)), p.grad, atol=1e-4), name

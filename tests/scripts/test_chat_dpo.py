@@ -13,8 +13,10 @@ from fake_hub import write_hub
 from forks import Forked, run_module
 from safetensors.torch import load_file, save_file
 
-from nanochat.log import read_metrics
+from nanochat.config import parse
+from nanochat.preferences import read_pairs
 from nanochat.report.card import markdown, read_card
+from scripts import chat_dpo, rollouts
 
 STEPS = 4
 PARENT = ["--depth=1", "--max-seq-len=128", "--num-iterations=3", "--eval-every=-1", "--save-every=-1"]
@@ -89,8 +91,8 @@ def test_it_resumes_bit_for_bit_without_its_parent(runs, whole):
 
 
 def test_ranks_and_micro_batches_find_the_same(runs, whole):
-    shutil.rmtree(runs.folder / "reference_logprobs")  # each computes its own part again
-    cut = {"ranks-2": (4, 2), "ranks-4": (2, 4), "rows-2": (2, 1), "rows-1": (1, 1)}
+    shutil.rmtree(runs.folder / "reference_logprobs")  # each rank computes its own part again
+    cut = {"ranks-2": (2, 2), "ranks-4": (2, 4), "rows-1": (1, 1)}
     jobs = {tag: runs.start(tag, f"--device-batch-size={rows}", ranks=ranks) for tag, (rows, ranks) in cut.items()}
     for tag, job in jobs.items():
         job.done()
@@ -100,36 +102,34 @@ def test_ranks_and_micro_batches_find_the_same(runs, whole):
                 assert one[name] == pytest.approx(other[name], abs=1e-4), name
 
 
-def test_what_cannot_be_is_one_sentence(runs, whole):
-    [path] = (runs.folder / "reference_logprobs").iterdir()
+def test_what_cannot_be_is_one_sentence(runs, whole, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(runs.folder))
     for flags, sentence in [
         (["--total-batch-size=512"], "--total-batch-size does not apply to pairs: use --examples-per-step"),
-        (["--pairs="], "--pairs names no file with prompt, chosen and rejected in each line"),
+        (["--pairs="], "--pairs=: there is no line with prompt, chosen and rejected"),
         (["--loss=ppo"], "invalid choice 'ppo' for argument '--loss'"),
-        (["--max-seq-len=8"], "--examples-per-step=4 is more than the 0 examples to learn from"),
     ]:
-        assert runs.refused("never", *flags).startswith(sentence)
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            chat_dpo.main(parse(chat_dpo.Config, [*SMALL, f"--pairs={runs.pairs}", *flags]))
+    [path] = (runs.folder / "reference_logprobs").iterdir()
     right = load_file(path)["logprobs"]
     save_file({"logprobs": right * (1 + 0.2 * (right < -5))}, path)
-    said = runs.refused("never")
-    assert re.match(r"the loss begins at 0\.\d+, not at ln 2: .*remove it", said)
+    assert re.match(r"the loss begins at 0\.\d+, not at ln 2: .*remove it", runs.refused("never"))
     path.unlink()
 
 
-def test_samples_of_reinforcement_learning_become_pairs(runs, python):
-    folder = runs.folder / "chat_rl/samples"
+def test_a_plan_and_pairs_from_reinforcement_learning(runs, monkeypatch, capsys):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(runs.folder))
+    chat_dpo.main(parse(chat_dpo.Config, [*SMALL, f"--pairs={runs.pairs}", "--dry-run"]))
+    assert "A step: 4 prompts, 8 answers of at most 128 tokens\n" in capsys.readouterr().out
+    folder, out = runs.folder / "chat_rl/samples", runs.folder / "from_rl.jsonl"
     folder.mkdir(parents=True)
     prompt = "<|bos|><|user_start|>Letter 3?<|user_end|><|assistant_start|>"
     samples = [{"text": text, "reward": reward, "reason": "stop"} for text, reward in (("fox", 1.0), ("brown", 0.0))]
     record = {"kind": "example 3", "step": 1, "example": 3, "prompt": prompt, "samples": samples}
     (folder / "samples.jsonl").write_text(json.dumps(record))
-    out = runs.folder / "from_rl.jsonl"
-    words = ("scripts.rollouts", "--tag=samples", f"--pairs={out}")
-    done = python("-m", *words, NANOCHAT_BASE_DIR=str(runs.folder))
-    assert (done.returncode, done.stdout) == (0, f"{out}: 1 pairs from 2 answers\n"), done.stderr
-    part = [{"type": "text", "text": "Letter 3?"}]
-    [pair] = read_metrics(out)
-    assert (pair["prompt"], pair["rejected"][0]["text"]) == ([{"role": "user", "content": part}], "brown")
-    said = runs.run("planned", "--dry-run")
-    assert "A step: 4 prompts, 8 answers of at most 128 tokens\n" in said
-    assert not runs.of("planned").exists()
+    rollouts.main(parse(rollouts.Config, ["--tag=samples", f"--pairs={out}"]))
+    assert capsys.readouterr().out == f"{out}: 1 pairs from 2 answers\n"
+    [chosen, _] = read_pairs(str(out))[0]
+    contents = [message["content"][0]["text"] for message in chosen["messages"]]
+    assert contents == ["Letter 3?", "fox"]
