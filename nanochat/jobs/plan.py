@@ -314,7 +314,7 @@ def skipped_lines(steps: Sequence[Step]) -> list[str]:
 def talk_lines(steps: Sequence[Step], tag: str) -> list[str]:
     """Return the commands, for any folder, to chat with the last model; nothing if the job trains none."""
     trained = {step.name for step in steps if not step.skip}
-    # MODELS is in training order: base, mid, sft, rl.
+    # MODELS is in training order.
     sources = [source for source, stage in MODELS.items() if stage in trained]
     if not sources:
         return []
