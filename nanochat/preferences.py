@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -107,11 +107,17 @@ def make_pairs(samples: Iterable[tuple[str, Record]], most: int) -> list[Record]
             groups.setdefault(prompt, {}).setdefault(sample["reward"], {})[text] = as_parts(text)  # each answer once
     records = []
     for prompt, answers in groups.items():
-        right = answers.pop(max(answers))
+        best = max(answers)
+        right = answers.pop(best)
         wrong = chain(*(others.values() for others in answers.values()))
         messages = [{"role": role, "content": as_parts(text)} for role, text in MESSAGE.findall(prompt)]
-        for chosen, rejected in zip([*right.values()][:most], wrong, strict=False):
-            records.append({"prompt": messages, "chosen": chosen, "rejected": rejected})
+        for chosen, rejected in islice(zip(right.values(), wrong, strict=False), most):
+            record = {
+                "prompt": messages,
+                "chosen": chosen,
+                "rejected": rejected,
+            }
+            records.append(record)
     if not records:
         raise ValueError("no question has a better and a worse answer: sample more answers, or at a higher temperature")
     return records
@@ -131,7 +137,9 @@ class Pairs(PromptSource):
 
     def __init__(self, trainer: "Trainer", pairs: Sequence[Pair]):
         config, self.runtime = trainer.config, trainer.runtime
-        self.context, self.seed, self.epochs = config.max_seq_len, config.seed, config.epochs
+        self.context = config.max_seq_len
+        self.seed = config.seed
+        self.epochs = config.epochs
         pairs = sorted(pairs, key=lambda pair: text_sha256(json.dumps(pair[0]["messages"][:-1])))
         self.answers = []  # of each pair two rows as in `columns`
         for pair in pairs:
@@ -141,8 +149,16 @@ class Pairs(PromptSource):
                 start = len(render_prompt(conversation, trainer.tokenizer)) - 1  # the prompt's last token is an input
                 targets = torch.where(mask == 1, ids, -1)[start + 1 :]
                 logprobs = torch.zeros(len(targets))  # under the parent, filled in later; they stand for advantages too
-                rows.append((ids[start:-1], targets, logprobs, logprobs, ids[:start]))
-            if all(len(row[0]) + len(row[-1]) <= self.context for row in rows):
+                row = (
+                    ids[start:-1],
+                    targets,
+                    logprobs,
+                    logprobs,
+                    ids[:start],
+                )
+                rows.append(row)
+            lengths = [len(row[0]) + len(row[-1]) for row in rows]
+            if max(lengths) <= self.context:
                 self.answers.append(rows)
         self.left_out = len(pairs) - len(self.answers)
         learned = int(len(self.answers) * (1 - config.held_out))
@@ -158,7 +174,8 @@ class Pairs(PromptSource):
             "context": self.context,
             "dtype": self.runtime.dtype_name,
         }
-        self.path = base_dir() / "reference_logprobs" / f"{text_sha256(json.dumps(setting))}.safetensors"
+        name = text_sha256(json.dumps(setting))
+        self.path = base_dir() / "reference_logprobs" / f"{name}.safetensors"
         self.begin(learned, config.examples_per_step, setting)
 
     def __next__(self) -> Batch:
