@@ -1,8 +1,6 @@
 """Objectives: (model, batch) -> (loss sum, count, metrics); the training loop divides the sums over a whole step.
 
-Reinforcement learning compares log-probabilities under the model and under the sampler. Both belong to the
-distribution at temperature 1 over all tokens. Sampling at another temperature, or with top-k or top-p, draws from
-another distribution; as usual, no correction is made for this difference.
+Those for answers stand beside their sources: reinforcement learning in rollouts.py, preferences in preferences.py.
 """
 
 from collections.abc import Callable
@@ -13,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from nanochat.dataloader import Batch
-from nanochat.decoder import Prefix
-from nanochat.gpt import GPT
 
 if TYPE_CHECKING:
     from nanochat.recursive import RecursiveGPT
@@ -26,7 +22,6 @@ Loss = tuple[Tensor, Tensor, Metrics]
 Objective = Callable[[nn.Module, Batch], Loss]
 
 LEAST_LOSS = 0.1  # in nats: an exit with a lower loss counts as if it had this one when the next is compared with it
-CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 ± CLIP
 
 
 def next_token(model: nn.Module, batch: Batch) -> Loss:
@@ -103,72 +98,3 @@ def pretraining(config: "RecursionSettings") -> Objective:
     if config.carry:
         return CarriedSupervision()
     return DeepSupervision(config.supervision_base, config.improvement_reward)
-
-
-def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:
-    """Return the clipped loss. With one update per sample the ratio is about 1 and the gradient equals "plain"."""
-    ratio = (chosen - sampled).exp()
-    limited = ratio.clamp(1 - CLIP, 1 + CLIP)
-    return -torch.minimum(
-        ratio * advantages,
-        limited * advantages,  # no gain from moving further than the limit
-    )
-
-
-# Name → token loss, given (log-probability under the model, under the sampler, advantage).
-POLICY_LOSSES = {
-    "plain": lambda chosen, sampled, advantages: -chosen * advantages,
-    "clip": _clipped,
-}
-
-
-@dataclass
-class PolicyGradient:
-    """Raises the probability of answers that did better than their group. batch: the columns from `Rollouts`.
-
-    loss: a key of POLICY_LOSSES. kl: the penalty for moving away from the model `reference`, estimated on the drawn
-    tokens; 0 for none. Each prompt is computed once for all answers.
-    """
-
-    loss: str = "plain"
-    kl: float = 0.0
-    reference: GPT | None = None
-
-    def __call__(self, model: GPT, batch: Batch) -> Loss:
-        *columns, prompts, sizes = batch  # sizes (rows, 3), on the host
-        lengths, given, questions = sizes.T  # answer length, prompt length, question
-        longest = int(lengths.max())
-        inputs, targets, advantages, sampled = (column[:, :longest] for column in columns)
-        # Answers to one question lie together and share the first row's prompt.
-        _, texts, answers = questions.unique_consecutive(
-            return_inverse=True,
-            return_counts=True,
-        )
-        firsts = answers.cumsum(0) - answers
-        longest_prompt = int(given.max())
-        prompts = prompts[firsts.to(prompts.device), :longest_prompt]
-        given = given[firsts]
-
-        def logprobs(model: GPT) -> Tensor:
-            cache = Prefix(model, prompts, given).rows(texts, lengths)
-            # The loss for each target is minus the log-probability.
-            return -model(
-                inputs,
-                targets,
-                reduction="none",
-                cache=cache,
-            )
-
-        kept = targets >= 0
-        chosen = logprobs(model)  # (rows, longest)
-        losses = POLICY_LOSSES[self.loss](chosen, sampled, advantages)
-        if self.kl:
-            with torch.no_grad():
-                before = logprobs(self.reference)
-            apart = before - chosen  # log of the ratio reference / model
-            # Never negative; the expected value is the KL divergence if tokens are drawn at temperature 1.
-            losses = losses + self.kl * (apart.exp() - apart - 1)
-        count = kept.sum()
-        # Summed distance between log-probabilities under model and sampler, for the log.
-        gap = ((chosen.detach() - sampled).abs() * kept).sum()
-        return (losses * kept).sum(), count, {"rl/logprob_gap": (gap, count)}

@@ -319,6 +319,9 @@ CURVES = (
     ("CORE metric, an estimate", TOKENS, "0: guessing, 1: perfect", {"CORE": "core_metric"}),
     ("World CORE metric, an estimate", TOKENS, "0: guessing, 1: perfect", {"World CORE": "world_core_metric"}),
     ("Reward", STEPS, "per answer", {"train": "rl/reward", "test, pass@1": "eval/pass@1"}),
+    ("Pair accuracy", STEPS, "share of pairs", {"train": "dpo/accuracy", "held out": "eval/Pair accuracy"}),
+    ("Margin", STEPS, "nats", {"train": "dpo/margin", "held out": "eval/Margin"}),
+    ("KL to the parent", STEPS, "nats per token", {"train": "dpo/kl", "held out": "eval/KL to the parent"}),
     ("Learning rate", TOKENS, "fraction of the initial one", {"rate": "train/lrm"}),
     ("Throughput", TOKENS, "tokens per second", {"rate": "train/tok_per_sec"}),
 )

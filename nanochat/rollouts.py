@@ -3,10 +3,14 @@
 All prompts in a step go through the engine together. The seed, the step and a prompt's place in the step decide alone
 which prompts are drawn and which random numbers their samples get: the number of ranks does not matter, and a resumed
 run samples the same answers. Groups with equal rewards carry no gradient and are left out of the batch.
+
+The objective compares log-probabilities under the model and under the sampler. Both belong to the distribution at
+temperature 1 over all tokens. Sampling at another temperature, or with top-k or top-p, draws from another distribution;
+as usual, no correction is made for this difference.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from statistics import fmean
@@ -19,8 +23,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt
 from nanochat.dataloader import Batch, BatchSource, require_multiple
+from nanochat.decoder import Prefix
 from nanochat.engine import Completion, Engine, Request
+from nanochat.gpt import GPT
 from nanochat.log import Record, print0, print_figures
+from nanochat.objectives import Loss
 from nanochat.outcome import NOT_KNOWN, Metrics, measured
 from nanochat.tokenizer import Tokenizer
 
@@ -32,6 +39,7 @@ Columns = tuple[Tensor, ...]  # of one answer, see `columns`
 
 MAX_CUT = 0.05  # share of answers cut at the limit, above which there is a warning
 WARN_EVERY = 20  # steps
+CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 ± CLIP
 
 # Name → advantages from rewards, both of shape (prompts, samples).
 ADVANTAGES = {
@@ -83,8 +91,55 @@ def columns(prompt: list[int], completion: Completion, advantage: float, end: in
     return inputs, torch.where(chosen == 1, ids, -1), advantage * chosen, logprobs, torch.tensor(prompt[:-1])
 
 
+class PromptSource(BatchSource):
+    """Draws the examples of each step: an epoch is all of them in a new order, but for a rest that fills no step.
+
+    A subclass has runtime, context, seed and epochs. together: rows that no micro-batch divides.
+    """
+
+    together = 1
+
+    def begin(self, count: int, examples: int, setting: Record) -> None:
+        """Begin before the first step. count: of all examples; examples: in a step, over all ranks."""
+        require_multiple("examples per step", examples, self.runtime.world_size)  # every rank has equally many
+        if count < examples:
+            raise ValueError(f"--examples-per-step={examples} is more than the {count} examples to learn from")
+        # Compared on resume: another setting would draw other examples.
+        self._setting = {"seed": self.seed, "examples": count} | setting
+        self.count, self._examples = count, examples
+        self._step = 0
+        self.steps = max(1, int(count // examples * self.epochs))  # whole steps only
+
+    def draw(self) -> Iterator[tuple[int, int]]:
+        """Yield each of this rank's examples in the step, after the number of draws since the run began."""
+        epoch, step = divmod(self._step, self.count // self._examples)
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.count)  # equal on all ranks
+        # Dealt in turn; `Rollouts._log` joins the records in the same way.
+        for place in range(self.runtime.rank, self._examples, self.runtime.world_size):
+            yield self._step * self._examples + place, int(order[step * self._examples + place])
+
+    def split(self, batch: Batch, rows: int) -> list[Batch]:
+        """Return micro-batches that fit into `rows` rows of full context: answers are short."""
+        longest = int(batch[-1][:, :2].sum(1).max())  # answer and prompt
+        return super().split(batch, max(1, rows * self.context // longest // self.together) * self.together)
+
+    # ---- position, for resuming ----
+
+    @property
+    def progress(self) -> float:
+        return self._step / self.steps
+
+    def state_dict(self) -> Record:
+        """Return the position, equal on all ranks."""
+        return {"setting": self._setting, "step": self._step}
+
+    def load_state_dict(self, state: Record) -> None:
+        """Continue from the position of a source with the same setting, on any number of ranks."""
+        self._step = state["step"]
+
+
 @dataclass(eq=False)
-class Rollouts(BatchSource):
+class Rollouts(PromptSource):
     """An endless source of (inputs, targets, advantages, logprobs, prompts, sizes), one row per answer.
 
     The first four have shape (rows, longest answer); logprobs come from the sampler. prompts (rows, longest prompt)
@@ -110,20 +165,9 @@ class Rollouts(BatchSource):
     record: Callable[..., None]
 
     def __post_init__(self):
-        examples = self.sampling.examples
-        require_multiple("examples per step", examples, self.runtime.world_size)  # every rank samples equally many
-        if len(self.task) < examples:
-            raise ValueError(f"--examples-per-step={examples} is more than the {len(self.task)} examples of the task")
-        # Compared on resume: another setting would draw other prompts.
-        self._setting = {
-            "seed": self.seed,
-            "examples": len(self.task),
-            "advantage": self.advantage,
-            "sampling": asdict(self.sampling),
-        }
+        setting = {"advantage": self.advantage, "sampling": asdict(self.sampling)}
+        self.begin(len(self.task), self.sampling.examples, setting)
         self._end = self.tokenizer.special_tokens["<|assistant_end|>"]
-        self._step = 0
-        self.steps = max(1, int(len(self.task) // examples * self.epochs))  # whole steps only
 
     def __next__(self) -> Batch:
         start = time.perf_counter()
@@ -146,7 +190,7 @@ class Rollouts(BatchSource):
     def _sample(self) -> list[Group]:
         """Sample and reward answers to this rank's prompts in the step."""
         self.engine.refresh()  # the weights changed since the last step
-        requests = self._draw()
+        requests = self._requests()
         answers = self.engine.generate(list(requests.values()), logprobs=True)  # several per request
         groups = []
         for (example, request), completions in zip(requests.items(), answers, strict=True):
@@ -176,21 +220,13 @@ class Rollouts(BatchSource):
                     sample["advantage"] = advantage
         return groups
 
-    def _draw(self) -> dict[int, Request]:
-        """Return the requests for answers to this rank's examples in the step, by their indices into the task.
-
-        An epoch is the shuffled task, without the rest that does not fill a step.
-        """
+    def _requests(self) -> dict[int, Request]:
+        """Return the requests for answers to this rank's examples in the step, by their indices into the task."""
         sampling = self.sampling
-        epoch, step = divmod(self._step, len(self.task) // sampling.examples)
-        order = np.random.default_rng((self.seed, epoch)).permutation(len(self.task))  # equal on all ranks
         requests = {}
-        # Prompts are dealt in turn; `_log` joins the records in the same way.
-        for place in range(self.runtime.rank, sampling.examples, self.runtime.world_size):
-            example = int(order[step * sampling.examples + place])
+        for draw, example in self.draw():
             # Shortened where prompt and answer exceed the context.
             prompt, _ = fitted_prompt(self.task[example], self.tokenizer, self.context, sampling.max_new_tokens)
-            draw = self._step * sampling.examples + place  # counts prompts since the run began
             requests[example] = Request(
                 prompt,
                 sampling.max_new_tokens,
@@ -220,29 +256,10 @@ class Rollouts(BatchSource):
             "rl/cut": fmean(sample["reason"] == "length" for sample in samples),
         }
 
-    def split(self, batch: Batch, rows: int) -> list[Batch]:
-        """Return micro-batches that fit into `rows` rows of full context: answers are short."""
-        longest = int(batch[-1][:, :2].sum(1).max())  # answer and prompt
-        return super().split(batch, max(1, rows * self.context // longest))
-
-    # ---- position, for resuming ----
-
     @property
     def idle(self) -> bool:
         """True if no group in the last step has a gradient, on any rank."""
         return self.metrics.get("rl/groups_that_teach") == 0
-
-    @property
-    def progress(self) -> float:
-        return self._step / self.steps
-
-    def state_dict(self) -> Record:
-        """Return the position, equal on all ranks."""
-        return {"setting": self._setting, "step": self._step}
-
-    def load_state_dict(self, state: Record) -> None:
-        """Continue from the position of rollouts with the same setting, on any number of ranks."""
-        self._step = state["step"]
 
 
 def assemble(rows: list[Columns], questions: list[int], device: torch.device) -> Batch:
@@ -255,6 +272,82 @@ def assemble(rows: list[Columns], questions: list[int], device: torch.device) ->
     fillers = (0, -1, 0.0, 0.0, 0)  # inputs, targets, advantages, logprobs, prompts
     padded = [pad_sequence(part, True, filler).to(device) for part, filler in zip(parts, fillers, strict=True)]
     return *padded, torch.tensor([sizes[i] for i in order])
+
+
+# ---- the objective ----
+
+
+def answer_logprobs(model: GPT, batch: Batch) -> Tensor:
+    """Return the log-probability of each target in a batch from `assemble`, (rows, longest answer), with -0 for none.
+
+    Each prompt is computed once for all answers: they lie together and share the first row's prompt.
+    """
+    inputs, targets, *_, prompts, sizes = batch  # sizes (rows, 3), on the host
+    lengths, given, questions = sizes.T  # answer length, prompt length, question
+    longest, longest_prompt = int(lengths.max()), int(given.max())  # in this micro-batch
+    _, texts, answers = questions.unique_consecutive(
+        return_inverse=True,
+        return_counts=True,
+    )
+    firsts = answers.cumsum(0) - answers
+    prompts = prompts[firsts.to(prompts.device), :longest_prompt]
+    cache = Prefix(model, prompts, given[firsts]).rows(texts, lengths)
+    # The loss for each target is minus the log-probability.
+    return -model(
+        inputs[:, :longest],
+        targets[:, :longest],
+        reduction="none",
+        cache=cache,
+    )
+
+
+def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:
+    """Return the clipped loss. With one update per sample the ratio is about 1 and the gradient equals "plain"."""
+    ratio = (chosen - sampled).exp()
+    limited = ratio.clamp(1 - CLIP, 1 + CLIP)
+    return -torch.minimum(
+        ratio * advantages,
+        limited * advantages,  # no gain from moving further than the limit
+    )
+
+
+# Name → token loss, given (log-probability under the model, under the sampler, advantage).
+POLICY_LOSSES = {
+    "plain": lambda chosen, sampled, advantages: -chosen * advantages,
+    "clip": _clipped,
+}
+
+
+@dataclass
+class PolicyGradient:
+    """Raises the probability of answers that did better than their group. batch: the columns from `Rollouts`.
+
+    loss: a key of POLICY_LOSSES. kl: the penalty for moving away from the model `reference`, estimated on the drawn
+    tokens; 0 for none.
+    """
+
+    loss: str = "plain"
+    kl: float = 0.0
+    reference: GPT | None = None
+
+    def __call__(self, model: GPT, batch: Batch) -> Loss:
+        chosen = answer_logprobs(model, batch)  # (rows, longest)
+        targets, advantages, sampled = (column[:, : chosen.shape[1]] for column in batch[1:4])
+        kept = targets >= 0
+        losses = POLICY_LOSSES[self.loss](chosen, sampled, advantages)
+        if self.kl:
+            with torch.no_grad():
+                before = answer_logprobs(self.reference, batch)
+            apart = before - chosen  # log of the ratio reference / model
+            # Never negative; the expected value is the KL divergence if tokens are drawn at temperature 1.
+            losses = losses + self.kl * (apart.exp() - apart - 1)
+        count = kept.sum()
+        # Summed distance between log-probabilities under model and sampler, for the log.
+        gap = ((chosen.detach() - sampled).abs() * kept).sum()
+        return (losses * kept).sum(), count, {"rl/logprob_gap": (gap, count)}
+
+
+# ---- figures ----
 
 
 def follow_reward(source: Rollouts) -> Callable[["State"], None]:
@@ -285,7 +378,13 @@ def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
         "Reward, a moving average": state.notes.get("reward", NOT_KNOWN),
         "Share of answers cut at the limit, a moving average": state.notes.get("cut", NOT_KNOWN),
     }
+    return metrics | before_and_after(state, f"{task} ")
+
+
+def before_and_after(state: "State", prefix: str = "") -> Metrics:
+    """Return the metrics for figures that evaluations took before the first and after the last step."""
+    metrics = {}
     for moment in ("before", "after"):
         for name, (value, stderr) in state.notes.get(moment, {}).items():
-            metrics[f"{task} {name} {moment}"] = measured(value, stderr)
+            metrics[f"{prefix}{name} {moment}"] = measured(value, stderr)
     return metrics

@@ -458,7 +458,37 @@ class FineTuneSettings(TrainingSettings):
 
 
 @dataclass(frozen=True)
-class ChatTuneSettings(FineTuneSettings):
+class AnswerTuneSettings(FineTuneSettings):
+    """Fine-tuning on answers to prompts: reinforcement learning and preferences."""
+
+    source: Source = changed(FineTuneSettings, "source", "sft")
+    examples_per_step: Count = option(16, "prompts per step, over all ranks", group="samples", least=1)
+    init_lr_frac: float = changed(FineTuneSettings, "init_lr_frac", 0.015)
+    warmdown_ratio: float = changed(OptimizerSettings, "warmdown_ratio", 1.0)
+    # The parent's momenta come from another objective; starting with them was not measured.
+    warm_start: bool = changed(FineTuneSettings, "warm_start", False)
+    # Answers differ in length at every step: flex, and compiled blocks, would be compiled again and again.
+    attention: str = changed(TrainingDeviceSettings, "attention", "sdpa")
+    compile: bool = changed(TrainingDeviceSettings, "compile", False)
+
+
+@dataclass(frozen=True)
+class TaskScoreSettings(FineTuneSettings):
+    """Scores of tasks during fine-tuning."""
+
+    # Task scores cost more than validation.
+    eval_metrics_every: Count = option(
+        200, "score the tasks every N steps (0: only after training; -1: never)", group="evaluation", least=-1
+    )
+    eval_metrics_max_problems: Count = option(1024, "problems of each task (0: all)", group="evaluation", least=0)
+    # A letter takes one forward pass; written answers take many, token by token.
+    eval_metrics_tasks: str = option(
+        "", "tasks to score, separated by | (default: the tasks answered by a letter)", group="evaluation"
+    )
+
+
+@dataclass(frozen=True)
+class ChatTuneSettings(TaskScoreSettings):
     """Fine-tuning on a mixture of conversations."""
 
     # The grammar stands in tasks.mixing, with samples (NAME@ROWS), shares (NAME%SHARE), augmentations and files.
@@ -471,13 +501,4 @@ class ChatTuneSettings(FineTuneSettings):
     # Rows from the mixture's validation split, the same for any number of ranks.
     eval_tokens: Count = option(
         -1, "tokens of the validation rows (-1: 5e6, on a CPU 125,000)", group="evaluation", least=1
-    )
-    # Task scores cost more than validation.
-    eval_metrics_every: Count = option(
-        200, "score the tasks every N steps (0: only after training; -1: never)", group="evaluation", least=-1
-    )
-    eval_metrics_max_problems: Count = option(1024, "problems of each task (0: all)", group="evaluation", least=0)
-    # A letter takes one forward pass; written answers take many, token by token.
-    eval_metrics_tasks: str = option(
-        "", "tasks to score, separated by | (default: the tasks answered by a letter)", group="evaluation"
     )

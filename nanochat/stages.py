@@ -46,6 +46,8 @@ STAGES = (
     Stage("chat_eval_mid", "Chat evaluation mid", "mid_train", "MID", SHOWN, source="mid"),
     Stage("chat_sft", "Chat SFT", "mid_train", "SFT", ("Validation loss",)),
     Stage("chat_eval_sft", "Chat evaluation sft", "chat_sft", "SFT", SHOWN, source="sft"),
+    Stage("chat_dpo", "Chat DPO", "chat_sft"),
+    Stage("chat_eval_dpo", "Chat evaluation dpo", "chat_dpo", "DPO", SHOWN, source="dpo"),
     Stage("chat_rl", "Chat RL", "chat_sft"),
     Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", "RL", SHOWN, source="rl"),
 )

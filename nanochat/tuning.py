@@ -38,15 +38,15 @@ FEW_STEPS = 100  # below, the learning rate falls in large jumps, and few evalua
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
 
-def print_plan(config: FineTuneSettings, open_rows: OpenRows, answers: int = 0) -> None:
+def print_plan(config: FineTuneSettings, open_rows: OpenRows, answers: int = 0, longest: int = 0) -> None:
     """Print the plan of a fine-tuning run.
 
-    open_rows: returns the conversations to learn from. answers: that are sampled in a step; 0 for training on the
-    conversations themselves.
+    open_rows: returns the conversations to learn from. answers: to learn from for each of them, of at most `longest`
+    tokens (0: as long as the context); 0 for training on the conversations themselves.
     """
     # For programs: nothing else on stdout.
     with redirect_stdout(sys.stderr) if config.json else nullcontext():
-        config, facts, plan = _plan(config, open_rows, answers)
+        config, facts, plan = _plan(config, open_rows, answers, longest)
         # Its speed is that of a finished base training of this depth, if there is one.
         like_base = SimpleNamespace(**asdict(config), depth=plan.model.depth, fp8=False)
         cost = estimate(plan, like_base, *planned_hardware(config.on))
@@ -60,7 +60,7 @@ def print_plan(config: FineTuneSettings, open_rows: OpenRows, answers: int = 0) 
 
 
 def _plan(
-    config: FineTuneSettings, open_rows: OpenRows, answers: int
+    config: FineTuneSettings, open_rows: OpenRows, answers: int, longest: int
 ) -> tuple[FineTuneSettings, dict[str, str], RunPlan]:
     """Return the settings with the values of the parent, facts for people, and the plan."""
     parent = MODELS[config.source], config.model_tag or config.tag
@@ -70,10 +70,12 @@ def _plan(
     facts = {"Parent": f"{' '.join(parent)}, step {checkpoint.step:,}", "Training rows": f"{len(rows):,}"}
     rows_read = config.epochs * len(rows)
     if answers:
-        prompts = answers // config.num_samples
-        config = replace(config, total_batch_size=answers * config.max_seq_len)
+        prompts = config.examples_per_step
+        config = replace(config, total_batch_size=answers * prompts * config.max_seq_len)
         steps = math.floor(rows_read / prompts)
-        facts["A step"] = f"{prompts} prompts, {answers} answers of at most {config.max_new_tokens} tokens"
+        facts["A step"] = (
+            f"{prompts} prompts, {answers * prompts} answers of at most {longest or config.max_seq_len} tokens"
+        )
     else:
         tokenizer = tokenizer_of(checkpoint)
         sample = [len(render_conversation(rows[number], tokenizer)[0]) for number in range(min(SAMPLED, len(rows)))]
@@ -140,7 +142,7 @@ def tune_on_chats(
     mixture = ", ".join(f"{name} {rows:,}" for name, rows in chats.rows.items())
     rows = {"Rows by task": mixture, "Training rows": len(chats), "Validation rows": len(new_chats)}
     counts = source.describe()
-    scores = state.notes.get("scores", {})  # written by evals.chat.task_scores
+    scores = state.notes.get("after", {})  # written by evals.chat.task_scores
     found = {
         "Number of iterations": state.step,
         "Training loss": measured(state.loss),

@@ -10,23 +10,19 @@ from typing import Literal
 from nanochat.config import Count, changed, option, run
 from nanochat.settings import (
     AnswerSettings,
+    AnswerTuneSettings,
     CheckpointSettings,
     EvaluationSettings,
-    FineTuneSettings,
-    OptimizerSettings,
     SamplingSettings,
-    TrainingDeviceSettings,
 )
-from nanochat.stages import Source
 from tasks import JUDGED, task_to_learn
 from tasks.common import find_task
 
 
 @dataclass(frozen=True)
-class Config(FineTuneSettings, SamplingSettings):
+class Config(AnswerTuneSettings, SamplingSettings):
     """Improve a model at a task with rewards for sampled answers. Settings that are None are the parent's."""
 
-    source: Source = changed(FineTuneSettings, "source", "sft")
     task: str = option(
         "",
         "task to learn, with a train and a test split (default: GSM8K, or World-Sums for a model of a world)",
@@ -36,7 +32,6 @@ class Config(FineTuneSettings, SamplingSettings):
     )
 
     # A step has examples_per_step * num_samples answers, each a training row.
-    examples_per_step: Count = option(16, "prompts per step, over all ranks", group="samples", least=1)
     num_samples: Count = option(4, "answers sampled for each prompt", group="samples", least=2)
     # A longer answer is cut off, and then has no end token to learn; 99 % of GSM8K's solutions are shorter.
     max_new_tokens: Count = changed(SamplingSettings, "max_new_tokens", 256)
@@ -56,13 +51,6 @@ class Config(FineTuneSettings, SamplingSettings):
     )
     # Above 0, the frozen parent takes memory beside the model in training.
     kl: float = option(0.0, "coefficient of the KL penalty to the parent", group="objective", least=0)
-    init_lr_frac: float = changed(FineTuneSettings, "init_lr_frac", 0.015)
-    warmdown_ratio: float = changed(OptimizerSettings, "warmdown_ratio", 1.0)
-    # The parent's momenta come from another objective; starting with them was not measured.
-    warm_start: bool = changed(FineTuneSettings, "warm_start", False)
-    # Answers differ in length at every step: flex, and compiled blocks, would be compiled again and again.
-    attention: str = changed(TrainingDeviceSettings, "attention", "sdpa")
-    compile: bool = changed(TrainingDeviceSettings, "compile", False)
 
     eval_every: Count = changed(EvaluationSettings, "eval_every", 60)
     eval_examples: Count = option(400, "test prompts per evaluation (0: all)", group="evaluation", least=0)
@@ -82,8 +70,7 @@ def main(config: Config) -> None:
     from nanochat.engine import Engine
     from nanochat.evals.chat import answer_scores
     from nanochat.log import MetricLog
-    from nanochat.objectives import PolicyGradient
-    from nanochat.rollouts import Rollouts, Sampling, follow_reward, reinforcement_metrics
+    from nanochat.rollouts import PolicyGradient, Rollouts, Sampling, follow_reward, reinforcement_metrics
     from nanochat.run import training
     from nanochat.tuning import print_plan
 
@@ -93,7 +80,12 @@ def main(config: Config) -> None:
     sampling = Sampling(examples, count, config.max_new_tokens, config.temperature, config.top_k, config.top_p)
     answers_per_step = examples * count
     if config.plan_only:
-        print_plan(config, lambda tokenizer: task_to_learn(config.task, tokenizer)[1], answers_per_step)
+        print_plan(
+            config,
+            lambda tokenizer: task_to_learn(config.task, tokenizer)[1],
+            config.num_samples,
+            config.max_new_tokens,
+        )
         return
     with training("chat_rl", config, rows=answers_per_step) as trainer:  # a row for each answer
         name, task, test = task_to_learn(config.task, trainer.tokenizer_tag)

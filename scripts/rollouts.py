@@ -1,13 +1,15 @@
-"""Show the sampled answers of the last reinforcement learning step, with their rewards.
+"""Show the sampled answers of the last reinforcement learning step, with their rewards, or make pairs of all answers.
 
 python -m scripts.rollouts --tag=d8 --show 5
+python -m scripts.rollouts --tag=d8 --pairs=pairs.jsonl
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from nanochat.config import Count, option, run
 from nanochat.log import print_line, read_metrics
-from nanochat.paths import stage_dir
+from nanochat.paths import stage_dir, write_jsonl
 from nanochat.settings import TagSettings
 
 
@@ -16,6 +18,10 @@ class Config(TagSettings):
     """Show the samples of scripts.chat_rl: questions with their answers, the best first."""
 
     show: Count = option(5, "number of questions to show", group="samples", least=1)
+    pairs: str = option(
+        "", "write pairs of a better and a worse answer to this file, for scripts.chat_dpo", group="pairs"
+    )
+    pairs_per_prompt: Count = option(1, "pairs of a question, at most", group="pairs", least=1)
 
 
 def main(config: Config) -> None:
@@ -23,6 +29,14 @@ def main(config: Config) -> None:
     records = read_metrics(folder / "samples.jsonl")
     if not records:
         raise ValueError(f"there are no samples in {folder}: python -m scripts.chat_rl --tag={config.tag} makes them")
+    if config.pairs:
+        from nanochat.preferences import make_pairs  # slow
+
+        samples = [(record["prompt"], sample) for record in records for sample in record["samples"]]
+        pairs = make_pairs(samples, config.pairs_per_prompt)
+        write_jsonl(Path(config.pairs), pairs)
+        print_line(f"{config.pairs}: {len(pairs):,} pairs from {len(samples):,} answers")
+        return
     step = records[-1]["step"]
     last = [record for record in records if record["step"] == step]
     for record in last[: config.show]:

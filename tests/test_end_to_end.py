@@ -11,10 +11,10 @@ from outcomes import sections
 from served import serving
 from test_speedrun import steps_with
 
-from nanochat.stages import STAGES
+from nanochat.jobs.plan import PLANNED_STAGES
 from tasks import WORLD_TASKS
 
-RAN = [stage for stage in STAGES if stage.source != "base"]
+RAN = [*PLANNED_STAGES.values()]
 
 # Of the flags of the stages: what is evaluated is a few questions with short answers.
 FEWER = {

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from nanochat.engine import Completion
 from nanochat.gpt import GPTConfig
-from nanochat.objectives import PolicyGradient
-from nanochat.rollouts import Rollouts, assemble, columns
+from nanochat.rollouts import PolicyGradient, Rollouts, assemble, columns
 
 
 class TwoWords(nn.Module):

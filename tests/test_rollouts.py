@@ -15,9 +15,15 @@ from nanochat import engine as engine_module
 from nanochat import schedules
 from nanochat.engine import Completion, Engine
 from nanochat.log import MetricLog, read_metrics
-from nanochat.objectives import PolicyGradient
 from nanochat.param_groups import build_groups
-from nanochat.rollouts import ADVANTAGES, Rollouts, Sampling, follow_reward, reinforcement_metrics
+from nanochat.rollouts import (
+    ADVANTAGES,
+    PolicyGradient,
+    Rollouts,
+    Sampling,
+    follow_reward,
+    reinforcement_metrics,
+)
 from nanochat.settings import OptimizerSettings
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
@@ -260,7 +266,7 @@ def test_answers_that_are_cut_are_counted_and_warned_about(capsys):
 
 def test_what_cannot_be():
     for options, sentence in [
-        ({"examples": 21}, "--examples-per-step=21 is more than the 20 examples of the task"),
+        ({"examples": 21}, "--examples-per-step=21 is more than the 20 examples to learn from"),
         ({"runtime": replace(ALONE, world_size=3)}, "4 examples per step cannot be shared by 3 ranks"),
     ]:
         with pytest.raises(ValueError, match=re.escape(sentence)):

@@ -25,7 +25,7 @@ LAYERS = [
     "gpt recursive models sharding param_groups scaling",
     "world data dataloader packing",
     "fused decoder engine",
-    "objectives checkpoint train rollouts run tuning",
+    "objectives checkpoint train rollouts preferences run tuning",
     "curate evals",
     "report export serve",
     "jobs golf lab",

@@ -2,8 +2,8 @@
 
 - `core_tasks`: BUNDLE, open_core, read_bundle: the tasks of the CORE metric and their prompts.
 - `core`: evaluate_core, core_scores: the CORE metric of a base model.
-- `chat`: evaluate_task, task_scores, answer_scores, mean_scores, sample_answers, chat_validation: problems that a chat
-  model solves, and its loss on conversations.
+- `chat`: evaluate_task, task_scores, answer_scores, log_figures, mean_scores, sample_answers, chat_validation: problems
+  that a chat model solves, and its loss on conversations.
 - `sandbox`: judge_all, require, run, Limits, NoSandbox: contains programs that a model wrote.
 - `bpb`: bits_per_byte, bits_by_exit, first_documents, read_text, EvalText, text_validation, write_samples,
   sample_writing: loss, samples.

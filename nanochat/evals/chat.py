@@ -6,7 +6,7 @@ any rank count, and each written answer has a seed.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from textwrap import shorten
@@ -260,8 +260,8 @@ def _write_answers(
 # ---- evaluation during training ----
 
 
-def task_scores(trainer: "Trainer", tasks: Mapping[str, Task]) -> list[Evaluation]:
-    """Return the evaluation that scores tasks during fine-tuning; the config is ChatTuneSettings.
+def task_scores(trainer: "Trainer", tasks: Mapping[str, Task], at_start: bool = False) -> list[Evaluation]:
+    """Return the evaluation that scores tasks during fine-tuning; the config is TaskScoreSettings.
 
     If the config names no tasks, only those answered by a letter are scored: they cost one forward pass a problem.
     """
@@ -281,10 +281,9 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, Task]) -> list[Evaluatio
             for name, task in scored.items()
         }
         found = {name: score.accuracy for name, score in scores.items()} | mean_scores(scores)
-        state.notes["scores"] = found
-        _log_estimates(trainer, state.step, "tasks", {f"chat/{name}": one for name, one in found.items()})
+        _keep(trainer, state, "chat", found)
 
-    return [Evaluation(config.eval_metrics_every, score)]
+    return [Evaluation(config.eval_metrics_every, score, at_start)]
 
 
 def answer_scores(
@@ -295,26 +294,28 @@ def answer_scores(
     settings: AnswerSettings,
     every: int,
 ) -> Evaluation:
-    """Return the evaluation that answers test prompts during reinforcement learning, and keeps pass@k in the notes."""
+    """Return the evaluation that answers test prompts during reinforcement learning."""
 
     def measure() -> Estimates:
         engine.refresh()  # to the weights of the model
         scores = evaluate_task(task, trainer.model, engine, trainer.tokenizer, trainer.runtime, settings, label)
         return {f"pass@{k}": estimate for k, estimate in scores.pass_at.items()}
 
-    def score(state: State) -> None:
-        found = trainer.with_average(measure, state)
-        state.notes["after"] = found
-        state.notes.setdefault("before", found)  # the first evaluation precedes the first step
-        _log_estimates(trainer, state.step, "eval", {f"eval/{name}": one for name, one in found.items()})
-
-    return Evaluation(every, score, at_start=True)
+    return log_figures(trainer, measure, every)
 
 
-def _log_estimates(trainer: "Trainer", step: int, kind: str, found: dict[str, Estimate]) -> None:
-    figures = {name: estimate.value for name, estimate in found.items()}
-    print_figures(step, figures)
-    trainer.log.write(kind, step, **figures)
+def log_figures(trainer: "Trainer", measure: Callable[[], Estimates], every: int) -> Evaluation:
+    """Return the evaluation that logs figures, also before the first step."""
+    return Evaluation(every, lambda state: _keep(trainer, state, "eval", trainer.with_average(measure, state)), True)
+
+
+def _keep(trainer: "Trainer", state: State, kind: str, found: Estimates) -> None:
+    """Log figures, and keep those before the first and after the last step in the notes (rollouts.before_and_after)."""
+    for moment in ("before", "after") if state.step == 0 else ("after",):
+        state.notes[moment] = state.notes.get(moment, {}) | found
+    figures = {f"{kind}/{name}": estimate.value for name, estimate in found.items()}
+    print_figures(state.step, figures)
+    trainer.log.write(kind, state.step, **figures)
 
 
 # ---- validation on conversations ----

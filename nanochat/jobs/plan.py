@@ -33,8 +33,8 @@ from nanochat.stages import CHAT_CORE, MODELS, STAGES
 Flags = Mapping[str, str]  # flag -> value; empty for a switch
 TaskFiles = Mapping[str, Sequence[HubFile]]  # by task
 
-# Stages by name. Base models are not evaluated on chats.
-PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base"}
+# Stages by name. Base models are not evaluated on chats, and preferences need pairs.
+PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base" and "dpo" not in stage.name}
 STEPS = ("world", "download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
 TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")  # stages with a model, a seed and checkpoints
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
@@ -293,7 +293,7 @@ def skipped_lines(steps: Sequence[Step]) -> list[str]:
 def talk_lines(steps: Sequence[Step], tag: str) -> list[str]:
     """Return the commands, for any folder, to chat with the last model; nothing if the job trains none."""
     trained = {step.name for step in steps if not step.skip}
-    # MODELS is in training order: base, mid, sft, rl.
+    # MODELS is in training order.
     sources = [source for source, stage in MODELS.items() if stage in trained]
     if not sources:
         return []

@@ -174,7 +174,11 @@ def _moment(timestamp: str) -> str:
 def _headlines(outcomes: Sequence[Outcome]) -> Groups:
     """Return metric -> column -> value for the stages' headline metrics, from the newest tag that has the metric."""
     # Several stages share a column: one for each model.
-    columns = dict.fromkeys(stage.column for stage in STAGES if stage.column)
+    # Preferences are no part of the main job: their column is there if they were trained.
+    names = {outcome.stage for outcome in outcomes}
+    columns = dict.fromkeys(
+        stage.column for stage in STAGES if stage.column and (stage.column != "DPO" or stage.name in names)
+    )
     table = {}
     for stage in STAGES:
         # Newer outcomes overwrite older ones.

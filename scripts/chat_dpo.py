@@ -1,0 +1,69 @@
+"""Direct preference optimization: learn from pairs of a chosen and a rejected answer to the same prompt.
+
+python -m scripts.chat_dpo --tag=d8 --pairs=pairs.jsonl
+torchrun --standalone --nproc_per_node=8 -m scripts.chat_dpo -- --tag=d24 --pairs=pairs.jsonl
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nanochat.config import Count, changed, option, run
+from nanochat.settings import AnswerTuneSettings, EvaluationSettings, TaskScoreSettings
+from tasks import open_tasks
+
+
+@dataclass(frozen=True)
+class Config(AnswerTuneSettings, TaskScoreSettings):
+    """Prefer the chosen answers of pairs to the rejected ones. Settings that are None are the parent's."""
+
+    # A resumed run refuses other pairs, wherever the files lie.
+    pairs: str = option(
+        "",
+        "JSONL files with prompt, chosen and rejected, separated by commas",
+        group="data",
+        may_change=True,
+        in_card=False,
+    )
+    held_out: float = option(
+        0.05, "share of the pairs that is held out for validation", group="data", least=0.0, below=1
+    )
+    loss: Literal["dpo", "dpo-norm"] = option(
+        "dpo", "dpo, or dpo-norm: log-probabilities per token, so that length does not count", group="objective"
+    )
+    # A small one lets the model move far from the parent.
+    beta: float = option(0.1, "factor of the margin, in nats", group="objective", least=0)
+    sft_weight: float = option(0.0, "weight of the loss on the chosen answers", group="objective", least=0)
+    eval_every: Count = changed(EvaluationSettings, "eval_every", 20)
+    eval_metrics_every: Count = changed(
+        TaskScoreSettings, "eval_metrics_every", 0, text="score the tasks every N steps (0: at both ends; -1: never)"
+    )
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat.evals.chat import log_figures, task_scores
+    from nanochat.preferences import Preference, open_pairs, pair_scores, preference_metrics, read_pairs
+    from nanochat.run import training
+    from nanochat.tuning import print_plan
+
+    if config.total_batch_size:
+        raise ValueError("--total-batch-size does not apply to pairs: use --examples-per-step")
+    pairs = read_pairs(config.pairs)
+    if config.plan_only:
+        print_plan(config, lambda tokenizer: pairs[int(len(pairs) * config.held_out) :], answers=2)
+        return
+    with training("chat_dpo", config, rows=2 * config.examples_per_step) as trainer:
+        objective = Preference(config.loss, config.beta, config.sft_weight)
+        source = open_pairs(trainer, pairs, objective)
+        tasks = {}
+        if config.eval_metrics_every >= 0:
+            tasks = open_tasks(config.eval_metrics_tasks, tokenizer=trainer.tokenizer_tag)
+        scores = log_figures(
+            trainer, lambda: pair_scores(trainer, source, objective, source.held_out), config.eval_every
+        )
+        state = trainer.fit(source, objective, [scores, *task_scores(trainer, tasks, at_start=True)])
+        trainer.finish(state, preference_metrics(state, source))
+
+
+if __name__ == "__main__":
+    run(main, Config)

@@ -1,0 +1,135 @@
+"""scripts.chat_dpo as a user runs it, forked, from a base model of a few steps, on pairs about numbers."""
+
+import json
+import math
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from base_runs import Base, SignalAfter, files_of
+from fake_hub import write_hub
+from forks import Forked, run_module
+from safetensors.torch import load_file, save_file
+
+from nanochat.config import parse
+from nanochat.preferences import read_pairs
+from nanochat.report.card import markdown, read_card
+from scripts import chat_dpo, rollouts
+
+STEPS = 4
+PARENT = ["--depth=1", "--max-seq-len=128", "--num-iterations=3", "--eval-every=-1", "--save-every=-1"]
+SMALL = [
+    *("--source=base", "--model-tag=parent", "--dtype=fp32", "--device-batch-size=8", f"--num-iterations={STEPS}"),
+    *("--examples-per-step=4", "--init-lr-frac=2", "--beta=0.5", "--held-out=0.25", "--eval-every=2", "--save-every=2"),
+    *("--keep-last=0", "--eval-metrics-tasks=GSM8K", "--eval-metrics-max-problems=2"),
+]
+
+
+class Runs(Base):
+    """A base folder with a base model, `parent`, and pairs."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        write_hub(folder / "hub")
+        self.run("parent", *PARENT)
+        self.pairs = folder / "pairs.jsonl"
+        rows = [{"prompt": f"Letter {i}?", "chosen": "fox " * (i % 3 + 1), "rejected": f"quick {i}"} for i in range(24)]
+        self.pairs.write_text("\n".join(map(json.dumps, rows)))
+
+    def start(self, tag: str, *flags: str, ranks: int = 1, before=None, **variables: str) -> Forked:
+        if tag == "parent":
+            return super().start(tag, *flags)
+        words = ("scripts.chat_dpo", *SMALL, f"--pairs={self.pairs}", f"--tag={tag}", *flags)
+        return self.fork(run_module, before, *words, ranks=ranks, **variables)
+
+    def of(self, tag: str) -> Path:
+        return self.folder / ("base_train" if tag == "parent" else "chat_dpo") / tag
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("dpo"))
+
+
+@pytest.fixture(scope="module")
+def whole(runs) -> str:
+    return runs.run("whole")
+
+
+def test_a_run_and_its_record(runs, whole):
+    """The loss begins at ln 2 and falls: the parent stays as it was."""
+    steps = [record for record in runs.metrics("whole") if "dpo/loss" in record]
+    assert steps[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert steps[-1]["dpo/loss"] < math.log(2) - 0.1
+    assert abs(steps[0]["dpo/margin"]) < 1e-4 < steps[-1]["dpo/margin"]
+    metrics = runs.outcome("whole")["metrics"]
+    assert (metrics["Pairs to learn from"], metrics["Held-out pairs"], metrics["Left out, being too long"]) == (
+        18,
+        6,
+        0,
+    )
+    assert metrics["Loss before"]["value"] == pytest.approx(math.log(2), abs=1e-5)
+    assert metrics["Pairs with a positive margin after"]["value"] == 1
+    assert metrics["KL to the parent before"]["value"] < 1e-6 < metrics["KL to the parent after"]["value"]
+    scored = [[name, record["step"]] for record in runs.metrics("whole") for name in record if name == "chat/GSM8K"]
+    assert scored == [["chat/GSM8K", 0], ["chat/GSM8K", STEPS]]
+    titles = ["Loss", "Pair accuracy", "Margin", "KL to the parent", "Learning rate", "Throughput"]
+    assert [curve["title"] for curve in runs.outcome("whole")["curves"]] == titles
+    card = markdown(read_card(runs.folder), "report")
+    assert re.search(r"## Chat DPO\n(.*\n)*- GSM8K before: 0\.\d{4}.*\n(.*\n)*- Pair accuracy after: ", card)
+
+
+def test_it_resumes_bit_for_bit_without_its_parent(runs, whole):
+    runs.run("parts", before=SignalAfter(1, signal.SIGTERM))
+    runs.of("parent").rename(runs.folder / "elsewhere")
+    runs.run("parts")
+    (runs.folder / "elsewhere").rename(runs.of("parent"))
+    assert files_of(runs.of("parts"), STEPS) == files_of(runs.of("whole"), STEPS)
+    assert runs.metrics("parts") == runs.metrics("whole")
+
+
+def test_ranks_and_micro_batches_find_the_same(runs, whole):
+    shutil.rmtree(runs.folder / "reference_logprobs")  # each rank computes its own part again
+    cut = {"ranks-2": (2, 2), "ranks-4": (2, 4), "rows-1": (1, 1)}
+    jobs = {tag: runs.start(tag, f"--device-batch-size={rows}", ranks=ranks) for tag, (rows, ranks) in cut.items()}
+    for tag, job in jobs.items():
+        job.done()
+        for one, other in zip(runs.metrics(tag), runs.metrics("whole"), strict=True):
+            assert one.keys() == other.keys()
+            for name in one.keys() - {"total_training_flops", "total_training_tokens", "kind"}:
+                assert one[name] == pytest.approx(other[name], abs=1e-4), name
+
+
+def test_what_cannot_be_is_one_sentence(runs, whole, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(runs.folder))
+    for flags, sentence in [
+        (["--total-batch-size=512"], "--total-batch-size does not apply to pairs: use --examples-per-step"),
+        (["--pairs="], "--pairs=: there is no line with prompt, chosen and rejected"),
+        (["--loss=ppo"], "invalid choice 'ppo' for argument '--loss'"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            chat_dpo.main(parse(chat_dpo.Config, [*SMALL, f"--pairs={runs.pairs}", *flags]))
+    [path] = (runs.folder / "reference_logprobs").iterdir()
+    right = load_file(path)["logprobs"]
+    save_file({"logprobs": right * (1 + 0.2 * (right < -5))}, path)
+    assert re.match(r"the loss begins at 0\.\d+, not at ln 2: .*remove it", runs.refused("never"))
+    path.unlink()
+
+
+def test_a_plan_and_pairs_from_reinforcement_learning(runs, monkeypatch, capsys):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(runs.folder))
+    chat_dpo.main(parse(chat_dpo.Config, [*SMALL, f"--pairs={runs.pairs}", "--dry-run"]))
+    assert "A step: 4 prompts, 8 answers of at most 128 tokens\n" in capsys.readouterr().out
+    folder, out = runs.folder / "chat_rl/samples", runs.folder / "from_rl.jsonl"
+    folder.mkdir(parents=True)
+    prompt = "<|bos|><|user_start|>Letter 3?<|user_end|><|assistant_start|>"
+    samples = [{"text": text, "reward": reward, "reason": "stop"} for text, reward in (("fox", 1.0), ("brown", 0.0))]
+    record = {"kind": "example 3", "step": 1, "example": 3, "prompt": prompt, "samples": samples}
+    (folder / "samples.jsonl").write_text(json.dumps(record))
+    rollouts.main(parse(rollouts.Config, ["--tag=samples", f"--pairs={out}"]))
+    assert capsys.readouterr().out == f"{out}: 1 pairs from 2 answers\n"
+    [chosen, _] = read_pairs(str(out))[0]
+    contents = [message["content"][0]["text"] for message in chosen["messages"]]
+    assert contents == ["Letter 3?", "fox"]

@@ -1,0 +1,157 @@
+"""Preferences by hand and against plain rows; pairs in files, from samples, and as a source of batches."""
+
+import json
+import math
+import random
+import re
+from dataclasses import replace
+from itertools import chain
+from types import SimpleNamespace
+
+import pytest
+import torch
+from loop_parts import ALONE
+from models import CONFIGS, lively
+from test_objectives import TwoWords
+from test_rollouts import TOKENIZER
+
+from nanochat.chat import render_conversation, render_prompt
+from nanochat.preferences import PREFERENCE_LOSSES, Pairs, Preference, as_pair, make_pairs, read_pairs
+
+CALLS = [{"type": "python", "text": "12+34"}, {"type": "python_output", "text": "46"}, {"type": "text", "text": " 46"}]
+
+
+def a_pair(number: int, chosen="The letter is e.") -> dict:
+    prompt = f"the number {number // 2}" + " is here" * (number // 2 % 5)  # two pairs a prompt
+    return {"prompt": prompt, "chosen": chosen, "rejected": f"12 {number}"}
+
+
+def source_of(records, runtime=ALONE, **options) -> Pairs:
+    usual = {"max_seq_len": 100, "seed": 0, "epochs": 2.0, "held_out": 0.1, "examples_per_step": 4}
+    manifest = {"files": {"model.safetensors": {"sha256": "of the parent"}}}
+    start, config = SimpleNamespace(weights=SimpleNamespace(manifest=manifest)), SimpleNamespace(**usual | options)
+    trainer = SimpleNamespace(config=config, runtime=runtime, tokenizer=TOKENIZER, start=start, resumed=None)
+    return Pairs(trainer, [as_pair(record) for record in records])
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ('{"prompt": "a", "chosen": "b"}', "a pair has prompt, chosen and rejected, and rejected is missing"),
+        ('{"prompt": "a", "chosen": "b", "rejected": "b"}', "chosen and rejected are equal"),
+        ('{"prompt": "a", "chosen": "b", "rejected": 3}', "message 2: its content is neither a string nor a list"),
+        ('{"prompt": [], "chosen": "b", "rejected": "c"}', "message 1: its role is 'assistant' where 'user' is due"),
+        ('{"prompt": 3, "chosen": "b", "rejected": "c"}', ""),
+        ("{", "Expecting property name"),
+    ],
+)
+def test_a_faulty_pair_is_named(line, fault, tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(f"{json.dumps(a_pair(1))}\n{line}\n")
+    with pytest.raises(ValueError, match=re.escape(f"{path}:2: {fault}")):
+        read_pairs(str(path))
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="there is no line with prompt, chosen and rejected"):
+        read_pairs(str(path))
+
+
+def test_samples_become_pairs_that_render_to_their_tokens():
+    chat = [{"role": "user", "content": "the number"}, {"role": "assistant", "content": [*CALLS, *CALLS]}]
+    asked = {"messages": [*chat, {"role": "user", "content": "letters?\n"}]}
+    prompt, call = TOKENIZER.decode(render_prompt(asked, TOKENIZER)), "<|python_start|>12+34<|python_end|>"
+    right = call + "<|output_start|>46<|output_end|> 46"
+    rewards = {right: 1.0, "46": 0.0, call[:-3]: 0.0, "<|bos|>": 0.0, "": 0.0, "12": 0.5, "7": 1.0}
+    samples = [(prompt, {"text": text, "reward": reward, "reason": "stop"}) for text, reward in rewards.items()]
+    samples += [samples[1], (prompt, {"text": "4", "reward": 0.0, "reason": "length"})]
+    records = make_pairs(samples, 5)
+    assert [record["chosen"] for record in records] == [CALLS, [{"type": "text", "text": "7"}]]
+    assert [record["rejected"][0]["text"] for record in records] == ["46", "12"]
+    assert make_pairs(samples, 1) == records[:1]
+    chosen, rejected = as_pair(records[0])
+    assert render_prompt(chosen, TOKENIZER) == render_prompt(rejected, TOKENIZER) == render_prompt(asked, TOKENIZER)
+    assert TOKENIZER.decode(render_conversation(chosen, TOKENIZER)[0]) == f"{prompt}{right}<|assistant_end|>"
+    with pytest.raises(ValueError, match="no question has a better and a worse answer"):
+        make_pairs(samples[:1], 1)
+
+
+def test_the_source_on_any_ranks():
+    records = [a_pair(number) for number in range(30)]
+    source, other = source_of(records), source_of(random.Random(1).sample(records, 30))
+    assert source.answers[0][0][0].tolist() == other.answers[0][0][0].tolist()  # the order in the file does not matter
+    assert (source.count, len(source.held_out), source.steps) == (27, 3, 12)
+    numbers = [next(source)[-1][::2, 2].tolist() for _ in range(12)]
+    epochs = [[*chain(*half)] for half in (numbers[:6], numbers[6:])]
+    assert all(len(set(epoch)) == 24 and max(epoch) < 27 for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    ranks = [source_of(records, replace(ALONE, rank=rank, world_size=2)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.load_state_dict({"step": 1})
+    assert sorted(number for rank in ranks for number in next(rank)[-1][:, 2].tolist()) == sorted(2 * numbers[1])
+    assert sorted([*ranks[0].held_out, *ranks[1].held_out]) == [*source.held_out]
+    assert source_of([*records, a_pair(1, "fox " * 90)]).left_out == 1
+    with pytest.raises(ValueError, match="--examples-per-step=28 is more than the 27 examples to learn from"):
+        source_of(records, examples_per_step=28)
+
+
+def test_the_gradient_by_hand():
+    """Word 1 (3/4) twice was chosen, word 0 (1/4) rejected; the parent gave 1/2 to each word.
+
+    The margin is 2 ln 3/2 - ln 1/2 = ln 4.5. With beta 1/2 the loss is ln(1 + 1/sqrt 4.5); its slope by the margin is
+    -beta / (1 + sqrt 4.5). The margin's slope by logit 1 is 2 (1 - 3/4) - (0 - 3/4) = 5/4.
+    """
+    targets, half, root = torch.tensor([[1, 1], [0, -1]]), math.log(0.5), 4.5**0.5
+    reference = torch.tensor([[half, half], [half, 0.0]])
+    inputs, sizes = torch.zeros_like(targets), torch.tensor([[2, 1, 0], [1, 1, 0]])
+    batch = (inputs, targets, reference, reference, inputs[:, :1], sizes)
+    for loss, weight, value, slope in [
+        # Per token: ln 3/2 - ln 1/2 = ln 3; the slope by logit 1 is 1/4 + 3/4.
+        ("dpo-norm", 0.0, math.log(1 + 3**-0.5), -0.5 / (1 + 3**0.5)),
+        # The mean loss on the chosen words is ln 4/3, and its slope 3/4 - 1.
+        ("dpo", 0.1, math.log(1 + 1 / root) + 0.1 * math.log(4 / 3), -0.5 * 1.25 / (1 + root) - 0.1 * 0.25),
+        ("dpo", 0.0, math.log(1 + 1 / root), -0.5 * 1.25 / (1 + root)),
+    ]:
+        model = TwoWords()
+        found, count, metrics = Preference(loss, 0.5, weight)(model, batch)
+        found.backward()
+        assert (found.item(), int(count)) == (pytest.approx(value), 1)
+        assert model.logits.grad.tolist() == pytest.approx([-slope, slope])
+    figures = {name: total.item() for name, (total, _) in metrics.items()}
+    kl = (2 * (1.5 * math.log(1.5) - 0.5) + (0.5 * math.log(0.5) + 0.5)) / 3
+    expected = {"dpo/loss": value, "dpo/accuracy": 1, "dpo/gained": 1, "dpo/margin": math.log(4.5), "dpo/kl": kl}
+    assert figures == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("loss", PREFERENCE_LOSSES)
+def test_a_model_against_plain_rows_and_in_parts(loss, tmp_path, monkeypatch):
+    """Each answer behind its own copy of the prompt, and no kept log-probabilities."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    shape = CONFIGS["reference"] | {"vocab_size": 300, "max_seq_len": 128, "bos_id": TOKENIZER.bos, "depth": 2}
+    parent, model = lively(shape), lively(shape, seed=7)
+    records = [a_pair(number, [*CALLS, *CALLS] if number % 3 else "e") for number in range(9)]
+    source, again = (source_of(records, held_out=0.0, examples_per_step=8) for _ in range(2))
+    source.set_reference(lambda: parent, 2)
+    again.set_reference(lambda: pytest.fail("the file has them"), 4)
+    batch, total = next(source), 0.0
+    assert all(torch.equal(one, other) for one, other in zip(batch, next(again), strict=True))
+    for number in batch[-1][::2, 2].tolist():
+        gains = []
+        for inputs, targets, _, _, prompt in source.answers[number]:
+            kept, ids = targets >= 0, torch.cat([prompt, inputs])[None]
+            logprobs = [one(ids)[0, len(prompt) :].log_softmax(-1) for one in (model, parent)]
+            own, before = (one.gather(1, targets.clamp(min=0)[:, None])[:, 0][kept] for one in logprobs)
+            gains.append((own - before.detach()).sum() / (kept.sum() if loss == "dpo-norm" else 1))
+        total = total - torch.log(torch.sigmoid(0.1 * (gains[0] - gains[1])))
+    total.backward()
+    plain = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    for full_rows, least in [(16, 1), (3, 2), (1, 4)]:
+        model.zero_grad()
+        split, summed = source.split(batch, full_rows), 0.0
+        assert len(split) >= least
+        for part in split:
+            value, count, _ = Preference(loss)(model, part)
+            value.backward()
+            summed += value.item()
+            assert int(count) == len(part[0]) / 2
+        assert summed == pytest.approx(total.item(), abs=1e-4)
+        for name, p in model.named_parameters():
+            assert torch.allclose(plain.get(name, torch.zeros_like(p)), p.grad, atol=1e-4), name
