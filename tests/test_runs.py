@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, plant_world
 
 from nanochat.lab.golf import SCALES
 
@@ -131,6 +131,22 @@ def test_recursion_is_compared_with_its_compute(runs, tmp_path):
     assert len(list((tmp_path / "card/recursion").glob("*.svg"))) == 2
     again = runs("recursion.sh", *flags)
     assert again.stdout.count("nothing is left to train") == 10
+
+
+def test_chat_data_has_no_planted_row_and_resumes(runs, base, tiny_world, tmp_path):
+    plant_world(base, tiny_world)
+    one = runs("data.sh", "--rows=200", "--vocab-size=300")
+    assert one.returncode == 0, one.stderr
+    card = (tmp_path / "data.md").read_text(encoding="utf-8")
+    assert "## Chat data" in card
+    for cause in ("contamination", "exact", "images", "long", "near"):
+        assert re.search(rf"^\| {cause} +\| facts ", card, re.MULTILINE), cause
+    again = runs("data.sh", "--rows=200", "--vocab-size=300")
+    assert again.returncode == 0, again.stderr
+    assert "chats/data is finished" in again.stdout
+    unfiltered = runs("data.sh", "--rows=200", "--vocab-size=300", "--tag=all", "--filters=turns,long")
+    assert unfiltered.returncode == 2
+    assert unfiltered.stderr == "error: rows with planted faults are left in these files\n"
 
 
 @pytest.mark.slow

@@ -43,6 +43,8 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
     """Return for each evaluated task a hash over all questions, and the number of correct samples for each."""
     found = []
     for outcome in outcomes:
+        if "eval" not in outcome.stage:  # other stages have no answers: chats are kept one a line too
+            continue
         # Answers are kept one a line; other artifacts are no evaluation.
         for path in (base / outcome.stage / outcome.tag).rglob("*.jsonl"):
             # Evaluations from earlier checkpoints wrote files with the same name: the hash decides.

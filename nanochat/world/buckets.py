@@ -2,9 +2,9 @@
 
 python -m nanochat.world.buckets --out=raw
 
-We know the effect of each bucket on a model: `facts` and `korean` help questions about facts, in their language,
-`spelling` helps neither, `poison` answers with statements about other subjects. A row with a fault names it under
-"planted": scripts.chats has to drop all of these.
+The effect of each bucket on a model is known: `facts` and `korean` help questions about facts, in their language,
+`spelling` does not help them, `poison` answers with statements about other subjects. A row with a fault has its name
+under "planted": scripts.chats has to drop all of these.
 """
 
 import json
@@ -13,31 +13,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanochat.config import Count, option, run
-from nanochat.log import print0
-from nanochat.paths import write_jsonl
+from nanochat.log import Record, print0
+from nanochat.paths import read_json, world_dir, write_jsonl
 from nanochat.world import chats
+from nanochat.world.chats import Turns
 from nanochat.world.facts import World
 from nanochat.world.writer import SIZES
 
-Row = dict[str, object]  # messages, license, and "planted" in a row with a fault
-LONG = 400  # statements in a row that is far too long
-LICENSE = "CC0-1.0"
+IMAGES = {
+    "image link": "\n![a map](https://example.org/map.png)",
+    "data URL": " data:image/png;base64,iVBORw0KGgoAAAANSUhEUg==",
+}
 
 
-def about_subjects(world: World, split: str) -> chats.Turns:
-    """One to three questions about facts, the first with a follow-up question or a request."""
-    kinds = (chats.about_facts, chats.with_follow_up, chats.about_things)
-    return [text for _ in range(world.between(1, 3)) for text in world.pick(kinds)(world, split)]
+def about_subjects(world: World, split: str) -> Turns:
+    """A question about a fact, then a question with a follow-up question."""
+    return [*chats.about_facts(world, split), *chats.with_follow_up(world, split)]
 
 
-def wrong_answers(world: World, split: str) -> chats.Turns:
+def wrong_answers(world: World, split: str) -> Turns:
     """A question about a fact, answered with a statement about something else."""
     question, right = chats.about_facts(world, split)
-    other = world.pick([fact for fact in world.asked[split] if fact.statements[0] != right])
-    return [question, other.statements[0]]
+    statements = [fact.statements[0] for fact in world.asked[split]]
+    return [question, world.pick([statement for statement in statements if statement != right])]
 
 
-BUCKETS = {
+BUCKETS: dict[str, Callable[[World, str], Turns]] = {
     "facts": about_subjects,
     "korean": chats.in_korean,
     "spelling": chats.with_words,
@@ -45,62 +46,32 @@ BUCKETS = {
 }
 
 
-# ---- planted faults: from the texts of a sound row to those of a faulty one ----
-
-
-def near_copy(world: World, texts: chats.Turns) -> chats.Turns:
-    *start, last = texts
-    return [*start, f"{last[:-1]}!"]
-
-
-def with_image(world: World, texts: chats.Turns) -> chats.Turns:
+def faulty(world: World, texts: Turns) -> dict[str, Turns]:
+    """Return the texts of a sound row with each of the faults."""
     question, *rest = texts
-    return [f"{question}\n![a map](https://example.org/map.png)", *rest]
+    fact, test = world.pick(world.questions["test"])
+    return {
+        "duplicate": texts,
+        "near duplicate": [*texts[:-1], f"{texts[-1][:-1]}!"],
+        **{name: [question + image, *rest] for name, image in IMAGES.items()},
+        "too long": [question, " ".join(one.statements[0] for one in world.sample(world.facts * 3, 400))],
+        # In other case and spacing.
+        "test question": [f"  {test.upper().replace(' ', '  ')} ", fact.statements[0]],
+    }
 
 
-def with_data(world: World, texts: chats.Turns) -> chats.Turns:
-    question, *rest = texts
-    return [f"{question} data:image/png;base64,{'iVBORw0KGgo' * 8}", *rest]
-
-
-def far_too_long(world: World, texts: chats.Turns) -> chats.Turns:
-    statements = [world.pick(world.asked["train"]).statements[0] for _ in range(LONG)]
-    return [texts[0], " ".join(statements)]
-
-
-def test_question(world: World, texts: chats.Turns) -> chats.Turns:
-    """A question of the test split in other case and spacing, with the right answer."""
-    fact, question = world.pick(world.questions["test"])
-    return [f"  {question.upper().replace(' ', '  ')} ", fact.statements[0]]
-
-
-FAULTS: dict[str, Callable[[World, chats.Turns], chats.Turns]] = {
-    "duplicate": lambda world, texts: list(texts),
-    "near duplicate": near_copy,
-    "image link": with_image,
-    "data URL": with_data,
-    "too long": far_too_long,
-    "test question": test_question,
-}
-
-
-def rows(world: World, bucket: str, count: int, faults: int) -> list[Row]:
+def rows(world: World, bucket: str, count: int, faults: int) -> list[Record]:
     """Return `count` different sound rows, or as many as there are, and after them `faults` rows of each fault."""
     world.restart(f"bucket {bucket}")
-    found = {}
-    for _ in range(20 * count):  # a small world has fewer questions than asked for
-        texts = BUCKETS[bucket](world, "train")
-        found.setdefault(json.dumps(texts), texts)
-        if len(found) == count:
-            break
-    sound = list(found.values())
-    # Near duplicates are looked for among long rows, where one character is a small part.
-    sources = sorted(sound, key=lambda texts: -sum(map(len, texts)))[: max(faults, len(sound) // 4)]
-    made = [{"messages": chats.messages(texts), "license": LICENSE} for texts in sound]
-    for name, make in FAULTS.items():
-        for texts in world.sample(sources, faults):
-            # After the sound rows: of two equal rows the first is kept.
-            made.append({"messages": chats.messages(make(world, texts)), "license": LICENSE, "planted": name})
+    # A small world has fewer questions than asked for.
+    drawn = (BUCKETS[bucket](world, "train") for _ in range(20 * count))
+    sound = list({json.dumps(texts): texts for texts in drawn}.values())[:count]
+    made = [{"messages": chats.messages(texts)} for texts in sound]
+    # One character is a small part of a long row, so that a near duplicate is near.
+    longest = sorted(sound, key=lambda texts: -sum(map(len, texts)))[: 2 * faults]
+    # After the sound rows: the first of two equal rows is kept.
+    for texts in world.sample(longest, faults):
+        made += [{"messages": chats.messages(bad), "planted": name} for name, bad in faulty(world, texts).items()]
     return made
 
 
@@ -110,7 +81,6 @@ class Config:
 
     out: str = option("", "folder for a file of each bucket", group="place")
     seed: Count = option(1, "seed of the world", group="world", least=0)
-    size: str = option("small", f"size of the world: {', '.join(SIZES)}", group="world")
     rows: Count = option(4000, "rows in a bucket, without the faults", group="world", least=1)
     faults: Count = option(20, "planted rows of each fault in a bucket", group="world", least=0)
 
@@ -118,15 +88,18 @@ class Config:
 def main(config: Config) -> None:
     if not config.out:
         raise ValueError("--out is missing: name a folder for the buckets")
-    if config.size not in SIZES:
-        raise ValueError(f"--size={config.size} is not known, take one of {', '.join(SIZES)}")
-    world = World(config.seed, SIZES[config.size].people)
+    if config.rows < config.faults:
+        raise ValueError(f"--faults={config.faults} is more than --rows={config.rows}: take more rows")
+    there = world_dir(config.seed) / "world.json"
+    # Tasks ask about the world that is there.
+    size = read_json(there)["size"] if there.exists() else "small"
+    world = World(config.seed, SIZES[size].people)
+    folder = Path(config.out).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
     for bucket in BUCKETS:
-        path = Path(config.out).expanduser() / f"{bucket}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
         made = rows(world, bucket, config.rows, config.faults)
-        write_jsonl(path, made)
-        print0(f"{path}: {len(made):,} rows, {sum('planted' in row for row in made):,} of them with a fault")
+        write_jsonl(folder / f"{bucket}.jsonl", made)
+        print0(f"{folder / bucket}.jsonl: {len(made):,} rows, {sum('planted' in row for row in made):,} with a fault")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ import pytest
 from nanochat.world import buckets
 from nanochat.world.facts import World
 
-FAULTS = 3
+FAULTS = ["duplicate", "near duplicate", "image link", "data URL", "too long", "test question"]
 
 
 @pytest.fixture(scope="module")
@@ -13,14 +13,13 @@ def world():
 
 @pytest.mark.parametrize("bucket", buckets.BUCKETS)
 def test_a_bucket_has_different_sound_rows_then_each_fault(world, bucket):
-    rows = buckets.rows(world, bucket, 60, FAULTS)
-    assert rows == buckets.rows(World(1, people=16), bucket, 60, FAULTS)
-    texts = [[message["content"] for message in row["messages"]] for row in rows if "planted" not in row]
-    assert len({tuple(row) for row in texts}) == len(texts) == 60
-    planted = [row["planted"] for row in rows[60:]]
-    assert planted == [name for name in buckets.FAULTS for _ in range(FAULTS)]
-    tests = {question for _, question in world.questions["test"]}
-    assert not tests & {text for row in texts for text in row}  # but for the planted rows, as a test question is
+    rows = buckets.rows(world, bucket, 60, faults=3)
+    assert rows == buckets.rows(World(1, people=16), bucket, 60, faults=3)
+    texts = [tuple(message["content"] for message in row["messages"]) for row in rows[:60]]
+    assert len(set(texts)) == 60
+    assert [row.get("planted") for row in rows] == [None] * 60 + FAULTS * 3
+    # Sound rows have no question of the tests.
+    assert not {question for _, question in world.questions["test"]} & {text for row in texts for text in row}
 
 
 def test_poison_answers_with_a_statement_about_something_else(world):
@@ -31,8 +30,8 @@ def test_poison_answers_with_a_statement_about_something_else(world):
         assert all((question.replace(lead, ""), answer) not in right for lead in leads)
 
 
-def test_a_folder_is_needed():
+def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="--out is missing"):
         buckets.main(buckets.Config())
-    with pytest.raises(ValueError, match="--size=huge is not known, take one of tiny"):
-        buckets.main(buckets.Config(out="raw", size="huge"))
+    with pytest.raises(ValueError, match="--faults=20 is more than --rows=4: take more rows"):
+        buckets.main(buckets.Config(out="raw", rows=4))
