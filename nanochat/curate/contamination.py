@@ -58,21 +58,30 @@ class Benchmarks:
 
     def __init__(self, questions: Mapping[str, Sequence[Sequence[str]]]):
         self.sizes: dict[str, str] = {}  # for the card
-        self._traces: dict[str, dict[str, str]] = {}  # sequence -> text -> benchmark
+        self._sequences: dict[str, str] = {}  # sequence -> benchmark
+        self._short: dict[str, dict[str, str]] = {}  # beginning -> question -> benchmark
         for name, items in questions.items():
-            lost = 0
-            forms = [[traces(form) for form in item] for item in items]
-            owners = Counter()
-            for item in forms:
-                owners.update({text for form in item for text in form.values()})
-            for item in forms:
-                own: dict[str, str] = {}
-                for form in item:
-                    own = own or {key: text for key, text in form.items() if owners[text] <= SHARED}
-                for key, text in own.items():
-                    self._traces.setdefault(key, {}).setdefault(text, name)
-                lost += not own
-            self.sizes[f"Against {name}"] = f"{len(forms):,} questions, {lost:,} too general to be found"
+            left = self._add(name, items, 0)
+            left = self._add(name, left, -1)
+            self.sizes[f"Against {name}"] = f"{len(items):,} questions, {len(left):,} too general to be found"
+
+    def _add(self, name: str, items: Sequence[Sequence[str]], form: int) -> list[Sequence[str]]:
+        """Add a form of each item; return the items without a sequence of their own in it."""
+        found = [traces(item[form]) for item in items]
+        owners = Counter()
+        for one in found:
+            owners.update(one.values())
+        left = []
+        for item, one in zip(items, found, strict=True):
+            own = {key: text for key, text in one.items() if owners[text] <= SHARED}
+            for key, text in own.items():
+                if key == text:
+                    self._sequences.setdefault(key, name)
+                else:
+                    self._short.setdefault(key, {}).setdefault(text, name)
+            if not own:
+                left.append(item)
+        return left
 
     def find(self, text: str) -> str:
         """Return a benchmark with a question in the text, or an empty name."""
@@ -84,9 +93,11 @@ class Benchmarks:
             whole = text.replace(" ", "")
             if gap:
                 whole = f" {text} "  # questions begin and end with a word
-            for units in (size, least):
+            for units in (size, least):  # a question may be as short as a beginning
                 for sequence in sequences(text, gap, units):
-                    for question, name in self._traces.get(sequence, {}).items():
+                    if sequence in self._sequences:
+                        return self._sequences[sequence]
+                    for question, name in self._short.get(sequence, {}).items():
                         if gap + question + gap in whole:
                             return name
         return ""
