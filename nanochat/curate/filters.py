@@ -36,7 +36,6 @@ CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
 # First word of a letter's Unicode name -> language, the best-known one of the script.
 SCRIPTS = {"LATIN": "en", "HANGUL": "ko", "HIRAGANA": "ja", "KATAKANA": "ja", "CJK": "zh", "CYRILLIC": "ru"}
 SCRIPTS |= {"ARABIC": "ar", "DEVANAGARI": "hi", "THAI": "th", "GREEK": "el", "HEBREW": "he"}
-LANGUAGES = ["", *sorted({*SCRIPTS.values()})]  # the empty one: a text without letters
 LENGTHS = {"ko": 0.5, "ja": 0.45, "zh": 0.3}  # characters of a text, relative to other languages
 FEW_LETTERS = 20  # too few to judge the script of an answer
 LEAST_SHARE = 0.2  # of an answer's letters in the expected script

@@ -1,9 +1,9 @@
 """Near duplicates by MinHash.
 
 The similarity of two texts is the Jaccard index of their sets of shingles, SHINGLE characters each. Each of PLACES hash
-functions keeps its smallest value over a text's shingles; the share of equal values estimates the index, with a standard
-error of sqrt(j * (1 - j) / PLACES). Texts without an equal band are not compared: with a similarity of 0.8 they have
-one with probability 1 - (1 - 0.8**6)**20 = 0.998.
+functions keeps its smallest value over a text's shingles. The share of equal values estimates the index, with a
+standard error of sqrt(j * (1 - j) / PLACES). Texts without an equal band are not compared: with a similarity of 0.8
+they have one with probability 1 - (1 - 0.8**6)**20 = 0.998.
 """
 
 import numpy as np

@@ -18,8 +18,8 @@ from nanochat.curate.near import band_keys, signature, similarity
 from nanochat.log import Record, table_of
 from nanochat.paths import sync, write_text
 
-# reason: the filter that drops the row, empty for a row that stays; detail: the name of a benchmark, or the fault. line:
-# the row as JSON, or the beginning of a dropped row's text. languages, ratio: a translation's length. exact: a hash.
+# reason: the filter that drops the row, empty for a row that stays; detail: the name of a benchmark, or the fault.
+# line: the row as JSON, or the beginning of a dropped row's text. languages, ratio: of a translation.
 TABLE = """CREATE TABLE rows (id INTEGER PRIMARY KEY, bucket TEXT, reason TEXT, detail TEXT, line TEXT, tokens INTEGER,
     supervised INTEGER, language TEXT, languages TEXT, ratio REAL, exact BLOB, signature BLOB)"""
 INSERT = "INSERT INTO rows VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"

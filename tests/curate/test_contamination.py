@@ -23,7 +23,7 @@ def made(random: Random) -> tuple[list[tuple[str, ...]], list[str]]:
     lengths = [random.choice((4, 8, 20, 40)) for _ in range(1000)]
     items = [(sentence(random, words, korean=number % 2 == 0),) for number, words in enumerate(lengths)]
     words = sentence(random, 2000).split() + sentence(random, 2000, korean=True).split()
-    return items, [" ".join(random.choices(words, k=40)) for _ in range(20_000)]
+    return items, [" ".join(random.choices(words, k=16)) for _ in range(20_000)]
 
 
 def real(random: Random) -> tuple[list[tuple[str, ...]], list[str]]:

@@ -46,7 +46,8 @@ CASES = {
          chat("?", "I am a language model, a program."), chat("?", "죄송합니다. 다시 계산하면 3입니다.")],
     ),
     "cut": (
-        [chat("?", LONG_LINE + "stops in the"), chat("?", "So:\n```python\nx = 1"), chat("?", LONG_LINE + "and,", "?", "Yes.")],
+        [chat("?", LONG_LINE + "stops in the"), chat("?", "So:\n```python\nx = 1"),
+         chat("?", LONG_LINE + "and,", "?", "Yes.")],
         [chat("?", LONG_LINE + "stops."), chat("?", "- apples\n- " + LONG_LINE + "pears"), chat("?", "S-i-m-a-n"),
          chat("?", "```\nx = 1\n```")],
     ),
