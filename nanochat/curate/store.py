@@ -62,7 +62,9 @@ REPORT = {
     ),
     "Examples of dropped rows": (
         {"Filter": "", "Bucket": "", "Text": ""},
-        """SELECT reason, bucket, replace(substr(iif(reason = 'turns', detail, line), 1, 160), char(10), ' ')
+        """SELECT reason, bucket, replace(substr(CASE WHEN reason = 'turns' THEN detail
+        WHEN reason IN ('exact', 'near') THEN json_extract(line, '$.messages[0].content', '$.messages[1].content')
+        ELSE line END, 1, 160), char(10), ' ')
         FROM (SELECT *, row_number() OVER (PARTITION BY reason ORDER BY id) AS place FROM rows WHERE reason <> '')
         WHERE place <= 3 ORDER BY reason, id""",
     ),
