@@ -57,7 +57,8 @@ def main(config: Config) -> None:
     from tasks.sources import benchmark_questions, open_sources
 
     outcome = Outcome.begin("chats", config.tag, config)
-    part, filters = part_of(config.part), chosen_filters(config, over_all=False)
+    part = part_of(config.part)
+    filters = [*chosen_filters(config, over_all=False), *chosen_filters(config, over_all=True)]
     tests = {name: TASKS[name]("test", config.tokenizer_tag, unsafe_exec=True) for name in pick(config.against, JUDGED)}
     tokenizer = Tokenizer.load(stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json")
     sources = open_sources(config.sources, config.licenses, TASKS, config.tokenizer_tag)
