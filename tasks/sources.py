@@ -37,19 +37,6 @@ class SourceFile(NamedTuple):
             yield {"messages": []} | self.origin | own | {"bucket": self.origin["bucket"]}
 
 
-class OneFile:
-    """A data set with one of its files, as a task reads it."""
-
-    def __init__(self, data: DataSet, path: Path):
-        self.data, self.path = data, path
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.data, name)
-
-    def fetch(self, *_: str) -> dict[str, Path]:
-        return {self.path.name: self.path}
-
-
 def open_sources(sources: str, licenses: str, known: Mapping[str, DataSet], tokenizer: str) -> list[SourceFile]:
     """Return the files of all sources in order; a ValueError if one is missing or lacks a column."""
     found = []
@@ -60,7 +47,7 @@ def open_sources(sources: str, licenses: str, known: Mapping[str, DataSet], toke
             paths = text_files(place, (".jsonl", ".parquet")) if place.is_dir() else [Path(json_lines(place).path)]
             found += [_open_file(path, origin) for path in paths]
         else:
-            found += _open_task(word, origin, known, tokenizer)
+            found.append(_open_task(word, origin, known, tokenizer))
     if not found or {one.origin["bucket"] for one in found if one.rows} != {*pairs(sources)}:
         raise ValueError(
             f"--sources={sources} has a bucket without rows: write it like facts=World-Chat,web=json:a.jsonl"
@@ -71,41 +58,23 @@ def open_sources(sources: str, licenses: str, known: Mapping[str, DataSet], toke
 def _open_file(path: Path, origin: Record) -> SourceFile:
     hashes = {path.name: sha256(path)}
     if path.suffix.lower() == ".parquet":
-        return SourceFile(origin, hashes, _count(path, ["messages"]), partial(_read_parquet, path))
+        metadata = pq.read_metadata(path)
+        names = metadata.schema.to_arrow_schema().names
+        if "messages" not in names:
+            raise ValueError(f"{path} has no column messages, it has {', '.join(names)}")
+        return SourceFile(origin, hashes, metadata.num_rows, partial(_read_parquet, path))
     with open(path, "rb") as file:
         return SourceFile(origin, hashes, sum(not line.isspace() for line in file), partial(_read_lines, path))
 
 
-def _open_task(word: str, origin: Record, known: Mapping[str, DataSet], tokenizer: str) -> list[SourceFile]:
+def _open_task(word: str, origin: Record, known: Mapping[str, DataSet], tokenizer: str) -> SourceFile:
     name, _, split = word.partition("/")
     name, split = find_task(name, known), split or "train"
     data = known[name]
     if split == "test" or split not in data.split_names:
         raise ValueError(f"{word}: {name} has no split {split} to train on, and a test split is none")
-    origin = origin | {"source": name}
-    if data.task.open_rows is not Task.open_rows:  # no Parquet files, or files that belong together
-        task = data(split, tokenizer)
-        return [SourceFile(origin, task.hashes(), len(task), partial(_read_task, lambda: task))]
-    return [
-        SourceFile(
-            origin,
-            {file: sha256(path)},
-            _count(path, data.columns.split()),
-            # Opened when it is read, so that one file is in memory.
-            partial(_read_task, partial(data.task, OneFile(data, path), split, tokenizer)),
-        )
-        for file, path in data.fetch(split, tokenizer).items()
-    ]
-
-
-def _count(path: Path, columns: list[str]) -> int:
-    """Return the rows of a Parquet file that has the columns."""
-    metadata = pq.read_metadata(path)
-    names = metadata.schema.to_arrow_schema().names
-    for column in columns:
-        if column not in names:
-            raise ValueError(f"{path} has no column {column}, it has {', '.join(names)}")
-    return metadata.num_rows
+    task = data(split, tokenizer)
+    return SourceFile(origin | {"source": name}, task.hashes(), len(task), partial(_read_task, task))
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:
@@ -125,8 +94,7 @@ def _read_lines(path: Path) -> Iterator[Record]:
                 raise ValueError(f"{path}:{number}: no JSON object with `messages` ({error})") from None
 
 
-def _read_task(open_task: Callable[[], Task]) -> Iterator[Record]:
-    task = open_task()
+def _read_task(task: Task) -> Iterator[Record]:
     for number in range(len(task)):
         try:
             yield task[number]
