@@ -28,7 +28,7 @@ chats() {
 check() { :; } # scripts.chats finds mistakes in its flags before it writes
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 
-"$python" -m nanochat.world.buckets --out="$base/world_buckets/$tag" --seed="$seed" --rows="$rows"
+"$python" -m nanochat.world --seed="$seed" --buckets="$base/world_buckets/$tag" --rows="$rows"
 chats
 if grep -l '"planted"' "$base/chats/$tag"/*.jsonl; then stop "rows with planted faults are left in these files"; fi
 "$python" -m nanochat.report --tag="$tag" --out="$out"

@@ -6,7 +6,9 @@ from typing import Literal
 
 from nanochat.config import Count, option, run
 from nanochat.log import print0
-from nanochat.paths import one_at_a_time, world_dir
+from nanochat.paths import one_at_a_time, read_json, world_dir
+from nanochat.world.buckets import FAULTS, write_buckets
+from nanochat.world.facts import World
 from nanochat.world.writer import SIZES, write_world
 
 
@@ -19,6 +21,8 @@ class Config:
     size: Literal[("", *SIZES)] = option(
         "", f"number of texts: {', '.join(SIZES)} (default: small, or that of the world that is there)", group="world"
     )
+    buckets: str = option("", "also write buckets of conversations into this folder", group="buckets")
+    rows: Count = option(4000, "rows in a bucket, without those with planted faults", group="buckets", least=20)
 
 
 def main(config: Config) -> None:
@@ -28,6 +32,9 @@ def main(config: Config) -> None:
     with one_at_a_time(folder.with_name(f"{folder.name}.lock")):
         write_world(folder, config.seed, config.size)
     print0(f"embedded world: {folder}")
+    if config.buckets:
+        size = read_json(folder / "world.json")["size"]
+        write_buckets(Path(config.buckets).expanduser(), World(config.seed, SIZES[size].people), config.rows, FAULTS)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Buckets of conversations about the embedded world, as raw material for mixtures, with faults planted in them.
 
-python -m nanochat.world.buckets --out=raw
+python -m nanochat.world --buckets=raw
 
 The effect of each bucket on a model is known: `facts` and `korean` help questions about facts, in their language,
 `spelling` does not help them, `poison` answers with statements about other subjects. A row with a fault has its name
@@ -9,17 +9,15 @@ under "planted": scripts.chats has to drop all of these.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from nanochat.config import Count, option, run
 from nanochat.log import Record, print0
-from nanochat.paths import read_json, world_dir, write_jsonl
+from nanochat.paths import write_jsonl
 from nanochat.world import chats
 from nanochat.world.chats import Turns
 from nanochat.world.facts import World
-from nanochat.world.writer import SIZES
 
+FAULTS = 20  # rows with each of the faults
 IMAGES = {
     "image link": "\n![a map](https://example.org/map.png)",
     "data URL": " data:image/png;base64,iVBORw0KGgoAAAANSUhEUg==",
@@ -75,32 +73,10 @@ def rows(world: World, bucket: str, count: int, faults: int) -> list[Record]:
     return made
 
 
-@dataclass(frozen=True)
-class Config:
-    """Write buckets of conversations about the embedded world, with planted faults."""
-
-    out: str = option("", "folder for a file of each bucket", group="place")
-    seed: Count = option(1, "seed of the world", group="world", least=0)
-    rows: Count = option(4000, "rows in a bucket, without the faults", group="world", least=1)
-    faults: Count = option(20, "planted rows of each fault in a bucket", group="world", least=0)
-
-
-def main(config: Config) -> None:
-    if not config.out:
-        raise ValueError("--out is missing: name a folder for the buckets")
-    if config.rows < config.faults:
-        raise ValueError(f"--faults={config.faults} is more than --rows={config.rows}: take more rows")
-    there = world_dir(config.seed) / "world.json"
-    # Tasks ask about the world that is there.
-    size = read_json(there)["size"] if there.exists() else "small"
-    world = World(config.seed, SIZES[size].people)
-    folder = Path(config.out).expanduser()
+def write_buckets(folder: Path, world: World, count: int, faults: int) -> None:
+    """Write a file for each bucket; rows as in `rows`."""
     folder.mkdir(parents=True, exist_ok=True)
     for bucket in BUCKETS:
-        made = rows(world, bucket, config.rows, config.faults)
+        made = rows(world, bucket, count, faults)
         write_jsonl(folder / f"{bucket}.jsonl", made)
         print0(f"{folder / bucket}.jsonl: {len(made):,} rows, {sum('planted' in row for row in made):,} with a fault")
-
-
-if __name__ == "__main__":
-    run(main, Config)

@@ -28,10 +28,3 @@ def test_poison_answers_with_a_statement_about_something_else(world):
     for row in buckets.rows(world, "poison", 60, 0):
         question, answer = (message["content"] for message in row["messages"])
         assert all((question.replace(lead, ""), answer) not in right for lead in leads)
-
-
-def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="--out is missing"):
-        buckets.main(buckets.Config())
-    with pytest.raises(ValueError, match="--faults=20 is more than --rows=4: take more rows"):
-        buckets.main(buckets.Config(out="raw", rows=4))
