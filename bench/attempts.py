@@ -17,10 +17,10 @@ from pathlib import Path
 
 import httpx
 from conftest import ROOT
-from served import serving, write_model
 
 from bench import hostile_requests as tables
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS
+from bench.served import serving, write_model
 from nanochat.calculator import REFUSALS, calculate
 from nanochat.evals.sandbox import LIMITS, Case, Limits, judge_all, missing, run
 

@@ -16,8 +16,8 @@ import pytest
 from bundles import CHOICE, CoreTask, one_process, write_bundle
 from conftest import ROOT
 from engines import TOKENIZER
-from served import CONTEXT
 
+from bench.served import CONTEXT
 from nanochat.chat import Reply
 from nanochat.config import parse
 from nanochat.evals.core import evaluate_core

@@ -5,7 +5,8 @@ import threading
 import pytest
 from browsers import Page
 from scripted import CUT
-from served import serving, write_model
+
+from bench.served import serving, write_model
 
 MARKDOWN = """Here is **bold**, *italic* and `a * b * c`, but 2*3*4 and snake_case_name stay.
 
