@@ -1,6 +1,7 @@
 """Conversations rendered token by token, malformed conversations, and replies parsed back to text."""
 
 import copy
+import json
 import re
 from itertools import groupby
 
@@ -12,12 +13,8 @@ from hypothesis import strategies as st
 from nanochat.chat import Piece, Reply, check_conversation, fitted_prompt, parts, render_conversation, render_prompt
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-CALCULATION = [
-    {"type": "text", "text": "there are "},
-    {"type": "python", "text": "12+34"},
-    {"type": "python_output", "text": "46"},
-    {"type": "text", "text": " 글자 🙂"},
-]
+CALCULATION = json.loads("""[{"type": "text", "text": "there are "}, {"type": "python", "text": "12+34"},
+    {"type": "python_output", "text": "46"}, {"type": "text", "text": " 글자 🙂"}]""")
 
 
 @pytest.fixture(scope="module")

@@ -130,16 +130,18 @@ def test_the_command_of_the_main_job_without_folders(tmp_path, resume, shown):
     assert f"\nCommand: {shown}\n" in render(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "dollars"),
-    [
-        ("8x NVIDIA H100 80GB HBM3", 24.0),
-        ("2x NVIDIA A100-SXM4-80GB", 3.0),
-        ("1x NVIDIA H200, 1x NVIDIA Q9", None),
-        ("1x NVIDIA L4", None),  # known, but not its price
-        ("none", None),
-        ("", None),
-    ],
-)
-def test_what_an_hour_of_a_machine_costs(gpus, dollars):
-    assert hourly_rate(gpus) == dollars
+# The price of an L4 is not known.
+RATES = """
+8x NVIDIA H100 80GB HBM3 → 24.0
+2x NVIDIA A100-SXM4-80GB → 3.0
+1x NVIDIA H200, 1x NVIDIA Q9 → None
+1x NVIDIA L4 → None
+none → None
+ → None
+"""
+
+
+@pytest.mark.parametrize("case", RATES.strip("\n").splitlines())
+def test_what_an_hour_of_a_machine_costs(case):
+    gpus, dollars = case.split(" → ")
+    assert str(hourly_rate(gpus)) == dollars

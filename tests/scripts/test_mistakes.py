@@ -20,13 +20,21 @@ tok_train --max-char=5 | did you mean --max-chars?
 tok_train --vocab-size=100 | --vocab-size has to be 265 or more, not 100
 tok_train --data=/no/such/folder | --data=/no/such/folder is no folder
 tok_eval --tag=never | tok_train/never/tokenizer.json; train one
+plan --width=3 | unknown argument --width
+plan --until bed_time | --until=bed_time is not known, take one of world, download, tok_train
+plan --scale=huge | --scale=huge is not known, take one of auto, embedded
+plan --data=/no/such/folder | --data=/no/such/folder is no folder
+plan --scale cpu | --scale=cpu needs real text, and none is here: name a folder with --data=FOLDER
+plan --tag=../up | the tag ../up cannot name a folder
+plan --depth=900 | are missing; free some, or set NANOCHAT_BASE_DIR
 """
 
 
 @pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
-def test_a_mistake_ends_with_one_sentence(case, here):
+def test_a_mistake_ends_with_one_sentence(case, here, base):
     command, sentence = case.split(" | ")
     script, *flags = shlex.split(command)
     done = here(f"scripts.{script}", *flags)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert sentence in done.stderr
+    assert not list(base.glob("speedrun/*/plan.json"))

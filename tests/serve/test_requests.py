@@ -146,19 +146,22 @@ def test_refused_completions(fields):
     assert (caught.value.status, caught.value.body["error"]["param"]) == (400, fields.partition("=")[0])
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (b"", "Invalid JSON"),
-        (b"[]", "an object"),
-        (b'{"temperature": NaN}', "a finite number"),
-        (b'{"a": "\xff"}', "Invalid JSON"),
-        (rb'{"prompt": "\ud800"}', "Invalid JSON"),
-        (b'{"a":' * 100_000, "recursion limit"),
-        (b'{"messages": ' + b"[" * 150 + b"]" * 150 + b"}", "messages.0"),  # deep, but valid JSON
-    ],
-)
-def test_refused_bodies(body, words):
+# The last one is deep, but valid JSON.
+BODIES = r"""
+b"" | Invalid JSON
+b"[]" | an object
+b'{"temperature": NaN}' | a finite number
+b'{"a": "\xff"}' | Invalid JSON
+rb'{"prompt": "\ud800"}' | Invalid JSON
+b'{"a":' * 100_000 | recursion limit
+b'{"messages": ' + b"[" * 150 + b"]" * 150 + b"}" | messages.0
+"""
+
+
+@pytest.mark.parametrize("case", BODIES.strip().splitlines())
+def test_refused_bodies(case):
+    expression, words = case.split(" | ")
+    body = eval(expression)
     with pytest.raises(ApiError) as caught:
         parse_chat(body, SERVED)
     assert caught.value.status == 400

@@ -1,5 +1,6 @@
 """The chat page in a real browser: answers, branches, errors, keys, storage, small screens, keyboard."""
 
+import json
 import threading
 
 import pytest
@@ -21,11 +22,11 @@ def answer():
     return "<b>42</b>"  # a line that is longer than what a phone has room for, so that its box has to scroll
 ```
 The end."""
-CALCULATION = [
+CALCULATION = json.loads("""[
     {"content": "It costs ", "parts": [{"type": "text", "text": "It costs "}, {"type": "python", "text": "12*(3"}]},
     {"content": "", "parts": [{"type": "python", "text": "+4)"}, {"type": "python_output", "text": "84"}]},
-    " coins.",
-]
+    " coins."
+]""")
 LAST_TURN = ".turn:last-of-type"
 
 
